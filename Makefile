@@ -1,0 +1,72 @@
+# make run     serve a model:  make run [MODEL=demo] [DEVICE=auto] [PORT=8000] [FRONTENDS=1] [ARGS="--flag value ..."]
+# make test    run the tests:  make test [ARGS="tests/shared -k codec"]
+# make bench   measure:        make bench [ARGS="..."]
+# make lint    ruff and mypy
+# make clean   take away everything that these made
+#
+# The first run makes .venv and installs what requirements.txt pins; later runs find the stamps and start at once.
+
+MODEL ?=
+DEVICE ?=
+PORT ?=
+FRONTENDS ?=
+ARGS ?=
+PYTHON ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := $(wildcard worker/kernels/native/*.c worker/kernels/native/*.h)
+FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)') \
+        $(if $(FRONTENDS),--frontends '$(FRONTENDS)')
+
+.PHONY: run test bench lint clean
+.DEFAULT_GOAL := run
+.DELETE_ON_ERROR:
+
+run: $(VENV)/.native
+	@exec $(BIN)/sluice serve $(FLAGS) $(ARGS)
+
+test: $(VENV)/.native $(VENV)/.dev
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+bench: $(VENV)/.native $(VENV)/.dev
+	@$(BIN)/sluice bench $(ARGS)
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f worker/kernels/native/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.python:
+	@python=$$(for name in '$(PYTHON)' python3 python3.12 python3.13 python3.11 python3.14; do \
+	    [ -n "$$name" ] && "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	        && echo "$$name" && break; done; true); \
+	if [ -z "$$python" ]; then \
+	    echo "Sluice needs Python 3.11 or newer; none was found. Install one, or name it: make PYTHON=/path/to/python3"; \
+	    exit 1; fi; \
+	if ! "$$python" -c 'import venv, ensurepip' 2>/dev/null; then \
+	    echo "$$python cannot make virtual environments; install its venv package (Debian, Ubuntu: apt install python3-venv)"; \
+	    exit 1; fi; \
+	echo "Making $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: pyproject.toml requirements.txt | $(VENV)/.python
+	@echo "Installing what Sluice runs on (once; torch is large)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \
+	    --config-settings editable_mode=compat --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.txt | $(VENV)/.run
+	@echo "Installing what the tests need"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/.native: $(NATIVE) | $(VENV)/.run
+	@if [ -f worker/kernels/build.py ]; then $(BIN)/python -m worker.kernels.build \
+	    || echo "The CPU kernels could not be built; plain torch does their work, more slowly."; fi
+	@touch $@

@@ -1,0 +1,77 @@
+"""Random-weights checkpoints of real shapes, for speed only: a tokenizer learned from Python's own library, 32,000
+ids, tied embeddings, bfloat16. Made once, kept in a cache folder."""
+
+import os
+import sysconfig
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+VOCAB = 32_000
+COMMON = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": True}
+SHAPES = {
+    "qwen3-0.6b": {
+        "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 32_768,
+        "rope_theta": 1e6,
+    },
+    "llama-1b": {
+        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 32_768,
+        "rope_theta": 5e5,
+    },
+    "tiny": {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 32_768,
+        "rope_theta": 1e4,
+    },
+}  # fmt: skip
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / "bench"
+
+
+def checkpoint(shape: str, root: Path | None = None) -> Path:
+    """The folder of a checkpoint of that shape, made if need be (a minute the first time)."""
+    folder = (root or cache_folder()) / shape
+    if not (folder / "done").exists():
+        _make(shape, folder)
+        (folder / "done").touch()
+    return folder
+
+
+def _make(shape: str, folder: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    options = dict(SHAPES[shape])
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(options.pop("model_type"), **options, **COMMON)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_tokenizer(folder.parent), eos_token="<|im_end|>")
+    tokenizer.save_pretrained(folder)
+
+
+def _tokenizer(root: Path) -> Tokenizer:
+    file = root / "tokenizer-32k.json"
+    if file.exists():
+        return Tokenizer.from_file(str(file))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("**/*.py"))
+    texts = (path.read_text("utf-8", "ignore") for path in sources if "site-packages" not in path.parts)
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=VOCAB,
+            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer.save(str(file))
+    return tokenizer

@@ -1,0 +1,43 @@
+"""The peer everybody has: a plain `transformers` generate loop on the same weights, batched, without a server."""
+
+import random
+import time
+from pathlib import Path
+
+import torch
+
+from bench.client import Record
+from bench.workloads import FIRST_ID
+
+
+class Generator:
+    """One loaded model; `run` is one batch of equal prompts."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        self._vocab = self._model.config.vocab_size
+
+    def run(self, batch: int, prompt: int, new: int) -> list[Record]:
+        """Records as a client of a perfect server would keep them: every row gets its token when the step ends."""
+        rng = random.Random(batch)
+        ids = torch.tensor([[rng.randrange(FIRST_ID, self._vocab) for _ in range(prompt)] for _ in range(batch)])
+        stamps: list[float] = []
+        start = time.perf_counter()
+
+        def stamp(input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
+            stamps.append(time.perf_counter() - start)
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+        self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            stopping_criteria=[stamp],
+            pad_token_id=0,
+        )
+        done = time.perf_counter() - start
+        return [Record(0.0, list(stamps), done, prompt, new) for _ in range(batch)]

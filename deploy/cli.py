@@ -1,0 +1,165 @@
+"""The command `sluice`: which flags each subcommand has, and what it calls.
+
+Imports what a subcommand needs only when it runs, so that help and mistakes are answered at once. Exit codes:
+0 well, 1 something failed, 2 bad flags or settings, 3 this model cannot be served.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from deploy.roles import FRONTEND_FLAGS, SERVE_FLAGS, WORKER_FLAGS, Failure, localised, with_text_files
+from shared.config import ConfigError, Settings
+from shared.flags import Flag, Parser, add_flags, given, read
+
+if TYPE_CHECKING:
+    from socket import socket
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand that takes settings."""
+
+    about: str
+    flags: tuple[Flag, ...]
+    run: Callable[[Settings, argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (default: the process's own) and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words and words[0] in (*COMMANDS, "bench") else ""
+    prog = f"sluice {name}".strip()
+    try:
+        return _dispatch(prog, name, words)
+    except ConfigError as error:
+        return _say(prog, error, 2)
+    except Failure as error:
+        return _say(prog, error, error.code)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(prog: str, name: str, words: list[str]) -> int:
+    if name == "bench":
+        return _bench(words[1:])
+    return _command(prog, COMMANDS[name], words[1:]) if name else _top(words)
+
+
+def _say(prog: str, error: Exception, code: int) -> int:
+    print(f"{prog}: {error}", file=sys.stderr)
+    return code
+
+
+def _top(words: list[str]) -> int:
+    parser = Parser(prog="sluice", description="Serves open-weight language models over HTTP.")
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(metavar="command", required=True)
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.about)
+    commands.add_parser("bench", help="measure a running server")
+    parser.read(words or ["--help"])
+    return 0
+
+
+def _version() -> str:
+    try:
+        return f"sluice {metadata.version('sluice')}"
+    except metadata.PackageNotFoundError:
+        return "sluice, not installed"
+
+
+def _command(prog: str, command: Command, words: list[str]) -> int:
+    parser = Parser(prog=prog, usage=f"{prog} [--flag value ...]", description=command.about + ".")
+    add_flags(parser, command.flags)
+    for hidden in ("--parent", "--fd"):  # between the launcher and its children
+        parser.add_argument(hidden, type=int, default=-1, help=argparse.SUPPRESS)
+    namespace = parser.read(words)
+    return command.run(read(namespace, os.environ, command.flags), namespace)
+
+
+def _serve(settings: Settings, namespace: argparse.Namespace) -> int:
+    from deploy.launch import serve
+    from deploy.listen import ListenError
+    from deploy.rundir import RunDirError
+
+    try:
+        return serve(localised(settings), given(namespace, os.environ, SERVE_FLAGS).keys())
+    except (ListenError, RunDirError) as error:
+        raise Failure(error, 1) from error
+
+
+def _worker(settings: Settings, namespace: argparse.Namespace) -> int:
+    settings = _begin(settings, namespace)
+    from worker.__main__ import run
+    from worker.model.checkpoint import CheckpointError
+
+    try:
+        run(settings, int(os.environ.get("SLUICE_EPOCH") or time.time()))
+    except CheckpointError as error:
+        raise Failure(error, 3) from error
+    return 0
+
+
+def _frontend(settings: Settings, namespace: argparse.Namespace) -> int:
+    settings = with_text_files(_begin(settings, namespace))
+    from frontend.__main__ import serve
+    from frontend.checkpoint import TokenizerError
+
+    try:
+        serve(settings, [_listener(settings, namespace.fd)])
+    except TokenizerError as error:
+        raise Failure(error, 3) from error
+    return 0
+
+
+def _begin(settings: Settings, namespace: argparse.Namespace) -> Settings:
+    """What both halves do first."""
+    if namespace.parent > 0:
+        from deploy.tether import tie_to
+
+        tie_to(namespace.parent)
+    wire = settings.wire
+    if not wire.run_dir and not (wire.request_address and wire.event_address):
+        raise ConfigError("worker and frontend meet in --run-dir, or at --request-address and --event-address")
+    logging.basicConfig(
+        level=settings.frontend.log_level.upper(),
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    return localised(settings)
+
+
+def _listener(settings: Settings, fd: int) -> "socket":
+    import socket
+
+    from deploy.listen import ListenError, listen
+
+    if fd >= 0:
+        return socket.socket(fileno=fd)
+    try:
+        return listen(settings.frontend.host, settings.frontend.port)[0]
+    except ListenError as error:
+        raise Failure(error, 1) from error
+
+
+def _bench(words: list[str]) -> int:
+    from bench.__main__ import main as bench
+
+    return int(bench(words) or 0)
+
+
+COMMANDS = {
+    "serve": Command("start a worker and its frontends, and keep them running", SERVE_FLAGS, _serve),
+    "worker": Command("start one worker, for frontends started elsewhere", WORKER_FLAGS, _worker),
+    "frontend": Command("start one frontend, for a worker started elsewhere", FRONTEND_FLAGS, _frontend),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Which settings each kind of process is told, and where the model they share lies."""
+
+from pathlib import Path
+
+from shared.config import Settings, with_values
+from shared.flags import all_flags, select
+
+DEMO = Path(__file__).parent / "demo" / "model"
+
+SERVE_FLAGS = all_flags()
+WORKER_FLAGS = select(("model", "wire", "worker"), ("metrics_prefix", "log_level"))
+FRONTEND_FLAGS = select(("model", "wire", "frontend"), ("drain_timeout",))
+
+_TEXT_FILES = ["*.json", "*.jinja"]  # what a frontend needs of a checkpoint
+
+
+class Failure(Exception):
+    """One sentence for the person at the terminal, and the exit code it ends the command with."""
+
+    def __init__(self, message: object, code: int) -> None:
+        super().__init__(str(message))
+        self.code = code
+
+
+def localised(settings: Settings) -> Settings:
+    """Settings whose `model` is a folder where it can be one now; clients still use the name that was asked for."""
+    return with_values(settings, {"model": _place(settings.model.model), "served_model_name": settings.model.name})
+
+
+def with_text_files(settings: Settings) -> Settings:
+    """The same with a folder of at least the tokenizer's files, fetched from the hub unless they are here."""
+    if Path(settings.model.model).is_dir():
+        return settings
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        folder = snapshot_download(settings.model.model, allow_patterns=_TEXT_FILES)
+    except (OSError, HFValidationError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Failure(f"--model {settings.model.model} could not be fetched from the hub: {reason}", 3) from error
+    return with_values(settings, {"model": folder})
+
+
+def _place(model: str) -> str:
+    """The demo's folder for `demo`, the folder of that name if there is one, else the text itself: a hub id."""
+    if model == "demo":
+        if not (DEMO / "config.json").is_file():
+            raise Failure(f"the embedded demo model is missing from {DEMO}", 3)
+        return str(DEMO)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path.resolve())
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1 or path.exists():
+        raise Failure(f"--model {model}: there is no such folder", 3)
+    return model

@@ -1,0 +1,251 @@
+"""Routes, and the life of one HTTP exchange: read, parse, start, write. Knows HTTP and which dialect speaks where.
+
+The app can be made, and its port opened, before the tokenizer is loaded or a worker is there; until then the
+routes that need them answer 503 and `/ready` says what is missing.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from frontend.border import DIALECT, REQUEST_ID, Border, Envelope, Keys, known
+from frontend.errors import SluiceError, TooLarge
+from frontend.link import Link
+from frontend.metrics import Meters
+from frontend.protocols import completions, events, models, tokenize
+from frontend.protocols.common import Context, Meta, Wakes, json
+from frontend.protocols.fields import decode
+from frontend.service import Run, Service
+from frontend.sse import EventStream
+from frontend.stats import stats
+from frontend.template import ChatTemplate
+from frontend.tokenizer import Tokenizer
+from frontend.types import Ask
+from shared.config import FrontendConfig, ModelConfig
+
+FLUSH_S = 1.0
+LAG_S = 0.05  # how often the event loop's punctuality is measured
+PAGE = Path(__file__).parent / "web" / "index.html"
+
+T = TypeVar("T")
+
+
+class Dialect(Protocol):
+    """What a file in protocols/ offers."""
+
+    PREFIX: str
+
+    async def parse(self, body: dict[str, Any], context: Context) -> Ask: ...
+    def stream(self, meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]: ...
+    async def whole(self, meta: Meta, wakes: Wakes) -> bytes: ...
+    def error(self, exc: SluiceError, request_id: str) -> bytes: ...
+    def failure(self, exc: SluiceError, request_id: str) -> bytes: ...
+
+
+def create_app(
+    config: FrontendConfig,
+    model: ModelConfig,
+    link: Link,
+    tokenizer: asyncio.Future[Tokenizer],
+    meters: Meters | None = None,
+) -> Starlette:
+    """The ASGI application; its lifespan starts and closes `link`. `app.state.service` is the Service.
+
+    Raises ConfigError when the file of API keys cannot be used.
+    """
+    meters = meters or Meters(config.metrics_prefix)
+    api = Api(config, model, Service(link, tokenizer, meters), meters)
+    border = Middleware(Border, keys=Keys(config.api_keys), envelope=api.envelope, rejected=meters.rejected)
+    app = Starlette(
+        routes=api.routes(), middleware=[border], lifespan=api.lifespan, exception_handlers={HTTPException: _pass_on}
+    )
+    app.router.redirect_slashes = False
+    app.state.service = api.service
+    return app
+
+
+def _pass_on(request: Request, exc: Exception) -> Response:
+    raise exc  # to the border
+
+
+class Api:
+    """The routes' functions and what they share."""
+
+    def __init__(self, config: FrontendConfig, model: ModelConfig, service: Service, meters: Meters) -> None:
+        self.service = service
+        self._config = config
+        self._name = model.name
+        self._link = service.link
+        self._meters = meters
+        self._created = int(time.time())
+        self._template: ChatTemplate | None = None
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/", self.page),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/stats", self.stats),
+            Route("/metrics", self.metrics),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+        ]
+
+    def envelope(self, path: str) -> Envelope:
+        """Who words an error before the body was read."""
+        if path == "/v1/completions" and self._config.completions_stream_format == "events":
+            return events
+        return completions
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        await self._link.start()
+        tasks = [asyncio.create_task(self._flush()), asyncio.create_task(self._watch_lag())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._link.close()
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            self._meters.flush(self._link.counts, self._link.status)
+
+    async def _watch_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_S
+            await asyncio.sleep(LAG_S)
+            self._meters.lag(max(0.0, loop.time() - due))
+
+    # generation
+
+    async def completions(self, request: Request) -> Response:
+        return await self._generate(request, self._of_completions)
+
+    def _of_completions(self, body: dict[str, Any]) -> Dialect:
+        wanted = body.get("stream_format") or self._config.completions_stream_format
+        return events if wanted == "events" else completions
+
+    async def _generate(self, request: Request, choose: Callable[[dict[str, Any]], Dialect]) -> Response:
+        body = await self._body(request)
+        dialect = request.scope[DIALECT] = choose(body)
+        self.service.require_ready()
+        context = self._context()
+        ask = await dialect.parse(body, context)
+        run = await _while_connected(request, self.service.start(ask))
+        meta = Meta(ask, context.tokenizer, dialect.PREFIX)
+        if ask.stream:
+            return self._stream(request, dialect, meta, run)
+        try:
+            answer = await _while_connected(request, dialect.whole(meta, run.wakes()))
+        finally:
+            run.close()
+        return Response(answer, media_type="application/json")
+
+    def _stream(self, request: Request, dialect: Dialect, meta: Meta, run: Run) -> Response:
+        request_id = request.scope[REQUEST_ID]
+        return EventStream(
+            dialect.stream(meta, run.wakes()),
+            failure=lambda exc: dialect.failure(known(exc, request_id), request_id),
+            close=run.close,
+            keepalive_s=self._config.keepalive_s,
+        )
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """Raises TooLarge as soon as the limit is passed, BadRequest when it is no JSON object."""
+        most = self._config.max_body_bytes
+        data = bytearray()
+        async for piece in request.stream():
+            data += piece
+            if len(data) > most:
+                raise TooLarge(f"the body is larger than {most} bytes", code="request_too_large")
+        return decode(bytes(data))
+
+    def _context(self) -> Context:
+        """Raises Overloaded while the tokenizer is loading."""
+        tokenizer = self.service.tokenizer
+        if self._template is None:
+            self._template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
+        welcome = self._link.welcome
+        return Context(
+            self._name, self._max_seq_len, welcome.limits.vocab_size if welcome else tokenizer.vocab_size,
+            tokenizer, self._template, self._config.completions_stream_format,
+        )  # fmt: skip
+
+    @property
+    def _max_seq_len(self) -> int:
+        return self._link.welcome.limits.max_seq_len if self._link.welcome else 0
+
+    # the rest
+
+    async def tokenize(self, request: Request) -> Response:
+        return _json(await tokenize.tokenize(await self._body(request), self._context()))
+
+    async def detokenize(self, request: Request) -> Response:
+        return _json(await tokenize.detokenize(await self._body(request), self._context()))
+
+    async def models(self, request: Request) -> Response:
+        return _json(models.listing(self._name, self._created, self._max_seq_len))
+
+    async def model(self, request: Request) -> Response:
+        return _json(models.one(request.path_params["name"], self._name, self._created, self._max_seq_len))
+
+    async def health(self, request: Request) -> Response:
+        return _json({"status": "ok", "model_loaded": self._link.state()[0]})
+
+    async def ready(self, request: Request) -> Response:
+        ready, reason = self.service.state()
+        if ready:
+            return _json({"status": "ready"})
+        progress = self._link.status.progress if self._link.status else 0.0
+        return _json({"status": "not_ready", "reason": reason, "progress": progress}, 503, {"Retry-After": "1"})
+
+    async def stats(self, request: Request) -> Response:
+        return _json(stats(self._link.status, self._name, self.service.draining))
+
+    async def metrics(self, request: Request) -> Response:
+        text = self._meters.text(self._link.counts, self._link.status)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(PAGE.read_bytes())
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json(value), status, headers, "application/json")
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; when the client leaves first, `work` is cancelled and ClientDisconnect raised."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        if task.cancel():
+            await asyncio.wait({task})
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

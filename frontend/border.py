@@ -1,0 +1,149 @@
+"""The one border where exceptions become answers; also who may come in, and the id every answer carries.
+
+Knows HTTP statuses and keys; the words of an error are the dialect's.
+"""
+
+import hmac
+import logging
+import math
+import os
+import re
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from frontend.errors import Internal, MethodNotAllowed, NotFound, Overloaded, SluiceError, Unauthorized
+from shared.config import ConfigError
+
+log = logging.getLogger("sluice.frontend")
+
+OPEN_ROUTES = frozenset({"/health", "/ready"})
+DIALECT = "sluice.dialect"  # in the scope, set as soon as the route knows
+REQUEST_ID = "sluice.request_id"
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Envelope(Protocol):
+    """The part of a dialect that words an error."""
+
+    def error(self, exc: SluiceError, request_id: str) -> bytes: ...
+
+
+class Keys:
+    """API keys, one a line (`#` begins a comment); read again when the file changes. No file, no keys needed."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ConfigError when the file cannot be read or is empty."""
+        self._path = Path(path) if path else None
+        self._stamp = (0, 0)
+        self._keys: list[bytes] = []
+        if self._path is not None and not self._read():
+            raise ConfigError(f"--api-keys: {path} cannot be read or has no keys")
+
+    def _read(self) -> bool:
+        assert self._path is not None
+        try:
+            stat = os.stat(self._path)
+            stamp = (stat.st_mtime_ns, stat.st_ino)
+            if stamp != self._stamp:
+                lines = [line.strip() for line in self._path.read_bytes().splitlines()]
+                self._keys = [line for line in lines if line and not line.startswith(b"#")]
+                self._stamp = stamp
+        except OSError:
+            log.warning("the API keys in %s cannot be read; the last ones stay", self._path)
+        return bool(self._keys)
+
+    def check(self, headers: Headers) -> None:
+        """Raises Unauthorized."""
+        if self._path is None:
+            return
+        self._read()
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        found = [hmac.compare_digest(given.encode("latin-1", "replace"), key) for key in self._keys]
+        if not any(found):
+            raise Unauthorized("the API key is missing or wrong", code="invalid_api_key")
+
+
+def known(exc: Exception, request_id: str) -> SluiceError:
+    """Any exception as one that a client may see; what is our fault is logged with its trace."""
+    if isinstance(exc, HTTPException):
+        kind = {404: NotFound, 405: MethodNotAllowed}.get(exc.status_code, SluiceError)
+        return kind(str(exc.detail))
+    if not isinstance(exc, SluiceError):
+        log.error("request %s failed", request_id, exc_info=exc)
+        return Internal(f"internal error, logged as request {request_id}", code="internal_error")
+    if exc.status >= 500 and not isinstance(exc, Overloaded):
+        log.error("request %s failed: %s", request_id, exc)
+    return exc
+
+
+def answer(exc: SluiceError, envelope: Envelope, request_id: str) -> Response:
+    headers = {}
+    if exc.status == 503:
+        headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after or 1.0)))
+    if exc.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(envelope.error(exc, request_id), exc.status, headers, "application/json")
+
+
+class Border:
+    """ASGI middleware around all routes."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Keys,
+        envelope: Callable[[str], Envelope],
+        rejected: Callable[[str], None],
+    ) -> None:
+        """`envelope(path)` words errors until the route has chosen its dialect; `rejected(reason)` counts 503s."""
+        self._app = app
+        self._keys = keys
+        self._envelope = envelope
+        self._rejected = rejected
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers)
+        scope[REQUEST_ID] = request_id
+        started = False
+
+        async def tagged(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            if scope["path"] not in OPEN_ROUTES:
+                self._keys.check(headers)
+            await self._app(scope, receive, tagged)
+        except ClientDisconnect:
+            return
+        except Exception as exc:
+            error = known(exc, request_id)
+            if started:
+                raise
+            if isinstance(error, Overloaded):
+                self._rejected(error.code or "overloaded")
+            envelope = scope.get(DIALECT) or self._envelope(scope["path"])
+            await answer(error, envelope, request_id)(scope, receive, tagged)
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own when it is a sane one."""
+    given = headers.get("x-request-id", "")
+    return given if _SANE_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"

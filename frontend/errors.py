@@ -1,0 +1,62 @@
+"""Errors with their HTTP status; a protocol file gives them its own envelope, app.py is the one border."""
+
+
+class SluiceError(Exception):
+    """Base of what a client is told. `kind` is the OpenAI error type, `code` a machine-readable reason."""
+
+    status = 500
+    kind = "internal_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+
+class BadRequest(SluiceError):
+    """Not JSON, wrong types, empty prompt."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+
+class Unauthorized(SluiceError):
+    status = 401
+    kind = "authentication_error"
+
+
+class NotFound(SluiceError):
+    status = 404
+    kind = "not_found_error"
+
+
+class MethodNotAllowed(SluiceError):
+    status = 405
+    kind = "not_found_error"
+
+
+class TooLarge(SluiceError):
+    status = 413
+    kind = "invalid_request_error"
+
+
+class Unprocessable(SluiceError):
+    """Well-formed but not acceptable: out of range, unknown field or model, too long."""
+
+    status = 422
+    kind = "invalid_request_error"
+
+
+class Overloaded(SluiceError):
+    """Queue full, draining, no worker; `retry_after` in seconds."""
+
+    status = 503
+    kind = "overloaded_error"
+
+
+class Internal(SluiceError):
+    """Our fault, or the worker's: the step raised, the stream could not be repaired."""

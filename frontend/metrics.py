@@ -1,0 +1,211 @@
+"""What a frontend counts, and how Prometheus reads it.
+
+Observations are additions in plain Python; `flush` carries them over to prometheus-client once a second and at
+every scrape. With PROMETHEUS_MULTIPROC_DIR set (before prometheus-client is imported) the values lie in files of
+that folder, so that any frontend answers for all, and those of a process that died still count. What the worker
+alone knows comes from its latest Status when somebody asks, so it is never added up.
+"""
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from frontend.link import Counts
+from frontend.types import Finish
+from shared.messages import Status, Timings
+
+LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+GAPS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
+LAGS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
+
+
+class Bulk(Histogram):
+    """A histogram that also takes many observations at once."""
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """`counts[i]` observations fell into bucket i (the last is +Inf); their sum is `total`."""
+        for value, count in zip(self._buckets, counts, strict=True):
+            if count:
+                value.inc(count)
+        if total:
+            self._sum.inc(total)
+
+
+class Tally:
+    """Observations of one histogram until the next flush."""
+
+    __slots__ = ("_bounds", "_counts", "_histogram", "_total")
+
+    def __init__(self, histogram: Bulk, bounds: Sequence[float]) -> None:
+        self._histogram = histogram
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._total += value * times
+
+    def flush(self) -> None:
+        if any(self._counts):
+            self._histogram.add(self._counts, self._total)
+            self._counts = [0] * len(self._counts)
+            self._total = 0.0
+
+
+class Meters:
+    """The service's meter, and the text of /metrics."""
+
+    def __init__(self, prefix: str = "sluice_") -> None:
+        self._prefix = prefix
+        self._registry = CollectorRegistry()
+        self._shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        self._ttft = self._tally("time_to_first_token_seconds", "from the request to its first token", LATENCY)
+        self._itl = self._tally("inter_token_latency_seconds", "between two tokens of a stream", GAPS)
+        self._e2e = self._tally("e2e_request_latency_seconds", "from the request to its last token", LATENCY)
+        self._queue = self._tally("request_queue_time_seconds", "waiting for a place in a step", LATENCY)
+        self._prefill = self._tally("request_prefill_time_seconds", "computing the prompt", LATENCY)
+        self._decode = self._tally("request_decode_time_seconds", "from the first token to the last", LATENCY)
+        self._lag = self._tally("frontend_loop_lag_seconds", "how late the event loop was", LAGS)
+        self._tallies = (self._ttft, self._itl, self._e2e, self._queue, self._prefill, self._decode, self._lag)
+        self._prompt = self._counter("prompt_tokens", "prompt tokens of admitted requests")
+        self._generation = self._counter("generation_tokens", "tokens received from the worker")
+        self._success = self._counter("request_success", "sequences that ended well", "finished_reason")
+        self._rejected = self._counter("rejected", "requests answered with 503", "reason")
+        self._aborts = self._counter("aborts", "sequences that were cut off", "reason")
+        self._wire = {
+            "gaps": self._counter("bus_gaps", "holes in the worker's events"),
+            "resyncs": self._counter("resyncs", "streams asked for again"),
+            "resumed": self._counter("streams_resumed", "streams that outlived a worker"),
+            "lost": self._counter("streams_lost", "streams that could not be repaired"),
+        }
+        self._carried = Counts()
+        self._tokens = [0, 0]  # prompt, generation; since the last flush
+        self._lookups = [
+            self._gauge("prefix_cache_queries_total", "tokens looked up in the prefix cache"),
+            self._gauge("prefix_cache_hits_total", "tokens found in the prefix cache"),
+        ]
+        self._epoch = Epochs()
+
+    def _tally(self, name: str, text: str, bounds: Sequence[float]) -> Tally:
+        return Tally(Bulk(self._prefix + name, text, registry=self._registry, buckets=bounds), bounds)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(self._prefix + name, text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(self._prefix + name, text, registry=self._registry, multiprocess_mode="max")
+
+    # the service's observations
+
+    def admitted(self, prompt_tokens: int) -> None:
+        self._tokens[0] += prompt_tokens
+
+    def first(self, seconds: float, tokens: int) -> None:
+        self._tokens[1] += tokens
+        self._ttft.observe(seconds)
+
+    def gap(self, seconds: float, tokens: int) -> None:
+        """`tokens` came together, `seconds` after those before them."""
+        self._tokens[1] += tokens
+        self._itl.observe(seconds / tokens, tokens)
+
+    def finished(self, finish: Finish, seconds: float, timings: Timings) -> None:
+        self._success.labels(finish.value).inc()
+        self._e2e.observe(seconds)
+        if timings != Timings():
+            self._queue.observe(timings.queue_ms / 1e3)
+            self._prefill.observe(timings.prefill_ms / 1e3)
+            self._decode.observe(timings.decode_ms / 1e3)
+
+    def aborted(self, reason: str) -> None:
+        self._aborts.labels(reason).inc()
+
+    def rejected(self, reason: str) -> None:
+        self._rejected.labels(reason).inc()
+
+    def lag(self, seconds: float) -> None:
+        self._lag.observe(seconds)
+
+    # reading
+
+    def flush(self, wire: Counts, status: Status | None) -> None:
+        """Carry over what was gathered. `wire` only grows; `status` is the worker's latest, if any."""
+        for tally in self._tallies:
+            tally.flush()
+        prompt, generation = self._tokens
+        self._tokens[:] = 0, 0
+        self._prompt.inc(prompt)
+        self._generation.inc(generation)
+        for name, counter in self._wire.items():
+            now = getattr(wire, name)
+            counter.inc(max(0, now - getattr(self._carried, name)))
+            setattr(self._carried, name, now)
+        if status is not None:
+            seen = self._epoch.totals(status)
+            for gauge, value in zip(self._lookups, seen, strict=True):
+                gauge.set(value)
+
+    def text(self, wire: Counts, status: Status | None) -> bytes:
+        """Prometheus' text format: all frontends that share the folder, and the worker's state."""
+        self.flush(wire, status)
+        registry = CollectorRegistry()
+        source = MultiProcessCollector(None) if self._shared else self._registry  # type: ignore[no-untyped-call]
+        registry.register(_Page(source.collect(), self._prefix, status))
+        return generate_latest(registry)
+
+
+class Epochs:
+    """Makes the worker's counts go on where they were when it comes back and starts from zero."""
+
+    def __init__(self) -> None:
+        self._epoch: int | None = None
+        self._base = (0, 0)
+        self._last = (0, 0)
+
+    def totals(self, status: Status) -> tuple[int, int]:
+        queries, hits = self._base
+        if self._epoch is not None and status.epoch != self._epoch:
+            queries, hits = self._base = queries + self._last[0], hits + self._last[1]
+        self._epoch = status.epoch
+        self._last = (status.prefix_queries, status.prefix_hits)
+        return queries + status.prefix_queries, hits + status.prefix_hits
+
+
+class _Page:
+    """One scrape: what was counted, then what the worker says of itself."""
+
+    def __init__(self, counted: Iterable[Metric], prefix: str, status: Status | None) -> None:
+        self._counted = counted
+        self._prefix = prefix
+        self._status = status
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._counted:
+            yield _as_counter(metric) if metric.type == "gauge" and metric.name.endswith("_total") else metric
+        if self._status is not None:
+            for name, text, value in _worker_gauges(self._status):
+                yield GaugeMetricFamily(self._prefix + name, text, value=value)
+
+
+def _as_counter(gauge: Metric) -> Metric:
+    """A count kept as a gauge (the highest of all processes, not their sum) under its true type."""
+    counter = CounterMetricFamily(gauge.name.removesuffix("_total"), gauge.documentation)
+    for sample in gauge.samples:
+        counter.add_metric([], sample.value)
+    return counter
+
+
+def _worker_gauges(status: Status) -> list[tuple[str, str, float]]:
+    pages = status.pages
+    return [
+        ("num_requests_running", "sequences in the batch", status.running),
+        ("num_requests_waiting", "sequences waiting", status.waiting),
+        ("kv_cache_usage_perc", "share of K/V pages owned by sequences, 0 to 1", pages.owned / max(1, pages.total)),
+        ("worker_epoch", "which incarnation of the worker answers", status.epoch),
+        ("worker_last_step_age_seconds", "since the compute loop last turned", status.last_step_age_s),
+    ]

@@ -1,0 +1,189 @@
+"""What all dialects share: the table of sampling fields, the facts of a request, usage and timings.
+
+Knows JSON and tokens; knows no dialect's envelope and no HTTP.
+"""
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from frontend.errors import Unprocessable
+from frontend.protocols.fields import (
+    Field,
+    Table,
+    anything,
+    bias,
+    boolean,
+    flags,
+    integer,
+    list_of,
+    number,
+    one_or_more,
+    seed,
+    some_text,
+)
+from frontend.template import ChatTemplate
+from frontend.tokenizer import Tokenizer
+from frontend.types import Ask, Delta, Usage
+from shared.messages import Sampling, Timings
+
+Wakes = AsyncIterator[list[Delta]]  # each list is all that came since the last one
+
+MAX_STOPS = 16
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+
+SAMPLING: Table = {
+    "temperature": Field(number(0), 1.0),
+    "top_p": Field(number(0, 1, above=True), 1.0),
+    "top_k": Field(integer(1), 0),
+    "min_p": Field(number(0, 1), 0.0),
+    "repetition_penalty": Field(number(0, above=True), 1.0),
+    "presence_penalty": Field(number(-2, 2), 0.0),
+    "frequency_penalty": Field(number(-2, 2), 0.0),
+    "logit_bias": Field(bias, ()),
+    "seed": Field(seed),
+    "min_tokens": Field(integer(0), 0),
+    "ignore_eos": Field(boolean, False),
+    "stop_token_ids": Field(list_of(integer(0), 1024), ()),
+}
+
+OPENAI: Table = {
+    **SAMPLING,
+    "model": Field(some_text, required=True),
+    "stop": Field(one_or_more(some_text, MAX_STOPS), ()),
+    "n": Field(integer(1, MAX_CHOICES), 1),
+    "stream": Field(boolean, False),
+    "stream_options": Field(flags("include_usage", "continuous_usage_stats"), {}),
+    "timings": Field(boolean, False),
+    "user": Field(anything),
+    "metadata": Field(anything),
+    "store": Field(anything),
+    "service_tier": Field(anything),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What must be known to read a request."""
+
+    model: str  # the served name
+    max_seq_len: int  # tokens, prompt + output
+    vocab_size: int
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    stream_format: str = "openai"  # of /v1/completions, when the body does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What an answer says about itself."""
+
+    ask: Ask
+    tokenizer: Tokenizer
+    prefix: str = "cmpl"
+    nonce: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def id(self) -> str:
+        return f"{self.prefix}-{self.nonce}"
+
+
+def check_model(name: str, context: Context) -> None:
+    if name != context.model:
+        raise Unprocessable(
+            f"the model `{name}` is not served here; `{context.model}` is", param="model", code="model_not_found"
+        )
+
+
+def check_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> None:
+    """Raises Unprocessable when an id lies outside the vocabulary."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise Unprocessable(f"`{name}` has token ids outside 0 to {vocab_size - 1}", param=name, code="out_of_range")
+
+
+def check_length(param: str, prompt: int, output: int, context: Context) -> None:
+    if prompt + output > context.max_seq_len:
+        raise Unprocessable(
+            f"{prompt} prompt tokens and {output} to generate are more than this model's {context.max_seq_len}",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def sampling(values: dict[str, Any], max_tokens: int, context: Context, **more: Any) -> Sampling:
+    """The wire's Sampling from fields read by the SAMPLING table."""
+    check_ids("stop_token_ids", values["stop_token_ids"], context.vocab_size)
+    check_ids("logit_bias", [token for token, _ in values["logit_bias"]], context.vocab_size)
+    if values["min_tokens"] > max_tokens:
+        raise Unprocessable("`min_tokens` is more than the tokens asked for", param="min_tokens", code="out_of_range")
+    return Sampling(max_tokens=max_tokens, **{name: values[name] for name in SAMPLING}, **more)
+
+
+class Totals:
+    """Folds the deltas of all choices into one usage and one set of timings."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._completion = [0] * (len(ask.prompts) * ask.n)
+        self._cached: dict[int, int] = {}
+        self._timings: list[Timings] = []
+        self._last: dict[int, float] = {}
+        self._gaps: list[float] = []
+
+    def add(self, delta: Delta) -> None:
+        if self._ask.timings and delta.ids:
+            self._tick(delta)
+        if delta.usage is not None:
+            self._completion[delta.index] = delta.usage.completion_tokens
+        if delta.finish is not None and delta.usage is not None:
+            prompt = delta.index // self._ask.n
+            cached = delta.usage.cached_tokens
+            self._cached[prompt] = min(cached, self._cached.get(prompt, cached))
+        if delta.timings is not None:
+            self._timings.append(delta.timings)
+
+    def _tick(self, delta: Delta) -> None:
+        now = time.perf_counter()
+        last = self._last.get(delta.index)
+        self._last[delta.index] = now
+        if last is not None:
+            self._gaps += [(now - last) * 1e3 / len(delta.ids)] * len(delta.ids)
+
+    @property
+    def usage(self) -> Usage:
+        """A prompt counts once, however many choices continue it."""
+        prompt = sum(map(len, self._ask.prompts))
+        return Usage(prompt, sum(self._completion), sum(self._cached.values()))
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Of the slowest choice, in ms; the inter-token times are what this process saw."""
+        gaps = sorted(self._gaps) or [0.0]
+        worst = {
+            part: round(max((getattr(t, part) for t in self._timings), default=0.0), 3)
+            for part in ("queue_ms", "prefill_ms", "decode_ms")
+        }
+        return {
+            **worst,
+            "cached_tokens": sum(self._cached.values()),
+            "inter_token_p50_ms": round(gaps[len(gaps) // 2], 3),
+            "inter_token_p99_ms": round(gaps[len(gaps) * 99 // 100], 3),
+        }
+
+
+def openai_usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+json = msgspec.json.encode

@@ -1,0 +1,241 @@
+"""OpenAI's text completions: https://platform.openai.com/docs/api-reference/completions
+
+A stream is text chunks, one chunk with the finish reason for each choice, a usage chunk when asked, `[DONE]`.
+Everything that waits goes out in one write, and what does not change from chunk to chunk is rendered once.
+"""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from frontend.errors import BadRequest, SluiceError, Unprocessable
+from frontend.protocols.common import (
+    MAX_LOGPROBS,
+    OPENAI,
+    Context,
+    Meta,
+    Totals,
+    Wakes,
+    check_ids,
+    check_length,
+    check_model,
+    json,
+    openai_usage,
+    sampling,
+)
+from frontend.protocols.fields import Field, Table, boolean, choice, integer, read, refused, wrong_type
+from frontend.types import Ask, Delta, Finish, TokenLogprob
+
+PREFIX = "cmpl"
+DONE = b"data: [DONE]\n\n"
+MAX_PROMPTS = 2048
+FINISH = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+Prompt = str | list[int]
+
+
+def prompts(name: str, value: Any) -> list[Prompt]:
+    """Text, ids, or a list of either."""
+    if type(value) is str or (type(value) is list and value and type(value[0]) is int):
+        value = [value]
+    if type(value) is not list:
+        raise wrong_type(name, value, "a string, an array of token ids, or an array of either")
+    if len(value) > MAX_PROMPTS:
+        raise Unprocessable(f"`{name}` may have at most {MAX_PROMPTS} entries", param=name, code="out_of_range")
+    if not value or not all(value):
+        raise BadRequest(f"`{name}` is empty", param=name, code="empty_prompt")
+    for entry in value:
+        if type(entry) is not str and (type(entry) is not list or not all(type(token) is int for token in entry)):
+            raise wrong_type(name, entry, "a string, an array of token ids, or an array of either")
+    return value
+
+
+FIELDS: Table = {
+    **OPENAI,
+    "prompt": Field(prompts, required=True),
+    "max_tokens": Field(integer(0), 128),
+    "logprobs": Field(integer(0, MAX_LOGPROBS)),
+    "echo": Field(boolean, False),
+    "best_of": Field(integer(1)),
+    "suffix": Field(refused),
+    "stream_format": Field(choice("openai", "events")),
+}
+
+
+async def parse(body: dict[str, Any], context: Context) -> Ask:
+    """Raises BadRequest or Unprocessable, naming the field."""
+    values = read(FIELDS, body)
+    check_model(values["model"], context)
+    if values["best_of"] not in (None, values["n"]):
+        raise Unprocessable("`best_of` other than `n` is not offered", param="best_of", code="unsupported_field")
+    if values["max_tokens"] == 0 and not values["echo"]:
+        raise Unprocessable("`max_tokens` must be at least 1 without `echo`", param="max_tokens", code="out_of_range")
+    scores = {"logprobs": values["logprobs"], "prompt_logprobs": values["echo"] and values["logprobs"] is not None}
+    chosen = sampling(values, values["max_tokens"], context, **scores)
+    tokens = await _tokens(values["prompt"], context)
+    for ids in tokens:
+        check_length("prompt", len(ids), chosen.max_tokens, context)
+    options = values["stream_options"]
+    return Ask(
+        prompts=tuple(tokens), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],
+        echo=values["echo"], timings=values["timings"], model=context.model,
+        include_usage=options.get("include_usage", False),
+        continuous_usage=options.get("continuous_usage_stats", False),
+        meta={"echo": [prompt if type(prompt) is str else "" for prompt in values["prompt"]]},
+    )  # fmt: skip
+
+
+async def _tokens(given: list[Prompt], context: Context) -> list[list[int]]:
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    encoded = iter(await context.tokenizer.encode_batch(texts) if texts else [])
+    tokens = [next(encoded) if isinstance(prompt, str) else prompt for prompt in given]
+    for ids in tokens:
+        if not ids:
+            raise BadRequest("`prompt` has no tokens", param="prompt", code="empty_prompt")
+        check_ids("prompt", ids, context.vocab_size)
+    return tokens
+
+
+async def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
+    """The answer as server-sent events, one `bytes` for all that came at once."""
+    page = _Chunks(meta)
+    async for wake in wakes:
+        if data := b"".join([page.write(delta) for delta in wake]):
+            yield data
+    yield page.last() + DONE
+
+
+async def whole(meta: Meta, wakes: Wakes) -> bytes:
+    """The answer in one piece."""
+    totals = Totals(meta.ask)
+    choices = [_Choice(meta, index) for index in range(len(meta.ask.prompts) * meta.ask.n)]
+    async for wake in wakes:
+        for delta in wake:
+            totals.add(delta)
+            choices[delta.index].add(delta)
+    answer = {**_head(meta), "choices": [choice.json() for choice in choices], "usage": openai_usage(totals.usage)}
+    return json(answer | ({"timings": totals.timings} if meta.ask.timings else {}))
+
+
+def error(exc: SluiceError, request_id: str) -> bytes:
+    return json({"error": {"message": exc.message, "type": exc.kind, "param": exc.param, "code": exc.code}})
+
+
+def failure(exc: SluiceError, request_id: str) -> bytes:
+    """The end of a stream that went wrong: no `[DONE]` follows."""
+    return b"data: " + error(exc, request_id) + b"\n\n"
+
+
+def _head(meta: Meta) -> dict[str, Any]:
+    return {"id": meta.id, "object": "text_completion", "created": meta.created, "model": meta.ask.model}
+
+
+class _Chunks:
+    """Renders one stream's chunks."""
+
+    def __init__(self, meta: Meta) -> None:
+        ask = meta.ask
+        self._meta = meta
+        self._totals = Totals(ask)
+        self._left = len(ask.prompts) * ask.n
+        self._head = b"data: " + json(_head(meta))[:-1]
+        self._before = [self._head + b',"choices":[{"index":%d,"text":' % i for i in range(self._left)]
+        self._usage_null = b',"usage":null' if ask.include_usage else b""
+        self._after = b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
+        self._plain = not ask.continuous_usage and ask.sampling.logprobs is None
+        self._offsets = [0] * self._left
+
+    def write(self, delta: Delta) -> bytes:
+        text = delta.text
+        self._totals.add(delta)
+        if not self._plain:
+            chunk = self._rich(delta, text)
+        elif text:
+            chunk = self._before[delta.index] + json(text) + self._after
+        else:
+            chunk = b""
+        return chunk if delta.finish is None else chunk + self._finish(delta)
+
+    def _rich(self, delta: Delta, text: str) -> bytes:
+        """A chunk with log-probabilities or running usage."""
+        if not text and not delta.ids:
+            return b""
+        logprobs = _logprobs(self._meta, delta, self._offsets[delta.index]) if delta.logprobs is not None else None
+        self._offsets[delta.index] += len(text)
+        return b'%s%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (
+            self._before[delta.index], json(text), json(logprobs), self._usage(),
+        )  # fmt: skip
+
+    def _usage(self) -> bytes:
+        running = self._meta.ask.continuous_usage
+        return b',"usage":' + json(openai_usage(self._totals.usage)) if running else self._usage_null
+
+    def _finish(self, delta: Delta) -> bytes:
+        self._left -= 1
+        ask = self._meta.ask
+        timings = ask.timings and not self._left and not ask.include_usage
+        return b'%s"","logprobs":null,"finish_reason":%s%s}]%s%s}\n\n' % (
+            self._before[delta.index], json(FINISH[delta.finish or Finish.LENGTH]), _extras(delta), self._usage(),
+            b',"timings":' + json(self._totals.timings) if timings else b"",
+        )  # fmt: skip
+
+    def last(self) -> bytes:
+        ask = self._meta.ask
+        if not ask.include_usage:
+            return b""
+        timings = b',"timings":' + json(self._totals.timings) if ask.timings else b""
+        return b'%s,"choices":[],"usage":%s%s}\n\n' % (self._head, json(openai_usage(self._totals.usage)), timings)
+
+
+def _extras(delta: Delta) -> bytes:
+    """What OpenAI does not say: which stop ended it, and the seed that reproduces it."""
+    return b',"stop_reason":%s,"seed":%s' % (json(delta.stop), json(delta.seed))
+
+
+class _Choice:
+    """One choice of a whole answer."""
+
+    def __init__(self, meta: Meta, index: int) -> None:
+        self._meta = meta
+        self._index = index
+        self._texts: list[str] = []
+        self._length = 0
+        self._logprobs: dict[str, list[Any]] | None = None
+        self._end: Delta | None = None
+
+    def add(self, delta: Delta) -> None:
+        text = delta.text
+        if delta.logprobs is not None:
+            found = _logprobs(self._meta, delta, self._length)
+            known = self._logprobs = self._logprobs or {key: [] for key in found}
+            for key, values in found.items():
+                known[key] += values
+        self._texts.append(text)
+        self._length += len(text)
+        self._end = delta
+
+    def json(self) -> dict[str, Any]:
+        end = self._end
+        if end is None or end.finish is None:
+            raise SluiceError(f"choice {self._index} has no end")
+        return {
+            "index": self._index, "text": "".join(self._texts), "logprobs": self._logprobs,
+            "finish_reason": FINISH[end.finish], "stop_reason": end.stop, "seed": end.seed,
+        }  # fmt: skip
+
+
+def _logprobs(meta: Meta, delta: Delta, offset: int) -> dict[str, list[Any]]:
+    """OpenAI's four columns. A prompt's first token has no log-probability: null."""
+    columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token, text in zip(delta.logprobs or (), delta.texts, strict=False):
+        columns["tokens"].append(meta.tokenizer.token_text(token.token_id))
+        columns["token_logprobs"].append(None if token.logprob != token.logprob else token.logprob)
+        columns["top_logprobs"].append(_top(meta, token) if token.logprob == token.logprob else None)
+        columns["text_offset"].append(offset)
+        offset += len(text)
+    return columns
+
+
+def _top(meta: Meta, token: TokenLogprob) -> dict[str, float]:
+    """The likeliest tokens by text; of two ids with one text the likelier stays."""
+    text = meta.tokenizer.token_text
+    return {text(id): logprob for id, logprob in reversed(token.top)}

@@ -1,0 +1,69 @@
+"""The typed events of /v1/completions with `"stream_format": "events"`: token, token, …, then done or error.
+
+Always a stream. One `token` event for every generated id, in order, then exactly one `done` or `error`.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
+
+from frontend.errors import SluiceError, Unprocessable
+from frontend.protocols import completions
+from frontend.protocols.common import Context, Meta, Totals, Wakes, json
+from frontend.types import Ask, Delta
+
+PREFIX = completions.PREFIX
+
+
+async def parse(body: dict[str, Any], context: Context) -> Ask:
+    """As OpenAI's, less what these events have no place for."""
+    ask = await completions.parse(body, context)
+    if ask.n > 1 or len(ask.prompts) > 1:
+        param = "n" if ask.n > 1 else "prompt"
+        raise Unprocessable(f"`{param}`: typed events carry one completion", param=param, code="unsupported_field")
+    if ask.echo:
+        raise Unprocessable("`echo`: typed events carry generated tokens only", param="echo", code="unsupported_field")
+    if ask.sampling.logprobs is not None:
+        raise Unprocessable("`logprobs`: typed events have none", param="logprobs", code="unsupported_field")
+    return replace(ask, stream=True)
+
+
+async def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
+    totals = Totals(meta.ask)
+    async for wake in wakes:
+        for delta in wake:
+            totals.add(delta)
+            if data := _tokens(delta) + (_done(meta, delta, totals) if delta.finish else b""):
+                yield data
+
+
+async def whole(meta: Meta, wakes: Wakes) -> bytes:
+    """All events at once; nobody asks for this over HTTP."""
+    return b"".join([data async for data in stream(meta, wakes)])
+
+
+def error(exc: SluiceError, request_id: str) -> bytes:
+    return json({"error": exc.message})
+
+
+def failure(exc: SluiceError, request_id: str) -> bytes:
+    return b'event: error\ndata: {"error": %s}\n\n' % json(exc.message)
+
+
+def _tokens(delta: Delta) -> bytes:
+    """An event for each id. Text that became certain only after the last id is an event without one."""
+    return b"".join(
+        b'event: token\ndata: {"token": %s, "token_id": %s}\n\n' % (json(text), b"null" if id is None else b"%d" % id)
+        for id, text in zip_longest(delta.ids, delta.texts)
+    )
+
+
+def _done(meta: Meta, delta: Delta, totals: Totals) -> bytes:
+    usage = totals.usage
+    return b'event: done\ndata: {"finish_reason": "%s", "usage": %s%s}\n\n' % (
+        str(delta.finish).encode(),
+        b'{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}'
+        % (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
+        b', "timings": ' + json(totals.timings) if meta.ask.timings else b"",
+    )

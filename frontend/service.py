@@ -1,0 +1,283 @@
+"""One request's life without HTTP: submit, follow, detokenize, stop, end; and all the requests of this process.
+
+Knows tokens and text; knows neither a dialect nor a socket. An `Ask` becomes `len(prompts) * n` sequences, all
+admitted or none. What arrives is handed on as one list of Deltas for all that came at once, so that a client
+which reads slowly, or a busy loop, makes the pieces larger and not more.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+import msgspec
+
+from frontend.choice import Choice
+from frontend.errors import Internal, Overloaded, SluiceError
+from frontend.link import Link
+from frontend.stops import Stops
+from frontend.stream import Batch, Stream
+from frontend.text import StreamText
+from frontend.tokenizer import Tokenizer
+from frontend.types import Ask, Delta, Finish
+from shared.messages import End, Outcome, Sampling, Timings
+
+POLL_S = 0.02  # how often a drain looks whether the last request has ended
+
+Arrivals = list[tuple[Choice, Batch]]
+
+
+class Meter(Protocol):
+    """What the service reports about its requests; calls must cost well under a microsecond."""
+
+    def admitted(self, prompt_tokens: int) -> None: ...
+    def first(self, seconds: float, tokens: int) -> None: ...
+    def gap(self, seconds: float, tokens: int) -> None: ...
+    def finished(self, finish: Finish, seconds: float, timings: Timings) -> None: ...
+    def aborted(self, reason: str) -> None: ...
+
+
+class Silent:
+    """A meter that keeps nothing."""
+
+    def admitted(self, prompt_tokens: int) -> None: ...
+    def first(self, seconds: float, tokens: int) -> None: ...
+    def gap(self, seconds: float, tokens: int) -> None: ...
+    def finished(self, finish: Finish, seconds: float, timings: Timings) -> None: ...
+    def aborted(self, reason: str) -> None: ...
+
+
+class DeadlineExceeded(SluiceError):
+    """The request's own time limit passed."""
+
+    status = 504
+    kind = "timeout_error"
+
+
+class Service:
+    """Starts requests and knows which are alive."""
+
+    def __init__(self, link: Link, tokenizer: asyncio.Future[Tokenizer], meter: Meter | None = None) -> None:
+        self.link = link
+        self.meter: Meter = meter or Silent()
+        self.runs: set[Run] = set()
+        self.draining = False
+        self._tokenizer = tokenizer
+        self._groups = itertools.count(1)
+
+    def state(self) -> tuple[bool, str]:
+        """Whether requests can be served and, if not, why."""
+        if self.draining:
+            return False, "draining"
+        if not self._tokenizer.done():
+            return False, "loading the tokenizer"
+        if self._tokenizer.cancelled() or self._tokenizer.exception() is not None:
+            return False, "the tokenizer did not load"
+        ready, reason = self.link.state()
+        welcome = self.link.welcome
+        if ready and welcome and welcome.tokenizer_hash and welcome.tokenizer_hash != self._tokenizer.result().hash:
+            return False, "the worker has another tokenizer"
+        return ready, reason
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises Overloaded until it is loaded."""
+        if not self._tokenizer.done() or self._tokenizer.cancelled() or self._tokenizer.exception() is not None:
+            raise Overloaded(f"not ready: {self.state()[1]}", code="not_ready", retry_after=1.0)
+        return self._tokenizer.result()
+
+    def require_ready(self) -> None:
+        """Raises Overloaded with the reason when requests cannot be served now."""
+        ready, reason = self.state()
+        if not ready:
+            raise Overloaded(f"not ready: {reason}", code="not_ready", retry_after=1.0)
+
+    async def start(self, ask: Ask) -> "Run":
+        """Returns when all sequences are admitted.
+
+        Raises:
+            Overloaded, Unprocessable: one of them was refused; those already admitted are aborted.
+        """
+        self.require_ready()
+        begun = time.perf_counter()
+        streams = await self._submit(ask)
+        self.meter.admitted(sum(map(len, ask.prompts)))
+        stops = Stops(ask.stops) if ask.stops else None
+        choices = [
+            Choice(index, ask, stream, StreamText(self.tokenizer.detokenizer(), stops))
+            for index, stream in enumerate(streams)
+        ]
+        if ask.echo:
+            for choice in choices:
+                choice.echo(StreamText(self.tokenizer.detokenizer()))
+        return Run(self, choices, begun)
+
+    async def _submit(self, ask: Ask) -> list[Stream]:
+        calls = [
+            self.link.submit(
+                prompt, _sampling(ask.sampling, n), salt=ask.salt, group=group,
+                deadline_ms=ask.deadline_ms, priority=ask.priority,
+            )
+            for prompt, group in zip(ask.prompts, self._group_ids(ask), strict=True)
+            for n in range(ask.n)
+        ]  # fmt: skip
+        if len(calls) == 1:
+            return [await calls[0]]
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return [task.result() for task in tasks]
+        except BaseException:
+            done = [task for task in tasks if task.done() and not task.cancelled()]
+            self.link.abort([task.result() for task in done if task.exception() is None])
+            raise
+
+    def _group_ids(self, ask: Ask) -> list[int]:
+        return [next(self._groups) if ask.n > 1 else 0 for _ in ask.prompts]
+
+    async def drain(self, timeout: float) -> None:
+        """Admit nothing more, let what runs finish within `timeout` seconds, then end the rest with an error."""
+        self.draining = True
+        end = time.monotonic() + timeout
+        while self.runs and time.monotonic() < end:
+            await asyncio.sleep(POLL_S)
+        for run in list(self.runs):
+            run.fail(Overloaded("the server is shutting down", code="shutdown", retry_after=1.0))
+
+
+class Run:
+    """An admitted request. Consume `wakes()` once; `close()` in any case, it aborts whatever still runs."""
+
+    def __init__(self, service: Service, choices: list[Choice], begun: float) -> None:
+        self._service = service
+        self._choices = choices
+        self._begun = begun
+        self._failure: SluiceError | None = None
+        service.runs.add(self)
+
+    def fail(self, error: SluiceError) -> None:
+        """End the request with this error, at once."""
+        self._failure = error
+        self._service.link.abort([choice.stream for choice in self._choices])
+
+    def close(self, reason: str = "client") -> None:
+        """Idempotent and immediate. What has not ended is aborted and counted under `reason`."""
+        if self not in self._service.runs:
+            return
+        self._service.runs.discard(self)
+        live = [choice for choice in self._choices if not choice.done]
+        self._service.link.abort([choice.stream for choice in live])
+        for _ in live:
+            self._service.meter.aborted(reason)
+
+    async def wakes(self) -> AsyncGenerator[list[Delta]]:
+        """All deltas, in lists of what came at once, until every choice has its finish.
+
+        Raises:
+            SluiceError: a sequence ended without success; its last tokens have been handed on before.
+        """
+        reason = "client"
+        try:
+            async for arrivals in _arrivals(self._choices):
+                deltas, failed = self._take(arrivals)
+                if deltas:
+                    yield deltas
+                if failed is not None:
+                    error = self._failure or error_of(failed)
+                    reason = error.code or failed.outcome.value
+                    self._service.meter.aborted(reason)
+                    raise error
+        finally:
+            self.close(reason)
+
+    def _take(self, arrivals: Arrivals) -> tuple[list[Delta], End | None]:
+        now = time.perf_counter()
+        deltas, failed = [], None
+        for choice, batch in arrivals:
+            if choice.done:
+                continue
+            if batch.tokens:
+                self._measure(choice, len(batch.tokens), now)
+            delta = choice.take(batch)
+            if delta is not None:
+                deltas.append(delta)
+            if choice.finish is not None:
+                self._finished(choice, batch, now)
+            elif batch.end is not None:
+                failed = batch.end
+        return deltas, failed
+
+    def _measure(self, choice: Choice, tokens: int, now: float) -> None:
+        if choice.last_at:
+            self._service.meter.gap(now - choice.last_at, tokens)
+        else:
+            self._service.meter.first(now - self._begun, tokens)
+        choice.last_at = now
+
+    def _finished(self, choice: Choice, batch: Batch, now: float) -> None:
+        if batch.end is None:
+            self._service.link.abort([choice.stream])
+            self._service.meter.aborted("stop")
+        timings = batch.end.timings if batch.end else Timings()
+        self._service.meter.finished(choice.finish or Finish.STOP, now - self._begun, timings)
+
+
+def _sampling(sampling: Sampling, n: int) -> Sampling:
+    """Choices of one prompt differ by their seed: the given one, and those that follow it."""
+    if sampling.seed is None or n == 0:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + n) % (1 << 64))
+
+
+def error_of(end: End) -> SluiceError:
+    """What a client is told about an end that is no success."""
+    match end.outcome:
+        case Outcome.DEADLINE:
+            return DeadlineExceeded(end.error or "the request's deadline has passed", code="deadline_exceeded")
+        case Outcome.SHUTDOWN:
+            return Overloaded(end.error or "the server is shutting down", code="shutdown", retry_after=1.0)
+        case Outcome.ABORTED:
+            return Internal(end.error or "the request was aborted by the server", code="aborted")
+        case _:
+            return Internal(end.error or "the worker failed", code="worker_error")
+
+
+def _arrivals(choices: list[Choice]) -> AsyncGenerator[Arrivals]:
+    return _one(choices[0]) if len(choices) == 1 else _several(choices)
+
+
+async def _one(choice: Choice) -> AsyncGenerator[Arrivals]:
+    while not choice.done:
+        yield [(choice, await choice.stream.next())]
+
+
+async def _several(choices: list[Choice]) -> AsyncGenerator[Arrivals]:
+    """Merges by one long-lived task a choice; none is made per token."""
+    inbox: Arrivals = []
+    news = asyncio.Event()
+
+    async def pump(choice: Choice) -> None:
+        ended = False
+        try:
+            while not ended:
+                batch = await choice.stream.next()
+                ended = batch.end is not None
+                inbox.append((choice, batch))
+                news.set()
+        finally:
+            news.set()
+
+    pumps = [asyncio.ensure_future(pump(choice)) for choice in choices]
+    try:
+        while not all(choice.done for choice in choices):
+            await news.wait()
+            news.clear()
+            for task in pumps:
+                if task.done():
+                    task.result()
+            arrivals, inbox = inbox, []
+            yield arrivals
+    finally:
+        for task in pumps:
+            task.cancel()

@@ -1,0 +1,110 @@
+"""Finding stop strings in a text that arrives in pieces. Knows characters and positions, not tokens.
+
+The automaton (Aho and Corasick, 1975, https://doi.org/10.1145/360825.360855) is built once per request; each
+choice walks it with its own `Search`, whose whole memory is one state and two numbers. A state's depth is the
+length of the longest suffix of the text that can still become a stop: just what has to be held back.
+"""
+
+import re
+from collections import deque
+from collections.abc import Sequence
+
+
+class Stops:
+    """Stop strings compiled once, shared by all streams of a request; memory grows with their joined length.
+
+    Raises ValueError for an empty stop string, which would end every answer before it begins.
+    """
+
+    __slots__ = ("depth", "fail", "first", "next", "stop")
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        if not strings or "" in strings:
+            raise ValueError("stop strings must not be empty")
+        self.next: list[dict[str, int]] = [{}]  # state -> character -> state; state 0 is the root
+        self.fail = [0]  # state -> the state of its longest proper suffix
+        self.depth = [0]  # state -> length of the text it stands for
+        self.stop = [""]  # state -> the longest stop that ends here
+        self.first = re.compile("[" + "".join({re.escape(string[0]) for string in strings}) + "]")
+        for string in strings:
+            self._add(string)
+        self._link()
+
+    def _add(self, string: str) -> None:
+        state = 0
+        for char in string:
+            if char not in self.next[state]:
+                self.next[state][char] = len(self.next)
+                self.next.append({})
+                self.fail.append(0)
+                self.depth.append(self.depth[state] + 1)
+                self.stop.append("")
+            state = self.next[state][char]
+        self.stop[state] = string
+
+    def _link(self) -> None:
+        todo = deque(self.next[0].values())
+        while todo:
+            state = todo.popleft()
+            self.stop[state] = self.stop[state] or self.stop[self.fail[state]]
+            for char, child in self.next[state].items():
+                self.fail[child] = self.step(self.fail[state], char)
+                todo.append(child)
+
+    def step(self, state: int, char: str) -> int:
+        """The state after `char`: that of the longest suffix which is a prefix of a stop."""
+        while char not in self.next[state]:
+            if not state:
+                return 0
+            state = self.fail[state]
+        return self.next[state][char]
+
+
+class Search:
+    """One text's walk through a `Stops`. Positions count characters from the text's beginning.
+
+    The stop that begins earliest wins, and of those that begin together the one complete first: the outcome
+    depends on the text alone, never on how it was cut into pieces. So where one stop lies inside another
+    ("bc" in "abcd"), the inner one is decided only when the outer one can no longer come.
+    """
+
+    __slots__ = ("_automaton", "_state", "at", "decided", "end", "safe", "start", "stop")
+
+    def __init__(self, automaton: Stops) -> None:
+        self._automaton = automaton
+        self._state = 0
+        self.at = 0  # characters read
+        self.safe = 0  # characters that no stop can touch any more
+        self.stop = ""  # the best stop so far, at text[start:end]
+        self.start = 0
+        self.end = 0
+        self.decided = False  # nothing can beat `stop` any more; the rest of the text is not read
+
+    def feed(self, text: str) -> None:
+        """Reads on; afterwards `safe`, `stop` and `decided` hold for all text so far. Time is O(len(text))."""
+        automaton, state, base = self._automaton, self._state, self.at
+        first, follow, stops = automaton.first, automaton.next, automaton.stop
+        index, size = 0, len(text)
+        while index < size:
+            if not state:
+                found = first.search(text, index)
+                if found is None:
+                    break
+                index = found.start()
+            char = text[index]
+            state = follow[state].get(char) or automaton.step(state, char)
+            index += 1
+            if (stops[state] or self.stop) and self._judge(state, base + index):
+                return
+        self._state = state
+        self.at = base + size
+        self.safe = self.at - automaton.depth[state]
+        if self.stop:
+            self.safe = min(self.safe, self.start)
+
+    def _judge(self, state: int, at: int) -> bool:
+        stop = self._automaton.stop[state]
+        if stop and (not self.stop or at - len(stop) < self.start):
+            self.stop, self.start, self.end = stop, at - len(stop), at
+        self.decided = at - self._automaton.depth[state] >= self.start
+        return self.decided

@@ -1,0 +1,102 @@
+"""One sequence's output as it arrives at a frontend: in order, without holes, ending once.
+
+Its truth is `have`, how many output tokens are here. Every run of tokens names its start, so
+    start == have   the next ones
+    start <  have   a duplicate, whose overlap is dropped
+    start >  have   something is missing: the run is left alone and the link asks for it again
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shared import messages as m
+
+RESYNC_S = 0.25  # at most one Resync in this time
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All that a stream gained since it was last asked."""
+
+    tokens: list[int]
+    start: int  # output offset of tokens[0]
+    logprobs: list[m.Logprobs]
+    end: m.End | None
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One sequence's output as it arrives. Ends with exactly one `End`."""
+
+    submit: m.Submit
+    admission: asyncio.Future[int]
+    seed: int = 0
+    output: list[int] = field(default_factory=list)  # everything received, kept for resuming
+    end: m.End | None = None
+    crashes: int = 0
+    _taken: int = 0
+    _logprobs: list[m.Logprobs] = field(default_factory=list)
+    _scored: list[int] = field(default_factory=lambda: [0, 1])  # next offset in output, in prompt (its first has none)
+    _waiter: asyncio.Future[None] | None = None
+    _resynced: float = 0.0
+
+    @property
+    def id(self) -> int:
+        return self.submit.id
+
+    async def next(self) -> Batch:
+        """Wait for news and return all of it; not to be called after a Batch with an end."""
+        while self._taken == len(self.output) and self.end is None and not self._logprobs:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        start, self._taken = self._taken, len(self.output)
+        logprobs, self._logprobs = self._logprobs, []
+        return Batch(self.output[start:], start, logprobs, self.end)
+
+    def take(self, start: int, run: list[int]) -> bool:
+        """False when tokens before `start` are missing."""
+        have = len(self.output)
+        if start > have:
+            return False
+        if start + len(run) > have:
+            self.output += run[have - start :]
+            self.wake()
+        return True
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def finish(self, end: m.End) -> None:
+        if self.end is None:
+            self.end = end
+            self.wake()
+
+    def take_logprobs(self, logprobs: m.Logprobs) -> None:
+        """Keep what continues those already here; the rest is a duplicate, or comes again after a Resync."""
+        have = self._scored[logprobs.prompt]
+        end = logprobs.start + len(logprobs.chosen) // 4
+        if logprobs.start <= have < end:
+            self._logprobs.append(_skip(logprobs, have - logprobs.start))
+            self._scored[logprobs.prompt] = end
+            self.wake()
+
+    def may_resync(self, now: float) -> bool:
+        due = now - self._resynced > RESYNC_S
+        if due:
+            self._resynced = now
+        return due
+
+
+def _skip(logprobs: m.Logprobs, n: int) -> m.Logprobs:
+    if not n:
+        return logprobs
+    return msgspec.structs.replace(
+        logprobs,
+        start=logprobs.start + n,
+        chosen=logprobs.chosen[4 * n :],
+        top_ids=logprobs.top_ids[4 * n * logprobs.top :],
+        top_logprobs=logprobs.top_logprobs[4 * n * logprobs.top :],
+    )

@@ -1,0 +1,115 @@
+"""A checkpoint's chat template: messages in, prompt text out. Knows Jinja, not tokens.
+
+The environment is the one Hugging Face templates are written for (sandboxed, trimmed blocks, `raise_exception`,
+`strftime_now`, plain `tojson`, `{% break %}`, `{% generation %}`); a test holds it to `apply_chat_template`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from frontend.errors import BadRequest
+
+
+class TemplateError(BadRequest):
+    """The template is missing or broken, or refuses these messages."""
+
+    def __init__(self, message: str, *, param: str = "messages") -> None:
+        super().__init__(message, param=param)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant said, for training; here it is only a block."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own type)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _environment() -> jinja2.Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json  # Jinja's own escapes HTML
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class ChatTemplate:
+    """The named templates of one checkpoint ("default", "tool_use"), compiled once.
+
+    `specials` are the special tokens a template may write (`bos_token`, `eos_token`, ...). No template at all is
+    fine until the first `render`. Raises TemplateError for one that does not compile.
+    """
+
+    def __init__(self, templates: Mapping[str, str], specials: Mapping[str, str]) -> None:
+        environment = _environment()
+        try:
+            self._templates = {name: environment.from_string(source) for name, source in templates.items()}
+        except jinja2.TemplateSyntaxError as exc:
+            raise TemplateError(f"the model's chat template does not compile: {exc}") from exc
+        self._specials = dict(specials)
+
+    def __bool__(self) -> bool:
+        """Whether the model can chat at all."""
+        return bool(self._templates)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        /,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **kwargs: object,
+    ) -> str:
+        """The prompt for `messages`, special tokens included: encode it without adding any.
+
+        `kwargs` reach the template as they are (`enable_thinking=False`) and may replace a special token.
+        Raises TemplateError with the template's own words when it refuses the messages.
+        """
+        template = self._choose(tools is not None)
+        if "messages" in kwargs:
+            raise TemplateError("the chat template's messages cannot be replaced", param="chat_template_kwargs")
+        variables = {"documents": None, **self._specials, **kwargs}
+        variables |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        try:
+            return template.render(variables)
+        except Exception as exc:  # a template is a program: on unexpected messages it fails in any way it likes
+            raise TemplateError(f"the model's chat template refused the messages: {exc}") from exc
+
+    def _choose(self, with_tools: bool) -> jinja2.Template:
+        if not self._templates:
+            raise TemplateError("this model has no chat template; use /v1/completions")
+        if with_tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" not in self._templates:
+            raise TemplateError(f"this model has no default chat template, only {', '.join(sorted(self._templates))}")
+        return self._templates["default"]

@@ -1,0 +1,84 @@
+"""The frontend's vocabulary: what every dialect is translated into, and what it is told back.
+
+A protocol file parses bytes into an `Ask`; the service turns an Ask into a stream of `Delta`; the protocol
+file writes Deltas in its own words. Nobody else knows HTTP and tokens at once.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from shared.messages import Sampling, Timings
+
+
+class Finish(enum.StrEnum):
+    """Why a choice ended well (failures are exceptions, never a Finish)."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One HTTP request, whatever its dialect, tokenized and validated.
+
+    Choice `i` of the answer belongs to prompt `i // n`.
+    """
+
+    prompts: tuple[list[int], ...]  # token ids, none empty
+    sampling: Sampling
+    stops: tuple[str, ...] = ()
+    n: int = 1
+    stream: bool = False
+    echo: bool = False
+    timings: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    model: str = ""
+    salt: str = ""
+    deadline_ms: int = 0
+    priority: int = 0
+    meta: dict[str, object] = field(default_factory=dict)  # dialect's own remarks, e.g. which stream format
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token's log-probability and its likeliest rivals, most likely first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one choice gained since the last Delta. Ids and texts are released from the same boundary.
+
+    `texts[i]` is what token `ids[i]` added to the text: empty while a character is incomplete, cut where a
+    stop string began. The last Delta of a choice has `finish`; `stop` is the string or id that ended it.
+    """
+
+    index: int
+    ids: list[int]
+    texts: list[str]
+    finish: Finish | None = None
+    stop: str | int | None = None
+    usage: Usage | None = None  # of this choice so far
+    logprobs: list[TokenLogprob] | None = None
+    timings: Timings | None = None  # with finish
+    seed: int | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)

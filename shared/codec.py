@@ -1,0 +1,57 @@
+"""Bytes on the wire: one encoder, two typed decoders, packed columns. No pickle, ever.
+
+An event frame has two parts: topic (the frontend's id or BROADCAST) and body; a request frame only its body
+(the ROUTER adds the sender). Decoders raise `msgspec.DecodeError` (its subclass ValidationError for the wrong shape).
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+import msgspec
+
+from shared.messages import Event, Request
+
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(Request)
+_events = msgspec.msgpack.Decoder(Event)
+
+encode = _encoder.encode
+
+
+def decode_request(body: bytes | memoryview) -> Request:
+    return _requests.decode(body)
+
+
+def decode_event(body: bytes | memoryview) -> Event:
+    return _events.decode(body)
+
+
+def pack_u32(values: Iterable[int]) -> bytes:
+    """Little-endian uint32s; raises OverflowError beyond 32 bits."""
+    return _little(array("I", values)).tobytes()
+
+
+def unpack_u32(data: bytes) -> "array[int]":
+    """The inverse of pack_u32; raises ValueError when `data` is not a whole number of values."""
+    return _unpack("I", data)
+
+
+def pack_f32(values: Iterable[float]) -> bytes:
+    return _little(array("f", values)).tobytes()
+
+
+def unpack_f32(data: bytes) -> "array[float]":
+    return _unpack("f", data)
+
+
+def _unpack(kind: str, data: bytes) -> array:  # type: ignore[type-arg]
+    out = array(kind)
+    out.frombytes(data)
+    return _little(out)
+
+
+def _little(values: array) -> array:  # type: ignore[type-arg]
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

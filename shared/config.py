@@ -1,0 +1,310 @@
+"""Every setting, its meaning, unit and default: frozen records, read once from flags and environment.
+
+A field `prefill_chunk_size` is the flag `--prefill-chunk-size` and the variable `SLUICE_PREFILL_CHUNK_SIZE`
+(flags win); booleans get `--x / --no-x`. `at_least`, `above` and `at_most` bound one setting; `check()` holds
+every rule that spans two. See flags.py for the reading.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """One sentence naming the flags that do not fit; the command prints it and exits with 2."""
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    unit: str = "",
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+) -> Any:
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most}
+    return field(default=default, metadata={"help": help, "unit": unit, "choices": choices, **bounds})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What is served; read by frontend and worker alike, which must agree."""
+
+    model: str = setting("demo", "what to serve: demo (embedded), a Hugging Face hub id, or a checkpoint folder")
+    served_model_name: str = setting("", "the name clients use; empty: the value of --model")
+    max_seq_len: int = setting(
+        0, "most tokens of one sequence, prompt and output; 0: what the model was made for and the K/V pool can hold",
+        unit="tokens", at_least=0,
+    )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        return self.served_model_name or self.model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireConfig:
+    """Where worker and frontends meet: ipc://PATH on one host, tcp://HOST:PORT across hosts."""
+
+    request_address: str = setting("", "address of the worker's request socket; empty: under --run-dir")
+    event_address: str = setting("", "address of the worker's event socket; empty: under --run-dir")
+    run_dir: str = setting("", "folder (mode 0700) for sockets; empty: one of its own for this server")
+    curve_dir: str = setting("", "folder with CURVE keys for tcp:// addresses")
+    insecure: bool = setting(False, "allow tcp:// addresses without CURVE keys")
+
+    @property
+    def requests(self) -> str:
+        return self.request_address or f"ipc://{self.run_dir}/requests.sock"
+
+    @property
+    def events(self) -> str:
+        return self.event_address or f"ipc://{self.run_dir}/events.sock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One worker: device, memory, scheduling."""
+
+    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda"))
+    dtype: str = setting(
+        "auto",
+        "number format of weights and K/V; auto: the checkpoint's",
+        choices=("auto", "bfloat16", "float16", "float32"),
+    )
+    threads: int = setting(0, "compute threads on the CPU; 0: one a core", unit="threads", at_least=0)
+    kv_cache_gb: float = setting(0.0, "size of the K/V pool; 0: from free memory", unit="GiB", at_least=0)
+    gpu_memory_utilization: float = setting(
+        0.9, "share of the GPU's memory that weights, K/V and scratch may take", above=0, at_most=1
+    )
+    batching_mode: str = setting(
+        "continuous", "continuous: join and leave at every step; static: a batch forms, runs to its end, then the next",
+        choices=("continuous", "static"),
+    )  # fmt: skip
+    batch_wait_timeout_s: float = setting(
+        0.05, "static batching: longest wait for a batch to fill", unit="seconds", at_least=0
+    )
+    scheduler_policy: str = setting(
+        "fcfs", "fcfs: decodes first, prompts in order of arrival; prefill_first: prompts before decodes; "
+        "decode_round_robin: decodes and prompts take turns when the step is full",
+        choices=("fcfs", "prefill_first", "decode_round_robin"),
+    )  # fmt: skip
+    use_chunked_prefill: bool = setting(True, "cut long prompts into chunks that share steps with decodes")
+    prefill_chunk_size: int = setting(512, "most tokens of one prompt in one step", unit="tokens", at_least=1)
+    max_prefill_chunks_per_step: int = setting(
+        0, "most prompts that advance in one step; 0: no limit", unit="prompts", at_least=0
+    )
+    max_step_tokens: int = setting(1024, "token budget of one step", unit="tokens", at_least=1)
+    max_batch_size: int = setting(64, "most sequences in one step", unit="sequences", at_least=1)
+    max_waiting_requests: int = setting(
+        1024, "most sequences waiting; beyond it the answer is 503", unit="sequences", at_least=1
+    )
+    max_waiting_tokens: int = setting(0, "most prompt tokens waiting; 0: no limit", unit="tokens", at_least=0)
+    kv_cache_backend: str = setting(
+        "paged", "paged: pages of --page-size tokens; contiguous: one page of --max-seq-len tokens a sequence",
+        choices=("paged", "contiguous"),
+    )  # fmt: skip
+    page_size: int = setting(16, "tokens in a page", unit="tokens", at_least=1)
+    prefix_cache: bool = setting(True, "share the K/V of equal prompt beginnings")
+    batch_invariant: bool = setting(True, "the same bits for a request whatever shares its steps")
+    seed: int = setting(
+        -1, "draws the seeds of requests that bring none; -1: from the system's entropy", at_least=-1, at_most=2**64 - 1
+    )
+    drain_timeout: float = setting(30.0, "on SIGTERM, how long running streams may go on", unit="seconds", at_least=0)
+    lease_timeout: float = setting(10.0, "a frontend silent this long loses its requests", unit="seconds", above=0)
+    worker_metrics_port: int = setting(8001, "the worker's own /metrics; 0: none", at_least=0, at_most=65535)
+    worker_host: str = setting("127.0.0.1", "where the worker's /metrics listens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendConfig:
+    """One frontend: HTTP and text."""
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0: any free one", at_least=0, at_most=65535)
+    completions_stream_format: str = setting(
+        "openai", "what /v1/completions speaks when the body does not say", choices=("openai", "events")
+    )  # fmt: skip
+    max_body_bytes: int = setting(8 << 20, "largest request body", unit="bytes", at_least=1)
+    api_keys: str = setting("", "file with one API key a line; empty: no key needed")
+    keepalive_s: float = setting(15.0, "a comment line after this much silence on a stream", unit="seconds", above=0)
+    stall_timeout: float = setting(30.0, "not ready when the worker's last step is older", unit="seconds", above=0)
+    recovery_timeout: float = setting(
+        120.0, "how long streams wait for a lost worker to come back", unit="seconds", at_least=0
+    )
+    metrics_prefix: str = setting("sluice_", "first part of every metric's name")
+    log_level: str = setting("info", "least severe log line", choices=("debug", "info", "warning", "error"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """The supervisor: which processes, and how patient."""
+
+    frontends: int = setting(1, "frontend processes that share the port", unit="processes", at_least=1)
+    stop_timeout: float = setting(40.0, "after SIGTERM, how long before children are killed", unit="seconds", above=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All records of one command; a command uses those it needs."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    wire: WireConfig = field(default_factory=WireConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    frontend: FrontendConfig = field(default_factory=FrontendConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+
+
+# How settings are addressed by name: no two records have a field of the same name.
+
+
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """The same settings with some of them changed; `values` maps names such as `page_size` to values.
+
+    Raises ConfigError for a name that no record has; values are not checked, see `check`.
+    """
+    if unknown := values.keys() - _flat(settings).keys():
+        raise ConfigError(f"there is no setting {', '.join(sorted(unknown))}")
+    changed = {}
+    for record in dataclasses.fields(Settings):
+        old = getattr(settings, record.name)
+        own = {item.name: values[item.name] for item in dataclasses.fields(old) if item.name in values}
+        changed[record.name] = dataclasses.replace(old, **own)
+    return Settings(**changed)
+
+
+def changed_names(settings: Settings) -> frozenset[str]:
+    """The settings whose value is not the default."""
+    flat, plain = _flat(settings), _flat(Settings())
+    return frozenset(name for name in flat if flat[name] != plain[name])
+
+
+def value_problem(item: "dataclasses.Field[Any]", value: Any) -> str:
+    """What is wrong with a value of the right type ("must be at least 1"); empty: nothing."""
+    meta = item.metadata
+    if meta["choices"] and value not in meta["choices"]:
+        return f"must be one of {', '.join(meta['choices'])}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number"
+    if meta["at_least"] is not None and value < meta["at_least"]:
+        return f"must be at least {meta['at_least']}"
+    if meta["above"] is not None and value <= meta["above"]:
+        return f"must be above {meta['above']}"
+    if meta["at_most"] is not None and value > meta["at_most"]:
+        return f"must be at most {meta['at_most']}"
+    return ""
+
+
+def check(settings: Settings, asked: Collection[str] | None = None) -> Settings:
+    """The settings as they will be used, or `ConfigError`.
+
+    `asked` names the settings that somebody gave (None: those that differ from their default). What was asked
+    for wins over a default that does not fit it, and two things asked for that contradict each other are an error.
+    """
+    asked = changed_names(settings) if asked is None else asked
+    _check_values(settings)
+    _check_wire(settings.wire)
+    for rule in (_static, _contiguous, _chunks, _budget, _stopping, _ports):
+        settings = with_values(settings, rule(settings, asked))
+    return settings
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    return {
+        item.name: getattr(getattr(settings, record.name), item.name)
+        for record in dataclasses.fields(settings)
+        for item in dataclasses.fields(getattr(settings, record.name))
+    }
+
+
+def _check_values(settings: Settings) -> None:
+    for record in dataclasses.fields(settings):
+        values = getattr(settings, record.name)
+        for item in dataclasses.fields(values):
+            problem = value_problem(item, getattr(values, item.name))
+            if problem:
+                raise ConfigError(f"{flag_name(item.name)} {problem}, not {getattr(values, item.name)!r}")
+    if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", settings.frontend.metrics_prefix):
+        raise ConfigError("--metrics-prefix may hold letters, digits, _ and :, and may not begin with a digit")
+    if not settings.model.model:
+        raise ConfigError("--model must not be empty")
+
+
+def _check_wire(wire: WireConfig) -> None:
+    given = [address for address in (wire.request_address, wire.event_address) if address]
+    for address in given:
+        if not re.match(r"(ipc|tcp)://.", address):
+            raise ConfigError(f"--request-address and --event-address begin with ipc:// or tcp://, unlike {address!r}")
+    remote = [address for address in given if address.startswith("tcp://")]
+    if len(remote) == 1:
+        raise ConfigError("--request-address and --event-address must both be tcp:// or both be ipc://")
+    if remote and not wire.curve_dir and not wire.insecure:
+        raise ConfigError("tcp:// in --request-address and --event-address needs keys in --curve-dir, or --insecure")
+
+
+def _static(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
+    if settings.worker.batching_mode != "static":
+        return {}
+    if settings.worker.use_chunked_prefill and "use_chunked_prefill" in asked:
+        raise ConfigError("--use-chunked-prefill needs --batching-mode continuous, not static")
+    return {"use_chunked_prefill": False}
+
+
+def _contiguous(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
+    if settings.worker.kv_cache_backend != "contiguous":
+        return {}
+    if settings.worker.prefix_cache and "prefix_cache" in asked:
+        raise ConfigError("--prefix-cache needs --kv-cache-backend paged, not contiguous")
+    if "page_size" in asked:
+        raise ConfigError("--page-size needs --kv-cache-backend paged: contiguous has one page a sequence")
+    return {"prefix_cache": False}
+
+
+def _chunks(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
+    worker = settings.worker
+    if worker.max_prefill_chunks_per_step and not worker.use_chunked_prefill:
+        cause = "--batching-mode static" if worker.batching_mode == "static" else "--no-use-chunked-prefill"
+        raise ConfigError(f"--max-prefill-chunks-per-step has no meaning with {cause}")
+    return {}
+
+
+def _budget(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
+    """One step can hold a chunk, and a decode of every running sequence."""
+    worker, changed = settings.worker, dict[str, Any]()
+    sizes = {"max_batch_size": worker.max_batch_size}
+    if worker.use_chunked_prefill:
+        sizes["prefill_chunk_size"] = worker.prefill_chunk_size
+    for name, size in sizes.items():
+        if size <= changed.get("max_step_tokens", worker.max_step_tokens):
+            continue
+        if name in asked and "max_step_tokens" in asked:
+            raise ConfigError(f"{flag_name(name)} {size} must not exceed --max-step-tokens {worker.max_step_tokens}")
+        changed |= {"max_step_tokens": size} if name in asked else {name: worker.max_step_tokens}
+    return changed
+
+
+def _stopping(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
+    """Children are killed only after they had their time to drain."""
+    drain, stop = settings.worker.drain_timeout, settings.launch.stop_timeout
+    if stop > drain:
+        return {}
+    if "stop_timeout" in asked and "drain_timeout" in asked:
+        raise ConfigError(f"--stop-timeout {stop:g} must be longer than --drain-timeout {drain:g}")
+    return {"drain_timeout": stop * 0.75} if "stop_timeout" in asked else {"stop_timeout": drain + 10.0}
+
+
+def _ports(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
+    port, metrics = settings.frontend.port, settings.worker.worker_metrics_port
+    if port != metrics or not port:
+        return {}
+    if "worker_metrics_port" in asked:
+        raise ConfigError(f"--port and --worker-metrics-port are both {port}")
+    return {"worker_metrics_port": port + 1 if port < 65535 else 0}

@@ -1,0 +1,180 @@
+"""Reads settings: one command-line flag and one SLUICE_ variable for every field of the records in config.py.
+
+Knows how text becomes a value and how a flag documents itself; knows no setting by name. Flags win over the
+environment, the environment over defaults. Every mistake is a `ConfigError` of one sentence that names the
+flag or the variable it came from.
+"""
+
+import argparse
+import dataclasses
+import difflib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from shared.config import ConfigError, Settings, changed_names, check, flag_name, value_problem, with_values
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_SHAPES = {str(int): "N", str(float): "X"}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One setting as the command line shows it."""
+
+    record: str  # field of Settings that holds it
+    field: "dataclasses.Field[Any]"
+
+    @property
+    def name(self) -> str:
+        return self.field.name
+
+    @property
+    def option(self) -> str:
+        return flag_name(self.name)
+
+    @property
+    def variable(self) -> str:
+        return "SLUICE_" + self.name.upper()
+
+    @property
+    def help(self) -> str:
+        unit = f"{self.field.metadata['unit']}; " if self.field.metadata["unit"] else ""
+        default = self._words(self.field.default)
+        return f"{self.field.metadata['help']} [{unit}default {default}; {self.variable}]".replace("%", "%%")
+
+    def _words(self, value: Any) -> str:
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return str(value) if value != "" else "empty"
+
+    def value(self, text: str, source: str) -> Any:
+        """Text as this setting's type; ConfigError names `source`, the flag or the variable."""
+        try:
+            value = _convert(self.field.type, text.strip())
+        except ValueError as error:
+            raise ConfigError(f"{source} {error}, not {text!r}") from None
+        if problem := value_problem(self.field, value):
+            raise ConfigError(f"{source} {problem}, not {text!r}")
+        return value
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that knows no abbreviations and answers a mistake with one sentence, a ConfigError."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Like parse_args, but an unknown flag is answered with the nearest known one."""
+        namespace, extra = self.parse_known_args(argv)
+        if extra:
+            raise ConfigError(self._unknown(extra[0].partition("=")[0]))
+        return namespace
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"unexpected argument {word!r}"
+        known = [
+            option for action in self._actions if action.help != argparse.SUPPRESS for option in action.option_strings
+        ]
+        near = difflib.get_close_matches(word, known, n=1)
+        return f"unknown flag {word}; " + (f"did you mean {near[0]}?" if near else f"see {self.prog} --help")
+
+
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+
+def all_flags() -> tuple[Flag, ...]:
+    """Every setting there is, in the order of the records."""
+    return tuple(
+        Flag(record.name, item) for record in dataclasses.fields(Settings) for item in dataclasses.fields(_type(record))
+    )
+
+
+def select(records: Collection[str], also: Collection[str] = ()) -> tuple[Flag, ...]:
+    """The flags of some records (names of Settings' fields) and single settings from others."""
+    return tuple(flag for flag in all_flags() if flag.record in records or flag.name in also)
+
+
+def add_flags(parser: argparse.ArgumentParser, flags: Sequence[Flag]) -> None:
+    """Adds one documented option a flag, grouped by record; absent ones leave no trace in the namespace."""
+    groups: dict[str, Any] = {}
+    for flag in flags:
+        if flag.record not in groups:
+            groups[flag.record] = parser.add_argument_group(flag.record)
+        _add(groups[flag.record], flag)
+
+
+def given(namespace: argparse.Namespace, environment: Mapping[str, str], flags: Sequence[Flag]) -> dict[str, Any]:
+    """The settings that somebody gave, by name: flags first, then the environment."""
+    return dict(_given(vars(namespace), environment, flags))
+
+
+def read(namespace: argparse.Namespace, environment: Mapping[str, str], flags: Sequence[Flag]) -> Settings:
+    """Checked settings from a parsed command line and the environment; raises ConfigError."""
+    values = given(namespace, environment, flags)
+    return check(with_values(Settings(), values), values.keys())
+
+
+def to_argv(settings: Settings, flags: Sequence[Flag]) -> list[str]:
+    """The shortest command line that reads back as these settings, if no SLUICE_ variable is set."""
+    changed = changed_names(settings)
+    return [_word(flag, getattr(getattr(settings, flag.record), flag.name)) for flag in flags if flag.name in changed]
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment less every variable that is a setting: what a child gets that is told all by flags."""
+    ours = {flag.variable for flag in all_flags()}
+    return {name: value for name, value in environment.items() if name not in ours}
+
+
+def _type(record: "dataclasses.Field[Any]") -> Any:
+    return record.type
+
+
+def _add(group: Any, flag: Flag) -> None:
+    common: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "help": flag.help}
+    if flag.field.type is bool:
+        group.add_argument(flag.option, action=argparse.BooleanOptionalAction, **common)
+        return
+    choices = flag.field.metadata["choices"]
+    shape = "|".join(choices) if choices else _SHAPES.get(str(flag.field.type), "TEXT")
+    group.add_argument(flag.option, metavar=shape, **common)
+
+
+def _given(
+    options: Mapping[str, Any], environment: Mapping[str, str], flags: Sequence[Flag]
+) -> Iterator[tuple[str, Any]]:
+    for flag in flags:
+        if flag.name in options:
+            value = options[flag.name]
+            yield flag.name, flag.value(value, flag.option) if isinstance(value, str) else value
+        elif flag.variable in environment:
+            yield flag.name, flag.value(environment[flag.variable], flag.variable)
+
+
+def _convert(kind: Any, text: str) -> Any:
+    if kind is bool:
+        return _truth(text.lower())
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError("must be a whole number" if kind is int else "must be a number") from None
+
+
+def _truth(text: str) -> bool:
+    if text not in _TRUE + _FALSE:
+        raise ValueError("must be 1 or 0 (or true, false, yes, no, on, off)")
+    return text in _TRUE
+
+
+def _word(flag: Flag, value: Any) -> str:
+    if isinstance(value, bool):
+        return flag.option if value else flag_name(f"no_{flag.name}")
+    return f"{flag.option}={value}"

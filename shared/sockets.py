@@ -1,0 +1,96 @@
+"""ZeroMQ sockets as both ends want them: never blocking, never dropping silently, closed to strangers.
+
+Knows addresses and options; nothing of messages. ipc:// paths lie in a folder only its owner may enter;
+tcp:// needs CURVE keys (see keys in curve_dir) unless `insecure`.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+import zmq
+
+from shared.config import ConfigError, WireConfig
+
+HIGH_WATER = 100_000  # frames; beyond it a peer counts as lagging
+
+
+def connect(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, wire: WireConfig, *, identity: bytes = b""
+) -> zmq.Socket[bytes]:
+    """A socket that keeps trying to reach `address`; sends fail with zmq.Again while nobody is there."""
+    sock = _socket(context, kind)
+    if identity:
+        sock.setsockopt(zmq.IDENTITY, identity)
+    sock.setsockopt(zmq.IMMEDIATE, 1)
+    sock.setsockopt(zmq.RECONNECT_IVL, 50)
+    sock.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+    _secure(sock, address, wire, server=False)
+    sock.connect(address)
+    return sock
+
+
+def bind(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, wire: WireConfig) -> zmq.Socket[bytes]:
+    """A bound socket.
+
+    Raises:
+        ConfigError: the address cannot be bound or is open to strangers.
+    """
+    if address.startswith("ipc://"):
+        _private_folder(Path(address.removeprefix("ipc://")).parent)
+    sock = _socket(context, kind)
+    try:
+        _secure(sock, address, wire, server=True)
+        sock.bind(address)
+    except zmq.ZMQError as error:
+        sock.close(linger=0)
+        raise ConfigError(f"cannot listen on {address}: {error}") from error
+    except ConfigError:
+        sock.close(linger=0)
+        raise
+    return sock
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    sock: zmq.Socket[bytes] = context.socket(kind)
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.SNDHWM, HIGH_WATER)
+    sock.setsockopt(zmq.RCVHWM, HIGH_WATER)
+    sock.setsockopt(zmq.MAXMSGSIZE, 64 << 20)
+    if kind == zmq.ROUTER:
+        sock.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    if kind == zmq.XPUB:
+        sock.setsockopt(zmq.XPUB_NODROP, 1)
+        sock.setsockopt(zmq.XPUB_VERBOSER, 1)
+    return sock
+
+
+def _private_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = folder.stat()
+    if mode.st_uid != os.getuid() or stat.S_IMODE(mode.st_mode) & 0o077:
+        raise ConfigError(f"the socket folder {folder} must belong to this user with mode 0700")
+
+
+def _secure(sock: zmq.Socket[bytes], address: str, wire: WireConfig, *, server: bool) -> None:
+    if not address.startswith("tcp://") or wire.insecure:
+        return
+    if not wire.curve_dir:
+        raise ConfigError(f"{address} needs CURVE keys: give --curve-dir, or --insecure on a trusted network")
+    public, secret = _load_keys(Path(wire.curve_dir), "worker" if server else "frontend")
+    sock.curve_publickey, sock.curve_secretkey = public, secret
+    if server:
+        sock.curve_server = True
+    else:
+        sock.curve_serverkey = _load_keys(Path(wire.curve_dir), "worker", secret=False)[0]
+
+
+def _load_keys(folder: Path, name: str, *, secret: bool = True) -> tuple[bytes, bytes]:
+    import zmq.auth
+
+    path = folder / f"{name}.{'key_secret' if secret else 'key'}"
+    try:
+        public, private = zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--curve-dir: cannot read the key {path}: {error}") from error
+    return public, private or b""

@@ -1,0 +1,184 @@
+"""Tiny random checkpoints of every family, made by transformers itself, with tokenizers to match.
+
+Weights are drawn wide, so that logits are far apart and greedy text depends on the whole context.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB, EOS, WINDOW = 512, 2, 16
+TEXT = (
+    "The river runs past the mill and the old stone bridge. A small boat waits there for the evening light.",
+    "def add(a, b):\n    return a + b\n\nprint(add(2, 3))  # 5",
+    "Größe, naïve, façade, señor, Ærø: letters of two bytes. Привет, мир! Καλημέρα κόσμε.",
+    "日本語の文章と、中文句子。한국어 문장도 있다. 🙂🚀👩‍👩‍👧 and back to plain words again.",
+)
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def byte_level_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
+    """BPE over bytes, as Llama 3 and Qwen have it: a token may be part of a character."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=SPECIAL, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    tokenizer.train_from_iterator(TEXT, trainer)
+    return _wrap(tokenizer, vocab)
+
+
+def byte_fallback_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
+    """BPE over characters with "▁" for spaces and <0xNN> for what it does not know, as Gemma has it.
+
+    Like Gemma's it puts a beginning-of-text token before plain text, and its chat template brings one too.
+    """
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    learner = Tokenizer(models.BPE(unk_token="<unk>"))
+    learner.normalizer = normalizers.Replace(" ", "▁")
+    learner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    learner.train_from_iterator(
+        TEXT[:2], trainers.BpeTrainer(vocab_size=vocab - 256, special_tokens=[*SPECIAL, "<unk>"], show_progress=False)
+    )
+    learned = json.loads(learner.to_str())["model"]
+    words = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
+    vocabulary = {word: i for i, word in enumerate([*words[:4], *fallback, *words[4:]])}
+    merges = [tuple(pair) for pair in learned["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], 0)]
+    )  # fmt: skip
+    return _wrap(tokenizer, vocab, chat="{{ bos_token }}" + CHAT)
+
+
+def _wrap(tokenizer: Tokenizer, vocab: int, chat: str = CHAT) -> PreTrainedTokenizerFast:
+    """Filled up to `vocab` with words, so that every id a model can draw has a text."""
+    tokenizer.add_tokens([f" word{i}" for i in range(vocab - tokenizer.get_vocab_size())])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=SPECIAL[2], bos_token=SPECIAL[0], pad_token=SPECIAL[0],
+        additional_special_tokens=[SPECIAL[1]], chat_template=chat, clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024,
+    "initializer_range": 0.2, "eos_token_id": EOS, "bos_token_id": 0, "pad_token_id": 0,
+}  # fmt: skip
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+
+
+def _llama(tied: bool) -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied, rope_parameters=LLAMA3_ROPE))
+
+
+def _llama_biased() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True))
+
+
+def _mistral() -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW))
+
+
+def _qwen2() -> PreTrainedModel:
+    sizes = {**SIZES, "head_dim": 16}  # hidden / heads: this family has no head_dim of its own
+    return Qwen2ForCausalLM(Qwen2Config(**sizes, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1))
+
+
+def _qwen3(tied: bool) -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied))
+
+
+def _gemma3() -> PreTrainedModel:
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = Gemma3TextConfig(
+        **SIZES, sliding_window=WINDOW, layer_types=types, rope_parameters=GEMMA_ROPE, query_pre_attn_scalar=24
+    )
+    return Gemma3ForCausalLM(config)
+
+
+@dataclass(frozen=True)
+class Kind:
+    model: Callable[[], PreTrainedModel]
+    tokenizer: Callable[[], PreTrainedTokenizerFast] = byte_level_tokenizer
+
+
+KINDS = {
+    "llama": Kind(lambda: _llama(tied=False)),
+    "llama-tied": Kind(lambda: _llama(tied=True)),
+    "llama-biased": Kind(_llama_biased),
+    "mistral": Kind(_mistral),
+    "qwen2": Kind(_qwen2),
+    "qwen3": Kind(lambda: _qwen3(tied=False)),
+    "qwen3-tied": Kind(lambda: _qwen3(tied=True)),
+    "gemma3": Kind(_gemma3, byte_fallback_tokenizer),
+}
+
+
+def build(kind: str, seed: int = 0) -> PreTrainedModel:
+    """A model of that kind, float32, with norms and biases that are not what they start as."""
+    torch.manual_seed(seed)
+    model = KINDS[kind].model()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            if "post_" in name and kind.startswith("gemma"):  # else the scaled embedding outshouts the layers, and
+                parameter.add_(8.0)  # with a tied head every token predicts itself
+    return cast(PreTrainedModel, model.eval())
+
+
+def save(kind: str, folder: Path, *, dtype: torch.dtype = torch.float32, shard: str = "50GB", seed: int = 0) -> Path:
+    """A checkpoint folder of that kind; `shard` is the largest size of one file ("200KB" makes several)."""
+    model = torch.nn.Module.to(build(kind, seed), dtype)
+    model.save_pretrained(folder, max_shard_size=shard)
+    KINDS[kind].tokenizer().save_pretrained(folder)
+    return folder
+
+
+class Checkpoints:
+    """Makes each checkpoint once, on first use."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __call__(self, kind: str, **how: Any) -> Path:
+        folder = self.root / "-".join([kind, *(f"{name}={value}" for name, value in sorted(how.items()))])
+        return folder if folder.exists() else save(kind, folder, **how)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(KINDS)

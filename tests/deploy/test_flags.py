@@ -1,0 +1,190 @@
+"""Flags, variables and the rules between settings."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given as generated
+from hypothesis import strategies as st
+
+from shared.config import ConfigError, Settings, check, with_values
+from shared.flags import Parser, add_flags, all_flags, read, select, to_argv, without_settings
+
+FLAGS = all_flags()
+
+
+def parse(*argv: str, **environment: str) -> Settings:
+    parser = Parser(prog="sluice serve")
+    add_flags(parser, FLAGS)
+    return read(parser.read(argv), environment, FLAGS)
+
+
+def refuse(*argv: str, **environment: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(*argv, **environment)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_no_two_settings_share_a_name() -> None:
+    names = [flag.name for flag in FLAGS]
+    assert len(set(names)) == len(names)
+
+
+def test_nothing_given_is_the_default_and_the_defaults_fit_together() -> None:
+    assert parse() == Settings()
+
+
+def test_flags_win_over_the_environment_and_that_over_defaults() -> None:
+    settings = parse("--port", "1", SLUICE_PORT="2", SLUICE_FRONTENDS="3")
+    assert (settings.frontend.port, settings.launch.frontends) == (1, 3)
+
+
+@pytest.mark.parametrize("text", ["0", "false", "No", "OFF"])
+def test_booleans_in_the_environment(text: str) -> None:
+    assert parse(SLUICE_BATCH_INVARIANT=text).worker.batch_invariant is False
+    assert parse("--batch-invariant", SLUICE_BATCH_INVARIANT=text).worker.batch_invariant is True
+
+
+def test_help_names_every_flag_its_unit_default_and_variable() -> None:
+    parser = Parser(prog="sluice serve")
+    add_flags(parser, FLAGS)
+    text = " ".join(parser.format_help().split())
+    for flag in FLAGS:
+        assert flag.option in text
+        assert f"{flag.variable}]" in text
+    assert "most tokens of one prompt in one step [tokens; default 512; SLUICE_PREFILL_CHUNK_SIZE]" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--port", "http"], "--port must be a whole number, not 'http'"),
+        (["--port", "65536"], "--port must be at most 65535"),
+        (["--keepalive-s", "0"], "--keepalive-s must be above 0"),
+        (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization must be at most 1"),
+        (["--gpu-memory-utilization", "0"], "--gpu-memory-utilization must be above 0"),
+        (["--drain-timeout", "nan"], "--drain-timeout must be a finite number"),
+        (["--drain-timeout", "soon"], "--drain-timeout must be a number"),
+        (["--prefill-chunk-size", "0"], "--prefill-chunk-size must be at least 1"),
+        (["--max-batch-size", "0"], "--max-batch-size must be at least 1"),
+        (["--frontends", "0"], "--frontends must be at least 1"),
+        (["--device", "tpu"], "--device must be one of auto, cpu, cuda"),
+        (["--metrics-prefix", "9-"], "--metrics-prefix"),
+        (["--model", ""], "--model"),
+        (["--port"], "--port"),
+        (["--frontend", "2"], "unknown flag --frontend; did you mean --frontends?"),
+        (["--pagesize=4"], "unknown flag --pagesize; did you mean --page-size?"),
+        (["demo"], "unexpected argument 'demo'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_the_flag(argv: list[str], words: str) -> None:
+    assert words in refuse(*argv)
+
+
+def test_a_mistake_in_the_environment_names_the_variable() -> None:
+    assert refuse(SLUICE_PORT="x").startswith("SLUICE_PORT must be a whole number")
+    assert refuse(SLUICE_PREFIX_CACHE="maybe").startswith("SLUICE_PREFIX_CACHE must be 1 or 0")
+    assert refuse(SLUICE_DTYPE="int8").startswith("SLUICE_DTYPE must be one of")
+
+
+@pytest.mark.parametrize(
+    ("argv", "flags"),
+    [
+        ("--batching-mode static --use-chunked-prefill", ("--use-chunked-prefill", "--batching-mode")),
+        ("--kv-cache-backend contiguous --prefix-cache", ("--prefix-cache", "--kv-cache-backend")),
+        ("--kv-cache-backend contiguous --page-size 16", ("--page-size", "--kv-cache-backend")),
+        (
+            "--no-use-chunked-prefill --max-prefill-chunks-per-step 2",
+            ("--max-prefill-chunks-per-step", "--no-use-chunked-prefill"),
+        ),
+        (
+            "--batching-mode static --max-prefill-chunks-per-step 2",
+            ("--max-prefill-chunks-per-step", "--batching-mode"),
+        ),
+        ("--prefill-chunk-size 600 --max-step-tokens 512", ("--prefill-chunk-size", "--max-step-tokens")),
+        ("--max-batch-size 64 --max-step-tokens 32", ("--max-batch-size", "--max-step-tokens")),
+        ("--stop-timeout 5 --drain-timeout 5", ("--stop-timeout", "--drain-timeout")),
+        ("--port 9000 --worker-metrics-port 9000", ("--port", "--worker-metrics-port")),
+        ("--request-address tcp://h:1 --event-address ipc:///e", ("--request-address", "--event-address")),
+        ("--request-address tcp://h:1 --event-address tcp://h:2", ("--request-address", "--curve-dir", "--insecure")),
+        ("--request-address udp://h:1", ("--request-address", "--event-address")),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_by_name(argv: str, flags: tuple[str, ...]) -> None:
+    sentence = refuse(*argv.split())
+    assert all(flag in sentence for flag in flags)
+
+
+def test_being_asked_for_counts_in_the_environment_too() -> None:
+    assert "--use-chunked-prefill" in refuse("--batching-mode", "static", SLUICE_USE_CHUNKED_PREFILL="1")
+    assert "--page-size" in refuse("--kv-cache-backend", "contiguous", SLUICE_PAGE_SIZE="16")
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("--batching-mode static", {"use_chunked_prefill": False}),
+        ("--kv-cache-backend contiguous", {"prefix_cache": False}),
+        ("--kv-cache-backend contiguous --no-prefix-cache", {"prefix_cache": False}),
+        ("--prefill-chunk-size 4096", {"max_step_tokens": 4096, "prefill_chunk_size": 4096}),
+        ("--max-step-tokens 32", {"prefill_chunk_size": 32, "max_batch_size": 32}),
+        ("--max-batch-size 2000 --prefill-chunk-size 3000", {"max_step_tokens": 3000}),
+        ("--no-use-chunked-prefill --max-step-tokens 64", {"prefill_chunk_size": 512}),
+        ("--port 8001", {"worker_metrics_port": 8002}),
+        ("--worker-metrics-port 0 --port 0", {"worker_metrics_port": 0}),
+    ],
+)
+def test_a_default_gives_way_to_what_was_asked_for(argv: str, expected: dict[str, Any]) -> None:
+    worker = parse(*argv.split()).worker
+    assert {name: getattr(worker, name) for name in expected} == expected
+
+
+def test_children_are_killed_only_after_they_had_time_to_drain() -> None:
+    assert parse("--drain-timeout", "100").launch.stop_timeout > 100
+    assert parse("--stop-timeout", "8").worker.drain_timeout < 8
+
+
+def test_remote_addresses_with_keys_or_without() -> None:
+    remote = ("--request-address", "tcp://h:1", "--event-address", "tcp://h:2")
+    assert parse(*remote, "--curve-dir", "keys").wire.requests == "tcp://h:1"
+    assert parse(*remote, "--insecure").wire.events == "tcp://h:2"
+
+
+def test_records_made_in_code_are_checked_by_what_differs_from_the_default() -> None:
+    with pytest.raises(ConfigError, match="--page-size"):
+        check(with_values(Settings(), {"kv_cache_backend": "contiguous", "page_size": 32}))
+    with pytest.raises(ConfigError, match="--max-batch-size must be at least 1"):
+        check(with_values(Settings(), {"max_batch_size": -1}))
+    with pytest.raises(ConfigError, match="no setting pagesize"):
+        with_values(Settings(), {"pagesize": 32})
+
+
+def test_check_leaves_alone_what_it_returned() -> None:
+    for argv in ("--batching-mode static", "--kv-cache-backend contiguous", "--max-step-tokens 32", "--port 8001"):
+        settings = parse(*argv.split())
+        assert check(settings) == settings
+
+
+@generated(st.fixed_dictionaries({}, optional={
+    "port": st.integers(0, 65535), "model": st.text("aZ9-_./= ", min_size=1),
+    "seed": st.integers(-1, 2**64 - 1), "prefix_cache": st.booleans(), "keepalive_s": st.floats(0.001, 1e9),
+    "batching_mode": st.sampled_from(["continuous", "static"]), "max_step_tokens": st.integers(1, 1 << 20),
+}))  # fmt: skip
+def test_settings_survive_the_way_to_a_child(values: dict[str, Any]) -> None:
+    settings = check(with_values(Settings(), values), values.keys())
+    assert parse(*to_argv(settings, FLAGS)) == settings
+
+
+def test_a_child_is_told_by_flags_only() -> None:
+    assert without_settings({"SLUICE_PORT": "1", "SLUICE_EPOCH": "2", "HOME": "/"}) == {
+        "SLUICE_EPOCH": "2",
+        "HOME": "/",
+    }
+    assert {flag.name for flag in select(("launch",), ("port",))} == {"frontends", "stop_timeout", "port"}
+
+
+def test_every_setting_says_what_it_is_for() -> None:
+    for flag in FLAGS:
+        assert dataclasses.is_dataclass(getattr(Settings(), flag.record))
+        assert len(flag.field.metadata["help"]) > 10

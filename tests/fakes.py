@@ -1,0 +1,168 @@
+"""A worker's side of the wire that a test plays by hand: a Link without sockets.
+
+Streams are the real ones. `play` says what happens to each admitted sequence; without one the test feeds the
+streams itself with `say` and `end`.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frontend.errors import SluiceError
+from frontend.link import Counts, Link
+from frontend.protocols.common import Context
+from frontend.stream import Stream
+from frontend.template import ChatTemplate
+from frontend.tokenizer import Tokenizer
+from shared import messages as m
+from shared.codec import pack_f32, pack_u32
+from tests.frontend.tokenizers_for_tests import byte_level, save
+
+MODEL = "tiny"
+LIMITS = m.Limits(max_seq_len=512, vocab_size=269, eos_token_ids=(265,))
+READY = m.Status(
+    epoch=1, pid=4711, model=MODEL, device="cpu", dtype="float32", state="ready", max_seq_len=512,
+    pages=m.Pages(free=6, cached=3, owned=1, total=10), running=2, waiting=1, prefix_queries=100, prefix_hits=40,
+    frontends=(m.Peer("ab", 12, 3),),
+)  # fmt: skip
+
+Play = Callable[["FakeLink", Stream], None]
+
+
+@dataclass(slots=True)
+class Submitted:
+    prompt: list[int]
+    sampling: m.Sampling
+    stream: Stream
+    group: int = 0
+
+
+@dataclass(eq=False)
+class FakeLink(Link):
+    """`refusals[i]`, if there is one, refuses the i-th submit; `delays[i]` is how long its admission takes."""
+
+    play: Play | None = None
+    refusals: dict[int, SluiceError] = field(default_factory=dict)
+    delays: dict[int, float] = field(default_factory=dict)
+    status: m.Status | None = READY
+    welcome: m.Welcome | None = field(default_factory=lambda: m.Welcome(1, 1, 4711, MODEL, "", LIMITS))
+    ready: tuple[bool, str] = (True, "ready")
+    counts: Counts = field(default_factory=Counts)
+    submitted: list[Submitted] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+    started: bool = False
+    closed: bool = False
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    calls: int = 0
+
+    async def start(self) -> None:
+        self.started = True
+
+    async def close(self) -> None:
+        self.closed = True
+        for task in self.tasks:
+            task.cancel()
+
+    def state(self) -> tuple[bool, str]:
+        return self.ready
+
+    @property
+    def live(self) -> int:
+        return sum(one.stream.end is None for one in self.submitted)
+
+    async def submit(
+        self,
+        prompt: list[int],
+        sampling: m.Sampling,
+        *,
+        salt: str = "",
+        group: int = 0,
+        deadline_ms: int = 0,
+        priority: int = 0,
+    ) -> Stream:
+        self.calls += 1
+        call = self.calls - 1
+        if call in self.delays:
+            await asyncio.sleep(self.delays[call])
+        if call in self.refusals:
+            raise self.refusals[call]
+        message = m.Submit(call + 1, pack_u32(prompt), sampling, group=group)
+        stream = Stream(message, asyncio.get_running_loop().create_future(), seed=sampling.seed or 77)
+        self.submitted.append(Submitted(prompt, sampling, stream, group))
+        if self.play is not None:
+            self.play(self, stream)
+        return stream
+
+    def abort(self, streams: Iterable[Stream]) -> None:
+        for stream in streams:
+            if stream.end is None:
+                self.aborted.append(stream.id)
+                self.end(stream, m.Outcome.ABORTED)
+
+    # what the worker does
+
+    def say(self, stream: Stream, ids: Iterable[int]) -> None:
+        if stream.end is None:
+            stream.take(len(stream.output), list(ids))
+
+    def score(self, stream: Stream, start: int, logprobs: list[float], *, prompt: bool = False, k: int = 0) -> None:
+        """Each token's rivals are the ids 1 to k, equally likely."""
+        n = len(logprobs)
+        tops = [list(range(1, k + 1)) for _ in range(n)]
+        values = [[logprob] * k for logprob in logprobs]
+        stream.take_logprobs(
+            m.Logprobs(
+                stream.id, start, pack_f32(logprobs), k, pack_u32(sum(tops, [])), pack_f32(sum(values, [])), prompt
+            )
+        )
+
+    def end(self, stream: Stream, outcome: m.Outcome = m.Outcome.EOS, error: str = "", cached: int = 0) -> None:
+        timings = m.Timings(queue_ms=1.0, prefill_ms=2.0, decode_ms=3.0, cached_tokens=cached)
+        stream.finish(m.End(stream.id, outcome, len(stream.output), error, timings))
+
+    def later(self, work: Callable[[], None], seconds: float = 0.0) -> None:
+        """Does `work` in a task of its own, after `seconds`."""
+
+        async def do() -> None:
+            await asyncio.sleep(seconds)
+            work()
+
+        task = asyncio.ensure_future(do())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+
+def saying(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str = "", pause_s: float = 0.0) -> Play:
+    """A play: the pieces one after another, with time for the frontend between them, then the end with the last."""
+
+    def play(link: FakeLink, stream: Stream) -> None:
+        def step(i: int) -> None:
+            if i < len(pieces):
+                link.say(stream, pieces[i])
+            if i >= len(pieces) - 1:
+                link.end(stream, outcome, error)
+            else:
+                link.later(lambda: step(i + 1), pause_s)
+
+        link.later(lambda: step(0), pause_s)
+
+    return play
+
+
+def context(tokenizer: Tokenizer, **more: Any) -> Context:
+    template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
+    return Context(**({"model": MODEL, "max_seq_len": 64, "vocab_size": 269, "tokenizer": tokenizer,
+                       "template": template} | more))  # fmt: skip
+
+
+def tokenizer(folder: Path) -> Tokenizer:
+    """A small byte-level one: ids 0 to 255 are bytes, `<s>` 264 begins a prompt, `</s>` 265 ends an answer."""
+    return Tokenizer.load(save(byte_level(), folder, tokenizer_config={"chat_template": TEMPLATE}))
+
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)

@@ -1,0 +1,183 @@
+"""What /v1/completions takes and refuses, and that each refusal names its field."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontend.errors import BadRequest, SluiceError, Unprocessable
+from frontend.protocols import completions, events
+from frontend.protocols.fields import decode
+from frontend.tokenizer import Tokenizer
+from frontend.types import Ask
+from tests.fakes import MODEL, context
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "abc", "max_tokens": 8} | more
+
+
+async def parsed(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Ask:
+    return await completions.parse(dict(fields), context(tokenizer))
+
+
+async def test_defaults_are_those_of_the_contract(tokenizer: Tokenizer) -> None:
+    ask = await completions.parse({"model": MODEL, "prompt": "ab"}, context(tokenizer, max_seq_len=256))
+    assert ask.prompts == ([264, *tokenizer.encode_now(["ab"], False)[0]],)
+    assert (ask.n, ask.stream, ask.echo, ask.timings, ask.stops) == (1, False, False, False, ())
+    chosen = ask.sampling
+    assert (chosen.max_tokens, chosen.temperature, chosen.top_p, chosen.top_k, chosen.min_p) == (128, 1.0, 1.0, 0, 0.0)
+    assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.0, 0.0, 0.0)
+    assert (chosen.seed, chosen.min_tokens, chosen.stop_token_ids, chosen.ignore_eos) == (None, 0, (), False)
+    assert (chosen.logit_bias, chosen.logprobs, chosen.prompt_logprobs) == ((), None, False)
+
+
+async def test_every_field_arrives(tokenizer: Tokenizer) -> None:
+    ask = await parsed(
+        tokenizer,
+        body(
+            temperature=0, top_p=0.5, top_k=7, min_p=0.1, repetition_penalty=1.5, presence_penalty=-1,
+            frequency_penalty=2, logit_bias={"5": -100, "6": 1.5}, seed=-1, stop="x", stop_token_ids=[4],
+            ignore_eos=True, min_tokens=3, n=2, best_of=2, logprobs=20, echo=True, stream=True, timings=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True}, user="u", metadata={"a": "b"},
+            store=True, service_tier="auto", stream_format="openai", suffix=None,
+        ),
+    )  # fmt: skip
+    s = ask.sampling
+    assert (s.temperature, s.top_p, s.top_k, s.min_p, s.repetition_penalty) == (0.0, 0.5, 7, 0.1, 1.5)
+    assert (s.presence_penalty, s.frequency_penalty, s.seed, s.min_tokens) == (-1.0, 2.0, 2**64 - 1, 3)
+    assert s.logit_bias == ((5, -100.0), (6, 1.5)) and s.stop_token_ids == (4,) and s.ignore_eos
+    assert (s.logprobs, s.prompt_logprobs) == (20, True)
+    assert (ask.n, ask.stops, ask.echo, ask.stream, ask.timings) == (2, ("x",), True, True, True)
+    assert ask.include_usage and ask.continuous_usage
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"), [("ab", 1), ([1, 2], 1), (["a", "b"], 2), ([[1], [2, 3]], 2), (["a", [1]], 2)]
+)
+async def test_prompts_come_in_all_shapes(tokenizer: Tokenizer, prompt: Any, count: int) -> None:
+    assert len((await parsed(tokenizer, body(prompt=prompt))).prompts) == count
+
+
+async def test_stop_may_be_one_or_sixteen(tokenizer: Tokenizer) -> None:
+    many = [f"s{i}" for i in range(16)]
+    assert (await parsed(tokenizer, body(stop=many))).stops == tuple(many)
+    assert (await parsed(tokenizer, body(stop="a"))).stops == ("a",)
+    assert (await parsed(tokenizer, body(stop=[]))).stops == ()
+
+
+async def test_max_tokens_may_be_zero_with_echo(tokenizer: Tokenizer) -> None:
+    assert (await parsed(tokenizer, body(max_tokens=0, echo=True))).sampling.max_tokens == 0
+
+
+async def test_a_prompt_that_just_fits_is_taken(tokenizer: Tokenizer) -> None:
+    assert (await parsed(tokenizer, body(prompt=[1] * 56))).prompts == ([1] * 56,)
+
+
+WRONG_TYPES: list[tuple[str, Any]] = [
+    ("prompt", 5), ("prompt", [1, "a"]), ("prompt", ["a", 1]), ("prompt", [True]), ("prompt", [[1, None]]),
+    ("prompt", [1.0]), ("prompt", {}), ("model", 1), ("max_tokens", "8"), ("max_tokens", 8.0), ("max_tokens", True),
+    ("temperature", "1"), ("temperature", True), ("temperature", [1]), ("top_p", "x"), ("top_k", 1.5), ("n", True),
+    ("seed", 1.0), ("stop", 5), ("stop", [1]), ("stop_token_ids", 4), ("stop_token_ids", [True]), ("echo", 1),
+    ("stream", "true"), ("ignore_eos", 0), ("logit_bias", []), ("logit_bias", {"1": "x"}), ("stream_options", True),
+    ("logprobs", True), ("timings", "yes"), ("stream_format", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_TYPES)
+async def test_a_wrong_type_is_400_and_names_the_field(tokenizer: Tokenizer, name: str, value: Any) -> None:
+    with pytest.raises(BadRequest) as refused:
+        await parsed(tokenizer, body(**{name: value}))
+    assert refused.value.param == name and f"`{name}`" in refused.value.message
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], [[]], ["a", ""], [[1], []]])
+async def test_an_empty_prompt_is_400(tokenizer: Tokenizer, prompt: Any) -> None:
+    with pytest.raises(BadRequest) as refused:
+        await parsed(tokenizer, body(prompt=prompt))
+    assert refused.value.param == "prompt"
+
+
+@pytest.mark.parametrize("missing", ["model", "prompt"])
+async def test_a_missing_field_is_400(tokenizer: Tokenizer, missing: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        await parsed(tokenizer, body(**{missing: None}))
+    assert refused.value.param == missing
+
+
+OUT_OF_RANGE: list[tuple[str, Any]] = [
+    ("max_tokens", 0), ("max_tokens", -1), ("temperature", -0.1), ("top_p", 0), ("top_p", 1.01), ("top_k", 0),
+    ("top_k", -1), ("min_p", -0.1), ("min_p", 1.1), ("repetition_penalty", 0), ("presence_penalty", 2.1),
+    ("frequency_penalty", -2.1), ("logit_bias", {"1": 101}), ("logit_bias", {"x": 1}), ("logit_bias", {"269": 1}),
+    ("seed", 2**64), ("seed", -(2**63) - 1), ("stop", ""), ("stop", ["a", ""]), ("stop", ["x"] * 17),
+    ("stop_token_ids", [-1]), ("stop_token_ids", [269]), ("min_tokens", 9), ("min_tokens", -1), ("n", 0), ("n", 129),
+    ("logprobs", 21), ("logprobs", -1), ("best_of", 2), ("suffix", "x"), ("stream_format", "xml"), ("foo", 1),
+    ("prompt", [269]), ("prompt", [-1]), ("prompt", [2**70]), ("model", "other"), ("tools", []),
+    ("temperature", 10**400),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), OUT_OF_RANGE)
+async def test_what_is_not_acceptable_is_422_and_names_the_field(tokenizer: Tokenizer, name: str, value: Any) -> None:
+    with pytest.raises(Unprocessable) as refused:
+        await parsed(tokenizer, body(**{name: value}))
+    assert refused.value.param == name and f"`{name}`" in refused.value.message or name == "model"
+
+
+async def test_codes_that_clients_look_for(tokenizer: Tokenizer) -> None:
+    async def code(**more: Any) -> str | None:
+        with pytest.raises(SluiceError) as refused:
+            await parsed(tokenizer, body(**more))
+        return refused.value.code
+
+    assert await code(model="gpt-4") == "model_not_found"
+    assert await code(prompt=[1] * 57) == "context_length_exceeded"
+    assert await code(foo=1) == "unknown_field"
+    assert await code(stream_options={"foo": True}) == "unknown_field"
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"5", b'"x"', b"null", b"NaN", b'{"a": Infinity}', b"\xff", b"[" * 99999])
+def test_what_is_no_json_object_is_400(raw: bytes) -> None:
+    with pytest.raises(BadRequest):
+        decode(raw)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(completions.FIELDS)), JSON, max_size=5))
+async def test_no_body_whatever_raises_anything_but_a_refusal(tokenizer: Tokenizer, more: dict[str, Any]) -> None:
+    try:
+        ask = await parsed(tokenizer, body(**more))
+    except (BadRequest, Unprocessable) as refused:
+        assert refused.message
+    else:
+        assert all(ask.prompts)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"), [({"n": 2}, "n"), ({"prompt": ["a", "b"]}, "prompt"), ({"echo": True}, "echo"), ({"logprobs": 1}, "logprobs")]
+)  # fmt: skip
+async def test_typed_events_refuse_what_they_cannot_say(tokenizer: Tokenizer, more: dict[str, Any], param: str) -> None:
+    with pytest.raises(Unprocessable) as refused:
+        await events.parse(body(**more), context(tokenizer))
+    assert refused.value.param == param
+
+
+async def test_typed_events_are_always_a_stream(tokenizer: Tokenizer) -> None:
+    assert (await events.parse(body(stream=False, stream_format="events"), context(tokenizer))).stream
+
+
+@given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_decoding_gives_an_object_or_a_refusal(raw: bytes) -> None:
+    try:
+        assert isinstance(decode(raw), dict)
+    except BadRequest as refused:
+        assert refused.status == 400

@@ -1,0 +1,164 @@
+"""Golden transcripts of both dialects of /v1/completions, and that a folded stream is the whole answer."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from frontend.errors import Internal
+from frontend.protocols import completions, events
+from frontend.protocols.common import Meta
+from frontend.tokenizer import Tokenizer
+from frontend.types import Ask, Delta, Finish, TokenLogprob, Usage
+from shared.messages import Sampling, Timings
+
+HEAD = '{"id":"cmpl-0","object":"text_completion","created":1,"model":"tiny"'
+
+
+def meta(tokenizer: Tokenizer, **more: Any) -> Meta:
+    settings = {"prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=9), "model": "tiny", **more}
+    return Meta(Ask(**settings), tokenizer, nonce="0", created=1)
+
+
+async def wakes(*lists: list[Delta] | Exception) -> AsyncIterator[list[Delta]]:
+    for one in lists:
+        if isinstance(one, Exception):
+            raise one
+        yield one
+
+
+def last(index: int = 0, ids: tuple[int, ...] = (), texts: tuple[str, ...] = (), **more: Any) -> Delta:
+    settings = {"finish": Finish.EOS, "usage": Usage(3, 4, 2), "seed": 7, "timings": Timings(1.0, 2.0, 3.0, 2), **more}
+    return Delta(index, list(ids), list(texts), **settings)
+
+
+async def lines(stream: Any) -> list[str]:
+    return [data.decode() async for data in stream]
+
+
+async def test_openai_transcript(tokenizer: Tokenizer) -> None:
+    asked = meta(tokenizer, stream=True)
+    story = wakes([Delta(0, [5], [' "é"\n'])], [Delta(0, [6], [""])], [last(ids=(7, 8), texts=("b", ""))])
+    assert await lines(completions.stream(asked, story)) == [
+        f'data: {HEAD},"choices":[{{"index":0,"text":" \\"é\\"\\n","logprobs":null,"finish_reason":null}}]}}\n\n',
+        f'data: {HEAD},"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null}}]}}\n\n'
+        f'data: {HEAD},"choices":[{{"index":0,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":null,"seed":7}}]}}\n\n',
+        "data: [DONE]\n\n",
+    ]
+
+
+async def test_openai_usage_chunk_has_no_choices(tokenizer: Tokenizer) -> None:
+    asked = meta(tokenizer, stream=True, include_usage=True, timings=True)
+    *chunks, end = parse_sse("".join(await lines(completions.stream(asked, wakes([Delta(0, [5], ["a"])], [last()])))))
+    assert end == "[DONE]"
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None, None]
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == {
+        "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2},
+    }  # fmt: skip
+    assert chunks[-1]["timings"] == {
+        "queue_ms": 1.0, "prefill_ms": 2.0, "decode_ms": 3.0, "cached_tokens": 2,
+        "inter_token_p50_ms": 0.0, "inter_token_p99_ms": 0.0,
+    }  # fmt: skip
+
+
+async def test_openai_timings_without_usage_are_on_the_last_finish(tokenizer: Tokenizer) -> None:
+    asked = meta(tokenizer, stream=True, timings=True, n=2)
+    chunks = parse_sse("".join(await lines(completions.stream(asked, wakes([last(0)], [last(1)])))))
+    assert ["timings" in chunk for chunk in chunks[:-1]] == [False, True]
+
+
+async def test_openai_running_usage(tokenizer: Tokenizer) -> None:
+    asked = meta(tokenizer, stream=True, continuous_usage=True)
+    story = wakes([Delta(0, [5], ["a"], usage=Usage(3, 1))], [last()])
+    chunks = parse_sse("".join(await lines(completions.stream(asked, story))))
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1]] == [1, 4]
+
+
+async def test_typed_events_transcript(tokenizer: Tokenizer) -> None:
+    story = wakes([Delta(0, [9906], ['He"l'])], [Delta(0, [5, 6], ["", "é"])], [last(ids=(7,), texts=("",))])
+    assert "".join(await lines(events.stream(meta(tokenizer, stream=True), story))) == (
+        'event: token\ndata: {"token": "He\\"l", "token_id": 9906}\n\n'
+        'event: token\ndata: {"token": "", "token_id": 5}\n\n'
+        'event: token\ndata: {"token": "é", "token_id": 6}\n\n'
+        'event: token\ndata: {"token": "", "token_id": 7}\n\n'
+        'event: done\ndata: {"finish_reason": "eos", "usage": '
+        '{"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}\n\n'
+    )
+
+
+async def test_typed_events_carry_text_that_came_after_the_last_id(tokenizer: Tokenizer) -> None:
+    story = wakes([Delta(0, [5], [""])], [last(texts=("\ufffd",))])
+    text = "".join(await lines(events.stream(meta(tokenizer, stream=True), story)))
+    assert 'data: {"token": "\ufffd", "token_id": null}' in text
+
+
+@pytest.mark.parametrize("dialect", [completions, events])
+async def test_a_failure_passes_through_a_stream_without_an_end(tokenizer: Tokenizer, dialect: Any) -> None:
+    stream = dialect.stream(meta(tokenizer, stream=True), wakes([Delta(0, [5], ["a"])], Internal("broken")))
+    written = []
+    with pytest.raises(Internal):
+        async for data in stream:
+            written.append(data)
+    assert len(written) == 1 and b"DONE" not in written[0] and b"done" not in written[0]
+
+
+def test_failures_in_the_words_of_each_dialect() -> None:
+    error = Internal("it's \"broken\"", code="worker_error")
+    assert completions.failure(error, "r") == (
+        b'data: {"error":{"message":"it\'s \\"broken\\"","type":"internal_error","param":null,"code":"worker_error"}}\n\n'
+    )
+    assert events.failure(error, "r") == b'event: error\ndata: {"error": "it\'s \\"broken\\""}\n\n'
+    assert events.error(error, "r") == b'{"error":"it\'s \\"broken\\""}'
+
+
+async def test_whole_answers_equal_folded_streams(tokenizer: Tokenizer) -> None:
+    scores = [TokenLogprob(65, float("nan")), TokenLogprob(66, -1.5, ((66, -1.5), (67, -2.5)))]
+    story = [
+        [Delta(1, [65, 66], ["a", "b"], logprobs=scores), Delta(0, [68], [""], logprobs=scores[1:])],
+        [Delta(0, [69], ["é"], logprobs=scores[1:])],
+        [last(0, stop="END", finish=Finish.STOP)],
+        [last(1, (70,), ("c",), logprobs=scores[1:], finish=Finish.LENGTH)],
+    ]
+    asked = meta(tokenizer, n=2, include_usage=True, sampling=Sampling(max_tokens=9, logprobs=2))
+    whole = json.loads(await completions.whole(asked, wakes(*story)))
+    chunks = parse_sse("".join(await lines(completions.stream(asked, wakes(*story)))))
+    assert fold(chunks[:-1]) == whole
+    assert whole["usage"]["prompt_tokens"] == 3 and whole["usage"]["completion_tokens"] == 8
+    assert [choice["finish_reason"] for choice in whole["choices"]] == ["stop", "length"]
+    assert whole["choices"][1]["logprobs"] == {
+        "tokens": [tokenizer.token_text(id) for id in (65, 66, 66)],
+        "token_logprobs": [None, -1.5, -1.5],
+        "top_logprobs": [None] + [{tokenizer.token_text(66): -1.5, tokenizer.token_text(67): -2.5}] * 2,
+        "text_offset": [0, 1, 2],
+    }
+
+
+async def test_cached_tokens_of_several_choices_count_once(tokenizer: Tokenizer) -> None:
+    asked = meta(tokenizer, prompts=([1, 2], [3]), n=2)
+    story = [[last(i, usage=Usage(2, 1, cached))] for i, cached in enumerate([0, 2, 1, 1])]
+    usage = json.loads(await completions.whole(asked, wakes(*story)))["usage"]
+    assert usage == {
+        "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1},
+    }  # fmt: skip
+
+
+def parse_sse(text: str) -> list[Any]:
+    blocks = [block.removeprefix("data: ") for block in text.split("\n\n") if block]
+    return [block if block == "[DONE]" else json.loads(block) for block in blocks]
+
+
+def fold(chunks: list[Any]) -> dict[str, Any]:
+    """What a client makes of a stream."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for piece in chunk["choices"]:
+            choice = choices.setdefault(piece["index"], {"index": piece["index"], "text": "", "logprobs": None})
+            choice["text"] += piece["text"]
+            for key, values in (piece["logprobs"] or {}).items():
+                choice["logprobs"] = choice["logprobs"] or {}
+                choice["logprobs"].setdefault(key, []).extend(values)
+            choice |= {key: piece[key] for key in ("finish_reason", "stop_reason", "seed") if key in piece}
+    head = {key: chunks[0][key] for key in ("id", "object", "created", "model")}
+    return head | {"choices": [choices[i] for i in sorted(choices)], "usage": chunks[-1]["usage"]}

@@ -1,0 +1,274 @@
+"""One request's life over a worker played by hand."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from frontend.errors import Internal, Overloaded, SluiceError, Unprocessable
+from frontend.service import DeadlineExceeded, Run, Service, Silent
+from frontend.tokenizer import Tokenizer
+from frontend.types import Ask, Delta, Finish
+from shared.messages import Outcome, Sampling, Timings
+from tests.fakes import FakeLink, saying
+
+
+class Recorder(Silent):
+    def __init__(self) -> None:
+        self.aborts: list[str] = []
+        self.finishes: list[Finish] = []
+        self.tokens = 0
+
+    def first(self, seconds: float, tokens: int) -> None:
+        self.tokens += tokens
+
+    def gap(self, seconds: float, tokens: int) -> None:
+        self.tokens += tokens
+
+    def finished(self, finish: Finish, seconds: float, timings: Timings) -> None:
+        self.finishes.append(finish)
+
+    def aborted(self, reason: str) -> None:
+        self.aborts.append(reason)
+
+
+def service(tokenizer: Tokenizer, link: FakeLink) -> Service:
+    loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
+    loaded.set_result(tokenizer)
+    return Service(link, loaded, Recorder())
+
+
+def ask(**more: object) -> Ask:
+    settings = {"prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=50), **more}
+    return Ask(**settings)  # type: ignore[arg-type]
+
+
+async def collect(run: Run) -> list[list[Delta]]:
+    return [wake async for wake in run.wakes()]
+
+
+def encode(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    return lambda text: tokenizer.encode_now([text], False)[0]
+
+
+async def test_one_sequence_becomes_deltas_that_join_to_its_text(tokenizer: Tokenizer) -> None:
+    ids = encode(tokenizer)
+    link = FakeLink(saying(ids("Hello "), ids("the €"), [265]))
+    run = await service(tokenizer, link).start(ask())
+    deltas = [delta for wake in await collect(run) for delta in wake]
+    assert "".join(delta.text for delta in deltas) == "Hello the €"
+    assert [id for delta in deltas for id in delta.ids] == [*ids("Hello "), *ids("the €"), 265]
+    last = deltas[-1]
+    assert last.finish is Finish.EOS and last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (3, len(ids("Hello ") + ids("the €")) + 1)
+    assert last.seed == 77 and last.texts[-1] == ""
+    assert all(delta.finish is None for delta in deltas[:-1])
+
+
+async def test_what_came_while_the_consumer_was_busy_is_one_delta(tokenizer: Tokenizer) -> None:
+    link = FakeLink()
+    run = await service(tokenizer, link).start(ask())
+    stream = link.submitted[0].stream
+    wakes = run.wakes()
+    for id in encode(tokenizer)("abc"):
+        link.say(stream, [id])
+    assert [delta.text for delta in await anext(wakes)] == ["abc"]
+    link.say(stream, encode(tokenizer)("d"))
+    link.end(stream, Outcome.LENGTH)
+    (last,) = await anext(wakes)
+    assert (last.text, last.finish) == ("d", Finish.LENGTH)
+    with pytest.raises(StopAsyncIteration):
+        await anext(wakes)
+
+
+async def test_a_stop_string_ends_the_choice_and_aborts_at_once(tokenizer: Tokenizer) -> None:
+    ids = encode(tokenizer)
+    link = FakeLink()
+    served = service(tokenizer, link)
+    run = await served.start(ask(stops=("END",)))
+    stream = link.submitted[0].stream
+    link.say(stream, ids("some E"))
+    wakes = run.wakes()
+    assert (await anext(wakes))[0].text == "some "
+    link.say(stream, ids("NDless"))
+    (last,) = await anext(wakes)
+    assert link.aborted == [stream.id]
+    assert (last.text, last.finish, last.stop) == ("", Finish.STOP, "END")
+    assert last.usage is not None and last.usage.completion_tokens == len(ids("some END"))
+    assert await anext(wakes, None) is None
+    assert served.runs == set()
+    assert served.meter.aborts == ["stop"] and served.meter.finishes == [Finish.STOP]  # type: ignore[attr-defined]
+
+
+async def test_a_stop_token_is_named_by_its_id(tokenizer: Tokenizer) -> None:
+    link = FakeLink(saying([65, 66], outcome=Outcome.STOP))
+    deltas = (await collect(await service(tokenizer, link).start(ask())))[-1]
+    assert (deltas[0].finish, deltas[0].stop) == (Finish.STOP, 66)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "status"),
+    [
+        (Outcome.ERROR, Internal, 500),
+        (Outcome.ABORTED, Internal, 500),
+        (Outcome.DEADLINE, DeadlineExceeded, 504),
+        (Outcome.SHUTDOWN, Overloaded, 503),
+    ],
+)
+async def test_a_failed_end_raises_after_what_came_before_it(
+    tokenizer: Tokenizer, outcome: Outcome, kind: type[SluiceError], status: int
+) -> None:
+    link = FakeLink(saying(encode(tokenizer)("half"), outcome=outcome, error="because"))
+    wakes = (await service(tokenizer, link).start(ask())).wakes()
+    (delta,) = await anext(wakes)
+    assert (delta.text, delta.finish) == ("half", None)
+    with pytest.raises(kind, match="because") as failure:
+        await anext(wakes)
+    assert failure.value.status == status
+
+
+async def test_closing_early_aborts_all_streams(tokenizer: Tokenizer) -> None:
+    link = FakeLink()
+    served = service(tokenizer, link)
+    run = await served.start(ask(n=3))
+    wakes = run.wakes()
+    link.say(link.submitted[0].stream, [65])
+    await anext(wakes)
+    await wakes.aclose()
+    assert sorted(link.aborted) == [1, 2, 3]
+    assert served.meter.aborts == ["client"] * 3 and served.runs == set()  # type: ignore[attr-defined]
+
+
+async def test_closing_without_ever_listening_aborts_too(tokenizer: Tokenizer) -> None:
+    link = FakeLink()
+    run = await service(tokenizer, link).start(ask())
+    run.close()
+    run.close()
+    assert link.aborted == [1]
+
+
+async def test_prompts_and_choices_are_told_apart_and_seeded(tokenizer: Tokenizer) -> None:
+    link = FakeLink()
+    run = await service(tokenizer, link).start(
+        ask(prompts=([1], [2, 3]), n=2, sampling=Sampling(max_tokens=9, seed=2**64 - 1))
+    )
+    assert [one.prompt for one in link.submitted] == [[1], [1], [2, 3], [2, 3]]
+    assert [one.sampling.seed for one in link.submitted] == [2**64 - 1, 0] * 2
+    groups = [one.group for one in link.submitted]
+    assert groups[0] == groups[1] != groups[2] == groups[3] and 0 not in groups
+    for letter, one in enumerate(link.submitted):
+        link.say(one.stream, [32 + letter])
+        link.end(one.stream)
+    deltas = [delta for wake in await collect(run) for delta in wake]
+    assert sorted(delta.index for delta in deltas if delta.finish) == [0, 1, 2, 3]
+    texts = {delta.index: delta.text for delta in deltas}
+    assert texts == {i: tokenizer.decode([32 + i]) for i in range(4)}
+    assert link.aborted == []
+
+
+async def test_one_failed_choice_fails_the_request_and_ends_the_others(tokenizer: Tokenizer) -> None:
+    link = FakeLink()
+    run = await service(tokenizer, link).start(ask(n=2))
+    link.end(link.submitted[1].stream, Outcome.ERROR, "broken")
+    with pytest.raises(Internal, match="broken"):
+        await collect(run)
+    assert link.aborted == [1]
+
+
+async def test_all_sequences_are_admitted_or_none(tokenizer: Tokenizer) -> None:
+    link = FakeLink(refusals={1: Overloaded("full", code="queue_full", retry_after=3.0)})
+    served = service(tokenizer, link)
+    with pytest.raises(Overloaded, match="full"):
+        await served.start(ask(n=3))
+    assert sorted(link.aborted) == [one.stream.id for one in link.submitted] and len(link.submitted) == 2
+    assert served.runs == set()
+
+
+async def test_leaving_during_admission_aborts_what_was_admitted(tokenizer: Tokenizer) -> None:
+    link = FakeLink(delays={1: 60.0})
+    task = asyncio.create_task(service(tokenizer, link).start(ask(n=2)))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(link.submitted) == 1
+    assert link.aborted == [link.submitted[0].stream.id]
+
+
+async def test_echo_puts_the_prompt_first_with_its_scores(tokenizer: Tokenizer) -> None:
+    prompt = [264, *encode(tokenizer)("ab")]
+    link = FakeLink()
+    run = await service(tokenizer, link).start(
+        ask(
+            prompts=(prompt,), echo=True, sampling=Sampling(max_tokens=2, logprobs=1, prompt_logprobs=True),
+            meta={"echo": ["ab"]},
+        )  # fmt: skip
+    )
+    stream = link.submitted[0].stream
+    link.score(stream, 1, [-1.0, -2.0], prompt=True, k=1)
+    link.score(stream, 0, [-3.0], k=1)
+    link.say(stream, encode(tokenizer)("c"))
+    link.end(stream, Outcome.LENGTH)
+    ((delta,),) = await collect(run)
+    assert delta.text == "abc" and delta.logprobs is not None and delta.usage is not None
+    assert [score.logprob for score in delta.logprobs[1:]] == [-1.0, -2.0, -3.0]
+    assert delta.logprobs[0].logprob != delta.logprobs[0].logprob  # the first has none
+    assert [score.token_id for score in delta.logprobs] == delta.ids
+    assert (delta.usage.prompt_tokens, delta.usage.completion_tokens) == (3, 1)
+
+
+async def test_scores_stay_with_their_tokens_while_a_stop_holds_some_back(tokenizer: Tokenizer) -> None:
+    ids = encode(tokenizer)("aEb")
+    link = FakeLink()
+    run = await service(tokenizer, link).start(ask(stops=("END",), sampling=Sampling(max_tokens=9, logprobs=0)))
+    stream = link.submitted[0].stream
+    wakes = run.wakes()
+    for offset, id in enumerate(ids):
+        link.score(stream, offset, [-float(offset)])
+        link.say(stream, [id])
+        if offset == 1:
+            (first,) = await anext(wakes)
+    link.end(stream, Outcome.LENGTH)
+    (rest,) = await anext(wakes)
+    scores = [(score.token_id, score.logprob) for delta in (first, rest) for score in delta.logprobs or ()]
+    assert scores == [(id, -float(offset)) for offset, id in enumerate(ids)]
+
+
+async def test_drain_refuses_new_ones_waits_and_then_tells_the_rest(tokenizer: Tokenizer) -> None:
+    link = FakeLink()
+    served = service(tokenizer, link)
+    quick, slow = await served.start(ask()), await served.start(ask())
+    draining = asyncio.create_task(served.drain(0.2))
+    await asyncio.sleep(0)
+    assert served.state() == (False, "draining")
+    with pytest.raises(Overloaded, match="draining"):
+        await served.start(ask())
+    link.end(link.submitted[0].stream)
+    assert (await collect(quick))[-1][0].finish is Finish.EOS
+    with pytest.raises(Overloaded, match="shutting down"):
+        await collect(slow)
+    await draining
+    assert served.runs == set()
+
+
+async def test_not_ready_reasons_come_in_order(tokenizer: Tokenizer) -> None:
+    link = FakeLink(ready=(False, "no worker yet"))
+    loading: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
+    served = Service(link, loading)
+    assert served.state() == (False, "loading the tokenizer")
+    with pytest.raises(Overloaded):
+        _ = served.tokenizer
+    loading.set_result(tokenizer)
+    assert served.state() == (False, "no worker yet")
+    link.ready = (True, "ready")
+    assert served.state() == (True, "ready")
+    other = link.welcome
+    assert other is not None
+    link.welcome = type(other)(1, 1, 1, "tiny", "not that hash", other.limits)
+    assert served.state() == (False, "the worker has another tokenizer")
+
+
+async def test_a_refusal_for_good_is_passed_on(tokenizer: Tokenizer) -> None:
+    link = FakeLink(refusals={0: Unprocessable("too long", code="context_length_exceeded")})
+    with pytest.raises(Unprocessable, match="too long"):
+        await service(tokenizer, link).start(ask())

@@ -1,0 +1,171 @@
+"""Chat templates render as `apply_chat_template` renders them; what a template refuses is the client's to know."""
+
+from collections.abc import Mapping
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from frontend.template import ChatTemplate, TemplateError
+from tests.frontend.tokenizers_for_tests import byte_level
+
+SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
+CHATML = """{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}{% continue %}{% endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if tools %}
+    {%- for tool in tools %}
+        {{- tool | tojson }}{{ tool | tojson(indent=2) }}
+    {%- endfor %}
+{%- endif %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}"""
+LLAMA = """{{- bos_token }}
+{%- set ns = namespace(first=true) %}
+    {% if messages[0]['role'] == 'system' %}
+        {%- set system_message = messages[0]['content'] | trim %}
+        {%- set messages = messages[1:] %}
+    {% else %}
+        {%- set system_message = '' %}
+    {% endif %}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\nCutting Knowledge Date: December 2023\\n' }}
+{{- system_message }}<|eot_id|>
+{%- for message in messages %}
+    {%- set ns.first = false %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{% if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{% endif %}
+"""
+GEMMA = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set first_user_prefix = messages[0]['content'] + '\\n\\n' -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- set role = "model" if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<start_of_turn>' + role + '\\n' + (first_user_prefix if loop.first else "") }}
+    {%- generation %}{{ message['content'] | trim }}{% endgeneration -%}
+    {{ '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<start_of_turn>model\\n' }}
+{%- endif -%}"""
+TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "gemma": GEMMA}
+CHATS = [
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "system", "content": " Be <brief> & 'kind' "}, {"role": "user", "content": "Grüße 👋\n"}],
+    [{"role": role, "content": f"{{{{ {role} }}}}"} for role in ("user", "assistant", "user")],
+]
+TOOLS = [{"type": "function", "function": {"name": "größe", "parameters": {"z": "<b>", "a": 1}}}]
+
+
+def reference(
+    template: str,
+    chat: list[dict[str, str]],
+    generate: bool,
+    tools: list[dict[str, object]] | None,
+    extra: Mapping[str, object],
+) -> str:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), **SPECIALS)
+    text: str = tokenizer.apply_chat_template(
+        chat, chat_template=template, add_generation_prompt=generate, tools=tools, tokenize=False, **extra
+    )
+    return text
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("generate", [True, False])
+@pytest.mark.parametrize("extra", [{}, {"enable_thinking": False}])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_renders_as_transformers_does(
+    name: str,
+    chat: list[dict[str, str]],
+    generate: bool,
+    extra: dict[str, object],
+    tools: list[dict[str, object]] | None,
+) -> None:
+    mine = ChatTemplate({"default": TEMPLATES[name]}, SPECIALS).render(chat, generate, tools, **extra)
+    assert mine == reference(TEMPLATES[name], chat, generate, tools, extra)
+
+
+def test_thinking_is_switched_off_by_a_keyword() -> None:
+    template = ChatTemplate({"default": CHATML}, SPECIALS)
+    assert template.render(CHATS[0]).endswith("<|im_start|>assistant\n")
+    assert template.render(CHATS[0], enable_thinking=False).endswith("<think>\n\n</think>\n\n")
+
+
+def test_generation_block_keeps_its_variables_to_itself() -> None:
+    source = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"
+    mine = ChatTemplate({"default": source}, SPECIALS).render(CHATS[0])
+    assert mine == reference(source, CHATS[0], True, None, {}) == "21"
+
+
+def test_tools_choose_their_own_template() -> None:
+    template = ChatTemplate({"default": "plain", "tool_use": "{{ tools[0].function.name }}"}, {})
+    assert template.render(CHATS[0]) == "plain"
+    assert template.render(CHATS[0], tools=TOOLS) == "größe"
+
+
+def test_date_as_the_template_wants_it() -> None:
+    text = ChatTemplate({"default": "{{ strftime_now('%Y-%m-%d') }}"}, {}).render(CHATS[0])
+    assert len(text) == 10 and text[4] == text[7] == "-"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (GEMMA, "Conversation roles must alternate"),
+        ("{{ messages[0].content + 1 }}", "refused the messages"),
+        ("{{ messages.append(1) }}", "refused the messages"),
+        ("{{ ''.__class__.__mro__ }}", "refused the messages"),
+        ("{{ nothing.at.all }}", "'nothing' is undefined"),
+    ],
+)
+def test_refusals_are_the_clients_to_know(source: str, message: str) -> None:
+    with pytest.raises(TemplateError, match=message) as caught:
+        ChatTemplate({"default": source}, {}).render([{"role": "assistant", "content": "Hi"}])
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
+def test_keywords_cannot_replace_the_messages() -> None:
+    with pytest.raises(TemplateError, match="cannot be replaced") as caught:
+        ChatTemplate({"default": "{{ messages }}"}, {}).render(CHATS[0], **{"messages": []})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_keywords_may_replace_a_special_token() -> None:
+    assert ChatTemplate({"default": "{{ bos_token }}"}, SPECIALS).render(CHATS[0], bos_token="") == ""
+
+
+def test_no_template_is_only_a_problem_when_one_is_needed() -> None:
+    template = ChatTemplate({}, {})
+    assert not template
+    with pytest.raises(TemplateError, match="no chat template"):
+        template.render(CHATS[0])
+
+
+def test_without_a_default() -> None:
+    with pytest.raises(TemplateError, match="only rag, tool_use"):
+        ChatTemplate({"tool_use": "a", "rag": "b"}, {}).render(CHATS[0])
+
+
+def test_a_broken_template_says_so_when_it_is_loaded() -> None:
+    with pytest.raises(TemplateError, match="does not compile"):
+        ChatTemplate({"default": "{% if %}"}, {})

@@ -1,0 +1,167 @@
+"""Detokenizing: the texts of a stream, joined, are the whole decode, for any ids and any way of pushing them."""
+
+from itertools import chain
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Engine
+
+from frontend.text import StreamText, WindowText
+from frontend.tokenizer import Tokenizer
+from tests.frontend import tokenizers_for_tests as kinds
+
+ENGINES = {
+    "byte_level": kinds.byte_level(),
+    "byte_fallback": kinds.byte_fallback(),
+    "byte_fallback_strip": kinds.byte_fallback(strip=True),
+    "metaspace": kinds.metaspace(),
+    "wordpiece": kinds.wordpiece(),
+}
+TABLED = ["byte_level", "byte_fallback", "byte_fallback_strip"]
+TRICKY = [
+    "héllo €9",
+    "👩‍👩‍👧‍👦 family",
+    "👍🏽",
+    "ﷺ",
+    "e\u0301",
+    "日本語",
+    "\ufffd",
+    "a\ufffdb",
+    "  two  spaces ",
+    "\n\n",
+    "🇩🇪🇫🇷",
+]
+JUNK = [
+    b"\xff",
+    b"\xc3(",
+    b"\xe2\x82",
+    b"\xf0\x9f\x98",
+    b"\xed\xa0\x80",
+    b"\xf4\x90\x80\x80",
+    b"\xc0\xaf",
+    b"\xe2(\xa1",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    root = tmp_path_factory.mktemp("tokenizers")
+    return {name: Tokenizer.load(kinds.save(engine, root / name)) for name, engine in ENGINES.items()}
+
+
+@st.composite
+def pushes(draw: st.DrawFn, engine: Engine) -> list[list[int]]:
+    """Ids of every sort, some a little outside the vocabulary, cut into pushes anywhere."""
+    size = engine.get_vocab_size()
+    token = st.integers(0, size + 2) | st.integers(min(250, size // 2), size - 1)
+    text = st.sampled_from(TRICKY).map(lambda text: engine.encode(text, add_special_tokens=False).ids)
+    ids = [token for run in draw(st.lists(st.lists(token, max_size=5) | text, max_size=5)) for token in run]
+    cuts = sorted(draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    return [ids[start:end] for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+
+
+def stream(tokenizer: Tokenizer, parts: list[list[int]]) -> str:
+    detokenizer = tokenizer.detokenizer()
+    texts = []
+    for part in parts:
+        new = detokenizer.push(part)
+        assert len(new) == len(part)
+        texts += new
+    return "".join(texts) + detokenizer.flush()
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_texts_joined_are_the_whole_decode(kind: str, data: st.DataObject, tokenizers: dict[str, Tokenizer]) -> None:
+    parts = data.draw(pushes(ENGINES[kind]))
+    assert stream(tokenizers[kind], parts) == tokenizers[kind].decode(list(chain(*parts)))
+
+
+@pytest.mark.parametrize("kind", TABLED)
+@settings(max_examples=120, deadline=None)
+@given(parts=st.lists(st.binary(max_size=4) | st.sampled_from(JUNK), max_size=6))
+def test_any_bytes(kind: str, parts: list[bytes], tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers[kind]
+    of_byte = {tokenizer.token_bytes(token): token for token in reversed(range(256))}
+    ids = [of_byte[bytes([byte])] for byte in b"".join(parts)]
+    expected = tokenizer.decode(ids)
+    assert stream(tokenizer, [ids]) == stream(tokenizer, [[token] for token in ids]) == expected
+    if kind == "byte_level":
+        assert expected == b"".join(parts).decode(errors="replace")
+
+
+@pytest.mark.parametrize("kind", TABLED)
+@pytest.mark.parametrize("text", TRICKY)
+def test_never_half_a_character(kind: str, text: str, tokenizers: dict[str, Tokenizer]) -> None:
+    detokenizer = tokenizers[kind].detokenizer()
+    texts = [detokenizer.push([token])[0] for token in tokenizers[kind].encode_now([text])[0]]
+    assert "".join(texts).count("\ufffd") <= text.count("\ufffd")
+    expected = text[1:] if kind == "byte_fallback_strip" and text.startswith(" ") else text
+    assert "".join(texts) + detokenizer.flush() == expected
+
+
+def test_a_character_comes_with_the_token_that_completes_it(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte_level"]
+    detokenizer = tokenizer.detokenizer()
+    ids = tokenizer.encode_now(["a😀b"], add_special_tokens=False)[0]
+    assert [detokenizer.push([token]) for token in ids] == [["a"], [""], ["😀"], ["b"]]
+
+
+def test_wrong_bytes_show_as_soon_as_they_are_known_to_be_wrong(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte_level"]
+    of_byte = {tokenizer.token_bytes(token): token for token in range(256)}
+    detokenizer = tokenizer.detokenizer()
+    assert detokenizer.push([of_byte[b"\xff"], of_byte[b"\xe2"], of_byte[b"A"]]) == ["\ufffd", "", "\ufffdA"]
+
+
+def test_special_and_unknown_ids_have_no_text_and_part_nothing(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte_level"]
+    of_byte = {tokenizer.token_bytes(token): token for token in range(256)}
+    eos = min(tokenizer.special_ids)
+    ids = [of_byte[b"x"], eos, of_byte[b"\xc3"], eos, 10**6, 2**32 - 1, of_byte[b"\xa9"], 2**40, -1]
+    assert tokenizer.detokenizer().push(ids) == ["x", "", "", "", "", "", "é", "", ""]
+    assert tokenizer.decode(ids) == "xé"
+
+
+def test_leading_space_goes_only_at_the_start_and_only_where_the_decoder_strips(
+    tokenizers: dict[str, Tokenizer],
+) -> None:
+    ids = tokenizers["byte_fallback"].encode_now(["  a  a"], add_special_tokens=False)[0]
+    assert stream(tokenizers["byte_fallback"], [[token] for token in ids]) == "  a  a"
+    assert stream(tokenizers["byte_fallback_strip"], [[token] for token in ids]) == " a  a"
+
+
+def test_stream_text_without_stops_gives_everything_at_once(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte_level"]
+    ids = tokenizer.encode_now(["the lo"], add_special_tokens=False)[0]
+    text = StreamText(tokenizer.detokenizer())
+    assert text.push(ids) == (ids, ["the", " ", "lo"], None)
+    assert text.finish() == ([], [], None)
+    assert text.consumed == len(ids)
+
+
+@pytest.mark.parametrize("with_last", [True, False])
+def test_bytes_left_at_the_end_are_shown(with_last: bool, tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte_level"]
+    half = next(token for token in range(256) if tokenizer.token_bytes(token) == b"\xf0")
+    text = StreamText(tokenizer.detokenizer())
+    if with_last:
+        assert text.finish([half]) == ([half], ["\ufffd"], None)
+    else:
+        assert text.push([half]) == ([half], [""], None)
+        assert text.finish() == ([], ["\ufffd"], None)
+    assert text.consumed == 1
+
+
+def test_the_window_of_other_decoders_stays_short() -> None:
+    sizes: list[int] = []
+
+    def decode(ids: list[int]) -> str:
+        sizes.append(len(ids))
+        return "".join("\ufffd" if token else "a" for token in ids)
+
+    texts = WindowText(decode, lambda token: False).push([0] * 50 + [1] * 50 + [0])
+    assert "".join(texts) == "a" * 50 + "\ufffd" * 50 + "a"
+    assert max(sizes) <= 2 * WindowText.PATIENCE

@@ -1,0 +1,107 @@
+"""A whole worker without a model, in a thread: real sockets, desk, scheduler and loop; the next id is a hash of all
+ids so far, so that any mistake in order, offset or resumption shows in the text."""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from shared.config import WireConfig
+from shared.messages import Limits, Sampling, Status
+from worker.desk import Desk
+from worker.link import Identity, Link
+from worker.loop import Loop
+from worker.memory.pages import PagePool
+from worker.metrics import Metrics
+from worker.run.runner import Sampled
+from worker.schedule.plan import Plan
+from worker.schedule.policy import SchedulerConfig
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Sequence
+from worker.stats import Stats
+
+VOCAB = 1000
+
+
+def next_id(tokens: list[int]) -> int:
+    return hash(tuple(tokens)) % VOCAB
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_id(tokens))
+    return tokens[len(prompt) :]
+
+
+@dataclass(slots=True)
+class FakeRunner:
+    """`trouble(sequence)` may raise."""
+
+    delay: float = 0.0
+    trouble: Callable[[Sequence], None] = lambda sequence: None
+
+    def step(self, plan: Plan) -> Sampled:
+        if self.delay:
+            time.sleep(self.delay)
+        for chunk in plan.chunks:
+            self.trouble(chunk.sequence)
+        return Sampled([next_id(chunk.sequence.tokens) for chunk in plan.sampling])
+
+
+@dataclass
+class Worker:
+    """`with Worker(folder) as worker:` serves; `kill()` leaves without a word, as a crash does."""
+
+    folder: Path
+    epoch: int = 1
+    runner: FakeRunner = field(default_factory=FakeRunner)
+    max_waiting: int = 64
+    max_batch: int = 32
+    pages: int = 257
+    lease_timeout: float = 10.0
+
+    @property
+    def wire(self) -> WireConfig:
+        return WireConfig(run_dir=str(self.folder))
+
+    def __enter__(self) -> "Worker":
+        limits = Limits(2048, VOCAB, ())
+        self.pool = PagePool(self.pages, 16)
+        config = SchedulerConfig(max_seq_len=2048, max_batch_size=self.max_batch, max_waiting_requests=self.max_waiting)
+        self.scheduler = Scheduler(config, self.pool)
+        stats, metrics = Stats(), Metrics()
+        self.desk = Desk(self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0))
+        self.link = Link(self.wire, Identity(self.epoch, "fake", "hash", limits), self.lease_timeout)
+        self.link.snapshot = self._status
+        self.link.start()
+        self.stopped = False
+        self.loop = Loop(self.scheduler, self.runner, self.desk, self.link, stats, metrics)  # type: ignore[arg-type]
+        self.thread = threading.Thread(target=self.loop.run, args=(lambda: self.stopped,))
+        self.thread.start()
+        return self
+
+    def _status(self) -> Status:
+        return Status(
+            self.epoch, 1, "fake", "cpu", "float32", "ready",
+            running=self.scheduler.running, waiting=self.scheduler.waiting,
+            pages=self.pool.counts(),
+        )  # fmt: skip
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        if not self.stopped:
+            self.stopped = True
+            self.thread.join()
+            self.link.close()
+
+
+def sampling(max_tokens: int, **options: object) -> Sampling:
+    return Sampling(max_tokens, **options)  # type: ignore[arg-type]

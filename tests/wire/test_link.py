@@ -1,0 +1,235 @@
+"""The wire, both ends real: admission, offsets, repair, resumption, leases."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from frontend.errors import Overloaded, Unprocessable
+from frontend.link import Link
+from frontend.stream import Stream
+from shared import messages as m
+from shared.codec import encode, pack_u32
+from shared.config import ConfigError, WireConfig
+from shared.sockets import bind
+from tests.wire.harness import FakeRunner, Worker, expected, sampling
+from worker.schedule.sequence import Sequence
+
+PROMPT = [5, 6, 7]
+
+
+@asynccontextmanager
+async def linked(wire: WireConfig, **options: float) -> AsyncIterator[Link]:
+    link = Link(wire, **options)
+    await link.start()
+    try:
+        await until(lambda: link.state()[0])
+        yield link
+    finally:
+        await link.close()
+
+
+async def until(true: Callable[[], bool], timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.005)
+
+
+async def whole(stream: Stream) -> tuple[list[int], m.End]:
+    tokens: list[int] = []
+    while True:
+        batch = await stream.next()
+        assert batch.start == len(tokens)
+        tokens += batch.tokens
+        if batch.end is not None:
+            return tokens, batch.end
+
+
+async def test_a_request_is_admitted_streamed_and_ended_once(tmp_path: Path) -> None:
+    with Worker(tmp_path) as worker:
+        async with linked(worker.wire) as link:
+            stream = await link.submit(PROMPT, sampling(20, seed=9))
+            tokens, end = await whole(stream)
+            assert stream.seed == 9
+            assert tokens == expected(PROMPT, 20)
+            assert (end.outcome, end.tokens, link.live) == (m.Outcome.LENGTH, 20, 0)
+            assert link.counts.gaps == 0
+
+
+async def test_many_at_once_stay_apart(tmp_path: Path) -> None:
+    with Worker(tmp_path, max_batch=8, max_waiting=100) as worker:
+        async with linked(worker.wire) as link:
+            streams = await asyncio.gather(*(link.submit([i, i + 1], sampling(30)) for i in range(40)))
+            for i, (tokens, _) in enumerate(await asyncio.gather(*map(whole, streams))):
+                assert tokens == expected([i, i + 1], 30)
+            worker.scheduler.check()
+
+
+async def test_a_full_queue_is_refused_before_anything_else_happens(tmp_path: Path) -> None:
+    with Worker(tmp_path, runner=FakeRunner(delay=0.02), max_batch=1, max_waiting=1) as worker:
+        async with linked(worker.wire) as link:
+            answers = await asyncio.gather(
+                *(link.submit(PROMPT, sampling(5)) for _ in range(12)), return_exceptions=True
+            )
+            refused = [answer for answer in answers if isinstance(answer, Overloaded)]
+            served = [answer for answer in answers if isinstance(answer, Stream)]
+            assert len(refused) + len(served) == 12 and refused and served
+            assert all(error.code == "queue_full" and (error.retry_after or 0) >= 1 for error in refused)
+            for tokens, _ in await asyncio.gather(*map(whole, served)):
+                assert tokens == expected(PROMPT, 5)
+
+
+async def test_what_can_never_run_is_refused_for_good(tmp_path: Path) -> None:
+    with Worker(tmp_path) as worker:
+        async with linked(worker.wire) as link:
+            for prompt, new in (([1], 10**6), ([10**6], 1)):
+                with pytest.raises(Unprocessable):
+                    await link.submit(prompt, sampling(new))
+
+
+async def test_abort_frees_at_once_and_twice_does_no_harm(tmp_path: Path) -> None:
+    with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as worker:
+        async with linked(worker.wire) as link:
+            stream = await link.submit(PROMPT, sampling(1000))
+            await stream.next()
+            link.abort([stream])
+            link.abort([stream])
+            assert stream.end is not None and stream.end.outcome is m.Outcome.ABORTED
+            await until(lambda: not worker.scheduler.has_work)
+            worker.scheduler.check()
+
+
+async def test_lost_and_doubled_frames_are_repaired(tmp_path: Path) -> None:
+    with Worker(tmp_path, runner=FakeRunner(delay=0.002)) as worker:
+        async with linked(worker.wire) as link:
+            deliver, calls = link._on_event, iter(range(10**9))
+
+            def lossy(event: m.Event) -> None:
+                if isinstance(event, m.Step) and event.ids:
+                    fate = next(calls) % 5
+                    for _ in range((1, 1, 0, 2, 1)[fate]):
+                        deliver(event)
+                else:
+                    deliver(event)
+
+            link._on_event = lossy  # type: ignore[method-assign]
+            streams = [await link.submit([i], sampling(50)) for i in range(4)]
+            for i, (tokens, end) in enumerate(await asyncio.gather(*map(whole, streams))):
+                assert tokens == expected([i], 50)
+                assert end.tokens == 50
+            assert link.counts.gaps and link.counts.resyncs
+
+
+async def test_a_lost_last_frame_shows_in_the_next_status(tmp_path: Path) -> None:
+    with Worker(tmp_path) as worker:
+        async with linked(worker.wire) as link:
+            deliver = link._on_event
+            lost = []
+
+            def lose_ends(event: m.Event) -> None:
+                if isinstance(event, m.Step) and event.ends and not lost:
+                    lost.append(event)
+                else:
+                    deliver(event)
+
+            link._on_event = lose_ends  # type: ignore[method-assign]
+            tokens, _ = await asyncio.wait_for(whole(await link.submit(PROMPT, sampling(5))), 10)
+            assert lost and tokens == expected(PROMPT, 5)
+
+
+async def test_streams_go_on_where_they_were_when_the_worker_comes_back(tmp_path: Path) -> None:
+    first = Worker(tmp_path, epoch=1, runner=FakeRunner(delay=0.005))
+    with first:
+        async with linked(first.wire) as link:
+            streams = [await link.submit([i], sampling(200)) for i in range(8)]
+            await until(lambda: all(len(stream.output) > 10 for stream in streams))
+            first.kill()
+            with Worker(tmp_path, epoch=2) as second:
+                for i, (tokens, end) in enumerate(await asyncio.gather(*map(whole, streams))):
+                    assert tokens == expected([i], 200)
+                    assert end.outcome is m.Outcome.LENGTH
+                assert link.counts.resumed == 8
+                second.scheduler.check()
+
+
+async def test_a_worker_that_stays_away_ends_streams_with_an_error(tmp_path: Path) -> None:
+    with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as worker:
+        async with linked(worker.wire, recovery_timeout=0.5) as link:
+            stream = await link.submit(PROMPT, sampling(1000))
+            worker.kill()
+            _, end = await asyncio.wait_for(whole(stream), 15)
+            assert end.outcome is m.Outcome.ERROR and "did not come back" in end.error
+            with pytest.raises(Overloaded):
+                await link.submit(PROMPT, sampling(1))
+
+
+async def test_a_frontend_that_leaves_is_reaped(tmp_path: Path) -> None:
+    with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as worker:
+        async with linked(worker.wire) as link:
+            await link.submit(PROMPT, sampling(1500))
+            link._requests.close(linger=0)  # as if killed: no Abort is said
+            asyncio.get_running_loop().remove_reader(link._events.fileno())
+            link._events.close(linger=0)
+            await until(lambda: not worker.scheduler.has_work)
+            worker.scheduler.check()
+            link._streams.clear()
+            assert link._ticker is not None
+            link._ticker.cancel()
+            link._ticker = None
+            link._context.term()
+
+
+async def test_only_the_culprit_of_a_failing_step_fails(tmp_path: Path) -> None:
+    def trouble(sequence: Sequence) -> None:
+        if sequence.tokens[0] == 13:
+            raise RuntimeError("unlucky")
+
+    with Worker(tmp_path, runner=FakeRunner(trouble=trouble)) as worker:
+        async with linked(worker.wire) as link:
+            streams = [await link.submit([i], sampling(20)) for i in (11, 12, 13, 14)]
+            ends = {stream.submit.prompt: await whole(stream) for stream in streams}
+            for i in (11, 12, 14):
+                assert ends[pack_u32([i])][0] == expected([i], 20)
+            tokens, end = ends[pack_u32([13])]
+            assert tokens == [] and end.outcome is m.Outcome.ERROR and "unlucky" in end.error
+            worker.scheduler.check()
+
+
+async def test_shutdown_is_said(tmp_path: Path) -> None:
+    with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as worker:
+        async with linked(worker.wire) as link:
+            stream = await link.submit(PROMPT, sampling(1000))
+            await link.close()
+            _, end = await whole(stream)
+            assert end.outcome is m.Outcome.SHUTDOWN
+
+
+async def test_garbage_is_counted_and_survived(tmp_path: Path) -> None:
+    with Worker(tmp_path) as worker:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stranger = context.socket(zmq.DEALER)
+        stranger.connect(worker.wire.requests)
+        for frame in (b"", b"\xff" * 50, encode(m.Lease(1)), encode(m.Submit(1, b"abc", sampling(1)))):
+            stranger.send(frame)
+        await until(lambda: worker.link.counts.garbage == 4)
+        async with linked(worker.wire) as link:
+            tokens, _ = await whole(await link.submit(PROMPT, sampling(3)))
+            assert tokens == expected(PROMPT, 3)
+        stranger.close(linger=0)
+        context.term()
+
+
+def test_sockets_are_closed_to_strangers(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with pytest.raises(ConfigError, match="--curve-dir"):
+        bind(context, zmq.ROUTER, "tcp://127.0.0.1:*", WireConfig())
+    os.chmod(tmp_path, 0o755)
+    with pytest.raises(ConfigError, match="0700"):
+        bind(context, zmq.ROUTER, f"ipc://{tmp_path}/s", WireConfig())
+    context.term()

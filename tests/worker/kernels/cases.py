@@ -1,0 +1,80 @@
+"""Inputs shared by the kernel tests."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+TRITON_DTYPES = [
+    torch.float32,
+    torch.float16,
+    pytest.param(torch.bfloat16, marks=pytest.mark.gpu),
+]
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0) -> Tensor:
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+    return made.to(device=device, dtype=dtype)
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    """Within the dtype's tolerance, relative to the whole: fp32 rounding orders may differ, nothing else."""
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    bound = TOLERANCE[got.dtype] * max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(got, expected, rtol=0, atol=bound)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences (q_len, kv_len) over a shuffled page pool, everything unused poisoned with NaN."""
+
+    q: Tensor
+    cache_k: Tensor
+    cache_v: Tensor
+    starts: Tensor
+    kv_lens: Tensor
+    pages: Tensor
+    tiles: Tensor
+    keys: tuple[Tensor, ...]  # each sequence's keys [kv_len, Hk, D], in order
+    values: tuple[Tensor, ...]
+    max_q: int
+    max_kv: int
+
+    @property
+    def fields(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
+        return self.starts, self.kv_lens, self.pages, self.tiles, self.max_q, self.max_kv
+
+    def to(self, device: str) -> "Batch":
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return Batch(**(vars(self) | moved))
+
+
+def batch(
+    lengths: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    size: int,
+    page_size: int,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Batch:
+    keys = tuple(random(kv, kv_heads, size, dtype=dtype, seed=seed + 10 * i) for i, (_, kv) in enumerate(lengths))
+    values = tuple(random(kv, kv_heads, size, dtype=dtype, seed=seed + 10 * i + 5) for i, (_, kv) in enumerate(lengths))
+    rows = [random(q, heads, size, dtype=dtype, seed=seed + 10 * i + 7) for i, (q, _) in enumerate(lengths)]
+    needed = [-(-kv // page_size) for _, kv in lengths]
+    order = (torch.randperm(sum(needed), generator=torch.Generator().manual_seed(seed)) + 1).split(needed)
+    cache_k, cache_v = (torch.full((sum(needed) + 1, page_size, kv_heads, size), torch.nan, dtype=dtype) for _ in "kv")
+    pages = torch.zeros(len(lengths), max(needed) + 2, dtype=torch.int32)
+    for i, (_, kv) in enumerate(lengths):
+        pages[i, : needed[i]] = order[i]
+        slots = (order[i][:, None] * page_size + torch.arange(page_size)).flatten()[:kv]
+        cache_k.flatten(0, 1)[slots] = keys[i]
+        cache_v.flatten(0, 1)[slots] = values[i]
+    starts = torch.tensor([0, *(q for q, _ in lengths)]).cumsum(0).int()
+    tiles = [(i, first) for i, (q, _) in enumerate(lengths) for first in range(0, q, 16)]
+    return Batch(
+        torch.cat(rows), cache_k, cache_v, starts, torch.tensor([kv for _, kv in lengths], dtype=torch.int32), pages,
+        torch.tensor(tiles, dtype=torch.int32), keys, values, max(q for q, _ in lengths), max(kv for _, kv in lengths),
+    )  # fmt: skip

@@ -1,0 +1,35 @@
+"""Triton kernels run on the GPU where there is one and in Triton's interpreter elsewhere (fp32 and fp16 only:
+interpreted bf16 is wrong)."""
+
+import os
+import sys
+
+import pytest
+import torch
+
+
+def _interpret_triton() -> None:
+    """Triton reads TRITON_INTERPRET when its functions are decorated, so a copy that something (transformers, say)
+    imported earlier has to be imported again; its compiled library stays loaded."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "triton" and not name.startswith("triton._C"):
+            del sys.modules[name]
+
+
+if not torch.cuda.is_available():
+    _interpret_triton()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    config.hook.pytest_deselected(items=on_gpu)
+    items[:] = [item for item in items if item not in on_gpu]
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Where Triton launchers run."""
+    return "cuda" if torch.cuda.is_available() else "cpu"

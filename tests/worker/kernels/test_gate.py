@@ -1,0 +1,24 @@
+import pytest
+import torch
+
+from tests.worker.kernels.cases import TRITON_DTYPES, close, random
+from worker.kernels.gate import Activation, gate, gate_torch
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_formula(activation: Activation) -> None:
+    x = random(3, 40)
+    a, b = x[:, :20].double(), x[:, 20:].double()
+    inner = (2 / torch.pi) ** 0.5 * (a + 0.044715 * a**3)
+    expected = a * a.sigmoid() if activation == "silu" else 0.5 * a * (1 + inner.tanh())
+    close(gate(x, activation), (expected * b).float())
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter's; 1 / (1 + inf) is right
+def test_triton(activation: Activation, dtype: torch.dtype, device: str) -> None:
+    from worker.kernels.gate_triton import gate_triton
+
+    x = random(3, 2 * 1100, dtype=dtype, device=device) * 4
+    close(gate_triton(x, activation), gate_torch(x, activation))

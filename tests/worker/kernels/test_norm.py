@@ -1,0 +1,60 @@
+import pytest
+import torch
+
+from tests.worker.kernels.cases import TRITON_DTYPES, close, random
+from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
+
+SHAPES = [(1, 8), (3, 96), (5, 1000), (2, 3, 64)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("offset", [False, True])
+def test_twin_is_the_formula(shape: tuple[int, ...], offset: bool) -> None:
+    x, weight = random(*shape), random(shape[-1], seed=1)
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * (weight.double() + offset)
+    close(rms_norm(x, weight, 1e-5, offset=offset), exact.float())
+
+
+def test_llama_rounds_before_the_weight_and_gemma_after() -> None:
+    x, weight = random(4, 64, dtype=torch.bfloat16), random(64, seed=1).mul(0.01).bfloat16()
+    normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+    assert torch.equal(rms_norm_torch(x, weight, 1e-6), weight * normed.bfloat16())
+    assert torch.equal(rms_norm_torch(x, weight, 1e-6, offset=True), (normed * (1 + weight.float())).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_residual_sum_is_rounded_before_it_is_normed(dtype: torch.dtype) -> None:
+    x, residual, weight = (random(4, 64, dtype=dtype, seed=i) for i in range(3))
+    weight = weight[0]
+    normed, total = add_rms_norm_torch(x, residual, weight, 1e-6)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, rms_norm_torch(total, weight, 1e-6))
+    close(add_rms_norm(x, residual, weight, 1e-6)[0], normed)
+
+
+def test_heads_of_a_fused_projection_need_no_copy() -> None:
+    fused, weight = random(5, 6, 32), random(32, seed=1)
+    got = rms_norm(fused[:, 2:4], weight, 1e-6)
+    assert got.is_contiguous()
+    close(got, rms_norm_torch(fused[:, 2:4].contiguous(), weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
+@pytest.mark.parametrize("offset", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_triton(shape: tuple[int, ...], offset: bool, dtype: torch.dtype, device: str) -> None:
+    from worker.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
+
+    x, residual = (random(*shape, dtype=dtype, device=device, seed=i) for i in range(2))
+    weight = random(shape[-1], dtype=dtype, device=device, seed=2)
+    close(rms_norm_triton(x, weight, 1e-6, offset=offset), rms_norm_torch(x, weight, 1e-6, offset=offset))
+    normed, total = add_rms_norm_triton(x, residual, weight, 1e-6, offset=offset)
+    assert torch.equal(total, x + residual)
+    close(normed, rms_norm_torch(total, weight, 1e-6, offset=offset))
+
+
+def test_triton_takes_strided_tokens(device: str) -> None:
+    from worker.kernels.norm_triton import rms_norm_triton
+
+    fused, weight = random(5, 6, 32, device=device), random(32, seed=1, device=device)
+    close(rms_norm_triton(fused[:, 2:4], weight, 1e-6, offset=False), rms_norm_torch(fused[:, 2:4], weight, 1e-6))

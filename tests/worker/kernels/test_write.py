@@ -1,0 +1,35 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.worker.kernels.cases import TRITON_DTYPES, random
+from worker.kernels.write import write_kv
+
+PAGES, PAGE_SIZE, HEADS, SIZE = 5, 4, 2, 24
+
+
+def check(write: Callable[..., None], dtype: torch.dtype, device: str) -> None:
+    """Exactly the named slots change, each to its token's row."""
+    fused = random(3, 3 * HEADS, SIZE, dtype=dtype, device=device)
+    k, v = fused[:, HEADS : 2 * HEADS], fused[:, 2 * HEADS :]
+    cache_k, cache_v = (random(PAGES, PAGE_SIZE, HEADS, SIZE, dtype=dtype, device=device, seed=i) for i in (1, 2))
+    expected_k, expected_v = cache_k.clone(), cache_v.clone()
+    slots = [17, 4, 11]
+    for token, slot in enumerate(slots):
+        expected_k[slot // PAGE_SIZE, slot % PAGE_SIZE] = k[token]
+        expected_v[slot // PAGE_SIZE, slot % PAGE_SIZE] = v[token]
+    write(k, v, cache_k, cache_v, torch.tensor(slots, device=device))
+    assert torch.equal(cache_k, expected_k) and torch.equal(cache_v, expected_v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_write(dtype: torch.dtype) -> None:
+    check(write_kv, dtype, "cpu")
+
+
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
+def test_triton(dtype: torch.dtype, device: str) -> None:
+    from worker.kernels.write_triton import write_kv_triton
+
+    check(write_kv_triton, dtype, device)

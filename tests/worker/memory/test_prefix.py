@@ -1,0 +1,102 @@
+"""The prefix cache: equal beginnings of one tenant are found, nothing else is, and no token is hashed twice."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.memory import prefix
+from worker.memory.pages import PagePool
+from worker.memory.prefix import PrefixCache
+
+PAGE = 4
+
+
+def publish(cache: PrefixCache, tokens: list[int], salt: str = "") -> list[int]:
+    """Computes `tokens` on pages of their own, publishes the full ones, lets them go; the pages."""
+    digests: list[bytes] = []
+    pages = cache.pool.acquire(cache.pool.pages_for(len(tokens))) or []
+    full = len(tokens) // PAGE
+    cache.extend(digests, tokens, salt, full)
+    cache.publish(digests, pages, range(full))
+    cache.pool.release(pages)
+    return pages
+
+
+def match(cache: PrefixCache, tokens: list[int], salt: str = "") -> list[int]:
+    return cache.match([], tokens, salt)
+
+
+def test_the_longest_full_page_prefix_is_found() -> None:
+    cache = PrefixCache(PagePool(20, PAGE))
+    pages = publish(cache, list(range(10)))
+    assert match(cache, list(range(10))) == pages[:2]
+    assert match(cache, [*range(8), 99, 98, 97, 96, 95]) == pages[:2]
+    assert match(cache, [*range(7), 99, 98]) == pages[:1]
+    assert match(cache, [*range(3), 99, 4, 5, 6, 7, 8]) == []
+
+
+def test_at_least_one_token_is_left_to_compute() -> None:
+    cache = PrefixCache(PagePool(20, PAGE))
+    pages = publish(cache, list(range(8)))
+    assert match(cache, list(range(8))) == pages[:1]
+    assert match(cache, list(range(9))) == pages[:2]
+    assert match(cache, list(range(4))) == []
+    assert match(cache, [0]) == []
+
+
+def test_equal_pages_behind_different_beginnings_are_different() -> None:
+    cache = PrefixCache(PagePool(20, PAGE))
+    publish(cache, [1, 1, 1, 1, 5, 6, 7, 8])
+    assert match(cache, [5, 6, 7, 8, 9]) == []
+    assert match(cache, [2, 2, 2, 2, 5, 6, 7, 8, 9]) == []
+
+
+def test_only_equal_salts_share() -> None:
+    cache = PrefixCache(PagePool(20, PAGE))
+    pages = publish(cache, list(range(8)), salt="tenant")
+    assert match(cache, list(range(9))) == []
+    assert match(cache, list(range(9)), salt="other") == []
+    assert match(cache, list(range(9)), salt="tenant") == pages
+
+
+def test_an_evicted_beginning_hides_what_hangs_on_it_until_it_is_back() -> None:
+    pool = PagePool(4, PAGE)
+    cache = PrefixCache(pool)
+    pages = publish(cache, list(range(12)))
+    pool.share(pages[1])
+    pool.share(pages[2])
+    taken = pool.acquire(1)
+    assert taken == pages[:1]
+    assert match(cache, list(range(13))) == []
+    digests: list[bytes] = []
+    cache.extend(digests, list(range(4)), "", 1)
+    cache.publish(digests, taken or [], range(1))
+    assert match(cache, list(range(13))) == pages
+    pool.check()
+
+
+def test_no_page_is_hashed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bytes] = []
+    digest = prefix._digest
+    monkeypatch.setattr(prefix, "_digest", lambda data: calls.append(data) or digest(data))
+    cache, digests, tokens = PrefixCache(PagePool(20, PAGE)), list[bytes](), list(range(9))
+    for length in range(9, 41):
+        cache.match(digests, tokens, "")
+        cache.extend(digests, tokens, "", length // PAGE)
+        tokens.append(length)
+    assert len(digests) == 10
+    assert len(calls) == 10 + 1, "ten pages and the root"
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=24), min_size=1, max_size=6), st.integers(1, 24))
+def test_a_match_is_exactly_the_longest_published_prefix(published: list[list[int]], length: int) -> None:
+    cache = PrefixCache(PagePool(100, PAGE))
+    for tokens in published:
+        publish(cache, tokens)
+    asked = (published[0] * 24)[:length]
+    chunks = {tuple(tokens[:end]) for tokens in published for end in range(PAGE, len(tokens) + 1, PAGE)}
+    longest = 0
+    while longest + PAGE < len(asked) and tuple(asked[: longest + PAGE]) in chunks:
+        longest += PAGE
+    assert len(match(cache, asked)) * PAGE == longest

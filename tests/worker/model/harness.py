@@ -1,0 +1,138 @@
+"""Runs a decoder without a scheduler: every sequence owns all the pages it will need, in no order.
+
+Each step takes one chunk of every sequence that still has tokens to compute, so that sequences of different lengths
+mix prompt chunks with decodes.
+"""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tests.checkpoints import VOCAB
+from worker.memory.cache import Cache
+from worker.model.checkpoint import read_config
+from worker.model.decoder import Decoder
+from worker.model.families import spec_from_config
+from worker.model.packed import Packed
+from worker.model.weights import load
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Row:
+    """One sequence."""
+
+    tokens: list[int]
+    pages: list[int]
+    computed: int = 0
+    logits: list[Tensor] = field(default_factory=list)
+
+
+def decoder_of(folder: Path, *, dtype: torch.dtype = torch.float32, positions: int = 512) -> Decoder:
+    spec = spec_from_config(read_config(folder))
+    return Decoder(spec, load(folder, spec, dtype, CPU, invariant=False), positions)
+
+
+def cache_for(decoder: Decoder, *, tokens: int, page_size: int = 16) -> Cache:
+    """Room for `tokens` tokens and the scratch page; what no one wrote is NaN, so that reading it shows."""
+    dtype = decoder.weights.embed.dtype
+    cache = Cache(decoder.spec, 1 + tokens // page_size, page_size, dtype, CPU)
+    cache.k.fill_(float("nan"))
+    cache.v.fill_(float("nan"))
+    cache.k[:, 0] = cache.v[:, 0] = 0.0
+    return cache
+
+
+def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(3, VOCAB) for _ in range(length)] for length in lengths]
+
+
+def pack(chunks: list[tuple[Row, int]], page_size: int, *, all_rows: bool = False) -> Packed:
+    """(sequence, how many of its tokens) → a step, by the letter of packed.py."""
+    spans = [range(row.computed, row.computed + length) for row, length in chunks]
+    starts = [sum(map(len, spans[:i])) for i in range(len(spans) + 1)]
+    ends = [start - 1 for start, (row, length) in zip(starts[1:], chunks, strict=True)
+            if row.computed + length == len(row.tokens)]  # fmt: skip
+    widest = max(len(row.pages) for row, _ in chunks)
+    tiles = [(i, first) for i, span in enumerate(spans) for first in range(0, len(span), Packed.TILE_ROWS)]
+    return Packed(
+        tokens=torch.tensor([row.tokens[p] for (row, _), span in zip(chunks, spans, strict=True) for p in span]),
+        positions=torch.tensor([p for span in spans for p in span]),
+        slots=torch.tensor([row.pages[p // page_size] * page_size + p % page_size
+                            for (row, _), span in zip(chunks, spans, strict=True) for p in span]),
+        starts=torch.tensor(starts, dtype=torch.int32),
+        kv_lens=torch.tensor([span.stop for span in spans], dtype=torch.int32),
+        pages=torch.tensor([row.pages + [0] * (widest - len(row.pages)) for row, _ in chunks], dtype=torch.int32),
+        rows=torch.arange(starts[-1]) if all_rows else torch.tensor(ends, dtype=torch.int64),
+        tiles=torch.tensor(tiles, dtype=torch.int32),
+        max_q=max(map(len, spans)),
+        max_kv=max(span.stop for span in spans),
+    )  # fmt: skip
+
+
+def rows_for(cache: Cache, prompts: list[list[int]], room: int) -> list[Row]:
+    """Each prompt with pages for `room` more tokens, drawn from the whole pool."""
+    free = list(range(1, cache.pages))
+    random.Random(len(prompts)).shuffle(free)
+    needs = [-(-(len(prompt) + room) // cache.page_size) for prompt in prompts]
+    return [Row(list(prompt), [free.pop() for _ in range(need)]) for prompt, need in zip(prompts, needs, strict=True)]
+
+
+def step(decoder: Decoder, cache: Cache, rows: list[Row], chunk: int, *, all_rows: bool = False) -> Tensor:
+    """One forward over the next chunk of every row; their counts move on. Returns its logits."""
+    chunks = [(row, min(chunk, len(row.tokens) - row.computed)) for row in rows]
+    logits = decoder.forward(pack(chunks, cache.page_size, all_rows=all_rows), cache)
+    for row, length in chunks:
+        row.computed += length
+    return logits
+
+
+def run_greedy(decoder: Decoder, cache: Cache, prompts: list[list[int]], n: int, chunk: int) -> list[list[int]]:
+    """The first n ids after each prompt."""
+    rows = rows_for(cache, prompts, n)
+    ends = {id(row): len(row.tokens) + n for row in rows}
+    while active := [row for row in rows if len(row.tokens) < ends[id(row)]]:
+        ids = step(decoder, cache, active, chunk).argmax(-1).tolist()
+        sampling = [row for row in active if row.computed == len(row.tokens)]
+        for row, token in zip(sampling, ids, strict=True):
+            row.tokens.append(token)
+    return [row.tokens[len(prompt):] for row, prompt in zip(rows, prompts, strict=True)]  # fmt: skip
+
+
+def all_logits(decoder: Decoder, cache: Cache, prompts: list[list[int]], chunk: int) -> list[Tensor]:
+    """Logits of every prompt token, [len(prompt), vocab] each."""
+    rows = rows_for(cache, prompts, 0)
+    while active := [row for row in rows if row.computed < len(row.tokens)]:
+        before = [row.computed for row in active]
+        logits = step(decoder, cache, active, chunk, all_rows=True)
+        parts = logits.split_with_sizes([row.computed - start for row, start in zip(active, before, strict=True)])
+        for row, part in zip(active, parts, strict=True):
+            row.logits.append(part)
+    return [torch.cat(row.logits) for row in rows]
+
+
+class Oracle:
+    """transformers, on the same folder."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        self.model.generation_config.eos_token_id = None  # go on to the length asked for
+
+    @torch.no_grad()
+    def logits(self, prompt: list[int]) -> Tensor:
+        logits: Tensor = self.model(torch.tensor([prompt])).logits[0]
+        return logits.float()
+
+    @torch.no_grad()
+    def greedy(self, prompt: list[int], n: int) -> list[int]:
+        ids = torch.tensor([prompt])
+        out = self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=n)
+        answer: list[int] = out[0, len(prompt):].tolist()  # fmt: skip
+        return answer

@@ -1,0 +1,106 @@
+"""The decoder against transformers, float32 on the CPU: every family, across page, window and chunk boundaries."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.checkpoints import KINDS, WINDOW, Checkpoints
+from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for, run_greedy
+
+PAGE = 16
+# one token; around a page and a window (both 16 here); around the next page; several chunks of 24
+LENGTHS = [1, 2, PAGE - 1, PAGE, PAGE + 1, WINDOW + 2, 24, 25, 31, 33, 47, 48, 49, 64, 70, 100]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small only lose by threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_has_transformers_logits_alone_and_in_company(checkpoints: Checkpoints, kind: str) -> None:
+    folder = checkpoints(kind)
+    decoder, oracle = decoder_of(folder), Oracle(folder)
+    prompts = prompts_of(LENGTHS)
+    expected = [oracle.logits(prompt) for prompt in prompts]
+    company = all_logits(decoder, cache_for(decoder, tokens=1024), prompts, chunk=24)
+    alone = [all_logits(decoder, cache_for(decoder, tokens=128), [prompt], chunk=512)[0] for prompt in prompts]
+    for one, many, true in zip(alone, company, expected, strict=True):
+        torch.testing.assert_close(one, true, atol=1e-4, rtol=0)
+        torch.testing.assert_close(many, true, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_page_size_does_not_matter(checkpoints: Checkpoints, kind: str, page_size: int) -> None:
+    folder = checkpoints(kind)
+    decoder, oracle = decoder_of(folder), Oracle(folder)
+    prompts = prompts_of([1, 15, 63, 64, 65, 90])
+    for got, prompt in zip(all_logits(decoder, cache_for(decoder, tokens=640, page_size=page_size), prompts, 40),
+                           prompts, strict=True):  # fmt: skip
+        torch.testing.assert_close(got, oracle.logits(prompt), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_is_transformers_greedy_text(checkpoints: Checkpoints, kind: str) -> None:
+    """One prompt against `generate`; the others against one pass over prompt and answer: the same, by induction."""
+    folder, n = checkpoints(kind), 200
+    decoder, oracle = decoder_of(folder, positions=512), Oracle(folder)
+    prompts = prompts_of([WINDOW - 1, 1, 17, 50, 75, 130], seed=1)
+    answers = run_greedy(decoder, cache_for(decoder, tokens=2048), prompts, n, chunk=32)
+    assert answers[0] == oracle.greedy(prompts[0], n)
+    assert len(set(answers[0])) > 20, "a degenerate answer proves little"
+    for prompt, answer in zip(prompts[1:], answers[1:], strict=True):
+        choices = oracle.logits(prompt + answer[:-1]).argmax(-1).tolist()
+        assert answer == choices[len(prompt) - 1:]  # fmt: skip
+
+
+def test_a_step_that_samples_nothing_still_writes_its_keys(checkpoints: Checkpoints) -> None:
+    decoder = decoder_of(checkpoints("qwen3"))
+    cache = cache_for(decoder, tokens=64)
+    (row,) = rows_for(cache, prompts_of([20]), 0)
+    logits = decoder.forward(pack([(row, 12)], cache.page_size), cache)
+    assert logits.shape == (0, decoder.spec.vocab_size)
+    assert logits.dtype == torch.float32
+    for tensor in (cache.k, cache.v):
+        written = tensor[:, row.pages[0], :12]
+        assert written.isfinite().all()
+        assert tensor[:, row.pages[0], 12:].isnan().all()
+
+
+def test_only_the_rows_asked_for_come_back_in_their_order(checkpoints: Checkpoints) -> None:
+    decoder = decoder_of(checkpoints("llama"))
+    cache = cache_for(decoder, tokens=256)
+    rows = rows_for(cache, prompts_of([5, 9, 20]), 0)
+    chunks = [(rows[0], 5), (rows[1], 4), (rows[2], 20)]
+    every = decoder.forward(pack(chunks, cache.page_size, all_rows=True), cache)
+    ends = decoder.forward(pack(chunks, cache.page_size), cache)
+    torch.testing.assert_close(ends, every[[4, 28]], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+def test_bfloat16_stays_as_close_as_transformers_does(checkpoints: Checkpoints, kind: str) -> None:
+    folder = checkpoints(kind, dtype=torch.bfloat16)
+    decoder = decoder_of(folder, dtype=torch.bfloat16)
+    exact, rounded = Oracle(folder), Oracle(folder, torch.bfloat16)
+    (prompt,) = prompts_of([60])
+    true = exact.logits(prompt)
+    (got,) = all_logits(decoder, cache_for(decoder, tokens=128), [prompt], chunk=20)
+    theirs = (rounded.logits(prompt) - true).abs().mean()
+    assert (got - true).abs().mean() < 1.25 * theirs
+
+
+def test_softcap_bounds_the_logits(checkpoints: Checkpoints) -> None:
+    decoder = decoder_of(checkpoints("gemma3"))
+    (prompt,) = prompts_of([30])
+    (plain,) = all_logits(decoder, cache_for(decoder, tokens=64), [prompt], chunk=30)
+    decoder.spec = replace(decoder.spec, logit_softcap=2.0)
+    (capped,) = all_logits(decoder, cache_for(decoder, tokens=64), [prompt], chunk=30)
+    torch.testing.assert_close(capped, 2.0 * (plain / 2.0).tanh(), atol=1e-4, rtol=0)
+    assert plain.abs().max() > 2.0 > capped.abs().max() - 1e-6

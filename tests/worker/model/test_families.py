@@ -1,0 +1,143 @@
+"""Configs as the hub has them (older spellings), and what transformers makes of them (newer spelling)."""
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from worker.model.families import UnsupportedModel, spec_from_config
+from worker.model.spec import LayerSpec, RopeSpec
+
+LLAMA32_1B: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
+    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "hidden_act": "silu",
+    "rope_scaling": {
+        "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "tie_word_embeddings": True, "eos_token_id": [128001, 128008, 128009], "torch_dtype": "bfloat16",
+}  # fmt: skip
+QWEN3: dict[str, Any] = {
+    "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+    "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    "max_position_embeddings": 40960, "max_window_layers": 28, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 1000000, "sliding_window": None, "use_sliding_window": False, "tie_word_embeddings": True,
+    "eos_token_id": 151645, "torch_dtype": "bfloat16",
+}  # fmt: skip
+QWEN25: dict[str, Any] = {
+    "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "rope_theta": 1000000.0,
+    "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+    "max_window_layers": 21, "sliding_window": 32768, "use_sliding_window": False, "tie_word_embeddings": True,
+    "eos_token_id": 151645, "torch_dtype": "bfloat16",
+}  # fmt: skip
+MISTRAL: dict[str, Any] = {
+    "model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "eos_token_id": 2, "torch_dtype": "bfloat16",
+}  # fmt: skip
+GEMMA3_1B: dict[str, Any] = {
+    "model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912,
+    "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
+    "max_position_embeddings": 32768, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 1000000,
+    "rope_local_base_freq": 10000, "rope_scaling": None, "sliding_window": 512, "sliding_window_pattern": 6,
+    "hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": None, "final_logit_softcapping": None,
+    "eos_token_id": [1, 106], "torch_dtype": "bfloat16",
+}  # fmt: skip
+GEMMA3_4B: dict[str, Any] = {  # a multimodal config says only what is not a default of its text model
+    "model_type": "gemma3", "eos_token_id": [1, 106], "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152},
+    "text_config": {
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    },
+}  # fmt: skip
+HUB = [LLAMA32_1B, QWEN3, QWEN25, MISTRAL, GEMMA3_1B]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize("config", HUB, ids=lambda config: str(config["model_type"]))
+def test_old_and_new_spelling_mean_the_same(config: dict[str, Any]) -> None:
+    ours = dict(config)
+    new = AutoConfig.for_model(**config).to_dict()
+    assert "rope_parameters" in new and "rope_theta" not in new, "transformers no longer respells; find another oracle"
+    assert spec_from_config(new) == spec_from_config(ours)
+
+
+def test_llama() -> None:
+    spec = spec_from_config(LLAMA32_1B)
+    assert (spec.heads, spec.kv_heads, spec.head_dim, spec.qkv_size) == (32, 8, 64, 3072)
+    assert spec.ropes == (RopeSpec("llama3", 500000.0, 32.0, 1.0, 4.0, 8192),)
+    assert set(spec.layers) == {LayerSpec(window=0, rope=0)}
+    assert not (spec.norm_offset or spec.sandwich_norms or spec.qk_norm)
+    assert not (spec.qkv_bias or spec.o_bias or spec.mlp_bias)
+    assert spec.tied and spec.eos_ids == (128001, 128008, 128009) and spec.dtype == "bfloat16"
+    assert spec.attention_scale == 64**-0.5
+
+
+def test_biases_where_the_config_asks_for_them() -> None:
+    spec = spec_from_config({**LLAMA32_1B, "attention_bias": True, "mlp_bias": True})
+    assert spec.qkv_bias and spec.o_bias and spec.mlp_bias
+    spec = spec_from_config(QWEN25)
+    assert spec.qkv_bias and not spec.o_bias and not spec.mlp_bias and not spec.qk_norm
+
+
+def test_sizes_left_out_follow_from_others() -> None:
+    config = {**LLAMA32_1B, "head_dim": None, "num_key_value_heads": None, "hidden_size": 1024}
+    spec = spec_from_config(config)
+    assert (spec.head_dim, spec.kv_heads) == (32, 32)
+    assert spec_from_config(MISTRAL).head_dim == 128
+
+
+def test_windows() -> None:
+    assert {layer.window for layer in spec_from_config(MISTRAL).layers} == {4096}
+    assert {layer.window for layer in spec_from_config({**MISTRAL, "sliding_window": None}).layers} == {0}
+    windowed = {**QWEN3, "use_sliding_window": True, "sliding_window": 1000, "max_window_layers": 20}
+    assert [layer.window for layer in spec_from_config(windowed).layers] == [0] * 20 + [1000] * 8
+
+
+def test_gemma3_looks_everywhere_in_every_sixth_layer() -> None:
+    spec = spec_from_config(GEMMA3_1B)
+    assert [i for i, layer in enumerate(spec.layers) if not layer.window] == [5, 11, 17, 23]
+    local, everywhere = spec.ropes[spec.layers[0].rope], spec.ropes[spec.layers[5].rope]
+    assert (local, everywhere) == (RopeSpec("default", 10000.0), RopeSpec("default", 1000000.0))
+    assert spec.norm_offset and spec.sandwich_norms and spec.qk_norm and spec.tied
+    assert spec.activation == "gelu_tanh" and spec.embed_scale == 1152**0.5 and spec.attention_scale == 1 / 16
+
+
+def test_gemma3_multimodal_is_read_for_its_text_model() -> None:
+    spec = spec_from_config(GEMMA3_4B)
+    assert (spec.model_type, spec.hidden_size, spec.heads, spec.kv_heads) == ("gemma3_text", 2560, 8, 4)
+    assert spec.ropes[spec.layers[5].rope] == RopeSpec("linear", 1000000.0, 8.0), "only layers that see everything"
+    assert spec.ropes[spec.layers[0].rope] == RopeSpec("default", 10000.0)
+    assert spec.eos_ids == (1, 106) and spec.dtype == "bfloat16"
+
+
+def test_yarn_in_both_spellings() -> None:
+    old = spec_from_config({**QWEN3, "rope_scaling": {**YARN, "type": "yarn"}})
+    new = spec_from_config({**QWEN3, "rope_parameters": {**YARN, "rope_theta": 1000000}, "rope_theta": 1.0})
+    assert old == new and old.ropes[0].kind == "yarn" and old.ropes[0].original_positions == 32768
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "mamba"}, ["'mamba'", "gemma3_text", "llama", "qwen3"]),
+        ({"model_type": None}, ["None", "llama"]),
+        ({"rope_scaling": {"rope_type": "longrope"}}, ["'longrope'", "yarn"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        ({"hidden_act": "relu"}, ["'relu'", "silu"]),
+        ({"layer_types": ["linear_attention"] * 16}, ["'linear_attention'", "full_attention"]),
+        ({"quantization_config": {"quant_method": "fp8"}}, ["quantized"]),
+        ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
+    ],
+)
+def test_what_is_not_supported_is_named(change: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        spec_from_config({**LLAMA32_1B, **change})
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_a_missing_size_is_named() -> None:
+    config = {name: value for name, value in LLAMA32_1B.items() if name != "hidden_size"}
+    with pytest.raises(UnsupportedModel, match="'hidden_size'"):
+        spec_from_config(config)

@@ -1,0 +1,173 @@
+"""A fake model over a fake K/V store, and the scheduler that drives them.
+
+The store holds, for each (page, offset), the chain hash of all tokens up to the one written there. The model
+computes a token's hash from what the store holds for the position before it, and the next id from the hash:
+one wrongly shared, recycled or unwritten slot changes the output.
+"""
+
+from collections.abc import Iterable
+from math import inf
+from typing import Any
+
+from shared.messages import Outcome, Sampling
+from worker.memory.pages import PagePool
+from worker.schedule.plan import Plan
+from worker.schedule.scheduler import Advance, Scheduler, SchedulerConfig
+from worker.schedule.sequence import Sequence
+
+VOCAB = 11
+EOS = 0
+FRONTEND = b"frontend"
+
+
+def mix(before: int, token: int) -> int:
+    return (before * 1_000_003 ^ (token + 1) * 0x9E3779B97F4A7C15) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def root(salt: str) -> int:
+    return sum(salt.encode()) + 1
+
+
+def chain(tokens: Iterable[int], salt: str = "") -> list[int]:
+    hashes, last = [], root(salt)
+    for token in tokens:
+        last = mix(last, token)
+        hashes.append(last)
+    return hashes
+
+
+def next_id(last: int) -> int:
+    return (last >> 20) % VOCAB
+
+
+def reference(sequence: Sequence, config: SchedulerConfig) -> tuple[list[int], Outcome]:
+    """All tokens and the outcome, by the plainest loop: no pages, no steps, no company."""
+    sampling, prompt = sequence.sampling, sequence.prompt_len
+    tokens = sequence.tokens[:prompt]
+    while True:
+        output = tokens[prompt:]
+        may_end = output and len(output) >= sampling.min_tokens
+        if may_end and output[-1] in config.eos_token_ids and not sampling.ignore_eos:
+            return tokens, Outcome.EOS
+        if may_end and output[-1] in sampling.stop_token_ids:
+            return tokens, Outcome.STOP
+        if len(output) == sampling.max_tokens or len(tokens) == config.max_seq_len:
+            return tokens, Outcome.LENGTH
+        tokens.append(next_id(chain(tokens, sequence.salt)[-1]))
+
+
+class Rig:
+    """A scheduler with its pool and fake model; every step checks what must hold of any plan."""
+
+    def __init__(self, pages: int = 65, page_size: int = 4, **settings: Any) -> None:
+        self.config = SchedulerConfig(**{"max_seq_len": 64, **settings})
+        self.pool = PagePool(pages, page_size)
+        self.scheduler = Scheduler(self.config, self.pool)
+        self.store: dict[tuple[int, int], int] = {}
+        self.now = 0.0
+        self.count = 0
+        self.ends: dict[Sequence, Outcome] = {}
+
+    def sequence(
+        self, prompt: list[int] | int, max_tokens: int = 8, *, generated: tuple[int, ...] = (),
+        salt: str = "", group: int = 0, deadline: float = inf, **sampling: Any,
+    ) -> Sequence:  # fmt: skip
+        """A new sequence; an int as prompt is the length of one that no other sequence begins like."""
+        self.count += 1
+        tokens = [1000 + self.count] * prompt if isinstance(prompt, int) else prompt
+        return Sequence(
+            key=(FRONTEND, self.count),
+            tokens=[*tokens, *generated],
+            prompt_len=len(tokens),
+            sampling=Sampling(max_tokens=max_tokens, **sampling),
+            seed=0,
+            arrival=self.now,
+            salt=salt,
+            group=group,
+            deadline=deadline,
+        )
+
+    def submit(self, prompt: list[int] | int, max_tokens: int = 8, **options: Any) -> Sequence:
+        sequence = self.sequence(prompt, max_tokens, **options)
+        self.scheduler.submit(sequence, self.now)
+        self.scheduler.check()
+        return sequence
+
+    def plan(self) -> Plan:
+        plan = self.scheduler.plan(self.now)
+        self.check_plan(plan)
+        self.scheduler.check()
+        return plan
+
+    def step(self) -> list[Advance]:
+        plan = self.plan()
+        return self.commit(plan, self.run(plan))
+
+    def commit(self, plan: Plan, ids: list[int]) -> list[Advance]:
+        advances = self.scheduler.commit(plan, ids, self.now)
+        self.scheduler.check()
+        for advance in advances:
+            if advance.outcome is not None:
+                assert advance.sequence not in self.ends, "a second end"
+                self.ends[advance.sequence] = advance.outcome
+                assert (advance.sequence.tokens, advance.outcome) == reference(advance.sequence, self.config)
+        return advances
+
+    def finish(self, steps: int) -> None:
+        """Steps until nothing is left, time passing as the scheduler wishes; at most `steps` of them."""
+        for _ in range(steps):
+            if not self.scheduler.has_work:
+                return
+            self.now = max(self.now, min(self.scheduler.next_wakeup(self.now), self.now + 1.0))
+            self.step()
+        assert not self.scheduler.has_work, f"{self.scheduler.running} run and {self.scheduler.waiting} wait for ever"
+
+    def run(self, plan: Plan) -> list[int]:
+        """The forward: reads and writes K/V through the pages, returns the sampled ids."""
+        for chunk in plan.chunks:
+            self.check_read(chunk.sequence, chunk.start)
+        written: set[tuple[int, int]] = set()
+        ids = []
+        for chunk in plan.chunks:
+            last = self.store[self.slot(chunk.sequence, chunk.start - 1)] if chunk.start else root(chunk.sequence.salt)
+            for position in range(chunk.start, chunk.start + chunk.length):
+                last = mix(last, chunk.sequence.tokens[position])
+                slot = self.slot(chunk.sequence, position)
+                assert slot not in written, f"{slot} is written twice in a step"
+                written.add(slot)
+                self.store[slot] = last
+            if chunk.samples:
+                ids.append(next_id(last))
+        return ids
+
+    def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
+        page = sequence.pages[position // self.pool.page_size]
+        assert page != 0, "the scratch page holds no sequence"
+        return page, position % self.pool.page_size
+
+    def check_read(self, sequence: Sequence, end: int) -> None:
+        expected = chain(sequence.tokens[:end], sequence.salt)
+        held = [self.store.get(self.slot(sequence, position)) for position in range(end)]
+        assert held == expected, f"{sequence.key} would read another sequence's K/V"
+
+    def check_plan(self, plan: Plan) -> None:
+        config, chunks = self.config, plan.chunks
+        sequences = [chunk.sequence for chunk in chunks]
+        assert len(set(sequences)) == len(sequences) <= config.max_batch_size
+        assert not set(sequences) & set(plan.preempted)
+        for chunk in chunks:
+            sequence, end = chunk.sequence, chunk.start + chunk.length
+            assert chunk.length > 0 and chunk.start == sequence.computed and end <= len(sequence.tokens)
+            assert end <= len(sequence.pages) * self.pool.page_size, "no page to write to"
+            assert end == len(sequence.tokens) or not chunk.samples
+            shared = sequence.pages[chunk.start // self.pool.page_size :]
+            assert all(self.pool.owners()[page] == 1 for page in shared), "a shared page would be written"
+        prompts = [chunk for chunk in chunks if chunk.length > 1 or chunk.start + 1 < len(chunk.sequence.tokens)]
+        assert len(prompts) <= (config.max_prefill_chunks_per_step or len(prompts))
+        if config.use_chunked_prefill:
+            assert plan.tokens <= config.max_step_tokens
+            assert all(chunk.length <= config.prefill_chunk_size for chunk in chunks)
+        else:
+            last = chunks[-1].length if chunks else 0
+            assert plan.tokens <= config.max_step_tokens or plan.tokens - last < config.max_step_tokens
+            assert all(chunk.start + chunk.length == len(chunk.sequence.tokens) for chunk in chunks)

@@ -1,0 +1,140 @@
+"""One worker process: bind, load, serve, drain. The command is `sluice worker`; see deploy/cli.py.
+
+The sockets are up before the weights are: every frontend shows the loading's progress from the first second.
+"""
+
+import logging
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass, field
+from types import FrameType
+
+import torch
+
+from shared.config import ConfigError, Settings
+from shared.messages import Outcome, Status
+from worker.desk import Desk
+from worker.link import Identity, Link
+from worker.load import Engine, load_engine
+from worker.loop import Loop
+from worker.metrics import Metrics
+from worker.stats import Stats
+
+log = logging.getLogger("sluice.worker")
+
+
+def run(settings: Settings, epoch: int) -> None:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    Raises ConfigError or CheckpointError when this model cannot be served with these settings.
+    """
+    torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
+    stop = _Stop.on_signals()
+    state = _State(settings, epoch)
+    link = Link(settings.wire, Identity(epoch, settings.model.name), settings.worker.lease_timeout)
+    link.snapshot = state.status
+    link.start()
+    try:
+        engine = load_engine(settings.model, settings.worker, state.loading)
+        _serve(settings, engine, link, state, stop)
+    finally:
+        link.close()
+
+
+def _serve(settings: Settings, engine: Engine, link: Link, state: "_State", stop: "_Stop") -> None:
+    metrics = Metrics(settings.frontend.metrics_prefix)
+    seeds = random.Random(settings.worker.seed) if settings.worker.seed >= 0 else random.SystemRandom()
+    desk = Desk(engine.scheduler, state.stats, metrics, vocab_size=engine.limits.vocab_size, seeds=seeds)
+    loop = Loop(engine.scheduler, engine.runner, desk, link, state.stats, metrics)
+    state.engine = engine
+    if settings.worker.worker_metrics_port:
+        _open_metrics(metrics, state, settings)
+    link.identity = Identity(link.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits)
+    log.info("ready: %s", settings.model.name)
+    loop.run(lambda: stop.asked)
+    log.info("draining for at most %g s", settings.worker.drain_timeout)
+    desk.draining = state.draining = True
+    deadline = time.monotonic() + settings.worker.drain_timeout
+    loop.run(lambda: not engine.scheduler.has_work or time.monotonic() > deadline)
+    desk.end_all(Outcome.SHUTDOWN, time.monotonic(), "the server shut down before this was done")
+    desk.publish(link, time.monotonic())
+
+
+def _open_metrics(metrics: Metrics, state: "_State", settings: Settings) -> None:
+    host, port = settings.worker.worker_host, settings.worker.worker_metrics_port
+    try:
+        metrics.serve(state, host, port)
+    except OSError as error:
+        raise ConfigError(f"--worker-metrics-port {port}: cannot listen on {host}: {error.strerror}") from error
+
+
+@dataclass(slots=True)
+class _Stop:
+    """Turned true by the first SIGTERM or SIGINT."""
+
+    asked: bool = False
+
+    @classmethod
+    def on_signals(cls) -> "_Stop":
+        stop = cls()
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            stop.asked = True
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, ask)
+        return stop
+
+
+@dataclass(slots=True)
+class _State:
+    """What Status and the scrape tell; read in other threads, where a count may be one step old."""
+
+    settings: Settings
+    epoch: int
+    progress: float = 0.0
+    draining: bool = False
+    engine: Engine | None = None
+    stats: Stats = field(default_factory=Stats)
+
+    def loading(self, done: int, total: int) -> None:
+        self.progress = done / max(1, total)
+
+    def status(self) -> Status:
+        model, engine = self.settings.model.name, self.engine
+        if engine is None:
+            device, dtype = self.settings.worker.device, self.settings.worker.dtype
+            return Status(self.epoch, os.getpid(), model, device, dtype, "loading", self.progress)
+        now, scheduler, stats = time.monotonic(), engine.scheduler, self.stats
+        return Status(
+            self.epoch,
+            os.getpid(),
+            model,
+            engine.device,
+            engine.dtype,
+            "draining" if self.draining else "ready",
+            max_seq_len=engine.limits.max_seq_len,
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            waiting_tokens=scheduler.waiting_tokens,
+            pages=engine.pool.counts(),
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            prompt_tokens_s=stats.prompt.per_second(now),
+            generation_tokens_s=stats.generation.per_second(now),
+            ttft=stats.ttft.quantiles(),
+            itl=stats.itl.quantiles(),
+            e2e=stats.e2e.quantiles(),
+        )
+
+    def totals(self) -> dict[str, int]:
+        if self.engine is None:
+            return {}
+        scheduler = self.engine.scheduler
+        return {
+            "prefix_cache_queries": scheduler.prefix_queries,
+            "prefix_cache_hits": scheduler.prefix_hits,
+            "num_preemptions": scheduler.preemptions_total,
+        }

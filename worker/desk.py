@@ -1,0 +1,231 @@
+"""What frontends asked for and were told: every request from Submit to its one End, and a while beyond.
+
+Knows messages and the scheduler; computes nothing. Frames fill up during a turn and leave once, at its end.
+"""
+
+import random
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+from shared import messages as m
+from shared.codec import pack_u32, unpack_u32
+from worker.link import Gone, Link
+from worker.metrics import Metrics
+from worker.schedule.scheduler import Refused, Scheduler
+from worker.schedule.sequence import Sequence
+from worker.stats import Stats
+
+Key = tuple[bytes, int]  # (frontend id, request id)
+
+KEEP_S = 30.0  # how long a finished request's output can still be asked for
+QUARANTINE = 2  # a request in flight in this many crashes is not tried again
+
+
+@dataclass(slots=True)
+class Frame:
+    """A Step being filled for one frontend."""
+
+    ids: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    admitted: list[m.Admitted] = field(default_factory=list)
+    rejected: list[m.Rejected] = field(default_factory=list)
+    ends: list[m.End] = field(default_factory=list)
+    logprobs: list[m.Logprobs] = field(default_factory=list)
+
+    def run(self, id: int, start: int, tokens: list[int]) -> None:
+        self.ids.append(id)
+        self.starts.append(start)
+        self.counts.append(len(tokens))
+        self.tokens += tokens
+
+    def step(self) -> m.Step:
+        return m.Step(
+            0, 0, pack_u32(self.ids), pack_u32(self.starts), pack_u32(self.counts), pack_u32(self.tokens),
+            tuple(self.admitted), tuple(self.rejected), tuple(self.ends), tuple(self.logprobs),
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Record:
+    """A request as its frontend knows it; kept a while after its end."""
+
+    sequence: Sequence
+    end: m.End | None = None
+    logprobs: list[m.Logprobs] = field(default_factory=list)
+
+
+class Desk:
+    """`now` is the loop's clock, in seconds, everywhere."""
+
+    def __init__(
+        self, scheduler: Scheduler, stats: Stats, metrics: Metrics, *, vocab_size: int, seeds: random.Random
+    ) -> None:
+        self.draining = False
+        self._scheduler = scheduler
+        self._stats = stats
+        self._metrics = metrics
+        self._vocab_size = vocab_size
+        self._seeds = seeds
+        self._records: dict[Key, Record] = {}
+        self._ended: deque[tuple[float, Key]] = deque()
+        self._frames: defaultdict[bytes, Frame] = defaultdict(Frame)
+
+    # what frontends say
+
+    def receive(self, inbox: deque[tuple[bytes, m.Request | Gone]], now: float) -> None:
+        while inbox:
+            sender, request = inbox.popleft()
+            match request:
+                case m.Submit():
+                    self._submit(sender, request, now)
+                case m.Abort():
+                    for id in request.ids:
+                        self._abort((sender, id), now)
+                case m.Resync():
+                    self._resync(sender, request)
+                case Gone():
+                    for key in [key for key in self._records if key[0] == sender]:
+                        self._abort(key, now)
+                        self._records.pop(key, None)
+        for sequence in self._scheduler.expire(now):
+            self.end(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
+
+    def _submit(self, sender: bytes, submit: m.Submit, now: float) -> None:
+        key = (sender, submit.id)
+        known = self._records.get(key)
+        frame = self._frames[sender]
+        if known is not None:  # said twice
+            frame.admitted.append(m.Admitted(submit.id, known.sequence.seed))
+            return
+        refusal = self._refusal(submit)
+        if refusal is None:
+            sequence = self._sequence(key, submit, now)
+            refusal = self._enqueue(sequence, now)
+        if refusal is not None:
+            reason, message, retry_after = refusal
+            self._metrics.rejected(reason)
+            frame.rejected.append(m.Rejected(submit.id, reason, message, retry_after))
+
+    def _refusal(self, submit: m.Submit) -> tuple[m.Refusal, str, float] | None:
+        if self.draining:
+            return m.Refusal.DRAINING, "the server is shutting down", 5.0
+        if submit.crashes >= QUARANTINE:
+            return m.Refusal.INVALID, f"quarantined: in flight in {submit.crashes} worker crashes", 0.0
+        prompt = unpack_u32(submit.prompt)
+        if not prompt or max(prompt) >= self._vocab_size or submit.sampling.max_tokens < 0:
+            return m.Refusal.INVALID, "the prompt is empty or has ids beyond the vocabulary", 0.0
+        return None
+
+    def _sequence(self, key: Key, submit: m.Submit, now: float) -> Sequence:
+        prompt = unpack_u32(submit.prompt).tolist()
+        sampling = submit.sampling
+        seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
+        return Sequence(
+            key,
+            prompt + unpack_u32(submit.generated).tolist(),
+            len(prompt),
+            sampling,
+            seed,
+            now,
+            # a prompt token found in the cache has no logits, so these keep to themselves
+            salt=f"\0{key[0].hex()}{key[1]}" if sampling.prompt_logprobs else submit.salt,
+            group=submit.group,
+            priority=submit.priority,
+            deadline=now + submit.deadline_ms / 1e3 if submit.deadline_ms else float("inf"),
+            crashes=submit.crashes,
+        )
+
+    def _enqueue(self, sequence: Sequence, now: float) -> tuple[m.Refusal, str, float] | None:
+        sender, id = sequence.key
+        try:
+            self._scheduler.submit(sequence, now)
+        except Refused as refused:
+            full = refused.reason is m.Refusal.QUEUE_FULL
+            return refused.reason, str(refused), self._retry_after(now) if full else 0.0
+        self._records[sequence.key] = Record(sequence)
+        self._frames[sender].admitted.append(m.Admitted(id, sequence.seed))
+        return None
+
+    def _retry_after(self, now: float) -> float:
+        """Seconds until the present backlog is computed at the measured speed; at least one."""
+        backlog = self._scheduler.waiting_tokens + sum(
+            record.sequence.sampling.max_tokens - record.sequence.output_len
+            for record in self._records.values()
+            if record.end is None
+        )
+        speed = self._stats.prompt.per_second(now) + self._stats.generation.per_second(now)
+        return min(120.0, max(1.0, backlog / speed)) if speed else 1.0
+
+    def _abort(self, key: Key, now: float) -> None:
+        sequence = self._scheduler.abort(key)
+        if sequence is not None:
+            self.end(sequence, m.Outcome.ABORTED, now)
+
+    def _resync(self, sender: bytes, resync: m.Resync) -> None:
+        """Everything from `have` on, its end included; an unknown request gets the only true answer, an error."""
+        record = self._records.get((sender, resync.id))
+        frame = self._frames[sender]
+        if record is None:
+            frame.ends.append(m.End(resync.id, m.Outcome.ERROR, resync.have, "the worker no longer knows this request"))
+            return
+        sequence = record.sequence
+        frame.admitted.append(m.Admitted(resync.id, sequence.seed))
+        frame.logprobs += [lp for lp in record.logprobs if lp.prompt or lp.start + len(lp.chosen) // 4 > resync.have]
+        frame.run(resync.id, resync.have, sequence.tokens[sequence.prompt_len + resync.have :])
+        if record.end is not None:
+            frame.ends.append(record.end)
+
+    # what they are told
+
+    def token(self, sequence: Sequence, token: int) -> None:
+        """The one at the end of `sequence.tokens`."""
+        sender, id = sequence.key
+        self._frames[sender].run(id, sequence.output_len - 1, [token])
+
+    def logprobs(self, sequence: Sequence, logprobs: m.Logprobs) -> None:
+        record = self._records.get(sequence.key)
+        if record is not None:
+            record.logprobs.append(logprobs)
+            self._frames[sequence.key[0]].logprobs.append(logprobs)
+
+    def end(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
+        """Once; later calls change nothing."""
+        sender, id = sequence.key
+        record = self._records.get(sequence.key)
+        if record is None or record.end is not None:
+            return
+        record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now))
+        self._frames[sender].ends.append(record.end)
+        self._ended.append((now, sequence.key))
+        self._metrics.ended(outcome, sequence, now)
+        if outcome in (m.Outcome.EOS, m.Outcome.STOP, m.Outcome.LENGTH):
+            self._stats.e2e.add(now - sequence.arrival)
+
+    def end_all(self, outcome: m.Outcome, now: float, error: str) -> None:
+        for record in [record for record in self._records.values() if record.end is None]:
+            self._scheduler.abort(record.sequence.key)
+            self.end(record.sequence, outcome, now, error)
+
+    def publish(self, link: Link, now: float) -> None:
+        """Send what this turn has to say and forget what nobody will ask for any more."""
+        while self._ended and self._ended[0][0] < now - KEEP_S:
+            self._records.pop(self._ended.popleft()[1], None)
+        if not self._frames:
+            return
+        for sender, frame in self._frames.items():
+            link.publish(sender, frame.step())
+        self._frames.clear()
+        link.flush()
+
+
+def _timings(sequence: Sequence, now: float) -> m.Timings:
+    admitted = sequence.admitted or now
+    first = sequence.first_token or now
+    return m.Timings(
+        queue_ms=1e3 * (admitted - sequence.arrival),
+        prefill_ms=1e3 * (first - admitted),
+        decode_ms=1e3 * (now - first),
+        cached_tokens=sequence.cached,
+    )

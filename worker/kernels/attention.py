@@ -1,0 +1,111 @@
+"""Causal attention of packed tokens over the paged cache: prefill, chunk and decode are the same thing.
+
+Row i of a sequence with q_len rows sits at position p = kv_len - q_len + i and attends to positions
+max(0, p - window + 1) .. p (window 0: all of 0 .. p), whose keys and values lie in the pages of its page table.
+Query heads come in groups that share a key/value head.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+GATHER_ELEMENTS = 1 << 25  # keys gathered at once, in elements
+MASK_ELEMENTS = 1 << 26  # mask entries alive at once
+
+
+def attention(
+    q: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    starts: Tensor,
+    kv_lens: Tensor,
+    pages: Tensor,
+    tiles: Tensor,
+    max_q: int,
+    max_kv: int,
+    *,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """softmax(q k^T * scale) v for every row, over the cache. The tokens' own K/V must have been written.
+
+    q [T, Hq, D], rows may be strided; cache_k, cache_v [pages, page_size, Hk, D], Hq a multiple of Hk; starts [S + 1],
+    kv_lens [S], pages [S, P], tiles [N, 2] int32, max_q and max_kv as in `Packed`; window in tokens, 0: none.
+    Returns [T, Hq, D] in q's dtype.
+    """
+    if q.is_cuda:
+        from worker.kernels.attention_triton import attention_triton
+
+        return attention_triton(
+            q, cache_k, cache_v, starts, kv_lens, pages, tiles, max_kv, scale=scale, window=window
+        )
+    return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
+
+
+def attention_torch(
+    q: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    starts: Tensor,
+    kv_lens: Tensor,
+    pages: Tensor,
+    *,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """Two padded batches, so that one long chunk does not pad every decode: the sequences with one row, and the rest."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    starts, kv_lens, pages = starts.long(), kv_lens.long(), pages.long()
+    single = starts.diff() == 1
+    for chosen in (single, ~single):
+        for seqs in _fitting(chosen.nonzero()[:, 0], kv_lens, cache_k):
+            _attend(q, cache_k, cache_v, starts[:-1][seqs], starts.diff()[seqs], kv_lens[seqs], pages[seqs],
+                    out, scale, window)  # fmt: skip
+    return out
+
+
+def _fitting(seqs: Tensor, kv_lens: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
+    """Groups of sequences whose padded keys stay within GATHER_ELEMENTS."""
+    if not len(seqs):
+        return ()
+    longest = int(kv_lens[seqs].max()) * cache.shape[2] * cache.shape[3]
+    return seqs.split(max(1, GATHER_ELEMENTS // longest))
+
+
+def _attend(
+    q: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    starts: Tensor,
+    q_lens: Tensor,
+    kv_lens: Tensor,
+    pages: Tensor,
+    out: Tensor,
+    scale: float,
+    window: int,
+) -> None:
+    """One padded batch: starts, q_lens, kv_lens [B], pages [B, P]; fills these sequences' rows of out."""
+    heads, kv_heads, size = q.shape[1], cache_k.shape[2], q.shape[2]
+    first = (kv_lens - q_lens - window + 1).clamp(min=0) if window else torch.zeros_like(kv_lens)
+    where = first[:, None] + torch.arange(int((kv_lens - first).max()), device=q.device)  # [B, L] key positions
+    inside = where.minimum(kv_lens[:, None] - 1)  # beyond a sequence's end, read its last key again and mask it
+    page_size = cache_k.shape[1]
+    slots = pages.gather(1, inside // page_size) * page_size + inside % page_size
+    k = cache_k.flatten(0, 1)[slots].transpose(1, 2)  # [B, Hk, L, D]
+    v = cache_v.flatten(0, 1)[slots].transpose(1, 2)
+    longest = int(q_lens.max())
+    slab = max(1, MASK_ELEMENTS // (where.numel() * (heads // kv_heads)))
+    for begin in range(0, longest, slab):
+        rows = torch.arange(begin, min(begin + slab, longest), device=q.device).expand(len(starts), -1)  # [B, M]
+        mine = rows < q_lens[:, None]
+        index = starts[:, None] + rows.minimum(q_lens[:, None] - 1)
+        at = (kv_lens - q_lens)[:, None] + rows  # query positions
+        mask = where[:, None, :] <= at[:, :, None]  # [B, M, L]
+        if window:
+            mask &= where[:, None, :] > at[:, :, None] - window
+        # the heads of a group are more rows of the same keys: [B, M, Hq, D] -> [B, Hk, group * M, D]
+        grouped = q[index].unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        wide = mask.unsqueeze(1).repeat(1, 1, heads // kv_heads, 1)
+        seen = F.scaled_dot_product_attention(grouped, k, v, attn_mask=wide, scale=scale)
+        seen = seen.unflatten(2, (-1, rows.shape[1])).permute(0, 3, 1, 2, 4).reshape(*rows.shape, heads, size)
+        out[index[mine]] = seen[mine]

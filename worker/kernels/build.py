@@ -1,0 +1,104 @@
+"""Compiles the CPU library: plain C, gcc, a few seconds, once per change of sources or flags.
+
+Knows file names and compiler flags; nothing of what the functions do. No compiler is not an error: plain torch serves.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from platform import machine
+
+SOURCES = Path(__file__).with_name("native")
+COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
+AMX = (*AVX512, "-mavx512bf16")
+UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("cpu.c", ()),
+    ("rows.c", AVX2),
+    ("rows.c", AVX512),
+    ("gemm_lanes.c", AVX2),
+    ("gemm_lanes.c", AVX512),
+    ("gemm_amx.c", AMX),
+    ("attend_lanes.c", AVX2),
+    ("attend_lanes.c", AVX512),
+    ("attend_amx.c", AMX),
+)
+
+
+def build(force: bool = False) -> Path | None:
+    """The compiled library for today's sources, made now if it is not there; None where it cannot be made.
+
+    Says why on stderr when it cannot. Safe to call from several processes at once.
+    """
+    if machine() not in ("x86_64", "AMD64"):
+        return None
+    target = _folder() / f"libsluice-{_key()}.so"
+    if target.exists() and not force:
+        return target
+    compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
+    if compiler is None:
+        return _without("no C compiler (gcc) found")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as room:
+        try:
+            made = _compile(compiler, Path(room))
+        except subprocess.CalledProcessError as failure:
+            return _without(f"compiling failed:\n{failure.stderr}")
+        os.replace(made, target)
+    _remove_older(target)
+    return target
+
+
+def _compile(compiler: str, room: Path) -> Path:
+    objects = [room / f"{i}.o" for i in range(len(UNITS))]
+
+    def one(unit: tuple[str, tuple[str, ...]], to: Path) -> None:
+        source, flags = unit
+        _run(compiler, *COMMON, *flags, "-c", str(SOURCES / source), "-o", str(to))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, UNITS, objects))
+    library = room / "library.so"
+    _run(compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(library))
+    return library
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def _key() -> str:
+    digest = hashlib.sha256(repr((COMMON, UNITS)).encode())
+    for source in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _folder() -> Path:
+    """Beside the sources; in the user's cache where the package is installed read-only."""
+    if os.access(SOURCES, os.W_OK):
+        return SOURCES
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sluice"
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache
+
+
+def _remove_older(target: Path) -> None:
+    for other in target.parent.glob("libsluice-*.so"):
+        if other != target:
+            other.unlink(missing_ok=True)
+
+
+def _without(reason: str) -> None:
+    print(f"sluice: {reason}; the CPU runs on plain torch (slower)", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    path = build(force="--force" in sys.argv[1:])
+    if path is not None:
+        print(path)

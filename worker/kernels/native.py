@@ -1,0 +1,310 @@
+"""The CPU at hardware speed: a small C library (native/*.c, compiled by build.py) behind torch tensors.
+
+Knows tensors, strides and which kernel this processor can run; not models. Every function gives each row bits that
+depend on that row alone: not on how many rows come with it, how a prompt is cut into chunks, the page size, or the
+number of threads. What the library cannot do (`available` False: other dtypes, other processors, no compiler,
+SLUICE_NATIVE=0) is done by plain torch, whose functions beside the callers say what each of these means.
+
+Pointers cross as plain ints and the GIL is released, so a call costs about two microseconds. The asserts are the contract.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from ctypes import c_float, c_int, c_long, c_void_p
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from worker.kernels.build import build
+
+PANEL = 32  # columns of a packed panel
+STEP = 32  # depth of an AMX step
+MOST_D = 256  # longest head of attention
+Call = Callable[..., int]
+
+_POINTERS, _LONGS = (c_void_p,), (c_long,)
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "norm": _POINTERS * 3 + _LONGS * 4 + (c_float, c_float, c_int),
+    "add_norm": _POINTERS * 5 + _LONGS * 2 + (c_float, c_float, c_int),
+    "gate": _POINTERS * 2 + _LONGS * 2 + (c_int, c_int),
+    "rotary": _POINTERS * 5 + _LONGS * 4 + (c_int,),
+    "qkv_post": _POINTERS * 10 + (c_float, c_float) + _LONGS * 4 + (c_int,),
+    "gemm": _POINTERS * 4 + _LONGS * 3 + (c_int, c_int),
+    "attend": _POINTERS * 7 + _LONGS * 8 + (c_float, c_int),
+    "write": _POINTERS * 5 + _LONGS * 4,
+}
+_TIERS = {1: "avx2", 2: "avx512", 3: "avx512"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """The library's functions for one dtype on this processor."""
+
+    norm: Call
+    add_norm: Call
+    gate: Call
+    rotary: Call
+    qkv_post: Call
+    gemm: Call
+    attend: Call
+    write: Call
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWeight:
+    """A weight [n, k] in panels, as the matmul reads it; bias in fp32."""
+
+    panels: Tensor
+    bias: Tensor | None
+    n: int
+    k: int
+    dtype: torch.dtype
+
+
+def available(dtype: torch.dtype) -> bool:
+    """Whether the functions of this file serve tensors of `dtype` here. The first call may compile the library."""
+    return dtype in _kernels()
+
+
+def tier() -> str:
+    """The instruction set in use, for logs and benchmarks: "amx", "avx512", "avx2" or "none"."""
+    library = _library()
+    return ("none", "avx2", "avx512", "amx")[library.tier()] if library else "none"
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    if os.environ.get("SLUICE_NATIVE", "1") == "0":
+        return None
+    path = build()
+    return ctypes.CDLL(str(path)) if path else None
+
+
+@cache
+def _kernels() -> dict[torch.dtype, _Kernels]:
+    library = _library()
+    level = library.tier() if library else 0
+    if library is None or level not in _TIERS:
+        return {}
+    most = int(os.environ.get("SLUICE_NATIVE_TIER", level))
+    level = min(level, most)
+    lanes = _TIERS[level]
+    matrix = "amx" if level == 3 else lanes
+    return {
+        torch.float32: _bind(library, "f32", lanes, lanes),
+        torch.bfloat16: _bind(library, "bf16", lanes, matrix),
+    }
+
+
+def _bind(library: ctypes.CDLL, dtype: str, lanes: str, matrix: str) -> _Kernels:
+    def function(name: str) -> Call:
+        suffix = matrix if name in ("gemm", "attend") else lanes
+        found = getattr(library, f"{name}_{suffix}" if name == "write" else f"{name}_{dtype}_{suffix}")
+        found.argtypes, found.restype = _SIGNATURES[name], c_int if name in ("gemm", "attend") else None
+        bound: Call = found
+        return bound
+
+    return _Kernels(**{name: function(name) for name in _SIGNATURES})
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
+    """A copy of weight [N, K] (any N, K) in panels of 32 rows of it, zeros where N or K are not full."""
+    n, k = weight.shape
+    assert available(weight.dtype) and (bias is None or bias.shape == (n,))
+    depth = -(-k // STEP) * STEP if weight.dtype == torch.bfloat16 else k
+    full = torch.nn.functional.pad(weight, (0, depth - k, 0, -n % PANEL))
+    if weight.dtype == torch.bfloat16:  # [panel, tile, column, step, pair, 2] -> [panel, step, tile, pair, column, 2]
+        panels = full.view(-1, 2, 16, depth // STEP, 16, 2).permute(0, 3, 1, 4, 2, 5)
+    else:
+        panels = full.view(-1, PANEL, k).transpose(1, 2)
+    panels = huge(torch.empty(panels.shape, dtype=weight.dtype)).copy_(panels)
+    return NativeWeight(panels, None if bias is None else bias.float().contiguous(), n, k, weight.dtype)
+
+
+def huge(fresh: Tensor) -> Tensor:
+    """`fresh`, its memory (contiguous, not yet written) asked to be huge pages: streams of it then miss no TLB."""
+    library = _library()
+    if library is not None:
+        library.advise_huge(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
+    return fresh
+
+
+def linear(x: Tensor, weight: NativeWeight, out: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+    """x [T, K] @ weight.T + bias -> [T, N] of x's dtype, or fp32 with `out_dtype` (no rounding); into `out` if given.
+
+    Raises MemoryError when the padded copy of x for an odd K cannot be had.
+    """
+    assert x.ndim == 2 and x.is_contiguous() and x.dtype == weight.dtype and x.shape[1] == weight.k
+    if out is None:
+        out = torch.empty(len(x), weight.n, dtype=out_dtype or x.dtype)
+    assert out.shape == (len(x), weight.n) and out.is_contiguous()
+    assert out.dtype == x.dtype or out.dtype == torch.float32
+    if _kernels()[x.dtype].gemm(
+        x.data_ptr(), weight.panels.data_ptr(), _address(weight.bias), out.data_ptr(),
+        len(x), weight.n, weight.k, out.dtype == torch.bfloat16, torch.get_num_threads(),
+    ):  # fmt: skip
+        raise MemoryError("no memory to pad the rows of a matmul")
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False, out: Tensor | None = None) -> Tensor:
+    """As `norm.rms_norm_torch`: x [T, H] or [T, heads, D] with whole rows of one token together."""
+    heads, n = _heads(x)
+    assert weight.dtype == x.dtype and weight.shape == (n,) and weight.is_contiguous()
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype)
+    assert out.shape == x.shape and out.is_contiguous() and out.dtype == x.dtype
+    _kernels()[x.dtype].norm(
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(), len(x), heads, n, x.stride(0), eps, offset,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As `norm.add_rms_norm_torch`: (rms_norm(s), s) with s = x + residual rounded; x, residual [T, H] contiguous."""
+    assert x.is_contiguous() and residual.is_contiguous() and x.shape == residual.shape and x.ndim == 2
+    assert weight.dtype == x.dtype == residual.dtype and weight.shape == x.shape[1:] and weight.is_contiguous()
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    _kernels()[x.dtype].add_norm(
+        x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
+        len(x), x.shape[1], eps, offset, torch.get_num_threads(),
+    )  # fmt: skip
+    return out, total
+
+
+def gate(x: Tensor, activation: str, out: Tensor | None = None) -> Tensor:
+    """As `gate.gate_torch`: act(x[:, :I]) * x[:, I:] with x [T, 2 * I] contiguous, activation silu or gelu_tanh."""
+    assert x.ndim == 2 and x.is_contiguous() and x.shape[1] % 2 == 0 and activation in ("silu", "gelu_tanh")
+    n = x.shape[1] // 2
+    if out is None:
+        out = torch.empty(len(x), n, dtype=x.dtype)
+    assert out.shape == (len(x), n) and out.is_contiguous() and out.dtype == x.dtype
+    _kernels()[x.dtype].gate(
+        x.data_ptr(), out.data_ptr(), len(x), n, activation == "gelu_tanh", torch.get_num_threads()
+    )
+    return out
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """As `rotary.rotary_torch`: q [T, Hq, D], k [T, Hk, D]; cos, sin [M, D] fp32; positions [T] int64 below M."""
+    return _rotate(q, cos, sin, positions), _rotate(k, cos, sin, positions)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
+    heads, d = _heads(x)
+    _check_tables(cos, sin, positions, len(x), d)
+    out = torch.empty(x.shape, dtype=x.dtype)
+    _kernels()[x.dtype].rotary(
+        x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(),
+        len(x), heads, d, x.stride(0), torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def write_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
+    """As `write.write_kv_torch`: rows of k and v [T, Hk, D] to slots [T] int64 of the caches."""
+    heads, d = _heads(k)
+    assert k.shape == v.shape and _heads(v) == (heads, d) and k.dtype == v.dtype
+    _check_cache(cache_k, cache_v, k.dtype, heads, d)
+    assert slots.dtype == torch.int64 and slots.shape == (len(k),) and slots.is_contiguous()
+    size = k.element_size()
+    _kernels()[k.dtype].write(
+        k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slots.data_ptr(),
+        len(k), heads * d * size, k.stride(0) * size, v.stride(0) * size,
+    )  # fmt: skip
+
+
+def qkv_post(
+    qkv: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    offset: bool = False,
+) -> Tensor:
+    """Between the qkv matmul and attention, in one pass: q/k norm (where given), rotary, K/V write; returns q [T, Hq, D].
+
+    qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D]; the same bits as
+    `rms_norm`, `rotary` and `write_kv` one after the other.
+    """
+    kv_heads, d = cache_k.shape[2:]
+    heads = qkv.shape[1] // d - 2 * kv_heads
+    assert qkv.is_contiguous() and qkv.shape[1] == (heads + 2 * kv_heads) * d
+    _check_cache(cache_k, cache_v, qkv.dtype, kv_heads, d)
+    _check_tables(cos, sin, positions, len(qkv), d)
+    assert slots.dtype == torch.int64 and slots.shape == (len(qkv),) and slots.is_contiguous()
+    for weight in (q_norm, k_norm):
+        assert weight is None or (weight.dtype == qkv.dtype and weight.shape == (d,) and weight.is_contiguous())
+    q = torch.empty(len(qkv), heads, d, dtype=qkv.dtype)
+    _kernels()[qkv.dtype].qkv_post(
+        qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), _address(q_norm), _address(k_norm),
+        cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slots.data_ptr(), eps, offset,
+        len(qkv), heads, kv_heads, d, torch.get_num_threads(),
+    )  # fmt: skip
+    return q
+
+
+def attention(
+    q: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    starts: Tensor,
+    kv_lens: Tensor,
+    pages: Tensor,
+    *,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """As `attention.attention_torch`: pages are read in place. q [T, Hq, D], D at most 256.
+
+    Raises MemoryError when the threads' scratch cannot be had.
+    """
+    heads, d = _heads(q)
+    kv_heads, size = cache_k.shape[2], cache_k.shape[1]
+    _check_cache(cache_k, cache_v, q.dtype, kv_heads, d)
+    assert heads % kv_heads == 0 and d <= MOST_D and scale > 0
+    assert starts.dtype == kv_lens.dtype == pages.dtype == torch.int32
+    assert starts.is_contiguous() and kv_lens.is_contiguous() and pages.stride(1) == 1
+    assert len(starts) == len(kv_lens) + 1 == len(pages) + 1
+    out = torch.empty(q.shape, dtype=q.dtype)
+    if _kernels()[q.dtype].attend(
+        q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), starts.data_ptr(), kv_lens.data_ptr(), pages.data_ptr(),
+        out.data_ptr(), len(kv_lens), q.stride(0), heads, kv_heads, d, size, pages.stride(0), window,
+        scale, torch.get_num_threads(),
+    ):  # fmt: skip
+        raise MemoryError("no memory for the scratch of attention")
+    return out
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _heads(x: Tensor) -> tuple[int, int]:
+    """(heads, D) of x [T, heads, D] or [T, D], whose rows lie together however far apart the tokens are."""
+    *heads, d = x.shape[1:]
+    assert x.stride(-1) == 1 and (not heads or heads[0] == 1 or x.stride(1) == d)
+    return (heads[0] if heads else 1), d
+
+
+def _check_cache(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype, heads: int, d: int) -> None:
+    assert cache_k.shape == cache_v.shape and cache_k.shape[2:] == (heads, d)
+    assert cache_k.is_contiguous() and cache_v.is_contiguous() and cache_k.dtype == cache_v.dtype == dtype
+
+
+def _check_tables(cos: Tensor, sin: Tensor, positions: Tensor, t: int, d: int) -> None:
+    assert cos.dtype == sin.dtype == torch.float32 and cos.shape == sin.shape and cos.shape[1] == d and d % 2 == 0
+    assert cos.is_contiguous() and sin.is_contiguous()
+    assert positions.dtype == torch.int64 and positions.shape == (t,) and positions.is_contiguous()

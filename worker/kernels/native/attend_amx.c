@@ -1,0 +1,272 @@
+/* bf16 attention on AMX tiles: scores transposed (keys down, 16 rows of q across), so that the maximum and the sum of a
+ * row run down lanes; the weights, rounded to bf16 and transposed back, multiply the values. */
+#define ROWS 16
+#include "attend.h"
+#include "tiles.h"
+
+/* k: [KEYS][D padded to 32]; v: [KEYS / 32][D / 16 tiles][16 pairs of keys][16][2]; q: [D / 32][16 pairs][16 rows][2] */
+
+static Scratch *scratch_here(void) {
+    static _Thread_local _Alignas(64) Scratch scratch;
+    return &scratch;
+}
+
+static void enter(void) {
+    TileShapes shapes = {.palette = 1};
+    for (int i = 0; i < 8; i++) shapes.bytes[i] = 64, shapes.rows[i] = 16;
+    tiles_shape(&shapes);
+    flush_tiny(1);
+}
+
+static void leave(void) {
+    flush_tiny(0);
+    tiles_release();
+}
+
+INLINE long steps_of(const Attend *a) { return (a->d + 31) / 32; }
+
+INLINE __mmask32 columns(long d, long from) {
+    return d - from >= 32 ? 0xffffffffu : d <= from ? 0 : (1u << (d - from)) - 1;
+}
+
+/* rows[i] lane j <-> rows[j] lane i */
+INLINE void transpose(__m512i r[16]) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+static void take_q(const Attend *a, Tile *tile, const Item *item) {
+    long group = group_of(a);
+    for (long step = 0; step < steps_of(a); step++) {
+        __m512i rows[16];
+        for (int i = 0; i < 16; i++) {
+            long row = tile->row + i, token = a->starts[item->seq] + row / group, head = tile->head * group + row % group;
+            const bf16 *q = (const bf16 *)a->q + token * a->q_stride + head * a->d + step * 32;
+            rows[i] = i < tile->rows ? _mm512_maskz_loadu_epi16(columns(a->d, step * 32), q) : _mm512_setzero_si512();
+        }
+        transpose(rows);
+        for (int i = 0; i < 16; i++) _mm512_store_si512(tile->q + step * 1024 + i * 64, rows[i]);
+    }
+}
+
+static void take_keys(const bf16 *from, bf16 *to, long d) {
+    for (long i = 0; i < d; i += 32)
+        _mm512_store_si512(to + i, _mm512_maskz_loadu_epi16(columns(d, i), from + i));
+}
+
+/* Two rows of values become row `pair` of the tiles of their 32 keys; a missing row is zeros. */
+static void take_values(const bf16 *even, const bf16 *odd, char *tiles, long d) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                         36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (long i = 0; i < d; i += 32, tiles += 2048) {
+        __mmask32 mask = columns(d, i);
+        __m512i a = _mm512_maskz_loadu_epi16(even ? mask : 0, even + i), b = _mm512_maskz_loadu_epi16(odd ? mask : 0, odd + i);
+        _mm512_store_si512(tiles, _mm512_permutex2var_epi16(a, low, b));
+        _mm512_store_si512(tiles + 1024, _mm512_permutex2var_epi16(a, high, b));
+    }
+}
+
+static void take_block(const Attend *a, Scratch *s, const Item *item, int head, long block, long from, long to) {
+    const bf16 *values[KEYS] = {0};
+    long wide = steps_of(a) * 32, row = a->kv_heads * a->d;
+    for (long at = from, run; at < to; at += run) {
+        size_t slot = slot_of(a, item->seq, at, &run);
+        run = least(run, to - at);
+        const bf16 *k = (const bf16 *)a->cache_k + slot * row + head * a->d;
+        const bf16 *v = (const bf16 *)a->cache_v + slot * row + head * a->d;
+        for (long i = 0; i < run; i++) {
+            take_keys(k + i * row, (bf16 *)s->k + (at - block + i) * wide, a->d);
+            values[at - block + i] = v + i * row;
+        }
+    }
+    for (long i = 0; i < KEYS; i += 2)
+        take_values(values[i], values[i + 1], s->v + i / 32 * wide * 64 + i % 32 / 2 * 64, a->d);
+}
+
+/* scores[KEYS][16] = k q^T */
+static void score(const Attend *a, Scratch *s, const Tile *tile) {
+    long steps = steps_of(a), stride = steps * 64;
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    for (long step = 0; step < steps; step++) {
+        const char *k = s->k + step * 64;
+        TILE_LOAD(5, tile->q + step * 1024, 64);
+        TILE_LOAD(4, k, stride);
+        TILE_LOAD(6, k + 16 * stride, stride);
+        TILE_DOT(0, 4, 5);
+        TILE_LOAD(4, k + 32 * stride, stride);
+        TILE_DOT(1, 6, 5);
+        TILE_LOAD(6, k + 48 * stride, stride);
+        TILE_DOT(2, 4, 5);
+        TILE_DOT(3, 6, 5);
+    }
+    TILE_STORE(0, s->scores, 64);
+    TILE_STORE(1, s->scores + 256, 64);
+    TILE_STORE(2, s->scores + 512, 64);
+    TILE_STORE(3, s->scores + 768, 64);
+}
+
+/* 2^x for x <= 0, relative error 2e-7; exactly 1 at 0. */
+INLINE __m512 exp2_lanes(__m512 x) {
+    __m512 n = _mm512_roundscale_ps(x, 8), f = _mm512_sub_ps(x, n);
+    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(1.3398874e-3f), _mm512_set1_ps(9.6184373e-3f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5503324e-2f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022648e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314720e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+
+/* Which of 16 rows may see the key at a position. */
+typedef struct {
+    __m512i last, first;
+} Sight;
+
+INLINE __mmask16 sees(const Sight *sight, int key) {
+    __m512i at = _mm512_set1_epi32(key);
+    return _mm512_cmple_epi32_mask(at, sight->last) & _mm512_cmpge_epi32_mask(at, sight->first);
+}
+
+INLINE __m512 unseen_hidden(const Scratch *s, const Sight *sight, long i, int block, int hide) {
+    __m512 x = _mm512_load_ps(s->scores + i * 16);
+    return hide ? _mm512_mask_mov_ps(_mm512_set1_ps(NOTHING), sees(sight, block + i), x) : x;
+}
+
+/* bf16 of two keys' weights, side by side a row. */
+INLINE __m512i pair(__m512 even, __m512 odd) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                           5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+}
+
+/* Scores become weights, [KEYS / 32][16 rows][32 keys] bf16 in place; returns the factor on what was there before. */
+INLINE __m512 weigh(const Attend *a, Scratch *s, State *state, const Sight *sight, long block, long from, long to,
+                    const int hide) {
+    __m512 old = _mm512_load_ps(state->max), scale = _mm512_set1_ps(a->scale * 1.44269504f), top = _mm512_set1_ps(NOTHING);
+    for (long i = from; i < to; i++) top = _mm512_max_ps(top, unseen_hidden(s, sight, i, block, hide));
+    __m512 max = _mm512_max_ps(old, _mm512_mul_ps(top, scale)), sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (long half = 0; half < KEYS; half += 32) {
+        __m512i rows[16];
+        for (long i = half; i < half + 32; i += 2) {
+            __m512 p[2];
+            for (int j = 0; j < 2; j++) {
+                __m512 x = _mm512_load_ps(s->scores + (i + j) * 16);
+                __m512 y = exp2_lanes(_mm512_fmsub_ps(x, scale, max));
+                p[j] = hide ? _mm512_maskz_mov_ps(sees(sight, block + i + j), y) : y;
+                sums[j] = _mm512_add_ps(sums[j], p[j]);
+            }
+            rows[(i - half) / 2] = pair(p[0], p[1]);
+        }
+        transpose(rows);
+        for (int i = 0; i < 16; i++) _mm512_store_si512((char *)s->scores + half * 32 + i * 64, rows[i]);
+    }
+    __m512 shrink = exp2_lanes(_mm512_sub_ps(old, max));
+    _mm512_store_ps(state->max, max);
+    _mm512_store_ps(state->sum, _mm512_fmadd_ps(_mm512_load_ps(state->sum), shrink, _mm512_add_ps(sums[0], sums[1])));
+    return shrink;
+}
+
+static void shrink_rows(float *out, __m512 shrink, long wide) {
+    __mmask16 changed = _mm512_cmp_ps_mask(shrink, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ);
+    float factor[16];
+    _mm512_storeu_ps(factor, shrink);
+    for (; changed; changed &= changed - 1) {
+        int row = __builtin_ctz(changed);
+        for (long i = 0; i < wide; i += 16)
+            _mm512_store_ps(out + row * wide + i, _mm512_mul_ps(_mm512_load_ps(out + row * wide + i), _mm512_set1_ps(factor[row])));
+    }
+}
+
+/* out[16][wide] += weights times values */
+static void add_values(const Attend *a, const Scratch *s, float *out) {
+    long tiles = padded(a->d) / 16, half = steps_of(a) * 2048;
+    TILE_LOAD(6, s->scores, 64);
+    TILE_LOAD(7, (const char *)s->scores + 1024, 64);
+    for (long i = 0; i < tiles; i += 2) {
+        const char *v = s->v + i * 1024;
+        TILE_LOAD(0, out + i * 16, tiles * 64);
+        TILE_LOAD(4, v, 64);
+        TILE_DOT(0, 6, 4);
+        TILE_LOAD(5, v + half, 64);
+        if (i + 1 < tiles) {
+            TILE_LOAD(1, out + i * 16 + 16, tiles * 64);
+            TILE_LOAD(2, v + 1024, 64);
+            TILE_DOT(1, 6, 2);
+            TILE_LOAD(3, v + half + 1024, 64);
+            TILE_DOT(1, 7, 3);
+            TILE_STORE(1, out + i * 16 + 16, tiles * 64);
+        }
+        TILE_DOT(0, 7, 5);
+        TILE_STORE(0, out + i * 16, tiles * 64);
+    }
+}
+
+static void attend_block(const Attend *a, Scratch *s, Tile *tile, long block, long from, long to) {
+    Sight sight = {.last = _mm512_loadu_si512(tile->position)};
+    sight.first = a->window ? _mm512_sub_epi32(sight.last, _mm512_set1_epi32(a->window - 1)) : _mm512_set1_epi32(0);
+    int all_seen = tile->position[0] >= block + KEYS - 1 && first_key(a, tile->position[15]) <= block;
+    score(a, s, tile);
+    __m512 shrink = all_seen ? weigh(a, s, &tile->span, &sight, block, 0, KEYS, 0)
+                             : weigh(a, s, &tile->span, &sight, block, from - block, to - block, 1);
+    shrink_rows(tile->span.out, shrink, padded(a->d));
+    add_values(a, s, tile->span.out);
+}
+
+SHARED void merge_span(const Attend *a, State *total, const State *span) {
+    __m512 old = _mm512_loadu_ps(total->max), new = _mm512_loadu_ps(span->max), max = _mm512_max_ps(old, new);
+    __m512 keep = exp2_lanes(_mm512_sub_ps(old, max)), add = exp2_lanes(_mm512_sub_ps(new, max));
+    __m512 sum = _mm512_mul_ps(_mm512_loadu_ps(total->sum), keep);
+    float keeps[16], adds[16];
+    _mm512_storeu_ps(total->max, max);
+    _mm512_storeu_ps(total->sum, _mm512_fmadd_ps(_mm512_loadu_ps(span->sum), add, sum));
+    _mm512_storeu_ps(keeps, keep);
+    _mm512_storeu_ps(adds, add);
+    long wide = padded(a->d);
+    for (int row = 0; row < 16; row++)
+        for (long i = row * wide; i < (row + 1) * wide; i += 16) {
+            __m512 kept = _mm512_mul_ps(_mm512_loadu_ps(total->out + i), _mm512_set1_ps(keeps[row]));
+            __m512 both = _mm512_fmadd_ps(_mm512_loadu_ps(span->out + i), _mm512_set1_ps(adds[row]), kept);
+            _mm512_storeu_ps(total->out + i, both);
+        }
+}
+
+static void put_rows(const Attend *a, const Tile *tile, const Item *item) {
+    long group = group_of(a), wide = padded(a->d);
+    for (int i = 0; i < tile->rows; i++) {
+        long row = tile->row + i, token = a->starts[item->seq] + row / group, head = tile->head * group + row % group;
+        bf16 *out = (bf16 *)a->out + (token * a->heads + head) * a->d;
+        /* + 0: no sign on a zero, whatever was flushed on the way */
+        for (long j = 0; j < a->d; j += LANES)
+            store(out, j, a->d, load_f32(tile->total.out + i * wide + j) / tile->total.sum[i] + 0.0f, 1);
+    }
+}
+
+__attribute__((visibility("default"))) int attend_bf16_amx(ATTEND_ARGUMENTS) {
+    const long element = 2;
+    Attend a = ATTEND_FIELDS;
+    return attend(&a, threads);
+}

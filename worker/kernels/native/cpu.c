@@ -1,0 +1,34 @@
+/* Which instruction sets this processor has and this system lets us use. */
+#include <cpuid.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+
+static int has_amx_bf16(void) {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0; /* AMX-BF16, AMX-TILE */
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+static int has_avx512(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+/* 0: nothing of use; 1: AVX2 with FMA; 2: AVX-512; 3: AVX-512 with bf16 and AMX tiles. */
+__attribute__((visibility("default"))) int tier(void) {
+    __builtin_cpu_init();
+    if (has_avx512()) return __builtin_cpu_supports("avx512bf16") && has_amx_bf16() ? 3 : 2;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
+}
+
+/* Asks for huge pages under memory that is read from end to end; only speed depends on the answer. */
+__attribute__((visibility("default"))) void advise_huge(void *start, long bytes) {
+    uintptr_t page = 1 << 21, from = ((uintptr_t)start + page - 1) / page * page, to = ((uintptr_t)start + bytes) / page * page;
+    if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
+}

@@ -1,0 +1,70 @@
+/* y[T, N] = x[T, K] times a packed weight, plus a bias: the walk over the work, common to all kernels.
+ *
+ * The work is cut into items of (rows, panels of 32 columns); threads take the next item until none is left.
+ * How it is cut decides speed only: an element is one accumulation over K in one order, whoever computes it. */
+#pragma once
+#include "lanes.h"
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PANEL 32                   /* columns of a packed panel */
+#define CACHE_BYTES (768L << 10)   /* share of a core's L2 that holds rows of x */
+#define SERIAL_BYTES (96L << 10)   /* weights below which a second thread costs more than it brings */
+
+typedef struct {
+    const char *x;       /* [T, lda] */
+    const char *weight;  /* panels */
+    const float *bias;   /* [N] or NULL */
+    char *out;           /* [T, N] */
+    long t, n, k, lda;   /* lda in elements */
+    int out_bf16;
+} Gemm;
+
+typedef struct {
+    long row, rows, panel, panels;
+} Block;
+
+/* Stores `rows` x `columns` of an fp32 tile buffer with row length PANEL. */
+INLINE void put_block(const Gemm *g, const float *acc, long row, long rows, long panel) {
+    long column = panel * PANEL, columns = g->n - column < PANEL ? g->n - column : PANEL;
+    for (long r = 0; r < rows; r++) {
+        char *out = g->out + ((row + r) * g->n + column) * (g->out_bf16 ? 2 : 4);
+        for (long j = 0; j < columns; j += LANES) {
+            vf y = load_f32(acc + r * PANEL + j);
+            if (g->bias) y += load(g->bias + column, j, columns, 0);
+            if (g->out_bf16) store(out, j, columns, y, 1);
+            else store(out, j, columns, y, 0);
+        }
+    }
+}
+
+INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
+INLINE long at_least(long a, long b) { return a > b ? a : b; }
+
+typedef struct {
+    long rows_each, row_blocks, panels_each, panel_blocks;
+} Cut;
+
+INLINE Cut cut_work(const Gemm *g, int threads, long element) {
+    long panels = ceil_div(g->n, PANEL);
+    long rows = at_least(CACHE_BYTES / (g->k * element) / PANEL * PANEL, 2 * PANEL);
+    Cut cut = {.row_blocks = ceil_div(g->t, rows)};
+    cut.rows_each = ceil_div(ceil_div(g->t, cut.row_blocks), PANEL) * PANEL;
+    cut.row_blocks = ceil_div(g->t, cut.rows_each);
+    cut.panels_each = at_least(panels / (4 * threads), 1);
+    cut.panel_blocks = ceil_div(panels, cut.panels_each);
+    return cut;
+}
+
+INLINE Block block_of(const Gemm *g, const Cut *cut, long item) {
+    Block b = {.row = item / cut->panel_blocks * cut->rows_each, .panel = item % cut->panel_blocks * cut->panels_each};
+    long panels = ceil_div(g->n, PANEL);
+    b.rows = g->t - b.row < cut->rows_each ? g->t - b.row : cut->rows_each;
+    b.panels = panels - b.panel < cut->panels_each ? panels - b.panel : cut->panels_each;
+    return b;
+}
+
+INLINE int threads_for(const Gemm *g, int threads, long element) {
+    return g->n * g->k * element < SERIAL_BYTES && g->t * g->n * g->k < (1L << 21) ? 1 : threads;
+}

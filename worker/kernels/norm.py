@@ -1,0 +1,49 @@
+"""RMS normalisation of the last dimension, alone or after adding the residual.
+
+Two roundings exist in the checkpoints we serve: Llama and Qwen round the normalised value before the weight multiplies
+it, Gemma (`offset`) multiplies by `1 + weight` in fp32 and rounds once. `1 + weight` is never folded: bf16 would lose it.
+"""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
+    """x / rms(x) * weight over the last dimension, fp32 inside.
+
+    x [T, H] or [T, heads, D], rows may be strided; weight [H] or [D]. Returns a contiguous tensor of x's shape and dtype.
+    """
+    if x.is_cuda:
+        from worker.kernels.norm_triton import rms_norm_triton
+
+        return rms_norm_triton(x, weight, eps, offset=offset)
+    return rms_norm_torch(x, weight, eps, offset=offset)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(rms_norm(s), s) with s = x + residual rounded to x's dtype first, as Hugging Face models round it.
+
+    x, residual [T, H]; weight [H].
+    """
+    if x.is_cuda:
+        from worker.kernels.norm_triton import add_rms_norm_triton
+
+        return add_rms_norm_triton(x, residual, weight, eps, offset=offset)
+    return add_rms_norm_torch(x, residual, weight, eps, offset=offset)
+
+
+def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if offset:
+        return (normed * (1.0 + weight.float())).to(x.dtype)
+    return weight * normed.to(x.dtype)
+
+
+def add_rms_norm_torch(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False
+) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return rms_norm_torch(total, weight, eps, offset=offset), total

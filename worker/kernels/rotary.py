@@ -1,0 +1,53 @@
+"""Rotary position embedding, "rotate half" convention: dimension i turns together with dimension i + D / 2.
+
+The tables hold the full head size (both halves alike) and stay fp32; the rotation is computed in fp32 and rounded
+once. (Hugging Face casts the tables to the model's dtype first; in fp32 the two agree to the last bit.)
+"""
+
+import torch
+from torch import Tensor
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn every head of token t by row positions[t] of the tables.
+
+    q [T, Hq, D], k [T, Hk, D], rows may be strided; cos, sin [M, D] fp32; positions [T] int64, all below M.
+    Returns contiguous tensors of the same shapes and dtypes.
+    """
+    if q.is_cuda:
+        from worker.kernels.rotary_triton import rotary_triton
+
+        return rotary_triton(q, k, cos, sin, positions)
+    return rotary_torch(q, k, cos, sin, positions)
+
+
+def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The batched form of `rotary`: q [B, Hq, S, D], k [B, Hk, S, D].
+
+    cos, sin: [S, D], shared by the batch, or [B, S, D], a table for each sequence (each at its own positions).
+    Raises ValueError for tables of any other rank.
+    """
+    if cos.ndim not in (2, 3):
+        raise ValueError(f"cos must be [seq, head_dim] or [batch, seq, head_dim], got {tuple(cos.shape)}")
+    batch, _, length, size = q.shape
+    rows = torch.arange(length if cos.ndim == 2 else batch * length, device=q.device)
+    positions = rows.repeat(batch) if cos.ndim == 2 else rows
+    flat_q, flat_k = (x.transpose(1, 2).reshape(batch * length, -1, size) for x in (q, k))
+    out_q, out_k = rotary(flat_q, flat_k, cos.reshape(-1, size), sin.reshape(-1, size), positions)
+    return _unflatten(out_q, batch), _unflatten(out_k, batch)
+
+
+def rotary_torch(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    cos_t, sin_t = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # [T, 1, D]
+    return _turn(q, cos_t, sin_t), _turn(k, cos_t, sin_t)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    wide = x.float()
+    low, high = wide.chunk(2, dim=-1)
+    return (wide * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
+
+
+def _unflatten(x: Tensor, batch: int) -> Tensor:
+    """[B * S, H, D] -> [B, H, S, D]"""
+    return x.unflatten(0, (batch, -1)).transpose(1, 2).contiguous()

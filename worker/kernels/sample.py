@@ -1,0 +1,185 @@
+"""Chooses the next token of every row: penalties, bias, temperature, top-k, top-p, min-p, draw. Knows no requests.
+
+A row's result depends on nothing but the row: probabilities become 40-bit integers as soon as they exist, so every sum,
+threshold and cumulative sum after that is exact, whatever the row count, thread count or device. Randomness is a hash of
+(request seed, output position). No step reads a value back to the host.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ONE = 1 << 40  # the integer weight of the most likely token; 2**18 tokens of it still fit 63 bits
+KEY_LEVELS = (20, 10, 0)  # a 31-bit key is narrowed down by its top 11, next 10 and last 10 bits
+BINS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Which tokens each row has seen, for the penalties: entry e says row rows[e] has seen token ids[e].
+
+    One entry for each distinct (row, token) of prompt and output; only rows with a penalty need entries.
+    """
+
+    rows: Tensor  # [E] int64
+    ids: Tensor  # [E] int64
+    counts: Tensor  # [E] int64: how often in the output; 0 when only the prompt has it
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """values[e] is added to the logit of token ids[e] of row rows[e]; distinct (row, token); -inf forbids a token."""
+
+    rows: Tensor  # [E] int64
+    ids: Tensor  # [E] int64
+    values: Tensor  # [E] float32
+
+
+@dataclass(frozen=True, slots=True)
+class SampleParams:
+    """What each of R rows wants; the flags say on the host which stages any row needs at all."""
+
+    temperature: Tensor  # [R] float32, 0: greedy
+    top_k: Tensor  # [R] int64, 0: off
+    top_p: Tensor  # [R] float32, 1: off
+    min_p: Tensor  # [R] float32, 0: off
+    repetition: Tensor  # [R] float32, 1: off
+    presence: Tensor  # [R] float32, 0: off
+    frequency: Tensor  # [R] float32, 0: off
+    seeds: Tensor  # [R] int64, the request's 64-bit seed reinterpreted as signed
+    positions: Tensor  # [R] int64: how many output tokens the request has so far
+    history: History | None = None  # None: no row has a penalty
+    bias: Bias | None = None
+    all_greedy: bool = False
+    any_greedy: bool = True
+    any_top_k: bool = True
+    any_top_p: bool = True
+    any_min_p: bool = True
+
+
+def sample(logits: Tensor, params: SampleParams) -> Tensor:
+    """The chosen token of each row: logits [R, V] float32 -> ids [R] int64. Leaves logits as they are.
+
+    Temperature 0 takes the highest adjusted logit, the lowest id of equals. A token less than 2**-40 times as likely as
+    the row's most likely one is never drawn.
+    """
+    adjusted = _adjust(logits, params)
+    if params.all_greedy:
+        return adjusted.argmax(-1)
+    drawn = _draw(_weights(adjusted, params), uniform(params.seeds, params.positions))
+    if params.any_greedy:
+        return torch.where(params.temperature == 0, adjusted.argmax(-1), drawn)
+    return drawn
+
+
+def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities by the model itself, before penalties and temperature.
+
+    logits [R, V] float32, ids [R] int64 -> (log p of ids [R], the `top` most likely ids [R, top], theirs [R, top]);
+    float32, most likely first, the lowest id of equals first.
+    """
+    peak = logits.amax(-1, keepdim=True)
+    total = _integer_weights(peak - logits).sum(-1, keepdim=True)
+    norm = peak + (total.double() / ONE).log().float()
+    chosen = logits.gather(1, ids[:, None]) - norm
+    best = _best(logits, top)
+    return chosen[:, 0], best, logits.gather(1, best) - norm
+
+
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """A float64 in (0, 1) for each (seed, position): splitmix64's stream of the hashed seed, read at that position.
+
+    Sebastiano Vigna's splitmix64, https://prng.di.unimi.it/splitmix64.c; all integer, alike on every device.
+    """
+    state = _mix(seeds + _GOLDEN) + (positions + 1) * _GOLDEN
+    return ((_mix(state) >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return x >> bits & (1 << 64 - bits) - 1
+
+
+def _adjust(logits: Tensor, params: SampleParams) -> Tensor:
+    """Penalties, then bias. Repetition as in Hugging Face (CTRL, arXiv:1909.05858), the others as OpenAI defines them."""
+    if params.history is None and params.bias is None:
+        return logits
+    logits = logits.clone()
+    if (seen := params.history) is not None:
+        value, factor = logits[seen.rows, seen.ids], params.repetition[seen.rows]
+        value = torch.where(value > 0, value / factor, value * factor)
+        value -= params.frequency[seen.rows] * seen.counts + params.presence[seen.rows] * (seen.counts > 0)
+        logits[seen.rows, seen.ids] = value
+    if (bias := params.bias) is not None:
+        logits[bias.rows, bias.ids] += bias.values
+    return logits
+
+
+def _weights(logits: Tensor, params: SampleParams) -> Tensor:
+    """Integer weights [R, V] after temperature, top-k, top-p and min-p: zero where a token may not be drawn."""
+    temperature = params.temperature.masked_fill(params.temperature == 0, 1.0)[:, None]
+    gap = (logits.amax(-1, keepdim=True) - logits) / temperature  # >= 0, 0 at the most likely
+    weights = _integer_weights(gap)
+    keys = gap.view(torch.int32)  # non-negative floats order like their bits
+    if params.any_top_k:
+        width = logits.shape[1]
+        need = params.top_k.masked_fill(params.top_k == 0, width).clamp(max=width)[:, None]
+        weights *= _fewest(keys, torch.ones_like(weights), need)
+    if params.any_top_p:
+        total = weights.sum(-1, keepdim=True)
+        need = (params.top_p[:, None].double() * total.double()).ceil().long()
+        weights *= _fewest(keys, weights, need.clamp(min=1).minimum(total))
+    if params.any_min_p:
+        weights *= weights >= (params.min_p[:, None].double() * ONE).long()
+    return weights
+
+
+def _integer_weights(gap: Tensor) -> Tensor:
+    """exp(-gap) in units of 1 / ONE."""
+    return gap.neg().exp_().mul_(float(ONE)).long()
+
+
+def _fewest(keys: Tensor, masses: Tensor, need: Tensor) -> Tensor:
+    """The fewest tokens, by lowest key and then lowest index, whose masses add up to `need`, as a mask.
+
+    A radix selection: no sort. keys [R, V] int32 >= 0, masses [R, V] int64, need [R, 1] <= the row's sum.
+    """
+    prefix = torch.zeros_like(need)
+    below = need
+    for shift in KEY_LEVELS:
+        # bin 0 collects every key under the prefix's range, so that a cumulative sum counts from the row's first key
+        digit = ((keys >> shift) - (prefix << 10).int()).clamp_(-1, BINS).add_(1).long()
+        reached = masses.new_zeros(len(keys), BINS + 2).scatter_add_(1, digit, masses).cumsum_(1)
+        at = (reached < need).sum(1, keepdim=True).clamp_(1, BINS)
+        below, prefix = reached.gather(1, at - 1), (prefix << 10) + at - 1
+    tied = keys == prefix
+    behind = (masses * tied).cumsum_(1).sub_(masses)
+    return (keys < prefix) | (tied & (behind < need - below))
+
+
+def _draw(weights: Tensor, u: Tensor) -> Tensor:
+    """Inverse of the cumulative weights, in the order of token ids, at u [R] in (0, 1)."""
+    reached = weights.cumsum(-1)
+    total = reached[:, -1]
+    target = (u * total.double()).long().minimum(total - 1)
+    return torch.searchsorted(reached, target[:, None], right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
+
+
+def _best(logits: Tensor, count: int) -> Tensor:
+    """Ids [R, count] of the highest logits; id and value share one integer, so that equals have an order."""
+    bits = logits.view(torch.int32)
+    ordered = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()  # ascending like the floats
+    rank = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
+    return logits.shape[1] - 1 - (ordered << 32 | rank).topk(count).values.bitwise_and_((1 << 32) - 1)

@@ -1,0 +1,236 @@
+"""The worker's end of the wire: an I/O thread that owns both sockets, so that the worker answers while it computes.
+
+The compute loop reads `inbox` and calls `publish`; it never touches a socket and never waits for one. The thread
+greets frontends, keeps their leases, broadcasts Status with the age of the loop's last turn, and numbers the frames.
+
+    compute loop ──publish(topic, Step)──► outbox ─┐            ┌─ ROUTER ◄── frontends
+                 ◄──inbox, awake─────────────── I/O thread ─────┤
+                 ──snapshot, turned────────────►               └─ XPUB  ──► frontends
+
+A frame that a frontend cannot take is dropped and its number skipped: the frontend sees the gap and asks again.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import zmq
+
+from shared import messages as m
+from shared.codec import decode_request, encode
+from shared.config import WireConfig
+from shared.sockets import bind
+
+log = logging.getLogger("sluice.link")
+
+STATUS_S = 0.2
+POLL_MS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A frontend left or fell silent; what it owned is to be freed."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """A frontend, as long as its lease runs."""
+
+    pid: int
+    seen: float
+    seq: int = 0
+    streams: int = 0
+    lagging: bool = False
+
+
+@dataclass(slots=True)
+class LinkCounts:
+    garbage: int = 0
+    dropped: int = 0
+    reaped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What Welcome tells; complete once the model is loaded."""
+
+    epoch: int
+    model: str
+    tokenizer_hash: str = ""
+    limits: m.Limits | None = None
+
+
+@dataclass(slots=True)
+class Link:
+    """Start it before loading the model: `/ready` on every frontend then shows progress."""
+
+    wire: WireConfig
+    identity: Identity
+    lease_timeout: float
+    inbox: deque[tuple[bytes, m.Request | Gone]] = field(default_factory=deque)
+    awake: threading.Event = field(default_factory=threading.Event)
+    snapshot: Callable[[], m.Status] | None = None  # called in the I/O thread
+    turned: float = field(default_factory=time.monotonic)  # when the compute loop last turned
+    counts: LinkCounts = field(default_factory=LinkCounts)
+    _peers: dict[bytes, Peer] = field(default_factory=dict)
+    _outbox: deque[tuple[bytes, m.Step]] = field(default_factory=deque)
+    _bell: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+    _due: float = 0.0  # when the next Status is
+    _stop: bool = False
+    _thread: threading.Thread | None = None
+    _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
+    _router: zmq.Socket[bytes] = field(init=False)
+    _xpub: zmq.Socket[bytes] = field(init=False)
+
+    # called by the compute loop
+
+    def start(self) -> None:
+        """Binds; raises ConfigError when an address is taken or open to strangers."""
+        self._router = bind(self._context, zmq.ROUTER, self.wire.requests, self.wire)
+        self._xpub = bind(self._context, zmq.XPUB, self.wire.events, self.wire)
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._thread.start()
+
+    def publish(self, topic: bytes, step: m.Step) -> None:
+        """Hand a frame over; its number is given when it is sent."""
+        self._outbox.append((topic, step))
+
+    def flush(self) -> None:
+        """Wake the I/O thread for what was published."""
+        os.eventfd_write(self._bell, 1)
+
+    def refresh(self) -> None:
+        """Broadcast Status now: something ended that others wait to see."""
+        self._due = 0.0
+        self.flush()
+
+    def wait(self, timeout: float) -> None:
+        """Until something is in the inbox, or `timeout` seconds."""
+        if not self.inbox:
+            self.awake.wait(timeout)
+        self.awake.clear()
+
+    def close(self) -> None:
+        """Sends what was published, tells nobody else anything, and ends the thread."""
+        self._stop = True
+        self.flush()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+        for sock in (self._router, self._xpub):
+            sock.close(linger=500)
+        self._context.term()
+
+    # the I/O thread
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._router, self._xpub, self._bell):
+            poller.register(source, zmq.POLLIN)
+        while not self._stop or self._outbox:
+            ready = dict(poller.poll(POLL_MS))
+            if self._bell in ready:
+                os.eventfd_read(self._bell)
+            self._send_outbox()
+            if self._router in ready:
+                self._receive_requests()
+            if self._xpub in ready:
+                self._receive_subscriptions()
+            now = time.monotonic()
+            if now >= self._due:
+                self._due = now + STATUS_S
+                self._reap(now)
+                self._broadcast(now)
+
+    def _send_outbox(self) -> None:
+        while self._outbox:
+            topic, step = self._outbox.popleft()
+            peer = self._peers.get(topic)
+            if peer is not None:
+                seq, peer.seq = peer.seq, peer.seq + 1
+                peer.lagging = not self._send(topic, msgspec.structs.replace(step, seq=seq, epoch=self.identity.epoch))
+
+    def _send(self, topic: bytes, event: m.Event) -> bool:
+        try:
+            self._xpub.send_multipart((topic, encode(event)), zmq.NOBLOCK)
+        except zmq.Again:
+            self.counts.dropped += 1
+            return False
+        return True
+
+    def _receive_requests(self) -> None:
+        while True:
+            try:
+                sender, *body = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                request = decode_request(body[-1])
+            except (msgspec.DecodeError, IndexError) as error:
+                self._drop(f"cannot read a frame from {sender.hex()}: {error}")
+                continue
+            self._on_request(sender, request)
+
+    def _drop(self, why: str) -> None:
+        if self.counts.garbage == 0:
+            log.warning("dropped: %s (further ones are only counted)", why)
+        self.counts.garbage += 1
+
+    def _on_request(self, sender: bytes, request: m.Request) -> None:
+        peer = self._peers.get(sender)
+        if peer is not None:
+            peer.seen = time.monotonic()
+        match request:
+            case m.Hello():
+                self._greet(sender, request)
+            case m.Lease() if peer is not None:
+                peer.streams = request.live
+            case m.Submit() | m.Abort() | m.Resync() if peer is not None:
+                self.inbox.append((sender, request))
+                self.awake.set()
+            case _:
+                self._drop(f"{type(request).__name__} from {sender.hex()}, which never said Hello")
+
+    def _greet(self, sender: bytes, hello: m.Hello) -> None:
+        limits = self.identity.limits
+        if limits is None or len(sender) != m.TOPIC_BYTES:
+            return
+        if hello.version != m.PROTOCOL_VERSION:
+            log.warning("frontend %s speaks protocol %d, not %d", sender.hex(), hello.version, m.PROTOCOL_VERSION)
+        peer = self._peers.setdefault(sender, Peer(hello.pid, time.monotonic()))
+        who = self.identity
+        self._send(
+            sender,
+            m.Welcome(hello.nonce, who.epoch, os.getpid(), who.model, who.tokenizer_hash, limits, seq=peer.seq),
+        )
+
+    def _receive_subscriptions(self) -> None:
+        while True:
+            try:
+                message = self._xpub.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if message[:1] == b"\0" and len(message) == 1 + m.TOPIC_BYTES:
+                self._forget(message[1:])
+
+    def _reap(self, now: float) -> None:
+        silent = [id for id, peer in self._peers.items() if now - peer.seen > self.lease_timeout]
+        for id in silent:
+            self._forget(id)
+
+    def _forget(self, id: bytes) -> None:
+        if self._peers.pop(id, None) is not None:
+            self.counts.reaped += 1
+            self.inbox.append((id, Gone()))
+            self.awake.set()
+
+    def _broadcast(self, now: float) -> None:
+        if self.snapshot is None:
+            return
+        peers = tuple(m.Peer(id.hex(), peer.pid, peer.streams, peer.seq) for id, peer in self._peers.items())
+        status = msgspec.structs.replace(self.snapshot(), last_step_age_s=now - self.turned, frontends=peers)
+        self._send(m.BROADCAST, status)

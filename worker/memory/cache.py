@@ -1,0 +1,44 @@
+"""The K/V tensors. Which page belongs to whom is not known here: that is memory/pages.py."""
+
+import mmap
+
+import torch
+from torch import Tensor
+
+from worker.model.spec import ModelSpec
+
+
+class Cache:
+    """`k` and `v`, each [layer, page, offset, kv_head, head_dim], zero at first. Page 0 is scratch by convention."""
+
+    def __init__(
+        self, spec: ModelSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.pages, self.page_size = pages, page_size
+        shape = (len(spec.layers), pages, page_size, spec.kv_heads, spec.head_dim)
+        self.k = _zeros(shape, dtype, torch.device(device))
+        self.v = _zeros(shape, dtype, torch.device(device))
+        self._layers = list(zip(self.k.unbind(), self.v.unbind(), strict=True))
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer, each [page, offset, kv_head, head_dim]."""
+        return self._layers[index]
+
+
+def bytes_per_page(spec: ModelSpec, page_size: int, dtype: torch.dtype) -> int:
+    """K and V of `page_size` tokens, all layers."""
+    return 2 * len(spec.layers) * page_size * spec.kv_heads * spec.head_dim * dtype.itemsize
+
+
+def fit_pages(free_bytes: int, spec: ModelSpec, page_size: int, dtype: torch.dtype) -> int:
+    """How many pages fit into that many bytes, scratch included; 0 when none does."""
+    return max(free_bytes, 0) // bytes_per_page(spec, page_size, dtype)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that cost memory only where they are written, on the CPU: fresh pages of the system are zero."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = torch.Size(shape).numel() * dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,125 @@
+"""Which page of the K/V pool belongs to whom: plain ints, no tensors, no tokens.
+
+A page is *free* (nothing worth keeping), *cached* (published under a digest, owned by nobody, reusable) or
+*owned* (by one sequence, or by several that share a published page). Page 0 is scratch: padding points there
+and it is never handed out.
+
+One ordered dict is both the free list and the eviction order: plain free pages stand at its front, cached
+ones behind them from least to most recently released. Every operation is O(1) a page.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from shared.messages import Pages
+
+SCRATCH = 0
+
+
+class PagePool:
+    """`total_pages` pages of `page_size` tokens; `usable` of them (all but the scratch page) are handed out."""
+
+    def __init__(self, total_pages: int, page_size: int) -> None:
+        if total_pages < 2 or page_size < 1:
+            raise ValueError(f"a pool needs 2 pages of 1 token at least, not {total_pages} of {page_size}")
+        self.page_size = page_size
+        self.usable = total_pages - 1
+        self._spare: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, total_pages))
+        self._owners = [0] * total_pages
+        self._digests: list[bytes | None] = [None] * total_pages
+        self._published: dict[bytes, int] = {}
+        self._cached = 0
+
+    @property
+    def available(self) -> int:
+        """Pages that acquire() can hand out: free and cached ones."""
+        return len(self._spare)
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def counts(self) -> Pages:
+        spare = len(self._spare)
+        return Pages(free=spare - self._cached, cached=self._cached, owned=self.usable - spare, total=self.usable)
+
+    def acquire(self, count: int) -> list[int] | None:
+        """`count` pages for one new owner, all or none; cached ones are forgotten only when no free one is left."""
+        spare = self._spare
+        if count > len(spare):
+            return None
+        pages = [spare.popitem(last=False)[0] for _ in range(count)]
+        for page in pages:
+            self._owners[page] = 1
+            self._forget(page)
+        return pages
+
+    def share(self, page: int) -> None:
+        """Adds an owner to a published page, cached or in use."""
+        if self._digests[page] is None:
+            raise ValueError(f"page {page} is not published")
+        if self._owners[page] == 0:
+            del self._spare[page]
+            self._cached -= 1
+        self._owners[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Takes one owner off each page; `pages` in the order of their tokens.
+
+        The tail goes first: a page's digest hangs on those before it, so chains are evicted from their ends.
+        """
+        for page in reversed(list(pages)):
+            owners = self._owners[page] - 1
+            if owners < 0:
+                raise ValueError(f"page {page} has no owner")
+            self._owners[page] = owners
+            if owners:
+                continue
+            self._spare[page] = None
+            if self._digests[page] is None:
+                self._spare.move_to_end(page, last=False)
+            else:
+                self._cached += 1
+
+    def publish(self, page: int, digest: bytes) -> bool:
+        """Makes an owned page findable. False, and nothing changes, when another page has the digest already."""
+        holder = self._published.get(digest)
+        if holder is not None:
+            return holder == page
+        if not self._owners[page] or self._digests[page] is not None:
+            raise ValueError(f"page {page} is not owned, or published as something else")
+        self._published[digest] = page
+        self._digests[page] = digest
+        return True
+
+    def find(self, digest: bytes) -> int | None:
+        return self._published.get(digest)
+
+    def owned(self, page: int) -> bool:
+        return self._owners[page] > 0
+
+    def owners(self) -> dict[int, int]:
+        """How many owners each owned page has."""
+        return {page: owners for page, owners in enumerate(self._owners) if owners}
+
+    def check(self) -> None:
+        """Raises AssertionError unless every page is exactly one of free, cached and owned, and all counts agree."""
+        spare, digests = self._spare, self._digests
+        assert SCRATCH not in spare and not self._owners[SCRATCH], "the scratch page was handed out"
+        assert digests[SCRATCH] is None, "the scratch page was published"
+        for page in range(1, self.usable + 1):
+            owners = self._owners[page]
+            assert owners >= 0, f"page {page} has {owners} owners"
+            assert (page in spare) == (owners == 0), f"page {page}: spare {page in spare}, owners {owners}"
+        assert len(spare) <= self.usable, "the free list holds a page that does not exist"
+        cached = [digests[page] is not None for page in spare]
+        assert sum(cached) == self._cached, f"{sum(cached)} pages are cached, counted {self._cached}"
+        assert cached == sorted(cached), "a plain free page stands behind a cached one"
+        named = {digest: page for page, digest in enumerate(digests) if digest is not None}
+        assert named == self._published, "digests of pages and pages of digests disagree"
+
+    def _forget(self, page: int) -> None:
+        digest = self._digests[page]
+        if digest is not None:
+            del self._published[digest]
+            self._digests[page] = None
+            self._cached -= 1

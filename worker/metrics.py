@@ -1,0 +1,109 @@
+"""The worker's own /metrics: what only it can see, in the names everyone's dashboards know.
+
+Counts are plain numbers until somebody scrapes; step and request durations are prometheus histograms.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from shared.messages import Outcome, Refusal, Status
+from worker.schedule.plan import Plan
+from worker.schedule.sequence import Sequence
+
+STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+PART_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, *STEP_S[4:])
+REQUEST_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+class Source(Protocol):
+    """What a scrape reads: the same snapshot that Status is made of, and a few running sums."""
+
+    def status(self) -> Status: ...
+    def totals(self) -> dict[str, int]: ...
+
+
+class Metrics:
+    """Fed by the compute loop; `serve` opens the port."""
+
+    def __init__(self, prefix: str = "sluice_") -> None:
+        self.registry = CollectorRegistry()
+        self._prefix = prefix
+        histogram: Callable[..., Histogram] = lambda name, text, buckets, labels=(): Histogram(  # noqa: E731
+            prefix + name, text, labels, buckets=buckets, registry=self.registry
+        )
+        parts = histogram("step_duration_seconds", "Where a step's time went.", PART_S, ("part",))
+        self._plan = parts.labels("plan")
+        self._run = parts.labels("run")
+        self._iteration = histogram("iteration_tokens_total", "Tokens computed in one step.", TOKENS)
+        self._queue = histogram("request_queue_time_seconds", "From arrival to the first page.", REQUEST_S)
+        self._prefill = histogram("request_prefill_time_seconds", "From the first page to the first token.", REQUEST_S)
+        self._decode = histogram("request_decode_time_seconds", "From the first token to the end.", REQUEST_S)
+        self._ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.", REQUEST_S)
+        self._e2e = histogram("e2e_request_latency_seconds", "From arrival to the end.", REQUEST_S)
+        counter: Callable[..., Counter] = lambda name, text, labels=(): Counter(  # noqa: E731
+            prefix + name, text, labels, registry=self.registry
+        )
+        self._success = counter("request_success_total", "Requests that ended well.", ("finished_reason",))
+        self._failed = counter("request_failed_total", "Requests that ended otherwise.", ("outcome",))
+        self._rejected = counter("rejected_total", "Requests that were not admitted.", ("reason",))
+        self._prompt = counter("prompt_tokens_total", "Prompt tokens computed.")
+        self._generation = counter("generation_tokens_total", "Tokens generated.")
+
+    def serve(self, source: Source, host: str, port: int) -> None:
+        """Raises OSError when the port is taken."""
+        self.registry.register(_Scrape(self._prefix, source))  # type: ignore[arg-type]
+        start_http_server(port, host, self.registry)
+
+    def step(self, plan: Plan, planning_s: float, running_s: float) -> None:
+        self._plan.observe(planning_s)
+        self._run.observe(running_s)
+        self._iteration.observe(plan.tokens)
+
+    def tokens(self, prompt: int, generated: int) -> None:
+        self._prompt.inc(prompt)
+        self._generation.inc(generated)
+
+    def rejected(self, reason: Refusal) -> None:
+        self._rejected.labels(reason.value).inc()
+
+    def ended(self, outcome: Outcome, sequence: Sequence, now: float) -> None:
+        if outcome not in (Outcome.EOS, Outcome.STOP, Outcome.LENGTH):
+            self._failed.labels(outcome.value).inc()
+            return
+        self._success.labels(outcome.value).inc()
+        self._e2e.observe(now - sequence.arrival)
+        if sequence.first_token:
+            self._queue.observe(sequence.admitted - sequence.arrival)
+            self._prefill.observe(sequence.first_token - sequence.admitted)
+            self._decode.observe(now - sequence.first_token)
+            self._ttft.observe(sequence.first_token - sequence.arrival)
+
+
+class _Scrape:
+    """Gauges and sums that are read, not fed."""
+
+    def __init__(self, prefix: str, source: Source) -> None:
+        self._prefix = prefix
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._source.status()
+        pages = status.pages
+        gauges = {
+            "num_requests_running": ("Sequences running.", status.running),
+            "num_requests_waiting": ("Sequences waiting.", status.waiting),
+            "kv_cache_usage_perc": (
+                "Share of the K/V pages that requests own, 0 to 1.",
+                pages.owned / (pages.total or 1),
+            ),
+            "worker_epoch": ("Which incarnation of the worker this is.", status.epoch),
+            "worker_last_step_age_seconds": ("Since the compute loop last turned.", status.last_step_age_s),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(self._prefix + name, text, value=float(value))
+        for name, total in self._source.totals().items():
+            yield CounterMetricFamily(self._prefix + name, name.replace("_", " "), value=float(total))

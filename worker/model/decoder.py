@@ -1,0 +1,105 @@
+"""The decoder: one plain loop over the layers. A family is data in the spec; an absent norm is None.
+
+It knows no sequences, only rows: what a row may look at is in Packed, and each kernel reads that for itself.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from worker.kernels.attention import attention
+from worker.kernels.gate import gate
+from worker.kernels.linear import PackedLinear, linear
+from worker.kernels.norm import add_rms_norm, rms_norm
+from worker.kernels.rotary import rotary
+from worker.kernels.write import write_kv
+from worker.memory.cache import Cache
+from worker.model import rope
+from worker.model.packed import Packed
+from worker.model.spec import LayerSpec, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer's weights. H hidden, I intermediate, D head_dim; norms are [H], or [D] on queries and keys."""
+
+    before_attention: Tensor
+    qkv: PackedLinear  # H → query heads, key heads, value heads
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    o: PackedLinear  # query heads → H
+    after_attention: Tensor | None = None
+    before_mlp: Tensor
+    gate_up: PackedLinear  # H → 2 I
+    down: PackedLinear  # I → H
+    after_mlp: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All weights, on one device."""
+
+    embed: Tensor  # [vocab, H]
+    layers: list[Layer]
+    norm: Tensor  # [H]
+    head: PackedLinear  # H → vocab
+
+
+class Decoder:
+    """A model that is ready to run. Holds no state of any sequence: that is the cache's."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, positions: int) -> None:
+        """Serves positions 0 .. positions - 1 (rotary tables are made for those)."""
+        self.spec, self.weights = spec, weights
+        self.heads = [spec.heads, spec.kv_heads, spec.kv_heads]
+        self.ropes = [rope.tables(table, spec.head_dim, positions, weights.embed.device) for table in spec.ropes]
+        self.norms = [*(layer.before_attention for layer in weights.layers), weights.norm]
+        # Rounded to the weights' format first, as the checkpoints were trained: sqrt(1152) is 34 in bfloat16.
+        self.embed_scale = torch.tensor(spec.embed_scale).to(weights.embed.dtype).item()
+
+    def forward(self, packed: Packed, cache: Cache) -> Tensor:
+        """Writes the K/V of every row and returns the logits of packed.rows, [R, vocab] float32."""
+        eps, offset, last = self.spec.norm_eps, self.spec.norm_offset, len(self.weights.layers) - 1
+        x = embedding(packed.tokens, self.weights.embed)  # [T, H]
+        if self.embed_scale != 1.0:
+            x = x * self.embed_scale
+        h = rms_norm(x, self.norms[0], eps, offset=offset)
+        for index, (layer, kind) in enumerate(zip(self.weights.layers, self.spec.layers, strict=True)):
+            h = self._attend(h, layer, kind, packed, cache.layer(index))  # [T, heads * D]
+            if index == last:  # K/V are written: from here on only the rows that are asked for matter
+                if not len(packed.rows):
+                    return x.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
+                h, x = h[packed.rows], x[packed.rows]
+            h = self._after(linear(h, layer.o), layer.after_attention)
+            h, x = add_rms_norm(h, x, layer.before_mlp, eps, offset=offset)
+            h = linear(gate(linear(h, layer.gate_up), self.spec.activation), layer.down)
+            h = self._after(h, layer.after_mlp)
+            h, x = add_rms_norm(h, x, self.norms[index + 1], eps, offset=offset)
+        return self._logits(h)
+
+    def _attend(
+        self, h: Tensor, layer: Layer, kind: LayerSpec, packed: Packed, kv: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        spec = self.spec
+        qkv = linear(h, layer.qkv).view(len(h), -1, spec.head_dim)  # [T, heads + 2 kv_heads, D]
+        q, k, v = qkv.split_with_sizes(self.heads, dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = rms_norm(q, layer.q_norm, spec.norm_eps, offset=spec.norm_offset)
+            k = rms_norm(k, layer.k_norm, spec.norm_eps, offset=spec.norm_offset)
+        q, k = rotary(q, k, *self.ropes[kind.rope], packed.positions)
+        write_kv(k, v, *kv, packed.slots)
+        mixed = attention(
+            q, *kv, packed.starts, packed.kv_lens, packed.pages, packed.tiles, packed.max_q, packed.max_kv,
+            scale=spec.attention_scale, window=kind.window,
+        )  # fmt: skip
+        return mixed.flatten(1)
+
+    def _after(self, h: Tensor, weight: Tensor | None) -> Tensor:
+        return h if weight is None else rms_norm(h, weight, self.spec.norm_eps, offset=self.spec.norm_offset)
+
+    def _logits(self, h: Tensor) -> Tensor:
+        logits = linear(h, self.weights.head).float()  # [R, vocab]
+        cap = self.spec.logit_softcap
+        return (logits / cap).tanh() * cap if cap else logits

@@ -1,0 +1,90 @@
+"""Where scheduling in plain ints becomes tensors: a Plan laid out as Packed. The only room that knows both."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worker.model.packed import Packed
+from worker.schedule.plan import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which of the R rows of logits are for what."""
+
+    sampled: list[int]  # row of each sampling chunk, in plan order
+    prompts: list[tuple[int, int, int]]  # (chunk index, first row, rows): log-probabilities of prompt tokens
+
+
+def pack(chunks: Seq[Chunk], page_size: int, device: torch.device) -> tuple[Packed, Wanted]:
+    """Lay the chunks end to end; host work only, one copy per tensor to the device."""
+    lengths = [chunk.length for chunk in chunks]
+    starts = np.fromiter(accumulate(lengths, initial=0), np.int32, len(chunks) + 1)
+    kv_lens = np.fromiter((chunk.start + chunk.length for chunk in chunks), np.int32, len(chunks))
+    tokens = np.fromiter(_tokens(chunks), np.int64, int(starts[-1]))
+    first = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
+    owner = np.repeat(np.arange(len(chunks)), lengths)
+    positions = np.arange(starts[-1], dtype=np.int64) - starts[owner] + first[owner]
+    pages = _page_table(chunks, kv_lens, page_size)
+    slots = pages[owner, positions // page_size].astype(np.int64) * page_size + positions % page_size
+    rows, wanted = _rows(chunks, starts)
+    packed = Packed(
+        tokens=_to(tokens, device),
+        positions=_to(positions, device),
+        slots=_to(slots, device),
+        starts=_to(starts, device),
+        kv_lens=_to(kv_lens, device),
+        pages=_to(pages, device),
+        rows=_to(np.asarray(rows, np.int64), device),
+        tiles=_to(_tiles(lengths), device),
+        max_q=max(lengths),
+        max_kv=int(kv_lens.max()),
+    )
+    return packed, wanted
+
+
+def _tokens(chunks: Seq[Chunk]) -> Iterator[int]:
+    for chunk in chunks:
+        if chunk.length == 1:
+            yield chunk.sequence.tokens[chunk.start]
+        else:
+            yield from chunk.sequence.tokens[chunk.start : chunk.start + chunk.length]
+
+
+def _page_table(chunks: Seq[Chunk], kv_lens: NDArray[np.int32], page_size: int) -> NDArray[np.int32]:
+    used = -(-kv_lens // page_size)
+    table = np.zeros((len(chunks), int(used.max())), np.int32)
+    for row, chunk, n in zip(table, chunks, used.tolist(), strict=True):
+        row[:n] = chunk.sequence.pages[:n]
+    return table
+
+
+def _rows(chunks: Seq[Chunk], starts: NDArray[np.int32]) -> tuple[list[int], Wanted]:
+    rows: list[int] = []
+    wanted = Wanted([], [])
+    for index, (chunk, begin) in enumerate(zip(chunks, starts.tolist(), strict=False)):
+        sequence = chunk.sequence
+        if sequence.sampling.prompt_logprobs:
+            known = max(0, min(chunk.length, sequence.prompt_len - 1 - chunk.start))
+            if known:
+                wanted.prompts.append((index, len(rows), known))
+                rows.extend(range(begin, begin + known))
+        if chunk.samples:
+            wanted.sampled.append(len(rows))
+            rows.append(begin + chunk.length - 1)
+    return rows, wanted
+
+
+def _tiles(lengths: list[int]) -> NDArray[np.int32]:
+    tiles = [(s, row) for s, length in enumerate(lengths) for row in range(0, length, Packed.TILE_ROWS)]
+    return np.asarray(tiles, np.int32).reshape(-1, 2)
+
+
+def _to(values: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

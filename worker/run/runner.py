@@ -1,0 +1,94 @@
+"""One forward per step: pack the plan, run the model, sample every row that reached its end.
+
+Knows tensors and plans; decides nothing. The same path for prefill, chunk and decode.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shared import messages as m
+from shared.codec import pack_f32, pack_u32
+from worker.kernels.sample import logprobs as row_logprobs
+from worker.memory.cache import Cache
+from worker.model.decoder import Decoder
+from worker.run.pack import Wanted, pack
+from worker.run.sampler import sample
+from worker.schedule.plan import Plan
+from worker.schedule.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The next id of each sampling chunk, in plan order, and the log-probabilities that were asked for."""
+
+    ids: list[int]
+    logprobs: list[tuple[Sequence, m.Logprobs]] = field(default_factory=list)
+
+
+class Runner:
+    """A model and its K/V pool on one device."""
+
+    def __init__(self, model: Decoder, cache: Cache) -> None:
+        self._model = model
+        self._cache = cache
+        self._device = cache.k.device
+
+    @torch.inference_mode()
+    def step(self, plan: Plan) -> Sampled:
+        """Compute the plan's chunks; raises whatever the device raises, having changed no sequence."""
+        packed, wanted = pack(plan.chunks, self._cache.page_size, self._device)
+        logits = self._model.forward(packed, self._cache)  # [R, V] float32
+        sampled = logits if len(wanted.sampled) == logits.shape[0] else logits[wanted.sampled]
+        sequences = [chunk.sequence for chunk in plan.sampling]
+        ids = sample(sampled, sequences, self._model.spec.eos_ids) if sequences else []
+        told = _output_logprobs(sampled, ids, sequences) + _prompt_logprobs(logits, wanted, plan)
+        return Sampled(ids, told)
+
+
+def _output_logprobs(logits: Tensor, ids: list[int], sequences: list[Sequence]) -> list[tuple[Sequence, m.Logprobs]]:
+    rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.logprobs is not None]
+    if not rows:
+        return []
+    top = max(sequences[row].sampling.logprobs or 0 for row in rows)
+    chosen, top_ids, top_values = row_logprobs(
+        logits[rows], torch.tensor([ids[row] for row in rows], device=logits.device), top
+    )
+    told = []
+    for at, row in enumerate(rows):
+        sequence = sequences[row]
+        k = sequence.sampling.logprobs or 0
+        told.append(
+            (
+                sequence,
+                _message(sequence, sequence.output_len, chosen[at : at + 1], top_ids[at, :k], top_values[at, :k]),
+            )
+        )
+    return told
+
+
+def _prompt_logprobs(logits: Tensor, wanted: Wanted, plan: Plan) -> list[tuple[Sequence, m.Logprobs]]:
+    told = []
+    for index, first, count in wanted.prompts:
+        chunk = plan.chunks[index]
+        sequence, start = chunk.sequence, chunk.start + 1
+        k = sequence.sampling.logprobs or 0
+        targets = torch.tensor(sequence.tokens[start : start + count], device=logits.device)
+        chosen, top_ids, top_values = row_logprobs(logits[first : first + count], targets, k)
+        told.append((sequence, _message(sequence, start, chosen, top_ids, top_values, prompt=True)))
+    return told
+
+
+def _message(
+    sequence: Sequence, start: int, chosen: Tensor, top_ids: Tensor, top: Tensor, *, prompt: bool = False
+) -> m.Logprobs:
+    return m.Logprobs(
+        sequence.key[1],
+        start,
+        pack_f32(chosen.tolist()),
+        top_ids.shape[-1],
+        pack_u32(top_ids.flatten().tolist()),
+        pack_f32(top.flatten().tolist()),
+        prompt,
+    )

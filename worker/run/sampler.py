@@ -1,0 +1,98 @@
+"""What a batch of sequences asks of the sampling kernel, gathered into columns. Knows sequences; decides no token.
+
+A row's columns come from its own sequence alone, and its randomness from (seed, output position): who shares the
+batch, and how often the sequence was preempted or resumed, changes nothing.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.kernels.sample import Bias, History, SampleParams
+from worker.kernels.sample import sample as sample_rows
+from worker.schedule.sequence import Sequence
+
+
+def sample(logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
+    """The next id of each sequence; logits [R, V] float32, a row a sequence."""
+    return sample_rows(logits, columns(sequences, eos_ids, logits.device)).tolist()  # type: ignore[no-any-return]
+
+
+def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
+    params = [sequence.sampling for sequence in sequences]
+    floats = torch.tensor(
+        [
+            (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
+            for p in params
+        ],
+        dtype=torch.float32,
+    ).to(device)
+    ints = torch.tensor([(p.top_k, _signed(s.seed), s.output_len) for p, s in zip(params, sequences, strict=True)]).to(
+        device
+    )
+    temperature, top_p, min_p, repetition, presence, frequency = floats.unbind(1)
+    top_k, seeds, positions = ints.unbind(1)
+    hot = [p for p in params if p.temperature > 0]
+    return SampleParams(
+        temperature, top_k, top_p, min_p, repetition, presence, frequency, seeds, positions,
+        history=_history(sequences, device),
+        bias=_bias(sequences, eos_ids, device),
+        all_greedy=not hot,
+        any_greedy=len(hot) < len(params),
+        any_top_k=any(p.top_k for p in hot),
+        any_top_p=any(p.top_p < 1 for p in hot),
+        any_min_p=any(p.min_p for p in hot),
+    )  # fmt: skip
+
+
+def _signed(seed: int) -> int:
+    """An unsigned 64-bit seed with the same bits as int64."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _history(sequences: list[Sequence], device: torch.device) -> History | None:
+    rows, ids, counts = [], [], []
+    for row, sequence in enumerate(sequences):
+        p = sequence.sampling
+        if p.repetition_penalty == 1 and not p.presence_penalty and not p.frequency_penalty:
+            continue
+        seen, inverse = np.unique(np.asarray(sequence.tokens, np.int64), return_inverse=True)
+        ids.append(seen)
+        counts.append(np.bincount(inverse[sequence.prompt_len :], minlength=len(seen)))
+        rows.append(np.full(len(seen), row))
+    if not rows:
+        return None
+    columns = (torch.from_numpy(np.concatenate(column)).to(device) for column in (rows, ids, counts))
+    return History(*columns)
+
+
+def _bias(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.device) -> Bias | None:
+    entries = [
+        (row, id, value) for row, sequence in enumerate(sequences) for id, value in _biases(sequence, eos_ids).items()
+    ]
+    if not entries:
+        return None
+    rows, ids, values = zip(*entries, strict=True)
+    return Bias(
+        torch.tensor(rows, device=device),
+        torch.tensor(ids, device=device),
+        torch.tensor(values, dtype=torch.float32, device=device),
+    )
+
+
+def _biases(sequence: Sequence, eos_ids: tuple[int, ...]) -> dict[int, float]:
+    """The request's own, and while it may not end yet, what would end it is forbidden."""
+    p = sequence.sampling
+    biases = dict(p.logit_bias)
+    if sequence.output_len < p.min_tokens:
+        biases.update(dict.fromkeys(_enders(sequence, eos_ids), -math.inf))
+    return biases
+
+
+def _enders(sequence: Sequence, eos_ids: tuple[int, ...]) -> Iterator[int]:
+    yield from sequence.sampling.stop_token_ids
+    if not sequence.sampling.ignore_eos:
+        yield from eos_ids

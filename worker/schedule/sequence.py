@@ -1,0 +1,42 @@
+"""A request inside the worker, as a few counts; the states of a request are questions asked of them."""
+
+from dataclasses import dataclass, field
+
+from shared.messages import Sampling
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`tokens` is prompt + output; `computed` of them have K/V in `pages`; the rest is what is still to do.
+
+    waiting: no pages and not running; prefill: more than one token behind; decode: exactly one behind.
+    """
+
+    key: tuple[bytes, int]  # (frontend id, request id)
+    tokens: list[int]
+    prompt_len: int
+    sampling: Sampling
+    seed: int
+    arrival: float  # seconds, the loop's clock
+    salt: str = ""
+    group: int = 0
+    priority: int = 0
+    deadline: float = float("inf")
+    crashes: int = 0
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    cached: int = 0  # prompt tokens found in the prefix cache at first admission
+    preemptions: int = 0
+    admitted: float = 0.0  # when it first got pages
+    first_token: float = 0.0  # when its first token was committed
+    digests: list[bytes] = field(default_factory=list)  # of its tokens' full pages, see memory/prefix.py
+    last_token: float = 0.0  # when its latest one was
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def pending(self) -> int:
+        """Tokens without K/V; the step that brings this to zero samples the next one."""
+        return len(self.tokens) - self.computed
