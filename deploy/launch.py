@@ -132,19 +132,24 @@ def serve(settings: Settings, asked: Collection[str]) -> int:
 async def _supervise(settings: Settings, listeners: list[socket.socket], folder: Path) -> int:
     roles = [*_frontends(settings, listeners, folder), _worker(settings, folder)]
     console = Console(sys.stderr, tuple(role.name for role in roles))
+    following: list[asyncio.Task[None]] = []
+
+    def on_stop() -> None:
+        """No new connections wait in our queues, and nobody asks whether it is ready."""
+        _close(listeners)
+        following[0].cancel()
+        console.done()
+
     supervisor = Supervisor(
         roles,
         console,
         stop_timeout=settings.launch.stop_timeout,
         gone=lambda pid: _forget_gauges(folder, pid),
-        on_stop=lambda: _close(listeners),
+        on_stop=on_stop,
     )
     text = welcome(url(listeners[0]), settings.model.name, keys=bool(settings.frontend.api_keys))
-    following = asyncio.create_task(follow(supervisor, console, reachable(listeners[0]), text))
-    try:
-        return await supervisor.run()
-    finally:
-        following.cancel()
+    following.append(asyncio.create_task(follow(supervisor, console, reachable(listeners[0]), text)))
+    return await supervisor.run()
 
 
 def _placed(settings: Settings, folder: Path, asked: Collection[str]) -> Settings:

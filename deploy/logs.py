@@ -4,6 +4,7 @@ Knows nothing of processes; a reader that went away (a closed pipe) is no reason
 """
 
 import contextlib
+import re
 from typing import TextIO
 
 _COLOURS = ("36", "35", "33", "34", "32", "31")
@@ -55,11 +56,12 @@ class Console:
     def progress(self, share: float, reason: str) -> None:
         """`share` from 0 to 1; a bar on a terminal, elsewhere a line for every tenth."""
         percent = round(100 * min(max(share, 0.0), 1.0))
+        what = re.sub(r"\s*\d+\s*%", "", reason)  # we say that ourselves
         if self._terminal:
             done = percent * _BAR // 100
-            self._bar = f"{_CLEAR}{'█' * done}{'░' * (_BAR - done)} {percent:3d} %  {reason}"
+            self._bar = f"{_CLEAR}{'█' * done}{'░' * (_BAR - done)} {percent:3d} %  {what}"
             self._write(self._bar)
-        elif (told := f"{reason}: {percent // 10 * 10} %") != self._told:
+        elif (told := f"{what}: {percent // 10 * 10} %" if percent else what) != self._told:
             self._told = told
             self.say(told)
 

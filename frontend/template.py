@@ -85,21 +85,22 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, object]],
-        /,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] | None = None,
+        /,
         **kwargs: object,
     ) -> str:
         """The prompt for `messages`, special tokens included: encode it without adding any.
 
-        `kwargs` reach the template as they are (`enable_thinking=False`) and may replace a special token.
-        Raises TemplateError with the template's own words when it refuses the messages.
+        `kwargs` reach the template as they are (`enable_thinking=False`) and replace anything but the messages, so a
+        client's `chat_template_kwargs` may be passed on unread. Raises TemplateError with the template's own words
+        when it refuses the messages.
         """
-        template = self._choose(tools is not None)
         if "messages" in kwargs:
             raise TemplateError("the chat template's messages cannot be replaced", param="chat_template_kwargs")
-        variables = {"documents": None, **self._specials, **kwargs}
-        variables |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        offered: dict[str, object] = {"add_generation_prompt": add_generation_prompt, "tools": tools, "documents": None}
+        variables = {**self._specials, **offered, **kwargs, "messages": messages}
+        template = self._choose(variables["tools"] is not None)
         try:
             return template.render(variables)
         except Exception as exc:  # a template is a program: on unexpected messages it fails in any way it likes

@@ -13,8 +13,8 @@ import msgspec
 from shared.messages import Event, Request
 
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Request)
-_events = msgspec.msgpack.Decoder(Event)
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 encode = _encoder.encode
 

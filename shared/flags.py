@@ -51,7 +51,7 @@ class Flag:
     def value(self, text: str, source: str) -> Any:
         """Text as this setting's type; ConfigError names `source`, the flag or the variable."""
         try:
-            value = _convert(self.field.type, text.strip())
+            value = _convert(self.field.type, text)
         except ValueError as error:
             raise ConfigError(f"{source} {error}, not {text!r}") from None
         if problem := value_problem(self.field, value):
@@ -161,7 +161,7 @@ def _given(
 
 def _convert(kind: Any, text: str) -> Any:
     if kind is bool:
-        return _truth(text.lower())
+        return _truth(text.strip().lower())
     try:
         return kind(text)
     except ValueError:

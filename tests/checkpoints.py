@@ -125,8 +125,9 @@ def _qwen3(tied: bool) -> PreTrainedModel:
 
 def _gemma3() -> PreTrainedModel:
     types = ["sliding_attention", "full_attention", "sliding_attention"]
+    sizes = {**SIZES, "hidden_size": 96}  # whose root, the embedding's scale, is no round number
     config = Gemma3TextConfig(
-        **SIZES, sliding_window=WINDOW, layer_types=types, rope_parameters=GEMMA_ROPE, query_pre_attn_scalar=24
+        **sizes, sliding_window=WINDOW, layer_types=types, rope_parameters=GEMMA_ROPE, query_pre_attn_scalar=24
     )
     return Gemma3ForCausalLM(config)
 

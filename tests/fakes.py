@@ -6,7 +6,7 @@ streams itself with `say` and `end`.
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +109,10 @@ class FakeLink(Link):
 
     def score(self, stream: Stream, start: int, logprobs: list[float], *, prompt: bool = False, k: int = 0) -> None:
         """Each token's rivals are the ids 1 to k, equally likely."""
-        n = len(logprobs)
-        tops = [list(range(1, k + 1)) for _ in range(n)]
-        values = [[logprob] * k for logprob in logprobs]
-        stream.take_logprobs(
-            m.Logprobs(
-                stream.id, start, pack_f32(logprobs), k, pack_u32(sum(tops, [])), pack_f32(sum(values, [])), prompt
-            )
-        )
+        ids = list(range(1, k + 1)) * len(logprobs)
+        values = [logprob for logprob in logprobs for _ in range(k)]
+        columns = pack_f32(logprobs), k, pack_u32(ids), pack_f32(values)
+        stream.take_logprobs(m.Logprobs(stream.id, start, *columns, prompt))
 
     def end(self, stream: Stream, outcome: m.Outcome = m.Outcome.EOS, error: str = "", cached: int = 0) -> None:
         timings = m.Timings(queue_ms=1.0, prefill_ms=2.0, decode_ms=3.0, cached_tokens=cached)
@@ -153,8 +149,7 @@ def saying(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str = 
 
 def context(tokenizer: Tokenizer, **more: Any) -> Context:
     template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
-    return Context(**({"model": MODEL, "max_seq_len": 64, "vocab_size": 269, "tokenizer": tokenizer,
-                       "template": template} | more))  # fmt: skip
+    return replace(Context(MODEL, 64, LIMITS.vocab_size, tokenizer, template), **more)
 
 
 def tokenizer(folder: Path) -> Tokenizer:

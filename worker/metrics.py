@@ -55,7 +55,7 @@ class Metrics:
 
     def serve(self, source: Source, host: str, port: int) -> None:
         """Raises OSError when the port is taken."""
-        self.registry.register(_Scrape(self._prefix, source))  # type: ignore[arg-type]
+        self.registry.register(_Scrape(self._prefix, source))
         start_http_server(port, host, self.registry)
 
     def step(self, plan: Plan, planning_s: float, running_s: float) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given as generated
+from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from shared.config import ConfigError, Settings, check, with_values
@@ -166,6 +167,7 @@ def test_check_leaves_alone_what_it_returned() -> None:
         assert check(settings) == settings
 
 
+@how(deadline=None)
 @generated(st.fixed_dictionaries({}, optional={
     "port": st.integers(0, 65535), "model": st.text("aZ9-_./= ", min_size=1),
     "seed": st.integers(-1, 2**64 - 1), "prefix_cache": st.booleans(), "keepalive_s": st.floats(0.001, 1e9),

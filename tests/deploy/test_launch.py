@@ -17,6 +17,7 @@ from deploy.child import Backoff, Role
 from deploy.launch import Supervisor, follow
 from deploy.listen import listen, reachable
 from deploy.logs import Console
+from deploy.roles import FRONTEND_FLAGS, WORKER_FLAGS
 from shared.config import Settings, check, with_values
 from shared.flags import Parser, add_flags, read
 
@@ -135,7 +136,7 @@ async def test_a_bad_end_is_not_zero() -> None:
 
 
 STUBBORN = (
-    "import signal\nsignal.signal(signal.SIGTERM, lambda *_: print('no', flush=True)); print('up', flush=True)\n" + WAIT
+    "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os.write(1, b'no\\n'))\nos.write(1, b'up\\n')\n" + WAIT
 )
 
 
@@ -225,7 +226,7 @@ def test_children_are_told_everything_by_flags(tmp_path: Path, monkeypatch: pyte
     worker = launch._worker(settings, tmp_path)
     with socket.socket() as one, socket.socket() as other:
         first, second = launch._frontends(settings, [one, other], tmp_path)
-    for role, flags in ((worker, launch.WORKER_FLAGS), (first, launch.FRONTEND_FLAGS)):
+    for role, flags in ((worker, WORKER_FLAGS), (first, FRONTEND_FLAGS)):
         words = role.command(1)[role.command(1).index("deploy.cli") + 2 :]
         parser = Parser()
         add_flags(parser, flags)

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.listen import ListenError, is_taken, listen, reachable, url
@@ -24,6 +24,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n"))), st.lists(st.integers(0, 200)))
 def test_lines_are_whole_however_they_were_cut(texts: list[str], cuts: list[int]) -> None:
     data = "".join(text + "\n" for text in texts).encode("utf-8", "surrogatepass")
@@ -66,8 +67,8 @@ def test_elsewhere_progress_is_a_line_a_tenth() -> None:
     output = io.StringIO()
     console = Console(output)
     for percent in range(0, 101, 2):
-        console.progress(percent / 100, "loading")
-    assert output.getvalue().splitlines() == [f"loading: {tenth} %" for tenth in range(0, 101, 10)]
+        console.progress(percent / 100, f"loading {percent}%")
+    assert output.getvalue().splitlines() == ["loading", *(f"loading: {tenth} %" for tenth in range(0, 101, 10))]
 
 
 def test_a_reader_that_went_away_is_no_reason_to_stop() -> None:

@@ -43,7 +43,8 @@ async def test_openai_transcript(tokenizer: Tokenizer) -> None:
     assert await lines(completions.stream(asked, story)) == [
         f'data: {HEAD},"choices":[{{"index":0,"text":" \\"é\\"\\n","logprobs":null,"finish_reason":null}}]}}\n\n',
         f'data: {HEAD},"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null}}]}}\n\n'
-        f'data: {HEAD},"choices":[{{"index":0,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":null,"seed":7}}]}}\n\n',
+        f'data: {HEAD},"choices":[{{"index":0,"text":"","logprobs":null,"finish_reason":"stop",'
+        '"stop_reason":null,"seed":7}]}\n\n',
         "data: [DONE]\n\n",
     ]
 
@@ -107,7 +108,8 @@ async def test_a_failure_passes_through_a_stream_without_an_end(tokenizer: Token
 def test_failures_in_the_words_of_each_dialect() -> None:
     error = Internal("it's \"broken\"", code="worker_error")
     assert completions.failure(error, "r") == (
-        b'data: {"error":{"message":"it\'s \\"broken\\"","type":"internal_error","param":null,"code":"worker_error"}}\n\n'
+        b'data: {"error":{"message":"it\'s \\"broken\\"","type":"internal_error",'
+        b'"param":null,"code":"worker_error"}}\n\n'
     )
     assert events.failure(error, "r") == b'event: error\ndata: {"error": "it\'s \\"broken\\""}\n\n'
     assert events.error(error, "r") == b'{"error":"it\'s \\"broken\\""}'

@@ -198,12 +198,9 @@ async def test_leaving_during_admission_aborts_what_was_admitted(tokenizer: Toke
 async def test_echo_puts_the_prompt_first_with_its_scores(tokenizer: Tokenizer) -> None:
     prompt = [264, *encode(tokenizer)("ab")]
     link = FakeLink()
-    run = await service(tokenizer, link).start(
-        ask(
-            prompts=(prompt,), echo=True, sampling=Sampling(max_tokens=2, logprobs=1, prompt_logprobs=True),
-            meta={"echo": ["ab"]},
-        )  # fmt: skip
-    )
+    sampling = Sampling(max_tokens=2, logprobs=1, prompt_logprobs=True)
+    asked = ask(prompts=(prompt,), echo=True, sampling=sampling, meta={"echo": ["ab"]})
+    run = await service(tokenizer, link).start(asked)
     stream = link.submitted[0].stream
     link.score(stream, 1, [-1.0, -2.0], prompt=True, k=1)
     link.score(stream, 0, [-3.0], k=1)

@@ -1,6 +1,7 @@
 """Chat templates render as `apply_chat_template` renders them; what a template refuses is the client's to know."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -145,12 +146,16 @@ def test_refusals_are_the_clients_to_know(source: str, message: str) -> None:
 
 
 def test_keywords_cannot_replace_the_messages() -> None:
+    keywords: dict[str, Any] = {"messages": []}
     with pytest.raises(TemplateError, match="cannot be replaced") as caught:
-        ChatTemplate({"default": "{{ messages }}"}, {}).render(CHATS[0], **{"messages": []})
+        ChatTemplate({"default": "{{ messages }}"}, {}).render(CHATS[0], **keywords)
     assert caught.value.param == "chat_template_kwargs"
 
 
-def test_keywords_may_replace_a_special_token() -> None:
+def test_keywords_may_replace_what_is_not_a_message() -> None:
+    template = ChatTemplate({"default": CHATML}, SPECIALS)
+    keywords: dict[str, Any] = {"add_generation_prompt": False}
+    assert template.render(CHATS[0], True, **keywords) == template.render(CHATS[0], False)
     assert ChatTemplate({"default": "{{ bos_token }}"}, SPECIALS).render(CHATS[0], bos_token="") == ""
 
 

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.kernels import native
+
 GATHER_ELEMENTS = 1 << 25  # keys gathered at once, in elements
 MASK_ELEMENTS = 1 << 26  # mask entries alive at once
 
@@ -36,9 +38,9 @@ def attention(
     if q.is_cuda:
         from worker.kernels.attention_triton import attention_triton
 
-        return attention_triton(
-            q, cache_k, cache_v, starts, kv_lens, pages, tiles, max_kv, scale=scale, window=window
-        )
+        return attention_triton(q, cache_k, cache_v, starts, kv_lens, pages, tiles, max_kv, scale=scale, window=window)
+    if native.available(q.dtype) and q.shape[2] <= native.MOST_D:
+        return native.attention(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
     return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
 
 
@@ -53,7 +55,7 @@ def attention_torch(
     scale: float,
     window: int,
 ) -> Tensor:
-    """Two padded batches, so that one long chunk does not pad every decode: the sequences with one row, and the rest."""
+    """Two padded batches, so that a long chunk does not pad the decodes: sequences with one row, and the rest."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts, kv_lens, pages = starts.long(), kv_lens.long(), pages.long()
     single = starts.diff() == 1

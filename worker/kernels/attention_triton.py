@@ -3,9 +3,9 @@
 Why a row's bits never depend on the batch or the chunking. A row's keys are cut at absolute positions: into splits of
 SPLIT positions, and those into blocks. Each split is attended from scratch by `_attend_split` (online softmax over its
 blocks, in order), and the splits are joined by `_join`, in order. A block or split without a key for the row changes
-nothing, to the bit: it multiplies by one and adds zero. A sequence with a single row has its splits computed by different
-programs and joined by `_combine_kernel`; every other row has them computed and joined by one program: the same
-functions, the same order. Tile height depends on the head counts only, so the same instructions run in all cases.
+nothing, to the bit: it multiplies by one and adds zero. A sequence with a single row has its splits computed by
+different programs and joined by `_combine_kernel`; every other row has them computed and joined by one program: the
+same functions, the same order. Tile height depends on the head counts only, so the same instructions run throughout.
 """
 
 import torch
@@ -46,9 +46,7 @@ def _attend_split(
         inside = where < end
         page = tl.load(pages_ptr + where // PAGE, mask=inside, other=0).to(tl.int64)
         slot = (page * PAGE + where % PAGE) * token_stride
-        k = tl.load(
-            k_ptr + slot[None, :] + column[:, None], mask=inside[None, :] & (column < HEAD)[:, None], other=0.0
-        )
+        k = tl.load(k_ptr + slot[None, :] + column[:, None], mask=inside[None, :] & (column < HEAD)[:, None], other=0.0)
         score = tl.dot(q, k, input_precision="ieee")  # [M, N]
         seen = inside[None, :] & (where[None, :] <= at[:, None]) & (where[None, :] > at[:, None] - window)
         score = tl.where(seen, score, float("-inf"))
@@ -57,12 +55,20 @@ def _attend_split(
         p = tl.exp2((score - base[:, None]) * scale)
         weight = tl.exp2((peak - base) * scale)
         mass = tl.fma(mass, weight, tl.sum(p, axis=1))
-        v = tl.load(
-            v_ptr + slot[:, None] + column[None, :], mask=inside[:, None] & (column < HEAD)[None, :], other=0.0
-        )
+        v = tl.load(v_ptr + slot[:, None] + column[None, :], mask=inside[:, None] & (column < HEAD)[None, :], other=0.0)
         total = tl.dot(p.to(v.dtype), v, total * weight[:, None], input_precision="ieee")
         peak = highest
     return peak, mass, total
+
+
+@triton.jit
+def _keep_part(peak_ptr, mass_ptr, total_ptr, part, peak, mass, total, mine, HEAD: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Leave one split's partial softmax of the rows `mine` at entries `part` [M]."""
+    column = tl.arange(0, BLOCK_D)
+    inside = mine[:, None] & (column < HEAD)[None, :]
+    tl.store(peak_ptr + part, peak, mask=mine)
+    tl.store(mass_ptr + part, mass, mask=mine)
+    tl.store(total_ptr + part[:, None] * HEAD + column[None, :], total, mask=inside)
 
 
 @triton.jit(do_not_specialize=["window", "pages_stride", "parts"])
@@ -80,46 +86,41 @@ def _attention_kernel(
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     tile, kv_head, worker = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    sequence = tl.load(tiles_ptr + (tile // (TILE // ROWS)) * 2)
-    first_row = tl.load(tiles_ptr + (tile // (TILE // ROWS)) * 2 + 1) + (tile % (TILE // ROWS)) * ROWS
+    entry = tiles_ptr + (tile // (TILE // ROWS)) * 2
+    sequence = tl.load(entry).to(tl.int64)
+    first_row = tl.load(entry + 1) + (tile % (TILE // ROWS)) * ROWS
     start = tl.load(starts_ptr + sequence).to(tl.int64)
     q_len = (tl.load(starts_ptr + sequence + 1) - start).to(tl.int32)
     kv_len = tl.load(kv_lens_ptr + sequence)
     alone = (q_len == 1) & (parts > 1)
     if (first_row < q_len) & ((worker == 0) | alone):
-        lane = tl.arange(0, BLOCK_M)
-        row = first_row + lane // GROUP
-        head = kv_head * GROUP + lane % GROUP
+        lane, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+        row, head = first_row + lane // GROUP, kv_head * GROUP + lane % GROUP
         mine = (lane < ROWS * GROUP) & (row < q_len)
         at = kv_len - q_len + row
-        column = tl.arange(0, BLOCK_D)
         inside = mine[:, None] & (column < HEAD)[None, :]
-        token = start + row
-        q = tl.load(q_ptr + token[:, None] * q_stride + head[:, None] * HEAD + column[None, :], mask=inside, other=0.0)
-
+        q_at = (start + row)[:, None] * q_stride + head[:, None] * HEAD + column[None, :]
+        q = tl.load(q_ptr + q_at, mask=inside, other=0.0)
         first_key = tl.maximum(kv_len - q_len + first_row - window + 1, 0)
         end_key = tl.minimum(kv_len - q_len + first_row + ROWS, kv_len)
         first_split = first_key // SPLIT
-        step = tl.where(alone, tl.num_programs(2), 1)
         peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
         mass = tl.zeros((BLOCK_M,), dtype=tl.float32)
         total = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-        for split in range(first_split + worker, tl.cdiv(end_key, SPLIT), step):
-            begin = tl.maximum(split * SPLIT, first_key // BLOCK_N * BLOCK_N)
-            end = tl.minimum(split * SPLIT + SPLIT, end_key)
+        for split in range(first_split + worker, tl.cdiv(end_key, SPLIT), tl.where(alone, tl.num_programs(2), 1)):
             peak_2, mass_2, total_2 = _attend_split(
-                q, k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD, pages_ptr + sequence.to(tl.int64) * pages_stride,
-                at, begin, end, scale, window, KV_HEADS * HEAD, HEAD, BLOCK_D, BLOCK_M, BLOCK_N, PAGE,
+                q, k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD, pages_ptr + sequence * pages_stride, at,
+                tl.maximum(split * SPLIT, first_key // BLOCK_N * BLOCK_N), tl.minimum(split * SPLIT + SPLIT, end_key),
+                scale, window, KV_HEADS * HEAD, HEAD, BLOCK_D, BLOCK_M, BLOCK_N, PAGE,
             )  # fmt: skip
             if alone:
-                part = (sequence.to(tl.int64) * parts + split - first_split) * HEADS + head
-                tl.store(peak_ptr + part, peak_2, mask=mine)
-                tl.store(mass_ptr + part, mass_2, mask=mine)
-                tl.store(total_ptr + part[:, None] * HEAD + column[None, :], total_2, mask=inside)
+                part = (sequence * parts + split - first_split) * HEADS + head
+                _keep_part(peak_ptr, mass_ptr, total_ptr, part, peak_2, mass_2, total_2, mine, HEAD, BLOCK_D)
             peak, mass, total = _join(peak, mass, total, peak_2, mass_2, total_2, scale)
         if not alone:
             out = (total / tl.where(mine, mass, 1.0)[:, None]).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + (token[:, None] * HEADS + head[:, None]) * HEAD + column[None, :], out, mask=inside)
+            out_at = ((start + row)[:, None] * HEADS + head[:, None]) * HEAD + column[None, :]
+            tl.store(out_ptr + out_at, out, mask=inside)
 
 
 @triton.jit(do_not_specialize=["window", "parts"])

@@ -5,6 +5,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.kernels import native
+
 Activation = Literal["silu", "gelu_tanh"]
 
 
@@ -17,6 +19,8 @@ def gate(x: Tensor, activation: Activation) -> Tensor:
         from worker.kernels.gate_triton import gate_triton
 
         return gate_triton(x, activation)
+    if native.available(x.dtype):
+        return native.gate(x, activation)
     return gate_torch(x, activation)
 
 

@@ -16,10 +16,8 @@ def _gate_kernel(x_ptr, out_ptr, size, SILU: tl.constexpr, BLOCK: tl.constexpr):
     left = tl.load(x_ptr + row * 2 * size + column, mask=inside, other=0.0)
     right = tl.load(x_ptr + row * 2 * size + size + column, mask=inside, other=0.0)
     wide = left.to(tl.float32)
-    if SILU:
-        slope = wide
-    else:  # 0.5 (1 + tanh(u)) = sigmoid(2 u)
-        slope = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+    # 0.5 (1 + tanh(u)) = sigmoid(2 u), so both are wide * sigmoid(slope)
+    slope = wide if SILU else 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
     active = (wide / (1.0 + tl.exp(-slope))).to(left.dtype)
     tl.store(out_ptr + row * size + column, active * right, mask=inside)
 

@@ -9,19 +9,24 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.kernels import native
+from worker.kernels.native import NativeWeight
+
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
     """A weight as `linear` wants it."""
 
-    weight: Tensor  # [N, K]
+    weight: Tensor  # [N, K]; empty where `native` holds it
     bias: Tensor | None  # [N]
     invariant: bool
-    native: object | None = None  # the CPU library's own copy, where there is one
+    native: NativeWeight | None = None  # the same in the CPU library's order
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> PackedLinear:
     """Prepare weight [N, K] (and bias [N]) on the device it lives on."""
+    if not weight.is_cuda and native.available(weight.dtype):
+        return PackedLinear(weight.new_empty(0), None, True, native.pack_linear(weight, bias))
     return PackedLinear(weight, bias, invariant)
 
 
@@ -31,6 +36,8 @@ def linear(x: Tensor, packed: PackedLinear) -> Tensor:
         from worker.kernels.linear_triton import linear_triton
 
         return linear_triton(x, packed.weight, packed.bias)
+    if packed.native is not None:
+        return native.linear(x, packed.native)
     return linear_torch(x, packed.weight, packed.bias)
 
 

@@ -151,8 +151,8 @@ def linear(x: Tensor, weight: NativeWeight, out: Tensor | None = None, out_dtype
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False, out: Tensor | None = None) -> Tensor:
-    """As `norm.rms_norm_torch`: x [T, H] or [T, heads, D] with whole rows of one token together."""
-    heads, n = _heads(x)
+    """As `norm.rms_norm_torch` for x [T, H] or [T, heads, D]."""
+    x, heads, n = _rows(x)
     assert weight.dtype == x.dtype and weight.shape == (n,) and weight.is_contiguous()
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype)
@@ -197,7 +197,7 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) ->
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
-    heads, d = _heads(x)
+    x, heads, d = _rows(x)
     _check_tables(cos, sin, positions, len(x), d)
     out = torch.empty(x.shape, dtype=x.dtype)
     _kernels()[x.dtype].rotary(
@@ -209,8 +209,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
 
 def write_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
     """As `write.write_kv_torch`: rows of k and v [T, Hk, D] to slots [T] int64 of the caches."""
-    heads, d = _heads(k)
-    assert k.shape == v.shape and _heads(v) == (heads, d) and k.dtype == v.dtype
+    (k, heads, d), v = _rows(k), _rows(v)[0]
+    assert k.shape == v.shape and k.dtype == v.dtype
     _check_cache(cache_k, cache_v, k.dtype, heads, d)
     assert slots.dtype == torch.int64 and slots.shape == (len(k),) and slots.is_contiguous()
     size = k.element_size()
@@ -271,7 +271,7 @@ def attention(
 
     Raises MemoryError when the threads' scratch cannot be had.
     """
-    heads, d = _heads(q)
+    q, heads, d = _rows(q)
     kv_heads, size = cache_k.shape[2], cache_k.shape[1]
     _check_cache(cache_k, cache_v, q.dtype, kv_heads, d)
     assert heads % kv_heads == 0 and d <= MOST_D and scale > 0
@@ -292,11 +292,11 @@ def _address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-def _heads(x: Tensor) -> tuple[int, int]:
-    """(heads, D) of x [T, heads, D] or [T, D], whose rows lie together however far apart the tokens are."""
-    *heads, d = x.shape[1:]
-    assert x.stride(-1) == 1 and (not heads or heads[0] == 1 or x.stride(1) == d)
-    return (heads[0] if heads else 1), d
+def _rows(x: Tensor) -> tuple[Tensor, int, int]:
+    """(x, heads, D) of x [T, heads, D] or [T, D]; copied unless a token's heads lie together (tokens may be apart)."""
+    heads, d = x.shape[1:] if x.ndim == 3 else (1, x.shape[1])
+    together = x.stride(-1) == 1 and (heads == 1 or x.stride(1) == d)
+    return (x if together else x.contiguous()), heads, d
 
 
 def _check_cache(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype, heads: int, d: int) -> None:

@@ -1,22 +1,27 @@
 """RMS normalisation of the last dimension, alone or after adding the residual.
 
-Two roundings exist in the checkpoints we serve: Llama and Qwen round the normalised value before the weight multiplies
-it, Gemma (`offset`) multiplies by `1 + weight` in fp32 and rounds once. `1 + weight` is never folded: bf16 would lose it.
+Two roundings exist in the checkpoints we serve: Llama and Qwen round the normalised value before the weight
+multiplies it, Gemma (`offset`) multiplies by `1 + weight` in fp32 and rounds once. `1 + weight` is never folded: bf16
+would lose it.
 """
 
 import torch
 from torch import Tensor
 
+from worker.kernels import native
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
     """x / rms(x) * weight over the last dimension, fp32 inside.
 
-    x [T, H] or [T, heads, D], rows may be strided; weight [H] or [D]. Returns a contiguous tensor of x's shape and dtype.
+    x [T, H] or [T, heads, D], tokens may be strided; weight [H] or [D]. Returns x's shape and dtype, contiguous.
     """
     if x.is_cuda:
         from worker.kernels.norm_triton import rms_norm_triton
 
         return rms_norm_triton(x, weight, eps, offset=offset)
+    if native.available(x.dtype):
+        return native.rms_norm(x, weight, eps, offset)
     return rms_norm_torch(x, weight, eps, offset=offset)
 
 
@@ -31,6 +36,8 @@ def add_rms_norm(
         from worker.kernels.norm_triton import add_rms_norm_triton
 
         return add_rms_norm_triton(x, residual, weight, eps, offset=offset)
+    if native.available(x.dtype):
+        return native.add_rms_norm(x, residual, weight, eps, offset)
     return add_rms_norm_torch(x, residual, weight, eps, offset=offset)
 
 

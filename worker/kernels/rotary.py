@@ -7,6 +7,8 @@ once. (Hugging Face casts the tables to the model's dtype first; in fp32 the two
 import torch
 from torch import Tensor
 
+from worker.kernels import native
+
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Turn every head of token t by row positions[t] of the tables.
@@ -18,6 +20,8 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) ->
         from worker.kernels.rotary_triton import rotary_triton
 
         return rotary_triton(q, k, cos, sin, positions)
+    if native.available(q.dtype):
+        return native.rotary(q, k, cos, sin, positions)
     return rotary_torch(q, k, cos, sin, positions)
 
 

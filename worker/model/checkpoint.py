@@ -6,8 +6,7 @@ idle file pages would stall a model that computes from the map.
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -136,15 +135,3 @@ def _files(folder: Path) -> list[Path]:
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
     raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}: only safetensors checkpoints are read")
-
-
-@contextmanager
-def opened(folder: Path) -> Iterator[Checkpoint]:
-    checkpoint = Checkpoint(folder)
-    try:
-        yield checkpoint
-    finally:
-        checkpoint.close()
-
-
-Progress = Callable[[int, int], None]  # (bytes done, bytes in all)

@@ -79,9 +79,7 @@ class Decoder:
             h, x = add_rms_norm(h, x, self.norms[index + 1], eps, offset=offset)
         return self._logits(h)
 
-    def _attend(
-        self, h: Tensor, layer: Layer, kind: LayerSpec, packed: Packed, kv: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def _attend(self, h: Tensor, layer: Layer, kind: LayerSpec, packed: Packed, kv: tuple[Tensor, Tensor]) -> Tensor:
         spec = self.spec
         qkv = linear(h, layer.qkv).view(len(h), -1, spec.head_dim)  # [T, heads + 2 kv_heads, D]
         q, k, v = qkv.split_with_sizes(self.heads, dim=1)

@@ -17,6 +17,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"
 }  # fmt: skip
+DTYPES = ("float32", "bfloat16", "float16")
 COMMON = {
     "head_dim": None, "num_key_value_heads": None, "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False,
     "rope_theta": 10_000.0, "eos_token_id": (), "tie_word_embeddings": False, "hidden_act": "silu",
@@ -142,7 +143,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         logit_softcap=config.get("final_logit_softcapping") or 0.0,
         tied=config["tie_word_embeddings"],
         eos_ids=_ids(config["eos_token_id"]),
-        dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
+        dtype=_dtype(config.get("dtype") or config.get("torch_dtype") or "float32"),
     )
 
 
@@ -154,6 +155,12 @@ def _activation(name: str) -> Activation:
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+def _dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise UnsupportedModel(f"dtype {name!r} is not supported; supported are {', '.join(DTYPES)}")
+    return name
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:

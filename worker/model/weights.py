@@ -4,7 +4,8 @@ anything is read; projections that read the same input are stacked into one line
 Layer by layer, so that never more than one linear exists twice.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.linear import PackedLinear, pack
-from worker.model.checkpoint import Checkpoint, CheckpointError, Progress, opened
+from worker.model.checkpoint import Checkpoint, CheckpointError
 from worker.model.decoder import Layer, Weights
 from worker.model.spec import ModelSpec
 
@@ -20,6 +21,7 @@ EMBED, HEAD, NORM = "embed_tokens.weight", "lm_head.weight", "norm.weight"
 IGNORED = ("rotary_emb.inv_freq",)  # tables that old checkpoints carry along
 
 Shape = tuple[int, ...]
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def load(
     `on_progress(done, total)` is called with bytes of the checkpoint, from (0, total) to (total, total).
     Raises CheckpointError when a tensor is missing, superfluous or misshaped, or a file is broken.
     """
-    with opened(folder) as checkpoint:
+    with closing(Checkpoint(folder)) as checkpoint:
         return _Loader(checkpoint, spec, dtype, device, invariant, on_progress).load()
 
 

@@ -18,7 +18,7 @@ from worker.schedule.sequence import Sequence
 
 def sample(logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
     """The next id of each sequence; logits [R, V] float32, a row a sequence."""
-    return sample_rows(logits, columns(sequences, eos_ids, logits.device)).tolist()  # type: ignore[no-any-return]
+    return sample_rows(logits, columns(sequences, eos_ids, logits.device)).tolist()
 
 
 def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:

@@ -31,7 +31,7 @@ class Paging:
         False, and nothing changes, if they do not fit above the watermark, which is ignored when it runs `alone`.
         """
         available = self.pool.available
-        if not alone and self._refused[0] is sequence and available <= self._refused[1]:
+        if self._refused[0] is sequence and available <= self._refused[1]:
             return False  # nothing was freed since; a long prompt is not looked up at every step
         shared = self._match(sequence)
         fresh = self.pool.pages_for(len(sequence.tokens)) - len(shared)

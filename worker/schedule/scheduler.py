@@ -8,8 +8,8 @@
 Pure counting in plain ints: knows nothing of tensors, sockets or clocks (the caller passes `now`).
 
 A step that raised needs no undoing: until commit() nothing counts as computed and nothing is published, and
-pages acquired by plan() stay with their sequences, so the next plan() decides the same again. A plan may also
-be committed in part, as a `Plan` of some of its chunks, to find out which sequence made a step fail.
+pages acquired by plan() stay with their sequences, so the next plan() takes up the same work. A plan may also
+be committed in parts, each a `Plan` of some of its chunks, to find out which sequence made a step fail.
 
 Two choices. A prompt gets all its pages when it joins, not chunk by chunk: half-computed prompts never wait
 for each other's pages, and admission is one comparison. Page growth goes before everything else in a step,

@@ -64,7 +64,7 @@ def batch(
     values = tuple(random(kv, kv_heads, size, dtype=dtype, seed=seed + 10 * i + 5) for i, (_, kv) in enumerate(lengths))
     rows = [random(q, heads, size, dtype=dtype, seed=seed + 10 * i + 7) for i, (q, _) in enumerate(lengths)]
     needed = [-(-kv // page_size) for _, kv in lengths]
-    order = (torch.randperm(sum(needed), generator=torch.Generator().manual_seed(seed)) + 1).split(needed)
+    order = (torch.randperm(sum(needed), generator=torch.Generator().manual_seed(seed)) + 1).split_with_sizes(needed)
     cache_k, cache_v = (torch.full((sum(needed) + 1, page_size, kv_heads, size), torch.nan, dtype=dtype) for _ in "kv")
     pages = torch.zeros(len(lengths), max(needed) + 2, dtype=torch.int32)
     for i, (_, kv) in enumerate(lengths):

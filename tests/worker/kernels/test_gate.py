@@ -1,17 +1,21 @@
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
 from tests.worker.kernels.cases import TRITON_DTYPES, close, random
 from worker.kernels.gate import Activation, gate, gate_torch
 
 
+@pytest.mark.parametrize("function", [gate, gate_torch])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_formula(activation: Activation) -> None:
+def test_formula(activation: Activation, function: Callable[[Tensor, Activation], Tensor]) -> None:
     x = random(3, 40)
     a, b = x[:, :20].double(), x[:, 20:].double()
     inner = (2 / torch.pi) ** 0.5 * (a + 0.044715 * a**3)
     expected = a * a.sigmoid() if activation == "silu" else 0.5 * a * (1 + inner.tanh())
-    close(gate(x, activation), (expected * b).float())
+    close(function(x, activation), (expected * b).float())
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.worker.kernels.cases import TRITON_DTYPES, close, random
-from worker.kernels.linear import linear, pack
+from worker.kernels.linear import linear, linear_torch, pack
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -12,6 +12,7 @@ def test_product(invariant: bool, biased: bool) -> None:
     bias = random(33, seed=2) if biased else None
     expected = x.double() @ weight.double().T + (bias.double() if bias is not None else 0)
     close(linear(x, pack(weight, bias, invariant=invariant)), expected.float())
+    close(linear_torch(x, weight, bias), expected.float())
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)

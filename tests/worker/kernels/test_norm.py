@@ -1,5 +1,8 @@
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
 from tests.worker.kernels.cases import TRITON_DTYPES, close, random
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
@@ -9,10 +12,11 @@ SHAPES = [(1, 8), (3, 96), (5, 1000), (2, 3, 64)]
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("offset", [False, True])
-def test_twin_is_the_formula(shape: tuple[int, ...], offset: bool) -> None:
+@pytest.mark.parametrize("function", [rms_norm, rms_norm_torch])
+def test_formula(shape: tuple[int, ...], offset: bool, function: Callable[..., Tensor]) -> None:
     x, weight = random(*shape), random(shape[-1], seed=1)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * (weight.double() + offset)
-    close(rms_norm(x, weight, 1e-5, offset=offset), exact.float())
+    close(function(x, weight, 1e-5, offset=offset), exact.float())
 
 
 def test_llama_rounds_before_the_weight_and_gemma_after() -> None:

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ def tables(length: int, size: int, device: str = "cpu") -> tuple[Tensor, Tensor]
     return angles.cos().to(device), angles.sin().to(device)
 
 
-def test_pairs_turn_by_their_positions_angle() -> None:
+@pytest.mark.parametrize("function", [rotary, rotary_torch])
+def test_pairs_turn_by_their_positions_angle(function: Callable[..., tuple[Tensor, Tensor]]) -> None:
     """Dimensions i and i + D / 2 are a point in the plane; complex multiplication is the oracle."""
     q, k = random(4, 3, 8), random(4, 1, 8, seed=1)
     positions = torch.tensor([5, 0, 5, 9])
     cos, sin = tables(10, 8)
     factor = torch.polar(torch.ones(4, 1, 4), torch.atan2(sin, cos)[positions, None, :4])
-    for x, turned in zip((q, k), rotary(q, k, cos, sin, positions), strict=True):
+    for x, turned in zip((q, k), function(q, k, cos, sin, positions), strict=True):
         expected = torch.complex(x[..., :4], x[..., 4:]) * factor
         close(turned, torch.cat((expected.real, expected.imag), dim=-1))
 

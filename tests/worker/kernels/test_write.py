@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.worker.kernels.cases import TRITON_DTYPES, random
-from worker.kernels.write import write_kv
+from worker.kernels.write import write_kv, write_kv_torch
 
 PAGES, PAGE_SIZE, HEADS, SIZE = 5, 4, 2, 24
 
@@ -24,8 +24,9 @@ def check(write: Callable[..., None], dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_write(dtype: torch.dtype) -> None:
-    check(write_kv, dtype, "cpu")
+@pytest.mark.parametrize("write", [write_kv, write_kv_torch])
+def test_write(write: Callable[..., None], dtype: torch.dtype) -> None:
+    check(write, dtype, "cpu")
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)

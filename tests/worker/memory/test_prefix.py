@@ -78,7 +78,12 @@ def test_an_evicted_beginning_hides_what_hangs_on_it_until_it_is_back() -> None:
 def test_no_page_is_hashed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bytes] = []
     digest = prefix._digest
-    monkeypatch.setattr(prefix, "_digest", lambda data: calls.append(data) or digest(data))
+
+    def counted(data: bytes) -> bytes:
+        calls.append(data)
+        return digest(data)
+
+    monkeypatch.setattr(prefix, "_digest", counted)
     cache, digests, tokens = PrefixCache(PagePool(20, PAGE)), list[bytes](), list(range(9))
     for length in range(9, 41):
         cache.match(digests, tokens, "")

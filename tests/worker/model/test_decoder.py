@@ -96,6 +96,14 @@ def test_bfloat16_stays_as_close_as_transformers_does(checkpoints: Checkpoints, 
     assert (got - true).abs().mean() < 1.25 * theirs
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gemma_rounds_its_embedding_scale_to_the_weights(checkpoints: Checkpoints, dtype: torch.dtype) -> None:
+    folder = checkpoints("gemma3")
+    (embed,) = (part for name, part in Oracle(folder, dtype).model.named_modules() if name.endswith("embed_tokens"))
+    decoder = decoder_of(folder, dtype=dtype)
+    assert decoder.embed_scale == embed.embed_scale.to(dtype).item()
+
+
 def test_softcap_bounds_the_logits(checkpoints: Checkpoints) -> None:
     decoder = decoder_of(checkpoints("gemma3"))
     (prompt,) = prompts_of([30])

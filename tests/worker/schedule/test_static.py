@@ -1,10 +1,12 @@
 """Static batching: a batch forms, runs to its end, and only then comes the next."""
 
+from typing import Any
+
 from tests.worker.schedule.harness import Rig
 from worker.schedule.sequence import Sequence
 
 
-def static(**settings: object) -> Rig:
+def static(**settings: Any) -> Rig:
     return Rig(batching_mode="static", use_chunked_prefill=False, **settings)
 
 
@@ -56,10 +58,8 @@ def test_a_partial_batch_waits_for_the_timeout() -> None:
 def test_the_timer_is_fresh_for_each_batch() -> None:
     rig = static(max_batch_size=4, batch_wait_timeout_s=0.010)
     rig.submit(3, max_tokens=2)
-    rig.now = 0.010
-    rig.step(), rig.step()  # plans at 0.010 find the batch, then run it to its end
-    assert not rig.scheduler.has_work or rig.scheduler.running
     rig.finish(5)
+    assert len(rig.ends) == 1
     rig.now = 5.0
     late = rig.submit(3)
     assert members(rig) == []
@@ -114,3 +114,17 @@ def test_a_preempted_member_comes_back_into_its_batch() -> None:
     rig.finish(100)
     assert b.preemptions > 0 and a.preemptions == 0
     assert list(rig.ends) == [a, b, late]
+
+
+def test_the_timer_is_fresh_after_a_batch_of_a_single_step() -> None:
+    rig = static(max_batch_size=2, batch_wait_timeout_s=0.010)
+    both = [rig.submit(3, max_tokens=1) for _ in range(2)]
+    rig.now = 0.5
+    plan = rig.plan()
+    late = rig.submit(3)
+    rig.commit(plan, rig.run(plan))
+    assert list(rig.ends) == both
+    rig.now = 1.0
+    assert members(rig) == []
+    rig.now = 1.010
+    assert members(rig) == [late]

@@ -34,10 +34,11 @@ typedef struct {
 } State;
 
 typedef struct {
-    State span, total;
-    int32_t position[16];
-    int head, row, rows;   /* rows beyond `rows` repeat the last row's position */
-    char q[16 * MOST_D * 4]; /* as the kernel wants it */
+    _Alignas(64) State span;
+    State total;
+    _Alignas(64) char q[16 * MOST_D * 4]; /* as the kernel wants it */
+    int32_t position[16];                 /* rows beyond `rows` repeat the last one's */
+    int head, row, rows;
 } Tile;
 
 typedef struct {
@@ -46,7 +47,7 @@ typedef struct {
 } Item;
 
 typedef struct {
-    char k[KEYS * MOST_D * 4], v[KEYS * MOST_D * 4];
+    _Alignas(64) char k[KEYS * MOST_D * 4], v[KEYS * MOST_D * 4];
     float scores[KEYS * 16];
     Tile tiles[ITEM_TILES];
 } Scratch;

@@ -1,0 +1,125 @@
+"""A real server, all its processes, for the length of a `with`; and what a client of the typed events sees."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).parent.parent.parent
+START_S = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Server:
+    """`client` talks to it; `stats()` and `until_idle()` look inside."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    client: httpx.Client
+
+    def stats(self) -> dict[str, Any]:
+        return dict(self.client.get("/stats").json())
+
+    def until(self, true: Any, timeout: float = 30.0) -> dict[str, Any]:
+        """Stats as soon as `true(stats)`."""
+        deadline = time.monotonic() + timeout
+        while not true(stats := self.stats()):
+            assert time.monotonic() < deadline, f"waited in vain: {stats}"
+            time.sleep(0.05)
+        return stats
+
+    def until_idle(self) -> dict[str, Any]:
+        """Nothing runs or waits, and no page is owned."""
+        return self.until(lambda s: not (s["running"] or s["waiting"] or s["pages"]["owned"]))
+
+    def events(self, prompt: str | list[int], max_tokens: int, **fields: Any) -> "Events":
+        return read_events(self.client, {"model": "m", "prompt": prompt, "max_tokens": max_tokens, **fields})
+
+
+@dataclass
+class Events:
+    """A finished stream of typed events."""
+
+    status: int
+    ids: list[int]
+    text: str
+    done: dict[str, Any] | None
+    error: str | None
+
+
+def read_events(client: httpx.Client, body: dict[str, Any]) -> Events:
+    body = {"temperature": 0, **body, "stream_format": "events"}
+    ids: list[int] = []
+    texts: list[str] = []
+    ends: list[tuple[str, dict[str, Any]]] = []
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            return Events(response.status_code, [], "", None, response.read().decode())
+        kind = ""
+        for line in response.iter_lines():
+            if line.startswith("event: "):
+                assert not ends, "something came after the end"
+                kind = line[7:]
+            elif line.startswith("data: "):
+                data = json.loads(line[6:])
+                if kind == "token":
+                    ids.append(data["token_id"])
+                    texts.append(data["token"])
+                else:
+                    ends.append((kind, data))
+    assert len(ends) == 1, f"one end, not {ends}"
+    kind, data = ends[0]
+    return Events(
+        200, ids, "".join(texts), data if kind == "done" else None, data["error"] if kind == "error" else None
+    )
+
+
+@contextmanager
+def serving(model: Path | str, log: Path, *flags: str) -> Iterator[Server]:
+    """`sluice serve` on a free port, ready; afterwards SIGTERM, exit code 0 and no process left."""
+    port = free_port()
+    command = [sys.executable, "-m", "deploy.cli", "serve", "--model", str(model), "--served-model-name", "m"]
+    command += ["--port", str(port), "--worker-metrics-port", "0", "--threads", "1", *flags]
+    with log.open("wb") as out, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=_environment())
+        try:
+            _wait(client, process, log)
+            yield Server(process, f"http://127.0.0.1:{port}", log, client)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(timeout=60)
+        assert code == 0, log.read_text()
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+
+
+def _wait(client: httpx.Client, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        try:
+            if client.get("/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"not ready in time: {log.read_text()}")

@@ -1,0 +1,73 @@
+"""An app in a real server on a free port, inside the test's own event loop."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from frontend.app import create_app
+from frontend.metrics import Meters
+from frontend.tokenizer import Tokenizer
+from shared.config import FrontendConfig, ModelConfig
+from tests.fakes import MODEL, FakeLink
+
+
+def app_over(link: FakeLink, tokenizer: Tokenizer | None, **config: Any) -> Starlette:
+    """`tokenizer` None: it is still loading. Needs a running loop."""
+    loading: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
+    if tokenizer is not None:
+        loading.set_result(tokenizer)
+    return create_app(FrontendConfig(**config), ModelConfig(model=MODEL), link, loading, Meters())
+
+
+@asynccontextmanager
+async def serving(app: Starlette) -> AsyncIterator[str]:
+    """Yields the base URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve([listener]))
+    while not server.started:
+        await asyncio.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+class Raw:
+    """One HTTP/1.1 exchange by hand, for a client that leaves or reads when it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def post(cls, url: str, path: str, body: dict[str, Any]) -> "Raw":
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        data = json.dumps(body).encode()
+        writer.write(
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n".encode()
+            + data
+        )
+        await writer.drain()
+        return cls(reader, writer)
+
+    async def leave(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+
+async def until(condition: Any, seconds: float = 5.0) -> None:
+    """Waits for a condition; fails loudly when it does not come true."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,268 @@
+"""The HTTP surface: routes, errors, keys, limits. Streams over real sockets are in test_app_streams."""
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from frontend.errors import Overloaded, Unprocessable
+from frontend.tokenizer import Tokenizer
+from shared.config import ConfigError
+from shared.messages import Outcome
+from tests.fakes import MODEL, READY, FakeLink, saying
+from tests.frontend.serving import app_over
+
+BODY = {"model": MODEL, "prompt": "abc", "max_tokens": 8}
+
+
+@asynccontextmanager
+async def client(link: FakeLink, tokenizer: Tokenizer | None, **config: Any) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app_over(link, tokenizer, **config))
+    async with httpx.AsyncClient(transport=transport, base_url="http://sluice") as http:
+        yield http
+
+
+def play(tokenizer: Tokenizer, text: str = "hello", outcome: Outcome = Outcome.LENGTH) -> FakeLink:
+    return FakeLink(saying(tokenizer.encode_now([text], False)[0], outcome=outcome))
+
+
+async def test_a_completion_in_one_piece(tokenizer: Tokenizer) -> None:
+    async with client(play(tokenizer), tokenizer) as http:
+        answer = await http.post("/v1/completions", json=BODY)
+    assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
+    body = answer.json()
+    assert body["id"].startswith("cmpl-") and body["object"] == "text_completion" and body["model"] == MODEL
+    assert body["choices"] == [
+        {"index": 0, "text": "hello", "logprobs": None, "finish_reason": "length", "stop_reason": None, "seed": 77}
+    ]
+    assert body["usage"]["completion_tokens"] == len(tokenizer.encode_now(["hello"], False)[0])
+
+
+async def test_the_body_or_the_server_chooses_the_dialect(tokenizer: Tokenizer) -> None:
+    async with client(play(tokenizer), tokenizer) as http:
+        asked = await http.post("/v1/completions", json=BODY | {"stream_format": "events"})
+    async with client(play(tokenizer), tokenizer, completions_stream_format="events") as http:
+        default = await http.post("/v1/completions", json=BODY)
+        other = await http.post("/v1/completions", json=BODY | {"stream_format": "openai"})
+    assert asked.text == default.text and asked.text.count("event: done\n") == 1
+    assert asked.headers["content-type"].startswith("text/event-stream")
+    assert other.json()["choices"][0]["text"] == "hello"
+
+
+async def test_stream_headers(tokenizer: Tokenizer) -> None:
+    async with client(play(tokenizer), tokenizer) as http:
+        answer = await http.post("/v1/completions", json=BODY | {"stream": True})
+    assert answer.headers["cache-control"] == "no-store" and answer.headers["x-accel-buffering"] == "no"
+    assert answer.headers["x-request-id"] and answer.text.endswith("data: [DONE]\n\n")
+
+
+async def test_every_answer_has_a_request_id_and_keeps_a_sane_one(tokenizer: Tokenizer) -> None:
+    async with client(FakeLink(), tokenizer) as http:
+        ids = [(await http.get(path)).headers["x-request-id"] for path in ("/health", "/nowhere", "/stats")]
+        own = await http.get("/health", headers={"X-Request-Id": "abc-1"})
+        odd = await http.get("/health", headers={"X-Request-Id": "a b"})
+    assert len(set(ids)) == 3
+    assert own.headers["x-request-id"] == "abc-1" and odd.headers["x-request-id"] != "a b"
+
+
+# the table of errors
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "kind", "param"),
+    [
+        (b"{", 400, "invalid_request_error", None),
+        (json.dumps(BODY | {"prompt": 5}).encode(), 400, "invalid_request_error", "prompt"),
+        (json.dumps(BODY | {"prompt": ""}).encode(), 400, "invalid_request_error", "prompt"),
+        (json.dumps(BODY | {"temperature": -1}).encode(), 422, "invalid_request_error", "temperature"),
+        (json.dumps(BODY | {"foo": 1}).encode(), 422, "invalid_request_error", "foo"),
+        (json.dumps(BODY | {"model": "x"}).encode(), 422, "invalid_request_error", "model"),
+        (json.dumps(BODY | {"max_tokens": 600}).encode(), 422, "invalid_request_error", "prompt"),
+    ],
+)
+async def test_refusals_before_the_stream(
+    tokenizer: Tokenizer, content: bytes, status: int, kind: str, param: str | None
+) -> None:
+    link = FakeLink()
+    async with client(link, tokenizer) as http:
+        answer = await http.post("/v1/completions", content=content)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (status, kind, param)
+    assert set(error) == {"message", "type", "param", "code"} and link.calls == 0
+
+
+async def test_typed_events_have_their_own_envelope(tokenizer: Tokenizer) -> None:
+    async with client(FakeLink(), tokenizer) as http:
+        answer = await http.post("/v1/completions", json=BODY | {"stream_format": "events", "temperature": -1})
+    assert answer.status_code == 422 and list(answer.json()) == ["error"] and "temperature" in answer.json()["error"]
+
+
+async def test_unknown_routes_and_methods(tokenizer: Tokenizer) -> None:
+    async with client(FakeLink(), tokenizer) as http:
+        missing, wrong = await http.post("/v1/nowhere"), await http.get("/v1/completions")
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+    assert (wrong.status_code, wrong.json()["error"]["type"]) == (405, "not_found_error")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_over_the_limit_is_413(tokenizer: Tokenizer, chunked: bool) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield b" " * 100
+
+    async with client(FakeLink(), tokenizer, max_body_bytes=999) as http:
+        answer = await http.post("/v1/completions", content=pieces() if chunked else b" " * 1000)
+        fits = await http.post("/v1/completions", content=b" " * 999)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (413, "invalid_request_error")
+    assert fits.status_code == 400
+
+
+@pytest.mark.parametrize(("after", "header"), [(0.0, "1"), (2.1, "3")])
+async def test_a_full_queue_is_503_with_retry_after(tokenizer: Tokenizer, after: float, header: str) -> None:
+    link = FakeLink(refusals={0: Overloaded("the queue is full", code="queue_full", retry_after=after)})
+    async with client(link, tokenizer) as http:
+        answer = await http.post("/v1/completions", json=BODY | {"stream": True})
+        metrics = (await http.get("/metrics")).text
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, header)
+    assert answer.json()["error"]["type"] == "overloaded_error"
+    assert 'sluice_rejected_total{reason="queue_full"} 1.0' in metrics
+
+
+async def test_without_worker_or_tokenizer_it_is_503(tokenizer: Tokenizer) -> None:
+    for link, loaded in ((FakeLink(ready=(False, "worker lost")), tokenizer), (FakeLink(), None)):
+        async with client(link, loaded) as http:
+            answer = await http.post("/v1/completions", json=BODY)
+            health = await http.get("/health")
+            ready = await http.get("/ready")
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
+        assert health.status_code == 200 and health.json()["status"] == "ok"
+        assert ready.status_code == 503 and ready.json()["status"] == "not_ready"
+
+
+async def test_the_worker_may_refuse_for_good(tokenizer: Tokenizer) -> None:
+    link = FakeLink(refusals={0: Unprocessable("too long", code="context_length_exceeded")})
+    async with client(link, tokenizer) as http:
+        answer = await http.post("/v1/completions", json=BODY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "context_length_exceeded")
+
+
+async def test_a_failed_step_is_500_in_one_piece(tokenizer: Tokenizer) -> None:
+    async with client(play(tokenizer, outcome=Outcome.ERROR), tokenizer) as http:
+        answer = await http.post("/v1/completions", json=BODY)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "internal_error")
+
+
+async def test_our_own_mistake_is_500_with_an_id_and_a_trace(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(link: FakeLink, stream: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    async with client(FakeLink(broken), tokenizer) as http:
+        answer = await http.post("/v1/completions", json=BODY, headers={"X-Request-Id": "find-me"})
+    assert answer.status_code == 500 and "secret" not in answer.text
+    assert "find-me" in answer.json()["error"]["message"]
+    record = next(record for record in caplog.records if "find-me" in record.getMessage())
+    assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
+
+
+# keys
+
+
+async def test_keys_guard_every_route_but_health_and_ready(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\nsk-one\n\nsk-two\n")
+    async with client(play(tokenizer), tokenizer, api_keys=str(keys)) as http:
+        for path in ("/", "/stats", "/metrics", "/v1/models", "/nowhere"):
+            answer = await http.get(path)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+        assert (await http.post("/v1/completions", json=BODY)).status_code == 401
+        assert (await http.get("/health")).status_code == (await http.get("/ready")).status_code == 200
+        good = {"Authorization": "Bearer sk-one"}, {"authorization": "bearer sk-two"}, {"X-Api-Key": "sk-one"}
+        bad = {"Authorization": "Bearer # ours"}, {"Authorization": "sk-one"}, {"X-Api-Key": ""}
+        assert [(await http.get("/stats", headers=headers)).status_code for headers in good] == [200] * 3
+        assert [(await http.get("/stats", headers=headers)).status_code for headers in bad] == [401] * 3
+
+
+async def test_a_changed_file_of_keys_counts_at_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-old\n")
+    async with client(FakeLink(), tokenizer, api_keys=str(keys)) as http:
+        keys.write_text("sk-new\n")
+        os.utime(keys, ns=(1, 1))
+        old, new = [await http.get("/stats", headers={"X-Api-Key": key}) for key in ("sk-old", "sk-new")]
+        keys.unlink()
+        still = await http.get("/stats", headers={"X-Api-Key": "sk-new"})
+    assert (old.status_code, new.status_code, still.status_code) == (401, 200, 200)
+
+
+async def test_a_file_without_keys_is_a_mistake_at_start(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# nothing\n")
+    for name in ("missing", "empty"):
+        with pytest.raises(ConfigError, match="--api-keys"):
+            app_over(FakeLink(), tokenizer, api_keys=str(tmp_path / name))
+
+
+# the small routes
+
+
+async def test_models(tokenizer: Tokenizer) -> None:
+    async with client(FakeLink(), tokenizer) as http:
+        listing = (await http.get("/v1/models")).json()
+        one = (await http.get(f"/v1/models/{MODEL}")).json()
+        other = await http.get("/v1/models/org/other")
+    assert listing == {"object": "list", "data": [one]}
+    assert (one["id"], one["object"], one["max_model_len"]) == (MODEL, "model", 512)
+    assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_ready_tells_progress(tokenizer: Tokenizer) -> None:
+    loading = type(READY)(0, 0, MODEL, "cpu", "float32", "loading", 0.42)
+    link = FakeLink(ready=(False, "loading 42%"), status=loading)
+    async with client(link, tokenizer) as http:
+        answer, health = await http.get("/ready"), await http.get("/health")
+        assert answer.json() == {"status": "not_ready", "reason": "loading 42%", "progress": 0.42}
+        assert health.json() == {"status": "ok", "model_loaded": False}
+        link.ready = (True, "ready")
+        assert (await http.get("/ready")).json() == {"status": "ready"}
+        assert (await http.get("/health")).json() == {"status": "ok", "model_loaded": True}
+
+
+async def test_stats_have_one_shape_with_and_without_a_worker(tokenizer: Tokenizer) -> None:
+    def shape(value: Any) -> Any:
+        return {key: shape(inner) for key, inner in value.items()} if isinstance(value, dict) else type(value)
+
+    async with client(FakeLink(), tokenizer) as http:
+        there = (await http.get("/stats")).json()
+    async with client(FakeLink(status=None, welcome=None, ready=(False, "no worker yet")), tokenizer) as http:
+        absent = (await http.get("/stats")).json()
+    assert shape(there) == shape(absent)
+    assert there["pages"] == {"free": 6, "cached": 3, "owned": 1, "total": 10}
+    assert (there["running"], there["waiting"], there["prefix"]) == (2, 1, {"queries": 100, "hits": 40})
+    assert there["worker"]["pid"] == 4711 and there["frontends"] == [{"pid": 12, "id": "ab", "streams": 3}]
+    assert absent["frontends"] == [] and absent["running"] == 0 and absent["draining"] is False
+
+
+async def test_tokenize_and_back(tokenizer: Tokenizer) -> None:
+    async with client(FakeLink(ready=(False, "worker lost")), tokenizer) as http:
+        text = (await http.post("/tokenize", json={"prompt": "the €"})).json()
+        bare = (await http.post("/tokenize", json={"prompt": "the €", "add_special_tokens": False})).json()
+        back = (await http.post("/detokenize", json={"tokens": bare["tokens"]})).json()
+        chat = (await http.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]})).json()
+        both = await http.post("/tokenize", json={"prompt": "a", "messages": []})
+        outside = await http.post("/detokenize", json={"tokens": [269]})
+    assert text["tokens"] == [264, *bare["tokens"]] and text["count"] == len(text["tokens"])
+    assert back == {"prompt": "the €"}
+    assert tokenizer.decode(chat["tokens"]) == "<user>hi\n<assistant>"
+    assert (both.status_code, outside.status_code) == (400, 422)
+
+
+async def test_the_page_needs_nothing_from_outside(tokenizer: Tokenizer) -> None:
+    async with client(FakeLink(), tokenizer) as http:
+        page = await http.get("/")
+    assert page.headers["content-type"].startswith("text/html") and "://" not in page.text

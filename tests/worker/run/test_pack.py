@@ -1,0 +1,75 @@
+"""A plan laid out as tensors, against the definition in model/packed.py spelled out token by token."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.messages import Sampling
+from worker.model.packed import Packed
+from worker.run.pack import pack
+from worker.schedule.plan import Chunk
+from worker.schedule.sequence import Sequence
+
+CPU = torch.device("cpu")
+
+
+def make(tokens: int, computed: int, page_size: int, first_page: int, **options: bool) -> Sequence:
+    pages = list(range(first_page, first_page + -(-tokens // page_size)))[::-1]
+    return Sequence(
+        (b"f", first_page), [(7 * i + first_page) % 1000 for i in range(tokens)], tokens,
+        Sampling(4, **options), 0, 0.0, computed=computed, pages=pages,
+    )  # fmt: skip
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[int, list[Chunk]]:
+    page_size = draw(st.sampled_from([1, 3, 16]))
+    chunks, page = [], 1
+    for _ in range(draw(st.integers(1, 6))):
+        start = draw(st.integers(0, 40))
+        length = draw(st.integers(1, 40))
+        rest = draw(st.integers(0, 3))
+        sequence = make(start + length + rest, start, page_size, page, prompt_logprobs=draw(st.booleans()))
+        page += len(sequence.pages)
+        chunks.append(Chunk(sequence, start, length, rest == 0))
+    return page_size, chunks
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans())
+def test_every_row_is_where_its_definition_says(plan: tuple[int, list[Chunk]]) -> None:
+    page_size, chunks = plan
+    packed, wanted = pack(chunks, page_size, CPU)
+    row, tiles = 0, []
+    for s, chunk in enumerate(chunks):
+        sequence = chunk.sequence
+        assert packed.starts[s] == row and packed.kv_lens[s] == chunk.start + chunk.length
+        tiles += [[s, first] for first in range(0, chunk.length, Packed.TILE_ROWS)]
+        for position in range(chunk.start, chunk.start + chunk.length):
+            page = sequence.pages[position // page_size]
+            assert packed.tokens[row] == sequence.tokens[position]
+            assert packed.positions[row] == position
+            assert packed.slots[row] == page * page_size + position % page_size
+            assert packed.pages[s, position // page_size] == page
+            row += 1
+    assert packed.starts[-1] == row == len(packed.tokens)
+    assert packed.tiles.tolist() == tiles
+    assert (packed.max_q, packed.max_kv) == (max(c.length for c in chunks), int(packed.kv_lens.max()))
+    ends = [int(packed.starts[s + 1]) - 1 for s, chunk in enumerate(chunks) if chunk.samples]
+    assert [int(packed.rows[at]) for at in wanted.sampled] == ends
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans())
+def test_prompt_logprobs_want_the_row_before_each_known_token(plan: tuple[int, list[Chunk]]) -> None:
+    page_size, chunks = plan
+    packed, wanted = pack(chunks, page_size, CPU)
+    told = {index: (first, count) for index, first, count in wanted.prompts}
+    for index, chunk in enumerate(chunks):
+        predicted = range(chunk.start + 1, min(chunk.start + chunk.length + 1, chunk.sequence.prompt_len))
+        if not chunk.sequence.sampling.prompt_logprobs or not predicted:
+            assert index not in told
+            continue
+        first, count = told[index]
+        rows = packed.rows[first : first + count]
+        assert (packed.positions[rows] + 1).tolist() == list(predicted)

@@ -1,0 +1,89 @@
+"""From sequences to the sampling kernel's columns: each stage does what the request asked, whoever shares the batch."""
+
+import math
+
+import pytest
+import torch
+
+from shared.messages import Sampling
+from worker.run.sampler import sample
+from worker.schedule.sequence import Sequence
+
+V, EOS = 50, (3,)
+
+
+def sequence(tokens: list[int], prompt_len: int, seed: int = 1, **options: object) -> Sequence:
+    options.setdefault("max_tokens", 10)
+    return Sequence((b"f", 1), tokens, prompt_len, Sampling(**options), seed, 0.0)  # type: ignore[arg-type]
+
+
+def row(**logits: float) -> torch.Tensor:
+    values = torch.full((1, V), -5.0)
+    for name, value in logits.items():
+        values[0, int(name[1:])] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 7),
+        ({"repetition_penalty": 2.0}, 9),  # 7 was in the prompt
+        ({"presence_penalty": 2.0}, 7),  # but not in the output
+        ({"logit_bias": ((9, 3.0),)}, 9),
+        ({"logit_bias": ((7, -math.inf), (9, -math.inf))}, 11),
+    ],
+)
+def test_greedy_after_penalties_and_bias(options: dict[str, object], expected: int) -> None:
+    asked = sequence([7, 20], 1, temperature=0.0, **options)
+    assert sample(row(_7=4.0, _9=3.0, _11=2.5), [asked], EOS) == [expected]
+
+
+def test_presence_and_frequency_count_the_output_only() -> None:
+    logits = row(_7=4.0, _9=3.9)
+    twice = [1, 7, 7]
+    assert sample(logits, [sequence(twice, 1, temperature=0.0, frequency_penalty=0.1)], EOS) == [9]
+    assert sample(logits, [sequence(twice, 3, temperature=0.0, frequency_penalty=0.1)], EOS) == [7]
+
+
+def test_eos_and_stop_ids_cannot_come_before_min_tokens() -> None:
+    logits = row(_3=9.0, _4=8.0, _5=1.0)
+    options = {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": (4,)}
+    assert sample(logits, [sequence([1, 2], 1, **options)], EOS) == [5]
+    assert sample(logits, [sequence([1, 2, 2], 1, **options)], EOS) == [3]
+    assert sample(logits, [sequence([1, 2], 1, ignore_eos=True, **options)], EOS) == [3]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"repetition_penalty": 1.3, "frequency_penalty": 0.5}]
+)
+def test_a_draw_depends_on_seed_and_position_alone(options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(8, V) * 2
+    sequences = [
+        sequence([i, i + 1, i + 2][: 1 + i % 3], 1, seed=1000 + i, temperature=0.8, **options) for i in range(8)
+    ]
+    together = sample(logits, sequences, EOS)
+    alone = [sample(logits[i : i + 1], sequences[i : i + 1], EOS)[0] for i in range(8)]
+    backwards = sample(logits.flip(0), sequences[::-1], EOS)[::-1]
+    assert together == alone == backwards
+
+
+def test_seeds_of_64_bits_and_every_position_draw_differently() -> None:
+    logits = torch.zeros(1, V)
+    drawn = {
+        (seed, n): sample(logits, [sequence([0] * n, 1, seed=seed)], EOS)[0]
+        for seed in (0, 1, 2**63, 2**64 - 1)
+        for n in range(1, 60)
+    }
+    for seed in (0, 1, 2**63, 2**64 - 1):
+        assert len({drawn[seed, n] for n in range(1, 60)}) > 20
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    counts = [0] * 4
+    for seed in range(3000):
+        counts[sample(logits, [sequence([0], 1, seed=seed)], ())[0]] += 1
+    for count, share in zip(counts, (0.5, 0.3, 0.15, 0.05), strict=True):
+        assert abs(count / 3000 - share) < 5 * math.sqrt(share * (1 - share) / 3000)

@@ -1,0 +1,162 @@
+"""The scheduler under random use in random configurations: nothing leaks, overtakes, starves or changes."""
+
+from math import inf
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.worker.schedule.harness import EOS, Rig, reference
+from worker.schedule.plan import Plan
+from worker.schedule.scheduler import QueueFull, TooLong
+from worker.schedule.sequence import Sequence
+
+BASES = [[1, 2, 3, 4] * 10, [1, 2, 3, 4, 1, 2, 3, 9] * 5, [5] * 40]  # prompts begin alike, some for a while
+
+configs = st.fixed_dictionaries(
+    {
+        "batching_mode": st.sampled_from(["continuous", "continuous", "static"]),
+        "batch_wait_timeout_s": st.sampled_from([0.0, 0.3]),
+        "scheduler_policy": st.sampled_from(["fcfs", "prefill_first", "decode_round_robin"]),
+        "use_chunked_prefill": st.booleans(),
+        "prefill_chunk_size": st.sampled_from([1, 3, 8]),
+        "max_prefill_chunks_per_step": st.integers(0, 2),
+        "max_step_tokens": st.sampled_from([1, 2, 5, 12, 100]),
+        "max_batch_size": st.integers(1, 5),
+        "max_waiting_requests": st.sampled_from([0, 2, 100]),
+        "max_waiting_tokens": st.sampled_from([0, 40]),
+        "max_seq_len": st.sampled_from([24, 48]),
+        "prefix_cache": st.booleans(),
+        "watermark": st.sampled_from([0.0, 0.01, 0.2]),
+        "eos_token_ids": st.just(frozenset({EOS})),
+    }
+)
+submits = st.fixed_dictionaries(
+    {
+        "base": st.sampled_from(BASES),
+        "length": st.integers(1, 30),
+        "tail": st.lists(st.integers(1, 3), max_size=3),
+        "max_tokens": st.integers(0, 12),
+        "min_tokens": st.integers(0, 3),
+        "ignore_eos": st.booleans(),
+        "stop_token_ids": st.sampled_from([(), (4,)]),
+        "group": st.sampled_from([0, 0, 1, 2]),
+        "salt": st.sampled_from(["", "", "tenant"]),
+        "wait": st.sampled_from([inf, inf, 1.0]),
+        "generated": st.integers(0, 6),
+    }
+)
+
+
+class Machine(RuleBasedStateMachine):
+    @initialize(config=configs, page_size=st.sampled_from([1, 3, 16, 0]), spare=st.integers(0, 20))
+    def start(self, config: dict[str, Any], page_size: int, spare: int) -> None:
+        if page_size == 0:  # contiguous: a page is a whole sequence
+            page_size, spare = config["max_seq_len"], spare // 5
+            config = config | {"prefix_cache": False, "watermark": 0.0}
+        self.rig = Rig(pages=2 + 24 // page_size + spare, page_size=page_size, **config)
+        self.order: list[Sequence] = []  # as submitted
+        self.left: set[Sequence] = set()
+
+    @rule(sequence=submits)
+    def submit(self, sequence: dict[str, Any]) -> None:
+        self.add(**sequence)
+
+    @rule(sequence=submits, copies=st.integers(2, 4))
+    def submit_several(self, sequence: dict[str, Any], copies: int) -> None:
+        for _ in range(copies):
+            self.add(**sequence)
+
+    def add(self, base: list[int], length: int, tail: list[int], wait: float, generated: int, **options: Any) -> None:
+        rig = self.rig
+        sequence = rig.sequence(base[:length] + tail, deadline=rig.now + wait, **options)
+        done, _ = reference(sequence, rig.config)
+        sequence.tokens = done[: sequence.prompt_len + generated]  # a stream that goes on brings true output
+        waiting, tokens = rig.scheduler.waiting, rig.scheduler.waiting_tokens
+        try:
+            rig.scheduler.submit(sequence, rig.now)
+        except TooLong:
+            longest = sequence.prompt_len + sequence.sampling.max_tokens
+            assert longest > rig.config.max_seq_len or rig.pool.pages_for(longest) > rig.pool.usable
+        except QueueFull:
+            assert waiting >= rig.config.max_waiting_requests or tokens + len(sequence.tokens) > 40
+        else:
+            self.order.append(sequence)
+        rig.scheduler.check()
+
+    def plan(self) -> Plan:
+        fresh = [sequence for sequence in self.order if not sequence.pages and not sequence.preemptions]
+        plan = self.rig.plan()
+        alone = [sequence for sequence in fresh if not sequence.group and sequence not in self.left]
+        joined = [bool(sequence.pages) for sequence in alone]
+        assert joined == sorted(joined, reverse=True), "a later sequence overtook an earlier one"
+        assert not (plan.preempted and any(joined)), "a new sequence joined where another had to go"
+        return plan
+
+    @rule(times=st.integers(1, 6))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            plan = self.plan()
+            self.note_ends(plan, self.rig.run(plan))
+
+    @rule(number=st.integers(0, 50))
+    def step_while_one_leaves(self, number: int) -> None:
+        plan = self.plan()
+        ids = self.rig.run(plan)
+        self.abort(number)
+        self.note_ends(plan, ids)
+
+    @rule()
+    def step_that_raises(self) -> None:
+        plan = self.plan()
+        self.rig.run(plan)  # what it wrote must do no harm
+
+    @rule(number=st.integers(0, 50))
+    def step_whose_culprit_fails(self, number: int) -> None:
+        plan = self.plan()
+        self.rig.run(plan)
+        if plan:
+            culprit = plan.chunks[number % len(plan.chunks)].sequence
+            self.rig.scheduler.fail([culprit])
+            self.left.add(culprit)
+            rest = Plan([chunk for chunk in plan.chunks if chunk.sequence is not culprit])
+            self.note_ends(rest, self.rig.run(rest))
+
+    @rule(number=st.integers(0, 50))
+    def abort(self, number: int) -> None:
+        live = self.rig.scheduler.sequences()
+        if live:
+            gone = live[number % len(live)]
+            assert self.rig.scheduler.abort(gone.key) is gone and not gone.pages
+            self.left.add(gone)
+            self.rig.scheduler.check()
+
+    @rule(seconds=st.sampled_from([0.1, 0.4, 2.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.rig.now += seconds
+        due = [sequence for sequence in self.rig.scheduler.sequences() if sequence.deadline <= self.rig.now]
+        assert self.rig.scheduler.expire(self.rig.now) == due
+        self.left.update(due)
+        self.rig.scheduler.check()
+
+    def note_ends(self, plan: Plan, ids: list[int]) -> None:
+        before = self.rig.scheduler.generation_tokens_total
+        advances = self.rig.commit(plan, ids)
+        assert self.rig.scheduler.generation_tokens_total == before + len(ids)
+        self.left.update(advance.sequence for advance in advances if advance.outcome)
+
+    def teardown(self) -> None:
+        """Everything ends: run one after the other it takes a step a token, and at worst each token of the oldest
+        waits for a turn of all others; then no page is owned."""
+        if not hasattr(self, "rig"):
+            return
+        live = self.rig.scheduler.sequences()
+        most = sum(sequence.prompt_len + sequence.sampling.max_tokens + 3 for sequence in live)
+        self.rig.finish(2 * most * (self.rig.config.max_batch_size + 1) + 5)
+        assert set(self.order) == self.left | self.rig.ends.keys()
+        assert self.rig.pool.counts().owned == 0 == self.rig.scheduler.waiting_tokens
+
+
+Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, database=None)
+TestRandomUse = Machine.TestCase
