@@ -99,10 +99,11 @@ def _worker(settings: Settings, namespace: argparse.Namespace) -> int:
     settings = _begin(settings, namespace)
     from worker.__main__ import run
     from worker.model.checkpoint import CheckpointError
+    from worker.model.families import UnsupportedModel
 
     try:
         run(settings, int(os.environ.get("SLUICE_EPOCH") or time.time()))
-    except CheckpointError as error:
+    except (CheckpointError, UnsupportedModel) as error:
         raise Failure(error, 3) from error
     return 0
 

@@ -1,8 +1,14 @@
-"""Fixtures that more than one room needs."""
+"""Fixtures and settings that more than one room needs."""
 
+import hypothesis
 import pytest
+import torch
 
 from tests.checkpoints import Checkpoints
+
+hypothesis.settings.register_profile("sluice", deadline=None)
+hypothesis.settings.load_profile("sluice")
+torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings
 
 
 @pytest.fixture(scope="session")

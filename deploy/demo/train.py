@@ -287,6 +287,7 @@ def rewrite_json(path: Path, **changes: str) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the demo model of Sluice.")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write; it is replaced")
+    parser.add_argument("--init", type=Path, help="go on from the checkpoint in this folder")
     parser.add_argument("--steps", type=int, default=2400, help="optimizer steps")
     parser.add_argument("--minutes", type=float, default=0.0, help="choose --steps by the clock")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
@@ -302,8 +303,12 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     torch.use_deterministic_algorithms(True)
-    tokenizer = train_tokenizer(args.vocab, args.seed)
-    model = LlamaForCausalLM(model_config(tokenizer))
+    if args.init:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(args.init)
+        model = LlamaForCausalLM.from_pretrained(args.init, dtype=torch.float32)
+    else:
+        tokenizer = train_tokenizer(args.vocab, args.seed)
+        model = LlamaForCausalLM(model_config(tokenizer))
     stream = batches(tokenizer.backend_tokenizer, args.seed)
     steps = train(model, stream, Plan(args.steps, args.minutes, args.rate, args.compile))
     save(model, tokenizer, args.out)

@@ -2,10 +2,10 @@
 
 A row's result depends on nothing but the row: probabilities become 40-bit integers as soon as they exist, so every
 sum, threshold and cumulative sum after that is exact, whatever the row count, thread count or device. Randomness is a
-hash of (request seed, output position). No step reads a value back to the host.
+hash of (request seed, output position). On a GPU no step reads a value back to the host.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ ONE = 1 << 40  # the integer weight of the most likely token; 2**18 tokens of it
 KEY_LEVELS = (20, 10, 0)  # a 31-bit key is narrowed down by its top 11, next 10 and last 10 bits
 BINS = 2048
 FARTHEST = 0x7FFFFFFF
+SHORT = 256  # tokens looked at first on the CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +139,67 @@ def _weights(logits: Tensor, params: SampleParams) -> Tensor:
     temperature = params.temperature.masked_fill(params.temperature == 0, 1.0)[:, None]
     gap = (logits.amax(-1, keepdim=True) - logits) / temperature  # >= 0, 0 at the most likely
     weights = _integer_weights(gap)
-    keys = gap.view(torch.int32)  # non-negative floats order like their bits
-    if params.any_top_k:
-        width = logits.shape[1]
-        need = params.top_k.masked_fill(params.top_k == 0, width).clamp(max=width)[:, None]
-        dropped = _beyond(keys, torch.ones_like(need).expand_as(keys), need)
-        weights.masked_fill_(dropped, 0)
-        keys.masked_fill_(dropped, FARTHEST)
-    if params.any_top_p:
-        total = weights.sum(-1, keepdim=True)
-        need = (params.top_p[:, None].double() * total.double()).ceil().long()
-        weights.masked_fill_(_beyond(keys, weights, need.clamp(min=1).minimum(total)), 0)
+    if params.any_top_k or params.any_top_p:
+        _cut(gap, weights, params)
     if params.any_min_p:
         weights.masked_fill_(weights < (params.min_p[:, None].double() * ONE).long(), 0)
     return weights
+
+
+def _cut(gap: Tensor, weights: Tensor, params: SampleParams) -> None:
+    """Top-k, then top-p: zeroes the weights [R, V] of the tokens left out."""
+    if gap.device.type != "cpu" or gap.shape[1] <= SHORT:
+        return _cut_all(gap, weights, params)
+    rows = _cut_short(gap, weights, params.top_k, params.top_p)
+    if len(rows):
+        some = weights[rows]
+        _cut_all(gap[rows], some, replace(params, top_k=params.top_k[rows], top_p=params.top_p[rows]))
+        weights[rows] = some
+
+
+def _cut_all(gap: Tensor, weights: Tensor, params: SampleParams) -> None:
+    keys = gap.view(torch.int32)  # non-negative floats order like their bits
+    if params.any_top_k:
+        need = _count(params.top_k, gap.shape[1])
+        dropped = _beyond(keys, torch.ones_like(need).expand_as(keys), need)
+        weights.masked_fill_(dropped, 0)
+        keys = keys.masked_fill(dropped, FARTHEST)
+    if params.any_top_p:
+        need = _share(params.top_p, weights.sum(-1, keepdim=True))
+        weights.masked_fill_(_beyond(keys, weights, need), 0)
+
+
+def _cut_short(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """_cut_all by way of each row's SHORT nearest tokens, several times as fast; returns the rows this does not settle.
+
+    It reads back to the host, so it is for the CPU. A row is settled when nothing as far as the list's end is kept:
+    then neither the order of equals at that end nor what follows matters.
+    """
+    limit, width = _count(top_k, gap.shape[1]), gap.shape[1]
+    near, ids = gap.topk(SHORT, largest=False)
+    ids, by_id = ids.sort()
+    near, by_gap = near.gather(1, by_id).sort(stable=True)
+    ids = ids.gather(1, by_gap)
+    mass = weights.gather(1, ids) * (torch.arange(SHORT) < limit)
+    total = torch.where(limit < width, mass.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
+    kept = (mass.cumsum(1) - mass < _share(top_p, total)) & (mass > 0)
+    known = (limit <= SHORT) | (limit == width)
+    settled = known[:, 0] & ~(kept & (near == near[:, -1:])).any(1)
+    wanted = (limit[:, 0] < width) | (top_p < 1)
+    done = (settled & wanted).nonzero()[:, 0]
+    weights.index_fill_(0, done, 0)
+    weights[done[:, None], ids[done]] = (mass * kept)[done]
+    return (wanted & ~settled).nonzero()[:, 0]
+
+
+def _count(top_k: Tensor, width: int) -> Tensor:
+    """How many tokens top-k lets through, [R, 1]."""
+    return top_k.masked_fill(top_k == 0, width).clamp(max=width)[:, None]
+
+
+def _share(top_p: Tensor, total: Tensor) -> Tensor:
+    """The integer weight that top-p asks for, [R, 1]: at least one, at most `total`."""
+    return (top_p[:, None].double() * total.double()).ceil().long().clamp(min=1).minimum(total)
 
 
 def _integer_weights(gap: Tensor) -> Tensor:

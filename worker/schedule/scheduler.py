@@ -87,7 +87,7 @@ class Scheduler:
         return list(self._live.values())
 
     def next_wakeup(self, now: float) -> float:
-        """When to plan() or expire() next if no message comes before: `now` or earlier is at once, inf is never."""
+        """When to expire() and plan() next if no message comes before: `now` or earlier is at once, inf is never."""
         if self._running or self._queue.resuming:
             return now
         opens = self._batching.opens(now, self._queue.fresh, self._queue.oldest) if self._queue else inf

@@ -2,7 +2,7 @@ import math
 import random as host_random
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -110,7 +110,7 @@ def wild_row(dice: host_random.Random, width: int) -> Row:
     tokens = dice.sample(range(width), 6)
     return Row(
         temperature=dice.choice([0.0, 0.3, 1.0, 2.5]),
-        top_k=dice.choice([0, 1, 2, 7, width, width + 9]),
+        top_k=dice.choice([0, 0, 1, 2, 7, 270, width, width + 9]),
         top_p=dice.choice([1.0, 0.05, 0.37, 0.8123, 0.99]),
         min_p=dice.choice([0.0, 0.0, 0.0321, 0.4]),
         repetition=dice.choice([1.0, 1.3, 0.8]),
@@ -124,7 +124,7 @@ def wild_row(dice: host_random.Random, width: int) -> Row:
 
 
 @pytest.mark.parametrize("grain", [0.0, 0.5])  # 0.5: logits full of ties
-@pytest.mark.parametrize("width", [11, 300])
+@pytest.mark.parametrize("width", [11, 300, 1000])
 def test_every_row_follows_the_specification(grain: float, width: int) -> None:
     dice = host_random.Random(width)
     rows = [wild_row(dice, width) for _ in range(150)]
@@ -180,6 +180,7 @@ def test_a_row_does_not_depend_on_company_or_threads(width: int, threads: None) 
         for r, row in enumerate(rows):
             alone = logits[r : r + 1].clone()
             assert sample(alone, params_of([row])).item() == together[r]
+            assert sample(alone, replace(params_of([row]), any_top_k=True, any_top_p=True)).item() == together[r]
             alone_chosen, alone_ids, alone_values = logprobs(alone, ids[r : r + 1], 5)
             assert torch.equal(alone_chosen[0], chosen[r])
             assert torch.equal(alone_ids[0], top_ids[r]) and torch.equal(alone_values[0], top_values[r])
@@ -203,7 +204,7 @@ def test_uniform_is_splitmix64_on_every_seed() -> None:
         assert ((got > 0) & (got < 1)).all()
 
 
-def test_reads_nothing_back_to_the_host() -> None:
+def test_off_the_cpu_nothing_is_read_back_to_the_host() -> None:
     """On the meta device there is nothing to read: any value the host asked for would raise."""
     params = params_of([Row(top_k=3, top_p=0.5, min_p=0.1, history=((1, 2),), bias=((2, 1.0),)), Row(temperature=0)])
     assert params.history and params.bias
@@ -216,7 +217,8 @@ def test_reads_nothing_back_to_the_host() -> None:
 
 def moved_to_meta(record: Record) -> Record:
     tensors = {f.name: getattr(record, f.name) for f in fields(record)}
-    return replace(record, **{n: x.to("meta") for n, x in tensors.items() if isinstance(x, Tensor)})
+    moved: dict[str, Any] = {name: x.to("meta") for name, x in tensors.items() if isinstance(x, Tensor)}
+    return replace(record, **moved)
 
 
 def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:

@@ -113,14 +113,17 @@ class Rig:
                 assert (advance.sequence.tokens, advance.outcome) == reference(advance.sequence, self.config)
         return advances
 
-    def finish(self, steps: int) -> None:
-        """Steps until nothing is left, time passing as the scheduler wishes; at most `steps` of them."""
+    def finish(self, steps: int) -> set[Sequence]:
+        """Steps until nothing is left, time passing as the scheduler wishes; at most `steps`. Whose deadline passed."""
+        late: set[Sequence] = set()
         for _ in range(steps):
+            late.update(self.scheduler.expire(self.now))
             if not self.scheduler.has_work:
-                return
+                return late
             self.now = max(self.now, min(self.scheduler.next_wakeup(self.now), self.now + 1.0))
             self.step()
         assert not self.scheduler.has_work, f"{self.scheduler.running} run and {self.scheduler.waiting} wait for ever"
+        return late
 
     def run(self, plan: Plan) -> list[int]:
         """The forward: reads and writes K/V through the pages, returns the sampled ids."""

@@ -153,7 +153,7 @@ class Machine(RuleBasedStateMachine):
             return
         live = self.rig.scheduler.sequences()
         most = sum(sequence.prompt_len + sequence.sampling.max_tokens + 3 for sequence in live)
-        self.rig.finish(2 * most * (self.rig.config.max_batch_size + 1) + 5)
+        self.left |= self.rig.finish(2 * most * (self.rig.config.max_batch_size + 1) + 5)
         assert set(self.order) == self.left | self.rig.ends.keys()
         assert self.rig.pool.counts().owned == 0 == self.rig.scheduler.waiting_tokens
 

@@ -9,7 +9,8 @@
 #include <string.h>
 
 #define PANEL 32                   /* columns of a packed panel */
-#define CACHE_BYTES (768L << 10)   /* share of a core's L2 that holds rows of x */
+#define CACHE_BYTES (1152L << 10)  /* share of a core's L2 that holds rows of x */
+#define MOST_BLOCK_ROWS 256
 #define SERIAL_BYTES (96L << 10)   /* weights below which a second thread costs more than it brings */
 
 typedef struct {
@@ -40,21 +41,28 @@ INLINE void put_block(const Gemm *g, const float *acc, long row, long rows, long
 }
 
 INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
+INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long at_least(long a, long b) { return a > b ? a : b; }
 
 typedef struct {
     long rows_each, row_blocks, panels_each, panel_blocks;
 } Cut;
 
-INLINE Cut cut_work(const Gemm *g, int threads, long element) {
+/* Items of at most `rows` rows (a multiple of 32), about four a thread. */
+INLINE Cut cut_work(const Gemm *g, int threads, long rows) {
     long panels = ceil_div(g->n, PANEL);
-    long rows = at_least(CACHE_BYTES / (g->k * element) / PANEL * PANEL, 2 * PANEL);
-    Cut cut = {.row_blocks = ceil_div(g->t, rows)};
-    cut.rows_each = ceil_div(ceil_div(g->t, cut.row_blocks), PANEL) * PANEL;
+    Cut cut = {.row_blocks = at_least(ceil_div(g->t, rows), 1)};
+    cut.rows_each = at_least(ceil_div(ceil_div(g->t, cut.row_blocks), PANEL) * PANEL, PANEL);
     cut.row_blocks = ceil_div(g->t, cut.rows_each);
-    cut.panels_each = at_least(panels / (4 * threads), 1);
+    cut.panels_each = at_least(panels / at_least(4 * threads / at_least(cut.row_blocks, 1), 1), 1);
     cut.panel_blocks = ceil_div(panels, cut.panels_each);
     return cut;
+}
+
+/* Rows of x that a core keeps while weights pass by; `bytes` is the length of one. */
+INLINE long rows_kept(long bytes) {
+    long rows = CACHE_BYTES / bytes / PANEL * PANEL;
+    return rows < PANEL ? PANEL : rows < MOST_BLOCK_ROWS ? rows : MOST_BLOCK_ROWS;
 }
 
 INLINE Block block_of(const Gemm *g, const Cut *cut, long item) {

@@ -88,7 +88,7 @@ static void panel_bf16(const Gemm *g, long row, int rows, long panel, float *acc
 typedef void PanelRows(const Gemm *, long, int, long, float *);
 
 static void walk(const Gemm *g, int threads, long element, PanelRows *panel_rows) {
-    Cut cut = cut_work(g, threads, element);
+    Cut cut = cut_work(g, threads, rows_kept(g->k * element));
     long items = cut.row_blocks * cut.panel_blocks, next = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {

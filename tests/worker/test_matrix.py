@@ -1,0 +1,147 @@
+"""The same request gives the same bits: every legal mode, chunking, pool, cache and company, three families.
+
+A run steps the real scheduler and runner and keeps the logits of each position that one request sampled from;
+all of them are compared bitwise with those of the request alone in the default mode.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import worker.run.runner
+from shared.config import WorkerConfig
+from shared.messages import Sampling
+from tests.checkpoints import EOS, VOCAB, Checkpoints
+from worker.kernels import native
+from worker.memory.cache import Cache
+from worker.memory.pages import PagePool
+from worker.model.checkpoint import read_config
+from worker.model.decoder import Decoder
+from worker.model.families import spec_from_config
+from worker.model.weights import load
+from worker.run.runner import Runner
+from worker.run.sampler import sample
+from worker.schedule.policy import SchedulerConfig
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Sequence
+
+MAX_SEQ_LEN, PROMPT, NEW, OTHERS = 128, 70, 12, 16
+FAMILIES = ("llama", "qwen3", "gemma3")
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Mode:
+    batching: str = "continuous"
+    chunk: int = 512  # 0: off
+    page: int = 16  # 0: contiguous
+    prefix: bool = True
+    company: str = "alone"
+
+    def config(self) -> SchedulerConfig:
+        worker = WorkerConfig(
+            batching_mode=self.batching,
+            batch_wait_timeout_s=0.0,
+            use_chunked_prefill=bool(self.chunk),
+            prefill_chunk_size=self.chunk or 1,
+            kv_cache_backend="paged" if self.page else "contiguous",
+            prefix_cache=self.prefix,
+            max_step_tokens=256,
+        )
+        return SchedulerConfig.of(worker, MAX_SEQ_LEN, frozenset({EOS}))
+
+
+def modes() -> Iterator[Mode]:
+    batchings = [("continuous", chunk) for chunk in (1, 7, 16, 512, 0)] + [("static", 0)]
+    pools = [(page, prefix) for page in (1, 16, 64) for prefix in (True, False)] + [(0, False)]
+    for (batching, chunk), (page, prefix) in itertools.product(batchings, pools):
+        for company in ("alone", "crowd", "preempted"):
+            yield Mode(batching, chunk, page, prefix, company)
+
+
+MODES = list(modes())
+
+
+@dataclass
+class Recorder:
+    """Stands in for the sampling call: keeps one request's rows, then samples as ever."""
+
+    rows: dict[int, Tensor] = field(default_factory=dict)
+    agree: bool = True
+
+    def __call__(self, logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
+        for row, sequence in zip(logits, sequences, strict=True):
+            if sequence.key == (b"target", 0):
+                self.rows[sequence.output_len] = row.clone()
+        return sample(logits, sequences, eos_ids)
+
+
+def run(decoder: Decoder, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], dict[int, Tensor]]:
+    """The target's output ids and the logits each was sampled from."""
+    page_size = mode.page or MAX_SEQ_LEN
+    pages = 1 + (OTHERS + 2) * -(-MAX_SEQ_LEN // page_size)
+    dtype = decoder.weights.embed.dtype
+    kv = Cache(decoder.spec, pages, page_size, dtype, "cpu")
+    scheduler = Scheduler(mode.config(), PagePool(pages, page_size))
+    runner = Runner(decoder, kv)
+    recorder = Recorder()
+    monkeypatch.setattr(worker.run.runner, "sample", recorder)
+    target = _sequence(b"target", 0, PROMPT, seed=5)
+    others = _crowd(target) if mode.company == "crowd" else []
+    for sequence in [*others[:8], target, *others[8:]]:
+        scheduler.submit(sequence, 0.0)
+    steps = 0
+    while scheduler.has_work:
+        if mode.company == "preempted" and steps in (2, 9) and target in scheduler._running:
+            scheduler._preempt(target, float(steps))
+        plan = scheduler.plan(float(steps))
+        scheduler.commit(plan, runner.step(plan).ids, float(steps))
+        steps += 1
+        assert steps < 1000
+    scheduler.check()
+    return target.tokens[PROMPT:], recorder.rows
+
+
+def _sequence(owner: bytes, id: int, length: int, seed: int) -> Sequence:
+    draw = random.Random(seed)
+    tokens = [draw.randrange(3, VOCAB) for _ in range(length)]
+    # the target samples, so that its text, too, depends on every bit
+    return Sequence((owner, id), tokens, length, Sampling(NEW, temperature=0.8, ignore_eos=True), seed, 0.0)
+
+
+def _crowd(target: Sequence) -> list[Sequence]:
+    """Others of many lengths, some of which begin like the target, so that pages are shared."""
+    crowd = [_sequence(b"other", i, 1 + 7 * i % 90, seed=100 + i) for i in range(OTHERS)]
+    for sequence in crowd[::3]:
+        shared = min(sequence.prompt_len, 40)
+        sequence.tokens[:shared] = target.tokens[:shared]
+    return crowd
+
+
+@cache
+def decoder_of(folder: Path, dtype: torch.dtype) -> Decoder:
+    spec = spec_from_config(read_config(folder))
+    return Decoder(spec, load(folder, spec, dtype, torch.device("cpu"), invariant=True), MAX_SEQ_LEN)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bits_depend_on_the_request_alone(
+    family: str, dtype: torch.dtype, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert native.available(dtype), "the promise rests on the C kernels: is there a C compiler?"
+    decoder = decoder_of(checkpoints(family), dtype)
+    ids, logits = run(decoder, Mode(), monkeypatch)
+    assert len(ids) == NEW
+    for mode in MODES:
+        other_ids, other_logits = run(decoder, mode, monkeypatch)
+        assert other_ids == ids, mode
+        for position, row in logits.items():
+            assert torch.equal(other_logits[position], row), (mode, position)
