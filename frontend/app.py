@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from frontend.border import DIALECT, REQUEST_ID, Border, Envelope, Keys, known
+from frontend.border import DIALECT, REQUEST_ID, SEND, Border, Envelope, Keys, known
 from frontend.errors import SluiceError, TooLarge
 from frontend.link import Link
 from frontend.metrics import Meters
@@ -165,6 +165,7 @@ class Api:
             failure=lambda exc: dialect.failure(known(exc, request_id), request_id),
             close=run.close,
             keepalive_s=self._config.keepalive_s,
+            send=request.scope[SEND],
         )
 
     async def _body(self, request: Request) -> dict[str, Any]:

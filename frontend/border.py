@@ -27,6 +27,7 @@ log = logging.getLogger("sluice.frontend")
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 DIALECT = "sluice.dialect"  # in the scope, set as soon as the route knows
 REQUEST_ID = "sluice.request_id"
+SEND = "sluice.send"  # the server's own `send`: a stream's thousands of bodies need none of the layers between
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -118,6 +119,7 @@ class Border:
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
         scope[REQUEST_ID] = request_id
+        scope[SEND] = send
         started = False
 
         async def tagged(message: Message) -> None:

@@ -2,6 +2,8 @@
 
 import math
 
+import msgspec
+
 from frontend.stream import Batch, Stream
 from frontend.text import Released, StreamText
 from frontend.types import Ask, Delta, Finish, TokenLogprob, Usage
@@ -18,13 +20,14 @@ class Choice:
 
     __slots__ = (
         "_ask", "_echo", "_index", "_out", "_prompt", "_prompt_scores", "_released", "_text",
-        "done", "finish", "last_at", "stream",
+        "done", "finish", "first_at", "last_at", "stream",
     )  # fmt: skip
 
     def __init__(self, index: int, ask: Ask, stream: Stream, text: StreamText) -> None:
         self.stream = stream
         self.done = False
         self.finish: Finish | None = None
+        self.first_at = 0.0  # when its first tokens came, in seconds
         self.last_at = 0.0  # when its last tokens came, 0 before the first
         self._index = index
         self._ask = ask
@@ -81,11 +84,17 @@ class Choice:
         return Delta(self._index, ids, texts, usage=usage, logprobs=scores)
 
     def _last(self, delta: Delta, end: End | None) -> Delta:
-        timings = Timings() if end is None else end.timings
+        timings = self.timings(end)
         delta.usage = Usage(len(self._prompt), self._text.consumed, timings.cached_tokens)
         delta.timings = timings
         delta.seed = self.stream.seed
         return delta
+
+    def timings(self, end: End | None) -> Timings:
+        """The worker's account; where a stop string was found before it gave one, what it said at the first token."""
+        if end is not None:
+            return end.timings
+        return msgspec.structs.replace(self.stream.started, decode_ms=1e3 * (self.last_at - self.first_at))
 
     def _keep(self, logprobs: Logprobs, into: Scores) -> None:
         chosen = unpack_f32(logprobs.chosen)

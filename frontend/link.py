@@ -264,6 +264,9 @@ class Link:
                 stream.admission.set_result(admitted.seed)
         for rejected in step.rejected:
             self._on_rejected(rejected)
+        for started in step.started:
+            if stream := self._streams.get(started.id):
+                stream.started = started.timings
         for logprobs in step.logprobs:
             if stream := self._streams.get(logprobs.id):
                 stream.take_logprobs(logprobs)

@@ -178,9 +178,11 @@ class Run:
             SluiceError: a sequence ended without success; its last tokens have been handed on before.
         """
         reason = "client"
+        choices = self._choices
+        arrivals = _One(choices[0]) if len(choices) == 1 else _Several(choices)
         try:
-            async for arrivals in _arrivals(self._choices):
-                deltas, failed = self._take(arrivals)
+            while not all([choice.done for choice in choices]):
+                deltas, failed = self._take(await arrivals.next())
                 if deltas:
                     yield deltas
                 if failed is not None:
@@ -189,6 +191,7 @@ class Run:
                     self._service.meter.aborted(reason)
                     raise error
         finally:
+            arrivals.close()
             self.close(reason)
 
     def _take(self, arrivals: Arrivals) -> tuple[list[Delta], End | None]:
@@ -213,13 +216,14 @@ class Run:
             self._service.meter.gap(now - choice.last_at, tokens)
         else:
             self._service.meter.first(now - self._begun, tokens)
+            choice.first_at = now
         choice.last_at = now
 
     def _finished(self, choice: Choice, batch: Batch, now: float) -> None:
         if batch.end is None:
             self._service.link.abort([choice.stream])
             self._service.meter.aborted("stop")
-        timings = batch.end.timings if batch.end else Timings()
+        timings = choice.timings(batch.end)
         self._service.meter.finished(choice.finish or Finish.STOP, now - self._begun, timings)
 
 
@@ -243,41 +247,46 @@ def error_of(end: End) -> SluiceError:
             return Internal(end.error or "the worker failed", code="worker_error")
 
 
-def _arrivals(choices: list[Choice]) -> AsyncGenerator[Arrivals]:
-    return _one(choices[0]) if len(choices) == 1 else _several(choices)
+class _One:
+    """Arrivals of a single choice."""
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+
+    async def next(self) -> Arrivals:
+        return [(self._choice, await self._choice.stream.next())]
+
+    def close(self) -> None: ...
 
 
-async def _one(choice: Choice) -> AsyncGenerator[Arrivals]:
-    while not choice.done:
-        yield [(choice, await choice.stream.next())]
+class _Several:
+    """Merges choices by one long-lived task each; none is made per token."""
 
+    def __init__(self, choices: list[Choice]) -> None:
+        self._inbox: Arrivals = []
+        self._news = asyncio.Event()
+        self._pumps = [asyncio.ensure_future(self._pump(choice)) for choice in choices]
 
-async def _several(choices: list[Choice]) -> AsyncGenerator[Arrivals]:
-    """Merges by one long-lived task a choice; none is made per token."""
-    inbox: Arrivals = []
-    news = asyncio.Event()
-
-    async def pump(choice: Choice) -> None:
+    async def _pump(self, choice: Choice) -> None:
         ended = False
         try:
             while not ended:
                 batch = await choice.stream.next()
                 ended = batch.end is not None
-                inbox.append((choice, batch))
-                news.set()
+                self._inbox.append((choice, batch))
+                self._news.set()
         finally:
-            news.set()
+            self._news.set()
 
-    pumps = [asyncio.ensure_future(pump(choice)) for choice in choices]
-    try:
-        while not all(choice.done for choice in choices):
-            await news.wait()
-            news.clear()
-            for task in pumps:
-                if task.done():
-                    task.result()
-            arrivals, inbox = inbox, []
-            yield arrivals
-    finally:
-        for task in pumps:
+    async def next(self) -> Arrivals:
+        await self._news.wait()
+        self._news.clear()
+        for task in self._pumps:
+            if task.done():
+                task.result()
+        arrivals, self._inbox = self._inbox, []
+        return arrivals
+
+    def close(self) -> None:
+        for task in self._pumps:
             task.cancel()

@@ -16,7 +16,10 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class EventStream(EventSourceResponse):
-    """Sends what `events` yields; `failure(exc)` is the last event when it raises; `close()` runs in any case."""
+    """Sends what `events` yields; `failure(exc)` is the last event when it raises; `close()` runs in any case.
+
+    The headers take the way through the middleware, the events go straight to `send`.
+    """
 
     def __init__(
         self,
@@ -25,18 +28,20 @@ class EventStream(EventSourceResponse):
         failure: Callable[[Exception], bytes],
         close: Callable[[], None],
         keepalive_s: float,
+        send: Send,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(events, headers=headers, ping=keepalive_s)
         self._events = events
         self._failure = failure
         self._close = close
+        self._send = send
         self._written = time.monotonic()
 
     async def _stream_response(self, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._write(send)
+            await self._write(self._send)
         finally:
             self._close()
             await self._events.aclose()
@@ -65,5 +70,6 @@ class EventStream(EventSourceResponse):
                     await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
             self._written = time.monotonic()
 
-    async def _listen_for_exit_signal_with_grace(self) -> None:
+    @staticmethod
+    async def _listen_for_exit_signal() -> None:
         await anyio.sleep_forever()

@@ -34,6 +34,7 @@ class Stream:
     admission: asyncio.Future[int]
     seed: int = 0
     output: list[int] = field(default_factory=list)  # everything received, kept for resuming
+    started: m.Timings = field(default_factory=m.Timings)  # as of its first token
     end: m.End | None = None
     crashes: int = 0
     _taken: int = 0

@@ -158,6 +158,13 @@ class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache
 
 
+class Started(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Comes with a request's first token: what is known by then, for those that end before the worker ends them."""
+
+    id: int
+    timings: Timings
+
+
 class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The one terminal message of a request."""
 
@@ -200,6 +207,7 @@ class Step(_Message):
     rejected: tuple[Rejected, ...] = ()
     ends: tuple[End, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
+    started: tuple[Started, ...] = ()
 
 
 class Pages(msgspec.Struct, frozen=True, gc=False, array_like=True):

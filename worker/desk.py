@@ -33,6 +33,7 @@ class Frame:
     rejected: list[m.Rejected] = field(default_factory=list)
     ends: list[m.End] = field(default_factory=list)
     logprobs: list[m.Logprobs] = field(default_factory=list)
+    started: list[m.Started] = field(default_factory=list)
 
     def run(self, id: int, start: int, tokens: list[int]) -> None:
         self.ids.append(id)
@@ -44,6 +45,7 @@ class Frame:
         return m.Step(
             0, 0, pack_u32(self.ids), pack_u32(self.starts), pack_u32(self.counts), pack_u32(self.tokens),
             tuple(self.admitted), tuple(self.rejected), tuple(self.ends), tuple(self.logprobs),
+            tuple(self.started),
         )  # fmt: skip
 
 
@@ -182,7 +184,10 @@ class Desk:
     def token(self, sequence: Sequence, token: int) -> None:
         """The one at the end of `sequence.tokens`."""
         sender, id = sequence.key
-        self._frames[sender].run(id, sequence.output_len - 1, [token])
+        frame = self._frames[sender]
+        frame.run(id, sequence.output_len - 1, [token])
+        if not sequence.last_token:
+            frame.started.append(m.Started(id, _timings(sequence, sequence.first_token)))
 
     def logprobs(self, sequence: Sequence, logprobs: m.Logprobs) -> None:
         record = self._records.get(sequence.key)

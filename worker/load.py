@@ -45,7 +45,7 @@ def load_engine(
     """Raises ConfigError (flags that do not fit the model or the machine) or CheckpointError, in one sentence."""
     device = pick_device(worker.device)
     folder = resolve(model.model)
-    spec = spec_from_config(read_config(folder))
+    spec, tokenizer_hash = spec_from_config(read_config(folder)), _hash(folder)
     dtype = getattr(torch, spec.dtype if worker.dtype == "auto" else worker.dtype)
     weights = load(folder, spec, dtype, device, invariant=worker.batch_invariant, on_progress=on_progress)
     size = size_pool(spec, dtype, device, model, worker)
@@ -62,7 +62,7 @@ def load_engine(
         pool=pool,
         spec=spec,
         limits=Limits(size.max_seq_len, spec.vocab_size, spec.eos_ids),
-        tokenizer_hash=_hash(folder),
+        tokenizer_hash=tokenizer_hash,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
     )

@@ -17,7 +17,7 @@ SOURCES = Path(__file__).with_name("native")
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
-AMX = (*AVX512, "-mavx512bf16")
+AMX = (*AVX512, "-mavx512bf16", "-mprfchw")
 UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cpu.c", ()),
     ("rows.c", AVX2),

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define PANEL 32                   /* columns of a packed panel */
-#define CACHE_BYTES (1152L << 10)  /* share of a core's L2 that holds rows of x */
+#define CACHE_BYTES (1536L << 10) /* share of a core's L2 that holds rows of x */
 #define MOST_BLOCK_ROWS 256
 #define SERIAL_BYTES (96L << 10)   /* weights below which a second thread costs more than it brings */
 

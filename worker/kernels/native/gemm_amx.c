@@ -81,53 +81,70 @@ static void do_few(const Gemm *g, Block b) {
 }
 
 typedef struct {
-    _Alignas(64) char x[CACHE_BYTES]; /* [rows / 32][K / 32][2 tiles][16 rows][32] */
+    _Alignas(64) char x[CACHE_BYTES + (256 << 10)]; /* [K / (32 CHUNK)][rows / 32][CHUNK][2 tiles][16 rows][32] */
     float acc[MOST_BLOCK_ROWS * PANEL];
 } Room;
 
-/* Rows as tiles, zeros beyond the last row and beyond K. */
-static void pack_rows(const Gemm *g, Room *room, Block b) {
-    long steps = ceil_div(g->k, 32);
-    for (long r = 0; r < ceil_div(b.rows, 32) * 32; r++) {
-        const char *row = g->x + (b.row + r) * 2 * g->lda;
-        char *to = room->x + r / 32 * steps * STEP_BYTES + r % 32 * 64;
-        for (long s = 0; s < steps; s++, to += STEP_BYTES) {
-            long left = r < b.rows ? 2 * (g->k - 32 * s) : 0;
-            __mmask32 mask = left >= 64 ? 0xffffffffu : (1u << left / 2) - 1;
-            _mm512_store_si512(to, _mm512_maskz_loadu_epi16(mask, row + 64 * s));
+INLINE __mmask32 first_of_32(long left) { return left >= 32 ? 0xffffffffu : left > 0 ? (1u << left) - 1 : 0; }
+
+/* One chunk of 32 rows (fewer: the others zeros) as tiles, zeros beyond K. */
+INLINE void pack_chunk(const Gemm *g, char *to, long row, long rows, long s, long depth) {
+    for (long r = 0; r < 32; r++)
+        for (long i = 0; i < depth; i++) {
+            __mmask32 mask = r < rows ? first_of_32(g->k - 32 * (s + i)) : 0;
+            const char *x = g->x + (row + r) * 2 * g->lda + 64 * (s + i);
+            _mm512_store_si512(to + i * STEP_BYTES + r * 64, _mm512_maskz_loadu_epi16(mask, x));
         }
-    }
 }
 
-static void chunk(const char *x, const char *weight, long steps, float *acc, int first) {
+static void pack_rows(const Gemm *g, Room *room, Block b) {
+    long steps = ceil_div(g->k, 32);
+    char *to = room->x;
+    for (long s = 0; s < steps; s += CHUNK)
+        for (long r = 0; r < b.rows; r += 32, to += CHUNK * STEP_BYTES)
+            pack_chunk(g, to, b.row + r, b.rows - r, s, least(CHUNK, steps - s));
+}
+
+/* What a chunk asks for while it computes: the next weights, and in the last chunk the lines of the results. */
+typedef struct {
+    const char *weight;
+    long weight_bytes;
+    const char *out;
+    long out_rows, out_stride;
+} Ahead;
+
+INLINE void ask_ahead(const Ahead *a, long s) {
+    for (long i = s * a->weight_bytes; i < (s + 1) * a->weight_bytes; i += 64) __builtin_prefetch(a->weight + i, 0, 2);
+    for (long r = s * 4; r < least(s * 4 + 4, a->out_rows); r++) __builtin_prefetch(a->out + r * a->out_stride, 1, 3);
+}
+
+static void chunk(const char *x, const char *weight, long steps, float *acc, int first, const Ahead *ahead) {
     if (first) FOUR(CLEAR);
     else FOUR(TILE_LOAD);
-    for (long s = 0; s < steps; s++, x += STEP_BYTES, weight += STEP_BYTES) step(x, x + 1024, weight, 64);
+    for (long s = 0; s < steps; s++, x += STEP_BYTES, weight += STEP_BYTES) {
+        ask_ahead(ahead, s);
+        step(x, x + 1024, weight, 64);
+    }
     FOUR(TILE_STORE);
 }
 
-/* The lines that the results of a panel will go to. */
-INLINE void ask_for_out(const Gemm *g, long row, long rows, long panel) {
-    long size = g->out_bf16 ? 2 : 4;
-    for (long r = row; r < row + rows; r++)
-        for (long j = 0; j < PANEL * size; j += 64)
-            __builtin_prefetch(g->out + (r * g->n + panel * PANEL) * size + j, 1, 3);
-}
-
 static void do_many(const Gemm *g, Room *room, Block b) {
-    long steps = ceil_div(g->k, 32), share = CHUNK * STEP_BYTES / ceil_div(b.rows, 32);
+    long steps = ceil_div(g->k, 32), high = ceil_div(b.rows, 32), share = ceil_div(STEP_BYTES, high * 64) * 64;
+    long out_row = g->n * (g->out_bf16 ? 2 : 4);
     for (long p = b.panel; p < b.panel + b.panels; p++) {
         for (long s = 0; s < steps; s += CHUNK) {
             const char *weight = g->weight + (p * steps + s) * STEP_BYTES;
-            long depth = steps - s < CHUNK ? steps - s : CHUNK;
-            for (long r = 0; r * 32 < b.rows; r++) {
-                ask_for(weight + CHUNK * STEP_BYTES + r * share, share);
-                if (s + depth == steps) ask_for_out(g, b.row + 32 * r, least(32, b.rows - 32 * r), p);
-                chunk(room->x + (r * steps + s) * STEP_BYTES, weight, depth, room->acc + r * 32 * PANEL, s == 0);
+            for (long r = 0; r < high; r++) {
+                Ahead ahead = {weight + CHUNK * (STEP_BYTES + r * share), share, NULL, 0, out_row};
+                if (s + CHUNK >= steps) {
+                    ahead.out = g->out + (b.row + r * 32) * out_row + p * PANEL * out_row / g->n;
+                    ahead.out_rows = least(32, b.rows - r * 32);
+                }
+                chunk(room->x + (s * high + r * CHUNK) * STEP_BYTES, weight, least(CHUNK, steps - s),
+                      room->acc + r * 32 * PANEL, s == 0, &ahead);
             }
         }
-        for (long r = 0; r < b.rows; r += 32)
-            put_block(g, room->acc + r * PANEL, b.row + r, least(32, b.rows - r), p);
+        for (long r = 0; r < b.rows; r += 32) put_block(g, room->acc + r * PANEL, b.row + r, least(32, b.rows - r), p);
     }
 }
 

@@ -1,0 +1,123 @@
+"""How long a step takes, as a straight line through four counts; and where such lines come from.
+
+Knows counts and seconds, not schedulers and not tensors. A step of `tokens` rows that belong to `sequences`
+chunks and look at `kv_tokens` positions (the sum of the chunks' K/V lengths) is taken to last
+
+    overhead + token * tokens + kv_token * kv_tokens + sequence * sequences          seconds
+
+What the line leaves out: a chunk's attention grows with length times context, not with their sum, and on a GPU
+small steps hide their arithmetic behind the weights' way from memory. It errs towards the slow side there.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shared.config import ConfigError
+from worker.schedule.plan import Plan
+
+
+class Observation(NamedTuple):
+    """One measured step."""
+
+    tokens: int
+    kv_tokens: int
+    sequences: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds a step, a computed token, a K/V position looked at, and a sequence in the step."""
+
+    overhead: float
+    token: float
+    kv_token: float
+    sequence: float = 0.0
+
+    def of(self, plan: Plan) -> float:
+        """Seconds that the plan's step takes."""
+        kv_tokens = sum(chunk.start + chunk.length for chunk in plan.chunks)
+        return self.seconds(plan.tokens, kv_tokens, len(plan.chunks))
+
+    def seconds(self, tokens: int, kv_tokens: int, sequences: int) -> float:
+        return self.overhead + self.token * tokens + self.kv_token * kv_tokens + self.sequence * sequences
+
+
+# Llama-3.2-3B in bf16 on one H200, by arithmetic: 4.3 TB/s of memory, 790 TFLOP/s of bf16, both as measured.
+_H200_BYTES_S, _H200_FLOP_S = 4.3e12, 790e12
+_PARAMETERS = 3.21e9
+_KV_BYTES = 28 * 2 * 8 * 128 * 2  # layers * (K, V) * K/V heads * head_dim * bytes, a token
+
+PRESETS = {
+    "cpu-qwen3-0.6b": CostModel(overhead=0.0322, token=5.5e-4, kv_token=3.2e-6, sequence=2.0e-4),
+    "h200-3b": CostModel(
+        # all weights once a step, at 80 % of the bandwidth: 2 bytes * 3.21e9 / (0.8 * 4.3e12) = 1.87 ms
+        overhead=2 * _PARAMETERS / (0.8 * _H200_BYTES_S),
+        # a multiplication and an addition a parameter, at 60 % of the rate: 2 * 3.21e9 / (0.6 * 790e12) = 13.5 us
+        token=2 * _PARAMETERS / (0.6 * _H200_FLOP_S),
+        # its keys and values, at 80 % of the bandwidth: 114,688 / (0.8 * 4.3e12) = 33 ns
+        kv_token=_KV_BYTES / (0.8 * _H200_BYTES_S),
+        # scheduling, packing and publishing on the host: 1.2 ms at 256 sequences
+        sequence=1.2e-3 / 256,
+    ),
+}
+
+
+def fit(steps: Sequence[Observation]) -> CostModel:
+    """The cost model with the least squared relative error over `steps`; no coefficient is negative.
+
+    Relative, so that a decode of a few milliseconds counts as much as a prompt of seconds. A coefficient that
+    the plain solution makes negative is set to zero and the rest fitted again. Raises ValueError for fewer
+    than four steps, or steps without a duration.
+    """
+    import numpy as np
+
+    if len(steps) < 4 or min(step.seconds for step in steps) <= 0:
+        raise ValueError("a fit needs four steps at least, each of some duration")
+    seconds = np.array([step.seconds for step in steps])
+    counts = np.array([(1, step.tokens, step.kv_tokens, step.sequences) for step in steps], float)
+    scale = counts.max(axis=0)
+    rows = counts / scale / seconds[:, None]
+    used = list(range(4))
+    while True:
+        solution = np.linalg.lstsq(rows[:, used], np.ones(len(steps)), rcond=None)[0]
+        if not used or solution.min() >= 0:
+            break
+        del used[int(solution.argmin())]
+    found = dict(zip(used, solution, strict=True))
+    return CostModel(*(float(found.get(index, 0.0) / scale[index]) for index in range(4)))
+
+
+def worst_error(cost: CostModel, steps: Sequence[Observation]) -> float:
+    """The largest relative error of `cost` over `steps`."""
+    return max(abs(cost.seconds(*step[:3]) / step.seconds - 1) for step in steps)
+
+
+def save(path: Path, cost: CostModel, steps: Sequence[Observation], **about: str) -> None:
+    """Writes what `load` reads: the coefficients, the steps that they were fitted to, and what was measured."""
+    content = {"about": about, "cost": asdict(cost), "steps": [step._asdict() for step in steps]}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def load(name: str) -> CostModel:
+    """A preset by its name, else a file: {"cost": {...}}, or {"steps": [...]} to be fitted. Raises ConfigError."""
+    if name in PRESETS:
+        return PRESETS[name]
+    try:
+        return _parse(json.loads(Path(name).read_text()))
+    except FileNotFoundError:
+        raise ConfigError(f"--cost {name} is neither a file nor one of {', '.join(PRESETS)}") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"--cost {name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _parse(content: dict[str, Any]) -> CostModel:
+    if "cost" not in content:
+        return fit([Observation(**step) for step in content["steps"]])
+    cost = CostModel(**{name: float(value) for name, value in content["cost"].items()})
+    if min(asdict(cost).values()) < 0 or not cost.overhead + cost.token > 0:
+        raise ValueError("coefficients must not be negative, and a step must take some time")
+    return cost
