@@ -9,7 +9,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
+
+from bench.http import Answer, Broken
+
+PATIENCE_S = 900.0  # for one whole answer
+PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,10 @@ class Call:
 
 @dataclass(slots=True)
 class Record:
-    """What one request met. Times in seconds since the workload's start; `stamps` one a body event with text."""
+    """What one request met. Times in seconds since the workload's start.
+
+    `stamps`: one a body event that brought tokens, `counts`: how many tokens it brought (empty: one each).
+    """
 
     sent: float = 0.0
     stamps: list[float] = field(default_factory=list)
@@ -32,14 +40,31 @@ class Record:
     completion_tokens: int = 0
     cached_tokens: int = 0
     error: str = ""
+    counts: list[int] = field(default_factory=list)
 
     @property
     def ttft(self) -> float:
         return self.stamps[0] - self.sent
 
     @property
+    def tokens(self) -> list[int]:
+        """How many tokens each event brought."""
+        return self.counts or [1] * len(self.stamps)
+
+    @property
+    def stalls(self) -> list[tuple[float, float]]:
+        """(when it ended, how long it was) of each wait between two events."""
+        return [(b, b - a) for a, b in zip(self.stamps, self.stamps[1:], strict=False)]
+
+    @property
     def gaps(self) -> list[float]:
-        return [b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False)]
+        """What each token but the first made its reader wait: one gap a token.
+
+        Of several tokens in one event the first has the whole wait and the others none, as if they had come in as
+        many events at one time. Sharing the wait out evenly would make a stall look smaller the more is late.
+        """
+        waits = [wait for _, wait in self.stalls]
+        return waits + [0.0] * (sum(self.tokens) - len(self.stamps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,66 +76,127 @@ class Target:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def body(self, call: Call) -> bytes:
+        """Running usage, where the server knows it, tells how many tokens an event has, even one without text."""
         fields = {
             "model": self.model, "prompt": call.prompt, "max_tokens": call.max_tokens, "temperature": 0, "stream": True,
-            "ignore_eos": True, "stream_options": {"include_usage": True}, **self.extra,
+            "ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, **self.extra,
         }  # fmt: skip
         return json.dumps(fields).encode()
 
 
 async def run(
-    target: Target, calls: Iterable[Call], on_done: Callable[[Record], None] = lambda record: None
+    target: Target,
+    calls: Iterable[Call],
+    on_done: Callable[[Record], None] = lambda record: None,
+    *,
+    sequential: bool = False,
 ) -> list[Record]:
-    """Send every call at its time and wait for all; a failed one has `error`."""
+    """Send every call at its time, or one after another, and wait for all; a failed one has `error`."""
     start = time.perf_counter()
 
     async def one(call: Call) -> Record:
         await asyncio.sleep(call.at - (time.perf_counter() - start))
         record = Record(sent=time.perf_counter() - start)
         try:
-            await _exchange(target, call, record, start)
-        except (OSError, ValueError, asyncio.IncompleteReadError) as error:
-            record.error = f"{type(error).__name__}: {error}"
+            async with asyncio.timeout(PATIENCE_S):
+                await _exchange(target, call, record, start)
+        except TimeoutError:
+            record.error = f"no end within {PATIENCE_S:.0f} s"
+        except OSError as error:
+            record.error = f"connection lost or refused ({type(error).__name__})"
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            record.error = str(error) if isinstance(error, Broken) else f"not understood ({error!r})"
         record.done = time.perf_counter() - start
         on_done(record)
         return record
 
+    if sequential:
+        return [await one(call) for call in calls]
     return await asyncio.gather(*(one(call) for call in calls))
 
 
 async def _exchange(target: Target, call: Call, record: Record, start: float) -> None:
     place = urlsplit(target.url)
-    reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=1 << 24)
-    body = target.body(call)
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
-        f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    writer.write(head.encode() + body)
+    secure = place.scheme == "https"
+    reader, writer = await asyncio.open_connection(place.hostname, place.port or (443 if secure else 80), ssl=secure)
+    writer.write(_request(place, target.body(call)))
+    answer, events, said = Answer(), _Events(record), b""
     try:
-        status = await reader.readline()
-        if b" 200 " not in status:
-            record.error = (status + await reader.read(2000)).decode(errors="replace")
-            return
-        while line := await reader.readline():
-            _take(line, record, start)
+        while not answer.complete and (data := await reader.read(PIECE)):
+            now = time.perf_counter() - start
+            for line in answer.feed(data):
+                if answer.status == 200:
+                    events.take(line, now)
+                else:
+                    said += line
+        said += answer.finish()
     finally:
         writer.close()
-    if not record.error and not record.stamps:
-        record.error = "the stream ended without a token"
+    record.error = record.error or (events.problem() if answer.status == 200 else _refusal(answer.status, said))
 
 
-def _take(line: bytes, record: Record, start: float) -> None:
-    if not line.startswith(b"data: {"):
-        return
-    now = time.perf_counter() - start
-    event = json.loads(line[6:])
-    if "error" in event:
-        record.error = str(event["error"])
-        return
-    if usage := event.get("usage"):
+def _request(place: SplitResult, body: bytes) -> bytes:
+    path = place.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
+        f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _refusal(status: int, body: bytes) -> str:
+    try:
+        reason = json.loads(body)["error"]
+        return f"{status}: {reason['message'] if isinstance(reason, dict) else reason}"
+    except (ValueError, KeyError, TypeError):
+        return f"{status}: {body[:200].decode(errors='replace')}"
+
+
+class _Events:
+    """Fills a record from the lines of an event stream."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._running = True  # every event so far had the usage up to it
+        self._ended = False
+
+    def take(self, line: bytes, now: float) -> None:
+        if not line.startswith(b"data:"):
+            return
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            self._ended = True
+            return
+        event = json.loads(data)
+        if "error" in event:
+            error = event["error"]
+            self._record.error = str(error["message"] if isinstance(error, dict) and "message" in error else error)
+            return
+        tokens = self._usage(event.get("usage"))
+        for choice in event.get("choices") or ():
+            self._stamp(choice, tokens, now)
+
+    def _usage(self, usage: dict[str, Any] | None) -> int | None:
+        """How many tokens came since the usage before; None where it is not told."""
+        if not usage:
+            return None
+        record = self._record
+        new = int(usage["completion_tokens"]) - record.completion_tokens
         record.prompt_tokens = usage["prompt_tokens"]
         record.completion_tokens = usage["completion_tokens"]
-        record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    if event.get("choices"):
-        record.stamps.append(now)
+        record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return new
+
+    def _stamp(self, choice: dict[str, Any], tokens: int | None, now: float) -> None:
+        if choice.get("finish_reason") and not choice.get("text"):
+            return  # only says that it is over; the usage it may have is the whole answer's
+        self._running = self._running and tokens is not None
+        count = tokens if self._running and tokens is not None else int(bool(choice.get("text")))
+        if count > 0:
+            self._record.stamps.append(now)
+            self._record.counts.append(count)
+
+    def problem(self) -> str:
+        if not self._ended:
+            return "the stream ended without [DONE]"
+        return "" if self._record.stamps else "the stream ended without a token"

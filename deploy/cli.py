@@ -31,10 +31,18 @@ class Command:
     run: Callable[[Settings, argparse.Namespace], int]
 
 
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A subcommand that reads its own words."""
+
+    about: str
+    run: Callable[[list[str]], int]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (default: the process's own) and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    name = words[0] if words and words[0] in (*COMMANDS, "bench") else ""
+    name = words[0] if words and words[0] in (*COMMANDS, *TOOLS) else ""
     prog = f"sluice {name}".strip()
     try:
         return _dispatch(prog, name, words)
@@ -47,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(prog: str, name: str, words: list[str]) -> int:
-    if name == "bench":
-        return _bench(words[1:])
+    if name in TOOLS:
+        return TOOLS[name].run(words[1:])
     return _command(prog, COMMANDS[name], words[1:]) if name else _top(words)
 
 
@@ -63,7 +71,8 @@ def _top(words: list[str]) -> int:
     commands = parser.add_subparsers(metavar="command", required=True)
     for name, command in COMMANDS.items():
         commands.add_parser(name, help=command.about)
-    commands.add_parser("bench", help="measure a running server")
+    for name, tool in TOOLS.items():
+        commands.add_parser(name, help=tool.about)
     parser.read(words or ["--help"])
     return 0
 
@@ -156,10 +165,39 @@ def _bench(words: list[str]) -> int:
     return int(bench(words) or 0)
 
 
+def _simulate(words: list[str]) -> int:
+    """Lends the simulator, which knows no benchmarks, their workloads and their table."""
+    from bench.client import Record
+    from bench.summary import summarize, table
+    from bench.workloads import WORKLOADS, Scale, Workload
+    from worker.simulate.command import Lent
+    from worker.simulate.command import main as simulate
+    from worker.simulate.model import Request
+    from worker.simulate.traffic import VOCAB, Traffic
+
+    def maker(workload: Workload) -> Callable[[float, float], Traffic]:
+        return lambda rate, length: Traffic.of(workload.make(VOCAB, Scale(rate, length)), workload.sequential)
+
+    def summary(requests: Sequence[Request]) -> dict[str, float]:
+        return summarize(
+            [
+                Record(r.sent, r.stamps, r.done, r.prompt_tokens, len(r.stamps), r.cached_tokens, r.refused)
+                for r in requests
+            ]
+        )
+
+    makers = {name: maker(workload) for name, workload in WORKLOADS.items()}
+    return simulate(words, Lent(makers, summary, table, localised))
+
+
 COMMANDS = {
     "serve": Command("start a worker and its frontends, and keep them running", SERVE_FLAGS, _serve),
     "worker": Command("start one worker, for frontends started elsewhere", WORKER_FLAGS, _worker),
     "frontend": Command("start one frontend, for a worker started elsewhere", FRONTEND_FLAGS, _frontend),
+}
+TOOLS = {
+    "bench": Tool("measure a running server", _bench),
+    "simulate": Tool("replay traffic through the scheduler in virtual time", _simulate),
 }
 
 if __name__ == "__main__":

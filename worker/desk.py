@@ -3,6 +3,7 @@
 Knows messages and the scheduler; computes nothing. Frames fill up during a turn and leave once, at its end.
 """
 
+import math
 import random
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
@@ -115,10 +116,8 @@ class Desk:
             return m.Refusal.DRAINING, "the server is shutting down", 5.0
         if submit.crashes >= QUARANTINE:
             return m.Refusal.INVALID, f"quarantined: in flight in {submit.crashes} worker crashes", 0.0
-        prompt = unpack_u32(submit.prompt)
-        if not prompt or max(prompt) >= self._vocab_size or submit.sampling.max_tokens < 0:
-            return m.Refusal.INVALID, "the prompt is empty or has ids beyond the vocabulary", 0.0
-        return None
+        wrong = _wrong(submit, self._vocab_size)
+        return (m.Refusal.INVALID, wrong, 0.0) if wrong else None
 
     def _sequence(self, key: Key, submit: m.Submit, now: float) -> Sequence:
         prompt = unpack_u32(submit.prompt).tolist()
@@ -234,3 +233,23 @@ def _timings(sequence: Sequence, now: float) -> m.Timings:
         decode_ms=1e3 * (now - first),
         cached_tokens=sequence.cached,
     )
+
+
+def _wrong(submit: m.Submit, vocab_size: int) -> str:
+    """What a well-behaved frontend never sends, in words; empty when all is well. Whatever passes cannot raise later."""
+    sampling = submit.sampling
+    try:
+        prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)
+    except ValueError:
+        return "the prompt is not a whole number of ids"
+    ids = [*prompt, *generated, *(id for id, _ in sampling.logit_bias)]
+    if not prompt or not all(0 <= id < vocab_size for id in ids):
+        return "the prompt is empty, or an id lies beyond the vocabulary"
+    if sampling.max_tokens < 0 or sampling.seed is not None and not 0 <= sampling.seed < 1 << 64:
+        return "max_tokens or seed is out of range"
+    if not 0 <= (sampling.logprobs or 0) <= vocab_size or sampling.top_k < 0:
+        return "logprobs or top_k is out of range"
+    numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
+    if not all(math.isfinite(number) and number >= 0 for number in numbers) or not sampling.repetition_penalty:
+        return "a sampling parameter is out of range"
+    return ""

@@ -1,12 +1,15 @@
 """The compute loop: receive, plan, run, commit, publish; one turn is one step.
 
 Knows the scheduler, the runner, the desk and the link by their few methods. A step that raises is cut in halves
-until the culprit stands alone: only it fails.
+until the culprit stands alone: only it fails. A step that runs out of memory shrinks in the same way, down to
+single tokens, before it fails anybody.
 """
 
 import logging
 import time
 from collections.abc import Callable
+
+import torch
 
 from shared import messages as m
 from worker.desk import Desk
@@ -72,14 +75,20 @@ class Loop:
             sampled = self._runner.step(plan)
         except Exception as error:
             log.exception("a step of %d sequences, %d tokens failed", len(chunks), plan.tokens)
-            if len(chunks) == 1:
-                self._fail(chunks[0].sequence, error)
-                return
-            for part in _halves(chunks):
-                self._execute(part)
+            self._recover(chunks, error)
             return
         now = self._clock()
         self._report(plan, sampled, self._scheduler.commit(plan, sampled.ids, now), now)
+
+    def _recover(self, chunks: list[Chunk], error: Exception) -> None:
+        """Nothing was committed, so any part of the step can be tried again as it is."""
+        if len(chunks) > 1:
+            for part in _halves(chunks):
+                self._execute(part)
+        elif chunks[0].length > 1 and isinstance(error, MemoryError | torch.OutOfMemoryError):
+            self._execute([_shorter(chunks[0])])
+        else:
+            self._fail(chunks[0].sequence, error)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         self._scheduler.fail([sequence])
@@ -109,6 +118,11 @@ class Loop:
         elif len(gaps) < GAP_SAMPLES:
             gaps.append(now - sequence.last_token)
         sequence.last_token = now
+
+
+def _shorter(chunk: Chunk) -> Chunk:
+    """Its first half; the rest is planned again."""
+    return Chunk(chunk.sequence, chunk.start, chunk.length // 2, False)
 
 
 def _halves(chunks: list[Chunk]) -> tuple[list[Chunk], list[Chunk]]:

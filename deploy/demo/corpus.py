@@ -190,9 +190,9 @@ def _lists(rng: Random) -> str:
 def plain(rng: Random) -> Document:
     """Text without chat markup, all of it learnt, so that a raw prompt is continued sensibly."""
     roll = rng.random()
-    if roll < 0.25:
+    if roll < 0.15:
         text = tale(rng).answer
-    elif roll < 0.5:
+    elif roll < 0.45:
         text = _about_country(rng)
     elif roll < 0.6:
         text = _numbers(rng)

@@ -63,9 +63,8 @@ class Shape:
 
 # The last shape whose turn it is wins. All have about the same number of tokens.
 SHAPES = (
-    Shape(rows=20, length=256, every=1, long_text=False),
-    Shape(rows=10, length=512, every=2, long_text=False),
-    Shape(rows=5, length=1024, every=8, long_text=True),
+    Shape(rows=6, length=512, every=1, long_text=False),
+    Shape(rows=3, length=1024, every=8, long_text=True),
     Shape(rows=2, length=2048, every=40, long_text=True),
 )
 
@@ -205,11 +204,11 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> Tensor:
 
 
 def rate(step: int, total: int, peak: float) -> float:
-    """The learning rate: a short rise, a plateau, and in the last quarter of the steps a fall to 0.
+    """The learning rate: a short rise, a plateau, and in the second half of the steps a fall to 0.
 
     The plateau does not depend on `total`, which may thus be settled while it lasts.
     """
-    decay_from = total * 3 // 4
+    decay_from = total // 2
     if step < WARMUP_STEPS:
         return peak * (step + 1) / WARMUP_STEPS
     return peak * (total - step) / (total - decay_from) if step > decay_from else peak
@@ -245,8 +244,8 @@ def train(model: LlamaForCausalLM, stream: Iterator[Batch], plan: Plan) -> int:
     total = UNSETTLED if plan.minutes else plan.steps
     for step, batch in enumerate(stream):
         spent = (time.monotonic() - began) / 60
-        if total == UNSETTLED and step % 3 == 0 and spent >= plan.minutes * 3 / 4:
-            total = step // 3 * 4
+        if total == UNSETTLED and spent >= plan.minutes / 2:
+            total = step * 2
         if step >= total:
             break
         for group in (group for optimizer in chosen for group in optimizer.param_groups):
@@ -290,7 +289,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--init", type=Path, help="go on from the checkpoint in this folder")
     parser.add_argument("--steps", type=int, default=2400, help="optimizer steps")
     parser.add_argument("--minutes", type=float, default=0.0, help="choose --steps by the clock")
-    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--compile", action="store_true", help="twice as fast; needs a C++ compiler")
     parser.add_argument("--vocab", type=int, default=1792, help="size of the vocabulary")
     parser.add_argument("--seed", type=int, default=1)

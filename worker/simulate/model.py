@@ -190,6 +190,6 @@ class _Run:
 
     def _wait(self) -> None:
         until = min(self._next(), self._scheduler.next_wakeup(self.now))
-        if until == float("inf") or (until <= self.now and self._next() > self.now):
+        if not self.now < until < float("inf"):
             raise Stuck(f"{self._scheduler.waiting} wait, {self._scheduler.running} run, and nothing is planned")
-        self.now = max(self.now, until)
+        self.now = until

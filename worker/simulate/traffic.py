@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-FIRST_ID = 300
+VOCAB = 32_000
+FIRST_ID = 300  # above special tokens and single bytes
 
 
 class Asks(Protocol):
@@ -54,7 +55,7 @@ class Synthetic:
     duration: float
     prompt: tuple[int, int] = (128, 1024)
     output: tuple[int, int] = (64, 256)
-    vocab: int = 32_000
+    vocab: int = VOCAB
     seed: int = 0
 
     def make(self) -> Traffic:

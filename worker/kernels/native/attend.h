@@ -37,6 +37,7 @@ typedef struct {
     _Alignas(64) State span;
     State total;
     _Alignas(64) char q[16 * MOST_D * 4]; /* as the kernel wants it */
+    float scores[KEYS * 16];
     int32_t position[16];                 /* rows beyond `rows` repeat the last one's */
     int head, row, rows;
 } Tile;
@@ -48,7 +49,6 @@ typedef struct {
 
 typedef struct {
     _Alignas(64) char k[KEYS * MOST_D * 4], v[KEYS * MOST_D * 4];
-    float scores[KEYS * 16];
     Tile tiles[ITEM_TILES];
 } Scratch;
 
@@ -58,7 +58,7 @@ static void leave(void);  /* and after */
 static Scratch *scratch_here(void);
 static void take_block(const Attend *a, Scratch *s, const Item *item, int head, long block, long from, long to);
 static void take_q(const Attend *a, Tile *tile, const Item *item);
-static void attend_block(const Attend *a, Scratch *s, Tile *tile, long block, long from, long to);
+static void attend_block(const Attend *a, Scratch *s, Tile *tiles, int count, long block);
 SHARED void merge_span(const Attend *a, State *total, const State *span);
 static void put_rows(const Attend *a, const Tile *tile, const Item *item);
 
@@ -78,13 +78,14 @@ INLINE size_t slot_of(const Attend *a, int seq, long position, long *run) {
     return (size_t)a->pages[seq * a->page_stride + page] * a->page_size + offset;
 }
 
-INLINE void ask_for_keys(const Attend *a, int seq, int head, long from, long to) {
-    long bytes = a->d * a->element;
+/* Keys and values of the item's heads at positions [from, to), for later. */
+INLINE void ask_for_keys(const Attend *a, const Item *item, long from, long to) {
+    long bytes = a->d * a->element, row = a->kv_heads * bytes;
     for (long run; from < to; from += run) {
-        size_t row = a->kv_heads * bytes, at = slot_of(a, seq, from, &run) * row + head * bytes;
+        size_t at = slot_of(a, item->seq, from, &run) * row + item->head * bytes;
         run = least(run, to - from);
         for (long i = 0; i < run; i++, at += row)
-            for (long j = 0; j < bytes; j += 64) {
+            for (long j = 0; j < item->heads * bytes; j += 64) {
                 __builtin_prefetch(a->cache_k + at + j, 0, 2);
                 __builtin_prefetch(a->cache_v + at + j, 0, 2);
             }
@@ -112,18 +113,26 @@ static int begin_item(const Attend *a, Scratch *s, const Item *item) {
     return tiles;
 }
 
+/* Few rows wait for memory: while one head is worked on, its share of the next block is asked for. */
+static void ask_for_share(const Attend *a, const Item *item, int head, long next, long last) {
+    long share = (head - item->head) * KEYS / item->heads, end = (head - item->head + 1) * KEYS / item->heads;
+    if (item->rows <= 2 * ROWS) ask_for_keys(a, item, next + share, least(next + end, last));
+}
+
 static void do_block(const Attend *a, Scratch *s, const Item *item, int tiles, long block) {
     long last = position_of(a, item->seq, item->row + item->rows - 1) + 1;
     long from = most(block, first_key(a, position_of(a, item->seq, item->row))), to = least(block + KEYS, last);
-    for (int i = 0; i < tiles; i++) {
-        Tile *tile = &s->tiles[i];
-        if (i == 0 || tile->head != tile[-1].head) {
-            ask_for_keys(a, item->seq, tile->head, block + KEYS, least(block + 2 * KEYS, last));
-            take_block(a, s, item, tile->head, block, from, to);
-        }
-        long seen = least(to, tile->position[ROWS - 1] + 1), since = most(from, first_key(a, tile->position[0]));
-        if (since < seen) attend_block(a, s, tile, block, since, seen);
+    int each = tiles / item->heads;
+    for (int i = 0; i < tiles; i += each) {
+        ask_for_share(a, item, s->tiles[i].head, block + KEYS, last);
+        take_block(a, s, item, s->tiles[i].head, block, from, to);
+        attend_block(a, s, &s->tiles[i], each, block);
     }
+}
+
+/* Whether any row of the tile may see any key of the block. */
+INLINE int in_sight(const Attend *a, const Tile *tile, long block) {
+    return tile->position[ROWS - 1] >= block && first_key(a, tile->position[0]) < block + KEYS;
 }
 
 static void do_span(const Attend *a, Scratch *s, const Item *item, int tiles, long span) {

@@ -106,7 +106,7 @@ static void take_block(const Attend *a, Scratch *s, const Item *item, int head, 
 }
 
 /* scores[KEYS][16] = k q^T */
-static void score(const Attend *a, Scratch *s, const Tile *tile) {
+static void score(const Attend *a, const Scratch *s, Tile *tile) {
     long steps = steps_of(a), stride = steps * 64;
     TILE_ZERO(0);
     TILE_ZERO(1);
@@ -124,10 +124,10 @@ static void score(const Attend *a, Scratch *s, const Tile *tile) {
         TILE_DOT(2, 4, 5);
         TILE_DOT(3, 6, 5);
     }
-    TILE_STORE(0, s->scores, 64);
-    TILE_STORE(1, s->scores + 256, 64);
-    TILE_STORE(2, s->scores + 512, 64);
-    TILE_STORE(3, s->scores + 768, 64);
+    TILE_STORE(0, tile->scores, 64);
+    TILE_STORE(1, tile->scores + 256, 64);
+    TILE_STORE(2, tile->scores + 512, 64);
+    TILE_STORE(3, tile->scores + 768, 64);
 }
 
 /* 2^x for x <= 0, relative error 2e-7; exactly 1 at 0. */
@@ -151,8 +151,8 @@ INLINE __mmask16 sees(const Sight *sight, int key) {
     return _mm512_cmple_epi32_mask(at, sight->last) & _mm512_cmpge_epi32_mask(at, sight->first);
 }
 
-INLINE __m512 unseen_hidden(const Scratch *s, const Sight *sight, long i, int block, int hide) {
-    __m512 x = _mm512_load_ps(s->scores + i * 16);
+INLINE __m512 unseen_hidden(const Tile *tile, const Sight *sight, long i, int block, int hide) {
+    __m512 x = _mm512_load_ps(tile->scores + i * 16);
     return hide ? _mm512_mask_mov_ps(_mm512_set1_ps(NOTHING), sees(sight, block + i), x) : x;
 }
 
@@ -164,17 +164,17 @@ INLINE __m512i pair(__m512 even, __m512 odd) {
 }
 
 /* Scores become weights, [KEYS / 32][16 rows][32 keys] bf16 in place; returns the factor on what was there before. */
-INLINE __m512 weigh(const Attend *a, Scratch *s, State *state, const Sight *sight, long block, long from, long to,
-                    const int hide) {
+INLINE __m512 weigh(const Attend *a, Tile *tile, const Sight *sight, long block, const int hide) {
+    State *state = &tile->span;
     __m512 old = _mm512_load_ps(state->max), scale = _mm512_set1_ps(a->scale * 1.44269504f), top = _mm512_set1_ps(NOTHING);
-    for (long i = from; i < to; i++) top = _mm512_max_ps(top, unseen_hidden(s, sight, i, block, hide));
+    for (long i = 0; i < KEYS; i++) top = _mm512_max_ps(top, unseen_hidden(tile, sight, i, block, hide));
     __m512 max = _mm512_max_ps(old, _mm512_mul_ps(top, scale)), sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (long half = 0; half < KEYS; half += 32) {
         __m512i rows[16];
         for (long i = half; i < half + 32; i += 2) {
             __m512 p[2];
             for (int j = 0; j < 2; j++) {
-                __m512 x = _mm512_load_ps(s->scores + (i + j) * 16);
+                __m512 x = _mm512_load_ps(tile->scores + (i + j) * 16);
                 __m512 y = exp2_lanes(_mm512_fmsub_ps(x, scale, max));
                 p[j] = hide ? _mm512_maskz_mov_ps(sees(sight, block + i + j), y) : y;
                 sums[j] = _mm512_add_ps(sums[j], p[j]);
@@ -182,7 +182,7 @@ INLINE __m512 weigh(const Attend *a, Scratch *s, State *state, const Sight *sigh
             rows[(i - half) / 2] = pair(p[0], p[1]);
         }
         transpose(rows);
-        for (int i = 0; i < 16; i++) _mm512_store_si512((char *)s->scores + half * 32 + i * 64, rows[i]);
+        for (int i = 0; i < 16; i++) _mm512_store_si512((char *)tile->scores + half * 32 + i * 64, rows[i]);
     }
     __m512 shrink = exp2_lanes(_mm512_sub_ps(old, max));
     _mm512_store_ps(state->max, max);
@@ -202,10 +202,11 @@ static void shrink_rows(float *out, __m512 shrink, long wide) {
 }
 
 /* out[16][wide] += weights times values */
-static void add_values(const Attend *a, const Scratch *s, float *out) {
+static void add_values(const Attend *a, const Scratch *s, Tile *tile) {
+    float *out = tile->span.out;
     long tiles = padded(a->d) / 16, half = steps_of(a) * 2048;
-    TILE_LOAD(6, s->scores, 64);
-    TILE_LOAD(7, (const char *)s->scores + 1024, 64);
+    TILE_LOAD(6, tile->scores, 64);
+    TILE_LOAD(7, (const char *)tile->scores + 1024, 64);
     for (long i = 0; i < tiles; i += 2) {
         const char *v = s->v + i * 1024;
         TILE_LOAD(0, out + i * 16, tiles * 64);
@@ -225,15 +226,21 @@ static void add_values(const Attend *a, const Scratch *s, float *out) {
     }
 }
 
-static void attend_block(const Attend *a, Scratch *s, Tile *tile, long block, long from, long to) {
-    Sight sight = {.last = _mm512_loadu_si512(tile->position)};
-    sight.first = a->window ? _mm512_sub_epi32(sight.last, _mm512_set1_epi32(a->window - 1)) : _mm512_set1_epi32(0);
+static __m512 weigh_tile(const Attend *a, Tile *tile, long block) {
+    Sight sight = {.last = _mm512_load_si512(tile->position), .first = _mm512_setzero_si512()};
+    if (a->window) sight.first = _mm512_sub_epi32(sight.last, _mm512_set1_epi32(a->window - 1));
     int all_seen = tile->position[0] >= block + KEYS - 1 && first_key(a, tile->position[15]) <= block;
-    score(a, s, tile);
-    __m512 shrink = all_seen ? weigh(a, s, &tile->span, &sight, block, 0, KEYS, 0)
-                             : weigh(a, s, &tile->span, &sight, block, from - block, to - block, 1);
-    shrink_rows(tile->span.out, shrink, padded(a->d));
-    add_values(a, s, tile->span.out);
+    return all_seen ? weigh(a, tile, &sight, block, 0) : weigh(a, tile, &sight, block, 1);
+}
+
+/* Step by step over all tiles, so that keys, then values, stay in the first-level cache. */
+static void attend_block(const Attend *a, Scratch *s, Tile *tiles, int count, long block) {
+    for (Tile *tile = tiles; tile < tiles + count; tile++)
+        if (in_sight(a, tile, block)) score(a, s, tile);
+    for (Tile *tile = tiles; tile < tiles + count; tile++)
+        if (in_sight(a, tile, block)) shrink_rows(tile->span.out, weigh_tile(a, tile, block), padded(a->d));
+    for (Tile *tile = tiles; tile < tiles + count; tile++)
+        if (in_sight(a, tile, block)) add_values(a, s, tile);
 }
 
 SHARED void merge_span(const Attend *a, State *total, const State *span) {

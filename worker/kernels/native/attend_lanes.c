@@ -51,7 +51,7 @@ static void take_block(const Attend *a, Scratch *s, const Item *item, int head, 
     }
 }
 
-static void score(const Attend *a, Scratch *s, const Tile *tile) {
+static void score(const Attend *a, const Scratch *s, Tile *tile) {
     long wide = padded(a->d);
     const float *q = (const float *)tile->q;
     for (long i = 0; i < KEYS; i += TOGETHER) {
@@ -60,7 +60,7 @@ static void score(const Attend *a, Scratch *s, const Tile *tile) {
         for (int j = 0; j < TOGETHER; j++) sum[j] = splat(0);
         for (long d = 0; d < wide; d++)
             for (int j = 0; j < TOGETHER; j++) sum[j] += load_f32(q + d * LANES) * k[j * wide + d];
-        for (int j = 0; j < TOGETHER; j++) store_f32(s->scores + (i + j) * LANES, sum[j]);
+        for (int j = 0; j < TOGETHER; j++) store_f32(tile->scores + (i + j) * LANES, sum[j]);
     }
 }
 
@@ -71,16 +71,17 @@ typedef struct {
 INLINE vi sees(const Sight *sight, int key) { return (sight->last >= key) & (sight->first <= key); }
 
 /* Scores become weights in place; returns the factor on what was there before. */
-static vf weigh(const Attend *a, Scratch *s, State *state, const Sight *sight, long block) {
+static vf weigh(const Attend *a, Tile *tile, const Sight *sight, long block) {
+    State *state = &tile->span;
     vf old = load_f32(state->max), top = splat(NOTHING), sums[2] = {splat(0), splat(0)};
     for (long i = 0; i < KEYS; i++)
-        top = larger(top, pick(sees(sight, block + i), load_f32(s->scores + i * LANES) * a->scale, splat(NOTHING)));
+        top = larger(top, pick(sees(sight, block + i), load_f32(tile->scores + i * LANES) * a->scale, splat(NOTHING)));
     vf max = larger(old, top);
     for (long i = 0; i < KEYS; i++) {
-        vf p = exp_lanes(load_f32(s->scores + i * LANES) * a->scale - max);
+        vf p = exp_lanes(load_f32(tile->scores + i * LANES) * a->scale - max);
         p = pick(sees(sight, block + i), p, splat(0));
         sums[i % 2] += p;
-        store_f32(s->scores + i * LANES, p);
+        store_f32(tile->scores + i * LANES, p);
     }
     vf shrink = exp_lanes(old - max);
     store_f32(state->max, max);
@@ -89,25 +90,28 @@ static vf weigh(const Attend *a, Scratch *s, State *state, const Sight *sight, l
 }
 
 /* out[D][LANES] = out * shrink + values^T weights */
-static void add_values(const Attend *a, const Scratch *s, float *out, vf shrink) {
+static void add_values(const Attend *a, const Scratch *s, Tile *tile, vf shrink) {
+    float *out = tile->span.out;
     long wide = padded(a->d);
     for (long d = 0; d < wide; d += TOGETHER) {
         vf sum[TOGETHER];
         for (int j = 0; j < TOGETHER; j++) sum[j] = load_f32(out + (d + j) * LANES) * shrink;
         for (long i = 0; i < KEYS; i++)
             for (int j = 0; j < TOGETHER; j++)
-                sum[j] += load_f32(s->scores + i * LANES) * ((const float *)s->v)[i * wide + d + j];
+                sum[j] += load_f32(tile->scores + i * LANES) * ((const float *)s->v)[i * wide + d + j];
         for (int j = 0; j < TOGETHER; j++) store_f32(out + (d + j) * LANES, sum[j]);
     }
 }
 
-static void attend_block(const Attend *a, Scratch *s, Tile *tile, long block, long from, long to) {
-    (void)from, (void)to; /* all KEYS are computed; those a row may not see weigh nothing */
-    Sight sight;
-    __builtin_memcpy(&sight.last, tile->position, sizeof sight.last);
-    sight.first = a->window ? sight.last - (int32_t)a->window + 1 : (vi){0};
-    score(a, s, tile);
-    add_values(a, s, tile->span.out, weigh(a, s, &tile->span, &sight, block));
+static void attend_block(const Attend *a, Scratch *s, Tile *tiles, int count, long block) {
+    for (Tile *tile = tiles; tile < tiles + count; tile++) {
+        if (!in_sight(a, tile, block)) continue;
+        Sight sight;
+        __builtin_memcpy(&sight.last, tile->position, sizeof sight.last);
+        sight.first = a->window ? sight.last - (int32_t)a->window + 1 : (vi){0};
+        score(a, s, tile);
+        add_values(a, s, tile, weigh(a, tile, &sight, block));
+    }
 }
 
 SHARED void merge_span(const Attend *a, State *total, const State *span) {

@@ -1,0 +1,115 @@
+"""Reads one HTTP/1.1 answer from bytes as they come, however they are cut. Knows framing; knows no sockets and no events."""
+
+import re
+from collections.abc import Callable
+
+HEAD_LIMIT = 1 << 16
+
+
+class Broken(ValueError):
+    """What came is not an answer, or not all of it."""
+
+
+class Answer:
+    """`feed` gives the body's complete lines; chunk sizes and trailers never show among them."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.complete = False
+        self._raw = bytearray()  # not understood yet
+        self._line = bytearray()  # of the body, behind its last line end
+        self._left = 0  # bytes to come of this chunk, or of a body whose length was told
+        self._step: Callable[[], bool] = self._head  # False: needs more bytes
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes, without their ends; raises Broken."""
+        self._raw += data
+        while not self.complete and self._step():
+            pass
+        *lines, rest = self._line.split(b"\n")
+        self._line = rest
+        return [bytes(line.removesuffix(b"\r")) for line in lines]
+
+    def finish(self) -> bytes:
+        """The connection has closed: what is left behind the last line; raises Broken if more should have come."""
+        if self._step != self._until_close and not self.complete:
+            raise Broken("the answer broke off" if self.status else "the connection closed without an answer")
+        return bytes(self._line)
+
+    def _head(self) -> bool:
+        head = self._upto(b"\r\n\r\n")
+        if head is None:
+            return False
+        first, *fields = head.decode("latin-1").split("\r\n")
+        found = re.match(r"HTTP/1\.[01] (\d{3})", first)
+        if not found:
+            raise Broken("this is not HTTP")
+        status = int(found[1])
+        if status >= 200:  # what is below only announces the answer
+            self.status = status
+            self._step = self._framing({name.lower(): value.strip() for name, _, value in map(_partition, fields)})
+        return True
+
+    def _framing(self, headers: dict[str, str]) -> Callable[[], bool]:
+        if "chunked" in headers.get("transfer-encoding", "").lower():
+            return self._size
+        if "content-length" not in headers:
+            return self._until_close
+        self._left = int(headers["content-length"])
+        return self._counted
+
+    def _size(self) -> bool:
+        line = self._upto(b"\r\n")
+        if line is None:
+            return False
+        digits = line.split(b";")[0].strip()
+        if not re.fullmatch(rb"[0-9a-fA-F]{1,15}", digits):
+            raise Broken("a chunk without a size")
+        self._left = int(digits, 16)
+        self._step = self._chunk if self._left else self._trailer
+        return True
+
+    def _chunk(self) -> bool:
+        self._take()
+        if self._left or len(self._raw) < 2:
+            return False
+        if self._upto(b"\r\n") != b"":
+            raise Broken("a chunk longer than its size")
+        self._step = self._size
+        return True
+
+    def _trailer(self) -> bool:
+        line = self._upto(b"\r\n")
+        self.complete = line == b""
+        return line is not None
+
+    def _counted(self) -> bool:
+        self._take()
+        self.complete = not self._left
+        return False
+
+    def _until_close(self) -> bool:
+        self._left = len(self._raw)
+        self._take()
+        return False
+
+    def _take(self) -> None:
+        piece = self._raw[: self._left]
+        del self._raw[: len(piece)]
+        self._left -= len(piece)
+        self._line += piece
+
+    def _upto(self, end: bytes) -> bytes | None:
+        """What stands before `end`, which goes too; None while it has not come."""
+        at = self._raw.find(end)
+        if at < 0:
+            if len(self._raw) > HEAD_LIMIT:
+                raise Broken("a line without an end")
+            return None
+        found = bytes(self._raw[:at])
+        del self._raw[: at + len(end)]
+        return found
+
+
+def _partition(field: str) -> tuple[str, str, str]:
+    return field.partition(":")
