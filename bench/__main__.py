@@ -1,20 +1,153 @@
 """`sluice bench`: speed, measured from outside. Every report names its command; tests live elsewhere."""
 
 import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from bench.quick import quick
+from bench.measure import MODES, Plan, Result, measure
+from bench.report import by_workload, page
+from bench.server import BenchError
+from bench.summary import aligned, compared, reasons, to_json
+from bench.workloads import FIRST_ID, VOCAB, WORKLOADS, Scale, chosen
+from shared.config import ConfigError
+from shared.flags import Parser
+
+QUICK = "Sluice over HTTP beside a plain transformers loop, same weights, at concurrency 1, 8 and 32."
+ABOUT = """Runs workloads against a server, or against one started here for each mode that is compared.
+
+workloads:
+""" + "\n".join(f"  {workload.name:20} {workload.text}" for workload in WORKLOADS.values())
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="sluice bench", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 well, 1 something could not be measured, 2 bad flags."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = _workloads if words[:1] == ["workloads"] else _quick
+    try:
+        return command(words[1:] if words[:1] in (["workloads"], ["quick"]) else words)
+    except ConfigError as error:
+        print(f"sluice bench: {error}", file=sys.stderr)
+        return 2
+    except BenchError as error:
+        print(f"sluice bench: {error}", file=sys.stderr)
+        return 1
+
+
+def _quick(words: list[str]) -> int:
+    parser = Parser(prog="sluice bench", description=f"{QUICK} `sluice bench workloads --help`: workloads and modes.")
     parser.add_argument(
         "--models", default="demo,qwen3-0.6b", help="demo, or shapes of bench/checkpoints.py (default: %(default)s)"
     )
-    parser.add_argument("--json", type=Path, help="write the numbers here as well")
-    args = parser.parse_args(argv)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here as well")
+    args = parser.read(words)
+    from bench.quick import quick
+
     print(quick(args.models.split(","), args.json))
     return 0
+
+
+def _workloads(words: list[str]) -> int:
+    cut = words.index("--") if "--" in words else len(words)
+    args = _parser().read(words[:cut])
+    plan = _plan(args, tuple(words[cut + 1 :]))
+    _check_writable(args)
+    results = measure(plan)
+    problems = [
+        f"{result.workload}, {result.mode}: {count} failed: {reason}"
+        for result in results
+        for reason, count in reasons(result.records)
+    ]
+    print(tables(results), *problems, sep="\n")
+    _write(args, results, shlex.join(["sluice", "bench", "workloads", *words]), problems)
+    return 0
+
+
+def tables(results: Sequence[Result]) -> str:
+    """One table with a column a workload; or, of several modes, one a workload with a column a mode and its ratio."""
+    groups = by_workload(results)
+    if all(len(group) == 1 for group in groups.values()):
+        columns = {name: group[0].summary for name, group in groups.items()}
+        return aligned(compared(columns, results[0].mode)) + "\n"
+    return "\n".join(
+        aligned(compared({result.mode: result.summary for result in group}, name, ratios=True)) + "\n"
+        for name, group in groups.items()
+    )
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="sluice bench workloads", usage="%(prog)s [--flag value ...] [-- serve flags ...]")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = ABOUT
+    add = parser.add_argument
+    add("--workload", default="all", metavar="NAME,...", help="which, or all (default)")
+    add("--url", default="", help="a server that runs already")
+    add("--model", default="", metavar="NAME", help="the model's name there (default: the first it lists)")
+    add("--serve", default="", metavar="MODEL", help="start `sluice serve` with this model; flags for it behind --")
+    add("--compare", default="", metavar="MODE,...", help=f"with --serve, one server each: {', '.join(MODES)}")
+    add("--rate-scale", type=_positive, default=1.0, metavar="X", help="multiplies arrivals a second (default 1)")
+    add("--length-scale", type=_positive, default=1.0, metavar="X", help="multiplies all lengths (default 1)")
+    add("--vocab", type=int, default=VOCAB, metavar="N", help="prompts are ids below this (default %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write numbers and all stamps")
+    add("--html", type=Path, metavar="FILE", help="write a page with tables and pictures (needs matplotlib)")
+    add("--png", type=Path, metavar="FILE", help="write the pictures as one (needs matplotlib)")
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text!r}")
+    return value
+
+
+def _plan(args: argparse.Namespace, flags: tuple[str, ...]) -> Plan:
+    """Raises ConfigError for flags that contradict each other, BenchError for names that are not there."""
+    if bool(args.url) == bool(args.serve):
+        raise ConfigError("say either --url, for a server that runs, or --serve, to start one")
+    if args.url and (args.compare or flags):
+        raise ConfigError(f"{'--compare' if args.compare else 'flags behind --'} need --serve: --url runs already")
+    if args.url and not args.url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url begins with http:// or https://, unlike {args.url!r}")
+    if args.serve and args.model:
+        raise ConfigError("--model goes with --url; with --serve the model is there already")
+    if args.vocab <= FIRST_ID:
+        raise ConfigError(f"--vocab must be above {FIRST_ID}")
+    modes = tuple(dict.fromkeys(args.compare.split(","))) if args.compare else ()
+    for mode in modes:
+        if mode not in MODES:
+            raise BenchError(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
+    try:
+        workloads = chosen(args.workload)
+    except KeyError as error:
+        raise BenchError(f"there is no workload {error}; there are {', '.join(WORKLOADS)}") from error
+    scale = Scale(args.rate_scale, args.length_scale)
+    return Plan(workloads, scale, args.vocab, args.url, args.model, args.serve, flags, modes)
+
+
+def _check_writable(args: argparse.Namespace) -> None:
+    """Before the long part: that what comes out of it can be kept."""
+    for path in filter(None, (args.json, args.html, args.png)):
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise BenchError(f"{path} cannot be written: its folder is missing, or it is one itself")
+    if args.html or args.png:
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            raise BenchError("--html and --png need matplotlib: pip install matplotlib") from error
+
+
+def _write(args: argparse.Namespace, results: Sequence[Result], command: str, problems: Sequence[str]) -> None:
+    if args.json:
+        args.json.write_text(to_json({"command": command, "results": [asdict(result) for result in results]}))
+    if args.html:
+        args.html.write_text(page(results, command, problems))
+    if args.png:
+        from bench.plots import png
+
+        args.png.write_bytes(png(by_workload(results)))
 
 
 if __name__ == "__main__":

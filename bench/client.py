@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from bench.http import Answer, Broken
+from bench.answer import Answer, Broken
 
 PATIENCE_S = 900.0  # for one whole answer
 PIECE = 1 << 16

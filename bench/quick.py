@@ -10,7 +10,7 @@ from bench.checkpoints import checkpoint
 from bench.client import Call, Record, Target, run
 from bench.generate import Generator
 from bench.server import served
-from bench.summary import summarize, table
+from bench.summary import Summary, summarize, table, to_json
 from bench.workloads import FIRST_ID
 
 CONCURRENCY = (1, 8, 32)
@@ -19,7 +19,7 @@ PROMPT, NEW = 128, 64
 
 def quick(models: list[str], out: Path | None, rounds: int = 2) -> str:
     """The report as Markdown; `out` gets the numbers as JSON."""
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, Summary] = {}
     for model in models:
         folder, vocab = _folder(model)
         with served(str(folder)) as target:
@@ -33,11 +33,11 @@ def quick(models: list[str], out: Path | None, rounds: int = 2) -> str:
             rows[f"{model}, transformers, {concurrency}"] = summarize(peer.run(concurrency, PROMPT, NEW))
         del peer
     if out is not None:
-        out.write_text(json.dumps(rows, indent=1))
+        out.write_text(to_json(rows))
     return table(rows, f"{PROMPT} in, {NEW} out")
 
 
-def _sluice(target: Target, concurrency: int, vocab: int, rounds: int) -> dict[str, float]:
+def _sluice(target: Target, concurrency: int, vocab: int, rounds: int) -> Summary:
     rng = random.Random(concurrency)
 
     def calls() -> list[Call]:

@@ -1,34 +1,36 @@
-"""From records to numbers: throughput and latency percentiles, as a dict for JSON and a row for a table."""
+"""From records to numbers: throughput and latency percentiles, as a dict for JSON and as Markdown tables."""
 
+import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bench.client import Record
 
-COLUMNS = (
-    "requests",
-    "failed",
-    "tokens_s",
-    "decode_s",
-    "ttft_p50",
-    "ttft_p99",
-    "itl_p50",
-    "itl_p99",
-    "e2e_p50",
-    "e2e_p99",
-)
-TITLES = (
-    "requests",
-    "failed",
-    "tokens/s",
-    "decode tokens/s",
-    "TTFT p50 ms",
-    "p99",
-    "ITL p50 ms",
-    "p99",
-    "E2E p50 ms",
-    "p99",
-)
+Summary = dict[str, float]
+
+SHORT = {
+    "requests": "requests",
+    "failed": "failed",
+    "tokens_s": "tokens/s",
+    "decode_s": "decode tokens/s",
+    "ttft_p50": "TTFT p50 ms",
+    "ttft_p99": "p99",
+    "itl_p50": "ITL p50 ms",
+    "itl_p99": "p99",
+    "e2e_p50": "E2E p50 ms",
+    "e2e_p99": "p99",
+}
+LONG = {
+    "requests": "requests",
+    "failed": "failed",
+    "tokens_s": "output tokens/s",
+    "total_s": "input + output tokens/s",
+    "hit_share": "prompt tokens cached, %",
+    **{f"{name}_p{q}": f"{name.upper()} p{q}, ms" for name in ("ttft", "itl", "e2e") for q in (50, 95, 99)},
+    "itl_max": "ITL longest, ms",
+}
 
 
 def percentile(values: Sequence[float], q: float) -> float:
@@ -37,48 +39,116 @@ def percentile(values: Sequence[float], q: float) -> float:
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)] if ordered else math.nan
 
 
-def summarize(records: Sequence[Record]) -> dict[str, float]:
-    """Times in milliseconds, rates in completion tokens per second of wall clock."""
+def summarize(records: Sequence[Record]) -> Summary:
+    """Times in milliseconds, rates in tokens per second of wall clock, shares in percent. Of failed ones only the count."""
     good = [record for record in records if not record.error]
     wall = max((r.done for r in good), default=0.0) - min((r.sent for r in good), default=0.0)
     gaps = [gap for record in good for gap in record.gaps]
     ttft = [record.ttft for record in good]
     e2e = [record.done - record.sent for record in good]
+    new, prompt = sum(r.completion_tokens for r in good), sum(r.prompt_tokens for r in good)
+    cached = sum(r.cached_tokens for r in good)
     return {
         "requests": len(records),
         "failed": len(records) - len(good),
-        "tokens_s": sum(r.completion_tokens for r in good) / wall if wall else math.nan,
+        "wall_s": wall,
+        "tokens_s": new / wall if wall else math.nan,
+        "total_s": (new + prompt) / wall if wall else math.nan,
         "decode_s": decode_rate(good),
-        "prompt_tokens": sum(r.prompt_tokens for r in good),
-        "cached_tokens": sum(r.cached_tokens for r in good),
+        "prompt_tokens": prompt,
+        "completion_tokens": new,
+        "cached_tokens": cached,
+        "hit_share": 100 * cached / prompt if prompt else math.nan,
         **{
             f"{name}_p{q}": 1e3 * percentile(values, q / 100)
             for name, values in (("ttft", ttft), ("itl", gaps), ("e2e", e2e))
             for q in (50, 95, 99)
         },
+        "itl_max": 1e3 * max(gaps, default=math.nan),
     }
 
 
 def decode_rate(records: Sequence[Record]) -> float:
-    """Tokens per second while every stream runs: from the last first token to the first end."""
+    """Tokens per second while every stream runs: from the last first token to the first end; nan if never."""
     begun = max((r.stamps[0] for r in records), default=0.0)
     ended = min((r.stamps[-1] for r in records), default=0.0)
     if ended <= begun:
         return math.nan
-    per_event = sum(r.completion_tokens for r in records) / sum(len(r.stamps) for r in records)
-    inside = sum(begun < stamp <= ended for r in records for stamp in r.stamps)
-    return per_event * inside / (ended - begun)
+    inside = sum(
+        weight(record) * count
+        for record in records
+        for stamp, count in zip(record.stamps, record.tokens, strict=True)
+        if begun < stamp <= ended
+    )
+    return inside / (ended - begun)
 
 
-def table(rows: dict[str, dict[str, float]], first: str = "") -> str:
+def weight(record: Record) -> float:
+    """Tokens of the answer to one token seen: above 1 where a server does not tell how many an event has."""
+    return record.completion_tokens / sum(record.tokens)
+
+
+def reasons(records: Sequence[Record]) -> list[tuple[str, int]]:
+    """Why requests failed and how often, commonest first."""
+    return Counter(record.error for record in records if record.error).most_common()
+
+
+def table(rows: Mapping[str, Summary], first: str = "") -> str:
     """A Markdown table, a row a name."""
-    lines = [f"| {first} | " + " | ".join(TITLES) + " |", "|---" + "|--:" * len(TITLES) + "|"]
-    for name, row in rows.items():
-        lines.append(f"| {name} | " + " | ".join(_number(row[column]) for column in COLUMNS) + " |")
+    lines = [f"| {first} | " + " | ".join(SHORT.values()) + " |", "|---" + "|--:" * len(SHORT) + "|"]
+    lines += [f"| {name} | " + " | ".join(number(row[column]) for column in SHORT) + " |" for name, row in rows.items()]
     return "\n".join(lines)
 
 
-def _number(value: float) -> str:
+def compared(columns: Mapping[str, Summary], first: str = "", *, ratios: bool = False) -> list[list[str]]:
+    """Cells of a table with a column a name and a row a figure; `ratios` puts each one's ratio to the first behind it."""
+    names = list(columns)
+    base = columns[names[0]]
+    lines = [[first, names[0]]]
+    lines += [[title, number(base[key])] for key, title in LONG.items()]
+    for name in names[1:]:
+        lines[0] += [name, "ratio"] if ratios else [name]
+        for line, key in zip(lines[1:], LONG, strict=True):
+            value = columns[name][key]
+            line += [number(value), _ratio(value, base[key])] if ratios else [number(value)]
+    return lines
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> str:
+    """A Markdown table that is one to the eye as well; its first line is the head."""
+    widths = [max(3, *(len(cell) for cell in column)) for column in zip(*cells, strict=True)]
+    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = []
+    for row in (cells[0], rule, *cells[1:]):
+        padded = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("| " + " | ".join(padded) + " |")
+    return "\n".join(lines)
+
+
+def to_json(value: Any) -> str:
+    """JSON with null for what could not be measured."""
+    return json.dumps(_finite(value), indent=1)
+
+
+def number(value: float) -> str:
     if math.isnan(value):
         return "–"
-    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+    if value == int(value) or value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _ratio(value: float, base: float) -> str:
+    return f"{value / base:.2f}" if base and not math.isnan(value / base) else "–"
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list():
+            return [_finite(item) for item in value]
+        case _:
+            return value

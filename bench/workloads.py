@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.client import Call
 
 SEED = 42
+WARM_UP = 2
 FIRST_ID = 300  # above special tokens and single bytes
+VOCAB = 1500  # ids that every model has
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +29,21 @@ class Workload:
     text: str
     calls: Callable[[random.Random, Scale, int], list[Call]]
     sequential: bool = False
-    warm_up: int = 2  # the first requests, sent one by one and not counted
+    seed: int = SEED
 
     def make(self, vocab: int, scale: Scale) -> list[Call]:
-        return self.calls(random.Random(SEED if self.name != "offline" else 0), scale, vocab)
+        """The same calls every time; ids from FIRST_ID up to `vocab`."""
+        return self.calls(random.Random(self.seed), scale, vocab)
+
+    def warm_up(self, calls: list[Call]) -> list[Call]:
+        """The first requests, to be sent one by one and not counted. Their ids come in reverse, so that no counted
+        request finds its own prompt, or the shared beginning, in the prefix cache."""
+        return [replace(call, at=0.0, prompt=call.prompt[::-1]) for call in calls[:WARM_UP]]
+
+
+def chosen(names: str) -> list[Workload]:
+    """`all`, or names between commas; raises KeyError with the one that is not there."""
+    return list(WORKLOADS.values()) if names == "all" else [WORKLOADS[name] for name in names.split(",")]
 
 
 def _ids(rng: random.Random, count: int, vocab: int) -> list[int]:
@@ -93,6 +106,6 @@ WORKLOADS = {
         ),
         Workload("chunked_prefill", "48, Poisson 6 a second, mostly 1024 to 2048 in, 64 to 256 out", _chunked_prefill),
         Workload("prefix_caching", "48, 8 a second, 1024 shared + 32 to 128 in, 256 out", _prefix_caching),
-        Workload("offline", "256 at once, 100 to 1024 in and out", _uniform(256, 0, (100, 1024), (100, 1024))),
+        Workload("offline", "256 at once, 100 to 1024 in and out", _uniform(256, 0, (100, 1024), (100, 1024)), seed=0),
     )
 }

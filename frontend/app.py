@@ -22,7 +22,7 @@ from frontend.border import DIALECT, REQUEST_ID, SEND, Border, Envelope, Keys, k
 from frontend.errors import SluiceError, TooLarge
 from frontend.link import Link
 from frontend.metrics import Meters
-from frontend.protocols import completions, events, models, tokenize
+from frontend.protocols import chat, completions, events, messages, models, tokenize
 from frontend.protocols.common import Context, Meta, Wakes, json
 from frontend.protocols.fields import decode
 from frontend.service import Run, Service
@@ -102,13 +102,16 @@ class Api:
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/messages", self.messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
         ]
 
     def envelope(self, path: str) -> Envelope:
         """Who words an error before the body was read."""
         if path == "/v1/completions" and self._config.completions_stream_format == "events":
             return events
-        return completions
+        return messages if (path + "/").startswith("/v1/messages/") else completions
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -141,6 +144,12 @@ class Api:
     def _of_completions(self, body: dict[str, Any]) -> Dialect:
         wanted = body.get("stream_format") or self._config.completions_stream_format
         return events if wanted == "events" else completions
+
+    async def chat(self, request: Request) -> Response:
+        return await self._generate(request, lambda body: chat)
+
+    async def messages(self, request: Request) -> Response:
+        return await self._generate(request, lambda body: messages)
 
     async def _generate(self, request: Request, choose: Callable[[dict[str, Any]], Dialect]) -> Response:
         body = await self._body(request)
@@ -200,6 +209,9 @@ class Api:
 
     async def detokenize(self, request: Request) -> Response:
         return _json(await tokenize.detokenize(await self._body(request), self._context()))
+
+    async def count_tokens(self, request: Request) -> Response:
+        return _json(await messages.count_tokens(await self._body(request), self._context()))
 
     async def models(self, request: Request) -> Response:
         return _json(models.listing(self._name, self._created, self._max_seq_len))

@@ -236,7 +236,7 @@ def _timings(sequence: Sequence, now: float) -> m.Timings:
 
 
 def _wrong(submit: m.Submit, vocab_size: int) -> str:
-    """What a well-behaved frontend never sends, in words; empty when all is well. Whatever passes cannot raise later."""
+    """What a well-behaved frontend never sends, in words; empty when all is well. What passes cannot raise."""
     sampling = submit.sampling
     try:
         prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)
@@ -245,7 +245,7 @@ def _wrong(submit: m.Submit, vocab_size: int) -> str:
     ids = [*prompt, *generated, *(id for id, _ in sampling.logit_bias)]
     if not prompt or not all(0 <= id < vocab_size for id in ids):
         return "the prompt is empty, or an id lies beyond the vocabulary"
-    if sampling.max_tokens < 0 or sampling.seed is not None and not 0 <= sampling.seed < 1 << 64:
+    if sampling.max_tokens < 0 or (sampling.seed is not None and not 0 <= sampling.seed < 1 << 64):
         return "max_tokens or seed is out of range"
     if not 0 <= (sampling.logprobs or 0) <= vocab_size or sampling.top_k < 0:
         return "logprobs or top_k is out of range"

@@ -117,12 +117,13 @@ def check_length(param: str, prompt: int, output: int, context: Context) -> None
 
 
 def sampling(values: dict[str, Any], max_tokens: int, context: Context, **more: Any) -> Sampling:
-    """The wire's Sampling from fields read by the SAMPLING table."""
+    """The wire's Sampling from fields read by the SAMPLING table; what a dialect does not have keeps its default."""
+    values = {name: values.get(name, field.default) for name, field in SAMPLING.items()}
     check_ids("stop_token_ids", values["stop_token_ids"], context.vocab_size)
     check_ids("logit_bias", [token for token, _ in values["logit_bias"]], context.vocab_size)
     if values["min_tokens"] > max_tokens:
         raise Unprocessable("`min_tokens` is more than the tokens asked for", param="min_tokens", code="out_of_range")
-    return Sampling(max_tokens=max_tokens, **{name: values[name] for name in SAMPLING}, **more)
+    return Sampling(max_tokens=max_tokens, **values, **more)
 
 
 class Totals:

@@ -1,10 +1,12 @@
 """OpenAI's text completions: https://platform.openai.com/docs/api-reference/completions
 
 A stream is text chunks, one chunk with the finish reason for each choice, a usage chunk when asked, `[DONE]`.
-Everything that waits goes out in one write, and what does not change from chunk to chunk is rendered once.
+Everything that waits goes out in one write, and what does not change from chunk to chunk is rendered once. Chat,
+which words the same things a little differently, takes its chunks from here.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from frontend.errors import BadRequest, SluiceError, Unprocessable
@@ -97,7 +99,7 @@ async def _tokens(given: list[Prompt], context: Context) -> list[list[int]]:
 
 async def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
     """The answer as server-sent events, one `bytes` for all that came at once."""
-    page = _Chunks(meta)
+    page = Chunks(meta, SHAPE)
     async for wake in wakes:
         if data := b"".join([page.write(delta) for delta in wake]):
             yield data
@@ -106,8 +108,8 @@ async def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
 
 async def whole(meta: Meta, wakes: Wakes) -> bytes:
     """The answer in one piece."""
-    totals = Totals(meta.ask)
     choices = [_Choice(meta, index) for index in range(len(meta.ask.prompts) * meta.ask.n)]
+    totals = Totals(meta.ask)
     async for wake in wakes:
         for delta in wake:
             totals.add(delta)
@@ -129,20 +131,38 @@ def _head(meta: Meta) -> dict[str, Any]:
     return {"id": meta.id, "object": "text_completion", "created": meta.created, "model": meta.ask.model}
 
 
-class _Chunks:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a dialect of OpenAI's words a chunk: what all chunks say, and where a choice's text stands."""
+
+    head: Callable[[Meta], dict[str, Any]]
+    before: bytes  # the text of a choice
+    after: bytes
+    without: bytes  # in place of all three when there is no text
+    logprobs: Callable[[Meta, Delta, int], dict[str, Any]]  # of a delta that begins at this character
+
+
+class Chunks:
     """Renders one stream's chunks."""
 
-    def __init__(self, meta: Meta) -> None:
+    def __init__(self, meta: Meta, shape: Shape) -> None:
         ask = meta.ask
         self._meta = meta
+        self._shape = shape
         self._totals = Totals(ask)
         self._left = len(ask.prompts) * ask.n
-        self._head = b"data: " + json(_head(meta))[:-1]
-        self._before = [self._head + b',"choices":[{"index":%d,"text":' % i for i in range(self._left)]
+        self._head = b"data: " + json(shape.head(meta))[:-1]
+        self._bare = [self._head + b',"choices":[{"index":%d,' % i for i in range(self._left)]
+        self._before = [bare + shape.before for bare in self._bare]
         self._usage_null = b',"usage":null' if ask.include_usage else b""
-        self._after = b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
+        self._rest = b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
+        self._after = shape.after + self._rest
         self._plain = not ask.continuous_usage and ask.sampling.logprobs is None
         self._offsets = [0] * self._left
+
+    def opening(self, payload: bytes) -> bytes:
+        """A chunk for each choice, before any of its text."""
+        return b"".join([bare + payload + self._rest for bare in self._bare])
 
     def write(self, delta: Delta) -> bytes:
         text = delta.text
@@ -159,10 +179,11 @@ class _Chunks:
         """A chunk with log-probabilities or running usage."""
         if not text and not delta.ids:
             return b""
-        logprobs = _logprobs(self._meta, delta, self._offsets[delta.index]) if delta.logprobs is not None else None
+        offset = self._offsets[delta.index]
         self._offsets[delta.index] += len(text)
-        return b'%s%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (
-            self._before[delta.index], json(text), json(logprobs), self._usage(),
+        logprobs = None if delta.logprobs is None else self._shape.logprobs(self._meta, delta, offset)
+        return b'%s%s%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (
+            self._before[delta.index], json(text), self._shape.after, json(logprobs), self._usage(),
         )  # fmt: skip
 
     def _usage(self) -> bytes:
@@ -173,8 +194,9 @@ class _Chunks:
         self._left -= 1
         ask = self._meta.ask
         timings = ask.timings and not self._left and not ask.include_usage
-        return b'%s"","logprobs":null,"finish_reason":%s%s}]%s%s}\n\n' % (
-            self._before[delta.index], json(FINISH[delta.finish or Finish.LENGTH]), _extras(delta), self._usage(),
+        return b'%s%s,"logprobs":null,"finish_reason":%s%s}]%s%s}\n\n' % (
+            self._bare[delta.index], self._shape.without,
+            json(FINISH[delta.finish or Finish.LENGTH]), _extras(delta), self._usage(),
             b',"timings":' + json(self._totals.timings) if timings else b"",
         )  # fmt: skip
 
@@ -239,3 +261,6 @@ def _top(meta: Meta, token: TokenLogprob) -> dict[str, float]:
     """The likeliest tokens by text; of two ids with one text the likelier stays."""
     text = meta.tokenizer.token_text
     return {text(id): logprob for id, logprob in reversed(token.top)}
+
+
+SHAPE = Shape(_head, before=b'"text":', after=b"", without=b'"text":""', logprobs=_logprobs)

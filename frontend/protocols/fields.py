@@ -49,12 +49,15 @@ def decode(body: bytes) -> dict[str, Any]:
     return value
 
 
-def read(table: Table, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of the table, read or defaulted; what the table does not know is refused."""
+def read(table: Table, body: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Every field of the table, read or defaulted; what the table does not know is refused.
+
+    `path` leads to `body` in the whole request ("messages[0].") and stands before the names in refusals.
+    """
     for name in body:
         if name not in table:
-            raise Unprocessable(f"unknown field `{name}`", param=name, code="unknown_field")
-    return {name: _one(name, field, body.get(name)) for name, field in table.items()}
+            raise Unprocessable(f"unknown field `{path}{name}`", param=path + name, code="unknown_field")
+    return {name: _one(path + name, field, body.get(name)) for name, field in table.items()}
 
 
 def _one(name: str, field: Field, value: Any) -> Any:
@@ -182,16 +185,46 @@ def bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     return tuple((int(key), within(name, entry)) for key, entry in value.items())
 
 
-def flags(*names: str) -> Reader:
-    """An object of booleans, all optional."""
-    table: Table = {name: Field(boolean, False) for name in names}
+def record(table: Table) -> Reader:
+    """An object whose fields a table of their own knows."""
 
-    def reader(name: str, value: Any) -> dict[str, bool]:
+    def reader(name: str, value: Any) -> dict[str, Any]:
         if type(value) is not dict:
             raise wrong_type(name, value, "an object")
-        for key in value:
-            if key not in table:
-                raise Unprocessable(f"unknown field `{name}.{key}`", param=f"{name}.{key}", code="unknown_field")
-        return {key: _one(f"{name}.{key}", field, value.get(key)) for key, field in table.items()}
+        return read(table, value, f"{name}.")
+
+    return reader
+
+
+def flags(*names: str) -> Reader:
+    """An object of booleans, all optional."""
+    return record({name: Field(boolean, False) for name in names})
+
+
+def each(item: Reader, most: int) -> Reader:
+    """An array that is not empty; a refusal names the entry, as in `messages[2].role`."""
+
+    def reader(name: str, value: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise wrong_type(name, value, "an array")
+        if not value:
+            raise BadRequest(f"`{name}` is empty", param=name, code="empty_prompt")
+        if len(value) > most:
+            raise Unprocessable(f"`{name}` may have at most {most} entries", param=name, code="out_of_range")
+        return tuple([item(f"{name}[{i}]", entry) for i, entry in enumerate(value)])
+
+    return reader
+
+
+def only(*harmless: Any) -> Reader:
+    """A field of something not offered: these values, which do not ask for it, may be sent all the same."""
+
+    def reader(name: str, value: Any) -> Any:
+        if value not in harmless:
+            allowed = " or ".join(msgspec.json.encode(one).decode() for one in harmless)
+            raise Unprocessable(
+                f"`{name}` is not offered by this server, except as {allowed}", param=name, code="unsupported_field"
+            )
+        return value
 
     return reader

@@ -2,17 +2,16 @@
 
 from typing import Any
 
-from frontend.errors import BadRequest
+from frontend.errors import BadRequest, Unprocessable
 from frontend.protocols.common import Context, check_ids, check_model
+from frontend.protocols.conversation import OPENAI_CHAT, openai_prompt
 from frontend.protocols.fields import Field, Table, boolean, exactly, integer, list_of, read, some_text
 
 TOKENIZE: Table = {
+    **OPENAI_CHAT,
     "model": Field(some_text),
     "prompt": Field(exactly(str)),
-    "messages": Field(list_of(exactly(dict), 10_000)),
     "add_special_tokens": Field(boolean),
-    "add_generation_prompt": Field(boolean, True),
-    "chat_template_kwargs": Field(exactly(dict), {}),
 }
 
 DETOKENIZE: Table = {
@@ -22,17 +21,20 @@ DETOKENIZE: Table = {
 
 
 async def tokenize(body: dict[str, Any], context: Context) -> dict[str, Any]:
-    """`prompt` gets the tokenizer's special tokens unless told otherwise; a template writes its own."""
+    """`prompt` gets the tokenizer's special tokens unless told otherwise; `messages` become what chat makes of them."""
     values = read(TOKENIZE, body)
     check_model(values["model"] or context.model, context)
-    prompt, messages, special = values["prompt"], values["messages"], values["add_special_tokens"]
-    if (prompt is None) == (messages is None):
+    prompt, special = values["prompt"], values["add_special_tokens"]
+    if (prompt is None) == (values["messages"] is None):
         raise BadRequest("give either `prompt` or `messages`", param="prompt")
-    if messages is not None:
-        prompt = context.template.render(messages, values["add_generation_prompt"], **values["chat_template_kwargs"])
-    if special is None:
-        special = messages is None
-    ids = await context.tokenizer.encode(prompt, special) if prompt else []
+    if prompt is None:
+        if special:
+            raise Unprocessable(
+                "`add_special_tokens`: a chat template writes its own", param="add_special_tokens", code="out_of_range"
+            )
+        ids = await openai_prompt(values, context)
+    else:
+        ids = await context.tokenizer.encode(prompt, special is not False) if prompt else []
     return {"tokens": ids, "count": len(ids), "max_model_len": context.max_seq_len}
 
 

@@ -60,7 +60,7 @@ def _page_table(chunks: Seq[Chunk], kv_lens: NDArray[np.int32], page_size: int) 
     used = -(-kv_lens // page_size)
     table = np.zeros((len(chunks), int(used.max())), np.int32)
     for row, chunk, n in zip(table, chunks, used.tolist(), strict=True):
-        row[:n] = chunk.sequence.pages[:n]
+        row[:n] = np.frombuffer(chunk.sequence.pages, np.int32, n)
     return table
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared.messages import Sampling
 from worker.kernels.sample import Bias, History, SampleParams
 from worker.kernels.sample import sample as sample_rows
 from worker.schedule.sequence import Sequence
@@ -18,7 +19,19 @@ from worker.schedule.sequence import Sequence
 
 def sample(logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
     """The next id of each sequence; logits [R, V] float32, a row a sequence."""
+    if all(_is_plain(sequence) for sequence in sequences):
+        return logits.argmax(-1).tolist()  # type: ignore[no-any-return]
     return sample_rows(logits, columns(sequences, eos_ids, logits.device)).tolist()
+
+
+def _is_plain(sequence: Sequence) -> bool:
+    """Greedy, and nothing to adjust before."""
+    p = sequence.sampling
+    return not (p.temperature or p.logit_bias or _is_penalized(p) or sequence.output_len < p.min_tokens)
+
+
+def _is_penalized(p: Sampling) -> bool:
+    return p.repetition_penalty != 1 or bool(p.presence_penalty or p.frequency_penalty)
 
 
 def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
@@ -56,8 +69,7 @@ def _signed(seed: int) -> int:
 def _history(sequences: list[Sequence], device: torch.device) -> History | None:
     rows, ids, counts = [], [], []
     for row, sequence in enumerate(sequences):
-        p = sequence.sampling
-        if p.repetition_penalty == 1 and not p.presence_penalty and not p.frequency_penalty:
+        if not _is_penalized(sequence.sampling):
             continue
         seen, inverse = np.unique(np.asarray(sequence.tokens, np.int64), return_inverse=True)
         ids.append(seen)

@@ -3,6 +3,7 @@
 Knows one sequence at a time; who gets pages first, and at whose expense, is the scheduler's business.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Collection
 from math import ceil
@@ -42,7 +43,7 @@ class Paging:
         self._refused = (None, 0)
         for page in shared:
             self.pool.share(page)
-        sequence.pages = shared + (self.pool.acquire(fresh) or [])
+        sequence.pages = array("i", shared + (self.pool.acquire(fresh) or []))
         sequence.computed = len(shared) * self.pool.page_size
         if self.prefix is not None:
             self.prefix.count(len(sequence.tokens), sequence.computed)
@@ -66,7 +67,7 @@ class Paging:
 
     def free(self, sequence: Sequence) -> None:
         self.pool.release(sequence.pages)
-        sequence.pages = []  # not cleared: a step under way may still read the list
+        sequence.pages = array("i")  # not cleared: a step under way may still read the list
 
     def check(self, running: Collection[Sequence]) -> None:
         """Raises AssertionError unless the owned pages are exactly those of the running sequences."""

@@ -1,5 +1,6 @@
 """A request inside the worker, as a few counts; the states of a request are questions asked of them."""
 
+from array import array
 from dataclasses import dataclass, field
 
 from shared.messages import Sampling
@@ -24,7 +25,7 @@ class Sequence:
     deadline: float = float("inf")
     crashes: int = 0
     computed: int = 0
-    pages: list[int] = field(default_factory=list)
+    pages: "array[int]" = field(default_factory=lambda: array("i"))  # of C ints, which pack.py copies whole
     cached: int = 0  # prompt tokens found in the prefix cache at first admission
     preemptions: int = 0
     admitted: float = 0.0  # when it first got pages

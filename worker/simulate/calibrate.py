@@ -56,7 +56,9 @@ def _sequences(engine: Engine, longest: int) -> list[Sequence]:
             break
         tokens = [rng.randrange(engine.limits.vocab_size) for _ in range(longest)]
         sampling = Sampling(1, temperature=0.0, ignore_eos=True)
-        sequences.append(Sequence((b"calibrate", id), tokens, longest, sampling, 0, 0.0, pages=pages))
+        sequence = Sequence((b"calibrate", id), tokens, longest, sampling, 0, 0.0)
+        sequence.pages.extend(pages)
+        sequences.append(sequence)
     return sequences
 
 

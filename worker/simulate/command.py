@@ -153,6 +153,7 @@ def _replay(traffic: Traffic, args: argparse.Namespace, settings: Settings, cost
 
 
 def _calibrate(args: argparse.Namespace, settings: Settings) -> int:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as a worker does; read when torch is imported
     from worker.model.checkpoint import CheckpointError
     from worker.model.families import UnsupportedModel
     from worker.simulate.calibrate import measure

@@ -12,6 +12,7 @@ small steps hide their arithmetic behind the weights' way from memory. It errs t
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,6 +120,7 @@ def _parse(content: dict[str, Any]) -> CostModel:
     if "cost" not in content:
         return fit([Observation(**step) for step in content["steps"]])
     cost = CostModel(**{name: float(value) for name, value in content["cost"].items()})
-    if min(asdict(cost).values()) < 0 or not cost.overhead + cost.token > 0:
-        raise ValueError("coefficients must not be negative, and a step must take some time")
+    values = asdict(cost).values()
+    if not all(0 <= value < inf for value in values) or cost.overhead + cost.token == 0:
+        raise ValueError("coefficients must be finite and not negative, and a step must take some time")
     return cost

@@ -7,6 +7,7 @@ takes. Tokens are made up; a sequence ends at its max_tokens. The same traffic g
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from shared.config import WorkerConfig
@@ -50,13 +51,13 @@ class Request:
 
 
 class Sample(NamedTuple):
-    """One step: when it began, how long it took, and how things stood while it was computed."""
+    """One step, or one stretch without any: when it began, how long it took, and how things stood meanwhile."""
 
     at: float
     seconds: float
     waiting: int
     running: int
-    batch: int  # sequences in the step
+    batch: int  # sequences in the step; 0: nothing was computed
     tokens: int  # tokens in the step
     owned: int
     cached: int
@@ -66,12 +67,16 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """`requests` in order of being sent, `timeline` one sample a step."""
+    """`requests` in order of being sent; `timeline` without gaps."""
 
     requests: list[Request]
     timeline: list[Sample]
     end: float  # seconds
     preemptions: int
+
+    @property
+    def steps(self) -> int:
+        return sum(sample.batch > 0 for sample in self.timeline)
 
     @property
     def refused(self) -> int:
@@ -106,7 +111,7 @@ def replay(
     cost: CostModel,
     on_step: Callable[[Sample], None] = lambda sample: None,
 ) -> Replay:
-    """Runs all of `traffic` through an idle `scheduler` over `pool`; `on_step` is called after each step.
+    """Runs all of `traffic` through an idle `scheduler` over `pool`; `on_step` is called after each sample.
 
     Raises Stuck if the scheduler stops short of its work.
     """
@@ -137,12 +142,12 @@ class _Run:
     def turn(self) -> Sample | None:
         """One step, or one jump of the clock to where there may be something to do."""
         self._receive()
+        if not self.busy:  # the last ones were refused
+            return None
         plan = self._scheduler.plan(self.now)
         if plan:
             return self._step(plan)
-        if not plan.preempted:  # else the next plan has the room that this one made
-            self._wait()
-        return None
+        return None if plan.preempted else self._wait()  # what was preempted made room for the next plan
 
     def _receive(self) -> None:
         while self._todo and self._next() <= self.now:
@@ -152,7 +157,7 @@ class _Run:
     def _next(self) -> float:
         """When the next request is sent; never, while another must end first."""
         if not self._todo or (self._sequential and self._scheduler.has_work):
-            return float("inf")
+            return inf
         return max(self._todo[0].at, self._ended) if self._sequential else self._todo[0].at
 
     def _submit(self, arrival: Arrival, sent: float) -> None:
@@ -167,15 +172,9 @@ class _Run:
             request.done = self._ended = self.now
 
     def _step(self, plan: Plan) -> Sample:
-        began, seconds = self.now, self._cost.of(plan)
-        scheduler, pages = self._scheduler, self._pool.counts()
-        sample = Sample(
-            began, seconds, scheduler.waiting, scheduler.running, len(plan.chunks), plan.tokens,
-            pages.owned, pages.cached, pages.free, scheduler.preemptions_total,
-        )  # fmt: skip
-        self.timeline.append(sample)
-        self.now += seconds
-        for advance in scheduler.commit(plan, [MADE_UP] * len(plan.sampling), self.now):
+        sample = self._sample(plan, self._cost.of(plan))
+        self.now += sample.seconds
+        for advance in self._scheduler.commit(plan, [MADE_UP] * len(plan.sampling), self.now):
             self._report(advance)
         return sample
 
@@ -188,8 +187,19 @@ class _Run:
             request.done = self._ended = self.now
             request.cached_tokens, request.preemptions = sequence.cached, sequence.preemptions
 
-    def _wait(self) -> None:
+    def _wait(self) -> Sample:
         until = min(self._next(), self._scheduler.next_wakeup(self.now))
-        if not self.now < until < float("inf"):
+        if not self.now < until < inf:
             raise Stuck(f"{self._scheduler.waiting} wait, {self._scheduler.running} run, and nothing is planned")
+        sample = self._sample(Plan(), until - self.now)
         self.now = until
+        return sample
+
+    def _sample(self, plan: Plan, seconds: float) -> Sample:
+        scheduler, pages = self._scheduler, self._pool.counts()
+        sample = Sample(
+            self.now, seconds, scheduler.waiting, scheduler.running, len(plan.chunks), plan.tokens,
+            pages.owned, pages.cached, pages.free, scheduler.preemptions_total,
+        )  # fmt: skip
+        self.timeline.append(sample)
+        return sample

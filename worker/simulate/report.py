@@ -5,6 +5,7 @@ Latency percentiles are not computed here: those of the benchmarks are, by the o
 
 import shutil
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,14 @@ def timeline(replay: Replay, columns: int) -> str:
 
 
 def buckets(replay: Replay, of: Callable[[Sample], float], columns: int) -> list[float]:
-    """The peak of a quantity in each of `columns` equal slices of the replay; 0 where no step was under way."""
+    """The peak of a quantity in each of `columns` equal slices of the replay."""
     peaks = [0.0] * columns
+    scale = columns / replay.end if replay.end else 0.0
     for sample in replay.timeline:
-        first, last = _column(sample.at, replay, columns), _column(sample.at + sample.seconds, replay, columns)
-        value = of(sample)
-        for column in range(first, last + 1):
-            peaks[column] = max(peaks[column], value)
+        first = min(columns - 1, int(sample.at * scale))
+        last = min(columns, ceil((sample.at + sample.seconds) * scale))
+        for column in range(first, max(first + 1, last)):
+            peaks[column] = max(peaks[column], of(sample))
     return peaks
 
 
@@ -54,7 +56,7 @@ def outcome(replay: Replay) -> str:
     refused = len(replay.requests) - len(replay.finished)
     return (
         f"{len(replay.finished)} finished, {replay.refused} refused with 503, {refused - replay.refused} impossible, "
-        f"{replay.preemptions} preemptions, {len(replay.timeline)} steps in {replay.end:.1f} s"
+        f"{replay.preemptions} preemptions, {replay.steps} steps in {replay.end:.1f} s"
     )
 
 
@@ -62,7 +64,7 @@ def numbers(replay: Replay) -> dict[str, Any]:
     """For JSON: counts, one record a request, and the timeline by columns."""
     return {
         "end": replay.end,
-        "steps": len(replay.timeline),
+        "steps": replay.steps,
         "preemptions": replay.preemptions,
         "refused": replay.refused,
         "requests": [
@@ -124,7 +126,3 @@ def _row(name: str, peaks: list[float]) -> str:
     levels = len(RAMP) - 1
     marks = "".join(RAMP[-int(-peak * levels // most)] if most else RAMP[0] for peak in peaks)
     return f"{name:<{LABEL}}|{marks}| {most:.0f}"
-
-
-def _column(at: float, replay: Replay, columns: int) -> int:
-    return min(columns - 1, int(at / replay.end * columns)) if replay.end else 0

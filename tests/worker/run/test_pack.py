@@ -1,5 +1,7 @@
 """A plan laid out as tensors, against the definition in model/packed.py spelled out token by token."""
 
+from array import array
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def make(tokens: int, computed: int, page_size: int, first_page: int, **options: bool) -> Sequence:
-    pages = list(range(first_page, first_page + -(-tokens // page_size)))[::-1]
+    pages = array("i", list(range(first_page, first_page + -(-tokens // page_size)))[::-1])
     return Sequence(
         (b"f", first_page), [(7 * i + first_page) % 1000 for i in range(tokens)], tokens,
         Sampling(4, **options), 0, 0.0, computed=computed, pages=pages,

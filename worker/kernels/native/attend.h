@@ -16,7 +16,7 @@
 #define KEYS 64          /* keys of a block; part of the result's bits */
 #define SPAN 1024        /* keys of a span; part of the result's bits */
 #define MOST_D 256
-#define HEAD_TILES 8     /* most tiles of one head in an item: they share what is done once per block */
+#define HEAD_TILES 16    /* most tiles of one head in an item: they share what is done once per block */
 #define ITEM_TILES 16    /* most tiles of an item */
 #define NOTHING (-1e30f) /* the maximum of no scores */
 
@@ -37,7 +37,7 @@ typedef struct {
     _Alignas(64) State span;
     State total;
     _Alignas(64) char q[16 * MOST_D * 4]; /* as the kernel wants it */
-    float scores[KEYS * 16];
+    float weights[KEYS * 16];
     int32_t position[16];                 /* rows beyond `rows` repeat the last one's */
     int head, row, rows;
 } Tile;
@@ -49,6 +49,7 @@ typedef struct {
 
 typedef struct {
     _Alignas(64) char k[KEYS * MOST_D * 4], v[KEYS * MOST_D * 4];
+    float scores[2][KEYS * 16];
     Tile tiles[ITEM_TILES];
 } Scratch;
 
@@ -58,9 +59,9 @@ static void leave(void);  /* and after */
 static Scratch *scratch_here(void);
 static void take_block(const Attend *a, Scratch *s, const Item *item, int head, long block, long from, long to);
 static void take_q(const Attend *a, Tile *tile, const Item *item);
-static void attend_block(const Attend *a, Scratch *s, Tile *tiles, int count, long block);
+static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block);
 SHARED void merge_span(const Attend *a, State *total, const State *span);
-static void put_rows(const Attend *a, const Tile *tile, const Item *item);
+static void put_rows(const Attend *a, const Tile *tile, const State *state, const Item *item);
 
 INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long most(long a, long b) { return a > b ? a : b; }
@@ -107,16 +108,15 @@ static int begin_item(const Attend *a, Scratch *s, const Item *item) {
             tile->head = h, tile->row = item->row + r, tile->rows = least(ROWS, item->rows - r);
             for (int i = 0; i < ROWS; i++)
                 tile->position[i] = position_of(a, item->seq, tile->row + least(i, tile->rows - 1));
-            begin(a, &tile->total);
             take_q(a, tile, item);
         }
     return tiles;
 }
 
-/* Few rows wait for memory: while one head is worked on, its share of the next block is asked for. */
-static void ask_for_share(const Attend *a, const Item *item, int head, long next, long last) {
-    long share = (head - item->head) * KEYS / item->heads, end = (head - item->head + 1) * KEYS / item->heads;
-    if (item->rows <= 2 * ROWS) ask_for_keys(a, item, next + share, least(next + end, last));
+/* Part `part` of `parts` of what the item will read in the next block. */
+static void ask_for_part(const Attend *a, const Item *item, long block, long part, long parts) {
+    long last = position_of(a, item->seq, item->row + item->rows - 1) + 1, next = block + KEYS;
+    ask_for_keys(a, item, next + part * KEYS / parts, least(next + (part + 1) * KEYS / parts, last));
 }
 
 static void do_block(const Attend *a, Scratch *s, const Item *item, int tiles, long block) {
@@ -124,9 +124,8 @@ static void do_block(const Attend *a, Scratch *s, const Item *item, int tiles, l
     long from = most(block, first_key(a, position_of(a, item->seq, item->row))), to = least(block + KEYS, last);
     int each = tiles / item->heads;
     for (int i = 0; i < tiles; i += each) {
-        ask_for_share(a, item, s->tiles[i].head, block + KEYS, last);
         take_block(a, s, item, s->tiles[i].head, block, from, to);
-        attend_block(a, s, &s->tiles[i], each, block);
+        attend_block(a, s, item, &s->tiles[i], each, block);
     }
 }
 
@@ -147,13 +146,16 @@ static void do_span(const Attend *a, Scratch *s, const Item *item, int tiles, lo
 static void do_item(const Attend *a, Scratch *s, const Item *item, State *part) {
     enter();
     int tiles = begin_item(a, s, item);
+    int merge = item->spans > 1; /* merging a single span would leave it as it is */
+    for (int i = 0; i < tiles && merge; i++) begin(a, &s->tiles[i].total);
     for (int span = item->span; span < item->span + item->spans; span++) {
         do_span(a, s, item, tiles, span);
-        for (int i = 0; i < tiles && !part; i++) merge_span(a, &s->tiles[i].total, &s->tiles[i].span);
+        for (int i = 0; i < tiles && merge; i++) merge_span(a, &s->tiles[i].total, &s->tiles[i].span);
     }
     for (int i = 0; i < tiles; i++) {
-        if (part) part[i] = s->tiles[i].span;
-        else put_rows(a, &s->tiles[i], item);
+        Tile *tile = &s->tiles[i];
+        if (part) part[i] = tile->span;
+        else put_rows(a, tile, merge ? &tile->total : &tile->span, item);
     }
     leave();
 }
@@ -163,8 +165,9 @@ static void merge_parts(const Attend *a, Scratch *s, const Item *items, const St
     enter();
     int tiles = begin_item(a, s, items);
     for (int i = 0; i < tiles; i++) {
+        begin(a, &s->tiles[i].total);
         for (int p = 0; p < n; p++) merge_span(a, &s->tiles[i].total, &parts[p * ITEM_TILES + i]);
-        put_rows(a, &s->tiles[i], items);
+        put_rows(a, &s->tiles[i], &s->tiles[i].total, items);
     }
     leave();
 }

@@ -63,6 +63,7 @@ static void take_q(const Attend *a, Tile *tile, const Item *item) {
         for (int i = 0; i < 16; i++) {
             long row = tile->row + i, token = a->starts[item->seq] + row / group, head = tile->head * group + row % group;
             const bf16 *q = (const bf16 *)a->q + token * a->q_stride + head * a->d + step * 32;
+            __builtin_prefetch(q + 16 / group * a->q_stride, 0, 3); /* the next tile's */
             rows[i] = i < tile->rows ? _mm512_maskz_loadu_epi16(columns(a->d, step * 32), q) : _mm512_setzero_si512();
         }
         transpose(rows);
@@ -106,7 +107,7 @@ static void take_block(const Attend *a, Scratch *s, const Item *item, int head, 
 }
 
 /* scores[KEYS][16] = k q^T */
-static void score(const Attend *a, const Scratch *s, Tile *tile) {
+static void score(const Attend *a, const Scratch *s, const Tile *tile, float *scores) {
     long steps = steps_of(a), stride = steps * 64;
     TILE_ZERO(0);
     TILE_ZERO(1);
@@ -124,19 +125,18 @@ static void score(const Attend *a, const Scratch *s, Tile *tile) {
         TILE_DOT(2, 4, 5);
         TILE_DOT(3, 6, 5);
     }
-    TILE_STORE(0, tile->scores, 64);
-    TILE_STORE(1, tile->scores + 256, 64);
-    TILE_STORE(2, tile->scores + 512, 64);
-    TILE_STORE(3, tile->scores + 768, 64);
+    TILE_STORE(0, scores, 64);
+    TILE_STORE(1, scores + 256, 64);
+    TILE_STORE(2, scores + 512, 64);
+    TILE_STORE(3, scores + 768, 64);
 }
 
-/* 2^x for x <= 0, relative error 2e-7; exactly 1 at 0. */
+/* 2^x for x <= 0, relative error 3e-6 (the weights are rounded to bf16 after); exactly 1 at 0. */
 INLINE __m512 exp2_lanes(__m512 x) {
     __m512 n = _mm512_roundscale_ps(x, 8), f = _mm512_sub_ps(x, n);
-    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(1.3398874e-3f), _mm512_set1_ps(9.6184373e-3f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5503324e-2f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022648e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314720e-1f));
+    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(9.58285299e-3f), _mm512_set1_ps(5.59064247e-2f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.40240986e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93124193e-1f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(p, n);
 }
@@ -151,9 +151,16 @@ INLINE __mmask16 sees(const Sight *sight, int key) {
     return _mm512_cmple_epi32_mask(at, sight->last) & _mm512_cmpge_epi32_mask(at, sight->first);
 }
 
-INLINE __m512 unseen_hidden(const Tile *tile, const Sight *sight, long i, int block, int hide) {
-    __m512 x = _mm512_load_ps(tile->scores + i * 16);
+INLINE __m512 unseen_hidden(const float *scores, const Sight *sight, long i, int block, int hide) {
+    __m512 x = _mm512_load_ps(scores + i * 16);
     return hide ? _mm512_mask_mov_ps(_mm512_set1_ps(NOTHING), sees(sight, block + i), x) : x;
+}
+
+INLINE __m512 highest(const float *scores, const Sight *sight, long block, int hide) {
+    __m512 top[4] = {_mm512_set1_ps(NOTHING), _mm512_set1_ps(NOTHING), _mm512_set1_ps(NOTHING), _mm512_set1_ps(NOTHING)};
+    for (long i = 0; i < KEYS; i += 4)
+        for (int j = 0; j < 4; j++) top[j] = _mm512_max_ps(top[j], unseen_hidden(scores, sight, i + j, block, hide));
+    return _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3]));
 }
 
 /* bf16 of two keys' weights, side by side a row. */
@@ -163,26 +170,25 @@ INLINE __m512i pair(__m512 even, __m512 odd) {
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
 
-/* Scores become weights, [KEYS / 32][16 rows][32 keys] bf16 in place; returns the factor on what was there before. */
-INLINE __m512 weigh(const Attend *a, Tile *tile, const Sight *sight, long block, const int hide) {
+/* Scores become weights, [KEYS / 32][16 rows][32 keys] bf16; returns the factor on what was there before. */
+INLINE __m512 weigh(const Attend *a, const float *scores, Tile *tile, const Sight *sight, long block, const int hide) {
     State *state = &tile->span;
-    __m512 old = _mm512_load_ps(state->max), scale = _mm512_set1_ps(a->scale * 1.44269504f), top = _mm512_set1_ps(NOTHING);
-    for (long i = 0; i < KEYS; i++) top = _mm512_max_ps(top, unseen_hidden(tile, sight, i, block, hide));
-    __m512 max = _mm512_max_ps(old, _mm512_mul_ps(top, scale)), sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    __m512 scale = _mm512_set1_ps(a->scale * 1.44269504f), old = _mm512_load_ps(state->max);
+    __m512 max = _mm512_max_ps(old, _mm512_mul_ps(highest(scores, sight, block, hide), scale));
+    __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (long half = 0; half < KEYS; half += 32) {
         __m512i rows[16];
         for (long i = half; i < half + 32; i += 2) {
             __m512 p[2];
             for (int j = 0; j < 2; j++) {
-                __m512 x = _mm512_load_ps(tile->scores + (i + j) * 16);
-                __m512 y = exp2_lanes(_mm512_fmsub_ps(x, scale, max));
+                __m512 y = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(scores + (i + j) * 16), scale, max));
                 p[j] = hide ? _mm512_maskz_mov_ps(sees(sight, block + i + j), y) : y;
                 sums[j] = _mm512_add_ps(sums[j], p[j]);
             }
             rows[(i - half) / 2] = pair(p[0], p[1]);
         }
         transpose(rows);
-        for (int i = 0; i < 16; i++) _mm512_store_si512((char *)tile->scores + half * 32 + i * 64, rows[i]);
+        for (int i = 0; i < 16; i++) _mm512_store_si512((char *)tile->weights + half * 32 + i * 64, rows[i]);
     }
     __m512 shrink = exp2_lanes(_mm512_sub_ps(old, max));
     _mm512_store_ps(state->max, max);
@@ -205,8 +211,8 @@ static void shrink_rows(float *out, __m512 shrink, long wide) {
 static void add_values(const Attend *a, const Scratch *s, Tile *tile) {
     float *out = tile->span.out;
     long tiles = padded(a->d) / 16, half = steps_of(a) * 2048;
-    TILE_LOAD(6, tile->scores, 64);
-    TILE_LOAD(7, (const char *)tile->scores + 1024, 64);
+    TILE_LOAD(6, tile->weights, 64);
+    TILE_LOAD(7, (const char *)tile->weights + 1024, 64);
     for (long i = 0; i < tiles; i += 2) {
         const char *v = s->v + i * 1024;
         TILE_LOAD(0, out + i * 16, tiles * 64);
@@ -226,21 +232,31 @@ static void add_values(const Attend *a, const Scratch *s, Tile *tile) {
     }
 }
 
-static __m512 weigh_tile(const Attend *a, Tile *tile, long block) {
+static __m512 weigh_tile(const Attend *a, const float *scores, Tile *tile, long block) {
     Sight sight = {.last = _mm512_load_si512(tile->position), .first = _mm512_setzero_si512()};
     if (a->window) sight.first = _mm512_sub_epi32(sight.last, _mm512_set1_epi32(a->window - 1));
     int all_seen = tile->position[0] >= block + KEYS - 1 && first_key(a, tile->position[15]) <= block;
-    return all_seen ? weigh(a, tile, &sight, block, 0) : weigh(a, tile, &sight, block, 1);
+    return all_seen ? weigh(a, scores, tile, &sight, block, 0) : weigh(a, scores, tile, &sight, block, 1);
 }
 
-/* Step by step over all tiles, so that keys, then values, stay in the first-level cache. */
-static void attend_block(const Attend *a, Scratch *s, Tile *tiles, int count, long block) {
-    for (Tile *tile = tiles; tile < tiles + count; tile++)
-        if (in_sight(a, tile, block)) score(a, s, tile);
-    for (Tile *tile = tiles; tile < tiles + count; tile++)
-        if (in_sight(a, tile, block)) shrink_rows(tile->span.out, weigh_tile(a, tile, block), padded(a->d));
-    for (Tile *tile = tiles; tile < tiles + count; tile++)
-        if (in_sight(a, tile, block)) add_values(a, s, tile);
+/* First the weights of all tiles, then their values, so that keys, then values, stay in the first-level cache. While the
+ * weights of a tile are worked out, the tiles multiply the next one's scores. */
+static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block) {
+    __m512 shrink[ITEM_TILES];
+    Tile *seeing[ITEM_TILES];
+    int n = 0, part = (tiles->head - item->head) * count;
+    for (int i = 0; i < count; i++)
+        if (in_sight(a, &tiles[i], block)) seeing[n++] = &tiles[i];
+    if (n) score(a, s, seeing[0], s->scores[0]);
+    for (int i = 0; i < n; i++) {
+        if (i + 1 < n) score(a, s, seeing[i + 1], s->scores[(i + 1) % 2]);
+        ask_for_part(a, item, block, part + i, count * item->heads);
+        shrink[i] = weigh_tile(a, s->scores[i % 2], seeing[i], block);
+    }
+    for (int i = 0; i < n; i++) {
+        shrink_rows(seeing[i]->span.out, shrink[i], padded(a->d));
+        add_values(a, s, seeing[i]);
+    }
 }
 
 SHARED void merge_span(const Attend *a, State *total, const State *span) {
@@ -261,14 +277,15 @@ SHARED void merge_span(const Attend *a, State *total, const State *span) {
         }
 }
 
-static void put_rows(const Attend *a, const Tile *tile, const Item *item) {
+static void put_rows(const Attend *a, const Tile *tile, const State *state, const Item *item) {
     long group = group_of(a), wide = padded(a->d);
     for (int i = 0; i < tile->rows; i++) {
         long row = tile->row + i, token = a->starts[item->seq] + row / group, head = tile->head * group + row % group;
         bf16 *out = (bf16 *)a->out + (token * a->heads + head) * a->d;
         /* + 0: no sign on a zero, whatever was flushed on the way */
+        vf inverse = splat(1.0f / state->sum[i]);
         for (long j = 0; j < a->d; j += LANES)
-            store(out, j, a->d, load_f32(tile->total.out + i * wide + j) / tile->total.sum[i] + 0.0f, 1);
+            store(out, j, a->d, load_f32(state->out + i * wide + j) * inverse + 0.0f, 1);
     }
 }
 

@@ -60,7 +60,7 @@ static void score(const Attend *a, const Scratch *s, Tile *tile) {
         for (int j = 0; j < TOGETHER; j++) sum[j] = splat(0);
         for (long d = 0; d < wide; d++)
             for (int j = 0; j < TOGETHER; j++) sum[j] += load_f32(q + d * LANES) * k[j * wide + d];
-        for (int j = 0; j < TOGETHER; j++) store_f32(tile->scores + (i + j) * LANES, sum[j]);
+        for (int j = 0; j < TOGETHER; j++) store_f32(tile->weights + (i + j) * LANES, sum[j]);
     }
 }
 
@@ -75,13 +75,13 @@ static vf weigh(const Attend *a, Tile *tile, const Sight *sight, long block) {
     State *state = &tile->span;
     vf old = load_f32(state->max), top = splat(NOTHING), sums[2] = {splat(0), splat(0)};
     for (long i = 0; i < KEYS; i++)
-        top = larger(top, pick(sees(sight, block + i), load_f32(tile->scores + i * LANES) * a->scale, splat(NOTHING)));
+        top = larger(top, pick(sees(sight, block + i), load_f32(tile->weights + i * LANES) * a->scale, splat(NOTHING)));
     vf max = larger(old, top);
     for (long i = 0; i < KEYS; i++) {
-        vf p = exp_lanes(load_f32(tile->scores + i * LANES) * a->scale - max);
+        vf p = exp_lanes(load_f32(tile->weights + i * LANES) * a->scale - max);
         p = pick(sees(sight, block + i), p, splat(0));
         sums[i % 2] += p;
-        store_f32(tile->scores + i * LANES, p);
+        store_f32(tile->weights + i * LANES, p);
     }
     vf shrink = exp_lanes(old - max);
     store_f32(state->max, max);
@@ -98,12 +98,13 @@ static void add_values(const Attend *a, const Scratch *s, Tile *tile, vf shrink)
         for (int j = 0; j < TOGETHER; j++) sum[j] = load_f32(out + (d + j) * LANES) * shrink;
         for (long i = 0; i < KEYS; i++)
             for (int j = 0; j < TOGETHER; j++)
-                sum[j] += load_f32(tile->scores + i * LANES) * ((const float *)s->v)[i * wide + d + j];
+                sum[j] += load_f32(tile->weights + i * LANES) * ((const float *)s->v)[i * wide + d + j];
         for (int j = 0; j < TOGETHER; j++) store_f32(out + (d + j) * LANES, sum[j]);
     }
 }
 
-static void attend_block(const Attend *a, Scratch *s, Tile *tiles, int count, long block) {
+static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block) {
+    ask_for_part(a, item, block, tiles->head - item->head, item->heads);
     for (Tile *tile = tiles; tile < tiles + count; tile++) {
         if (!in_sight(a, tile, block)) continue;
         Sight sight;
@@ -123,13 +124,13 @@ SHARED void merge_span(const Attend *a, State *total, const State *span) {
         store_f32(total->out + i, load_f32(total->out + i) * keep + load_f32(span->out + i) * add);
 }
 
-static void put_rows(const Attend *a, const Tile *tile, const Item *item) {
+static void put_rows(const Attend *a, const Tile *tile, const State *state, const Item *item) {
     long group = group_of(a);
     for (int i = 0; i < tile->rows; i++) {
         long row = tile->row + i, token = a->starts[item->seq] + row / group, head = tile->head * group + row % group;
         float line[MOST_D + LANES];
         /* + 0: no sign on a zero, whatever was flushed on the way */
-        for (long j = 0; j < a->d; j++) line[j] = tile->total.out[j * LANES + i] / tile->total.sum[i] + 0.0f;
+        for (long j = 0; j < a->d; j++) line[j] = state->out[j * LANES + i] / state->sum[i] + 0.0f;
         char *out = a->out + (token * a->heads + head) * a->d * a->element;
         for (long j = 0; j < a->d; j += LANES) {
             if (a->element == 2) store(out, j, a->d, load_f32(line + j), 1);

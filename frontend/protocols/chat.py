@@ -1,0 +1,166 @@
+"""OpenAI's chat completions: https://platform.openai.com/docs/api-reference/chat
+
+A stream is a chunk with each choice's role, text chunks, a chunk with each finish reason, a usage chunk when asked,
+`[DONE]`. Chunks are rendered as in `completions`; here is what chat says differently.
+"""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from frontend.errors import SluiceError, Unprocessable
+from frontend.protocols.common import (
+    MAX_LOGPROBS,
+    OPENAI,
+    Context,
+    Meta,
+    Totals,
+    Wakes,
+    check_length,
+    check_model,
+    json,
+    openai_usage,
+    sampling,
+)
+from frontend.protocols.completions import DONE, FINISH, Chunks, Shape, error, failure
+from frontend.protocols.conversation import OPENAI_CHAT, openai_prompt
+from frontend.protocols.fields import Field, Table, boolean, integer, only, read, refused
+from frontend.types import Ask, Delta
+
+__all__ = ["FIELDS", "PREFIX", "error", "failure", "parse", "stream", "whole"]
+
+PREFIX = "chatcmpl"
+LEAST = -9999.0  # OpenAI's word for a log-probability of minus infinity, which JSON cannot say
+ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
+
+FIELDS: Table = {
+    **OPENAI,
+    **OPENAI_CHAT,
+    "messages": Field(OPENAI_CHAT["messages"].reader, required=True),
+    "max_tokens": Field(integer(1)),
+    "max_completion_tokens": Field(integer(1)),
+    "logprobs": Field(boolean, False),
+    "top_logprobs": Field(integer(0, MAX_LOGPROBS)),
+    "response_format": Field(only({"type": "text"})),
+    "modalities": Field(only(["text"])),
+    "tools": Field(only([])),
+    "tool_choice": Field(only("none")),
+    "functions": Field(only([])),
+    "function_call": Field(only("none")),
+    "parallel_tool_calls": Field(boolean),
+    "audio": Field(refused),
+    "prediction": Field(refused),
+    "reasoning_effort": Field(refused),
+    "verbosity": Field(refused),
+    "web_search_options": Field(refused),
+}
+
+
+async def parse(body: dict[str, Any], context: Context) -> Ask:
+    """Raises BadRequest or Unprocessable, naming the field."""
+    values = read(FIELDS, body)
+    check_model(values["model"], context)
+    logprobs, most = _logprobs_asked(values), _max_tokens(values)
+    ids = await openai_prompt(values, context)
+    check_length("messages", len(ids), most or 1, context)
+    chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs)
+    options = values["stream_options"]
+    return Ask(
+        prompts=(ids,), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],
+        timings=values["timings"], model=context.model,
+        include_usage=options.get("include_usage", False),
+        continuous_usage=options.get("continuous_usage_stats", False),
+    )  # fmt: skip
+
+
+def _logprobs_asked(values: dict[str, Any]) -> int | None:
+    if values["top_logprobs"] and not values["logprobs"]:
+        raise Unprocessable("`top_logprobs` needs `logprobs`", param="top_logprobs", code="out_of_range")
+    return (values["top_logprobs"] or 0) if values["logprobs"] else None
+
+
+def _max_tokens(values: dict[str, Any]) -> int | None:
+    """None: to the context's end."""
+    given = {values["max_tokens"], values["max_completion_tokens"]} - {None}
+    if len(given) > 1:
+        raise Unprocessable(
+            "`max_tokens` and `max_completion_tokens` differ", param="max_completion_tokens", code="out_of_range"
+        )
+    return given.pop() if given else None
+
+
+async def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
+    """The answer as server-sent events, one `bytes` for all that came at once."""
+    page = Chunks(meta, SHAPE)
+    opening = page.opening(ROLE)
+    async for wake in wakes:
+        if data := opening + b"".join([page.write(delta) for delta in wake]):
+            yield data
+        opening = b""
+    yield page.last() + DONE
+
+
+async def whole(meta: Meta, wakes: Wakes) -> bytes:
+    """The answer in one piece."""
+    choices = [_Choice(meta, index) for index in range(meta.ask.n)]
+    totals = Totals(meta.ask)
+    async for wake in wakes:
+        for delta in wake:
+            totals.add(delta)
+            choices[delta.index].add(delta)
+    head = _head(meta) | {"object": "chat.completion"}
+    answer = {**head, "choices": [choice.json() for choice in choices], "usage": openai_usage(totals.usage)}
+    return json(answer | ({"timings": totals.timings} if meta.ask.timings else {}))
+
+
+def _head(meta: Meta) -> dict[str, Any]:
+    return {
+        "id": meta.id, "object": "chat.completion.chunk", "created": meta.created, "model": meta.ask.model,
+        "system_fingerprint": None,
+    }  # fmt: skip
+
+
+class _Choice:
+    """One choice of a whole answer."""
+
+    def __init__(self, meta: Meta, index: int) -> None:
+        self._meta = meta
+        self._index = index
+        self._texts: list[str] = []
+        self._scores: list[dict[str, Any]] = []
+        self._end: Delta | None = None
+
+    def add(self, delta: Delta) -> None:
+        self._texts += delta.texts
+        self._scores += _logprobs(self._meta, delta)["content"]
+        self._end = delta
+
+    def json(self) -> dict[str, Any]:
+        end = self._end
+        if end is None or end.finish is None:
+            raise SluiceError(f"choice {self._index} has no end")
+        scored = self._meta.ask.sampling.logprobs is not None
+        return {
+            "index": self._index,
+            "message": {"role": "assistant", "content": "".join(self._texts), "refusal": None},
+            "logprobs": {"content": self._scores, "refusal": None} if scored else None,
+            "finish_reason": FINISH[end.finish], "stop_reason": end.stop, "seed": end.seed,
+        }  # fmt: skip
+
+
+def _logprobs(meta: Meta, delta: Delta, offset: int = 0) -> dict[str, Any]:
+    """One entry a token, with its rivals."""
+    content = [
+        _entry(meta, token.token_id, token.logprob)
+        | {"top_logprobs": [_entry(meta, id, logprob) for id, logprob in token.top]}
+        for token in delta.logprobs or ()
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _entry(meta: Meta, id: int, logprob: float) -> dict[str, Any]:
+    """Tokens that add nothing to the text are spelled out and have no bytes."""
+    raw = meta.tokenizer.token_bytes(id)
+    return {"token": meta.tokenizer.token_text(id), "logprob": max(LEAST, logprob), "bytes": list(raw) or None}
+
+
+SHAPE = Shape(_head, before=b'"delta":{"content":', after=b"}", without=b'"delta":{}', logprobs=_logprobs)

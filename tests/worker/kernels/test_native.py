@@ -1,0 +1,155 @@
+"""The C library's matmul and row kernels against plain torch, on every instruction set here; and whose bits they are."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tests.worker.kernels.native_tiers import close, dtypes, needs_library, tier  # noqa: F401
+from worker.kernels import gate, native, norm, rotary, write
+
+pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
+NAN = float("nan")
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same rows further apart, NaN between them."""
+    return pad(x, (0, 3) if x.ndim == 2 else (0, 0, 0, 3), value=NAN)[:, : x.shape[1]]
+
+
+def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.full(shape, NAN, dtype=dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("n, k", [(64, 64), (100, 77), (33, 1), (1, 300), (257, 1030)])
+def test_product(dtype: torch.dtype, n: int, k: int) -> None:
+    weight, bias = random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1)
+    packed = native.pack_linear(weight, bias)
+    for t in (1, 16, 17, 33, 70, 300):
+        x = random(t, k, dtype=dtype, seed=t)
+        close(native.linear(x, packed, poisoned(t, n, dtype=dtype)), x.double() @ weight.double().T + bias.double())
+    assert native.linear(random(0, k, dtype=dtype), packed).shape == (0, n)
+
+
+@dtypes
+def test_unrounded_product(dtype: torch.dtype) -> None:
+    x, weight = random(3, 200, dtype=dtype), random(40, 200, dtype=dtype)
+    out = native.linear(x, native.pack_linear(weight), out_dtype=torch.float32)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-4)
+
+
+@dtypes
+@pytest.mark.parametrize("n, k", [(96, 1056), (70, 333)])
+def test_product_bits_do_not_depend_on_company_or_threads(dtype: torch.dtype, n: int, k: int) -> None:
+    x, packed = random(600, k, dtype=dtype), native.pack_linear(random(n, k, dtype=dtype), random(n, dtype=dtype))
+    whole = native.linear(x, packed)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            for begin, rows in [(0, 1), (599, 1), (7, 2), (100, 16), (3, 17), (50, 32), (60, 33), (5, 70), (0, 512)]:
+                assert torch.equal(native.linear(x[begin : begin + rows], packed), whole[begin : begin + rows])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dtypes
+@pytest.mark.parametrize("offset", [False, True])
+@pytest.mark.parametrize("shape", [(5, 1), (3, 37), (300, 64), (4, 1152), (6, 3, 24), (70, 4, 128)])
+def test_norm(dtype: torch.dtype, offset: bool, shape: tuple[int, ...]) -> None:
+    x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype, seed=1)
+    ours = native.rms_norm(strided(x), weight, 1e-6, offset, poisoned(*shape, dtype=dtype))
+    close(ours, norm.rms_norm_torch(x, weight, 1e-6, offset=offset))
+    assert torch.equal(native.rms_norm(x[2:3], weight, 1e-6, offset), ours[2:3])
+
+
+@dtypes
+@pytest.mark.parametrize("offset", [False, True])
+def test_norm_of_a_sum(dtype: torch.dtype, offset: bool) -> None:
+    x, residual, weight = random(40, 500, dtype=dtype), random(40, 500, dtype=dtype, seed=1), random(500, dtype=dtype)
+    ours, total = native.add_rms_norm(x, residual, weight, 1e-6, offset)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(ours, native.rms_norm(total, weight, 1e-6, offset))
+
+
+@dtypes
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate(dtype: torch.dtype, activation: gate.Activation) -> None:
+    for t, n in ((1, 5), (3, 100), (40, 1024)):
+        x = random(t, 2 * n, dtype=dtype) * 4
+        ours = native.gate(x, activation, poisoned(t, n, dtype=dtype))
+        close(ours, gate.gate_torch(x, activation))
+        assert torch.equal(native.gate(x[:1], activation), ours[:1])
+
+
+def test_gate_far_from_zero() -> None:
+    x = torch.tensor([[-1e4, -200.0, -90.0, 0.0, 90.0, 1e4] + [1.0] * 6])
+    for activation in ("silu", "gelu_tanh"):
+        torch.testing.assert_close(native.gate(x, activation), gate.gate_torch(x, activation), atol=1e-30, rtol=1e-5)
+
+
+def tables(positions: int, d: int) -> tuple[Tensor, Tensor]:
+    angle = torch.outer(torch.arange(positions).float(), 1e4 ** -(torch.arange(0, d, 2) / d)).repeat(1, 2)
+    return angle.cos(), angle.sin()
+
+
+@dtypes
+@pytest.mark.parametrize("d", [2, 24, 64, 96, 256])
+def test_rotary(dtype: torch.dtype, d: int) -> None:
+    q, k, positions = random(50, 4, d, dtype=dtype), random(50, 2, d, dtype=dtype, seed=1), torch.randperm(50)
+    ours = native.rotary(strided(q), strided(k), *tables(50, d), positions)
+    for one, plain in zip(ours, rotary.rotary_torch(q, k, *tables(50, d), positions), strict=True):
+        close(one, plain)
+    apart = q.transpose(0, 1).contiguous().transpose(0, 1)  # a token's heads far from each other
+    assert torch.equal(native.rotary(apart, k, *tables(50, d), positions)[0], ours[0])
+
+
+@dtypes
+def test_write(dtype: torch.dtype) -> None:
+    k, v = random(9, 2, 24, dtype=dtype), random(9, 2, 24, dtype=dtype, seed=1)
+    ours, plain = ([torch.zeros(5, 4, 2, 24, dtype=dtype) for _ in "kv"] for _ in range(2))
+    slots = torch.randperm(20)[:9]
+    native.write_kv(strided(k), strided(v), *ours, slots)
+    write.write_kv_torch(k, v, *plain, slots)
+    assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+
+
+@dtypes
+@pytest.mark.parametrize("normed", [False, True])
+def test_one_pass_has_the_bits_of_its_parts(dtype: torch.dtype, normed: bool) -> None:
+    t, heads, kv_heads, d = 37, 6, 2, 48
+    qkv, weights = random(t, (heads + 2 * kv_heads) * d, dtype=dtype), [random(d, dtype=dtype, seed=s) for s in (1, 2)]
+    positions, slots = torch.randperm(t), torch.randperm(64)[:t]
+    ours, parts = ([torch.zeros(4, 16, kv_heads, d, dtype=dtype) for _ in "kv"] for _ in range(2))
+    q_norm, k_norm = weights if normed else (None, None)
+    q = native.qkv_post(
+        qkv, *ours, *tables(t, d), positions, slots, q_norm=q_norm, k_norm=k_norm, eps=1e-6, offset=True
+    )
+    plain_q, k, v = qkv.view(t, -1, d).split_with_sizes([heads, kv_heads, kv_heads], dim=1)
+    if normed:
+        plain_q, k = (native.rms_norm(x, w, 1e-6, True) for x, w in zip((plain_q, k), weights, strict=True))
+    plain_q, k = native.rotary(plain_q, k, *tables(t, d), positions)
+    native.write_kv(k, v, *parts, slots)
+    assert torch.equal(q, plain_q)
+    assert all(torch.equal(a, b) for a, b in zip(ours, parts, strict=True))
+
+
+def test_other_types_are_left_to_torch() -> None:
+    assert native.available(torch.float32)
+    assert not native.available(torch.float16)
+    assert not native.available(torch.float64)
+
+
+def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    for cached in (native._library, native._kernels):
+        cached.cache_clear()
+        request.addfinalizer(cached.cache_clear)
+    monkeypatch.setenv("SLUICE_NATIVE", "0")
+    assert not native.available(torch.float32)
+    assert native.tier() == "none"

@@ -1,0 +1,57 @@
+"""Calibration steps a runner through plans that it can only compute right if what they read was written before."""
+
+from typing import Any, cast
+
+import pytest
+
+from shared.messages import Limits
+from worker.load import Engine
+from worker.memory.pages import PagePool
+from worker.run.runner import Sampled
+from worker.schedule.plan import Plan
+from worker.simulate.calibrate import BATCHES, CHUNKS, CONTEXTS, observe
+
+
+class Runner:
+    """Remembers which slots were written, and by whom."""
+
+    def __init__(self, page_size: int) -> None:
+        self.written: dict[tuple[int, int], int] = {}
+        self._size = page_size
+
+    def step(self, plan: Plan) -> Sampled:
+        for chunk in plan.chunks:
+            end = chunk.start + chunk.length
+            assert end <= len(chunk.sequence.tokens) and max(chunk.sequence.tokens[:end]) < 50
+            for position in range(end):
+                slot = chunk.sequence.pages[position // self._size], position % self._size
+                owner = self.written.setdefault(slot, chunk.sequence.key[1]) if position >= chunk.start else None
+                assert owner in (None, chunk.sequence.key[1]), "two sequences share a slot"
+                assert slot in self.written, f"position {position} is read before it was computed"
+        return Sampled([0] * len(plan.sampling))
+
+
+def engine(pages: int, max_seq_len: int, page_size: int = 16) -> Engine:
+    absent = cast(Any, None)
+    runner = cast(Any, Runner(page_size))
+    return Engine(runner, absent, PagePool(pages + 1, page_size), absent, Limits(max_seq_len, 50, ()), "", "cpu", "")
+
+
+def test_it_times_decodes_of_every_batch_and_chunks_of_every_size() -> None:
+    machine = engine(2048, 4096)
+    steps = observe(machine)
+    decodes = {(step.sequences, step.kv_tokens // step.sequences) for step in steps if step.tokens == step.sequences}
+    assert decodes == {(batch, context) for batch in BATCHES for context in CONTEXTS}
+    assert {step.tokens for step in steps if step.tokens > step.sequences} == set(CHUNKS)
+    assert all(step.seconds > 0 for step in steps)
+    assert machine.pool.counts().owned == 0
+
+
+@pytest.mark.parametrize(("pages", "max_seq_len"), [(2048, 200), (70, 4096), (30, 4096)])
+def test_it_leaves_out_what_the_machine_cannot_hold(pages: int, max_seq_len: int) -> None:
+    machine = engine(pages, max_seq_len)
+    steps = observe(machine)
+    assert len(steps) >= 4
+    assert max(step.kv_tokens for step in steps) <= pages * 16
+    assert max(step.kv_tokens // step.sequences for step in steps) < max_seq_len
+    assert machine.pool.counts().owned == 0

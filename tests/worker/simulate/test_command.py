@@ -1,0 +1,104 @@
+"""`sluice simulate` as a person meets it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.workloads import WORKLOADS
+from deploy import cli
+from shared.config import Settings
+from worker.simulate import calibrate
+from worker.simulate.cost import CostModel, Observation, load
+
+
+def simulate(*words: str) -> int:
+    return cli.main(["simulate", *words])
+
+
+def test_every_workload_is_replayed_into_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--workload", "all", "--length-scale", "0.1", "--rate-scale", "4") == 0
+    out = capsys.readouterr().out
+    for name, workload in WORKLOADS.items():
+        assert f"| {name} | " in out and f"\n{name}: " in out, workload.text
+    assert out.count("pages owned") == len(WORKLOADS)
+
+
+def test_flags_are_the_workers_and_numbers_go_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    words = "--workload synthetic --rate 50 --duration 2 --prompt-tokens 5-30 --output-tokens 4"
+    words += f" --max-batch-size 3 --page-size 4 --pages 100 --cost cpu-qwen3-0.6b --json {out}"
+    assert simulate(*words.split()) == 0
+    told = json.loads(out.read_text())
+    replayed = told["workloads"]["synthetic"]
+    assert told["about"]["worker"]["max_batch_size"] == max(replayed["timeline"]["running"]) == 3
+    assert replayed["timeline"]["free"][0] <= 100
+    assert {len(request["stamps"]) for request in replayed["requests"]} == {4}
+    assert replayed["summary"]["requests"] == len(replayed["requests"]) > 50
+    assert f"| synthetic | {len(replayed['requests'])} | 0 |" in capsys.readouterr().out
+
+
+def test_faster_traffic_meets_a_longer_queue(tmp_path: Path) -> None:
+    waiting = []
+    for times in ("1", "64"):
+        out = tmp_path / f"{times}.json"
+        words = f"--workload continuous_batching --length-scale 0.2 --max-batch-size 4 --speedup-of-traffic {times}"
+        assert simulate(*words.split(), "--json", str(out)) == 0
+        waiting.append(max(json.loads(out.read_text())["workloads"]["continuous_batching"]["timeline"]["waiting"]))
+    assert waiting[0] == 0 and waiting[1] > 10
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--pages 0", "--pages: must be a whole number above 0, not '0'"),
+        ("--rate x", "--rate: must be a number above 0, not 'x'"),
+        ("--prompt-tokens 9-3", "--prompt-tokens: must be LOW-HIGH"),
+        ("--workload nobody", "--workload nobody is none of all, baseline,"),
+        ("--cost nothing", "--cost nothing is neither a file nor one of"),
+        ("--pages 9 --kv-cache-backend contiguous", "--pages 9: the K/V pool does not hold one sequence"),
+        ("--batching-mode static --use-chunked-prefill", "--use-chunked-prefill needs"),
+        ("--page-sise 3", "did you mean --page-size?"),
+        ("--port 3", "unknown flag --port"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_2(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(*words.split()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("sluice simulate: ") and says in said and said.count("\n") == 1
+
+
+def test_a_model_that_is_not_there_cannot_be_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--calibrate", "/no/such/folder") == 3
+    assert "/no/such/folder" in capsys.readouterr().err
+
+
+def test_a_calibration_can_be_simulated_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    true = CostModel(0.02, 1e-3, 1e-6, 1e-4)
+    counts = [(1, 9, 1), (8, 800, 8), (32, 99, 32), (64, 64, 1), (128, 5000, 1)]
+
+    def measure(settings: Settings, say: object) -> list[Observation]:
+        assert settings.model.model.endswith("deploy/demo/model") and settings.worker.threads == 1
+        return [Observation(*count, true.seconds(*count)) for count in counts]
+
+    monkeypatch.setattr(calibrate, "measure", measure)
+    out = tmp_path / "cost.json"
+    assert simulate("--calibrate", "demo", "--threads", "1", "--out", str(out)) == 0
+    assert load(str(out)).token == pytest.approx(true.token)
+    assert simulate("--workload", "baseline", "--length-scale", "0.05", "--cost", str(out)) == 0
+    assert "| baseline | 10 | 0 |" in capsys.readouterr().out
+
+
+def test_a_replay_needs_none_of_the_heavy_libraries() -> None:
+    check = (
+        "import sys; from deploy.cli import main\n"
+        "assert main(['simulate', '--workload', 'baseline', '--length-scale', '0.02']) == 0\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'transformers', 'zmq'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,122 @@
+"""A replay is right to the second, the same every time, and loses nobody."""
+
+import random
+
+import pytest
+
+from shared.config import WorkerConfig
+from tests.worker.simulate.harness import CPU, SECOND, simulated, traffic, workload
+from worker.schedule.scheduler import Scheduler
+from worker.simulate.model import Stuck, build, replay
+from worker.simulate.traffic import Arrival, Synthetic, Traffic
+
+
+def test_times_are_those_of_the_steps() -> None:
+    result = simulated(traffic((0, 4, 3), (0.5, 4, 1)))
+    first, second = result.requests
+    assert first.stamps == [1, 2, 3] and first.gaps == [1, 1] and first.done == 3
+    assert (second.sent, second.stamps, second.ttft) == (0.5, [2], 1.5)
+    assert [sample.batch for sample in result.timeline] == [1, 2, 1]
+    assert result.end == 3
+
+
+def test_the_clock_jumps_over_idle_time() -> None:
+    result = simulated(traffic((10, 4, 1), (20, 4, 1)))
+    assert [(sample.at, sample.seconds, sample.batch) for sample in result.timeline] == [
+        (0, 10, 0), (10, 1, 1), (11, 9, 0), (20, 1, 1),
+    ]  # fmt: skip
+    assert result.steps == 2
+
+
+def test_sequential_requests_wait_for_each_other() -> None:
+    result = simulated(traffic((0, 4, 2), (0, 4, 2), (7, 4, 1), sequential=True))
+    assert [(request.sent, request.done) for request in result.requests] == [(0, 2), (2, 4), (7, 8)]
+
+
+def test_a_refusal_is_told_and_does_not_stop_the_others() -> None:
+    result = simulated(
+        traffic((0, 4, 4), (0.5, 4, 1), (0.6, 4, 1), (0.7, 4, 5000)), max_batch_size=1, max_waiting_requests=1
+    )
+    assert [bool(request.refused) for request in result.requests] == [False, False, True, True]
+    assert result.refused == 1, "only a full queue is a 503"
+    assert "5004" in result.requests[3].refused
+    assert len(result.finished) == 2
+
+
+def test_traffic_that_is_refused_whole_ends_as_well() -> None:
+    result = simulated(traffic((1, 4, 5000), (2, 4, 5000)))
+    assert all(request.refused for request in result.requests) and result.steps == 0
+    assert [request.done for request in result.requests] == [1, 2]
+
+
+def test_static_batching_waits_for_its_batch_in_virtual_time() -> None:
+    flags = {"batching_mode": "static", "use_chunked_prefill": False, "batch_wait_timeout_s": 5.0}
+    result = simulated(traffic((1, 4, 2), (2, 4, 1)), **flags)
+    assert [request.stamps[0] for request in result.requests] == [7, 7]
+
+
+@pytest.mark.parametrize("name", ["continuous_batching", "chunked_prefill", "prefix_caching", "paged_attention"])
+def test_the_same_traffic_gives_the_same_replay(name: str) -> None:
+    one, other = (simulated(workload(name, length=0.25), CPU, pages=300) for _ in range(2))
+    assert one == other
+    assert one.preemptions == other.preemptions
+
+
+def test_synthetic_traffic_is_what_was_described() -> None:
+    synthetic = Synthetic(rate=50, duration=20, prompt=(3, 9), output=(1, 4), seed=7)
+    made = synthetic.make()
+    assert made == synthetic.make() and made != Synthetic(rate=50, duration=20, prompt=(3, 9), output=(1, 4)).make()
+    assert 800 < len(made.arrivals) < 1200
+    assert {len(one.prompt) for one in made.arrivals} == set(range(3, 10))
+    assert {one.max_tokens for one in made.arrivals} == set(range(1, 5))
+    assert all(0 < a.at < b.at < 20 for a, b in zip(made.arrivals, made.arrivals[1:], strict=False))
+
+
+def test_faster_traffic_is_the_same_in_less_time() -> None:
+    made = traffic((2, 4, 1), (8, 4, 1)).faster(4)
+    assert [one.at for one in made.arrivals] == [0.5, 2]
+
+
+def test_text_is_not_traffic() -> None:
+    class Call:
+        at, prompt, max_tokens = 0.0, "Once upon a time", 4
+
+    with pytest.raises(ValueError, match="ids"):
+        Traffic.of([Call()])
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("backend", ["paged", "contiguous"])
+def test_every_request_finishes_or_is_refused(seed: int, backend: str) -> None:
+    rng = random.Random(seed)
+    arrivals = [
+        Arrival(rng.uniform(0, 30), [rng.randrange(3)] * rng.randint(1, 90), rng.randint(1, 60)) for _ in range(80)
+    ]
+    flags = {"kv_cache_backend": backend, "prefix_cache": backend == "paged", "max_waiting_requests": 12}
+    result = simulated(Traffic(tuple(arrivals)), SECOND, 24, 128, every_step=True, page_size=8, **flags)
+    by_time = sorted(arrivals, key=lambda arrival: arrival.at)
+    assert len(result.requests) == 80
+    for arrival, request in zip(by_time, result.requests, strict=True):
+        assert len(request.stamps) == (0 if request.refused else arrival.max_tokens)
+        assert request.refused or request.done == request.stamps[-1]
+    assert result.refused, "the traffic was meant to be too much"
+    assert sum(request.preemptions for request in result.finished) == result.preemptions
+    assert (result.preemptions > 0) == (backend == "paged")
+    for sample in result.timeline:
+        assert sample.owned + sample.cached + sample.free == result.timeline[0].free
+
+
+def test_a_scheduler_that_stops_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "_join", lambda self, sequence, now: False)
+    scheduler, pool = build(WorkerConfig(), 64)
+    with pytest.raises(Stuck, match="1 wait"):
+        replay(traffic((0, 4, 1)), scheduler, pool, SECOND)
+
+
+def test_contiguous_gets_the_same_memory() -> None:
+    _, paged = build(WorkerConfig(), 1024, 1000)
+    _, contiguous = build(WorkerConfig(kv_cache_backend="contiguous", prefix_cache=False), 1024, 1000)
+    assert paged.usable * paged.page_size >= contiguous.usable * contiguous.page_size
+    assert (contiguous.usable, contiguous.page_size) == (16, 1000)
+    with pytest.raises(ValueError, match="1000 tokens"):
+        build(WorkerConfig(kv_cache_backend="contiguous", prefix_cache=False), 60, 1000)

@@ -1,0 +1,51 @@
+"""What a replay looks like on a terminal, in a file and as a picture."""
+
+import json
+from pathlib import Path
+
+from tests.worker.simulate.harness import simulated, traffic
+from worker.simulate.report import ROWS, buckets, numbers, outcome, plot, timeline
+
+
+def test_a_slice_of_time_shows_the_peak_in_it() -> None:
+    result = simulated(traffic((0, 4, 4), (1.5, 4, 2), (7, 4, 1)))  # steps at 0 1 2 3, nothing until 7, a step
+    assert result.end == 8
+    assert buckets(result, ROWS["batch"], 8)[4:6] == [0, 0]
+    assert buckets(result, ROWS["batch"], 2) == [2, 1]
+    assert buckets(result, ROWS["pages free"], 1) == [64]
+
+
+def test_a_timeline_has_a_row_for_each_quantity_and_its_maximum() -> None:
+    result = simulated(traffic(*[(0.0, 4, 8)] * 10), max_batch_size=4)
+    lines = timeline(result, 40).splitlines()
+    assert len({len(line.rpartition("|")[0]) for line in lines}) == 1, "the rows are not aligned"
+    assert [line.split("|")[0].strip() for line in lines] == [*ROWS, ""]
+    assert lines[0].endswith("| 6") and lines[1].endswith("| 4")
+    assert lines[0].split("|")[1].startswith("@") and lines[0].split("|")[1].endswith(" ")
+    assert lines[1].split("|")[1].startswith("@" * 20)
+    assert lines[-1].split("|")[1].strip().endswith("24 s")
+    assert timeline(result, 40).isascii()
+
+
+def test_nothing_at_all_has_a_timeline_too() -> None:
+    assert timeline(simulated(traffic()), 20).count("\n") == len(ROWS)
+
+
+def test_refusals_are_told_apart() -> None:
+    flags = {"max_batch_size": 1, "max_waiting_requests": 1}
+    result = simulated(traffic((0, 4, 4), (0.5, 4, 1), (0.6, 4, 1), (0.7, 4, 5000)), **flags)
+    assert outcome(result) == "2 finished, 1 refused with 503, 1 impossible, 0 preemptions, 5 steps in 5.0 s"
+
+
+def test_numbers_are_all_there_and_fit_json() -> None:
+    told = json.loads(json.dumps(numbers(simulated(traffic((0, 4, 3), (4, 4, 1))))))
+    assert (told["end"], told["steps"], told["preemptions"], told["refused"]) == (5, 4, 0, 0)
+    assert [request["stamps"] for request in told["requests"]] == [[1, 2, 3], [5]]
+    assert told["timeline"]["at"] == [0, 1, 2, 3, 4]
+    assert {len(column) for column in told["timeline"].values()} == {5}
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.svg"
+    plot({"first": simulated(traffic((0, 4, 3))), "second": simulated(traffic((0, 4, 5000)))}, path)
+    assert "first" in path.read_text() or path.stat().st_size > 10_000
