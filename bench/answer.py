@@ -1,4 +1,4 @@
-"""Reads one HTTP/1.1 answer from bytes as they come, however they are cut. Knows framing; knows no sockets and no events."""
+"""Reads one HTTP/1.1 answer from bytes, however they are cut. Knows framing; knows no sockets and no events."""
 
 import re
 from collections.abc import Callable

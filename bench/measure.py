@@ -58,7 +58,7 @@ def measure(plan: Plan) -> list[Result]:
     """All results, mode by mode; raises BenchError when a server cannot be reached, dies or answers nothing."""
     if plan.url:
         return list(_workloads(plan, running(plan.url, plan.model), "as it runs"))
-    results = []
+    results: list[Result] = []
     for mode in plan.modes or ("",):
         _say(f"starting {plan.serve}{f', {mode}' if mode else ''}")
         with served(plan.serve, (*plan.flags, *(MODES[mode] if mode else ()))) as target:

@@ -1,4 +1,4 @@
-"""`make bench`: Sluice over HTTP beside a plain transformers loop, same weights, same run, at concurrency 1, 8 and 32."""
+"""`make bench`: Sluice over HTTP beside a plain transformers loop, same weights, at concurrency 1, 8 and 32."""
 
 import asyncio
 import json

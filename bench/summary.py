@@ -9,6 +9,7 @@ from typing import Any
 from bench.client import Record
 
 Summary = dict[str, float]
+NOTHING = "\N{EN DASH}"  # could not be measured
 
 SHORT = {
     "requests": "requests",
@@ -40,7 +41,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 
 def summarize(records: Sequence[Record]) -> Summary:
-    """Times in milliseconds, rates in tokens per second of wall clock, shares in percent. Of failed ones only the count."""
+    """Times in ms, rates in tokens per second of wall clock, shares in percent. Of failed ones only the count."""
     good = [record for record in records if not record.error]
     wall = max((r.done for r in good), default=0.0) - min((r.sent for r in good), default=0.0)
     gaps = [gap for record in good for gap in record.gaps]
@@ -101,7 +102,7 @@ def table(rows: Mapping[str, Summary], first: str = "") -> str:
 
 
 def compared(columns: Mapping[str, Summary], first: str = "", *, ratios: bool = False) -> list[list[str]]:
-    """Cells of a table with a column a name and a row a figure; `ratios` puts each one's ratio to the first behind it."""
+    """Cells of a table: a column a name, a row a figure; `ratios` puts each one's ratio to the first behind it."""
     names = list(columns)
     base = columns[names[0]]
     lines = [[first, names[0]]]
@@ -120,8 +121,8 @@ def aligned(cells: Sequence[Sequence[str]]) -> str:
     rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = []
     for row in (cells[0], rule, *cells[1:]):
-        padded = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append("| " + " | ".join(padded) + " |")
+        rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("| " + " | ".join([row[0].ljust(widths[0]), *rest]) + " |")
     return "\n".join(lines)
 
 
@@ -132,14 +133,14 @@ def to_json(value: Any) -> str:
 
 def number(value: float) -> str:
     if math.isnan(value):
-        return "–"
+        return NOTHING
     if value == int(value) or value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _ratio(value: float, base: float) -> str:
-    return f"{value / base:.2f}" if base and not math.isnan(value / base) else "–"
+    return f"{value / base:.2f}" if base and not math.isnan(value / base) else NOTHING
 
 
 def _finite(value: Any) -> Any:

@@ -43,12 +43,14 @@ def build(force: bool = False) -> Path | None:
         return target
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
     if compiler is None:
-        return _without("no C compiler (gcc) found")
+        _say("no C compiler (gcc) found")
+        return None
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as room:
         try:
             made = _compile(compiler, Path(room))
         except subprocess.CalledProcessError as failure:
-            return _without(f"compiling failed:\n{failure.stderr}")
+            _say(f"compiling failed:\n{failure.stderr}")
+            return None
         os.replace(made, target)
     _remove_older(target)
     return target
@@ -89,12 +91,13 @@ def _folder() -> Path:
 
 
 def _remove_older(target: Path) -> None:
-    for other in target.parent.glob("libsluice-*.so"):
-        if other != target:
+    """Only beside the sources: in the cache they may be another installation's."""
+    for other in SOURCES.glob("libsluice-*.so"):
+        if target.parent == SOURCES and other != target:
             other.unlink(missing_ok=True)
 
 
-def _without(reason: str) -> None:
+def _say(reason: str) -> None:
     print(f"sluice: {reason}; the CPU runs on plain torch (slower)", file=sys.stderr)
 
 
