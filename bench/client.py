@@ -106,7 +106,7 @@ async def run(
             record.error = f"connection lost or refused ({type(error).__name__})"
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             record.error = str(error) if isinstance(error, Broken) else f"not understood ({error!r})"
-        record.done = time.perf_counter() - start
+        record.done = record.done or time.perf_counter() - start
         on_done(record)
         return record
 
@@ -165,7 +165,7 @@ class _Events:
             return
         data = line[5:].strip()
         if data == b"[DONE]":
-            self._ended = True
+            self._ended, self._record.done = True, now
             return
         event = json.loads(data)
         if "error" in event:

@@ -15,7 +15,8 @@ from bench.summary import percentile, weight
 SIZE = (15.0, 7.6)  # inches of one workload's six panels
 DPI = 100
 STYLE = {
-    "font.size": 10, "axes.titlesize": 11, "axes.grid": True, "grid.color": "#e8e8e8", "axes.edgecolor": "#888888",
+    "font.size": 10, "axes.titlesize": 11, "axes.titlelocation": "left", "axes.grid": True, "grid.color": "#e8e8e8",
+    "axes.edgecolor": "#888888",
     "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "white",
     "axes.facecolor": "white", "legend.frameon": False,
 }  # fmt: skip
@@ -71,7 +72,8 @@ def _panels(figure: Any, workload: str, modes: Modes) -> None:
     _waits(panels[3], modes, width)
     _throughput(panels[4], modes, width)
     _in_flight(panels[5], modes)
-    figure.suptitle(f"{workload}", fontsize=14, fontweight="bold", x=0.01, ha="left")
+    figure.align_ylabels()
+    figure.suptitle(workload, fontsize=14, fontweight="bold", x=0.01, ha="left")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper right", ncols=len(labels), fontsize=11)
 
@@ -80,10 +82,11 @@ def _distribution(
     ax: Axes, title: str, modes: Modes, values: Callable[[Record], list[float]], *, log: bool = False
 ) -> None:
     found = {name: sorted(1e3 * value for record in modes[name] for value in values(record)) for name in modes}
-    least = min((value for each in found.values() for value in each if value > 0), default=1.0)
+    least = max((percentile(each, 0.5) for each in found.values() if each), default=0.0) / 50 or 0.01  # log has no 0
     for (name, each), colour in zip(found.items(), COLOURS, strict=False):
-        shares = [100 * (index + 1) / len(each) for index in range(len(each))]
-        ax.step([max(value, least) if log else value for value in each], shares, where="post", color=colour, label=name)
+        shares = [100 * index / len(each) for index in range(len(each) + 1)] if each else []
+        places = [max(least, value) if log else value for value in each[:1] + each]
+        ax.step(places, shares, where="post", color=colour, label=name)
     ax.set(title=title, xlabel="ms", ylabel="share at or below, %", ylim=(0, 103))
     if log:
         _log(ax, "x")
@@ -98,7 +101,11 @@ def _waits(ax: Axes, modes: Modes, width: float) -> None:
         points = sorted((end, 1e3 * wait) for record in records for end, wait in record.stalls if wait > 0)
         some = points[:: math.ceil(len(points) / SCATTER) or 1]
         if some:
-            ax.plot(*zip(*some, strict=True), ".", color=colour, alpha=0.25, markersize=3, markeredgewidth=0)
+            few = len(some) < 1000
+            ax.plot(
+                *zip(*some, strict=True), ".",
+                color=colour, alpha=0.5 if few else 0.2, markersize=5 if few else 3, markeredgewidth=0,
+            )  # fmt: skip
         worst = {time: percentile(values, 0.99) for time, values in bins(points, width).items() if values}
         ax.plot(list(worst), list(worst.values()), color=colour, marker="o", markersize=3, linewidth=1.5)
     ax.set(title=f"Time between tokens, and its p99 per {width:g} s", xlabel="seconds since the start", ylabel="ms")
@@ -130,19 +137,22 @@ def _in_flight(ax: Axes, modes: Modes) -> None:
             times.append(time)
             levels.append(level)
         ax.step(times, levels, where="post", color=colour)
+    ax.yaxis.get_major_locator().set_params(integer=True)
     ax.set(title="Requests under way", xlabel="seconds since the start", ylabel="requests")
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
 
 
 def _log(ax: Axes, which: str) -> None:
-    """A logarithmic axis with plain numbers at 1, 2 and 5."""
+    """A logarithmic axis with plain numbers at 1, 2 and 5; stays linear where there is nothing above 0."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    ax.set_xscale("log") if which == "x" else ax.set_yscale("log")
     axis = ax.xaxis if which == "x" else ax.yaxis
     low, high = axis.get_data_interval()
-    wide = low > 0 and high / low > 300
+    if not 0 < low <= high:
+        return
+    ax.set(**{f"{which}scale": "log"})
+    wide = high / low > 300
     axis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -47,11 +47,13 @@ def chosen(names: str) -> list[Workload]:
 
 
 def _ids(rng: random.Random, count: int, vocab: int) -> list[int]:
-    return [rng.randrange(FIRST_ID, vocab) for _ in range(count)]
+    """Takes the same from `rng` whatever `count` is, so that a scale changes no other draw."""
+    own = random.Random(rng.getrandbits(64))
+    return [own.randrange(FIRST_ID, vocab) for _ in range(count)]
 
 
 def _baseline(rng: random.Random, scale: Scale, vocab: int) -> list[Call]:
-    return [Call(0, _ids(rng, scale.tokens(256), vocab), scale.tokens(256)) for _ in range(10)]
+    return [Call(0.0, _ids(rng, scale.tokens(256), vocab), scale.tokens(256)) for _ in range(10)]
 
 
 def _uniform(

@@ -28,7 +28,7 @@ def body(**more: Any) -> dict[str, Any]:
 
 
 async def parsed(tokenizer: Tokenizer, **more: Any) -> Ask:
-    return await chat.parse(body(**more), context(tokenizer))
+    return await chat.parse(body(**more), context(tokenizer, max_seq_len=100))
 
 
 async def shown(tokenizer: Tokenizer, *messages: Any, **more: Any) -> str:
@@ -49,7 +49,7 @@ async def refusal(tokenizer: Tokenizer, **more: Any) -> SluiceError:
 async def test_defaults_are_those_of_the_contract(tokenizer: Tokenizer) -> None:
     ask = await chat.parse({"model": MODEL, "messages": HELLO}, context(tokenizer))
     (ids,) = ask.prompts
-    assert tokenizer.decode(ids, skip_special=False) == "<s><user>hi\n<assistant>"
+    assert tokenizer.decode(ids, skip_special=False) == "<user>hi\n<assistant>"
     assert ask.sampling == Sampling(max_tokens=64 - len(ids)), "to the context's end"
     assert (ask.n, ask.stream, ask.echo, ask.timings, ask.stops) == (1, False, False, False, ())
 
@@ -83,21 +83,19 @@ async def test_roles_and_parts_become_the_templates_prompt(tokenizer: Tokenizer)
         {"role": "assistant", "content": "c", "tool_calls": None, "refusal": None, "annotations": [], "audio": None},
         {"role": "tool", "content": "d", "tool_call_id": "1"},
     )
-    assert text == "<s><system>be brief\n<user>ab\n<assistant>c\n<tool>d\n<assistant>"
+    assert text == "<system>be brief\n<user>ab\n<assistant>c\n<tool>d\n<assistant>"
 
 
 async def test_the_prompts_end_is_the_clients_choice(tokenizer: Tokenizer) -> None:
     said = [*HELLO, {"role": "assistant", "content": "I "}]
-    assert await shown(tokenizer, *said) == "<s><user>hi\n<assistant>I \n<assistant>"
-    assert await shown(tokenizer, *said, add_generation_prompt=False) == "<s><user>hi\n<assistant>I \n"
-    assert await shown(tokenizer, *said, continue_final_message=True) == "<s><user>hi\n<assistant>I "
+    assert await shown(tokenizer, *said) == "<user>hi\n<assistant>I \n<assistant>"
+    assert await shown(tokenizer, *said, add_generation_prompt=False) == "<user>hi\n<assistant>I \n"
+    assert await shown(tokenizer, *said, continue_final_message=True) == "<user>hi\n<assistant>I "
 
 
 async def test_the_template_gets_its_arguments(tokenizer: Tokenizer) -> None:
     thinking = ChatTemplate({"default": "{{ enable_thinking }} {{ messages[0].content }}"}, {})
-    ask = await chat.parse(
-        body(chat_template_kwargs={"enable_thinking": False}), context(tokenizer, template=thinking)
-    )
+    ask = await chat.parse(body(chat_template_kwargs={"enable_thinking": False}), context(tokenizer, template=thinking))
     assert tokenizer.decode(ask.prompts[0]) == "False hi"
 
 
@@ -113,7 +111,8 @@ WRONG_TYPES: list[tuple[str, Any, str]] = [
     ("messages", "hi", "messages"), ("messages", [], "messages"), ("messages", None, "messages"),
     ("messages", ["hi"], "messages[0]"), ("messages", [{"role": "user"}], "messages[0].content"),
     ("messages", [*HELLO, {"role": "assistant", "content": None}], "messages[1].content"),
-    ("messages", [{"content": "x"}], "messages[0].role"), ("messages", [{"role": 1, "content": ""}], "messages[0].role"),
+    ("messages", [{"content": "x"}], "messages[0].role"),
+    ("messages", [{"role": 1, "content": ""}], "messages[0].role"),
     ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
     ("messages", [{"role": "user", "content": []}], "messages[0].content"),
     ("messages", [{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
@@ -143,7 +142,7 @@ NOT_ACCEPTABLE: list[tuple[str, Any, str]] = [
     ("reasoning_effort", "low", "reasoning_effort"), ("modalities", ["text", "audio"], "modalities"),
     ("max_tokens", 0, "max_tokens"), ("max_completion_tokens", 9, "max_completion_tokens"),
     ("top_logprobs", 3, "top_logprobs"), ("top_logprobs", 21, "top_logprobs"), ("min_tokens", 9, "min_tokens"),
-    ("max_tokens", 60, "messages"), ("continue_final_message", 1 == 1, "continue_final_message"),
+    ("max_tokens", 90, "messages"), ("continue_final_message", True, "continue_final_message"),
     ("prompt", "x", "prompt"), ("echo", True, "echo"), ("suffix", "x", "suffix"), ("best_of", 1, "best_of"),
     ("stream_options", {"foo": True}, "stream_options.foo"), ("stop", [""], "stop"), ("n", 0, "n"),
     ("model", "gpt-4", "model"),
@@ -154,13 +153,15 @@ NOT_ACCEPTABLE: list[tuple[str, Any, str]] = [
 async def test_what_is_not_acceptable_is_422(tokenizer: Tokenizer, name: str, value: Any, param: str) -> None:
     more = {"add_generation_prompt": True} if name == "continue_final_message" else {}
     refused = await refusal(tokenizer, **{name: value}, **more)
-    assert (refused.status, refused.param) == (422, param) and (f"`{param}`" in refused.message or param == "messages")
+    assert (refused.status, refused.param) == (422, param) and (
+        f"`{param}`" in refused.message or refused.code in ("model_not_found", "context_length_exceeded")
+    )
 
 
 async def test_codes_that_clients_look_for(tokenizer: Tokenizer) -> None:
     assert (await refusal(tokenizer, model="gpt-4")).code == "model_not_found"
-    assert (await refusal(tokenizer, max_tokens=60)).code == "context_length_exceeded"
-    long = [{"role": "user", "content": "x" * 80}]
+    assert (await refusal(tokenizer, max_tokens=90)).code == "context_length_exceeded"
+    long = [{"role": "user", "content": "x" * 120}]
     assert (await refusal(tokenizer, messages=long, max_tokens=None)).code == "context_length_exceeded"
     assert "not offered" in (await refusal(tokenizer, tools=[{}])).message
 
@@ -238,9 +239,7 @@ async def test_running_usage(tokenizer: Tokenizer) -> None:
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks[1:-1]] == [1, 4]
 
 
-@pytest.mark.parametrize(
-    ("finish", "word"), [(Finish.EOS, "stop"), (Finish.STOP, "stop"), (Finish.LENGTH, "length")]
-)
+@pytest.mark.parametrize(("finish", "word"), [(Finish.EOS, "stop"), (Finish.STOP, "stop"), (Finish.LENGTH, "length")])
 async def test_finish_reasons(tokenizer: Tokenizer, finish: Finish, word: str) -> None:
     chunks = await streamed(tokenizer, [last(finish=finish)])
     assert chunks[-2]["choices"][0]["finish_reason"] == word

@@ -20,6 +20,7 @@ AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mpre
 AMX = (*AVX512, "-mavx512bf16", "-mprfchw")
 UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cpu.c", ()),
+    ("pack.c", ()),
     ("rows.c", AVX2),
     ("rows.c", AVX512),
     ("gemm_lanes.c", AVX2),

@@ -5,7 +5,7 @@ depend on that row alone: not on how many rows come with it, how a prompt is cut
 number of threads. What the library cannot do (`available` False: other dtypes, other processors, no compiler,
 SLUICE_NATIVE=0) is done by plain torch, whose functions beside the callers say what each of these means.
 
-Pointers cross as plain ints and the GIL is released, so a call costs about two microseconds. The asserts are the contract.
+Pointers cross as plain ints and the GIL is released: a call costs a few microseconds. The asserts are the contract.
 """
 
 import ctypes
@@ -35,6 +35,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "gemm": _POINTERS * 4 + _LONGS * 3 + (c_int, c_int),
     "attend": _POINTERS * 7 + _LONGS * 8 + (c_float, c_int),
     "write": _POINTERS * 5 + _LONGS * 4,
+    "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
 }
 _TIERS = {1: "avx2", 2: "avx512", 3: "avx512"}
 
@@ -51,6 +52,7 @@ class _Kernels:
     gemm: Call
     attend: Call
     write: Call
+    pack: Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,9 @@ def _kernels() -> dict[torch.dtype, _Kernels]:
 
 def _bind(library: ctypes.CDLL, dtype: str, lanes: str, matrix: str) -> _Kernels:
     def function(name: str) -> Call:
+        symbol = {"write": f"write_{lanes}", "pack": f"pack_{dtype}"}.get(name)
         suffix = matrix if name in ("gemm", "attend") else lanes
-        found = getattr(library, f"{name}_{suffix}" if name == "write" else f"{name}_{dtype}_{suffix}")
+        found = getattr(library, symbol or f"{name}_{dtype}_{suffix}")
         found.argtypes, found.restype = _SIGNATURES[name], c_int if name in ("gemm", "attend") else None
         bound: Call = found
         return bound
@@ -111,16 +114,12 @@ def _bind(library: ctypes.CDLL, dtype: str, lanes: str, matrix: str) -> _Kernels
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
-    """A copy of weight [N, K] (any N, K) in panels of 32 rows of it, zeros where N or K are not full."""
+    """A copy of weight [N, K] (any N, K, contiguous) in panels of 32 rows of it, zeros where N or K are not full."""
     n, k = weight.shape
-    assert available(weight.dtype) and (bias is None or bias.shape == (n,))
+    assert available(weight.dtype) and weight.is_contiguous() and (bias is None or bias.shape == (n,))
     depth = -(-k // STEP) * STEP if weight.dtype == torch.bfloat16 else k
-    full = torch.nn.functional.pad(weight, (0, depth - k, 0, -n % PANEL))
-    if weight.dtype == torch.bfloat16:  # [panel, tile, column, step, pair, 2] -> [panel, step, tile, pair, column, 2]
-        panels = full.view(-1, 2, 16, depth // STEP, 16, 2).permute(0, 3, 1, 4, 2, 5)
-    else:
-        panels = full.view(-1, PANEL, k).transpose(1, 2)
-    panels = huge(torch.empty(panels.shape, dtype=weight.dtype)).copy_(panels)
+    panels = huge(torch.empty(-(-n // PANEL), depth, PANEL, dtype=weight.dtype))
+    _kernels()[weight.dtype].pack(weight.data_ptr(), panels.data_ptr(), n, k, torch.get_num_threads())
     return NativeWeight(panels, None if bias is None else bias.float().contiguous(), n, k, weight.dtype)
 
 
@@ -234,10 +233,10 @@ def qkv_post(
     eps: float = 0.0,
     offset: bool = False,
 ) -> Tensor:
-    """Between the qkv matmul and attention, in one pass: q/k norm (where given), rotary, K/V write; returns q [T, Hq, D].
+    """Between the qkv matmul and attention, in one pass: q/k norm (where given), rotary, K/V write.
 
-    qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D]; the same bits as
-    `rms_norm`, `rotary` and `write_kv` one after the other.
+    Returns q [T, Hq, D]. qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D].
+    The same bits as `rms_norm`, `rotary` and `write_kv` one after the other.
     """
     kv_heads, d = cache_k.shape[2:]
     heads = qkv.shape[1] // d - 2 * kv_heads

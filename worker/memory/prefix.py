@@ -6,6 +6,7 @@ salt and all tokens up to the page's end are equal (blake2b, 256 bit, so that no
 """
 
 from array import array
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from worker.memory.pages import PagePool
@@ -48,7 +49,7 @@ class PrefixCache:
             pages.append(page)
         return pages
 
-    def publish(self, digests: list[bytes], pages: list[int], indices: range) -> None:
+    def publish(self, digests: list[bytes], pages: Sequence[int], indices: range) -> None:
         """Makes those of a sequence's pages findable. Of two that computed the same, the second keeps its own."""
         for index in indices:
             self.pool.publish(pages[index], digests[index])

@@ -20,7 +20,7 @@ from worker.schedule.sequence import Sequence
 def sample(logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
     """The next id of each sequence; logits [R, V] float32, a row a sequence."""
     if all(_is_plain(sequence) for sequence in sequences):
-        return logits.argmax(-1).tolist()  # type: ignore[no-any-return]
+        return logits.argmax(-1).tolist()
     return sample_rows(logits, columns(sequences, eos_ids, logits.device)).tolist()
 
 

@@ -1,4 +1,4 @@
-"""The C library's matmul and row kernels against plain torch, on every instruction set here; and whose bits they are."""
+"""The C library's matmul and row kernels against plain torch, on every instruction set here; and their bits."""
 
 import pytest
 import torch

@@ -45,7 +45,9 @@ class Story:
 
 def story(lengths: list[int], heads: int, kv_heads: int, d: int, dtype: torch.dtype) -> Story:
     make = torch.Generator().manual_seed(0)
-    return Story(*([torch.randn(n, h, d, generator=make).to(dtype) for n in lengths] for h in (heads, kv_heads, kv_heads)))
+    return Story(
+        *([torch.randn(n, h, d, generator=make).to(dtype) for n in lengths] for h in (heads, kv_heads, kv_heads))
+    )
 
 
 @dtypes

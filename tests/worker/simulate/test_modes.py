@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.simulate.harness import CPU, gaps, p99, simulated, workload
+from tests.worker.simulate.harness import CPU, gaps, p99, simulated, traffic, workload
 from worker.simulate.cost import CostModel
 from worker.simulate.model import Replay
 from worker.simulate.traffic import Synthetic
@@ -53,6 +53,13 @@ def test_pages_hold_more_sequences_than_slots_in_the_same_memory() -> None:
     most = [max(sample.running for sample in result.timeline) for result in (paged, contiguous)]
     assert most[1] == 16 and most[0] >= 2 * most[1]
     assert paged.end < contiguous.end
+
+
+def test_decodes_take_turns_when_a_step_cannot_hold_them_all() -> None:
+    calls, flags = traffic(*[(0.0, 1, 20)] * 8), {"max_step_tokens": 4, "max_batch_size": 8}
+    turns, first = (simulated(calls, scheduler_policy=policy, **flags) for policy in ("decode_round_robin", "fcfs"))
+    assert max(gaps(turns.requests)) <= 4
+    assert max(ttfts(turns)) < max(ttfts(first))
 
 
 @pytest.mark.parametrize("flags", MODES, ids=lambda flags: "-".join(map(str, flags.values())))

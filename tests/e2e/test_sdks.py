@@ -1,0 +1,131 @@
+"""The official SDKs against a real server with the demo model: both chat dialects, streamed and whole."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.e2e.server import Server, serving
+
+QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+ASKED: dict[str, Any] = {"model": "m", "messages": QUESTION, "max_tokens": 48}
+GREEDY: dict[str, Any] = {"temperature": 0}
+SEEDED: dict[str, Any] = {"temperature": 0.9, "seed": 11}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving("demo", tmp_path_factory.mktemp("sdks") / "log") as demo:
+        yield demo
+
+
+@pytest.fixture(scope="module")
+def chat(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
+        yield sdk
+
+
+@pytest.fixture(scope="module")
+def claude(server: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as sdk:
+        yield sdk
+
+
+def chat_streamed(chat: openai.OpenAI, **fields: Any) -> tuple[str, str | None, int]:
+    """Text, finish reason, output tokens."""
+    text, finish, tokens = "", None, 0
+    for chunk in chat.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}):
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+        tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+    return text, finish, tokens
+
+
+def chat_whole(chat: openai.OpenAI, **fields: Any) -> tuple[str, str | None, int]:
+    answer = chat.chat.completions.create(**fields)
+    assert answer.usage is not None
+    return answer.choices[0].message.content or "", answer.choices[0].finish_reason, answer.usage.completion_tokens
+
+
+def claude_whole(claude: anthropic.Anthropic, extra: dict[str, Any], **fields: Any) -> tuple[str, str | None, int]:
+    """`extra` are fields that not every version of the SDK offers."""
+    return told(claude.messages.create(**fields, extra_body=extra))
+
+
+def claude_streamed(claude: anthropic.Anthropic, extra: dict[str, Any], **fields: Any) -> tuple[str, str | None, int]:
+    with claude.messages.stream(**fields, extra_body=extra) as stream:
+        text = "".join(stream.text_stream)
+        message = told(stream.get_final_message())
+    assert message[0] == text
+    return message
+
+
+def told(message: anthropic.types.Message) -> tuple[str, str | None, int]:
+    (block,) = message.content
+    assert block.type == "text"
+    return block.text, message.stop_reason, message.usage.output_tokens
+
+
+def test_the_demo_model_answers_alike_in_both_dialects(chat: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    text, finish, tokens = chat_whole(chat, **ASKED, **GREEDY)
+    assert "Paris" in text and finish == "stop"
+    assert chat_streamed(chat, **ASKED, **GREEDY) == (text, finish, tokens)
+    expected = text, "end_turn", tokens
+    assert claude_whole(claude, GREEDY, **ASKED) == claude_streamed(claude, GREEDY, **ASKED) == expected
+
+
+def test_the_same_seed_gives_the_same_text_in_both_dialects(chat: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    text, _, tokens = chat_whole(chat, **ASKED, **SEEDED)
+    assert chat_streamed(chat, **ASKED, **SEEDED)[::2] == (text, tokens)
+    assert claude_streamed(claude, SEEDED, **ASKED)[::2] == (text, tokens)
+
+
+def test_a_limit_and_a_stop_in_both_dialects(chat: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    short = ASKED | {"max_tokens": 2}
+    text, finish, tokens = chat_whole(chat, **short, **GREEDY)
+    assert (finish, tokens) == ("length", 2)
+    assert claude_streamed(claude, GREEDY, **short) == (text, "max_tokens", 2)
+    before, finish, tokens = chat_streamed(chat, **ASKED, **GREEDY, stop="Paris")
+    assert "Paris" not in before and finish == "stop"
+    assert chat_whole(chat, **ASKED, **GREEDY, stop="Paris") == (before, finish, tokens)
+    message = claude.messages.create(**ASKED, stop_sequences=["Paris"], extra_body=GREEDY)
+    assert told(message) == (before, "stop_sequence", tokens) and message.stop_sequence == "Paris"
+
+
+def test_choices_and_logprobs(chat: openai.OpenAI) -> None:
+    answer = chat.chat.completions.create(**ASKED, **SEEDED, n=2, logprobs=True, top_logprobs=3)
+    assert answer.choices[0].message.content == chat_whole(chat, **ASKED, **SEEDED)[0]
+    for choice in answer.choices:
+        assert choice.logprobs is not None and choice.logprobs.content
+        joined = b"".join(bytes(entry.bytes or ()) for entry in choice.logprobs.content)
+        assert joined.decode() == choice.message.content
+        for entry in choice.logprobs.content:
+            rivals = [rival.logprob for rival in entry.top_logprobs]
+            assert len(rivals) == 3 and rivals == sorted(rivals, reverse=True) and entry.logprob <= rivals[0] <= 0
+
+
+def test_counting_agrees_with_usage(chat: openai.OpenAI, claude: anthropic.Anthropic, server: Server) -> None:
+    more: dict[str, Any] = {"model": "m", "messages": QUESTION, "system": "You are brief."}
+    count = claude.messages.count_tokens(**more).input_tokens
+    assert count == claude.messages.create(**more, max_tokens=4).usage.input_tokens
+    asked: list[Any] = [{"role": "system", "content": "You are brief."}, *QUESTION]
+    assert server.client.post("/tokenize", json={"messages": asked}).json()["count"] == count
+    usage = chat.chat.completions.create(model="m", messages=asked, max_tokens=4).usage
+    assert usage is not None and usage.prompt_tokens == count
+
+
+async def test_the_asynchronous_clients(server: Server, chat: openai.OpenAI) -> None:
+    text, finish, _ = chat_whole(chat, **ASKED, **GREEDY)
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
+        stream = await sdk.chat.completions.create(**ASKED, **GREEDY, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+    assert "".join(choice.delta.content or "" for choice in chunks) == text
+    assert [chunks[0].delta.role, chunks[-1].finish_reason] == ["assistant", finish]
+    async with (
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as other,
+        other.messages.stream(**ASKED, extra_body=GREEDY) as messages,
+    ):
+        assert "".join([piece async for piece in messages.text_stream]) == text

@@ -1,0 +1,248 @@
+"""What /v1/messages takes and refuses, and how it words an answer."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontend.errors import (
+    BadRequest,
+    Internal,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    SluiceError,
+    TooLarge,
+    Unauthorized,
+    Unprocessable,
+)
+from frontend.protocols import messages
+from frontend.service import DeadlineExceeded
+from frontend.template import ChatTemplate
+from frontend.tokenizer import Tokenizer
+from frontend.types import Ask, Delta, Finish, Usage
+from shared.messages import Sampling
+from tests.fakes import MODEL, context
+from tests.frontend.test_protocols_fields import JSON
+from tests.frontend.test_protocols_streams import last, lines, meta, wakes
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": HELLO, "max_tokens": 8} | more
+
+
+async def parsed(tokenizer: Tokenizer, **more: Any) -> Ask:
+    return await messages.parse(body(**more), context(tokenizer, max_seq_len=100))
+
+
+async def shown(tokenizer: Tokenizer, *said: Any, **more: Any) -> str:
+    """The prompt as text."""
+    ask = await parsed(tokenizer, messages=list(said), **more)
+    return tokenizer.decode(ask.prompts[0], skip_special=False)
+
+
+# fields
+
+
+async def test_defaults_are_those_of_the_contract(tokenizer: Tokenizer) -> None:
+    ask = await parsed(tokenizer)
+    assert tokenizer.decode(ask.prompts[0], skip_special=False) == "<user>hi\n<assistant>"
+    assert ask.sampling == Sampling(max_tokens=8)
+    assert (ask.n, ask.stream, ask.timings, ask.stops, ask.continuous_usage) == (1, False, False, (), False)
+
+
+async def test_every_field_arrives(tokenizer: Tokenizer) -> None:
+    ask = await parsed(
+        tokenizer, temperature=0, top_p=0.5, top_k=7, seed=3, min_tokens=3, ignore_eos=True, stop_token_ids=[4],
+        stop_sequences=["x", "y"], stream=True, stream_options={"continuous_usage_stats": True}, timings=True,
+        user="u", metadata={"user_id": "b"}, store=True, service_tier="auto", tools=[], tool_choice={"type": "none"},
+        thinking={"type": "disabled"},
+    )  # fmt: skip
+    assert ask.sampling == Sampling(
+        8, temperature=0.0, top_p=0.5, top_k=7, seed=3, min_tokens=3, ignore_eos=True, stop_token_ids=(4,)
+    )
+    assert (ask.stops, ask.stream, ask.timings, ask.continuous_usage) == (("x", "y"), True, True, True)
+
+
+async def test_system_and_blocks_become_the_templates_prompt(tokenizer: Tokenizer) -> None:
+    block = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "citations": None}
+    said = [
+        {"role": "user", "content": [block, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "d"},
+    ]
+    expected = "<system>be brief\n<user>ab\n<assistant>c\n<user>d\n<assistant>"
+    assert await shown(tokenizer, *said, system="be brief") == expected
+    assert await shown(tokenizer, *said, system=[{"type": "text", "text": "be brief"}]) == expected
+    assert await shown(tokenizer, *said, system="") == expected.removeprefix("<system>be brief\n")
+
+
+async def test_neighbours_of_one_role_are_one_turn(tokenizer: Tokenizer) -> None:
+    assert await shown(tokenizer, *HELLO, *HELLO) == "<user>hi\nhi\n<assistant>"
+
+
+async def test_the_answer_goes_on_where_a_last_assistant_message_stops(tokenizer: Tokenizer) -> None:
+    assert await shown(tokenizer, *HELLO, {"role": "assistant", "content": "I "}) == "<user>hi\n<assistant>I "
+
+
+async def test_counting_is_what_the_prompt_has(tokenizer: Tokenizer) -> None:
+    fields = {"model": MODEL, "messages": HELLO, "system": "be brief"}
+    count = await messages.count_tokens(dict(fields), context(tokenizer))
+    assert count == {"input_tokens": len((await parsed(tokenizer, **fields)).prompts[0])}
+    with pytest.raises(Unprocessable) as refused:
+        await messages.count_tokens(fields | {"max_tokens": 5}, context(tokenizer))
+    assert refused.value.param == "max_tokens"
+
+
+REFUSED: list[tuple[str, Any, int, str]] = [
+    ("max_tokens", None, 400, "max_tokens"), ("messages", None, 400, "messages"), ("messages", [], 400, "messages"),
+    ("messages", "hi", 400, "messages"), ("messages", [{"role": "user"}], 400, "messages[0].content"),
+    ("messages", [{"role": "user", "content": []}], 400, "messages[0].content"),
+    ("messages", [{"role": "user", "content": [{"type": "text"}]}], 400, "messages[0].content[0].text"),
+    ("system", 5, 400, "system"), ("stop_sequences", "x", 400, "stop_sequences"), ("stream", 1, 400, "stream"),
+    ("messages", [{"role": "system", "content": "x"}], 422, "messages[0].role"),
+    ("messages", [{"role": "user", "content": "x", "name": "y"}], 422, "messages[0].name"),
+    ("messages", [*HELLO, {"role": "user", "content": [{"type": "image", "source": {}}]}], 422,
+     "messages[1].content[0].type"),
+    ("system", [{"type": "document"}], 422, "system[0].type"), ("max_tokens", 0, 422, "max_tokens"),
+    ("max_tokens", 90, 422, "messages"), ("model", "claude", 422, "model"), ("tools", [{}], 422, "tools"),
+    ("tool_choice", {"type": "auto"}, 422, "tool_choice"), ("stop_sequences", ["x"] * 17, 422, "stop_sequences"),
+    ("stop_sequences", [""], 422, "stop_sequences"),
+    ("thinking", {"type": "enabled", "budget_tokens": 9}, 422, "thinking"),
+    ("n", 1, 422, "n"), ("logprobs", True, 422, "logprobs"), ("min_p", 0.1, 422, "min_p"), ("stop", "x", 422, "stop"),
+    ("temperature", -1, 422, "temperature"), ("top_k", 0, 422, "top_k"), ("container", "x", 422, "container"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "status", "param"), REFUSED)
+async def test_refusals_name_the_field(tokenizer: Tokenizer, name: str, value: Any, status: int, param: str) -> None:
+    with pytest.raises(SluiceError) as refused:
+        await parsed(tokenizer, **{name: value})
+    assert (refused.value.status, refused.value.param) == (status, param)
+    known = refused.value.code in ("model_not_found", "context_length_exceeded")
+    assert known or f"`{param}`" in refused.value.message
+
+
+async def test_a_model_without_a_template_cannot_answer(tokenizer: Tokenizer) -> None:
+    with pytest.raises(Unprocessable, match="no chat template"):
+        await messages.parse(body(), context(tokenizer, template=ChatTemplate({}, {})))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.dictionaries(st.sampled_from(sorted(messages.FIELDS)), JSON, max_size=4), st.lists(JSON, max_size=2))
+async def test_no_body_whatever_raises_anything_but_a_refusal(
+    tokenizer: Tokenizer, more: dict[str, Any], content: list[Any]
+) -> None:
+    try:
+        ask = await parsed(tokenizer, **{"messages": [{"role": "user", "content": content}], **more})
+    except (BadRequest, Unprocessable) as refused:
+        assert refused.message
+    else:
+        assert all(ask.prompts)
+
+
+# answers
+
+USAGE = '"usage":{"input_tokens":3,"cache_creation_input_tokens":0,"cache_read_input_tokens":%d,"output_tokens":%d}'
+
+
+async def test_transcript(tokenizer: Tokenizer) -> None:
+    story = wakes([Delta(0, [5], ['"é"\n'])], [Delta(0, [6], [""])], [last(ids=(7, 8), texts=("b", ""))])
+    assert await lines(messages.stream(meta(tokenizer, stream=True), story)) == [
+        'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_0","type":"message",'
+        '"role":"assistant","model":"tiny","content":[],"stop_reason":null,"stop_sequence":null,' + USAGE % (0, 0)
+        + "}}\n\n"
+        'event: content_block_start\ndata: {"type":"content_block_start","index":0,'
+        '"content_block":{"type":"text","text":""}}\n\n'
+        'event: ping\ndata: {"type":"ping"}\n\n'
+        'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,'
+        '"delta":{"type":"text_delta","text":"\\"é\\"\\n"}}\n\n',
+        'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,'
+        '"delta":{"type":"text_delta","text":"b"}}\n\n'
+        'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\n'
+        'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn","stop_sequence":null},'
+        + USAGE % (2, 4) + ',"seed":7}\n\n'
+        'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+    ]  # fmt: skip
+
+
+async def test_running_usage_and_timings(tokenizer: Tokenizer) -> None:
+    asked = meta(tokenizer, stream=True, continuous_usage=True, timings=True)
+    story = wakes([Delta(0, [5], ["a"], usage=Usage(3, 1))], [Delta(0, [6], [""], usage=Usage(3, 2))], [last()])
+    events = parse_events("".join(await lines(messages.stream(asked, story))))
+    running = [event["usage"]["output_tokens"] for event in events if event["type"] == "content_block_delta"]
+    assert running == [1, 2]
+    assert events[-2]["timings"]["prefill_ms"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("finish", "stop", "reason", "sequence"),
+    [
+        (Finish.EOS, None, "end_turn", None),
+        (Finish.STOP, "END", "stop_sequence", "END"),
+        (Finish.STOP, 17, "end_turn", None),  # a stop token id, which Anthropic does not know
+        (Finish.LENGTH, None, "max_tokens", None),
+    ],
+)
+async def test_whole_answers_equal_folded_streams(
+    tokenizer: Tokenizer, finish: Finish, stop: str | int | None, reason: str, sequence: str | None
+) -> None:
+    story = [[Delta(0, [5], ["a"])], [Delta(0, [6, 7], ["", "é"])], [last(ids=(8,), finish=finish, stop=stop)]]
+    asked = meta(tokenizer)
+    whole = json.loads(await messages.whole(asked, wakes(*story)))
+    assert fold(parse_events("".join(await lines(messages.stream(asked, wakes(*story)))))) == whole
+    assert whole["content"] == [{"type": "text", "text": "aé"}]
+    assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
+
+
+def parse_events(text: str) -> list[Any]:
+    events = []
+    for block in text.removesuffix("\n\n").split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def fold(events: list[Any]) -> dict[str, Any]:
+    """What a client makes of a stream."""
+    message: dict[str, Any] = {}
+    for event in events:
+        match event:
+            case {"type": "message_start", "message": start}:
+                message = start
+            case {"type": "content_block_start", "content_block": block}:
+                message["content"] = [*message["content"], block]
+            case {"type": "content_block_delta", "index": index, "delta": {"text": text}}:
+                message["content"][index]["text"] += text
+            case {"type": "message_delta", "delta": delta, **rest}:
+                message |= delta | {key: rest[key] for key in ("usage", "seed")}
+    return message
+
+
+async def test_a_failure_passes_through_without_an_end(tokenizer: Tokenizer) -> None:
+    written = []
+    with pytest.raises(Internal):
+        async for data in messages.stream(meta(tokenizer), wakes([Delta(0, [5], ["a"])], Internal("broken"))):
+            written.append(data)
+    assert len(written) == 1 and b"_stop" not in written[0].replace(b'"stop_', b"")
+
+
+ERRORS = [
+    (BadRequest("x"), "invalid_request_error"), (Unauthorized("x"), "authentication_error"),
+    (NotFound("x"), "not_found_error"), (MethodNotAllowed("x"), "not_found_error"),
+    (TooLarge("x"), "request_too_large"), (Unprocessable("x"), "invalid_request_error"),
+    (Unprocessable("x", code="model_not_found"), "not_found_error"), (Overloaded("x"), "overloaded_error"),
+    (Internal("x"), "api_error"), (SluiceError("x"), "api_error"), (DeadlineExceeded("x"), "timeout_error"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("exc", "kind"), ERRORS)
+def test_errors_in_anthropics_words(exc: SluiceError, kind: str) -> None:
+    said = f'{{"type":"error","error":{{"type":"{kind}","message":"x"}},"request_id":"r"}}'.encode()
+    assert messages.error(exc, "r") == said
+    assert messages.failure(exc, "r") == b"event: error\ndata: " + said + b"\n\n"
