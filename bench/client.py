@@ -1,4 +1,4 @@
-"""A load client: sends completions at given times, stamps every body event, and keeps what happened.
+"""A load client: sends completions at given times, stamps what comes, and keeps what happened.
 
 Speaks HTTP/1.1 over plain sockets, one connection a request: the measured process should be the server.
 """
@@ -8,6 +8,8 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import nan
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -30,7 +32,7 @@ class Call:
 class Record:
     """What one request met. Times in seconds since the workload's start.
 
-    `stamps`: one a body event that brought tokens, `counts`: how many tokens it brought (empty: one each).
+    `stamps`: one for each time that tokens came, `counts`: how many came together (empty: one each).
     """
 
     sent: float = 0.0
@@ -48,23 +50,24 @@ class Record:
 
     @property
     def tokens(self) -> list[int]:
-        """How many tokens each event brought."""
+        """How many came at each stamp."""
         return self.counts or [1] * len(self.stamps)
 
     @property
-    def stalls(self) -> list[tuple[float, float]]:
-        """(when it ended, how long it was) of each wait between two events."""
-        return [(b, b - a) for a, b in zip(self.stamps, self.stamps[1:], strict=False)]
+    def gaps(self) -> list[float]:
+        """What the reader waited, between tokens: one gap for each time that something came.
+
+        Tokens that came together are one event with the whole wait, however many they are, in one chunk or in
+        several. Counting the others as waits of 0 would reward a server for holding tokens back, and sharing the wait
+        out among them would hide a stall the better the longer it was. `per_token` is the figure that is indifferent.
+        """
+        return [b - a for a, b in pairwise(self.stamps)]
 
     @property
-    def gaps(self) -> list[float]:
-        """What each token but the first made its reader wait: one gap a token.
-
-        Of several tokens in one event the first has the whole wait and the others none, as if they had come in as
-        many events at one time. Sharing the wait out evenly would make a stall look smaller the more is late.
-        """
-        waits = [wait for _, wait in self.stalls]
-        return waits + [0.0] * (sum(self.tokens) - len(self.stamps))
+    def per_token(self) -> float:
+        """Mean time of a token behind those that came first; nan if there is none."""
+        behind = sum(self.tokens[1:])
+        return (self.stamps[-1] - self.stamps[0]) / behind if behind else nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +195,12 @@ class _Events:
             return  # only says that it is over; the usage it may have is the whole answer's
         self._running = self._running and tokens is not None
         count = tokens if self._running and tokens is not None else int(bool(choice.get("text")))
-        if count > 0:
-            self._record.stamps.append(now)
-            self._record.counts.append(count)
+        record = self._record
+        if count > 0 and record.stamps and record.stamps[-1] == now:  # of the same read
+            record.counts[-1] += count
+        elif count > 0:
+            record.stamps.append(now)
+            record.counts.append(count)
 
     def problem(self) -> str:
         if not self._ended:

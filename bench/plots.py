@@ -98,7 +98,9 @@ def _distribution(
 def _waits(ax: Axes, modes: Modes, width: float) -> None:
     """Every wait as a dot; lines for the 99th percentile of a bin, which is where stalls by long prompts show."""
     for records, colour in zip(modes.values(), COLOURS, strict=False):
-        points = sorted((end, 1e3 * wait) for record in records for end, wait in record.stalls if wait > 0)
+        points = sorted(
+            (stamp, 1e3 * gap) for record in records for stamp, gap in zip(record.stamps[1:], record.gaps, strict=True)
+        )
         some = points[:: math.ceil(len(points) / SCATTER) or 1]
         if some:
             few = len(some) < 1000

@@ -31,6 +31,8 @@ LONG = {
     "hit_share": "prompt tokens cached, %",
     **{f"{name}_p{q}": f"{name.upper()} p{q}, ms" for name in ("ttft", "itl", "e2e") for q in (50, 95, 99)},
     "itl_max": "ITL longest, ms",
+    "tpot_p50": "time per output token p50, ms",
+    "tpot_p99": "time per output token p99, ms",
 }
 
 
@@ -46,6 +48,7 @@ def summarize(records: Sequence[Record]) -> Summary:
     wall = max((r.done for r in good), default=0.0) - min((r.sent for r in good), default=0.0)
     gaps = [gap for record in good for gap in record.gaps]
     ttft = [record.ttft for record in good]
+    tpot = [each for record in good if not math.isnan(each := record.per_token)]
     e2e = [record.done - record.sent for record in good]
     new, prompt = sum(r.completion_tokens for r in good), sum(r.prompt_tokens for r in good)
     cached = sum(r.cached_tokens for r in good)
@@ -62,7 +65,7 @@ def summarize(records: Sequence[Record]) -> Summary:
         "hit_share": 100 * cached / prompt if prompt else math.nan,
         **{
             f"{name}_p{q}": 1e3 * percentile(values, q / 100)
-            for name, values in (("ttft", ttft), ("itl", gaps), ("e2e", e2e))
+            for name, values in (("ttft", ttft), ("itl", gaps), ("e2e", e2e), ("tpot", tpot))
             for q in (50, 95, 99)
         },
         "itl_max": 1e3 * max(gaps, default=math.nan),
@@ -85,7 +88,7 @@ def decode_rate(records: Sequence[Record]) -> float:
 
 
 def weight(record: Record) -> float:
-    """Tokens of the answer to one token seen: above 1 where a server does not tell how many an event has."""
+    """Tokens of the answer to one token seen: not 1 where a server does not tell how many an event has."""
     return record.completion_tokens / sum(record.tokens)
 
 

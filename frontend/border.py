@@ -126,7 +126,8 @@ class Border:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                out = MutableHeaders(scope=message)
+                out["X-Request-Id"] = out["Request-Id"] = request_id  # OpenAI's name and Anthropic's
             await send(message)
 
         try:

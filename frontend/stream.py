@@ -8,6 +8,7 @@ Its truth is `have`, how many output tokens are here. Every run of tokens names 
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,8 +17,7 @@ from shared import messages as m
 RESYNC_S = 0.25  # at most one Resync in this time
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """All that a stream gained since it was last asked."""
 
     tokens: list[int]

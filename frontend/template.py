@@ -64,18 +64,16 @@ def _environment() -> jinja2.Environment:
 
 
 class ChatTemplate:
-    """The named templates of one checkpoint ("default", "tool_use"), compiled once.
+    """The named templates of one checkpoint ("default", "tool_use"), each compiled when it is first rendered.
 
-    `specials` are the special tokens a template may write (`bos_token`, `eos_token`, ...). No template at all is
-    fine until the first `render`. Raises TemplateError for one that does not compile.
+    `specials` are the special tokens a template may write (`bos_token`, `eos_token`, ...). No template at all, or one
+    that does not compile, is fine until the first `render`: completions need none.
     """
 
     def __init__(self, templates: Mapping[str, str], specials: Mapping[str, str]) -> None:
-        environment = _environment()
-        try:
-            self._templates = {name: environment.from_string(source) for name, source in templates.items()}
-        except jinja2.TemplateSyntaxError as exc:
-            raise TemplateError(f"the model's chat template does not compile: {exc}") from exc
+        self._templates = dict(templates)
+        self._compiled: dict[str, jinja2.Template] = {}
+        self._environment = _environment()
         self._specials = dict(specials)
 
     def __bool__(self) -> bool:
@@ -110,7 +108,15 @@ class ChatTemplate:
         if not self._templates:
             raise TemplateError("this model has no chat template; use /v1/completions")
         if with_tools and "tool_use" in self._templates:
-            return self._templates["tool_use"]
+            return self._compile("tool_use")
         if "default" not in self._templates:
             raise TemplateError(f"this model has no default chat template, only {', '.join(sorted(self._templates))}")
-        return self._templates["default"]
+        return self._compile("default")
+
+    def _compile(self, name: str) -> jinja2.Template:
+        if name not in self._compiled:
+            try:
+                self._compiled[name] = self._environment.from_string(self._templates[name])
+            except jinja2.TemplateSyntaxError as exc:
+                raise TemplateError(f"the model's chat template does not compile: {exc}") from exc
+        return self._compiled[name]

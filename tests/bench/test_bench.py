@@ -128,7 +128,7 @@ def test_a_workload_against_a_running_server(tmp_path: Path, capsys: pytest.Capt
     results = json.loads(files[0].read_text())["results"]
     assert [len(result["records"]) for result in results] == [10, 32]
     assert results[0]["summary"]["hit_share"] == pytest.approx(400 / 7)
-    assert results[0]["records"][0]["counts"] == [1, 1, 2]
+    assert sum(results[0]["records"][0]["counts"]) == 4
     assert files[1].read_text().count("data:image/png;base64,") == 2
     assert files[2].read_bytes().startswith(PNG)
 

@@ -28,14 +28,14 @@ async def test_a_stream_with_running_usage_is_counted_token_by_token() -> None:
 
 
 async def test_without_running_usage_an_event_with_text_is_one_token() -> None:
-    record = await one(stream(event("a"), event(""), event("b"), event("c", 9, "length"), event(None, 9)))
+    record = await one(stream(event("a"), event(""), event("b"), event("c", 9, "length"), event(None, 9)), pause=0.02)
     assert (record.counts, record.completion_tokens) == ([1, 1, 1], 9)
 
 
-async def test_events_of_one_write_came_at_one_time() -> None:
+async def test_events_of_one_write_came_together() -> None:
     record = await one([HEAD, chunk(event("a", 1)), chunk(event("b", 2) + event("c", 3) + DONE) + END], pause=0.02)
-    assert record.stamps[0] < record.stamps[1] == record.stamps[2]
-    assert record.gaps[1] == 0.0
+    assert record.counts == [1, 2]
+    assert record.stamps[0] < record.stamps[1]
 
 
 async def test_a_data_line_may_lie_in_two_chunks() -> None:

@@ -63,13 +63,16 @@ def test_when_all_failed_there_is_nothing_to_show_but_no_crash() -> None:
     assert json.loads(to_json({"a": [summed]}))["a"][0]["tokens_s"] is None
 
 
-def test_tokens_of_one_event_make_one_wait_and_no_more() -> None:
-    """A stall that holds back many tokens stays as long as it was; the tokens behind the first wait for nothing."""
+def test_tokens_that_come_together_make_one_wait() -> None:
+    """A stall that holds back many tokens stays as long as it was, and holding tokens back makes no wait shorter."""
     made = record(0.0, [1.0, 1.1, 3.1], [1, 1, 4])
-    assert sorted(made.gaps) == pytest.approx([0, 0, 0, 0.1, 2.0])
+    assert made.gaps == pytest.approx([0.1, 2.0])
+    assert made.per_token == pytest.approx(2.1 / 5)
     assert summarize([made])["itl_max"] == pytest.approx(2000)
     first = record(0.0, [1.0], [3])
-    assert (first.gaps, first.ttft) == ([0.0, 0.0], 1.0)
+    assert (first.gaps, first.ttft) == ([], 1.0)
+    assert math.isnan(first.per_token)
+    assert summarize([made, first])["tpot_p99"] == pytest.approx(420)
 
 
 def test_decode_rate_counts_what_comes_while_all_run() -> None:

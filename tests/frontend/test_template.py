@@ -171,6 +171,7 @@ def test_without_a_default() -> None:
         ChatTemplate({"tool_use": "a", "rag": "b"}, {}).render(CHATS[0])
 
 
-def test_a_broken_template_says_so_when_it_is_loaded() -> None:
+def test_a_broken_template_says_so_when_it_is_needed() -> None:
+    template = ChatTemplate({"default": "{% if %}"}, {})
     with pytest.raises(TemplateError, match="does not compile"):
-        ChatTemplate({"default": "{% if %}"}, {})
+        template.render([{"role": "user", "content": "Hi"}])
