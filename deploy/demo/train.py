@@ -1,6 +1,6 @@
 """Trains the demo model: tokenizer, then weights, then a Hugging Face folder.
 
-    python -m deploy.demo.train --out deploy/demo/model --steps 2400
+    python -m deploy.demo.train --out deploy/demo/model --steps 2000 --compile
 
 The result depends on the arguments and the machine only: the text comes from `corpus`, seeded.
 Batches are rows of whole documents, packed so that no document sees its neighbours; a few rows
@@ -237,7 +237,7 @@ class Plan:
 
 
 def train(model: LlamaForCausalLM, stream: Iterator[Batch], plan: Plan) -> int:
-    """Trains and returns the number of steps; the same number given as `plan.steps` trains the same."""
+    """Trains, and returns the number of steps. That number given as `plan.steps` trains the same."""
     loss_function = torch.compile(loss_of, dynamic=False) if plan.compiled else loss_of
     chosen = optimizers(model, plan.peak)
     began = time.monotonic()
@@ -268,29 +268,28 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
     model.to(torch.bfloat16).save_pretrained(fresh)
     tokenizer.save_pretrained(fresh)
     (fresh / "model.safetensors").chmod(0o644)
-    rewrite_json(
-        fresh / "tokenizer_config.json",
-        tokenizer_class="PreTrainedTokenizerFast",
-        chat_template=CHAT_TEMPLATE,
-    )
+    settle_tokenizer_config(fresh / "tokenizer_config.json")
     (fresh / "chat_template.jinja").unlink(missing_ok=True)
     shutil.rmtree(out, ignore_errors=True)
     fresh.rename(out)
 
 
-def rewrite_json(path: Path, **changes: str) -> None:
+def settle_tokenizer_config(path: Path) -> None:
+    """One file for all readers: the template inside, and nothing about where a tokenizer came from."""
     content: dict[str, Any] = json.loads(path.read_text())
-    path.write_text(json.dumps(content | changes, indent=2, ensure_ascii=False) + "\n")
+    kept = {key: value for key, value in content.items() if key not in ("is_local", "local_files_only")}
+    kept |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHAT_TEMPLATE}
+    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the demo model of Sluice.")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write; it is replaced")
     parser.add_argument("--init", type=Path, help="go on from the checkpoint in this folder")
-    parser.add_argument("--steps", type=int, default=2400, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps")
     parser.add_argument("--minutes", type=float, default=0.0, help="choose --steps by the clock")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
-    parser.add_argument("--compile", action="store_true", help="twice as fast; needs a C++ compiler")
+    parser.add_argument("--compile", action="store_true", help="nearly twice as fast; needs a C++ compiler")
     parser.add_argument("--vocab", type=int, default=1792, help="size of the vocabulary")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)

@@ -61,7 +61,8 @@ static void take_q(const Attend *a, Tile *tile, const Item *item) {
     for (long step = 0; step < steps_of(a); step++) {
         __m512i rows[16];
         for (int i = 0; i < 16; i++) {
-            long row = tile->row + i, token = a->starts[item->seq] + row / group, head = tile->head * group + row % group;
+            long row = tile->row + i, token = a->starts[item->seq] + row / group;
+            long head = tile->head * group + row % group;
             const bf16 *q = (const bf16 *)a->q + token * a->q_stride + head * a->d + step * 32;
             __builtin_prefetch(q + 16 / group * a->q_stride, 0, 3); /* the next tile's */
             rows[i] = i < tile->rows ? _mm512_maskz_loadu_epi16(columns(a->d, step * 32), q) : _mm512_setzero_si512();
@@ -78,12 +79,13 @@ static void take_keys(const bf16 *from, bf16 *to, long d) {
 
 /* Two rows of values become row `pair` of the tiles of their 32 keys; a missing row is zeros. */
 static void take_values(const bf16 *even, const bf16 *odd, char *tiles, long d) {
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
-                                         36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     for (long i = 0; i < d; i += 32, tiles += 2048) {
         __mmask32 mask = columns(d, i);
-        __m512i a = _mm512_maskz_loadu_epi16(even ? mask : 0, even + i), b = _mm512_maskz_loadu_epi16(odd ? mask : 0, odd + i);
+        __m512i a = _mm512_maskz_loadu_epi16(even ? mask : 0, even + i);
+        __m512i b = _mm512_maskz_loadu_epi16(odd ? mask : 0, odd + i);
         _mm512_store_si512(tiles, _mm512_permutex2var_epi16(a, low, b));
         _mm512_store_si512(tiles + 1024, _mm512_permutex2var_epi16(a, high, b));
     }
@@ -202,8 +204,9 @@ static void shrink_rows(float *out, __m512 shrink, long wide) {
     _mm512_storeu_ps(factor, shrink);
     for (; changed; changed &= changed - 1) {
         int row = __builtin_ctz(changed);
+        float *line = out + row * wide;
         for (long i = 0; i < wide; i += 16)
-            _mm512_store_ps(out + row * wide + i, _mm512_mul_ps(_mm512_load_ps(out + row * wide + i), _mm512_set1_ps(factor[row])));
+            _mm512_store_ps(line + i, _mm512_mul_ps(_mm512_load_ps(line + i), _mm512_set1_ps(factor[row])));
     }
 }
 

@@ -29,6 +29,7 @@ __attribute__((visibility("default"))) int tier(void) {
 
 /* Asks for huge pages under memory that is read from end to end; only speed depends on the answer. */
 __attribute__((visibility("default"))) void advise_huge(void *start, long bytes) {
-    uintptr_t page = 1 << 21, from = ((uintptr_t)start + page - 1) / page * page, to = ((uintptr_t)start + bytes) / page * page;
+    uintptr_t page = 1 << 21, from = ((uintptr_t)start + page - 1) / page * page;
+    uintptr_t to = ((uintptr_t)start + bytes) / page * page;
     if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
 }

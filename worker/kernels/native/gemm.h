@@ -9,12 +9,12 @@
 #include <string.h>
 
 #define PANEL 32                   /* columns of a packed panel */
-#define CACHE_BYTES (1536L << 10) /* share of a core's L2 that holds rows of x */
-#define MOST_BLOCK_ROWS 256
+#define MOST_BLOCK_ROWS 128        /* rows of x that a core keeps while weights pass by */
 #define SERIAL_BYTES (96L << 10)   /* weights below which a second thread costs more than it brings */
 
 typedef struct {
     const char *x;       /* [T, lda] */
+    const char *tail;    /* for the kernel's own use: its last rows, padded */
     const char *weight;  /* panels */
     const float *bias;   /* [N] or NULL */
     char *out;           /* [T, N] */
@@ -26,17 +26,24 @@ typedef struct {
     long row, rows, panel, panels;
 } Block;
 
+/* One row of results; `columns` is PANEL but in the last panel. */
+INLINE void put_row(const float *acc, const float *bias, char *out, long columns, int out_bf16) {
+    for (long j = 0; j < columns; j += LANES) {
+        vf y = load_f32(acc + j);
+        if (bias) y += load(bias, j, columns, 0);
+        store(out, j, columns, y, out_bf16);
+    }
+}
+
 /* Stores `rows` x `columns` of an fp32 tile buffer with row length PANEL. */
 INLINE void put_block(const Gemm *g, const float *acc, long row, long rows, long panel) {
-    long column = panel * PANEL, columns = g->n - column < PANEL ? g->n - column : PANEL;
-    for (long r = 0; r < rows; r++) {
-        char *out = g->out + ((row + r) * g->n + column) * (g->out_bf16 ? 2 : 4);
-        for (long j = 0; j < columns; j += LANES) {
-            vf y = load_f32(acc + r * PANEL + j);
-            if (g->bias) y += load(g->bias + column, j, columns, 0);
-            if (g->out_bf16) store(out, j, columns, y, 1);
-            else store(out, j, columns, y, 0);
-        }
+    long column = panel * PANEL, columns = g->n - column < PANEL ? g->n - column : PANEL, size = g->out_bf16 ? 2 : 4;
+    const float *bias = g->bias ? g->bias + column : NULL;
+    for (long r = 0; r < rows; r++, acc += PANEL) {
+        char *out = g->out + ((row + r) * g->n + column) * size;
+        if (columns == PANEL && !bias && g->out_bf16) put_row(acc, NULL, out, PANEL, 1);
+        else if (g->out_bf16) put_row(acc, bias, out, columns, 1);
+        else put_row(acc, bias, out, columns, 0);
     }
 }
 
@@ -57,12 +64,6 @@ INLINE Cut cut_work(const Gemm *g, int threads, long rows) {
     cut.panels_each = at_least(panels / at_least(4 * threads / at_least(cut.row_blocks, 1), 1), 1);
     cut.panel_blocks = ceil_div(panels, cut.panels_each);
     return cut;
-}
-
-/* Rows of x that a core keeps while weights pass by; `bytes` is the length of one. */
-INLINE long rows_kept(long bytes) {
-    long rows = CACHE_BYTES / bytes / PANEL * PANEL;
-    return rows < PANEL ? PANEL : rows < MOST_BLOCK_ROWS ? rows : MOST_BLOCK_ROWS;
 }
 
 INLINE Block block_of(const Gemm *g, const Cut *cut, long item) {

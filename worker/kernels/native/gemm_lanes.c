@@ -87,8 +87,8 @@ static void panel_bf16(const Gemm *g, long row, int rows, long panel, float *acc
 
 typedef void PanelRows(const Gemm *, long, int, long, float *);
 
-static void walk(const Gemm *g, int threads, long element, PanelRows *panel_rows) {
-    Cut cut = cut_work(g, threads, rows_kept(g->k * element));
+static void walk(const Gemm *g, int threads, PanelRows *panel_rows) {
+    Cut cut = cut_work(g, threads, MOST_BLOCK_ROWS);
     long items = cut.row_blocks * cut.panel_blocks, next = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -109,8 +109,8 @@ static void walk(const Gemm *g, int threads, long element, PanelRows *panel_rows
 __attribute__((visibility("default"))) int JOIN(gemm_f32, SUFFIX)(const char *x, const char *weight, const float *bias,
                                                                   char *out, long t, long n, long k, int out_bf16,
                                                                   int threads) {
-    Gemm g = {x, weight, bias, out, t, n, k, k, out_bf16};
-    walk(&g, threads_for(&g, threads, 4), 4, panel_f32);
+    Gemm g = {x, NULL, weight, bias, out, t, n, k, k, out_bf16};
+    walk(&g, threads_for(&g, threads, 4), panel_f32);
     return 0;
 }
 
@@ -125,8 +125,8 @@ __attribute__((visibility("default"))) int JOIN(gemm_bf16, SUFFIX)(const char *x
         memcpy(copy + 2 * i * padded, x + 2 * i * k, 2 * k);
         memset(copy + 2 * (i * padded + k), 0, 2 * (padded - k));
     }
-    Gemm g = {copy, weight, bias, out, t, n, k, padded, out_bf16};
-    walk(&g, threads_for(&g, threads, 2), 2, panel_bf16);
+    Gemm g = {copy, NULL, weight, bias, out, t, n, k, padded, out_bf16};
+    walk(&g, threads_for(&g, threads, 2), panel_bf16);
     free(copy);
     return 0;
 }

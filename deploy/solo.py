@@ -1,0 +1,92 @@
+"""One worker for one Python process: started in a run folder of its own, ended with it, started again if it crashes.
+
+Knows processes; not what the worker is asked. The worker dies with the process, however that ends (tether.py), and
+its lines go to the log named `sluice.worker`.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from deploy.child import Backoff, Child, Role
+from deploy.logs import Console
+from deploy.roles import WORKER_FLAGS, Failure
+from deploy.rundir import run_dir
+from shared.config import Settings, WireConfig, with_values
+from shared.flags import to_argv, without_settings
+
+STOP_S = 5.0  # beyond the time it has to drain
+HOME = Path(__file__).resolve().parents[1]
+
+log = logging.getLogger("sluice.worker")
+
+
+class Owned:
+    """The worker while it runs. Where it is met is `wire`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.wire: WireConfig = settings.wire
+        self._patience = settings.worker.drain_timeout + STOP_S
+        self._trusted = False
+        self._child = Child(_role(settings), _ToLog(), Backoff(), gone=lambda pid: None)
+        self._keeper = asyncio.create_task(self._child.keep(lambda code: not self._trusted))
+
+    def check(self) -> None:
+        """Raises Failure, with the worker's last words, if it has ended for good."""
+        if self._keeper.done():
+            said = self._child.last_line.partition(": ")  # "sluice worker: it cannot because"
+            raise Failure(f"the worker cannot start: {said[2] or said[0] or 'it said nothing'}", 1)
+
+    def trust(self) -> None:
+        """It has been ready: from now on it is started again whenever it dies."""
+        self._trusted = True
+
+    async def end(self) -> None:
+        self._child.stop()
+        if not self._trusted:  # nothing to finish
+            self._child.kill()
+        await asyncio.wait([self._keeper], timeout=self._patience)
+        self._child.kill()
+        await self._keeper
+
+
+@asynccontextmanager
+async def own_worker(settings: Settings) -> AsyncIterator[Owned]:
+    """A worker for the length of the `async with`. Must run in a thread that lives as long: on Linux a process is
+    tied to the thread that started it. Raises RunDirError."""
+    with run_dir(settings.wire.run_dir) as folder:
+        owned = Owned(with_values(settings, {"run_dir": str(folder)}))
+        try:
+            yield owned
+        finally:
+            await owned.end()
+
+
+class _ToLog(Console):
+    """A console that nobody looks at: what a process says is information, what the keeper says a warning."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def line(self, name: str, text: str) -> None:
+        log.info("%s", text)
+
+    def say(self, text: str) -> None:
+        log.warning("%s", text)
+
+
+def _role(settings: Settings) -> Role:
+    flags = to_argv(settings, WORKER_FLAGS)
+    command = [sys.executable, "-P", "-m", "deploy.cli", "worker", f"--parent={os.getpid()}", *flags]
+    return Role("worker", lambda _: command, _environment)
+
+
+def _environment(incarnation: int) -> Mapping[str, str]:
+    """The settings travel as flags, so that SLUICE_ variables do not change them."""
+    paths = os.pathsep.join(path for path in (str(HOME), os.environ.get("PYTHONPATH")) if path)
+    own = {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "SLUICE_EPOCH": str(incarnation)}
+    return without_settings(os.environ) | own

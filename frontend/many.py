@@ -1,0 +1,108 @@
+"""Many requests through one service: as many at a time as keep its worker busy, and patient when it is full.
+
+Knows Asks and Deltas; knows neither threads nor processes. Runs on the service's own event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from frontend.errors import Overloaded
+from frontend.service import Run, Service
+from frontend.types import Ask, Delta, Finish, TokenLogprob, Usage
+from shared.messages import Refusal, Timings
+
+Take = Callable[[int, Delta], None]
+
+FULL = frozenset({Refusal.QUEUE_FULL.value})  # passes as soon as one of those that run ends
+AWAY = frozenset({Refusal.DRAINING.value, "not_ready", "worker_lost"})  # passes when the worker is back
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One finished answer. `ids` and `text` end where a stop string began; `usage` counts all that was computed."""
+
+    text: str
+    ids: tuple[int, ...]
+    finish: Finish  # a str: "eos", "stop" or "length"
+    usage: Usage
+    seed: int  # asks for the same answer again
+    stop: str | int | None = None  # the stop string or id that ended it
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one per id
+    timings: Timings = field(default_factory=Timings)
+
+
+async def follow(service: Service, asks: Sequence[Ask], take: Take, *, width: int, patience: float = 120.0) -> None:
+    """Runs all of `asks`, each of one prompt and one choice, `width` at a time in their order.
+
+    `take(i, delta)` gets what the answer to `asks[i]` gains. A full queue is waited for without limit, a worker that
+    is away `patience` seconds. Raises the first SluiceError; then, as when cancelled, the others are aborted.
+    """
+    jobs = iter(enumerate(asks))
+    hands = [asyncio.create_task(_work(service, jobs, take, patience)) for _ in range(min(width, len(asks)))]
+    try:
+        await asyncio.gather(*hands)
+    finally:
+        for hand in hands:
+            hand.cancel()
+        await asyncio.gather(*hands, return_exceptions=True)
+
+
+async def _work(service: Service, jobs: Iterator[tuple[int, Ask]], take: Take, patience: float) -> None:
+    for index, ask in jobs:
+        run = await _admitted(service, ask, patience)
+        try:
+            async for deltas in run.wakes():
+                for delta in deltas:
+                    take(index, delta)
+        finally:
+            run.close()
+
+
+async def _admitted(service: Service, ask: Ask, patience: float) -> Run:
+    pause, away_since = FIRST_PAUSE_S, 0.0
+    while True:
+        try:
+            return await service.start(ask)
+        except Overloaded as refusal:
+            now = time.monotonic()
+            if refusal.code in AWAY:
+                away_since = away_since or now
+                if now - away_since > patience:
+                    raise
+            elif refusal.code in FULL:
+                away_since = 0.0
+            else:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+class Answers:
+    """Folds deltas into answers; `done(i, answer)` is called when answer `i` is whole."""
+
+    def __init__(self, done: Callable[[int, Answer], None]) -> None:
+        self._done = done
+        self._parts: dict[int, list[Delta]] = {}
+
+    def take(self, index: int, delta: Delta) -> None:
+        self._parts.setdefault(index, []).append(delta)
+        if delta.finish is not None:
+            self._done(index, _fold(self._parts.pop(index), delta.finish))
+
+
+def _fold(parts: list[Delta], finish: Finish) -> Answer:
+    last = parts[-1]
+    scored = last.logprobs is not None
+    return Answer(
+        text="".join([part.text for part in parts]),
+        ids=tuple([token for part in parts for token in part.ids]),
+        finish=finish,
+        usage=last.usage or Usage(0, 0),
+        seed=last.seed or 0,
+        stop=last.stop,
+        logprobs=tuple([score for part in parts for score in part.logprobs or ()]) if scored else None,
+        timings=last.timings or Timings(),
+    )

@@ -1,0 +1,90 @@
+// Talks to the server: keys, JSON answers, streams. Knows its errors and nothing of the page.
+
+export class Failure extends Error {
+  // `param` is the field that was refused; `retryAfter` the seconds a 503 asks for.
+  constructor(message, { status = 0, param = null, retryAfter = null } = {}) {
+    super(message);
+    Object.assign(this, { status, param, retryAfter });
+  }
+}
+
+export const apiKey = {
+  get: () => sessionStorage.getItem("key") ?? "",
+  set: (key) => (key ? sessionStorage.setItem("key", key) : sessionStorage.removeItem("key")),
+};
+
+function headers() {
+  const key = apiKey.get();
+  return { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+}
+
+// A refusal in the server's own words.
+async function refusal(answer) {
+  const said = await answer.json().catch(() => null);
+  const error = said?.error ?? {};
+  return new Failure(error.message ?? `the server answered ${answer.status} ${answer.statusText}`, {
+    status: answer.status,
+    param: error.param,
+    retryAfter: answer.headers.get("Retry-After"),
+  });
+}
+
+async function reach(path, options) {
+  try {
+    return await fetch(path, { cache: "no-store", headers: headers(), ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Failure("the server cannot be reached");
+  }
+}
+
+export async function get(path) {
+  const answer = await reach(path);
+  if (!answer.ok) throw await refusal(answer);
+  return answer.json();
+}
+
+// {ready, reason}: /ready says why not with a 503, which is no failure here.
+export async function readiness() {
+  const said = await (await reach("ready")).json();
+  return { ready: said.status === "ready", reason: said.reason ?? "" };
+}
+
+let served = null;
+
+// The name that requests must carry. Asked again until the server has said it once.
+export async function model() {
+  served ??= (await get("v1/models")).data[0].id;
+  return served;
+}
+
+// The chunks of an answer; ends only after [DONE], whatever else happens is a Failure.
+export async function* stream(path, body, signal) {
+  const answer = await reach(path, { method: "POST", body, signal });
+  if (!answer.ok) throw await refusal(answer);
+  for await (const block of blocks(answer.body)) {
+    if (!block.startsWith("data: ")) continue; // a comment that keeps the connection open
+    const data = block.slice(6);
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Failure(chunk.error.message, chunk.error);
+    // A seed has 64 bits and a JavaScript number 53, so its digits are taken as they were written.
+    if (chunk.choices[0]?.finish_reason) chunk.seed = /"seed":(\d+)/.exec(data)?.[1];
+    yield chunk;
+  }
+  throw new Failure("the stream broke off before its end");
+}
+
+async function* blocks(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new Failure("the connection was lost before the end");
+    });
+    if (done) return;
+    const whole = (rest + value).split("\n\n");
+    rest = whole.pop();
+    yield* whole;
+  }
+}

@@ -1,0 +1,93 @@
+// A line chart of the last two minutes on a canvas. Knows samples {at (ms), values} and nothing of where they come from.
+// Colours are read from the legend, which CSS colours for either theme, so lines and legend cannot differ.
+
+export const WINDOW_MS = 120_000;
+const GAP_MS = 3500; // a line breaks where nothing was asked this long: the page was hidden
+const PAD = { left: 40, right: 8, top: 8, bottom: 18 };
+
+// The least of 1, 2, 5 times a power of ten that is not below `value`.
+export function ceiling(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((step) => step * power).find((limit) => limit >= value * 0.999);
+}
+
+export class Chart {
+  // `spec`: {title, unit, least (of the axis' end), most (fixed end, if any), lines: [name…], write(value)}
+  constructor(spec, parent) {
+    this.spec = spec;
+    const fresh = document.getElementById("chart").content.cloneNode(true);
+    this.canvas = fresh.querySelector("canvas");
+    fresh.querySelector("b").textContent = spec.title;
+    this.keys = spec.lines.map((name, i) => {
+      const key = document.createElement("span");
+      key.className = `key series-${i + 1}`;
+      fresh.querySelector(".legend").append(key);
+      return key;
+    });
+    parent.append(fresh);
+  }
+
+  draw(samples, now) {
+    const { spec, canvas } = this;
+    const latest = samples.at(-1)?.values;
+    this.keys.forEach((key, i) => {
+      key.textContent = `${spec.lines[i]} ${latest ? spec.write(latest[i]) : "–"}`;
+    });
+    canvas.setAttribute("aria-label", `${spec.title}, last two minutes: ${this.keys.map((key) => key.textContent).join(", ")}`);
+    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+    if (!width) return; // folded away
+    const sharp = devicePixelRatio || 1;
+    canvas.width = width * sharp;
+    canvas.height = height * sharp;
+    const pen = canvas.getContext("2d");
+    pen.scale(sharp, sharp);
+    const most = spec.most ?? ceiling(Math.max(spec.least, ...samples.flatMap((sample) => sample.values ?? [])));
+    const area = {
+      x: (at) => PAD.left + (1 - (now - at) / WINDOW_MS) * (width - PAD.left - PAD.right),
+      y: (value) => PAD.top + (1 - value / most) * (height - PAD.top - PAD.bottom),
+    };
+    this.#axes(pen, area, most, now, getComputedStyle(canvas));
+    this.keys.forEach((key, i) => line(pen, area, samples, i, getComputedStyle(key).color));
+  }
+
+  #axes(pen, area, most, now, style) {
+    pen.font = `11px ${style.fontFamily}`;
+    pen.fillStyle = style.color;
+    pen.strokeStyle = style.borderTopColor;
+    pen.lineWidth = 1;
+    pen.textAlign = "right";
+    pen.textBaseline = "middle";
+    for (const value of [0, most / 2, most]) {
+      const y = Math.round(area.y(value)) + 0.5;
+      pen.beginPath();
+      pen.moveTo(PAD.left, y);
+      pen.lineTo(area.x(now), y);
+      pen.stroke();
+      pen.fillText(this.spec.write(value), PAD.left - 5, y);
+    }
+    pen.textBaseline = "alphabetic";
+    const bottom = area.y(0) + 14;
+    for (const [ago, text, align] of [[WINDOW_MS, "−2 min", "left"], [WINDOW_MS / 2, "−1 min", "center"], [0, "now", "right"]]) {
+      pen.textAlign = align;
+      pen.fillText(text, area.x(now - ago), bottom);
+    }
+  }
+}
+
+function line(pen, area, samples, i, color) {
+  pen.strokeStyle = color;
+  pen.lineWidth = 1.75;
+  pen.lineJoin = "round";
+  pen.beginPath();
+  let before = -Infinity;
+  for (const { at, values } of samples) {
+    if (!values) {
+      before = -Infinity;
+      continue;
+    }
+    if (at - before > GAP_MS) pen.moveTo(area.x(at), area.y(values[i]));
+    else pen.lineTo(area.x(at), area.y(values[i]));
+    before = at;
+  }
+  pen.stroke();
+}

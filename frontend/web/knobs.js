@@ -1,0 +1,31 @@
+// The settings, as the fields of a request. Values are JSON text, not JavaScript values: a seed has 64 bits, and what
+// is no number goes to the server as it was typed, which then says in its own words what is wrong with it.
+
+import { apiKey } from "./api.js";
+
+const form = document.getElementById("knobs");
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
+
+form.key.value = apiKey.get();
+form.key.addEventListener("input", () => apiKey.set(form.key.value.trim()));
+form.addEventListener("submit", (event) => event.preventDefault());
+form.addEventListener("input", (event) => event.target.removeAttribute("aria-invalid"));
+
+export const showsProbabilities = () => form.probabilities.checked;
+export const setProbabilities = (on) => (form.probabilities.checked = on);
+
+const asJson = (text) => (/^-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?$/i.test(text) ? text : JSON.stringify(text));
+const unescaped = (line) => line.replaceAll("\\n", "\n").replaceAll("\\t", "\t");
+
+// {field: JSON text}; what is left empty is left to the server.
+export function sampling() {
+  const given = NUMBERS.map((name) => [name, form[name].value.trim()]).filter(([, text]) => text);
+  const fields = Object.fromEntries(given.map(([name, text]) => [name, asJson(text)]));
+  const stops = form.stop.value.split("\n").filter((line) => line).map(unescaped);
+  return stops.length ? { ...fields, stop: JSON.stringify(stops) } : fields;
+}
+
+// Marks the field that the server refused.
+export function blame(param) {
+  form.elements.namedItem(param ?? "")?.setAttribute("aria-invalid", "true");
+}

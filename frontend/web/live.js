@@ -1,0 +1,98 @@
+// Asks /ready and /stats each second while the page is visible: the state in the header, and the charts.
+
+import { get, model, readiness } from "./api.js";
+import { Chart, WINDOW_MS } from "./chart.js";
+import { milliseconds } from "./timing.js";
+
+const EVERY_MS = 1000;
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const count = (value) => compact.format(value);
+const milli = (seconds) => (seconds ? milliseconds(seconds * 1000) : "0");
+const share = (pages, part) => (pages.total ? (100 * pages[part]) / pages.total : 0);
+
+const CHARTS = [
+  {
+    title: "Tokens per second", lines: ["generated", "prompt"], least: 10, write: count,
+    read: ({ throughput }) => [throughput.generation, throughput.prompt],
+  },
+  {
+    title: "Requests", lines: ["running", "waiting"], least: 2, write: count,
+    read: ({ running, waiting }) => [running, waiting],
+  },
+  {
+    title: "K/V cache", lines: ["in use", "kept for reuse"], most: 100, write: (value) => `${count(value)} %`,
+    read: ({ pages }) => [share(pages, "owned"), share(pages, "cached")],
+  },
+  {
+    title: "Time to first token", lines: ["p50", "p99"], least: 0.01, write: milli,
+    read: ({ latency }) => [latency.ttft.p50, latency.ttft.p99],
+  },
+  {
+    title: "Time between tokens", lines: ["p50", "p99"], least: 0.01, write: milli,
+    read: ({ latency }) => [latency.itl.p50, latency.itl.p99],
+  },
+];
+
+const state = document.getElementById("state");
+const facts = document.getElementById("facts");
+
+export class Live {
+  #charts = CHARTS.map((spec) => new Chart(spec, document.getElementById("charts")));
+  #samples = []; // {at, stats or null}
+  #since = 0; // when the server was first seen ready, without a break
+
+  // `onReady` is called each time the server becomes ready.
+  constructor(onReady) {
+    this.onReady = onReady;
+    this.#tick();
+  }
+
+  async #tick() {
+    if (!document.hidden) await this.#ask();
+    setTimeout(() => this.#tick(), EVERY_MS);
+  }
+
+  async #ask() {
+    const [ready, stats] = await Promise.allSettled([readiness(), get("stats")]);
+    const now = Date.now();
+    this.#samples.push({ at: now, stats: stats.value ?? null });
+    this.#samples = this.#samples.filter((sample) => now - sample.at < WINDOW_MS);
+    this.#sayState(ready.value ?? { ready: false, reason: ready.reason.message }, now);
+    this.#sayFacts(stats, now);
+    this.draw();
+  }
+
+  #sayState({ ready, reason }, now) {
+    if (!ready) this.#since = 0;
+    const fresh = ready && !this.#since;
+    if (fresh) this.#since = now;
+    const said = ready ? "ready" : `not ready: ${reason}`;
+    if (state.textContent !== said) state.textContent = said; // else a screen reader would say it each second
+    state.dataset.ready = ready;
+    if (fresh) this.onReady();
+  }
+
+  #sayFacts({ value: stats, reason }, now) {
+    if (!stats) return (facts.textContent = reason.status === 401 ? "the statistics need an API key" : "");
+    const { worker } = stats;
+    const up = this.#since ? [`ready for ${duration(now - this.#since)} (seen from here)`] : [];
+    const parts = [worker.model, worker.device, worker.dtype, worker.epoch && `epoch ${worker.epoch}`, ...up];
+    facts.textContent = parts.filter(Boolean).join(" · ");
+  }
+
+  draw() {
+    const now = this.#samples.at(-1)?.at ?? Date.now();
+    this.#charts.forEach((chart) => {
+      chart.draw(this.#samples.map(({ at, stats }) => ({ at, values: stats && chart.spec.read(stats) })), now);
+    });
+  }
+}
+
+function duration(ms) {
+  const seconds = Math.round(ms / 1000);
+  if (seconds < 100) return `${seconds} s`;
+  return seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+// Said early, so that the first request need not wait for it; a failure here is said when a request fails.
+model().catch(() => {});
