@@ -6,6 +6,7 @@ count, so it needs a product with fixed tiles.
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -30,15 +31,17 @@ def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> Pack
     return PackedLinear(weight, bias, invariant)
 
 
-def linear(x: Tensor, packed: PackedLinear) -> Tensor:
-    """x [T, K] @ weight.T + bias -> [T, N], in x's dtype."""
+def linear(x: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
+    """x [T, K] @ weight.T + bias -> [T, N], in x's dtype, or float32 if `wide` (never rounded on the CPU)."""
+    if packed.native is not None:
+        return native.linear(x, packed.native, out_dtype=torch.float32 if wide else None)
     if x.is_cuda and packed.invariant:
         from worker.kernels.linear_triton import linear_triton
 
-        return linear_triton(x, packed.weight, packed.bias)
-    if packed.native is not None:
-        return native.linear(x, packed.native)
-    return linear_torch(x, packed.weight, packed.bias)
+        y = linear_triton(x, packed.weight, packed.bias)
+    else:
+        y = linear_torch(x, packed.weight, packed.bias)
+    return y.float() if wide else y
 
 
 def linear_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -138,12 +138,12 @@ def linear(x: Tensor, weight: NativeWeight, out: Tensor | None = None, out_dtype
     """
     assert x.ndim == 2 and x.is_contiguous() and x.dtype == weight.dtype and x.shape[1] == weight.k
     if out is None:
-        out = torch.empty(len(x), weight.n, dtype=out_dtype or x.dtype)
-    assert out.shape == (len(x), weight.n) and out.is_contiguous()
+        out = torch.empty(x.shape[0], weight.n, dtype=out_dtype or x.dtype)
+    assert out.shape == (x.shape[0], weight.n) and out.is_contiguous()
     assert out.dtype == x.dtype or out.dtype == torch.float32
     if _kernels()[x.dtype].gemm(
         x.data_ptr(), weight.panels.data_ptr(), _address(weight.bias), out.data_ptr(),
-        len(x), weight.n, weight.k, out.dtype == torch.bfloat16, torch.get_num_threads(),
+        x.shape[0], weight.n, weight.k, out.dtype == torch.bfloat16, torch.get_num_threads(),
     ):  # fmt: skip
         raise MemoryError("no memory to pad the rows of a matmul")
     return out
@@ -157,7 +157,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False, out: T
         out = torch.empty(x.shape, dtype=x.dtype)
     assert out.shape == x.shape and out.is_contiguous() and out.dtype == x.dtype
     _kernels()[x.dtype].norm(
-        x.data_ptr(), weight.data_ptr(), out.data_ptr(), len(x), heads, n, x.stride(0), eps, offset,
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], heads, n, x.stride(0), eps, offset,
         torch.get_num_threads(),
     )  # fmt: skip
     return out
@@ -172,7 +172,7 @@ def add_rms_norm(
     out, total = torch.empty_like(x), torch.empty_like(x)
     _kernels()[x.dtype].add_norm(
         x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
-        len(x), x.shape[1], eps, offset, torch.get_num_threads(),
+        x.shape[0], x.shape[1], eps, offset, torch.get_num_threads(),
     )  # fmt: skip
     return out, total
 
@@ -182,10 +182,10 @@ def gate(x: Tensor, activation: str, out: Tensor | None = None) -> Tensor:
     assert x.ndim == 2 and x.is_contiguous() and x.shape[1] % 2 == 0 and activation in ("silu", "gelu_tanh")
     n = x.shape[1] // 2
     if out is None:
-        out = torch.empty(len(x), n, dtype=x.dtype)
-    assert out.shape == (len(x), n) and out.is_contiguous() and out.dtype == x.dtype
+        out = torch.empty(x.shape[0], n, dtype=x.dtype)
+    assert out.shape == (x.shape[0], n) and out.is_contiguous() and out.dtype == x.dtype
     _kernels()[x.dtype].gate(
-        x.data_ptr(), out.data_ptr(), len(x), n, activation == "gelu_tanh", torch.get_num_threads()
+        x.data_ptr(), out.data_ptr(), x.shape[0], n, activation == "gelu_tanh", torch.get_num_threads()
     )
     return out
 
@@ -197,11 +197,11 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) ->
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
     x, heads, d = _rows(x)
-    _check_tables(cos, sin, positions, len(x), d)
+    _check_tables(cos, sin, positions, x.shape[0], d)
     out = torch.empty(x.shape, dtype=x.dtype)
     _kernels()[x.dtype].rotary(
         x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(),
-        len(x), heads, d, x.stride(0), torch.get_num_threads(),
+        x.shape[0], heads, d, x.stride(0), torch.get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -211,11 +211,11 @@ def write_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tens
     (k, heads, d), v = _rows(k), _rows(v)[0]
     assert k.shape == v.shape and k.dtype == v.dtype
     _check_cache(cache_k, cache_v, k.dtype, heads, d)
-    assert slots.dtype == torch.int64 and slots.shape == (len(k),) and slots.is_contiguous()
+    assert slots.dtype == torch.int64 and slots.shape == (k.shape[0],) and slots.is_contiguous()
     size = k.element_size()
     _kernels()[k.dtype].write(
         k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slots.data_ptr(),
-        len(k), heads * d * size, k.stride(0) * size, v.stride(0) * size,
+        k.shape[0], heads * d * size, k.stride(0) * size, v.stride(0) * size,
     )  # fmt: skip
 
 
@@ -242,15 +242,15 @@ def qkv_post(
     heads = qkv.shape[1] // d - 2 * kv_heads
     assert qkv.is_contiguous() and qkv.shape[1] == (heads + 2 * kv_heads) * d
     _check_cache(cache_k, cache_v, qkv.dtype, kv_heads, d)
-    _check_tables(cos, sin, positions, len(qkv), d)
-    assert slots.dtype == torch.int64 and slots.shape == (len(qkv),) and slots.is_contiguous()
+    _check_tables(cos, sin, positions, qkv.shape[0], d)
+    assert slots.dtype == torch.int64 and slots.shape == (qkv.shape[0],) and slots.is_contiguous()
     for weight in (q_norm, k_norm):
         assert weight is None or (weight.dtype == qkv.dtype and weight.shape == (d,) and weight.is_contiguous())
-    q = torch.empty(len(qkv), heads, d, dtype=qkv.dtype)
+    q = torch.empty(qkv.shape[0], heads, d, dtype=qkv.dtype)
     _kernels()[qkv.dtype].qkv_post(
         qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), _address(q_norm), _address(k_norm),
         cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slots.data_ptr(), eps, offset,
-        len(qkv), heads, kv_heads, d, torch.get_num_threads(),
+        qkv.shape[0], heads, kv_heads, d, torch.get_num_threads(),
     )  # fmt: skip
     return q
 

@@ -11,10 +11,9 @@ from torch.nn.functional import embedding
 
 from worker.kernels.attention import attention
 from worker.kernels.gate import gate
+from worker.kernels.heads import heads
 from worker.kernels.linear import PackedLinear, linear
 from worker.kernels.norm import add_rms_norm, rms_norm
-from worker.kernels.rotary import rotary
-from worker.kernels.write import write_kv
 from worker.memory.cache import Cache
 from worker.model import rope
 from worker.model.packed import Packed
@@ -53,7 +52,6 @@ class Decoder:
     def __init__(self, spec: ModelSpec, weights: Weights, positions: int) -> None:
         """Serves positions 0 .. positions - 1 (rotary tables are made for those)."""
         self.spec, self.weights = spec, weights
-        self.heads = [spec.heads, spec.kv_heads, spec.kv_heads]
         self.ropes = [rope.tables(table, spec.head_dim, positions, weights.embed.device) for table in spec.ropes]
         self.norms = [*(layer.before_attention for layer in weights.layers), weights.norm]
         # Rounded to the weights' format first, as the checkpoints were trained: sqrt(1152) is 34 in bfloat16.
@@ -81,13 +79,10 @@ class Decoder:
 
     def _attend(self, h: Tensor, layer: Layer, kind: LayerSpec, packed: Packed, kv: tuple[Tensor, Tensor]) -> Tensor:
         spec = self.spec
-        qkv = linear(h, layer.qkv).view(len(h), -1, spec.head_dim)  # [T, heads + 2 kv_heads, D]
-        q, k, v = qkv.split_with_sizes(self.heads, dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm(q, layer.q_norm, spec.norm_eps, offset=spec.norm_offset)
-            k = rms_norm(k, layer.k_norm, spec.norm_eps, offset=spec.norm_offset)
-        q, k = rotary(q, k, *self.ropes[kind.rope], packed.positions)
-        write_kv(k, v, *kv, packed.slots)
+        q = heads(
+            linear(h, layer.qkv), *kv, *self.ropes[kind.rope], packed.positions, packed.slots,
+            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps, offset=spec.norm_offset,
+        )  # fmt: skip
         mixed = attention(
             q, *kv, packed.starts, packed.kv_lens, packed.pages, packed.tiles, packed.max_q, packed.max_kv,
             scale=spec.attention_scale, window=kind.window,
@@ -98,6 +93,6 @@ class Decoder:
         return h if weight is None else rms_norm(h, weight, self.spec.norm_eps, offset=self.spec.norm_offset)
 
     def _logits(self, h: Tensor) -> Tensor:
-        logits = linear(h, self.weights.head).float()  # [R, vocab]
+        logits = linear(h, self.weights.head, wide=True)  # [R, vocab]
         cap = self.spec.logit_softcap
         return (logits / cap).tanh() * cap if cap else logits

@@ -1,0 +1,43 @@
+"""Between the fused projection and attention: norm of queries and keys, rotation, K/V write.
+
+On the CPU one pass over the rows; elsewhere the three kernels one after the other, which give the same bits.
+"""
+
+from torch import Tensor
+
+from worker.kernels import native
+from worker.kernels.norm import rms_norm
+from worker.kernels.rotary import rotary
+from worker.kernels.write import write_kv
+
+
+def heads(
+    qkv: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    *,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    offset: bool,
+) -> Tensor:
+    """qkv [T, (Hq + 2 Hk) * D] -> q [T, Hq, D], rotated; k and v go to `slots` [T] of the caches.
+
+    cache_k, cache_v [pages, page_size, Hk, D]; cos, sin [M, D] float32; norm weights [D], or None for none.
+    """
+    if not qkv.is_cuda and native.available(qkv.dtype):
+        return native.qkv_post(
+            qkv, cache_k, cache_v, cos, sin, positions, slots, q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset
+        )
+    kv_heads, dim = cache_k.shape[2:]
+    parts = qkv.view(qkv.shape[0], -1, dim)
+    q, k, v = parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm(q, q_norm, eps, offset=offset), rms_norm(k, k_norm, eps, offset=offset)
+    q, k = rotary(q, k, cos, sin, positions)
+    write_kv(k, v, cache_k, cache_v, slots)
+    return q
