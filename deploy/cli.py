@@ -106,10 +106,9 @@ def _serve(settings: Settings, namespace: argparse.Namespace) -> int:
 
 def _worker(settings: Settings, namespace: argparse.Namespace) -> int:
     settings = _begin(settings, namespace)
-    # Threads that spin long at a barrier starve whom they wait for as soon as anything else runs on this machine
-    # (measured: a step took 15 times as long beside one busy process); those that sleep at once make steps a third
-    # slower on a quiet one. A few microseconds of spinning do well in both. OpenMP reads this with torch's import.
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    from worker.openmp import spin_briefly
+
+    spin_briefly()
     from worker.__main__ import run
     from worker.model.checkpoint import CheckpointError
     from worker.model.families import UnsupportedModel

@@ -14,6 +14,7 @@ from typing import Any
 
 from shared.config import ConfigError, Settings, with_values
 from shared.flags import Parser, add_flags, read, select
+from worker.openmp import spin_briefly
 from worker.simulate import cost as costs
 from worker.simulate import report
 from worker.simulate.model import Replay, Request, build, replay
@@ -153,7 +154,7 @@ def _replay(traffic: Traffic, args: argparse.Namespace, settings: Settings, cost
 
 
 def _calibrate(args: argparse.Namespace, settings: Settings) -> int:
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as a worker does; read when torch is imported
+    spin_briefly()
     from worker.model.checkpoint import CheckpointError
     from worker.model.families import UnsupportedModel
     from worker.simulate.calibrate import measure
