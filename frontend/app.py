@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from frontend.border import DIALECT, REQUEST_ID, SEND, Border, Envelope, Keys, known
@@ -35,7 +35,15 @@ from shared.config import FrontendConfig, ModelConfig
 
 FLUSH_S = 1.0
 LAG_S = 0.05  # how often the event loop's punctuality is measured
-PAGE = Path(__file__).parent / "web" / "index.html"
+WEB = Path(__file__).parent / "web"
+WEB_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+WEB_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # the address may hold a prompt
+    "Cache-Control": "no-cache",
+}
 
 T = TypeVar("T")
 
@@ -93,6 +101,7 @@ class Api:
     def routes(self) -> list[Route]:
         return [
             Route("/", self.page),
+            Route("/web/{name}", self.page),
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/stats", self.stats),
@@ -237,7 +246,11 @@ class Api:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(PAGE.read_bytes())
+        """The playground, or a file beside it; a name in a path has no slash, so it cannot lead elsewhere."""
+        file = WEB / request.path_params.get("name", "index.html")
+        if file.suffix not in WEB_TYPES or not file.is_file():
+            raise HTTPException(404)
+        return Response(file.read_bytes(), headers=WEB_HEADERS, media_type=WEB_TYPES[file.suffix])
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -9,8 +9,8 @@ export class Failure extends Error {
 }
 
 export const apiKey = {
-  get: () => sessionStorage.getItem("key") ?? "",
-  set: (key) => (key ? sessionStorage.setItem("key", key) : sessionStorage.removeItem("key")),
+  get: () => sessionStorage.getItem("api-key") ?? "",
+  set: (key) => (key ? sessionStorage.setItem("api-key", key) : sessionStorage.removeItem("api-key")),
 };
 
 function headers() {

@@ -3,7 +3,7 @@
 
 export const WINDOW_MS = 120_000;
 const GAP_MS = 3500; // a line breaks where nothing was asked this long: the page was hidden
-const PAD = { left: 40, right: 8, top: 8, bottom: 18 };
+const PAD = { left: 46, right: 8, top: 8, bottom: 18 };
 
 // The least of 1, 2, 5 times a power of ten that is not below `value`.
 export function ceiling(value) {

@@ -25,7 +25,8 @@ export function sampling() {
   return stops.length ? { ...fields, stop: JSON.stringify(stops) } : fields;
 }
 
-// Marks the field that the server refused.
+// Marks the field that the server refused, and no other.
 export function blame(param) {
+  for (const field of form.elements) field.removeAttribute("aria-invalid");
   form.elements.namedItem(param ?? "")?.setAttribute("aria-invalid", "true");
 }

@@ -6,13 +6,13 @@ import { milliseconds } from "./timing.js";
 
 const EVERY_MS = 1000;
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
-const count = (value) => compact.format(value);
+const count = (value) => compact.format(value >= 100 ? Math.round(value) : value);
 const milli = (seconds) => (seconds ? milliseconds(seconds * 1000) : "0");
 const share = (pages, part) => (pages.total ? (100 * pages[part]) / pages.total : 0);
 
 const CHARTS = [
   {
-    title: "Tokens per second", lines: ["generated", "prompt"], least: 10, write: count,
+    title: "Tokens / s", lines: ["generated", "prompt"], least: 10, write: count,
     read: ({ throughput }) => [throughput.generation, throughput.prompt],
   },
   {
@@ -20,21 +20,22 @@ const CHARTS = [
     read: ({ running, waiting }) => [running, waiting],
   },
   {
-    title: "K/V cache", lines: ["in use", "kept for reuse"], most: 100, write: (value) => `${count(value)} %`,
+    title: "K/V cache", lines: ["in use", "reusable"], most: 100, write: (value) => `${count(value)} %`,
     read: ({ pages }) => [share(pages, "owned"), share(pages, "cached")],
   },
   {
-    title: "Time to first token", lines: ["p50", "p99"], least: 0.01, write: milli,
+    title: "First token after", lines: ["p50", "p99"], least: 0.01, write: milli,
     read: ({ latency }) => [latency.ttft.p50, latency.ttft.p99],
   },
   {
-    title: "Time between tokens", lines: ["p50", "p99"], least: 0.01, write: milli,
+    title: "Between tokens", lines: ["p50", "p99"], least: 0.01, write: milli,
     read: ({ latency }) => [latency.itl.p50, latency.itl.p99],
   },
 ];
 
 const state = document.getElementById("state");
 const facts = document.getElementById("facts");
+facts.title = "Ready for: since this page first saw it";
 
 export class Live {
   #charts = CHARTS.map((spec) => new Chart(spec, document.getElementById("charts")));
@@ -75,7 +76,7 @@ export class Live {
   #sayFacts({ value: stats, reason }, now) {
     if (!stats) return (facts.textContent = reason.status === 401 ? "the statistics need an API key" : "");
     const { worker } = stats;
-    const up = this.#since ? [`ready for ${duration(now - this.#since)} (seen from here)`] : [];
+    const up = this.#since ? [`ready for ${duration(now - this.#since)}`] : [];
     const parts = [worker.model, worker.device, worker.dtype, worker.epoch && `epoch ${worker.epoch}`, ...up];
     facts.textContent = parts.filter(Boolean).join(" · ");
   }

@@ -2,8 +2,8 @@
 
 export function milliseconds(ms) {
   if (ms >= 9950) return `${(ms / 1000).toFixed(0)} s`;
-  if (ms >= 995) return `${(ms / 1000).toFixed(1)} s`;
-  return `${ms < 9.95 ? ms.toFixed(1) : ms.toFixed(0)} ms`;
+  if (ms >= 995) return `${Number((ms / 1000).toFixed(1))} s`;
+  return `${Number(ms.toFixed(ms < 9.95 ? 1 : 0))} ms`;
 }
 
 const FINISH = { stop: "finished: stop", length: "finished: length (max_tokens reached)" };

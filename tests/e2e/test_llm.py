@@ -1,0 +1,163 @@
+"""The Python API with the embedded model and a worker of its own: the server's answers, and no process left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from frontend.llm import LLM, CannotStart
+from tests.e2e.server import ROOT, Server, serving
+
+PROMPTS = ["Once upon a time", "The capital of", "One day, a little frog", "The sun"]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = 0.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving("demo", tmp_path_factory.mktemp("serve") / "log") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", threads=1, max_batch_size=2, max_waiting_requests=1) as running:
+        pid = worker_of(running)
+        assert alive(pid)
+        yield running
+    assert not alive(pid)
+
+
+def worker_of(llm: LLM) -> int:
+    [child] = [int(pid) for pid in children(os.getpid()) if b"deploy.cli\0worker" in command(pid)]
+    return child
+
+
+def children(pid: int) -> list[str]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [child for task in tasks for child in (task / "children").read_text().split()]
+
+
+def command(pid: str) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until_dead(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while alive(pid):
+        assert time.monotonic() < deadline, "the worker outlived its parent"
+        time.sleep(0.02)
+
+
+def test_its_ids_are_the_servers(llm: LLM, server: Server) -> None:
+    """More prompts than the worker has room for, all the same."""
+    prompts = [*PROMPTS, *PROMPTS]
+    answers = llm.complete(prompts, max_tokens=24, temperature=GREEDY)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        said = server.events(prompt, 24)
+        assert (list(answer.ids), answer.text) == (said.ids, said.text)
+        assert said.done is not None
+        assert said.done["finish_reason"] == answer.finish
+        assert said.done["usage"]["completion_tokens"] == answer.usage.completion_tokens
+
+
+def test_every_form_gives_the_same_text(llm: LLM) -> None:
+    texts = [llm.generate(prompt, max_tokens=16, temperature=GREEDY) for prompt in PROMPTS]
+    assert llm.generate(PROMPTS, max_tokens=16, temperature=GREEDY) == texts
+    assert "".join(llm.generate(PROMPTS[0], stream=True, max_tokens=16, temperature=GREEDY)) == texts[0]
+    gained = [""] * len(PROMPTS)
+    for index, text in llm.generate(PROMPTS, stream=True, max_tokens=16, temperature=GREEDY):
+        gained[index] += text
+    assert gained == texts
+
+    async def read(prompt: str) -> str:
+        return "".join([text async for text in llm.generate_async(prompt, max_tokens=16, temperature=GREEDY)])
+
+    async def read_all() -> list[str]:
+        return await asyncio.gather(*map(read, PROMPTS))
+
+    assert asyncio.run(read_all()) == texts
+    ids = llm.tokenizer.encode_now([PROMPTS[0]])[0]
+    assert llm.generate(ids, max_tokens=16, temperature=GREEDY) == texts[0]
+
+
+def test_a_seed_gives_the_same_answer_here_and_there(llm: LLM, server: Server) -> None:
+    [answer] = llm.complete("Once", max_tokens=16)
+    said = server.events("Once", 16, temperature=1.0, seed=answer.seed)
+    assert said.ids == list(answer.ids)
+
+
+def test_chats_are_the_servers(llm: LLM, server: Server) -> None:
+    body = {"model": "m", "messages": QUESTION, "temperature": 0, "max_tokens": 24}
+    said = server.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    assert said
+    assert llm.chat(QUESTION, temperature=GREEDY, max_tokens=24) == said
+    assert "".join(llm.chat(QUESTION, stream=True, temperature=GREEDY, max_tokens=24)) == said
+
+
+def test_a_stream_survives_its_worker(llm: LLM) -> None:
+    [whole] = llm.complete(PROMPTS[0], max_tokens=400, temperature=GREEDY, ignore_eos=True)
+    stream = llm.generate(PROMPTS[0], stream=True, max_tokens=400, temperature=GREEDY, ignore_eos=True)
+    text = next(stream)
+    before = worker_of(llm)
+    os.kill(before, signal.SIGKILL)
+    assert text + "".join(stream) == whole.text
+    assert worker_of(llm) != before
+
+
+def test_a_model_that_cannot_be_served(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "abacus"}')
+    with pytest.raises(CannotStart, match=r"cannot start: .*abacus|tokenizer"):
+        LLM(tmp_path, threads=1)
+    assert [pid for pid in children(os.getpid()) if str(tmp_path).encode() in command(pid)] == []
+
+
+SCRIPT = """
+import sys, time
+from frontend.llm import LLM
+llm = LLM("demo", threads=1)
+print(llm._served.service.link.status.pid, flush=True)
+print(llm.generate("Once upon a time", max_tokens=4, temperature=0), flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+def script(seconds: float) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(seconds)], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_no_worker_outlives_a_script_that_just_ends_or_is_killed() -> None:
+    with script(0) as ends, script(60) as killed:
+        assert ends.stdout is not None
+        assert killed.stdout is not None
+        pids = [int(run.stdout.readline()) for run in (ends, killed) if run.stdout is not None]
+        assert killed.stdout.readline() == ", there was a\n"
+        killed.kill()
+        until_dead(pids[1])
+        out, err = ends.communicate(timeout=20)
+        assert (ends.returncode, out, err) == (0, ", there was a\n", "")
+        assert not alive(pids[0])
+
+
+def test_the_terminals_commands_with_the_real_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    said = server.events(PROMPTS[0], 16)
+    flags = ["--url", server.url, "--temperature=0", "--max-tokens=16"]
+    assert cli.main(["complete", PROMPTS[0], *flags]) == 0
+    assert capsys.readouterr().out == said.text + "\n"
+    assert cli.main(["complete", PROMPTS[0], *flags, "--model=other"]) == 1
+    assert "the model `other` is not served here; `m` is" in capsys.readouterr().err

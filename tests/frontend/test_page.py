@@ -1,0 +1,121 @@
+"""The playground as files: served, closed to the outside, and in step with the routes and fields it uses.
+
+What it does in a browser is looked at by `tests/web/look.py`.
+"""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import frontend.app
+from frontend.protocols import chat, completions
+from frontend.stats import stats
+from frontend.tokenizer import Tokenizer
+from tests.fakes import MODEL, FakeLink
+from tests.frontend.serving import app_over
+
+WEB = Path(frontend.app.__file__).parent / "web"
+FILES = {path.name: path.read_text("utf-8") for path in WEB.iterdir()}
+SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
+ALL_JS = "\n".join(SCRIPTS.values())
+
+
+class Tags(HTMLParser):
+    """All tags of the page with their attributes, and the text inside of scripts and styles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.inline = ""
+        self.feed(FILES["index.html"])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem:
+            self.inline += data
+
+    def values(self, attribute: str) -> set[str]:
+        return {attrs[attribute] or "" for _, attrs in self.found if attribute in attrs}
+
+
+@pytest.fixture
+async def http(tokenizer: Tokenizer) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app_over(FakeLink(), tokenizer)), base_url="http://sluice")
+
+
+async def test_the_page_is_served_with_a_strict_policy(http: httpx.AsyncClient) -> None:
+    page = await http.get("/")
+    assert page.status_code == 200 and page.headers["content-type"] == "text/html; charset=utf-8"
+    rules = dict(rule.strip().split(" ", 1) for rule in page.headers["content-security-policy"].split(";"))
+    assert rules["default-src"] == "'self'" and rules["frame-ancestors"] == rules["base-uri"] == "'none'"
+    assert not {"script-src", "style-src", "connect-src"} & set(rules)  # default-src rules them
+    assert page.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_has_nothing_that_its_policy_forbids() -> None:
+    tags = Tags()
+    assert tags.inline.strip() == ""
+    assert not [name for _, attrs in tags.found for name in attrs if name.startswith("on") or name == "style"]
+    assert 'setAttribute("style"' not in ALL_JS
+
+
+async def test_every_file_is_served_as_what_it_is_and_used(http: httpx.AsyncClient) -> None:
+    tags = Tags()
+    linked = {value for value in tags.values("src") | tags.values("href") if not value.startswith("data:")}
+    used = {value.removeprefix("web/") for value in linked} | set(re.findall(r'from "\./([\w.]+)"', ALL_JS))
+    assert used == set(FILES) - {"index.html"}
+    for name in used:
+        answer = await http.get(f"/web/{name}")
+        kind = "text/javascript" if name.endswith(".js") else "text/css"
+        assert answer.text == FILES[name] and answer.headers["content-type"] == f"{kind}; charset=utf-8"
+
+
+@pytest.mark.parametrize("name", ["none.js", "..%2fapp.py", "../app.py", "%2e%2e/app.py", "..%2f..%2fx.js", "", ".js"])
+async def test_nothing_else_is_served(http: httpx.AsyncClient, name: str) -> None:
+    assert (await http.get(f"/web/{name}")).status_code == 404
+
+
+def test_it_is_small_and_names_no_other_host() -> None:
+    assert sum(path.stat().st_size for path in WEB.iterdir()) < 100_000
+    for name, text in FILES.items():
+        assert "://" not in text and not re.search(r"""["'(=]//""", text), name
+
+
+def test_text_of_the_model_cannot_become_markup() -> None:
+    dangerous = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|createContextualFragment"
+    assert not re.findall(dangerous, ALL_JS)
+
+
+async def test_the_routes_that_it_calls_exist(tokenizer: Tokenizer) -> None:
+    called = set(re.findall(r'"(v1/[\w/]+|ready|stats|tokenize)"', ALL_JS))
+    routes = {route.path for route in app_over(FakeLink(), tokenizer).routes}  # type: ignore[attr-defined]
+    assert called == {"ready", "stats", "v1/models", "v1/completions", "v1/chat/completions"}
+    assert {f"/{path}" for path in called} <= routes
+
+
+def test_the_fields_that_it_sends_are_known_to_both_dialects() -> None:
+    inputs = {str(attrs["name"]) for tag, attrs in Tags().found if tag in ("input", "textarea") and "name" in attrs}
+    sampling = inputs - {"probabilities", "key", "system", "input"}
+    sent = sampling | set(re.findall(r'^      (\w+): (?:"|\')', SCRIPTS["panel.js"], re.MULTILINE))
+    assert {"temperature", "seed", "stop", "stream", "stream_options", "timings"} <= sent
+    assert sent <= set(chat.FIELDS) & set(completions.FIELDS)
+
+
+def test_the_statistics_that_it_draws_exist() -> None:
+    read = re.findall(r"\b(?:throughput|latency|worker)(?:\.\w+)+", SCRIPTS["live.js"])
+    assert {"throughput.generation", "latency.ttft.p99", "latency.itl.p50", "worker.epoch"} <= set(read)
+    for path in read:
+        value: Any = stats(None, MODEL, False)
+        for key in path.split("."):
+            value = value[key]
+
+
+def test_the_elements_that_scripts_look_for_exist() -> None:
+    looked_for = set(re.findall(r'(?:getElementById|\$|copyOf)\("([\w-]+)"\)', ALL_JS))
+    assert {"state", "facts", "chart", "turn", "panel", "rivals"} <= looked_for <= Tags().values("id")
