@@ -199,6 +199,44 @@ def _simulate(words: list[str]) -> int:
     return simulate(words, Lent(makers, summary, table, localised))
 
 
+def _chat(words: list[str]) -> int:
+    from deploy.talk import chat
+
+    return chat(words)
+
+
+def _complete(words: list[str]) -> int:
+    from deploy.talk import complete
+
+    return complete(words)
+
+
+def _env(words: list[str]) -> int:
+    from deploy.environment import env
+
+    return env(words)
+
+
+def _completion(words: list[str]) -> int:
+    """Lends the scripts' writer the flags of every command that says them."""
+    from deploy.completion import SHELLS, Offer, script, words_of
+    from deploy.environment import parser as env_parser
+    from deploy.talk import chat_parser, complete_parser
+
+    parser = Parser(prog="sluice completion", description="Prints a script: source <(sluice completion bash)")
+    parser.add_argument("shell", choices=SHELLS)
+    shell = parser.read(words).shell
+    spoken = {"chat": chat_parser(), "complete": complete_parser(), "env": env_parser(), "completion": parser}
+    for name, command in COMMANDS.items():
+        spoken[name] = Parser(prog=name)
+        add_flags(spoken[name], command.flags)
+    known: dict[str, Command | Tool] = {**COMMANDS, **TOOLS}
+    print(script(shell, {
+        name: Offer(entry.about, words_of(spoken[name]) if name in spoken else ()) for name, entry in known.items()
+    }))  # fmt: skip
+    return 0
+
+
 COMMANDS = {
     "serve": Command("start a worker and its frontends, and keep them running", SERVE_FLAGS, _serve),
     "worker": Command("start one worker, for frontends started elsewhere", WORKER_FLAGS, _worker),
@@ -207,6 +245,10 @@ COMMANDS = {
 TOOLS = {
     "bench": Tool("measure a running server", _bench),
     "simulate": Tool("replay traffic through the scheduler in virtual time", _simulate),
+    "chat": Tool("talk to a running server at the terminal", _chat),
+    "complete": Tool("continue a text with a running server", _complete),
+    "env": Tool("say what this machine and installation are", _env),
+    "completion": Tool("print a script that completes these words in bash or zsh", _completion),
 }
 
 if __name__ == "__main__":

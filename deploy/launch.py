@@ -63,10 +63,10 @@ class Supervisor:
             asked = asyncio.create_task(self._asked.wait())
             ended, _ = await asyncio.wait({*tasks, asked}, return_when=asyncio.FIRST_COMPLETED)
             failed = [task for task in tasks if task in ended]
-            for task in failed:
-                self._explain(tasks[task])
             codes = await self._stop(list(tasks))
             asked.cancel()
+            for task in failed:  # last, so that it is what stays on the screen
+                self._explain(tasks[task])
             return failed[0].result() if failed else _verdict(codes)
 
     def _final(self, code: int) -> bool:

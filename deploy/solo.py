@@ -19,7 +19,6 @@ from deploy.rundir import run_dir
 from shared.config import Settings, WireConfig, with_values
 from shared.flags import to_argv, without_settings
 
-STOP_S = 5.0  # beyond the time it has to drain
 HOME = Path(__file__).resolve().parents[1]
 
 log = logging.getLogger("sluice.worker")
@@ -30,7 +29,6 @@ class Owned:
 
     def __init__(self, settings: Settings) -> None:
         self.wire: WireConfig = settings.wire
-        self._patience = settings.worker.drain_timeout + STOP_S
         self._trusted = False
         self._child = Child(_role(settings), _ToLog(), Backoff(), gone=lambda pid: None)
         self._keeper = asyncio.create_task(self._child.keep(lambda code: not self._trusted))
@@ -46,10 +44,8 @@ class Owned:
         self._trusted = True
 
     async def end(self) -> None:
+        """At once: whoever asked it for something has left, and it keeps nothing."""
         self._child.stop()
-        if not self._trusted:  # nothing to finish
-            self._child.kill()
-        await asyncio.wait([self._keeper], timeout=self._patience)
         self._child.kill()
         await self._keeper
 

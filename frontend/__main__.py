@@ -6,6 +6,7 @@ Ctrl-C nothing more is admitted while what runs may finish; a second signal does
 
 import asyncio
 import gc
+import logging
 import socket
 from pathlib import Path
 from types import FrameType
@@ -93,6 +94,7 @@ async def _load(folder: Path, server: Server, tokenizer: asyncio.Future[Tokenize
 
 def _uvicorn(settings: Settings, app: Any) -> uvicorn.Config:
     config = settings.frontend
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its chat about starting and stopping helps nobody
     return uvicorn.Config(
         app,
         host=config.host,

@@ -8,7 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from frontend.asks import Read
+from frontend.background import Put, Work
 from frontend.errors import Overloaded
+from frontend.protocols.common import Context
 from frontend.service import Run, Service
 from frontend.types import Ask, Delta, Finish, TokenLogprob, Usage
 from shared.messages import Refusal, Timings
@@ -22,7 +25,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One finished answer. `ids` and `text` end where a stop string began; `usage` counts all that was computed."""
+    """One finished answer. `text` ends where a stop string began; `ids` hold the tokens that completed it, too."""
 
     text: str
     ids: tuple[int, ...]
@@ -106,3 +109,37 @@ def _fold(parts: list[Delta], finish: Finish) -> Answer:
         logprobs=tuple([score for part in parts for score in part.logprobs or ()]) if scored else None,
         timings=last.timings or Timings(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A service that is ready, and what must be known to ask it."""
+
+    service: Service
+    context: Context
+    width: int = 128  # requests that are on their way at a time
+    patience: float = 120.0  # seconds for which a worker that is away is waited for
+
+    def texts(self, read: Read) -> Work[tuple[int, str]]:
+        """What each answer's text gains, as it comes."""
+
+        async def work(put: Put[tuple[int, str]]) -> None:
+            def take(index: int, delta: Delta) -> None:
+                if text := delta.text:
+                    put((index, text))
+
+            await self._run(read, take)
+
+        return work
+
+    def answers(self, read: Read) -> Work[tuple[int, Answer]]:
+        """Each answer when it is whole."""
+
+        async def work(put: Put[tuple[int, Answer]]) -> None:
+            await self._run(read, Answers(lambda index, answer: put((index, answer))).take)
+
+        return work
+
+    async def _run(self, read: Read, take: Take) -> None:
+        asks = await read(self.context)
+        await follow(self.service, asks, take, width=self.width, patience=self.patience)

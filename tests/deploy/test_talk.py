@@ -231,9 +231,7 @@ def test_ctrl_c_stops_the_answer_and_a_second_one_leaves() -> None:
 # env and completion
 
 
-def test_env_names_versions_and_the_machine(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_env_names_versions_and_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_PORT", "99")
     monkeypatch.setenv("SLUICE_API_KEY", "secret")
     code, out, _ = sluice(capsys, "env")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
+from deploy.roles import DEMO
 from frontend.llm import LLM, CannotStart
 from tests.e2e.server import ROOT, Server, serving
 
@@ -119,9 +121,12 @@ def test_a_stream_survives_its_worker(llm: LLM) -> None:
     assert worker_of(llm) != before
 
 
-def test_a_model_that_cannot_be_served(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "abacus"}')
-    with pytest.raises(CannotStart, match=r"cannot start: .*abacus|tokenizer"):
+def test_a_model_that_cannot_be_served_is_told_in_the_workers_last_words(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "abacus", "architectures": ["Abacus"]}')
+    with pytest.raises(CannotStart, match=r"tokenizer\.json"):
+        LLM(tmp_path, threads=1)
+    shutil.copy(DEMO / "tokenizer.json", tmp_path)
+    with pytest.raises(CannotStart, match=r"the worker cannot start: .*(abacus|Abacus)"):
         LLM(tmp_path, threads=1)
     assert [pid for pid in children(os.getpid()) if str(tmp_path).encode() in command(pid)] == []
 

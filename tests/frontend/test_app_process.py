@@ -75,9 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("drain_timeout", "end"), [(30.0, "data: [DONE]"), (0.2, '"code":"shutdown"}}')])
-def test_sigterm_lets_streams_finish_or_tells_them_and_exits_well(
-    folder: Path, drain_timeout: float, end: str
-) -> None:
+def test_sigterm_lets_streams_finish_or_tells_them_and_exits_well(folder: Path, drain_timeout: float, end: str) -> None:
     body = {"model": MODEL, "prompt": [1], "max_tokens": 20, "stream": True}
     with process(folder, drain_timeout) as (child, http):
         assert set(wait_ready(http)) <= {"loading the tokenizer"}

@@ -106,7 +106,7 @@ async def test_a_failure_passes_through_a_stream_without_an_end(tokenizer: Token
 
 
 def test_failures_in_the_words_of_each_dialect() -> None:
-    error = Internal("it's \"broken\"", code="worker_error")
+    error = Internal('it\'s "broken"', code="worker_error")
     assert completions.failure(error, "r") == (
         b'data: {"error":{"message":"it\'s \\"broken\\"","type":"internal_error",'
         b'"param":null,"code":"worker_error"}}\n\n'
