@@ -10,6 +10,7 @@ import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.messages import Limits
+from worker.kernels import native
 from worker.memory.budget import size_pool
 from worker.memory.cache import Cache
 from worker.memory.pages import PagePool
@@ -53,6 +54,8 @@ def load_engine(
         "%s on %s in %s: %d pages of %d tokens, sequences up to %d",
         spec.model_type, device, dtype, size.pages - 1, size.page_size, size.max_seq_len,
     )  # fmt: skip
+    if device.type == "cpu" and worker.batch_invariant and not native.available(dtype):
+        log.warning("--batch-invariant: no C kernels for %s here, so bits may depend on who shares a step", dtype)
     decoder = Decoder(spec, weights, size.max_seq_len)
     cache = Cache(spec, size.pages, size.page_size, dtype, device)
     pool = PagePool(size.pages, size.page_size)
