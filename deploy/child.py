@@ -5,6 +5,7 @@ Knows no roles: what to run comes as a `Role`, and who judges an exit code as fi
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import time
@@ -55,6 +56,7 @@ class Child:
         self._gone = gone
         self._process: Process | None = None
         self._stopping = asyncio.Event()
+        self._served = False
 
     async def keep(self, final: Callable[[int], bool]) -> int:
         """Runs until `stop`, or until an exit code is final; returns the last one (-9: killed by signal 9)."""
@@ -63,11 +65,15 @@ class Child:
             code = await self._live()
             if self._stopping.is_set() or final(code):
                 return code
-            pause = self._backoff.after(time.monotonic() - started)
+            pause = self._backoff.after(math.inf if self._served else time.monotonic() - started)
             self._console.say(f"{self.role.name} {_how(code)}; starting it again in {pause:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
                 return code
+
+    def served(self) -> None:
+        """The process that runs did its work: should it die, that is no crash loop."""
+        self._served = True
 
     def stop(self) -> None:
         """Asks the process to end and starts no other; a second call changes nothing."""
@@ -81,6 +87,7 @@ class Child:
 
     async def _live(self) -> int:
         self.incarnation += 1
+        self._served = False
         async with self._log() as end:
             try:
                 self._process = await self._start(end)

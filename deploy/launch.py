@@ -51,6 +51,12 @@ class Supervisor:
             self._kill()
         self._asked.set()
 
+    def served(self) -> None:
+        """Every child does its work."""
+        self.ready_once = True
+        for child in self._children:
+            child.served()
+
     def restart(self, name: str) -> None:
         """Kills a child that hangs; it is started again like one that died."""
         for child in self._children:
@@ -106,11 +112,12 @@ async def follow(
         if health.ready and not before.ready:
             console.done()
             console.say("ready again" if supervisor.ready_once else text)
-            supervisor.ready_once = True
         elif before.ready and not health.ready:
             console.say(f"not ready: {health.reason}")
         elif not health.ready and not supervisor.ready_once:
             console.progress(health.progress, health.reason)
+        if health.ready:
+            supervisor.served()
         before = health
         await asyncio.sleep(calm if health.ready else 0.2)
 

@@ -105,6 +105,17 @@ def test_pauses_double_up_to_a_limit_and_shrink_after_a_healthy_life() -> None:
     assert [backoff.after(60), backoff.after(59)] == [0.5, 1]
 
 
+async def test_who_served_is_started_again_at_once() -> None:
+    dying = script("worker", "import time; print('life', N, flush=True); time.sleep(0.3); raise SystemExit(1)")
+    async with running(dying) as run:
+        child = run.supervisor._children[0]
+        child._backoff = Backoff(first=0.01, longest=3600.0, _next=3600.0)
+        for n in range(1, 4):  # without it the second life would begin in an hour
+            await run.until(f"life {n}")
+            run.supervisor.served()
+        run.supervisor.ask_to_stop()
+
+
 @pytest.mark.parametrize("code", [2, 3])
 async def test_what_will_not_get_better_ends_everything_with_its_code_and_its_sentence(code: int) -> None:
     broken = script("worker", f"import sys; print('sluice worker: no weights'); sys.exit({code})")
