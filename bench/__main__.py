@@ -15,6 +15,7 @@ from bench.workloads import FIRST_ID, VOCAB, WORKLOADS, Scale, chosen
 from shared.config import ConfigError
 from shared.flags import Parser
 
+DEMO_SCALE = 0.5  # the demo model takes 2,048 tokens
 QUICK = "Sluice over HTTP beside a plain transformers loop, same weights, at concurrency 1, 8 and 32."
 ABOUT = """Runs workloads against a server, or against one started here for each mode that is compared.
 
@@ -25,9 +26,10 @@ workloads:
 def main(argv: Sequence[str] | None = None) -> int:
     """0 well, 1 something could not be measured, 2 bad flags."""
     words = list(sys.argv[1:] if argv is None else argv)
-    command = _workloads if words[:1] == ["workloads"] else _quick
+    named = words[:1] in (["workloads"], ["quick"])
+    command = _workloads if words[:1] == ["workloads"] or (not named and "--compare" in words) else _quick
     try:
-        return command(words[1:] if words[:1] in (["workloads"], ["quick"]) else words)
+        return command(words[1:] if named else words)
     except ConfigError as error:
         print(f"sluice bench: {error}", file=sys.stderr)
         return 2
@@ -86,9 +88,12 @@ def _parser() -> Parser:
     add("--url", default="", help="a server that runs already")
     add("--model", default="", metavar="NAME", help="the model's name there (default: the first it lists)")
     add("--serve", default="", metavar="MODEL", help="start `sluice serve` with this model; flags for it behind --")
-    add("--compare", default="", metavar="MODE,...", help=f"with --serve, one server each: {', '.join(MODES)}")
+    add(
+        "--compare", default="", metavar="MODE,...",
+        help=f"one server each: {', '.join(MODES)}; without --serve of the demo model, at --length-scale {DEMO_SCALE}",
+    )  # fmt: skip
     add("--rate-scale", type=_positive, default=1.0, metavar="X", help="multiplies arrivals a second (default 1)")
-    add("--length-scale", type=_positive, default=1.0, metavar="X", help="multiplies all lengths (default 1)")
+    add("--length-scale", type=_positive, metavar="X", help="multiplies all lengths (default 1)")
     add("--vocab", type=int, default=VOCAB, metavar="N", help="prompts are ids below this (default %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write numbers and all stamps")
     add("--html", type=Path, metavar="FILE", help="write a page with tables and pictures (needs matplotlib)")
@@ -105,6 +110,8 @@ def _positive(text: str) -> float:
 
 def _plan(args: argparse.Namespace, flags: tuple[str, ...]) -> Plan:
     """Raises ConfigError for flags that contradict each other, BenchError for names that are not there."""
+    if args.compare and not (args.url or args.serve):
+        args.serve, args.length_scale = "demo", args.length_scale or DEMO_SCALE
     if bool(args.url) == bool(args.serve):
         raise ConfigError("say either --url, for a server that runs, or --serve, to start one")
     if args.url and (args.compare or flags):
@@ -123,7 +130,7 @@ def _plan(args: argparse.Namespace, flags: tuple[str, ...]) -> Plan:
         workloads = chosen(args.workload)
     except KeyError as error:
         raise BenchError(f"there is no workload {error}; there are {', '.join(WORKLOADS)}") from error
-    scale = Scale(args.rate_scale, args.length_scale)
+    scale = Scale(args.rate_scale, args.length_scale or 1.0)
     return Plan(workloads, scale, args.vocab, args.url, args.model, args.serve, flags, modes)
 
 

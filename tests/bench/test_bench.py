@@ -87,6 +87,7 @@ def bench(*words: str) -> int:
         (["--serve", "demo", "--length-scale", "0"], 2, "above 0"),
         (["--serve", "demo", "--rate-scal", "2"], 2, "did you mean --rate-scale?"),
         (["--serve", "demo", "--workload", "baseline,nonsense"], 1, "no workload 'nonsense'; there are baseline"),
+        (["--compare", "paged,nonsense"], 1, "no mode 'nonsense'; there are static"),
         (["--serve", "demo", "--compare", "paged,nonsense"], 1, "no mode 'nonsense'; there are static"),
         (["--serve", "demo", "--json", "/nowhere/at/all.json"], 1, "cannot be written"),
         (["--url", f"http://127.0.0.1:{free_port()}"], 1, "no server answers"),
@@ -286,3 +287,12 @@ def test_a_whole_measurement_with_a_real_server(tmp_path: Path, capsys: pytest.C
     [share] = re.findall(r"prompt tokens cached, % +\| +([\d.]+) \|", out)
     assert float(share) > 30
     assert "--kv-cache-gb 0.1" in (tmp_path / "h").read_text()
+
+
+def test_compare_alone_compares_on_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
+    monkeypatch.setattr("bench.__main__.measure", lambda plan: plans.append(plan) or [])
+    monkeypatch.setattr("bench.__main__.tables", lambda results: "")
+    assert main(["--compare", "static,continuous,chunked"]) == 0
+    assert (plans[0].serve, plans[0].modes) == ("demo", ("static", "continuous", "chunked"))
+    assert len(plans[0].workloads) == 6 and plans[0].scale.length < 1
