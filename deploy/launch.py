@@ -6,7 +6,6 @@ compute: it sees exit codes, log lines and /ready. Children die with it, however
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -17,10 +16,11 @@ from deploy.child import Backoff, Child, Role
 from deploy.listen import is_taken, listen, reachable, url
 from deploy.logs import Console
 from deploy.roles import FRONTEND_FLAGS, WORKER_FLAGS
+from deploy.roles import command as _command
+from deploy.roles import environment as _environment
 from deploy.rundir import run_dir
 from deploy.watch import Health, ask, welcome
 from shared.config import Settings, with_values
-from shared.flags import Flag, to_argv, without_settings
 
 CANNOT_SERVE = (2, 3)  # exit codes that will not get better: bad settings, a model that cannot be served
 
@@ -137,7 +137,7 @@ def serve(settings: Settings, asked: Collection[str]) -> int:
 
 
 async def _supervise(settings: Settings, listeners: list[socket.socket], folder: Path) -> int:
-    roles = [*_frontends(settings, listeners, folder), _worker(settings, folder)]
+    roles = [*_frontends(settings, listeners, folder), _worker(settings)]
     console = Console(sys.stderr, tuple(role.name for role in roles))
     following: list[asyncio.Task[None]] = []
 
@@ -175,9 +175,9 @@ def _free_port(host: str) -> int:
         return int(listener.getsockname()[1])
 
 
-def _worker(settings: Settings, folder: Path) -> Role:
+def _worker(settings: Settings) -> Role:
     command = _command("worker", settings, WORKER_FLAGS)
-    return Role("worker", lambda _: command, lambda n: _environment(folder) | {"SLUICE_EPOCH": str(n)})
+    return Role("worker", lambda _: command, lambda n: _environment() | {"SLUICE_EPOCH": str(n)})
 
 
 def _frontends(settings: Settings, listeners: list[socket.socket], folder: Path) -> list[Role]:
@@ -187,18 +187,7 @@ def _frontends(settings: Settings, listeners: list[socket.socket], folder: Path)
 def _frontend(index: int, settings: Settings, fd: int, folder: Path) -> Role:
     command = [*_command("frontend", settings, FRONTEND_FLAGS), f"--fd={fd}"]
     metrics = {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
-    return Role(f"frontend {index}", lambda _: command, lambda _: _environment(folder) | metrics, (fd,))
-
-
-def _command(role: str, settings: Settings, flags: Sequence[Flag]) -> list[str]:
-    return [sys.executable, "-P", "-m", "deploy.cli", role, f"--parent={os.getpid()}", *to_argv(settings, flags)]
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """The settings travel as flags, so that a child cannot read them differently."""
-    home = str(Path(__file__).resolve().parents[1])
-    paths = os.pathsep.join(path for path in (home, os.environ.get("PYTHONPATH")) if path)
-    return without_settings(os.environ) | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    return Role(f"frontend {index}", lambda _: command, lambda _: _environment() | metrics, (fd,))
 
 
 def _close(listeners: Sequence[socket.socket]) -> None:

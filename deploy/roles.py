@@ -1,9 +1,12 @@
-"""Which settings each kind of process is told, and where the model they share lies."""
+"""How each kind of process is started: command, settings, environment; and where the model they share lies."""
 
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from shared.config import Settings, with_values
-from shared.flags import all_flags, select
+from shared.flags import Flag, all_flags, select, to_argv, without_settings
 
 DEMO = Path(__file__).parent / "demo" / "model"
 
@@ -20,6 +23,18 @@ class Failure(Exception):
     def __init__(self, message: object, code: int) -> None:
         super().__init__(str(message))
         self.code = code
+
+
+def command(role: str, settings: Settings, flags: Sequence[Flag]) -> list[str]:
+    """Starts a child of this process, which ends with it."""
+    return [sys.executable, "-P", "-m", "deploy.cli", role, f"--parent={os.getpid()}", *to_argv(settings, flags)]
+
+
+def environment() -> dict[str, str]:
+    """Ours, without the settings: they travel as flags, so that a child cannot read them differently."""
+    home = str(Path(__file__).resolve().parents[1])
+    paths = os.pathsep.join(path for path in (home, os.environ.get("PYTHONPATH")) if path)
+    return without_settings(os.environ) | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
 
 
 def localised(settings: Settings) -> Settings:

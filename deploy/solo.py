@@ -6,20 +6,15 @@ its lines go to the log named `sluice.worker`.
 
 import asyncio
 import logging
-import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from deploy.child import Backoff, Child, Role
 from deploy.logs import Console
-from deploy.roles import WORKER_FLAGS, Failure
+from deploy.roles import WORKER_FLAGS, Failure, command, environment
 from deploy.rundir import run_dir
 from shared.config import Settings, WireConfig, with_values
-from shared.flags import to_argv, without_settings
-
-HOME = Path(__file__).resolve().parents[1]
 
 log = logging.getLogger("sluice.worker")
 
@@ -76,13 +71,5 @@ class _ToLog(Console):
 
 
 def _role(settings: Settings) -> Role:
-    flags = to_argv(settings, WORKER_FLAGS)
-    command = [sys.executable, "-P", "-m", "deploy.cli", "worker", f"--parent={os.getpid()}", *flags]
-    return Role("worker", lambda _: command, _environment)
-
-
-def _environment(incarnation: int) -> Mapping[str, str]:
-    """The settings travel as flags, so that SLUICE_ variables do not change them."""
-    paths = os.pathsep.join(path for path in (str(HOME), os.environ.get("PYTHONPATH")) if path)
-    own = {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "SLUICE_EPOCH": str(incarnation)}
-    return without_settings(os.environ) | own
+    words = command("worker", settings, WORKER_FLAGS)
+    return Role("worker", lambda _: words, lambda n: environment() | {"SLUICE_EPOCH": str(n)})

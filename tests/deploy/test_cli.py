@@ -90,12 +90,13 @@ def test_a_taken_port_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_pa
 # A server whose children are scripts: the real launcher, sockets, signals and run folder.
 
 LAUNCHER = """
+import os
 import sys
 from deploy import launch
 from deploy.cli import main
 
 def command(role, settings, flags):
-    return [sys.executable, "-c", CHILD, role, f"--parent={launch.os.getpid()}"]
+    return [sys.executable, "-c", CHILD, role, f"--parent={os.getpid()}"]
 
 CHILD = '''
 import os, signal, socket, sys

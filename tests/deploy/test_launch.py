@@ -234,7 +234,7 @@ async def test_it_shows_progress_then_how_to_use_it_then_every_change() -> None:
 def test_children_are_told_everything_by_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_PORT", "1")
     settings = check(with_values(Settings(), {"max_step_tokens": 32, "prefix_cache": False, "port": 9, "model": "a/b"}))
-    worker = launch._worker(settings, tmp_path)
+    worker = launch._worker(settings)
     with socket.socket() as one, socket.socket() as other:
         first, second = launch._frontends(settings, [one, other], tmp_path)
     for role, flags in ((worker, WORKER_FLAGS), (first, FRONTEND_FLAGS)):
