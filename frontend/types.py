@@ -38,6 +38,7 @@ class Ask:
     salt: str = ""
     deadline_ms: int = 0
     priority: int = 0
+    owner: str = ""  # the name of the API key it came with
     meta: dict[str, object] = field(default_factory=dict)  # dialect's own remarks, e.g. which stream format
 
 

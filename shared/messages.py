@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 TOPIC_BYTES = 8  # a frontend's id is its topic
 BROADCAST = bytes(TOPIC_BYTES)  # the topic of Status
 
@@ -58,6 +58,7 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None  # None: none; k: the chosen token's and the k most likely ones'
     prompt_logprobs: bool = False
+    grammar: str = ""  # what the output must match, in llguidance's words; empty: anything
 
 
 class _Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
@@ -98,6 +99,7 @@ class Submit(_Message):
     deadline_ms: int = 0  # from arrival; 0: none
     priority: int = 0
     crashes: int = 0  # how many workers died with this request in flight
+    owner: str = ""  # whose request it is (the name of an API key): waiting is fair between owners
 
 
 class Abort(_Message):
