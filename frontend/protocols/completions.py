@@ -24,7 +24,7 @@ from frontend.protocols.common import (
     openai_usage,
     sampling,
 )
-from frontend.protocols.fields import Field, Table, boolean, choice, integer, read, refused, wrong_type
+from frontend.protocols.fields import Field, Table, boolean, choice, integer, read, reads, refused, wrong_type
 from frontend.types import Ask, Delta, Finish, TokenLogprob
 
 PREFIX = "cmpl"
@@ -35,6 +35,11 @@ FINISH = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
 Prompt = str | list[int]
 
 
+_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, _IDS]}
+
+
+@reads({"anyOf": [*_PROMPT["anyOf"], {"type": "array", "items": _PROMPT, "minItems": 1, "maxItems": MAX_PROMPTS}]})
 def prompts(name: str, value: Any) -> list[Prompt]:
     """Text, ids, or a list of either."""
     if type(value) is str or (type(value) is list and value and type(value[0]) is int):

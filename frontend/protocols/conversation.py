@@ -15,6 +15,7 @@ from frontend.protocols.fields import (
     each,
     exactly,
     only,
+    reads,
     record,
     refused,
     some_text,
@@ -32,12 +33,13 @@ ROLES = {"developer": "system"}  # OpenAI's newer name
 def content(**ignored: Reader) -> Reader:
     """A text, or an array of text parts, which are joined as they stand; parts may have the `ignored` fields."""
     table: Table = {
-        "type": Field(exactly(str), required=True),
+        "type": Field(choice("text"), required=True),
         "text": Field(exactly(str), required=True),
         **{name: Field(reader) for name, reader in ignored.items()},
     }
     plain = record(table)
 
+    @reads(plain.schema)
     def part(name: str, value: Any) -> str:
         kind = value.get("type") if type(value) is dict else None
         if type(kind) is str and kind != "text":
@@ -49,6 +51,7 @@ def content(**ignored: Reader) -> Reader:
 
     parts = each(part, MAX_PARTS)
 
+    @reads({"anyOf": [{"type": "string"}, parts.schema]})
     def reader(name: str, value: Any) -> str:
         if type(value) is not str and type(value) is not list:
             raise wrong_type(name, value, "a string or an array of text parts")
@@ -70,6 +73,7 @@ _message = record({
 })  # fmt: skip
 
 
+@reads(_message.schema)
 def _turn(name: str, value: Any) -> Turn:
     message = _message(name, value)
     role = message["role"]

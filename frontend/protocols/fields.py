@@ -1,7 +1,8 @@
 """Reads the fields of a request body by a table, so that every refusal names its field and what was expected.
 
 A `Reader` takes a field's name and its JSON value and returns what the code works with. It raises BadRequest for
-the wrong JSON type and Unprocessable for a value out of range. Knows no dialect.
+the wrong JSON type and Unprocessable for a value out of range; its `schema` tells others what it takes. Knows no
+dialect.
 """
 
 import math
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.errors import BadRequest, Unprocessable
+from frontend.errors import BadRequest, SluiceError, Unprocessable
 
 TYPE_NAMES: Mapping[type, str] = {
     bool: "a boolean",
@@ -23,7 +24,26 @@ TYPE_NAMES: Mapping[type, str] = {
     type(None): "null",
 }
 
-Reader = Callable[[str, Any], Any]
+JSON_TYPES: Mapping[type, str] = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
+
+Schema = Mapping[str, Any]  # JSON Schema, 2020-12
+NOTHING: Schema = {"not": {}}  # no value at all
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads one value, given the name that a refusal says; `schema` is of the values that it takes."""
+
+    schema: Schema
+    read: Callable[[str, Any], Any]
+
+    def __call__(self, name: str, value: Any) -> Any:
+        return self.read(name, value)
+
+
+def reads(schema: Schema) -> Callable[[Callable[[str, Any], Any]], Reader]:
+    """Decorator: a function of a name and a value as a Reader."""
+    return lambda function: Reader(schema, function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +56,28 @@ class Field:
 
 
 Table = Mapping[str, Field]
+
+
+def schema(table: Table) -> dict[str, Any]:
+    """What `read` takes, as a JSON Schema; fields that are refused whatever they say are left out."""
+    fields = {name: field for name, field in table.items() if field.reader.schema is not NOTHING}
+    return {
+        "type": "object",
+        "properties": {name: _field_schema(field) for name, field in fields.items()},
+        "required": [name for name, field in fields.items() if field.required],
+        "additionalProperties": False,
+    }
+
+
+def _field_schema(field: Field) -> Schema:
+    """A default that could not be sent (no `top_k` at all is 0 inside) is not told."""
+    if field.required or not field.reader.schema:
+        return field.reader.schema
+    try:
+        field.reader("", field.default)
+    except SluiceError:
+        return {"anyOf": [field.reader.schema, {"type": "null"}]}
+    return {"anyOf": [field.reader.schema, {"type": "null"}], "default": field.default}
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -80,6 +122,7 @@ def out_of_range(name: str, value: Any, expected: str) -> Unprocessable:
 def integer(low: int, high: int | None = None) -> Reader:
     expected = f"at least {low}" if high is None else f"from {low} to {high}"
 
+    @reads({"type": "integer", "minimum": low} | ({} if high is None else {"maximum": high}))
     def reader(name: str, value: Any) -> int:
         if type(value) is not int:
             raise wrong_type(name, value, "an integer")
@@ -94,7 +137,9 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Reader
     """A finite number from `low` (or, with `above`, greater than it) to `high`; integers are welcome."""
     least = f"greater than {low:g}" if above else f"at least {low:g}"
     expected = least if high == math.inf else f"{least} and at most {high:g}"
+    bounds = {"exclusiveMinimum" if above else "minimum": low} | ({} if high == math.inf else {"maximum": high})
 
+    @reads({"type": "number"} | bounds)
     def reader(name: str, value: Any) -> float:
         if type(value) is not float and type(value) is not int:
             raise wrong_type(name, value, "a number")
@@ -110,6 +155,7 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Reader
 def exactly(kind: type) -> Reader:
     """A JSON value of one type, whatever its content."""
 
+    @reads({"type": JSON_TYPES[kind]})
     def reader(name: str, value: Any) -> Any:
         if type(value) is not kind:
             raise wrong_type(name, value, TYPE_NAMES[kind])
@@ -122,6 +168,7 @@ boolean = exactly(bool)
 
 
 def choice(*options: str) -> Reader:
+    @reads({"type": "string", "enum": list(options)})
     def reader(name: str, value: Any) -> str:
         if type(value) is not str:
             raise wrong_type(name, value, "a string")
@@ -132,15 +179,18 @@ def choice(*options: str) -> Reader:
     return reader
 
 
+@reads({})
 def anything(name: str, value: Any) -> Any:
     return value
 
 
+@reads(NOTHING)
 def refused(name: str, value: Any) -> Any:
     raise Unprocessable(f"`{name}` is not offered by this server", param=name, code="unsupported_field")
 
 
 def list_of(item: Reader, most: int) -> Reader:
+    @reads({"type": "array", "items": item.schema, "maxItems": most})
     def reader(name: str, value: Any) -> tuple[Any, ...]:
         if type(value) is not list:
             raise wrong_type(name, value, "an array")
@@ -151,6 +201,7 @@ def list_of(item: Reader, most: int) -> Reader:
     return reader
 
 
+@reads({"type": "string", "minLength": 1})
 def some_text(name: str, value: Any) -> str:
     if type(value) is not str:
         raise wrong_type(name, value, "a string")
@@ -163,31 +214,40 @@ def one_or_more(item: Reader, most: int) -> Reader:
     """A value, or an array of them; always a tuple afterwards."""
     several = list_of(item, most)
 
+    @reads({"anyOf": [item.schema, several.schema]})
     def reader(name: str, value: Any) -> tuple[Any, ...]:
         return several(name, value) if type(value) is list else (item(name, value),)
 
     return reader
 
 
+_integer64 = integer(-(1 << 63), (1 << 64) - 1)
+
+
+@reads(_integer64.schema)
 def seed(name: str, value: Any) -> int:
     """Any 64-bit integer, signed or not, as unsigned."""
-    return int(integer(-(1 << 63), (1 << 64) - 1)(name, value)) % (1 << 64)
+    return int(_integer64(name, value)) % (1 << 64)
 
 
+_bias = number(-100, 100)
+
+
+@reads({"type": "object", "propertyNames": {"pattern": "^[0-9]{1,10}$"}, "additionalProperties": _bias.schema})
 def bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     """`{"token id": bias}`; the vocabulary is checked where it is known."""
     if type(value) is not dict:
         raise wrong_type(name, value, "an object of token ids and biases")
-    within = number(-100, 100)
     for key in value:
         if not (key.isascii() and key.isdigit() and len(key) < 11):
             raise out_of_range(name, key, "an object whose keys are token ids")
-    return tuple((int(key), within(name, entry)) for key, entry in value.items())
+    return tuple((int(key), _bias(name, entry)) for key, entry in value.items())
 
 
 def record(table: Table) -> Reader:
     """An object whose fields a table of their own knows."""
 
+    @reads(schema(table))
     def reader(name: str, value: Any) -> dict[str, Any]:
         if type(value) is not dict:
             raise wrong_type(name, value, "an object")
@@ -204,6 +264,7 @@ def flags(*names: str) -> Reader:
 def each(item: Reader, most: int) -> Reader:
     """An array that is not empty; a refusal names the entry, as in `messages[2].role`."""
 
+    @reads({"type": "array", "items": item.schema, "minItems": 1, "maxItems": most})
     def reader(name: str, value: Any) -> tuple[Any, ...]:
         if type(value) is not list:
             raise wrong_type(name, value, "an array")
@@ -219,6 +280,7 @@ def each(item: Reader, most: int) -> Reader:
 def only(*harmless: Any) -> Reader:
     """A field of something not offered: these values, which do not ask for it, may be sent all the same."""
 
+    @reads({"enum": list(harmless)})
     def reader(name: str, value: Any) -> Any:
         if value not in harmless:
             allowed = " or ".join(msgspec.json.encode(one).decode() for one in harmless)

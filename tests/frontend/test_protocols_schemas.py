@@ -1,0 +1,92 @@
+"""A field's schema and its reader agree: what the one allows the other takes, and nothing else."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema_rs import Draft202012Validator, meta
+
+from frontend.errors import SluiceError
+from frontend.protocols import chat, completions, messages, tokenize
+from frontend.protocols.fields import Field, Table, refused, schema
+from tests.frontend.test_protocols_fields import JSON
+
+TABLES: dict[str, Table] = {
+    "completions": completions.FIELDS,
+    "chat": chat.FIELDS,
+    "messages": messages.FIELDS,
+    "count_tokens": messages.COUNTED,
+    "tokenize": tokenize.TOKENIZE,
+    "detokenize": tokenize.DETOKENIZE,
+}
+FIELDS = sorted({(name, id(field.reader)): field for table in TABLES.values() for name, field in table.items()}.items())
+LIKELY = st.sampled_from(  # values near the borders of what fields take
+    [
+        *(-(2**63) - 1, -(2**63), 2**64 - 1, 2**64, -100, -101, -2, -1, 0, 1, 2, 3, 20, 21, 100, 128, 129),
+        *(0.5, -0.1, 1.1, 2.1, 100.5, "", "a", "text", "none", "openai", "auto", True, False),
+        *([], [1], ["a"], [""], [0.5], [[1]], [[]], ["a", [1]], [1, "a"], [-1], ["x"] * 17, ["text"], [None]),
+        *({}, {"5": 1}, {"5": 101}, {"a": 1}, {"12345678901": 1}, {"type": "text"}, {"type": "none"}),
+        *({"type": "disabled"}, {"include_usage": True}, {"include_usage": None}, {"include_usage": 1}, {"other": 1}),
+        *([{"role": "user", "content": "a"}], [{"role": "user", "content": [{"type": "text", "text": ""}]}]),
+        *([{"role": "tool", "content": "a", "tool_call_id": "x", "name": None}], [{"role": "user"}]),
+        *([{"role": "user", "content": [{"type": "image", "text": ""}]}], [{"role": "user", "content": []}]),
+        *([{"type": "text", "text": "a"}], [{"type": "text"}], [{"role": "wizard", "content": "a"}]),
+    ]
+)
+
+
+def takes(field: Field, value: Any) -> bool:
+    try:
+        field.reader("field", value)
+    except SluiceError:
+        return False
+    return True
+
+
+def plain(value: Any) -> bool:
+    """JSON as it comes over HTTP, where 1.0 is no integer: JSON Schema alone sees none in that."""
+    match value:
+        case list():
+            return all(map(plain, value))
+        case dict():
+            return all(map(plain, value.values()))
+        case float():
+            return math.isfinite(value) and not value.is_integer()
+        case _:
+            return True
+
+
+@pytest.mark.parametrize("field", [field for _, field in FIELDS], ids=[name for (name, _), _ in FIELDS])
+def test_a_reader_takes_what_its_schema_allows_and_nothing_else(field: Field) -> None:
+    validator = Draft202012Validator(field.reader.schema)
+
+    @settings(deadline=None, max_examples=30, database=None)
+    @given((LIKELY | JSON).filter(plain).filter(lambda value: value is not None))
+    def agree(value: Any) -> None:
+        assert takes(field, value) == validator.is_valid(value), value
+
+    agree()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_says_what_is_required_and_leaves_out_what_is_refused(name: str) -> None:
+    table, said = TABLES[name], schema(TABLES[name])
+    meta.validate(said)
+    assert said["required"] == [name for name, field in table.items() if field.required]
+    assert set(table) - set(said["properties"]) == {name for name, field in table.items() if field.reader is refused}
+    valid = Draft202012Validator(said).is_valid
+    body = {name: "a" for name in said["required"]} | ({"max_tokens": 1} if "max_tokens" in said["required"] else {})
+    body |= {"messages": [{"role": "user", "content": "a"}]} if "messages" in table else {}
+    body |= {"tokens": [1]} if "tokens" in table else {}
+    assert valid(body) and not valid(body | {"unknown": 1})
+    assert valid(
+        body | {name: None for name, field in table.items() if name in said["properties"] and not field.required}
+    )
+
+
+def test_defaults_are_told_unless_they_could_not_be_sent() -> None:
+    told = schema(completions.FIELDS)["properties"]
+    assert (told["max_tokens"]["default"], told["temperature"]["default"], told["echo"]["default"]) == (128, 1.0, False)
+    assert not any("default" in told[name] for name in ("top_k", "seed", "logit_bias", "stop", "logprobs"))
