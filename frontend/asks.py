@@ -37,6 +37,12 @@ class Sampled(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     min_tokens: int | None
+    response_format: Mapping[str, Any] | None  # one of these six says what an answer must look like
+    guided_json: Mapping[str, Any] | str | None
+    guided_regex: str | None
+    guided_choice: Sequence[str] | None
+    guided_grammar: str | None
+    structured_outputs: Mapping[str, Any] | None
 
 
 class Options(Sampled, total=False):

@@ -247,6 +247,8 @@ def _wrong(submit: m.Submit, vocab_size: int) -> str:
         return "the prompt is empty, or an id lies beyond the vocabulary"
     if sampling.max_tokens < 0 or (sampling.seed is not None and not 0 <= sampling.seed < 1 << 64):
         return "max_tokens or seed is out of range"
+    if sampling.grammar:
+        return "this worker cannot make answers keep to a grammar yet"
     if not 0 <= (sampling.logprobs or 0) <= vocab_size or sampling.top_k < 0:
         return "logprobs or top_k is out of range"
     numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from frontend.errors import SluiceError, Unprocessable
+from frontend.protocols import constraint
 from frontend.protocols.common import (
     MAX_LOGPROBS,
     OPENAI,
@@ -40,7 +41,7 @@ FIELDS: Table = {
     "max_completion_tokens": Field(integer(1)),
     "logprobs": Field(boolean, False),
     "top_logprobs": Field(integer(0, MAX_LOGPROBS)),
-    "response_format": Field(only({"type": "text"})),
+    **constraint.FIELDS,
     "modalities": Field(only(["text"])),
     "tools": Field(only([])),
     "tool_choice": Field(only("none")),
@@ -62,7 +63,8 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     logprobs, most = _logprobs_asked(values), _max_tokens(values)
     ids = await openai_prompt(values, context)
     check_length("messages", len(ids), most or 1, context)
-    chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs)
+    form = await constraint.grammar(constraint.openai(values))
+    chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=form)
     options = values["stream_options"]
     return Ask(
         prompts=(ids,), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend.errors import BadRequest, SluiceError, Unprocessable
+from frontend.protocols import constraint
 from frontend.protocols.common import (
     MAX_LOGPROBS,
     OPENAI,
@@ -62,6 +63,7 @@ FIELDS: Table = {
     "max_tokens": Field(integer(0), 128),
     "logprobs": Field(integer(0, MAX_LOGPROBS)),
     "echo": Field(boolean, False),
+    **constraint.FIELDS,
     "best_of": Field(integer(1)),
     "suffix": Field(refused),
     "stream_format": Field(choice("openai", "events")),
@@ -77,7 +79,8 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     if values["max_tokens"] == 0 and not values["echo"]:
         raise Unprocessable("`max_tokens` must be at least 1 without `echo`", param="max_tokens", code="out_of_range")
     scores = {"logprobs": values["logprobs"], "prompt_logprobs": values["echo"] and values["logprobs"] is not None}
-    chosen = sampling(values, values["max_tokens"], context, **scores)
+    form = await constraint.grammar(constraint.openai(values))
+    chosen = sampling(values, values["max_tokens"], context, grammar=form, **scores)
     tokens = await _tokens(values["prompt"], context)
     for ids in tokens:
         check_length("prompt", len(ids), chosen.max_tokens, context)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from frontend.errors import SluiceError, TooLarge
+from frontend.protocols import constraint
 from frontend.protocols.common import (
     MAX_STOPS,
     OPENAI,
@@ -58,7 +59,7 @@ COUNTED: Table = {
     "tool_choice": Field(only({"type": "none"})),
     "thinking": Field(only({"type": "disabled"})),
     "cache_control": Field(anything),
-    "output_config": Field(refused),
+    "output_config": Field(record(constraint.OUTPUT_CONFIG), {}),
     "mcp_servers": Field(only([])),
     "context_management": Field(refused),
 }
@@ -81,7 +82,8 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     """Raises BadRequest or Unprocessable, naming the field."""
     values = read(FIELDS, body)
     check_model(values["model"], context)
-    chosen = sampling(values, values["max_tokens"], context)
+    form = await constraint.grammar(constraint.anthropic(values))
+    chosen = sampling(values, values["max_tokens"], context, grammar=form)
     ids = await _prompt(values, context)
     check_length("messages", len(ids), chosen.max_tokens, context)
     return Ask(

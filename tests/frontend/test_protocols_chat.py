@@ -138,7 +138,7 @@ NOT_ACCEPTABLE: list[tuple[str, Any, str]] = [
     ("messages", [{"role": "user", "content": "x", "weight": 1}], "messages[0].weight"),
     ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
     ("tools", [{"type": "function"}], "tools"), ("tool_choice", "auto", "tool_choice"),
-    ("functions", [{}], "functions"), ("response_format", {"type": "json_object"}, "response_format"),
+    ("functions", [{}], "functions"), ("response_format", {"type": "xml"}, "response_format.type"),
     ("reasoning_effort", "low", "reasoning_effort"), ("modalities", ["text", "audio"], "modalities"),
     ("max_tokens", 0, "max_tokens"), ("max_completion_tokens", 9, "max_completion_tokens"),
     ("top_logprobs", 3, "top_logprobs"), ("top_logprobs", 21, "top_logprobs"), ("min_tokens", 9, "min_tokens"),

@@ -294,5 +294,5 @@ async def test_the_sdks_raise_what_was_refused(tokenizer: Tokenizer) -> None:
                 await sdk.messages.create(**ASKED | {"messages": []})
         async with openai_sdk(url) as other:
             with pytest.raises(openai.UnprocessableEntityError) as refused:
-                await other.chat.completions.create(**ASKED, response_format={"type": "json_object"})
-    assert refused.value.param == "response_format"
+                await other.chat.completions.create(**ASKED, extra_body={"guided_regex": "("})
+    assert refused.value.param == "guided_regex"

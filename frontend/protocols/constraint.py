@@ -1,0 +1,158 @@
+"""What an answer must look like: the fields of OpenAI, vLLM and Anthropic that say so, and the one grammar they mean.
+
+Knows the fields; `frontend/grammar.py` knows what they turn into. Reading a field looks at its JSON types only: the
+grammar itself is made, and refused, by `grammar`, off the event loop.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from frontend import grammar as made
+from frontend.errors import Unprocessable
+from frontend.protocols.fields import (
+    Field,
+    Table,
+    anything,
+    boolean,
+    choice,
+    exactly,
+    list_of,
+    out_of_range,
+    read,
+    reads,
+    record,
+    refused,
+    schema,
+    some_text,
+    wrong_type,
+)
+
+MAX_CHOICES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A field that asks for a form, and how its grammar is made."""
+
+    param: str
+    make: Callable[[], str]
+
+
+@reads({"type": ["object", "boolean", "string"]})
+def json_schema(name: str, value: Any) -> Constraint:
+    """A schema, or the text of one."""
+    if type(value) not in (dict, bool, str):
+        raise wrong_type(name, value, "a JSON schema")
+    return Constraint(name, partial(_json_schema, value, name))
+
+
+def _json_schema(value: Any, name: str) -> str:
+    if type(value) is str:
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise Unprocessable(f"`{name}` is not JSON: {error}", param=name, code="invalid_grammar") from None
+    if type(value) not in (dict, bool):
+        raise out_of_range(name, value, "a JSON schema")
+    return made.json_schema(value, name)
+
+
+@reads(boolean.schema)
+def json_object(name: str, value: Any) -> Constraint | None:
+    """vLLM's flag for any object."""
+    return Constraint(name, partial(made.json_object, name)) if boolean(name, value) else None
+
+
+@reads(some_text.schema)
+def regex(name: str, value: Any) -> Constraint:
+    return Constraint(name, partial(made.regex, some_text(name, value), name))
+
+
+_options = list_of(exactly(str), MAX_CHOICES)
+
+
+@reads(_options.schema)
+def options(name: str, value: Any) -> Constraint:
+    return Constraint(name, partial(made.choice, _options(name, value), name))
+
+
+@reads(some_text.schema)
+def lark(name: str, value: Any) -> Constraint:
+    return Constraint(name, partial(made.lark, some_text(name, value), name))
+
+
+OF_SCHEMA: Table = {
+    "type": Field(choice("json_schema"), required=True),
+    "json_schema": Field(
+        record({
+            "name": Field(some_text),
+            "description": Field(anything),
+            "strict": Field(boolean),
+            "schema": Field(json_schema, required=True),
+        }),
+        required=True,
+    ),
+}  # fmt: skip
+OF_NONE: Table = {"type": Field(choice("text", "json_object"), required=True), "json_schema": Field(refused)}
+
+
+@reads({"anyOf": [schema(OF_SCHEMA), schema(OF_NONE)]})
+def response_format(name: str, value: Any) -> Constraint | None:
+    """OpenAI's. `strict` changes nothing: an answer always keeps to the schema."""
+    if type(value) is not dict:
+        raise wrong_type(name, value, "an object")
+    if value.get("type") == "json_schema":
+        return read(OF_SCHEMA, value, f"{name}.")["json_schema"]["schema"]  # type: ignore[no-any-return]
+    kind = read(OF_NONE, value, f"{name}.")["type"]
+    return json_object(name, kind == "json_object")  # type: ignore[no-any-return]
+
+
+OUTPUTS: Table = {
+    "json": Field(json_schema),
+    "json_object": Field(json_object),
+    "regex": Field(regex),
+    "choice": Field(options),
+    "grammar": Field(lark),
+}
+
+FIELDS: Table = {
+    "response_format": Field(response_format),
+    "guided_json": Field(json_schema),
+    "guided_regex": Field(regex),
+    "guided_choice": Field(options),
+    "guided_grammar": Field(lark),
+    "structured_outputs": Field(record(OUTPUTS), {}),  # vLLM's newer spelling
+}
+
+OUTPUT_CONFIG: Table = {  # Anthropic's
+    "format": Field(
+        record({"type": Field(choice("json_schema"), required=True), "schema": Field(json_schema, required=True)})
+    ),
+    "effort": Field(refused),
+}
+
+
+def openai(values: Mapping[str, Any]) -> list[Constraint]:
+    """Of a body whose table has FIELDS."""
+    given = [values[name] for name in FIELDS if name != "structured_outputs"]
+    return [one for one in (*given, *values["structured_outputs"].values()) if one is not None]
+
+
+def anthropic(values: Mapping[str, Any]) -> list[Constraint]:
+    """Of a body whose table has OUTPUT_CONFIG under `output_config`."""
+    wanted = values["output_config"].get("format")
+    return [wanted["schema"]] if wanted else []
+
+
+async def grammar(wanted: list[Constraint]) -> str:
+    """The one grammar, empty for none. Raises Unprocessable when there are two, or it is none."""
+    if len(wanted) > 1:
+        names = " and ".join(f"`{one.param}`" for one in wanted)
+        raise Unprocessable(
+            f"an answer can have one form only: {names} are given", param=wanted[1].param, code="conflicting_fields"
+        )
+    return await made.apart(wanted[0].make) if wanted else ""
