@@ -32,6 +32,8 @@ LIKELY = st.sampled_from(  # values near the borders of what fields take
         *([{"role": "user", "content": "a"}], [{"role": "user", "content": [{"type": "text", "text": ""}]}]),
         *([{"role": "tool", "content": "a", "tool_call_id": "x", "name": None}], [{"role": "user"}]),
         *([{"role": "user", "content": [{"type": "image", "text": ""}]}], [{"role": "user", "content": []}]),
+        *({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}, {"regex": "a"}),
+        *({"type": "json_schema", "json_schema": {"name": "a"}}, {"type": "json_schema", "schema": {}}),
         *([{"type": "text", "text": "a"}], [{"type": "text"}], [{"role": "wizard", "content": "a"}]),
     ]
 )
