@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,8 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from frontend.border import DIALECT, REQUEST_ID, SEND, Border, Envelope, Keys, known
+from frontend.border import DIALECT, OWNER, REQUEST_ID, SEND, Border, Envelope, known
 from frontend.errors import SluiceError, TooLarge
+from frontend.keys import Keys
 from frontend.link import Link
 from frontend.metrics import Meters
 from frontend.protocols import chat, completions, events, messages, models, tokenize
@@ -162,11 +164,14 @@ class Api:
 
     async def _generate(self, request: Request, choose: Callable[[dict[str, Any]], Dialect]) -> Response:
         body = await self._body(request)
+        begun = time.perf_counter()
         dialect = request.scope[DIALECT] = choose(body)
         self.service.require_ready()
         context = self._context()
         ask = await dialect.parse(body, context)
-        run = await _while_connected(request, self.service.start(ask))
+        if owner := request.scope.get(OWNER):
+            ask = replace(ask, owner=owner)
+        run = await _while_connected(request, self.service.start(ask, begun))
         meta = Meta(ask, context.tokenizer, dialect.PREFIX)
         if ask.stream:
             return self._stream(request, dialect, meta, run)

@@ -1,16 +1,13 @@
-"""The one border where exceptions become answers; also who may come in, and the id every answer carries.
+"""The one border where exceptions become answers; also who comes in, and the id every answer carries.
 
-Knows HTTP statuses and keys; the words of an error are the dialect's.
+Knows HTTP statuses; who has which key is keys.py's business, the words of an error are the dialect's.
 """
 
-import hmac
 import logging
 import math
-import os
 import re
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,14 +16,15 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from frontend.errors import Internal, MethodNotAllowed, NotFound, Overloaded, SluiceError, Unauthorized
-from shared.config import ConfigError
+from frontend.errors import DeadlineExceeded, Internal, MethodNotAllowed, NotFound, Overloaded, SluiceError
+from frontend.keys import Keys
 
 log = logging.getLogger("sluice.frontend")
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 DIALECT = "sluice.dialect"  # in the scope, set as soon as the route knows
 REQUEST_ID = "sluice.request_id"
+OWNER = "sluice.owner"  # the name of the key that it came with
 SEND = "sluice.send"  # the server's own `send`: a stream's thousands of bodies need none of the layers between
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -38,42 +36,6 @@ class Envelope(Protocol):
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
 
 
-class Keys:
-    """API keys, one a line (`#` begins a comment); read again when the file changes. No file, no keys needed."""
-
-    def __init__(self, path: str) -> None:
-        """Raises ConfigError when the file cannot be read or is empty."""
-        self._path = Path(path) if path else None
-        self._stamp = (0, 0)
-        self._keys: list[bytes] = []
-        if self._path is not None and not self._read():
-            raise ConfigError(f"--api-keys: {path} cannot be read or has no keys")
-
-    def _read(self) -> bool:
-        assert self._path is not None
-        try:
-            stat = os.stat(self._path)
-            stamp = (stat.st_mtime_ns, stat.st_ino)
-            if stamp != self._stamp:
-                lines = [line.strip() for line in self._path.read_bytes().splitlines()]
-                self._keys = [line for line in lines if line and not line.startswith(b"#")]
-                self._stamp = stamp
-        except OSError:
-            log.warning("the API keys in %s cannot be read; the last ones stay", self._path)
-        return bool(self._keys)
-
-    def check(self, headers: Headers) -> None:
-        """Raises Unauthorized."""
-        if self._path is None:
-            return
-        self._read()
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        found = [hmac.compare_digest(given.encode("latin-1", "replace"), key) for key in self._keys]
-        if not any(found):
-            raise Unauthorized("the API key is missing or wrong", code="invalid_api_key")
-
-
 def known(exc: Exception, request_id: str) -> SluiceError:
     """Any exception as one that a client may see; what is our fault is logged with its trace."""
     if isinstance(exc, HTTPException):
@@ -82,7 +44,7 @@ def known(exc: Exception, request_id: str) -> SluiceError:
     if not isinstance(exc, SluiceError):
         log.error("request %s failed", request_id, exc_info=exc)
         return Internal(f"internal error, logged as request {request_id}", code="internal_error")
-    if exc.status >= 500 and not isinstance(exc, Overloaded):
+    if exc.status >= 500 and not isinstance(exc, Overloaded | DeadlineExceeded):
         log.error("request %s failed: %s", request_id, exc)
     return exc
 
@@ -91,6 +53,8 @@ def answer(exc: SluiceError, envelope: Envelope, request_id: str) -> Response:
     headers = {}
     if exc.status == 503:
         headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after or 1.0)))
+    if exc.status == 504:
+        headers["X-Should-Retry"] = "false"  # the SDKs would; but the client's time is over
     if exc.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(envelope.error(exc, request_id), exc.status, headers, "application/json")
@@ -132,7 +96,7 @@ class Border:
 
         try:
             if scope["path"] not in OPEN_ROUTES:
-                self._keys.check(headers)
+                scope[OWNER] = self._keys.owner(headers)
             await self._app(scope, receive, tagged)
         except ClientDisconnect:
             return

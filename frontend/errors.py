@@ -60,3 +60,10 @@ class Overloaded(SluiceError):
 
 class Internal(SluiceError):
     """Our fault, or the worker's: the step raised, the stream could not be repaired."""
+
+
+class DeadlineExceeded(SluiceError):
+    """The request did not end within the time that it gave itself."""
+
+    status = 504
+    kind = "timeout_error"

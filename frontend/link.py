@@ -120,6 +120,7 @@ class Link:
         group: int = 0,
         deadline_ms: int = 0,
         priority: int = 0,
+        owner: str = "",
     ) -> Stream:
         """Returns when the worker has admitted it.
 
@@ -132,7 +133,7 @@ class Link:
             raise Overloaded(f"not ready: {reason}", code="not_ready", retry_after=1.0)
         message = m.Submit(
             self._next_id, pack_u32(prompt), sampling,
-            salt=salt, group=group, deadline_ms=deadline_ms, priority=priority,
+            salt=salt, group=group, deadline_ms=deadline_ms, priority=priority, owner=owner,
         )  # fmt: skip
         self._next_id = self._next_id % 0xFFFFFFFF + 1
         stream = Stream(message, asyncio.get_running_loop().create_future())
@@ -348,8 +349,9 @@ def _resumed(stream: Stream) -> m.Submit:
     if stream.admission.done():
         sampling = msgspec.structs.replace(sampling, seed=stream.seed)
     return msgspec.structs.replace(
-        stream.submit, sampling=sampling, generated=pack_u32(stream.output), crashes=stream.crashes
-    )
+        stream.submit, sampling=sampling, generated=pack_u32(stream.output), crashes=stream.crashes,
+        deadline_ms=stream.deadline_ms,
+    )  # fmt: skip
 
 
 def _refusal(rejected: m.Rejected) -> SluiceError:

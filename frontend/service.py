@@ -7,14 +7,16 @@ which reads slowly, or a busy loop, makes the pieces larger and not more.
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
 
 from frontend.choice import Choice
-from frontend.errors import Internal, Overloaded, SluiceError
+from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError
 from frontend.link import Link
 from frontend.stops import Stops
 from frontend.stream import Batch, Stream
@@ -46,13 +48,6 @@ class Silent:
     def gap(self, seconds: float, tokens: int) -> None: ...
     def finished(self, finish: Finish, seconds: float, timings: Timings) -> None: ...
     def aborted(self, reason: str) -> None: ...
-
-
-class DeadlineExceeded(SluiceError):
-    """The request's own time limit passed."""
-
-    status = 504
-    kind = "timeout_error"
 
 
 class Service:
@@ -93,15 +88,16 @@ class Service:
         if not ready:
             raise Overloaded(f"not ready: {reason}", code="not_ready", retry_after=1.0)
 
-    async def start(self, ask: Ask) -> "Run":
-        """Returns when all sequences are admitted.
+    async def start(self, ask: Ask, begun: float | None = None) -> "Run":
+        """Returns when all are admitted. `begun`: when the request came, by `time.perf_counter()` (None: now).
 
         Raises:
             Overloaded, Unprocessable: one of them was refused; those already admitted are aborted.
+            DeadlineExceeded: its `deadline_ms`, which count from `begun`, passed before.
         """
         self.require_ready()
-        begun = time.perf_counter()
-        streams = await self._submit(ask)
+        begun = time.perf_counter() if begun is None else begun
+        streams = await self._submit_in_time(ask, begun)
         self.meter.admitted(sum(map(len, ask.prompts)))
         stops = Stops(ask.stops) if ask.stops else None
         choices = [
@@ -111,13 +107,28 @@ class Service:
         if ask.echo:
             for choice in choices:
                 choice.echo(StreamText(self.tokenizer.detokenizer()))
-        return Run(self, choices, begun)
+        run = Run(self, choices, begun)
+        if ask.deadline_ms:
+            run.end_in(_time_left(ask, begun))
+        return run
+
+    async def _submit_in_time(self, ask: Ask, begun: float) -> list[Stream]:
+        if not ask.deadline_ms:
+            return await self._submit(ask)
+        left = _time_left(ask, begun)
+        if left <= 0:
+            raise _late()
+        try:
+            async with asyncio.timeout(left):
+                return await self._submit(replace(ask, deadline_ms=math.ceil(1e3 * left)))
+        except TimeoutError:
+            raise _late() from None
 
     async def _submit(self, ask: Ask) -> list[Stream]:
         calls = [
             self.link.submit(
                 prompt, _sampling(ask.sampling, n), salt=ask.salt, group=group,
-                deadline_ms=ask.deadline_ms, priority=ask.priority,
+                deadline_ms=ask.deadline_ms, priority=ask.priority, owner=ask.owner,
             )
             for prompt, group in zip(ask.prompts, self._group_ids(ask), strict=True)
             for n in range(ask.n)
@@ -154,7 +165,12 @@ class Run:
         self._choices = choices
         self._begun = begun
         self._failure: SluiceError | None = None
+        self._timer: asyncio.TimerHandle | None = None
         service.runs.add(self)
+
+    def end_in(self, seconds: float) -> None:
+        """Fails it when it has not ended by then, whatever has become of its worker."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, _late())
 
     def fail(self, error: SluiceError) -> None:
         """End the request with this error, at once."""
@@ -166,6 +182,8 @@ class Run:
         if self not in self._service.runs:
             return
         self._service.runs.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
         live = [choice for choice in self._choices if not choice.done]
         self._service.link.abort([choice.stream for choice in live])
         for _ in live:
@@ -227,6 +245,15 @@ class Run:
         self._service.meter.finished(choice.finish or Finish.STOP, now - self._begun, timings)
 
 
+def _time_left(ask: Ask, begun: float) -> float:
+    """Seconds."""
+    return begun + ask.deadline_ms / 1e3 - time.perf_counter()
+
+
+def _late(message: str = "") -> DeadlineExceeded:
+    return DeadlineExceeded(message or "the request's deadline has passed", code="deadline_exceeded")
+
+
 def _sampling(sampling: Sampling, n: int) -> Sampling:
     """Choices of one prompt differ by their seed: the given one, and those that follow it."""
     if sampling.seed is None or n == 0:
@@ -238,7 +265,7 @@ def error_of(end: End) -> SluiceError:
     """What a client is told about an end that is no success."""
     match end.outcome:
         case Outcome.DEADLINE:
-            return DeadlineExceeded(end.error or "the request's deadline has passed", code="deadline_exceeded")
+            return _late(end.error)
         case Outcome.SHUTDOWN:
             return Overloaded(end.error or "the server is shutting down", code="shutdown", retry_after=1.0)
         case Outcome.ABORTED:

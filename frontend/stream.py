@@ -7,6 +7,7 @@ Its truth is `have`, how many output tokens are here. Every run of tokens names 
 """
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ class Stream:
     started: m.Timings = field(default_factory=m.Timings)  # as of its first token
     end: m.End | None = None
     crashes: int = 0
+    submitted: float = field(default_factory=time.monotonic)
     _taken: int = 0
     _logprobs: list[m.Logprobs] = field(default_factory=list)
     _scored: list[int] = field(default_factory=lambda: [0, 1])  # next offset in output, in prompt (its first has none)
@@ -46,6 +48,12 @@ class Stream:
     @property
     def id(self) -> int:
         return self.submit.id
+
+    @property
+    def deadline_ms(self) -> int:
+        """What is left of the time it was given, at least 1; 0: it was given none."""
+        given = self.submit.deadline_ms
+        return max(1, given - int(1e3 * (time.monotonic() - self.submitted))) if given else 0
 
     async def next(self) -> Batch:
         """Wait for news and return all of it; not to be called after a Batch with an end."""

@@ -101,8 +101,10 @@ class WorkerConfig:
     max_step_tokens: int = setting(1024, "token budget of one step", unit="tokens", at_least=1)
     max_batch_size: int = setting(64, "most sequences in one step", unit="sequences", at_least=1)
     max_waiting_requests: int = setting(
-        1024, "most sequences waiting; beyond it the answer is 503", unit="sequences", at_least=1
-    )
+        1024, "most sequences waiting; beyond it the answer is 503. With API keys a name may have seven times as many "
+        "waiting as it leaves free, so one alone fills 7/8 and the next one finds a place",
+        unit="sequences", at_least=1,
+    )  # fmt: skip
     max_waiting_tokens: int = setting(0, "most prompt tokens waiting; 0: no limit", unit="tokens", at_least=0)
     kv_cache_backend: str = setting(
         "paged", "paged: pages of --page-size tokens; contiguous: one page of --max-seq-len tokens a sequence",
@@ -130,7 +132,7 @@ class FrontendConfig:
         "openai", "what /v1/completions speaks when the body does not say", choices=("openai", "events")
     )  # fmt: skip
     max_body_bytes: int = setting(8 << 20, "largest request body", unit="bytes", at_least=1)
-    api_keys: str = setting("", "file with one API key a line; empty: no key needed")
+    api_keys: str = setting("", "file with an API key and, if it has one, its name a line; empty: no key needed")
     keepalive_s: float = setting(15.0, "a comment line after this much silence on a stream", unit="seconds", above=0)
     stall_timeout: float = setting(30.0, "not ready when the worker's last step is older", unit="seconds", above=0)
     recovery_timeout: float = setting(

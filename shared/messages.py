@@ -97,7 +97,7 @@ class Submit(_Message):
     salt: str = ""  # prefix-cache tenant: only equal salts share pages
     group: int = 0  # sequences of one prompt (n > 1) share a group id, 0: none
     deadline_ms: int = 0  # from arrival; 0: none
-    priority: int = 0
+    priority: int = 0  # lower goes first
     crashes: int = 0  # how many workers died with this request in flight
     owner: str = ""  # whose request it is (the name of an API key): waiting is fair between owners
 

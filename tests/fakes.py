@@ -81,6 +81,7 @@ class FakeLink(Link):
         group: int = 0,
         deadline_ms: int = 0,
         priority: int = 0,
+        owner: str = "",
     ) -> Stream:
         self.calls += 1
         call = self.calls - 1
@@ -88,7 +89,7 @@ class FakeLink(Link):
             await asyncio.sleep(self.delays[call])
         if call in self.refusals:
             raise self.refusals[call]
-        message = m.Submit(call + 1, pack_u32(prompt), sampling, group=group)
+        message = m.Submit(call + 1, pack_u32(prompt), sampling, b"", salt, group, deadline_ms, priority, 0, owner)
         stream = Stream(message, asyncio.get_running_loop().create_future(), seed=sampling.seed or 77)
         self.submitted.append(Submitted(prompt, sampling, stream, group))
         if self.play is not None:

@@ -136,6 +136,7 @@ class Desk:
             priority=submit.priority,
             deadline=now + submit.deadline_ms / 1e3 if submit.deadline_ms else float("inf"),
             crashes=submit.crashes,
+            owner=submit.owner,
         )
 
     def _enqueue(self, sequence: Sequence, now: float) -> tuple[m.Refusal, str, float] | None:

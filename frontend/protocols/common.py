@@ -52,8 +52,15 @@ SAMPLING: Table = {
     "stop_token_ids": Field(list_of(integer(0), 1024), ()),
 }
 
+# As in vLLM, a lower `priority` goes first; the time limit counts from when the request has arrived.
+QUEUING: Table = {
+    "priority": Field(integer(-(1 << 31), (1 << 31) - 1), 0),
+    "deadline_ms": Field(integer(1, (1 << 31) - 1), 0),
+}
+
 OPENAI: Table = {
     **SAMPLING,
+    **QUEUING,
     "model": Field(some_text, required=True),
     "stop": Field(one_or_more(some_text, MAX_STOPS), ()),
     "n": Field(integer(1, MAX_CHOICES), 1),

@@ -13,6 +13,7 @@ from frontend.protocols import constraint
 from frontend.protocols.common import (
     MAX_STOPS,
     OPENAI,
+    QUEUING,
     SAMPLING,
     Context,
     Meta,
@@ -66,6 +67,7 @@ COUNTED: Table = {
 
 FIELDS: Table = {
     **COUNTED,
+    **QUEUING,
     **{name: SAMPLING[name] for name in ("temperature", "top_p", "top_k", "seed")},
     **{name: SAMPLING[name] for name in ("min_tokens", "ignore_eos", "stop_token_ids")},
     **{name: OPENAI[name] for name in ("stream", "stream_options", "timings")},
@@ -89,6 +91,7 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     return Ask(
         prompts=(ids,), sampling=chosen, stops=values["stop_sequences"], stream=values["stream"],
         timings=values["timings"], model=context.model,
+        priority=values["priority"], deadline_ms=values["deadline_ms"],
         continuous_usage=values["stream_options"].get("continuous_usage_stats", False),
     )  # fmt: skip
 

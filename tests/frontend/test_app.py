@@ -1,7 +1,9 @@
 """The HTTP surface: routes, errors, keys, limits. Streams over real sockets are in test_app_streams."""
 
+import hashlib
 import json
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -171,6 +173,51 @@ async def test_our_own_mistake_is_500_with_an_id_and_a_trace(
     assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
 
 
+# queuing
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "messages"])
+async def test_priority_and_deadline_go_along_in_all_dialects(tokenizer: Tokenizer, path: str) -> None:
+    link = play(tokenizer)
+    turn = {"messages": [{"role": "user", "content": "hi"}], "model": MODEL, "max_tokens": 8}
+    body = (BODY if path == "completions" else turn) | {"priority": -3, "deadline_ms": 60_000}
+    async with client(link, tokenizer) as http:
+        answers = [
+            await http.post(f"/v1/{path}", json=body | odd) for odd in ({}, {"deadline_ms": 0}, {"priority": 1.5})
+        ]
+    assert [answer.status_code for answer in answers] == [200, 422, 400]
+    assert "deadline_ms" in answers[1].text and "priority" in answers[2].text
+    (one,) = link.submitted
+    assert one.stream.submit.priority == -3 and 59_000 < one.stream.submit.deadline_ms <= 60_000
+
+
+@pytest.mark.parametrize(("path", "kind"), [("completions", "timeout_error"), ("messages", "timeout_error")])
+async def test_a_deadline_is_504_before_the_headers_and_an_error_after(
+    tokenizer: Tokenizer, path: str, kind: str
+) -> None:
+    link = FakeLink(lambda link, stream: link.say(stream, [65]))  # and never ends: a worker that hangs, or is lost
+    body = {"model": MODEL, "max_tokens": 8, "deadline_ms": 50}
+    body |= {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    async with client(link, tokenizer) as http:
+        whole = await http.post(f"/v1/{path}", json=body)
+        streamed = await http.post(f"/v1/{path}", json=body | {"stream": True})
+        metrics = (await http.get("/metrics")).text
+    assert (whole.status_code, whole.json()["error"]["type"]) == (504, kind)
+    assert whole.headers["x-should-retry"] == "false", "the SDKs' word for: do not try again by yourself"
+    assert streamed.status_code == 200 and kind in streamed.text
+    assert "[DONE]" not in streamed.text and "message_stop" not in streamed.text
+    assert len(link.aborted) == 2
+    assert 'sluice_aborts_total{reason="deadline_exceeded"} 2.0' in metrics
+
+
+async def test_a_deadline_holds_while_the_worker_has_not_admitted_it(tokenizer: Tokenizer) -> None:
+    link = FakeLink(delays={0: 60.0, 1: 60.0})
+    async with client(link, tokenizer) as http:
+        began = time.perf_counter()
+        answer = await http.post("/v1/completions", json=BODY | {"deadline_ms": 50, "n": 2})
+    assert answer.status_code == 504 and time.perf_counter() - began < 10.0
+
+
 # keys
 
 
@@ -199,6 +246,35 @@ async def test_a_changed_file_of_keys_counts_at_once(tokenizer: Tokenizer, tmp_p
         keys.unlink()
         still = await http.get("/stats", headers={"X-Api-Key": "sk-new"})
     assert (old.status_code, new.status_code, still.status_code) == (401, 200, 200)
+
+
+async def test_a_key_has_a_name_which_goes_with_its_requests(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\nsk-one alice\nsk-new   alice  # the next one\nsk-two\n\n")
+    link = play(tokenizer)
+    async with client(link, tokenizer, api_keys=str(keys)) as http:
+        for key in ("sk-one", "sk-new", "sk-two"):
+            assert (await http.post("/v1/completions", json=BODY, headers={"X-Api-Key": key})).status_code == 200
+        for wrong in ("alice", "sk-one alice", "sk-"):
+            assert (await http.get("/stats", headers={"X-Api-Key": wrong})).status_code == 401
+    nameless = f"key-{hashlib.sha256(b'sk-two').hexdigest()[:8]}"
+    assert [one.stream.submit.owner for one in link.submitted] == ["alice", "alice", nameless]
+
+
+async def test_a_line_that_is_no_key_and_name_is_named_and_a_running_server_keeps_its_keys(
+    tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-one alice in wonderland\n")
+    with pytest.raises(ConfigError, match="line 1") as problem:
+        app_over(FakeLink(), tokenizer, api_keys=str(keys))
+    assert "sk-one" not in str(problem.value)
+    keys.write_text("sk-one alice\n")
+    async with client(FakeLink(), tokenizer, api_keys=str(keys)) as http:
+        keys.write_text("sk-two\nsk-three a/b\n")
+        for _ in range(2):
+            assert (await http.get("/stats", headers={"X-Api-Key": "sk-one"})).status_code == 200
+    assert caplog.text.count("line 2") == 1
 
 
 async def test_a_file_without_keys_is_a_mistake_at_start(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from frontend.errors import Internal, Overloaded, SluiceError, Unprocessable
-from frontend.service import DeadlineExceeded, Run, Service, Silent
+from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError, Unprocessable
+from frontend.service import Run, Service, Silent
 from frontend.tokenizer import Tokenizer
 from frontend.types import Ask, Delta, Finish
 from shared.messages import Outcome, Sampling, Timings

@@ -158,6 +158,20 @@ async def test_streams_go_on_where_they_were_when_the_worker_comes_back(tmp_path
                 second.scheduler.check()
 
 
+async def test_owner_priority_and_what_is_left_of_the_deadline_outlive_a_worker(tmp_path: Path) -> None:
+    first = Worker(tmp_path, epoch=1, runner=FakeRunner(delay=0.005))
+    with first:
+        async with linked(first.wire) as link:
+            stream = await link.submit(PROMPT, sampling(1000), owner="alice", priority=3, deadline_ms=90_000)
+            stream.submitted -= 60.0  # so long ago
+            first.kill()
+            with Worker(tmp_path, epoch=2, runner=FakeRunner(delay=0.005)) as second:
+                await until(lambda: bool(second.scheduler.sequences()))
+                (sequence,) = second.scheduler.sequences()
+                assert (sequence.owner, sequence.priority) == ("alice", 3)
+                assert 0.0 < sequence.deadline - time.monotonic() < 30.0
+
+
 async def test_a_worker_that_stays_away_ends_streams_with_an_error(tmp_path: Path) -> None:
     with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as worker:
         async with linked(worker.wire, recovery_timeout=0.5) as link:

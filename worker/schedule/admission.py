@@ -33,6 +33,9 @@ def check_possible(sequence: Sequence, config: SchedulerConfig, paging: Paging) 
         raise TooLong(f"prompt and max_tokens are {longest} tokens, more than the K/V pool can hold")
 
 
+RESERVE = 8  # one part in so many of the queue is kept for owners who have little or nothing in it
+
+
 def check_room(sequence: Sequence, config: SchedulerConfig, queue: Queue, running: int) -> None:
     """Raises QueueFull if too many wait. Whoever finds nobody waiting and a free place is always taken."""
     waiting = len(queue)
@@ -40,3 +43,20 @@ def check_room(sequence: Sequence, config: SchedulerConfig, queue: Queue, runnin
         raise QueueFull(f"{waiting} requests are waiting, at most {config.max_waiting_requests} may")
     if waiting and 0 < config.max_waiting_tokens < queue.tokens + len(sequence.tokens):
         raise QueueFull(f"{queue.tokens} prompt tokens are waiting, at most {config.max_waiting_tokens} may")
+    if sequence.owner:
+        _check_share(sequence, config, queue)
+
+
+def _check_share(sequence: Sequence, config: SchedulerConfig, queue: Queue) -> None:
+    """An owner may have seven times as much waiting as it leaves free for others, and one request in any case.
+
+    So one alone can fill seven eighths of the queue, two nearly half of it each, and however many there are, the
+    next one finds a place.
+    """
+    held, tokens = queue.turns.held(sequence.owner)
+    most = RESERVE - 1
+    if held and held >= most * (config.max_waiting_requests - len(queue) - 1):
+        raise QueueFull(f"{held} requests of {sequence.owner} are waiting; the other places are kept for other keys")
+    added = len(sequence.tokens)
+    if held and config.max_waiting_tokens and tokens >= most * (config.max_waiting_tokens - queue.tokens - added):
+        raise QueueFull(f"{tokens} prompt tokens of {sequence.owner} are waiting; what is left is kept for other keys")

@@ -1,18 +1,20 @@
-"""Who waits, and who comes next: first come, first served, with two exceptions.
+"""Who waits, and who comes next: first come, first served, with three exceptions.
 
 Preempted sequences go before all others. Sequences of one prompt (a group, n > 1) wait aside until the first
 of them, its leader, has computed that prompt, and then go to the front: they find its pages in the prefix cache.
+Owners take turns, and within an owner priority goes first (turns.py).
 
-Knows nothing of pages, budgets or time. Everything is O(1) a sequence.
+Knows nothing of pages, budgets or time. Everything is O(1) a sequence while there is one owner.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 
 from worker.schedule.sequence import Sequence
+from worker.schedule.turns import Turns
 
 GroupKey = tuple[bytes, int]  # (frontend id, group id)
 Line = OrderedDict[Sequence, float]  # since when each of them waits, seconds
@@ -25,10 +27,14 @@ class _Group:
 
 
 class Queue:
-    """`groups`: whether the members of a group wait for its leader; without a prefix cache they would gain nothing."""
+    """`groups`: whether the members of a group wait for its leader; without a prefix cache they would gain nothing.
 
-    def __init__(self, groups: bool) -> None:
+    `running`: the sequences that run, which Turns looks at.
+    """
+
+    def __init__(self, groups: bool, running: Collection[Sequence] = ()) -> None:
         self.tokens = 0  # of all sequences in it
+        self.turns = Turns(running)
         self._resuming: Line = OrderedDict()
         self._fresh: Line = OrderedDict()
         self._groups: dict[GroupKey, _Group] = {}
@@ -57,10 +63,11 @@ class Queue:
 
     @property
     def head(self) -> Sequence | None:
-        return next(iter(self._resuming or self._fresh), None)
+        return next(iter(self._resuming), None) or self.turns.head
 
     def push(self, sequence: Sequence, now: float) -> None:
         self.tokens += len(sequence.tokens)
+        self.turns.wait(sequence)
         if self._grouping and sequence.group:
             group = self._groups.setdefault(_key(sequence), _Group(sequence))
             if group.leader is not sequence:
@@ -68,10 +75,13 @@ class Queue:
                 self._aside += 1
                 return
         self._fresh[sequence] = now
+        self.turns.ready(sequence)
 
     def resume(self, sequence: Sequence, now: float) -> None:
         """Takes a preempted sequence back. Called from the newest to older ones, so that each goes to the front."""
         self.tokens += len(sequence.tokens)
+        self.turns.stop(sequence)
+        self.turns.wait(sequence)
         self._resuming[sequence] = now
         self._resuming.move_to_end(sequence, last=False)
 
@@ -80,6 +90,7 @@ class Queue:
         if not self._take(sequence):
             return False
         self.tokens -= len(sequence.tokens)
+        self.turns.leave(sequence)
         return True
 
     def prompt_done(self, sequence: Sequence) -> None:
@@ -111,15 +122,17 @@ class Queue:
         assert self.tokens == sum(len(sequence.tokens) for sequence in everyone), "waiting tokens are miscounted"
         for key, group in self._groups.items():
             assert group.leader not in group.aside, f"the leader of group {key} waits for itself"
+        self.turns.check(everyone, self._fresh.keys())
 
     def leaders(self) -> list[Sequence]:
         return [group.leader for group in self._groups.values()]
 
     def _take(self, sequence: Sequence) -> bool:
-        for line in (self._resuming, self._fresh):
-            if sequence in line:
-                del line[sequence]
-                return True
+        if self._resuming.pop(sequence, None) is not None:
+            return True
+        if self._fresh.pop(sequence, None) is not None:
+            self.turns.unready(sequence)
+            return True
         group = self._groups.get(_key(sequence)) if sequence.group else None
         if group is None or sequence not in group.aside:
             return False
@@ -130,6 +143,7 @@ class Queue:
     def _to_front(self, sequence: Sequence, since: float) -> None:
         self._fresh[sequence] = since
         self._fresh.move_to_end(sequence, last=False)
+        self.turns.ready(sequence, front=True)
 
 
 def _key(sequence: Sequence) -> GroupKey:

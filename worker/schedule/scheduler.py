@@ -49,7 +49,8 @@ class Scheduler:
         self._order = policy.order(config)
         self._live: dict[Key, Sequence] = {}
         self._running: dict[Sequence, None] = {}  # from oldest to newest
-        self._queue = Queue(groups=config.prefix_cache and not self._batching.closed)
+        self._returns = config.prefix_cache and not self._batching.closed  # who goes finds its pages again
+        self._queue = Queue(self._returns, self._running.keys())
         self._earliest = inf  # no live sequence's deadline is before
 
     # What there is
@@ -136,6 +137,7 @@ class Scheduler:
     def plan(self, now: float) -> Plan:
         """Decides the next step: decodes, then prompt chunks. Empty when there is nothing to compute yet."""
         plan = Plan()
+        self._make_room(plan.preempted, now)
         decodes, prompts = self._grow(plan.preempted, now)
         budget = self._config.max_step_tokens
         reserved = min(len(decodes), self._order.reserve(budget))
@@ -220,6 +222,23 @@ class Scheduler:
         self.preemptions_total += 1
         self._queue.resume(sequence, now)
 
+    def _make_room(self, preempted: list[Sequence], now: float) -> None:
+        """Lets in one whose owner has nothing running, in the place of one whose owner runs more than its share.
+
+        Only where a preempted sequence finds its pages again, and once for each that waits: a try may be in vain.
+        """
+        needy = self._queue.turns.needy if self._returns else None
+        if needy is None:
+            return
+        while len(self._running) >= self._config.max_batch_size or not self._join(needy, now):
+            greedy = self._queue.turns.greedy(self._config.max_batch_size)
+            if greedy is None:
+                return
+            newest = next(sequence for sequence in reversed(self._running) if sequence.owner == greedy)
+            self._preempt(newest, now)
+            preempted.append(newest)
+            needy.helped = True
+
     def _decode_chunks(self, decodes: list[Sequence]) -> list[Chunk]:
         return [
             # The one token may be a prompt's last, and max_tokens 0: then nothing is sampled.
@@ -239,6 +258,7 @@ class Scheduler:
         if not joining or not self._queue:
             return chunks, budget - left
         queue = self._queue
+        queue.turns.settle()
         places = self._batching.joining(now, len(self._running), queue.resuming, queue.fresh, queue.oldest)
         while places > 0 and (self._batching.closed or (left > 0 and len(chunks) < most)):
             head = queue.head
@@ -262,6 +282,7 @@ class Scheduler:
         if not self._paging.claim(sequence, alone=not self._running):
             return False
         self._queue.remove(sequence)
+        self._queue.turns.join(sequence)
         self._running[sequence] = None
         if not sequence.preemptions:
             sequence.admitted = now
@@ -309,8 +330,11 @@ class Scheduler:
         del self._live[sequence.key]
         if sequence in self._running:
             del self._running[sequence]
+            self._queue.turns.stop(sequence)
             self._paging.free(sequence)
         else:
             self._queue.remove(sequence)
         if sequence.group:
             self._queue.gone(sequence)
+        if not self._live:
+            self._queue.turns.forget()

@@ -31,6 +31,9 @@ class Sequence:
     admitted: float = 0.0  # when it first got pages
     first_token: float = 0.0  # when its first token was committed
     digests: list[bytes] = field(default_factory=list)  # of its tokens' full pages, see memory/prefix.py
+    owner: str = ""
+    charged: int = 0  # of its tokens, how many are on its owner's account, see turns.py
+    helped: bool = False  # room was made for it once
     last_token: float = 0.0  # when its latest one was
 
     @property

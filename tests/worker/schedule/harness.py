@@ -70,7 +70,7 @@ class Rig:
 
     def sequence(
         self, prompt: list[int] | int, max_tokens: int = 8, *, generated: tuple[int, ...] = (),
-        salt: str = "", group: int = 0, deadline: float = inf, **sampling: Any,
+        salt: str = "", group: int = 0, deadline: float = inf, owner: str = "", priority: int = 0, **sampling: Any,
     ) -> Sequence:  # fmt: skip
         """A new sequence; an int as prompt is the length of one that no other sequence begins like."""
         self.count += 1
@@ -85,6 +85,8 @@ class Rig:
             salt=salt,
             group=group,
             deadline=deadline,
+            owner=owner,
+            priority=priority,
         )
 
     def submit(self, prompt: list[int] | int, max_tokens: int = 8, **options: Any) -> Sequence:
