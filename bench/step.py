@@ -36,7 +36,6 @@ class Sink:
     """A link that encodes what it is given and sends it nowhere."""
 
     inbox: deque[tuple[bytes, Request | Gone]] = field(default_factory=deque)
-    turned: float = 0.0
     encoding_s: float = 0.0
 
     def publish(self, topic: bytes, step: Step) -> None:
@@ -44,6 +43,7 @@ class Sink:
         encode(step)
         self.encoding_s += time.perf_counter() - begun
 
+    def alive(self) -> None: ...
     def flush(self) -> None: ...
     def refresh(self) -> None: ...
 

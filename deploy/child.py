@@ -1,6 +1,7 @@
 """One supervised process: started, its lines relayed, started again with growing pauses until told to stop.
 
-Knows no roles: what to run comes as a `Role`, and who judges an exit code as final comes as a function.
+Knows no roles: what to run comes as a `Role`, who judges an exit code as final comes as a function, and what a hang
+is, guard.py knows.
 """
 
 import asyncio
@@ -10,10 +11,11 @@ import os
 import signal
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from deploy.guard import TICK_S, Watch, is_stopped
 from deploy.logs import Console, Lines
 
 
@@ -25,6 +27,8 @@ class Role:
     command: Callable[[int], list[str]]  # by incarnation: 1, 2, …
     environment: Callable[[int], Mapping[str, str]]
     fds: tuple[int, ...] = ()
+    watch: Watch | None = None  # its sign of life; none: it is left alone as long as it lives
+    successor: "Callable[[], Role] | None" = None  # who can take its place while it still serves
 
 
 @dataclass(slots=True)
@@ -56,14 +60,18 @@ class Child:
         self._gone = gone
         self._process: Process | None = None
         self._stopping = asyncio.Event()
+        self._leaving = False
         self._served = False
+        self._condemned = False  # killed as hanging
+        self._hung = False
+        self._heard = 0  # bytes it wrote
 
     async def keep(self, final: Callable[[int], bool]) -> int:
         """Runs until `stop`, or until an exit code is final; returns the last one (-9: killed by signal 9)."""
         while True:
             started = time.monotonic()
             code = await self._live()
-            if self._stopping.is_set() or final(code):
+            if self._stopping.is_set() or self._leaving or final(code):
                 return code
             pause = self._backoff.after(math.inf if self._served else time.monotonic() - started)
             self._console.say(f"{self.role.name} {_how(code)}; starting it again in {pause:g} s")
@@ -81,13 +89,34 @@ class Child:
             self._stopping.set()
             self._signal(signal.SIGTERM)
 
+    def leave(self) -> None:
+        """Asks the process to serve those it is connected with, and then to end; no other is started."""
+        self._leaving = True
+        if self._process is None or self._process.returncode is not None:
+            self.stop()
+        self._signal(signal.SIGHUP)
+
+    def look(self, elapsed: float) -> None:
+        """Kills the process if it hangs, so that it is started again; `elapsed` seconds since the last look."""
+        ending = self._condemned or self._leaving or self._stopping.is_set()
+        if self.role.watch is None or ending or self._process is None or self._process.returncode is not None:
+            return
+        if why := self.role.watch.look(elapsed, self._heard):
+            self._condemned = True
+            stopped = is_stopped(self._process.pid)
+            self._hung = not stopped  # whoever was stopped by somebody did not hang of its work
+            self._console.say(f"{self.role.name} hangs: {why}{' (it is stopped)' if stopped else ''}; killing it")
+            self.kill()
+
     def kill(self) -> None:
         """Ends the process and what it started, at once. Without `stop` before, it is started again."""
         self._signal(signal.SIGKILL)
 
     async def _live(self) -> int:
         self.incarnation += 1
-        self._served = False
+        self._served = self._condemned = self._hung = False
+        if self.role.watch is not None:
+            self.role.watch.begin()
         async with self._log() as end:
             try:
                 self._process = await self._start(end)
@@ -99,6 +128,8 @@ class Child:
             if self._stopping.is_set():
                 self._signal(signal.SIGTERM)
             code = await self._process.wait()
+            if self.role.watch is not None:
+                self.role.watch.ended(code, hung=self._hung)
             self._gone(self._process.pid)
             return code
 
@@ -144,6 +175,7 @@ class Child:
     async def _relay(self, reader: asyncio.StreamReader) -> None:
         lines = Lines()
         while data := await reader.read(1 << 16):
+            self._heard += len(data)
             self._show(lines.feed(data))
         self._show(lines.close())
 
@@ -151,6 +183,17 @@ class Child:
         for line in lines:
             self._console.line(self.role.name, line)
             self.last_line = line or self.last_line
+
+
+async def look_after(children: Collection[Child]) -> None:
+    """Looks at all that are in the collection, for ever, so that none of them hangs."""
+    before = time.monotonic()
+    while True:
+        await asyncio.sleep(TICK_S)
+        now = time.monotonic()
+        for child in list(children):
+            child.look(now - before)
+        before = now
 
 
 def _how(code: int) -> str:

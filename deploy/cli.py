@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.roles import FRONTEND_FLAGS, SERVE_FLAGS, WORKER_FLAGS, Failure, localised, with_text_files
@@ -20,6 +21,8 @@ from shared.flags import Flag, Parser, add_flags, given, read
 
 if TYPE_CHECKING:
     from socket import socket
+
+    from shared.pulse import Pulse
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ def _command(prog: str, command: Command, words: list[str]) -> int:
     add_flags(parser, command.flags)
     for hidden in ("--parent", "--fd"):  # between the launcher and its children
         parser.add_argument(hidden, type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--pulse", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
     namespace = parser.read(words)
     return command.run(read(namespace, os.environ, command.flags), namespace)
 
@@ -112,11 +117,14 @@ def _worker(settings: Settings, namespace: argparse.Namespace) -> int:
     from worker.__main__ import run
     from worker.model.checkpoint import CheckpointError
     from worker.model.families import UnsupportedModel
+    from worker.run.runner import DeviceBroken
 
     try:
-        run(settings, int(os.environ.get("SLUICE_EPOCH") or time.time()))
+        run(settings, int(os.environ.get("SLUICE_EPOCH") or time.time()), _pulse(namespace))
     except (CheckpointError, UnsupportedModel) as error:
         raise Failure(error, 3) from error
+    except DeviceBroken as error:
+        raise Failure(error, 1) from error
     return 0
 
 
@@ -126,7 +134,7 @@ def _frontend(settings: Settings, namespace: argparse.Namespace) -> int:
     from frontend.checkpoint import TokenizerError
 
     try:
-        serve(settings, [_listener(settings, namespace.fd)])
+        serve(settings, [_listener(settings, namespace.fd)], pulse=_pulse(namespace), hold=namespace.hold)
     except TokenizerError as error:
         raise Failure(error, 3) from error
     return 0
@@ -147,6 +155,12 @@ def _begin(settings: Settings, namespace: argparse.Namespace) -> Settings:
         datefmt="%H:%M:%S",
     )
     return localised(settings)
+
+
+def _pulse(namespace: argparse.Namespace) -> "Pulse":
+    from shared.pulse import Pulse
+
+    return Pulse(Path(namespace.pulse) if namespace.pulse else None)
 
 
 def _listener(settings: Settings, fd: int) -> "socket":

@@ -1,102 +1,29 @@
 """The supervisor behind `sluice serve`: one worker and N frontends, kept alive until told to stop.
 
 Holds what must outlive its children (the run folder, the listening sockets) and knows nothing of what they
-compute: it sees exit codes, log lines and /ready. Children die with it, however it dies (tether.py).
+compute: it sees exit codes, log lines, signs of life (guard.py) and /ready. Children die with it, however it dies
+(tether.py). SIGHUP replaces the frontends, one after another, without a request being refused.
 """
 
 import asyncio
 import contextlib
-import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from deploy.child import Backoff, Child, Role
+from deploy.child import Role
+from deploy.guard import Patience, Watch
 from deploy.listen import is_taken, listen, reachable, url
 from deploy.logs import Console
 from deploy.roles import FRONTEND_FLAGS, WORKER_FLAGS
 from deploy.roles import command as _command
 from deploy.roles import environment as _environment
 from deploy.rundir import run_dir
+from deploy.supervisor import Supervisor
 from deploy.watch import Health, ask, welcome
 from shared.config import Settings, with_values
-
-CANNOT_SERVE = (2, 3)  # exit codes that will not get better: bad settings, a model that cannot be served
-
-
-class Supervisor:
-    """Children and their fate. `run` returns the exit code of the whole."""
-
-    def __init__(
-        self,
-        roles: Sequence[Role],
-        console: Console,
-        *,
-        stop_timeout: float,
-        backoff: Callable[[], Backoff] = Backoff,
-        gone: Callable[[int], None] = lambda pid: None,
-        on_stop: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.ready_once = False
-        self._console = console
-        self._stop_timeout = stop_timeout
-        self._on_stop = on_stop
-        self._asked = asyncio.Event()  # to stop
-        self._children = [Child(role, console, backoff(), gone) for role in roles]
-
-    def ask_to_stop(self) -> None:
-        """First call: children get SIGTERM and their time; second: they are killed."""
-        if self._asked.is_set():
-            self._kill()
-        self._asked.set()
-
-    def served(self) -> None:
-        """Every child does its work."""
-        self.ready_once = True
-        for child in self._children:
-            child.served()
-
-    def restart(self, name: str) -> None:
-        """Kills a child that hangs; it is started again like one that died."""
-        for child in self._children:
-            if child.role.name == name:
-                child.kill()
-
-    async def run(self) -> int:
-        with _signals(self.ask_to_stop):
-            tasks = {asyncio.create_task(child.keep(self._final)): child for child in self._children}
-            asked = asyncio.create_task(self._asked.wait())
-            ended, _ = await asyncio.wait({*tasks, asked}, return_when=asyncio.FIRST_COMPLETED)
-            failed = [task for task in tasks if task in ended]
-            codes = await self._stop(list(tasks))
-            asked.cancel()
-            for task in failed:  # last, so that it is what stays on the screen
-                self._explain(tasks[task])
-            return failed[0].result() if failed else _verdict(codes)
-
-    def _final(self, code: int) -> bool:
-        return code in CANNOT_SERVE and not self.ready_once
-
-    def _explain(self, child: Child) -> None:
-        self._console.done()
-        said = child.last_line.partition(": ")  # "sluice worker: it cannot because"
-        self._console.say(f"sluice serve: the {child.role.name} cannot start: {said[2] or said[0]}")
-
-    async def _stop(self, tasks: list[asyncio.Task[int]]) -> list[int]:
-        self._on_stop()
-        for child in self._children:
-            child.stop()
-        _, late = await asyncio.wait(tasks, timeout=self._stop_timeout)
-        if late:
-            self._console.say(f"sluice: not all processes ended in {self._stop_timeout:g} s, killing them")
-            self._kill()
-        return list(await asyncio.gather(*tasks))
-
-    def _kill(self) -> None:
-        for child in self._children:
-            child.stop()
-            child.kill()
+from shared.pulse import Pulse
 
 
 async def follow(
@@ -137,7 +64,7 @@ def serve(settings: Settings, asked: Collection[str]) -> int:
 
 
 async def _supervise(settings: Settings, listeners: list[socket.socket], folder: Path) -> int:
-    roles = [*_frontends(settings, listeners, folder), _worker(settings)]
+    roles = [*_frontends(settings, listeners, folder), _worker(settings, folder)]
     console = Console(sys.stderr, tuple(role.name for role in roles))
     following: list[asyncio.Task[None]] = []
 
@@ -153,6 +80,7 @@ async def _supervise(settings: Settings, listeners: list[socket.socket], folder:
         stop_timeout=settings.launch.stop_timeout,
         gone=lambda pid: _forget_gauges(folder, pid),
         on_stop=on_stop,
+        start_timeout=settings.launch.load_timeout,
     )
     text = welcome(url(listeners[0]), settings.model.name, keys=bool(settings.frontend.api_keys))
     following.append(asyncio.create_task(follow(supervisor, console, reachable(listeners[0]), text)))
@@ -175,19 +103,34 @@ def _free_port(host: str) -> int:
         return int(listener.getsockname()[1])
 
 
-def _worker(settings: Settings) -> Role:
-    command = _command("worker", settings, WORKER_FLAGS)
-    return Role("worker", lambda _: command, lambda n: _environment() | {"SLUICE_EPOCH": str(n)})
+def watched(settings: Settings, folder: Path, name: str) -> Watch:
+    """For the child whose `--pulse` is the file `name` in the run folder `folder`."""
+    return Watch(Pulse(folder / name), Patience(settings.frontend.stall_timeout, settings.launch.load_timeout))
+
+
+def _worker(settings: Settings, folder: Path) -> Role:
+    watch = watched(settings, folder, "worker.pulse")
+    command = [*_command("worker", settings, WORKER_FLAGS), f"--pulse={watch.pulse.file}"]
+    return Role("worker", lambda _: command, lambda n: _environment() | {"SLUICE_EPOCH": str(n)}, watch=watch)
 
 
 def _frontends(settings: Settings, listeners: list[socket.socket], folder: Path) -> list[Role]:
     return [_frontend(i, settings, listener.fileno(), folder) for i, listener in enumerate(listeners)]
 
 
-def _frontend(index: int, settings: Settings, fd: int, folder: Path) -> Role:
-    command = [*_command("frontend", settings, FRONTEND_FLAGS), f"--fd={fd}"]
+def _frontend(index: int, settings: Settings, fd: int, folder: Path, generation: int = 0) -> Role:
+    """A successor accepts nobody before it can serve; from its second life on it is a frontend like others."""
+    watch = watched(settings, folder, f"frontend-{index}-{generation % 2}.pulse")
+    command = [*_command("frontend", settings, FRONTEND_FLAGS), f"--fd={fd}", f"--pulse={watch.pulse.file}"]
     metrics = {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
-    return Role(f"frontend {index}", lambda _: command, lambda _: _environment() | metrics, (fd,))
+    return Role(
+        f"frontend {index}",
+        lambda n: [*command, *["--hold"] * (generation > 0 and n == 1)],
+        lambda _: _environment() | metrics,
+        (fd,),
+        watch,
+        lambda: _frontend(index, settings, fd, folder, generation + 1),
+    )
 
 
 def _close(listeners: Sequence[socket.socket]) -> None:
@@ -199,20 +142,3 @@ def _forget_gauges(folder: Path, pid: int) -> None:
     """A dead frontend's live gauges do not count; its counters and histograms stay, so that none ever falls."""
     for path in (folder / "metrics").glob(f"gauge_live*_{pid}.db"):
         path.unlink(missing_ok=True)
-
-
-def _verdict(codes: Sequence[int]) -> int:
-    """0 when every child ended well; one that had no handler yet and died of our SIGTERM did."""
-    return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop)
-    try:
-        yield
-    finally:
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(signum)

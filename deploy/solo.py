@@ -9,8 +9,10 @@ import logging
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
-from deploy.child import Backoff, Child, Role
+from deploy.child import Backoff, Child, Role, look_after
+from deploy.launch import watched
 from deploy.logs import Console
 from deploy.roles import WORKER_FLAGS, Failure, command, environment
 from deploy.rundir import run_dir
@@ -27,6 +29,7 @@ class Owned:
         self._trusted = False
         self._child = Child(_role(settings), _ToLog(), Backoff(), gone=lambda pid: None)
         self._keeper = asyncio.create_task(self._child.keep(lambda code: not self._trusted))
+        self._guard = asyncio.create_task(look_after([self._child]))
 
     def check(self) -> None:
         """Raises Failure, with the worker's last words, if it has ended for good."""
@@ -40,6 +43,7 @@ class Owned:
 
     async def end(self) -> None:
         """At once: whoever asked it for something has left, and it keeps nothing."""
+        self._guard.cancel()
         self._child.stop()
         self._child.kill()
         await self._keeper
@@ -71,5 +75,6 @@ class _ToLog(Console):
 
 
 def _role(settings: Settings) -> Role:
-    words = command("worker", settings, WORKER_FLAGS)
-    return Role("worker", lambda _: words, lambda n: environment() | {"SLUICE_EPOCH": str(n)})
+    watch = watched(settings, Path(settings.wire.run_dir), "worker.pulse")
+    words = [*command("worker", settings, WORKER_FLAGS), f"--pulse={watch.pulse.file}"]
+    return Role("worker", lambda _: words, lambda n: environment() | {"SLUICE_EPOCH": str(n)}, watch=watch)

@@ -1,13 +1,17 @@
 """One frontend process: opens the port, loads the tokenizer, serves, drains. The command line is deploy's.
 
 The port is open before the tokenizer is read, so that `/health` and `/ready` answer at once. On SIGTERM or
-Ctrl-C nothing more is admitted while what runs may finish; a second signal does not wait.
+Ctrl-C nothing more is admitted while what runs may finish; a second signal does not wait. On SIGHUP somebody else has
+the port: who is connected is served, nobody else is accepted.
 """
 
 import asyncio
 import gc
 import logging
+import signal
 import socket
+import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,15 +24,26 @@ from frontend.link import Link
 from frontend.service import Service
 from frontend.tokenizer import Tokenizer
 from shared.config import Settings
+from shared.pulse import Phase, Pulse
 
 GRACE_S = 5.0  # for connections to take the last bytes after draining
+IDLE_S = 3.0  # when leaving: for a connection that nobody uses
+HOLD_S = 30.0  # for whoever is not to accept before it can serve
+BEAT_S = 0.2
 
 
 class Server(uvicorn.Server):
     """uvicorn's, but it goes on answering (503) while it drains, and a signal is not a reason to fail."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, drain_timeout: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, drain_timeout: float, pulse: Pulse, *, hold: bool
+    ) -> None:
+        """`hold`: accept nobody before requests can be served."""
         super().__init__(config)
+        self._pulse = pulse
+        self._hold = hold
+        self._accepting: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self.opened = asyncio.Event()
         self._service = service
         self._drain_timeout = drain_timeout
@@ -36,8 +51,24 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([] if self._hold else sockets)
         self.opened.set()
+        if self._hold:
+            self._accepting = self._loop.create_task(self._accept(sockets or []))
+        else:
+            self._pulse.phase = Phase.SERVING
+
+    async def _accept(self, sockets: list[socket.socket]) -> None:
+        """What uvicorn does when it starts, later."""
+        deadline = time.monotonic() + HOLD_S
+        while not self._service.state()[0] and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        config = self.config
+        connected = partial(config.http_protocol_class, config, self.server_state, self.lifespan.state)  # type: ignore[call-arg]
+        for one in sockets:
+            server = await self._loop.create_server(connected, sock=one, ssl=config.ssl, backlog=config.backlog)
+            self.servers.append(server)
+        self._pulse.phase = Phase.SERVING
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self.stop)
@@ -49,36 +80,69 @@ class Server(uvicorn.Server):
         else:
             self.should_exit = self.force_exit = True
 
+    def leave(self) -> None:
+        """Accept nobody else; exit when all who are connected have been served, or have waited long enough."""
+        if self._leaving is None:
+            self._leaving = self._loop.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        for server in self.servers:
+            server.close()
+        self.config.encoded_headers.append((b"connection", b"close"))
+        self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        begun = time.monotonic()
+        while self.server_state.connections and time.monotonic() < begun + self._drain_timeout:
+            await asyncio.sleep(BEAT_S)
+            if time.monotonic() > begun + IDLE_S:
+                for connection in list(self.server_state.connections):
+                    connection.shutdown()  # at once if it is idle, else after its answer
+        await self._service.drain(0.0)
+        self.should_exit = True
+
     async def _drain(self) -> None:
         await self._service.drain(self._drain_timeout)
         self.should_exit = True
 
 
-def serve(settings: Settings, sockets: list[socket.socket] | None = None) -> None:
+def serve(
+    settings: Settings, sockets: list[socket.socket] | None = None, *, pulse: Pulse | None = None, hold: bool = False
+) -> None:
     """Runs one frontend until a signal ends it. `settings.model.model` is the checkpoint's folder.
+
+    With `hold` it accepts nobody before it can serve; `pulse` shows that it lives, and when it accepts.
 
     Raises:
         TokenizerError: the folder has no usable tokenizer.
         ConfigError: the file of API keys cannot be used.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(settings, sockets))
+        runner.run(run(settings, sockets, pulse or Pulse(), hold=hold))
 
 
-async def run(settings: Settings, sockets: list[socket.socket] | None = None) -> None:
+async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Pulse, *, hold: bool) -> None:
     """As `serve`, in the running event loop."""
     config = settings.frontend
     link = Link(settings.wire, stall_timeout=config.stall_timeout, recovery_timeout=config.recovery_timeout)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     app = create_app(config, settings.model, link, tokenizer)
-    server = Server(_uvicorn(settings, app), app.state.service, settings.worker.drain_timeout)
+    server = Server(_uvicorn(settings, app), app.state.service, settings.worker.drain_timeout, pulse, hold=hold)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.leave)
+    beating = asyncio.create_task(_beat(pulse))
     loading = asyncio.create_task(_load(Path(settings.model.model), server, tokenizer))
     try:
         await server.serve(sockets)
     finally:
         loading.cancel()
+        beating.cancel()
     if tokenizer.done() and not tokenizer.cancelled():
         tokenizer.result()  # raises what kept it from loading
+
+
+async def _beat(pulse: Pulse) -> None:
+    while True:
+        pulse.beat()
+        pulse.turn()
+        await asyncio.sleep(BEAT_S)
 
 
 async def _load(folder: Path, server: Server, tokenizer: asyncio.Future[Tokenizer]) -> None:

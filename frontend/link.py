@@ -98,6 +98,8 @@ class Link:
             return False, f"loading {status.progress:.0%}"
         if status.state == "draining":
             return False, "draining"
+        if status.state == "failed":
+            return False, f"the worker failed: {status.error}"
         if self.welcome is None:
             return False, "worker lost" if self._silent() else "greeting the worker"
         age = status.last_step_age_s + max(0.0, time.monotonic() - self._heard - SILENCE_S)
@@ -340,7 +342,7 @@ class Link:
     def _resume_all(self) -> None:
         for stream in list(self._streams.values()):
             self.counts.resumed += 1
-            stream.crashes += 1
+            stream.outlived()
             self._send(_resumed(stream))
 
 

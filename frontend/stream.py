@@ -37,8 +37,9 @@ class Stream:
     output: list[int] = field(default_factory=list)  # everything received, kept for resuming
     started: m.Timings = field(default_factory=m.Timings)  # as of its first token
     end: m.End | None = None
-    crashes: int = 0
+    crashes: int = 0  # workers that died since its last token
     submitted: float = field(default_factory=time.monotonic)
+    _crashed_at: int = -1
     _taken: int = 0
     _logprobs: list[m.Logprobs] = field(default_factory=list)
     _scored: list[int] = field(default_factory=lambda: [0, 1])  # next offset in output, in prompt (its first has none)
@@ -91,6 +92,11 @@ class Stream:
             self._logprobs.append(_skip(logprobs, have - logprobs.start))
             self._scored[logprobs.prompt] = end
             self.wake()
+
+    def outlived(self) -> None:
+        """Another worker is gone; who has made progress since the one before was not its death."""
+        self.crashes = self.crashes + 1 if len(self.output) == self._crashed_at else 1
+        self._crashed_at = len(self.output)
 
     def may_resync(self, now: float) -> bool:
         due = now - self._resynced > RESYNC_S

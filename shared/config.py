@@ -118,6 +118,10 @@ class WorkerConfig:
     )
     drain_timeout: float = setting(30.0, "on SIGTERM, how long running streams may go on", unit="seconds", at_least=0)
     lease_timeout: float = setting(10.0, "a frontend silent this long loses its requests", unit="seconds", above=0)
+    canary_interval: float = setting(
+        10.0, "an idle worker computes one token for nobody this often, to know that it still can; 0: never",
+        unit="seconds", at_least=0,
+    )  # fmt: skip
     worker_metrics_port: int = setting(8001, "the worker's own /metrics; 0: none", at_least=0, at_most=65535)
     worker_host: str = setting("127.0.0.1", "where the worker's /metrics listens")
 
@@ -134,7 +138,10 @@ class FrontendConfig:
     max_body_bytes: int = setting(8 << 20, "largest request body", unit="bytes", at_least=1)
     api_keys: str = setting("", "file with an API key and, if it has one, its name a line; empty: no key needed")
     keepalive_s: float = setting(15.0, "a comment line after this much silence on a stream", unit="seconds", above=0)
-    stall_timeout: float = setting(30.0, "not ready when the worker's last step is older", unit="seconds", above=0)
+    stall_timeout: float = setting(
+        30.0, "a process that gives no sign of life for this long hangs: not ready, and started again by `serve`; "
+        "a long step gives one a layer", unit="seconds", above=0,
+    )  # fmt: skip
     recovery_timeout: float = setting(
         120.0, "how long streams wait for a lost worker to come back", unit="seconds", at_least=0
     )
@@ -148,6 +155,10 @@ class LaunchConfig:
 
     frontends: int = setting(1, "frontend processes that share the port", unit="processes", at_least=1)
     stop_timeout: float = setting(40.0, "after SIGTERM, how long before children are killed", unit="seconds", above=0)
+    load_timeout: float = setting(
+        600.0, "a process that is loading and does not move for this long, nor say a word, is started again",
+        unit="seconds", above=0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,7 @@ class Submit(_Message):
     group: int = 0  # sequences of one prompt (n > 1) share a group id, 0: none
     deadline_ms: int = 0  # from arrival; 0: none
     priority: int = 0  # lower goes first
-    crashes: int = 0  # how many workers died with this request in flight
+    crashes: int = 0  # how many workers died with this request in flight since its last token
     owner: str = ""  # whose request it is (the name of an API key): waiting is fair between owners
 
 
@@ -246,11 +246,11 @@ class Status(_Message):
     model: str
     device: str
     dtype: str
-    state: str  # "loading" | "ready" | "draining"
+    state: str  # "loading" | "ready" | "draining" | "failed"
     progress: float = 1.0  # of loading, 0 to 1
     seq: int = 0
     max_seq_len: int = 0
-    last_step_age_s: float = 0.0  # since the compute loop last turned; it turns when idle, too
+    last_step_age_s: float = 0.0  # since the compute loop last proved itself: by a turn, or by a layer of a step
     running: int = 0
     waiting: int = 0
     waiting_tokens: int = 0
@@ -263,6 +263,7 @@ class Status(_Message):
     itl: Quantiles = Quantiles()
     e2e: Quantiles = Quantiles()
     frontends: tuple[Peer, ...] = ()
+    error: str = ""  # of state "failed": why the worker ends, without having told any request that it failed
 
 
 Request = Hello | Lease | Submit | Abort | Resync

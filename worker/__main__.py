@@ -15,7 +15,9 @@ import torch
 
 from shared.config import ConfigError, Settings
 from shared.messages import Outcome, Status
+from shared.pulse import Phase, Pulse
 from worker.desk import Desk
+from worker.ledger import Ledger
 from worker.link import Identity, Link
 from worker.load import Engine, load_engine
 from worker.loop import Loop
@@ -25,20 +27,29 @@ from worker.stats import Stats
 log = logging.getLogger("sluice.worker")
 
 
-def run(settings: Settings, epoch: int) -> None:
+def run(settings: Settings, epoch: int, pulse: Pulse) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
-    Raises ConfigError or CheckpointError when this model cannot be served with these settings.
+    Raises:
+        ConfigError, CheckpointError: this model cannot be served with these settings.
+        DeviceBroken: the device cannot compute any more; live requests were told nothing, so that they go on
+            with the next worker.
     """
     torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
     stop = _Stop.on_signals()
     state = _State(settings, epoch)
     link = Link(settings.wire, Identity(epoch, settings.model.name), settings.worker.lease_timeout)
+    link.pulse, state.pulse = pulse, pulse
     link.snapshot = state.status
     link.start()
+    pulse.phase = Phase.LOADING
     try:
         engine = load_engine(settings.model, settings.worker, state.loading)
+        engine.runner.prove()
         _serve(settings, engine, link, state, stop)
+    except Exception as error:
+        state.failed = str(error)
+        raise
     finally:
         link.close()
 
@@ -46,9 +57,19 @@ def run(settings: Settings, epoch: int) -> None:
 def _serve(settings: Settings, engine: Engine, link: Link, state: "_State", stop: "_Stop") -> None:
     metrics = Metrics(settings.frontend.metrics_prefix)
     seeds = random.Random(settings.worker.seed) if settings.worker.seed >= 0 else random.SystemRandom()
-    desk = Desk(engine.scheduler, state.stats, metrics, vocab_size=engine.limits.vocab_size, seeds=seeds)
-    loop = Loop(engine.scheduler, engine.runner, desk, link, state.stats, metrics)
+    desk = Desk(
+        engine.scheduler,
+        state.stats,
+        metrics,
+        vocab_size=engine.limits.vocab_size,
+        seeds=seeds,
+        ledger=Ledger(state.pulse),
+    )
+    canary_s = settings.worker.canary_interval
+    loop = Loop(engine.scheduler, engine.runner, desk, link, state.stats, metrics, canary_s=canary_s)
+    engine.runner.watch(link.alive)
     state.engine = engine
+    state.pulse.phase = Phase.SERVING
     if settings.worker.worker_metrics_port:
         _open_metrics(metrics, state, settings)
     link.identity = Identity(link.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits)
@@ -98,15 +119,19 @@ class _State:
     draining: bool = False
     engine: Engine | None = None
     stats: Stats = field(default_factory=Stats)
+    pulse: Pulse = field(default_factory=Pulse)
+    failed: str = ""
 
     def loading(self, done: int, total: int) -> None:
+        self.pulse.turn()
         self.progress = done / max(1, total)
 
     def status(self) -> Status:
         model, engine = self.settings.model.name, self.engine
         if engine is None:
             device, dtype = self.settings.worker.device, self.settings.worker.dtype
-            return Status(self.epoch, os.getpid(), model, device, dtype, "loading", self.progress)
+            phase = "failed" if self.failed else "loading"
+            return Status(self.epoch, os.getpid(), model, device, dtype, phase, self.progress, error=self.failed)
         now, scheduler, stats = time.monotonic(), engine.scheduler, self.stats
         return Status(
             self.epoch,
@@ -114,7 +139,7 @@ class _State:
             model,
             engine.device,
             engine.dtype,
-            "draining" if self.draining else "ready",
+            "failed" if self.failed else "draining" if self.draining else "ready",
             max_seq_len=engine.limits.max_seq_len,
             running=scheduler.running,
             waiting=scheduler.waiting,
@@ -127,6 +152,7 @@ class _State:
             ttft=stats.ttft.quantiles(),
             itl=stats.itl.quantiles(),
             e2e=stats.e2e.quantiles(),
+            error=self.failed,
         )
 
     def totals(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
+from worker.ledger import Ledger
 from worker.link import Gone, Link
 from worker.metrics import Metrics
 from worker.schedule.scheduler import Refused, Scheduler
@@ -19,7 +20,7 @@ from worker.stats import Stats
 Key = tuple[bytes, int]  # (frontend id, request id)
 
 KEEP_S = 30.0  # how long a finished request's output can still be asked for
-QUARANTINE = 2  # a request in flight in this many crashes is not tried again
+QUARANTINE = 2  # a request that was in the step of this many crashes, without progress, is not tried again
 
 
 @dataclass(slots=True)
@@ -63,9 +64,17 @@ class Desk:
     """`now` is the loop's clock, in seconds, everywhere."""
 
     def __init__(
-        self, scheduler: Scheduler, stats: Stats, metrics: Metrics, *, vocab_size: int, seeds: random.Random
+        self,
+        scheduler: Scheduler,
+        stats: Stats,
+        metrics: Metrics,
+        *,
+        vocab_size: int,
+        seeds: random.Random,
+        ledger: Ledger | None = None,
     ) -> None:
         self.draining = False
+        self.ledger = ledger or Ledger()
         self._scheduler = scheduler
         self._stats = stats
         self._metrics = metrics
@@ -102,20 +111,22 @@ class Desk:
         if known is not None:  # said twice
             frame.admitted.append(m.Admitted(submit.id, known.sequence.seed))
             return
-        refusal = self._refusal(submit)
+        strikes = self.ledger.strikes(key, submit.crashes)
+        refusal = self._refusal(submit, strikes)
         if refusal is None:
             sequence = self._sequence(key, submit, now)
+            sequence.crashes = strikes
             refusal = self._enqueue(sequence, now)
         if refusal is not None:
             reason, message, retry_after = refusal
             self._metrics.rejected(reason)
             frame.rejected.append(m.Rejected(submit.id, reason, message, retry_after))
 
-    def _refusal(self, submit: m.Submit) -> tuple[m.Refusal, str, float] | None:
+    def _refusal(self, submit: m.Submit, strikes: int) -> tuple[m.Refusal, str, float] | None:
         if self.draining:
             return m.Refusal.DRAINING, "the server is shutting down", 5.0
-        if submit.crashes >= QUARANTINE:
-            return m.Refusal.INVALID, f"quarantined: in flight in {submit.crashes} worker crashes", 0.0
+        if strikes >= QUARANTINE:
+            return m.Refusal.INVALID, f"quarantined: in flight in {strikes} worker crashes", 0.0
         wrong = _wrong(submit, self._vocab_size)
         return (m.Refusal.INVALID, wrong, 0.0) if wrong else None
 
@@ -135,7 +146,6 @@ class Desk:
             group=submit.group,
             priority=submit.priority,
             deadline=now + submit.deadline_ms / 1e3 if submit.deadline_ms else float("inf"),
-            crashes=submit.crashes,
             owner=submit.owner,
         )
 

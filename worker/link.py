@@ -24,6 +24,7 @@ import zmq
 from shared import messages as m
 from shared.codec import decode_request, encode
 from shared.config import WireConfig
+from shared.pulse import Pulse
 from shared.sockets import bind
 
 log = logging.getLogger("sluice.link")
@@ -75,9 +76,11 @@ class Link:
     inbox: deque[tuple[bytes, m.Request | Gone]] = field(default_factory=deque)
     awake: threading.Event = field(default_factory=threading.Event)
     snapshot: Callable[[], m.Status] | None = None  # called in the I/O thread
-    turned: float = field(default_factory=time.monotonic)  # when the compute loop last turned
+    turned: float = field(default_factory=time.monotonic)  # when the compute loop last proved itself
+    pulse: Pulse = field(default_factory=Pulse)
     counts: LinkCounts = field(default_factory=LinkCounts)
     _peers: dict[bytes, Peer] = field(default_factory=dict)
+    _strangers: deque[bytes] = field(default_factory=lambda: deque(maxlen=64))  # of another protocol's version
     _outbox: deque[tuple[bytes, m.Step]] = field(default_factory=deque)
     _bell: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
     _due: float = 0.0  # when the next Status is
@@ -95,6 +98,11 @@ class Link:
         self._xpub = bind(self._context, zmq.XPUB, self.wire.events, self.wire)
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
+
+    def alive(self) -> None:
+        """The compute loop goes on: a turn, a layer of a step. To be called often."""
+        self.turned = time.monotonic()
+        self.pulse.turn()
 
     def publish(self, topic: bytes, step: m.Step) -> None:
         """Hand a frame over; its number is given when it is sent."""
@@ -116,7 +124,7 @@ class Link:
         self.awake.clear()
 
     def close(self) -> None:
-        """Sends what was published, tells nobody else anything, and ends the thread."""
+        """Sends what was published and a last Status, and ends the thread."""
         self._stop = True
         self.flush()
         if self._thread is not None:
@@ -132,6 +140,7 @@ class Link:
         for source in (self._router, self._xpub, self._bell):
             poller.register(source, zmq.POLLIN)
         while not self._stop or self._outbox:
+            self.pulse.beat()
             ready = dict(poller.poll(POLL_MS))
             if self._bell in ready:
                 os.eventfd_read(self._bell)
@@ -145,6 +154,7 @@ class Link:
                 self._due = now + STATUS_S
                 self._reap(now)
                 self._broadcast(now)
+        self._broadcast(time.monotonic())
 
     def _send_outbox(self) -> None:
         while self._outbox:
@@ -199,13 +209,18 @@ class Link:
         limits = self.identity.limits
         if limits is None or len(sender) != m.TOPIC_BYTES:
             return
-        if hello.version != m.PROTOCOL_VERSION:
-            log.warning("frontend %s speaks protocol %d, not %d", sender.hex(), hello.version, m.PROTOCOL_VERSION)
-        peer = self._peers.setdefault(sender, Peer(hello.pid, time.monotonic()))
+        seq = 0
+        if hello.version == m.PROTOCOL_VERSION:
+            seq = self._peers.setdefault(sender, Peer(hello.pid, time.monotonic())).seq
+        elif sender not in self._strangers:  # it goes on asking
+            self._strangers.append(sender)
+            log.warning(
+                "frontend %s (process %d on %s) speaks protocol %d, not %d",
+                sender.hex(), hello.pid, hello.host, hello.version, m.PROTOCOL_VERSION,
+            )  # fmt: skip
         who = self.identity
         self._send(
-            sender,
-            m.Welcome(hello.nonce, who.epoch, os.getpid(), who.model, who.tokenizer_hash, limits, seq=peer.seq),
+            sender, m.Welcome(hello.nonce, who.epoch, os.getpid(), who.model, who.tokenizer_hash, limits, seq=seq)
         )
 
     def _receive_subscriptions(self) -> None:

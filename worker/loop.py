@@ -1,8 +1,10 @@
 """The compute loop: receive, plan, run, commit, publish; one turn is one step.
 
 Knows the scheduler, the runner, the desk and the link by their few methods. A step that raises is cut in halves
-until the culprit stands alone: only it fails. A step that runs out of memory shrinks in the same way, down to
-single tokens, before it fails anybody.
+until the culprit stands alone: only it fails, and only after the device has shown that it still computes for others. A
+step that runs out of memory shrinks in the same way, down to single tokens, before it fails anybody. Who is
+suspected of having killed a worker (ledger.py) is run alone. A device that cannot compute ends the loop: nobody is
+told of a failure that is not theirs, and what runs goes on in the next worker.
 """
 
 import logging
@@ -37,7 +39,10 @@ class Loop:
         stats: Stats,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        canary_s: float = 0.0,
     ) -> None:
+        """`canary_s`: after so long without a step the device is asked for one that is nobody's; 0: never."""
         self._scheduler = scheduler
         self._runner = runner
         self._desk = desk
@@ -45,9 +50,11 @@ class Loop:
         self._stats = stats
         self._metrics = metrics
         self._clock = clock
+        self._canary_s = canary_s
+        self._proved = clock()  # when the device last computed
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Until `stopped()`; a turn without work waits for the inbox."""
+        """Until `stopped()`; a turn without work waits for the inbox. Raises DeviceBroken."""
         while not stopped():
             if not self.turn():
                 now = self._clock()
@@ -56,18 +63,39 @@ class Loop:
     def turn(self) -> bool:
         """One step; False when there was nothing to compute."""
         began = self._clock()
-        self._link.turned = time.monotonic()
+        self._link.alive()
         self._desk.receive(self._link.inbox, began)
         plan = self._scheduler.plan(began)
         planned = self._clock()
         if plan:
             self._desk.publish(self._link, began)  # admissions need not wait for the step
-            self._execute(plan.chunks)
+            self._compute(plan.chunks)
             self._metrics.step(plan, planned - began, self._clock() - planned)
+        else:
+            self._idle(began)
         self._desk.publish(self._link, began)
         if plan and not self._scheduler.has_work:
             self._link.refresh()
         return bool(plan)
+
+    def _idle(self, now: float) -> None:
+        self._desk.ledger.rest()
+        if self._canary_s and now - self._proved >= self._canary_s:
+            self._prove()
+
+    def _prove(self) -> None:
+        self._runner.prove()
+        self._proved = self._clock()
+
+    def _compute(self, chunks: list[Chunk]) -> None:
+        """One step; where there are suspects, one for all others and then one for each of them."""
+        ledger = self._desk.ledger
+        for part in _apart(chunks):
+            ledger.running([chunk.sequence for chunk in part])
+            self._execute(part)
+            if part[0].sequence.crashes and part[0].samples:
+                ledger.acquit(part[0].sequence)
+        self._proved = self._clock()
 
     def _execute(self, chunks: list[Chunk]) -> None:
         plan = Plan(chunks)
@@ -88,6 +116,7 @@ class Loop:
         elif chunks[0].length > 1 and isinstance(error, MemoryError | torch.OutOfMemoryError):
             self._execute([_shorter(chunks[0])])
         else:
+            self._prove()  # before anybody is told
             self._fail(chunks[0].sequence, error)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
@@ -118,6 +147,12 @@ class Loop:
         elif len(gaps) < GAP_SAMPLES:
             gaps.append(now - sequence.last_token)
         sequence.last_token = now
+
+
+def _apart(chunks: list[Chunk]) -> list[list[Chunk]]:
+    suspects = [[chunk] for chunk in chunks if chunk.sequence.crashes]
+    others = [chunk for chunk in chunks if not chunk.sequence.crashes] if suspects else chunks
+    return [others, *suspects] if others else suspects
 
 
 def _shorter(chunk: Chunk) -> Chunk:

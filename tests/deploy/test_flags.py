@@ -183,7 +183,12 @@ def test_a_child_is_told_by_flags_only() -> None:
         "SLUICE_EPOCH": "2",
         "HOME": "/",
     }
-    assert {flag.name for flag in select(("launch",), ("port",))} == {"frontends", "stop_timeout", "port"}
+    assert {flag.name for flag in select(("launch",), ("port",))} == {
+        "frontends",
+        "stop_timeout",
+        "load_timeout",
+        "port",
+    }
 
 
 def test_every_setting_says_what_it_is_for() -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from deploy import launch
 from deploy.child import Backoff, Role
-from deploy.launch import Supervisor, follow
+from deploy.launch import follow
 from deploy.listen import listen, reachable
 from deploy.logs import Console
 from deploy.roles import FRONTEND_FLAGS, WORKER_FLAGS
+from deploy.supervisor import Supervisor
 from shared.config import Settings, check, with_values
 from shared.flags import Parser, add_flags, read
 
@@ -94,7 +95,7 @@ async def test_what_dies_is_started_again_with_the_next_number() -> None:
 async def test_a_child_killed_by_a_signal_is_started_again_and_the_log_says_how_it_went() -> None:
     async with running(lasting()) as run:
         await run.until("up")
-        run.supervisor.restart("worker")
+        run.supervisor._children[0].kill()
         await run.until("worker was killed by SIGKILL")
         await until(lambda: run.text.count("up") == 2)
 
@@ -234,14 +235,14 @@ async def test_it_shows_progress_then_how_to_use_it_then_every_change() -> None:
 def test_children_are_told_everything_by_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_PORT", "1")
     settings = check(with_values(Settings(), {"max_step_tokens": 32, "prefix_cache": False, "port": 9, "model": "a/b"}))
-    worker = launch._worker(settings)
+    worker = launch._worker(settings, tmp_path)
     with socket.socket() as one, socket.socket() as other:
         first, second = launch._frontends(settings, [one, other], tmp_path)
     for role, flags in ((worker, WORKER_FLAGS), (first, FRONTEND_FLAGS)):
         words = role.command(1)[role.command(1).index("deploy.cli") + 2 :]
         parser = Parser()
         add_flags(parser, flags)
-        ours = [word for word in words if not word.startswith(("--parent=", "--fd="))]
+        ours = [word for word in words if not word.startswith(("--parent=", "--fd=", "--pulse="))]
         assert f"--parent={os.getpid()}" in words
         told = read(parser.read(ours), {}, flags)
         assert told.model == settings.model

@@ -44,6 +44,8 @@ class FakeRunner:
     delay: float = 0.0
     trouble: Callable[[Sequence], None] = lambda sequence: None
 
+    def prove(self) -> None: ...
+
     def step(self, plan: Plan) -> Sampled:
         if self.delay:
             time.sleep(self.delay)

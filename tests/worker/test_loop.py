@@ -28,11 +28,11 @@ ME, YOU = b"frontend", b"otherone"
 class FakeLink:
     inbox: deque[tuple[bytes, m.Request | Gone]] = field(default_factory=deque)
     sent: list[tuple[bytes, m.Step]] = field(default_factory=list)
-    turned: float = 0.0
 
     def publish(self, topic: bytes, step: m.Step) -> None:
         self.sent.append((topic, step))
 
+    def alive(self) -> None: ...
     def flush(self) -> None: ...
     def refresh(self) -> None: ...
 
@@ -43,6 +43,8 @@ class FakeRunner:
 
     check: Callable[[list[Chunk]], None] = lambda chunks: None
     steps: list[int] = field(default_factory=list)  # tokens of those that went well
+
+    def prove(self) -> None: ...
 
     def step(self, plan: Plan) -> Sampled:
         self.check(plan.chunks)

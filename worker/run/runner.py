@@ -3,6 +3,8 @@
 Knows tensors and plans; decides nothing. The same path for prefill, chunk and decode.
 """
 
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -12,10 +14,11 @@ from shared import messages as m
 from shared.codec import pack_f32, pack_u32
 from worker.kernels.sample import logprobs as row_logprobs
 from worker.memory.cache import Cache
+from worker.memory.pages import SCRATCH
 from worker.model.decoder import Decoder
 from worker.run.pack import Wanted, pack
 from worker.run.sampler import sample
-from worker.schedule.plan import Plan
+from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
 
 
@@ -25,6 +28,10 @@ class Sampled:
 
     ids: list[int]
     logprobs: list[tuple[Sequence, m.Logprobs]] = field(default_factory=list)
+
+
+class DeviceBroken(Exception):
+    """It cannot even compute a step that is nobody's, so it cannot compute anybody's."""
 
 
 class Runner:
@@ -45,6 +52,19 @@ class Runner:
         ids = sample(sampled, sequences, self._model.spec.eos_ids) if sequences else []
         told = _output_logprobs(sampled, ids, sequences) + _prompt_logprobs(logits, wanted, plan)
         return Sampled(ids, told)
+
+    def prove(self) -> None:
+        """One step for nobody: a token computed in the scratch page. Raises DeviceBroken, or hangs, if it cannot be."""
+        sampling = m.Sampling(1, temperature=0.0)
+        nobody = Sequence((b"", 0), [0], 1, sampling, seed=0, arrival=0.0, pages=array("i", [SCRATCH]))
+        try:
+            self.step(Plan([Chunk(nobody, 0, 1, True)]))
+        except Exception as error:
+            raise DeviceBroken(f"{self._device} cannot compute: {type(error).__name__}: {error}") from error
+
+    def watch(self, progress: Callable[[], None]) -> None:
+        """`progress` is called for each layer of each step: a long step is no hanging one."""
+        self._model.progress = progress
 
 
 def _output_logprobs(logits: Tensor, ids: list[int], sequences: list[Sequence]) -> list[tuple[Sequence, m.Logprobs]]:
