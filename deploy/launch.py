@@ -27,7 +27,13 @@ from shared.pulse import Pulse
 
 
 async def follow(
-    supervisor: Supervisor, console: Console, address: tuple[str, int], text: str, *, calm: float = 2.0
+    supervisor: Supervisor,
+    console: Console,
+    address: tuple[str, int],
+    text: str,
+    *,
+    calm: float = 2.0,
+    secure: bool = False,
 ) -> None:
     """Shows loading, prints `text` once the server is ready, and afterwards every change of mind.
 
@@ -35,7 +41,7 @@ async def follow(
     """
     before = Health()
     while True:
-        health = await ask(*address) or Health()
+        health = await ask(*address, secure=secure) or Health()
         if health.ready and not before.ready:
             console.done()
             console.say("ready again" if supervisor.ready_once else text)
@@ -82,8 +88,10 @@ async def _supervise(settings: Settings, listeners: list[socket.socket], folder:
         on_stop=on_stop,
         start_timeout=settings.launch.load_timeout,
     )
-    text = welcome(url(listeners[0]), settings.model.name, keys=bool(settings.frontend.api_keys))
-    following.append(asyncio.create_task(follow(supervisor, console, reachable(listeners[0]), text)))
+    secure = bool(settings.frontend.ssl_certfile)
+    text = welcome(url(listeners[0], secure=secure), settings.model.name, keys=bool(settings.frontend.api_keys))
+    watching = follow(supervisor, console, reachable(listeners[0]), text, secure=secure)
+    following.append(asyncio.create_task(watching))
     return await supervisor.run()
 
 

@@ -37,10 +37,11 @@ def is_taken(host: str, port: int) -> bool:
     return False
 
 
-def url(listener: socket.socket) -> str:
+def url(listener: socket.socket, *, secure: bool = False) -> str:
     """Where a browser on this machine finds a listening socket."""
+    scheme = "https" if secure else "http"
     host, port = reachable(listener)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def reachable(listener: socket.socket) -> tuple[str, int]:

@@ -8,6 +8,7 @@ the port: who is connected is served, nobody else is accepted.
 import asyncio
 import gc
 import logging
+import math
 import signal
 import socket
 import time
@@ -20,8 +21,11 @@ import uvicorn
 import uvloop
 
 from frontend.app import create_app
+from frontend.http import Guarded, Limits, watch
 from frontend.link import Link
+from frontend.metrics import Meters
 from frontend.service import Service
+from frontend.tls import check_tls
 from frontend.tokenizer import Tokenizer
 from shared.config import Settings
 from shared.pulse import Phase, Pulse
@@ -113,7 +117,7 @@ def serve(
 
     Raises:
         TokenizerError: the folder has no usable tokenizer.
-        ConfigError: the file of API keys cannot be used.
+        ConfigError: the file of API keys, a certificate or a key of the wire cannot be used.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(settings, sockets, pulse or Pulse(), hold=hold))
@@ -122,18 +126,29 @@ def serve(
 async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Pulse, *, hold: bool) -> None:
     """As `serve`, in the running event loop."""
     config = settings.frontend
+    check_tls(config)
+    meters = Meters(config.metrics_prefix)
+    limits = Limits.of(config)
     link = Link(settings.wire, stall_timeout=config.stall_timeout, recovery_timeout=config.recovery_timeout)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
-    app = create_app(config, settings.model, link, tokenizer)
-    server = Server(_uvicorn(settings, app), app.state.service, settings.worker.drain_timeout, pulse, hold=hold)
+    app = create_app(config, settings.model, link, tokenizer, meters)
+    server = Server(
+        _uvicorn(settings, app, partial(Guarded, limits, meters.refused)),
+        app.state.service,
+        settings.worker.drain_timeout,
+        pulse,
+        hold=hold,
+    )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.leave)
     beating = asyncio.create_task(_beat(pulse))
+    watching = asyncio.create_task(watch(server.server_state.connections, limits))
     loading = asyncio.create_task(_load(Path(settings.model.model), server, tokenizer))
     try:
         await server.serve(sockets)
     finally:
         loading.cancel()
         beating.cancel()
+        watching.cancel()
     if tokenizer.done() and not tokenizer.cancelled():
         tokenizer.result()  # raises what kept it from loading
 
@@ -156,18 +171,21 @@ async def _load(folder: Path, server: Server, tokenizer: asyncio.Future[Tokenize
     gc.freeze()  # what lives now lives for ever: no pause to look through it again
 
 
-def _uvicorn(settings: Settings, app: Any) -> uvicorn.Config:
+def _uvicorn(settings: Settings, app: Any, protocol: Any) -> uvicorn.Config:
     config = settings.frontend
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its chat about starting and stopping helps nobody
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about strangers, whom we count
     return uvicorn.Config(
         app,
         host=config.host,
         port=config.port,
-        http="httptools",
+        http=protocol,
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=math.ceil(config.idle_timeout),
         timeout_graceful_shutdown=int(GRACE_S),
+        ssl_certfile=config.ssl_certfile or None,
+        ssl_keyfile=config.ssl_keyfile or None,
     )

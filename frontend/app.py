@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from frontend.border import DIALECT, OWNER, REQUEST_ID, SEND, Border, Envelope, known
+from frontend.border import CLOSED, DIALECT, OWNER, REQUEST_ID, SEND, Border, Envelope, known
 from frontend.errors import SluiceError, TooLarge
 from frontend.keys import Keys
 from frontend.link import Link
@@ -186,15 +186,18 @@ class Api:
         return EventStream(
             dialect.stream(meta, run.wakes()),
             failure=lambda exc: dialect.failure(known(exc, request_id), request_id),
-            close=run.close,
+            close=lambda: run.close(request.scope.get(CLOSED, "client")),
             keepalive_s=self._config.keepalive_s,
             send=request.scope[SEND],
         )
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        """Raises TooLarge as soon as the limit is passed, BadRequest when it is no JSON object."""
+        """Raises TooLarge as soon as the limit is passed or announced, BadRequest when it is no JSON object."""
         most = self._config.max_body_bytes
         data = bytearray()
+        announced = request.headers.get("content-length", "0")
+        if announced.isdigit() and int(announced) > most:  # before `Expect: 100-continue` is answered
+            raise TooLarge(f"the body is larger than {most} bytes", code="request_too_large")
         async for piece in request.stream():
             data += piece
             if len(data) > most:

@@ -21,9 +21,11 @@ from frontend.keys import Keys
 
 log = logging.getLogger("sluice.frontend")
 
-OPEN_ROUTES = frozenset({"/health", "/ready"})
+OPEN_ROUTES = frozenset({"/health", "/ready", "/"})  # and the page's files, which hold no data
+PAGE_FILES = "/web/"
 DIALECT = "sluice.dialect"  # in the scope, set as soon as the route knows
 REQUEST_ID = "sluice.request_id"
+CLOSED = "sluice.closed"  # why the connection was cut off, when it was we who did
 OWNER = "sluice.owner"  # the name of the key that it came with
 SEND = "sluice.send"  # the server's own `send`: a stream's thousands of bodies need none of the layers between
 
@@ -95,7 +97,7 @@ class Border:
             await send(message)
 
         try:
-            if scope["path"] not in OPEN_ROUTES:
+            if not _is_open(scope["path"]):
                 scope[OWNER] = self._keys.owner(headers)
             await self._app(scope, receive, tagged)
         except ClientDisconnect:
@@ -108,6 +110,11 @@ class Border:
                 self._rejected(error.code or "overloaded")
             envelope = scope.get(DIALECT) or self._envelope(scope["path"])
             await answer(error, envelope, request_id)(scope, receive, tagged)
+
+
+def _is_open(path: str) -> bool:
+    """A browser can send no key with the page itself, only with what the page asks for."""
+    return path in OPEN_ROUTES or path.startswith(PAGE_FILES)
 
 
 def _request_id(headers: Headers) -> str:

@@ -77,6 +77,7 @@ class Meters:
         self._success = self._counter("request_success", "sequences that ended well", "finished_reason")
         self._rejected = self._counter("rejected", "requests answered with 503", "reason")
         self._aborts = self._counter("aborts", "sequences that were cut off", "reason")
+        self._refused = self._counter("http_refused", "connections and requests that reached no route", "reason")
         self._wire = {
             "gaps": self._counter("bus_gaps", "holes in the worker's events"),
             "resyncs": self._counter("resyncs", "streams asked for again"),
@@ -127,6 +128,9 @@ class Meters:
 
     def rejected(self, reason: str) -> None:
         self._rejected.labels(reason).inc()
+
+    def refused(self, reason: str) -> None:
+        self._refused.labels(reason).inc()
 
     def lag(self, seconds: float) -> None:
         self._lag.observe(seconds)

@@ -208,9 +208,13 @@ class Run:
                     reason = error.code or failed.outcome.value
                     self._service.meter.aborted(reason)
                     raise error
+        except asyncio.CancelledError:
+            reason = ""  # whoever cancels knows why, and closes
+            raise
         finally:
             arrivals.close()
-            self.close(reason)
+            if reason:
+                self.close(reason)
 
     def _take(self, arrivals: Arrivals) -> tuple[list[Delta], End | None]:
         now = time.perf_counter()

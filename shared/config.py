@@ -146,6 +146,21 @@ class FrontendConfig:
         120.0, "how long streams wait for a lost worker to come back", unit="seconds", at_least=0
     )
     metrics_prefix: str = setting("sluice_", "first part of every metric's name")
+    ssl_certfile: str = setting("", "certificate chain (PEM) for https://; empty: http://")
+    ssl_keyfile: str = setting("", "private key (PEM) of --ssl-certfile; empty: it is in the same file")
+    max_connections: int = setting(
+        10_000, "most connections to one frontend; beyond it the answer is 503", unit="connections", at_least=1
+    )
+    max_header_bytes: int = setting(64 << 10, "largest request line and headers", unit="bytes", at_least=1024)
+    request_timeout: float = setting(
+        60.0, "a request whose headers and body take longer to arrive is refused with 408", unit="seconds", above=0
+    )
+    write_timeout: float = setting(
+        60.0, "a client that takes nothing of its answer this long is cut off", unit="seconds", above=0
+    )
+    idle_timeout: float = setting(
+        75.0, "a connection on which no request begins this long is closed", unit="seconds", above=0
+    )
     log_level: str = setting("info", "least severe log line", choices=("debug", "info", "warning", "error"))
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -93,16 +94,20 @@ def read_events(client: httpx.Client, body: dict[str, Any]) -> Events:
 
 
 @contextmanager
-def serving(model: Path | str, log: Path, *flags: str) -> Iterator[Server]:
-    """`sluice serve` on a free port, ready; afterwards SIGTERM, exit code 0 and no process left."""
+def serving(model: Path | str, log: Path, *flags: str, trust: ssl.SSLContext | None = None) -> Iterator[Server]:
+    """`sluice serve` on a free port, ready; afterwards SIGTERM, exit code 0 and no process left.
+
+    With `trust`, over https to a certificate that this context trusts.
+    """
     port = free_port()
+    url = f"{'https' if trust else 'http'}://127.0.0.1:{port}"
     command = [sys.executable, "-m", "deploy.cli", "serve", "--model", str(model), "--served-model-name", "m"]
     command += ["--port", str(port), "--worker-metrics-port", "0", "--threads", "1", *flags]
-    with log.open("wb") as out, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+    with log.open("wb") as out, httpx.Client(base_url=url, timeout=60, verify=trust or True) as client:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=_environment())
         try:
             _wait(client, process, log)
-            yield Server(process, f"http://127.0.0.1:{port}", log, client)
+            yield Server(process, url, log, client)
         finally:
             process.send_signal(signal.SIGTERM)
             code = process.wait(timeout=60)

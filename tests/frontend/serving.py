@@ -2,19 +2,24 @@
 
 import asyncio
 import json
+import math
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 
 from frontend.app import create_app
+from frontend.http import Guarded, Limits, watch
 from frontend.metrics import Meters
 from frontend.tokenizer import Tokenizer
 from shared.config import FrontendConfig, ModelConfig
 from tests.fakes import MODEL, FakeLink
+
+Refused = Callable[[str], None]
 
 
 def app_over(link: FakeLink, tokenizer: Tokenizer | None, **config: Any) -> Starlette:
@@ -26,12 +31,24 @@ def app_over(link: FakeLink, tokenizer: Tokenizer | None, **config: Any) -> Star
 
 
 @asynccontextmanager
-async def serving(app: Starlette) -> AsyncIterator[str]:
-    """Yields the base URL."""
+async def serving(
+    app: Starlette, limits: Limits | None = None, refused: Refused = lambda code: None
+) -> AsyncIterator[str]:
+    """Yields the base URL. With `limits` over the protocol that frontends have, which tells `refused` why."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=1)
+    protocol: Any = partial(Guarded, limits, refused) if limits else "httptools"
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        log_config=None,
+        access_log=False,
+        ws="none",
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=math.ceil(limits.idle_s) if limits else 5,
+    )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve([listener]))
+    watching = asyncio.create_task(watch(server.server_state.connections, limits or Limits())) if limits else None
     while not server.started:
         await asyncio.sleep(0.005)
     try:
@@ -39,6 +56,8 @@ async def serving(app: Starlette) -> AsyncIterator[str]:
     finally:
         server.should_exit = True
         await task
+        if watching is not None:
+            watching.cancel()
 
 
 class Raw:

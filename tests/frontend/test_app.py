@@ -221,15 +221,17 @@ async def test_a_deadline_holds_while_the_worker_has_not_admitted_it(tokenizer: 
 # keys
 
 
-async def test_keys_guard_every_route_but_health_and_ready(tokenizer: Tokenizer, tmp_path: Path) -> None:
+async def test_keys_guard_every_route_that_holds_data(tokenizer: Tokenizer, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nsk-one\n\nsk-two\n")
     async with client(play(tokenizer), tokenizer, api_keys=str(keys)) as http:
-        for path in ("/", "/stats", "/metrics", "/v1/models", "/nowhere"):
+        for path in ("/stats", "/metrics", "/v1/models", "/nowhere"):
             answer = await http.get(path)
             assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
         assert (await http.post("/v1/completions", json=BODY)).status_code == 401
         assert (await http.get("/health")).status_code == (await http.get("/ready")).status_code == 200
+        page = [(await http.get(path)).status_code for path in ("/", "/web/main.js", "/web/..%2fstats", "/web/x.js")]
+        assert page == [200, 200, 404, 404]  # a browser can send no key with it
         good = {"Authorization": "Bearer sk-one"}, {"authorization": "bearer sk-two"}, {"X-Api-Key": "sk-one"}
         bad = {"Authorization": "Bearer # ours"}, {"Authorization": "sk-one"}, {"X-Api-Key": ""}
         assert [(await http.get("/stats", headers=headers)).status_code for headers in good] == [200] * 3

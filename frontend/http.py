@@ -1,0 +1,288 @@
+"""What a connection may cost: uvicorn's HTTP protocol with bounds on size, number, time and what is left unread.
+
+Knows bytes, sockets and clocks; nothing of routes or dialects. A request pays for none of it: one `watch` a process
+looks at every connection a few times a second and asks whether it has moved on since.
+
+    idle         no request has begun                  at most `idle_s`, then it is closed
+    request      a head or a body is on its way        at most `request_s` in all, then 408
+    responding   ours to do                            no limit here
+    writing      the client has bytes to take          at most `write_s` without taking any, then it is cut off
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import resource
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from frontend.border import CLOSED
+from shared.config import ConfigError, FrontendConfig
+
+log = logging.getLogger("sluice.frontend")
+
+UPGRADING = (b"connection", b"upgrade", b"http2-settings")
+PIPELINED = 32  # most requests that may wait behind the one that is answered
+LINGER_S = 1.0  # for a refused client to read why
+OTHER_FILES = 64  # what a frontend has open besides its connections
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """See the settings of these names in FrontendConfig; sizes in bytes, times in seconds."""
+
+    connections: int = 10_000
+    header_bytes: int = 64 << 10
+    request_s: float = 60.0
+    write_s: float = 60.0
+    idle_s: float = 75.0
+
+    @classmethod
+    def of(cls, config: FrontendConfig) -> "Limits":
+        """Those of the settings, with fewer connections if the system does not allow so many open files."""
+        connections = room_for(config.max_connections)
+        if connections < config.max_connections:
+            log.warning(
+                "--max-connections %d needs more open files than the system allows (ulimit -n): it is %d",
+                config.max_connections, connections,
+            )  # fmt: skip
+        return cls(
+            connections, config.max_header_bytes, config.request_timeout, config.write_timeout, config.idle_timeout
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request never reached a route."""
+
+    status: int
+    kind: str  # as in the OpenAI error object
+    code: str  # counted under this name
+    message: str
+
+
+BAD = Refusal(400, "invalid_request_error", "bad_request", "this is no valid request")
+UPGRADE = Refusal(400, "invalid_request_error", "upgrade", "this server speaks no other protocol")
+PILED_UP = Refusal(400, "invalid_request_error", "too_many_pipelined", "too many requests at once on one connection")
+LONG_HEAD = Refusal(431, "invalid_request_error", "head_too_large", "the request's line and headers are too large")
+SLOW = Refusal(408, "timeout_error", "request_timeout", "the request did not arrive in time")
+CROWDED = Refusal(503, "overloaded_error", "too_many_connections", "too many connections; try again")
+
+
+class Refused(Exception):
+    """Raised in a callback of the parser, which then stops."""
+
+
+class Guarded(HttpToolsProtocol):
+    """`refused(code)` counts; the rest of the arguments are uvicorn's."""
+
+    def __init__(self, limits: Limits, refused: Callable[[str], None], *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._limits = limits
+        self._refused = refused
+        self._verdict = BAD  # what a parser that stops means
+        self._chunk = b""  # what the parser is at, with the end of what came before
+        self._heads = 0  # that ended in it
+        self._received = 0  # bytes since the last whole head or request
+        self._answering: list[Any] = []  # cycles that newer, pipelined ones wait for
+        self._shut = False  # refused: whatever comes is not read
+        self._phase, self._mark, self._since = "", object(), 0.0
+
+    # asyncio calls these
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) < self._limits.connections:
+            return super().connection_made(transport)
+        self.transport = transport
+        self._refuse(CROWDED)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for cycle in (*self._answering, *[cycle for cycle, _ in self.pipeline]):
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._shut:
+            return
+        self._received += len(data)
+        self._chunk, self._heads = self._chunk[-3:] + data, 0
+        super().data_received(data)
+        if self._received > self._limits.header_bytes and self._in_head() and not self._shut:
+            self._refuse(LONG_HEAD)
+
+    # the parser calls these; what they raise stops it
+
+    def on_headers_complete(self) -> None:
+        if self._received > self._limits.header_bytes and self._head_bytes() > self._limits.header_bytes:
+            self._stop(LONG_HEAD)
+        self._heads += 1
+        if self.parser.should_upgrade():
+            self._stop(UPGRADE)
+        self._received = 0
+        before = self.cycle
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.transport = Unchunked(self.transport)  # type: ignore[assignment]
+        if self.pipeline:
+            self._answering = [cycle for cycle in (*self._answering, before) if not cycle.response_complete]
+            if len(self.pipeline) > PIPELINED:
+                self._stop(PILED_UP)
+
+    def on_message_complete(self) -> None:
+        self._received = 0
+        super().on_message_complete()
+
+    def _stop(self, verdict: Refusal) -> None:
+        self._verdict = verdict
+        raise Refused
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn calls it when the parser stopped."""
+        if self._verdict is UPGRADE and self._heads == 1 and self.parser.get_method() != b"CONNECT":
+            self._verdict = BAD
+            self._go_on_in_http()
+        else:
+            self._refuse(self._verdict)
+
+    def _go_on_in_http(self) -> None:
+        """Reads a request again without its wish to speak another protocol: the parser would drop its body.
+
+        Java's client, for one, offers HTTP/2 in this way with its first request.
+        """
+        rest = self._chunk.partition(b"\r\n\r\n")[2]
+        words = b" ".join((self.parser.get_method(), self.url, b"HTTP/1.1"))
+        lines = [b"%s: %s" % (name, value) for name, value in self.headers if name not in UPGRADING]
+        if any(name == b"connection" and b"close" in value.lower() for name, value in self.headers):
+            lines.append(b"connection: close")
+        self.parser = httptools.HttpRequestParser(self)
+        self._received = 0
+        super().data_received(b"\r\n".join((words, *lines, b"", b"")) + rest)
+
+    # the watch calls this
+
+    def look(self, now: float) -> None:
+        """Ends the connection if it is where it was too long ago."""
+        phase, mark = self._state()
+        same = mark == self._mark if phase == "writing" else mark is self._mark
+        if phase != self._phase or not same:
+            self._phase, self._mark, self._since = phase, mark, now
+        elif phase == "writing" and now - self._since > self._limits.write_s:
+            self._cut_off()
+        elif phase == "request" and now - self._since > self._limits.request_s:
+            self._refuse(SLOW)
+        elif phase == "idle" and now - self._since > self._limits.idle_s:
+            self.transport.close()
+
+    def _state(self) -> tuple[str, Any]:
+        """The phase, and what changes when the connection moves on within it."""
+        buffered = self.transport.get_write_buffer_size()
+        if buffered:
+            return "writing", buffered
+        if self._shut:
+            return "shut", None
+        if any(not cycle.response_complete for cycle in self._answering):
+            return "responding", None
+        if self._in_head():
+            return "request", self.scope
+        if self.cycle is None:
+            return "idle", None
+        if self.cycle.more_body:
+            return "request", self.scope
+        return ("idle" if self.cycle.response_complete else "responding"), None
+
+    def _in_head(self) -> bool:
+        return self.scope is not None and (self.cycle is None or self.cycle.scope is not self.scope)
+
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    # ends
+
+    def _cut_off(self) -> None:
+        self._refused("write_timeout")
+        for cycle in (*self._answering, self.cycle):
+            if cycle is not None:
+                cycle.scope[CLOSED] = "write_timeout"
+        self.transport.abort()
+
+    def _refuse(self, why: Refusal) -> None:
+        """Says why, unless that would end up in the middle of an answer, and closes."""
+        self._shut = True
+        self._refused(why.code)
+        answering = [cycle for cycle in (*self._answering, self.cycle) if cycle and not cycle.response_complete]
+        mute = any(cycle.response_started or not cycle.more_body for cycle in answering)
+        for cycle in answering:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if mute:
+            self.transport.close()
+            return
+        self.transport.write(_answer(why))
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()  # a close with bytes unread would take the answer with it
+        self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+class Unchunked:
+    """A transport for an answer to HTTP/1.0, which knows no chunks: it ends where the connection does."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._chunked: bool | None = None  # until the head is written
+        self.close, self.is_closing = transport.close, transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        """One write is the head, or one chunk and perhaps the last one."""
+        if self._chunked is None:
+            head = data.replace(b"transfer-encoding: chunked\r\n", b"")
+            self._chunked = head != data
+            self._transport.write(head)
+        elif not self._chunked:
+            self._transport.write(data)
+        elif data:
+            size, _, rest = data.partition(b"\r\n")
+            self._transport.write(rest[: int(size, 16)])
+
+
+def _answer(why: Refusal) -> bytes:
+    error = {"message": why.message, "type": why.kind, "param": None, "code": why.code}
+    body = json.dumps({"error": error}).encode()
+    retry = b"retry-after: 1\r\n" if why.status == 503 else b""
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+    return STATUS_LINE[why.status] + head + retry + b"\r\n" + body
+
+
+async def watch(connections: Collection[Any], limits: Limits) -> None:
+    """Looks at every `Guarded` connection of a server, until cancelled."""
+    pause = min(1.0, min(limits.request_s, limits.write_s, limits.idle_s) / 4)
+    now = asyncio.get_running_loop().time
+    while True:
+        await asyncio.sleep(pause)
+        for connection in list(connections):
+            connection.look(now())
+
+
+def room_for(connections: int) -> int:
+    """How many of so many connections the system lets this process have; asks it for all it may give.
+
+    Raises ConfigError when there is no room to speak of.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most == resource.RLIM_INFINITY or most - OTHER_FILES >= connections:
+        return connections
+    if most <= OTHER_FILES:
+        raise ConfigError(f"--max-connections {connections}: the system allows only {most} open files (ulimit -n)")
+    return most - OTHER_FILES
