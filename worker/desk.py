@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
+from worker.grammar.compiler import Compiler
+from worker.grammar.waiting import Waiting
 from worker.ledger import Ledger
 from worker.link import Gone, Link
 from worker.metrics import Metrics
@@ -21,6 +23,7 @@ Key = tuple[bytes, int]  # (frontend id, request id)
 
 KEEP_S = 30.0  # how long a finished request's output can still be asked for
 QUARANTINE = 2  # a request that was in the step of this many crashes, without progress, is not tried again
+MAX_COMPILING = 256  # requests that wait for their grammars
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ class Desk:
         vocab_size: int,
         seeds: random.Random,
         ledger: Ledger | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         self.draining = False
         self.ledger = ledger or Ledger()
@@ -80,6 +84,8 @@ class Desk:
         self._metrics = metrics
         self._vocab_size = vocab_size
         self._seeds = seeds
+        self._compiler = compiler
+        self._compiling = Waiting()
         self._records: dict[Key, Record] = {}
         self._ended: deque[tuple[float, Key]] = deque()
         self._frames: defaultdict[bytes, Frame] = defaultdict(Frame)
@@ -98,37 +104,71 @@ class Desk:
                 case m.Resync():
                     self._resync(sender, request)
                 case Gone():
-                    for key in [key for key in self._records if key[0] == sender]:
+                    for key in [key for key in (*self._records, *self._compiling) if key[0] == sender]:
                         self._abort(key, now)
                         self._records.pop(key, None)
+        if self._compiling:
+            self._compiled(now)
         for sequence in self._scheduler.expire(now):
             self.end(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
 
     def _submit(self, sender: bytes, submit: m.Submit, now: float) -> None:
         key = (sender, submit.id)
         known = self._records.get(key)
-        frame = self._frames[sender]
         if known is not None:  # said twice
-            frame.admitted.append(m.Admitted(submit.id, known.sequence.seed))
+            self._frames[sender].admitted.append(m.Admitted(submit.id, known.sequence.seed))
+            return
+        if key in self._compiling:  # said twice; the answer will come
             return
         strikes = self.ledger.strikes(key, submit.crashes)
         refusal = self._refusal(submit, strikes)
         if refusal is None:
             sequence = self._sequence(key, submit, now)
             sequence.crashes = strikes
-            refusal = self._enqueue(sequence, now)
+            refusal = self._compile(sequence) if submit.sampling.grammar else self._enqueue(sequence, now)
         if refusal is not None:
-            reason, message, retry_after = refusal
-            self._metrics.rejected(reason)
-            frame.rejected.append(m.Rejected(submit.id, reason, message, retry_after))
+            self._reject(key, *refusal)
+
+    def _compile(self, sequence: Sequence) -> tuple[m.Refusal, str, float] | None:
+        """It is neither admitted nor rejected until its grammar is there."""
+        if self._compiler is None:
+            return m.Refusal.INVALID, "this worker knows no vocabulary to hold to a grammar", 0.0
+        if len(self._compiling) >= MAX_COMPILING:
+            return m.Refusal.QUEUE_FULL, f"{MAX_COMPILING} grammars are being compiled", 1.0
+        self._compiling.hold(sequence, self._compiler.grammar(sequence.sampling.grammar))
+        return None
+
+    def _compiled(self, now: float) -> None:
+        """Queues those whose grammars have become ready; ends those that came too late."""
+        for sequence in self._compiling.expire(now):
+            self._end_unqueued(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
+        for sequence, wrong in self._compiling.ready():
+            refusal = (m.Refusal.INVALID, wrong, 0.0) if wrong else self._closed() or self._enqueue(sequence, now)
+            if refusal is not None:
+                self._reject(sequence.key, *refusal)
+
+    def _end_unqueued(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
+        """Admitted and ended at once."""
+        sender, id = sequence.key
+        self._records[sequence.key] = Record(sequence)
+        self._frames[sender].admitted.append(m.Admitted(id, sequence.seed))
+        self.end(sequence, outcome, now, error)
+
+    def _reject(self, key: Key, reason: m.Refusal, message: str, retry_after: float) -> None:
+        sender, id = key
+        self._metrics.rejected(reason)
+        self._frames[sender].rejected.append(m.Rejected(id, reason, message, retry_after))
 
     def _refusal(self, submit: m.Submit, strikes: int) -> tuple[m.Refusal, str, float] | None:
-        if self.draining:
-            return m.Refusal.DRAINING, "the server is shutting down", 5.0
+        if closed := self._closed():
+            return closed
         if strikes >= QUARANTINE:
             return m.Refusal.INVALID, f"quarantined: in flight in {strikes} worker crashes", 0.0
         wrong = _wrong(submit, self._vocab_size)
         return (m.Refusal.INVALID, wrong, 0.0) if wrong else None
+
+    def _closed(self) -> tuple[m.Refusal, str, float] | None:
+        return (m.Refusal.DRAINING, "the server is shutting down", 5.0) if self.draining else None
 
     def _sequence(self, key: Key, submit: m.Submit, now: float) -> Sequence:
         prompt = unpack_u32(submit.prompt).tolist()
@@ -174,9 +214,13 @@ class Desk:
         sequence = self._scheduler.abort(key)
         if sequence is not None:
             self.end(sequence, m.Outcome.ABORTED, now)
+        elif unqueued := self._compiling.drop(key):
+            self._end_unqueued(unqueued, m.Outcome.ABORTED, now)
 
     def _resync(self, sender: bytes, resync: m.Resync) -> None:
         """Everything from `have` on, its end included; an unknown request gets the only true answer, an error."""
+        if (sender, resync.id) in self._compiling:  # nothing was said of it yet
+            return
         record = self._records.get((sender, resync.id))
         frame = self._frames[sender]
         if record is None:
@@ -222,6 +266,9 @@ class Desk:
         for record in [record for record in self._records.values() if record.end is None]:
             self._scheduler.abort(record.sequence.key)
             self.end(record.sequence, outcome, now, error)
+        for key in list(self._compiling):
+            self._compiling.drop(key)
+            self._reject(key, m.Refusal.DRAINING, error, 5.0)
 
     def publish(self, link: Link, now: float) -> None:
         """Send what this turn has to say and forget what nobody will ask for any more."""
@@ -258,8 +305,6 @@ def _wrong(submit: m.Submit, vocab_size: int) -> str:
         return "the prompt is empty, or an id lies beyond the vocabulary"
     if sampling.max_tokens < 0 or (sampling.seed is not None and not 0 <= sampling.seed < 1 << 64):
         return "max_tokens or seed is out of range"
-    if sampling.grammar:
-        return "this worker cannot make answers keep to a grammar yet"
     if not 0 <= (sampling.logprobs or 0) <= vocab_size or sampling.top_k < 0:
         return "logprobs or top_k is out of range"
     numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)

@@ -36,6 +36,7 @@ class Engine:
     spec: ModelSpec
     limits: Limits
     tokenizer_hash: str
+    folder: Path
     device: str
     dtype: str
 
@@ -66,6 +67,7 @@ def load_engine(
         spec=spec,
         limits=Limits(size.max_seq_len, spec.vocab_size, spec.eos_ids),
         tokenizer_hash=tokenizer_hash,
+        folder=folder,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
     )

@@ -135,7 +135,7 @@ class Loop:
                 self._desk.token(sequence, advance.token)
                 self._time(sequence, now, gaps)
             if advance.outcome is not None:
-                self._desk.end(sequence, advance.outcome, now)
+                self._desk.end(sequence, advance.outcome, now, _why(advance))
         prompt = plan.tokens - generated
         self._stats.tokens(now, prompt, generated)
         self._stats.gaps(gaps)
@@ -153,6 +153,12 @@ def _apart(chunks: list[Chunk]) -> list[list[Chunk]]:
     suspects = [[chunk] for chunk in chunks if chunk.sequence.crashes]
     others = [chunk for chunk in chunks if not chunk.sequence.crashes] if suspects else chunks
     return [others, *suspects] if others else suspects
+
+
+def _why(advance: Advance) -> str:
+    """A sequence that ends in an error without an exception is one whose grammar has no way on."""
+    failed = advance.outcome is m.Outcome.ERROR and advance.sequence.constraint
+    return failed.error if failed else ""
 
 
 def _shorter(chunk: Chunk) -> Chunk:

@@ -16,6 +16,7 @@ from worker.kernels.sample import logprobs as row_logprobs
 from worker.memory.cache import Cache
 from worker.memory.pages import SCRATCH
 from worker.model.decoder import Decoder
+from worker.run.constrain import Constrainer
 from worker.run.pack import Wanted, pack
 from worker.run.sampler import sample
 from worker.schedule.plan import Chunk, Plan
@@ -41,6 +42,7 @@ class Runner:
         self._model = model
         self._cache = cache
         self._device = cache.k.device
+        self._constrainer = Constrainer(model.spec.vocab_size, model.spec.eos_ids)
 
     @torch.inference_mode()
     def step(self, plan: Plan) -> Sampled:
@@ -49,7 +51,8 @@ class Runner:
         logits = self._model.forward(packed, self._cache)  # [R, V] float32
         sampled = logits if len(wanted.sampled) == logits.shape[0] else logits[wanted.sampled]
         sequences = [chunk.sequence for chunk in plan.sampling]
-        ids = sample(sampled, sequences, self._model.spec.eos_ids) if sequences else []
+        allowed = self._constrainer.apply(sampled, sequences)
+        ids = sample(allowed, sequences, self._model.spec.eos_ids) if sequences else []
         told = _output_logprobs(sampled, ids, sequences) + _prompt_logprobs(logits, wanted, plan)
         return Sampled(ids, told)
 

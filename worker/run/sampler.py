@@ -27,7 +27,7 @@ def sample(logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) 
 def _is_plain(sequence: Sequence) -> bool:
     """Greedy, and nothing to adjust before."""
     p = sequence.sampling
-    return not (p.temperature or p.logit_bias or _is_penalized(p) or sequence.output_len < p.min_tokens)
+    return not (p.temperature or p.logit_bias or _is_penalized(p) or _held_back(sequence))
 
 
 def _is_penalized(p: Sampling) -> bool:
@@ -99,12 +99,18 @@ def _biases(sequence: Sequence, eos_ids: tuple[int, ...]) -> dict[int, float]:
     """The request's own, and while it may not end yet, what would end it is forbidden."""
     p = sequence.sampling
     biases = dict(p.logit_bias)
-    if sequence.output_len < p.min_tokens:
-        biases.update(dict.fromkeys(_enders(sequence, eos_ids), -math.inf))
+    if _held_back(sequence):
+        biases.update(dict.fromkeys(enders(sequence, eos_ids), -math.inf))
     return biases
 
 
-def _enders(sequence: Sequence, eos_ids: tuple[int, ...]) -> Iterator[int]:
+def _held_back(sequence: Sequence) -> bool:
+    """Whether it may not end yet; where there is a grammar, `constrain` sees to it, who knows what else is allowed."""
+    return sequence.output_len < sequence.sampling.min_tokens and sequence.constraint is None
+
+
+def enders(sequence: Sequence, eos_ids: tuple[int, ...]) -> Iterator[int]:
+    """Tokens that end it."""
     yield from sequence.sampling.stop_token_ids
     if not sequence.sampling.ignore_eos:
         yield from eos_ids

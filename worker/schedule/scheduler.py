@@ -163,6 +163,10 @@ class Scheduler:
             if sequence not in running:
                 continue
             self._computed(chunk)
+            if token is not None and sequence.constraint is not None and not sequence.constraint.advance(token):
+                self._leave(sequence)
+                advances.append(Advance(sequence, None, Outcome.ERROR))
+                continue
             if token is not None:
                 sequence.tokens.append(token)
                 sequence.first_token = sequence.first_token or now
@@ -312,7 +316,12 @@ class Scheduler:
             self._queue.prompt_done(sequence)
 
     def _outcome(self, sequence: Sequence) -> Outcome | None:
-        """The end that the tokens so far amount to. Eos goes before a stop id, a stop id before the length."""
+        """The end that the tokens so far amount to. Eos goes before a stop id, a stop id before the length.
+
+        The end of a grammar is an eos, whatever was asked of eos tokens: nothing could follow.
+        """
+        if sequence.constraint is not None and sequence.constraint.ended:
+            return Outcome.EOS
         sampling, tokens = sequence.sampling, sequence.tokens
         output = len(tokens) - sequence.prompt_len
         if output and output >= sampling.min_tokens:

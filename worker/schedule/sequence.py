@@ -2,8 +2,23 @@
 
 from array import array
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from shared.messages import Sampling
+
+
+class Constraint(Protocol):
+    """What a sequence's output must keep to, and how far it has come in it; `worker/grammar` makes them."""
+
+    def advance(self, token: int) -> bool:
+        """Called once for each committed token; False: the token does not fit, and `error` says why."""
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more may follow."""
+
+    @property
+    def error(self) -> str: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +50,7 @@ class Sequence:
     charged: int = 0  # of its tokens, how many are on its owner's account, see turns.py
     helped: bool = False  # room was made for it once
     last_token: float = 0.0  # when its latest one was
+    constraint: Constraint | None = None
 
     @property
     def output_len(self) -> int:

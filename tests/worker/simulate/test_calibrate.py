@@ -34,7 +34,9 @@ class Runner:
 def engine(pages: int, max_seq_len: int, page_size: int = 16) -> Engine:
     absent = cast(Any, None)
     runner = cast(Any, Runner(page_size))
-    return Engine(runner, absent, PagePool(pages + 1, page_size), absent, Limits(max_seq_len, 50, ()), "", "cpu", "")
+    return Engine(
+        runner, absent, PagePool(pages + 1, page_size), absent, Limits(max_seq_len, 50, ()), "", absent, "cpu", ""
+    )
 
 
 def test_it_times_decodes_of_every_batch_and_chunks_of_every_size() -> None:

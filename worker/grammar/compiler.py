@@ -1,0 +1,86 @@
+"""Grammars' texts become matchers, on threads of their own: the compute loop never waits for one.
+
+Knows the vocabulary (tokenizer.json) and llguidance, both loaded when the first grammar comes. A text is compiled
+once, however many requests bring it, and kept while others are not more recent; so is what was refused.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worker.grammar.matcher import Matcher, reason
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+THREADS = 2
+MAX_KEPT = 64  # grammars
+MAX_KEPT_CHARS = 4 << 20  # of their texts; compiled they take up to some twenty times as much
+
+
+class Invalid(Exception):
+    """The text is no grammar, nothing fits it, or the tokenizer cannot be used; says why in a sentence."""
+
+
+class Grammar:
+    """A compiled text; every sequence that keeps to it has a matcher of its own."""
+
+    def __init__(self, first: Matcher) -> None:
+        self._first = first
+
+    def matcher(self) -> Matcher:
+        return Matcher(self._first.state.deep_copy())
+
+
+class Compiler:
+    """`wake` is called, in another thread, when something has been compiled."""
+
+    def __init__(self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...], wake: Callable[[], None]) -> None:
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._wake = wake
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+        self._vocabulary: Future[LLTokenizer] | None = None
+        self._kept: OrderedDict[str, Future[Grammar]] = OrderedDict()
+        self._chars = 0
+
+    def grammar(self, text: str) -> "Future[Grammar]":
+        """At once when it is known. Its result raises Invalid."""
+        known = self._kept.get(text)
+        if known is not None:
+            self._kept.move_to_end(text)
+            return known
+        if self._vocabulary is None:
+            self._vocabulary = self._pool.submit(self._load)
+        made = self._kept[text] = self._pool.submit(_compile, text, self._vocabulary)
+        made.add_done_callback(lambda _: self._wake())
+        self._chars += len(text)
+        while len(self._kept) > MAX_KEPT or (self._chars > MAX_KEPT_CHARS and len(self._kept) > 1):
+            self._chars -= len(self._kept.popitem(last=False)[0])
+        return made
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _load(self) -> "LLTokenizer":
+        from llguidance import LLTokenizer
+
+        text = (self._folder / "tokenizer.json").read_text(encoding="utf-8")
+        return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=list(self._eos_ids) or None)
+
+
+def _compile(text: str, vocabulary: "Future[LLTokenizer]") -> Grammar:
+    from llguidance import LLMatcher, LLParserLimits
+
+    try:
+        tokens = vocabulary.result()
+    except Exception as error:
+        raise Invalid(f"this model's tokenizer cannot be held to a grammar: {error}") from error
+    first = LLMatcher(tokens, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    first.compute_bitmask()  # the first one costs the most, and shows whether anything fits at all
+    if first.is_error():
+        raise Invalid(f"the grammar cannot be enforced: {reason(first)}")
+    return Grammar(Matcher(first))

@@ -1,0 +1,74 @@
+"""Which tokens a batch's grammars allow next, and logits without the others. Knows sequences and bits.
+
+A row is its own sequence's alone; rows without a grammar keep their bits, and a batch without any pays one look.
+"""
+
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.grammar.matcher import Matcher
+from worker.run.sampler import enders
+from worker.schedule.sequence import Sequence
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor
+
+Bits = NDArray[np.uint8]  # [R, bytes]: bit i of a row is token i, from the lowest
+
+
+class Constrainer:
+    """`apply` comes before everything else that changes logits, so nothing revives a forbidden token."""
+
+    def __init__(self, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+
+    def apply(self, logits: Tensor, sequences: list[Sequence]) -> Tensor:
+        """logits [R, V] -> the same, or a copy in which forbidden tokens are -inf."""
+        rows = [row for row, sequence in enumerate(sequences) if sequence.constraint is not None]
+        if not rows:
+            return logits
+        bits = self._allowed([sequences[row] for row in rows])
+        at = torch.tensor(rows, device=logits.device)
+        forbidden = ~_unpacked(torch.from_numpy(bits).to(logits.device))[:, : logits.shape[1]]
+        return logits.index_copy(0, at, logits[at].masked_fill_(forbidden, -torch.inf))
+
+    def _allowed(self, sequences: list[Sequence]) -> Bits:
+        """Filled side by side by the library's threads. A grammar that has no way on gets no bits: see its `error`."""
+        bits = np.zeros((len(sequences), (self._vocab_size + 31) // 32 * 4), np.uint8)
+        matchers = [cast(Matcher, sequence.constraint).state for sequence in sequences]
+        if len(matchers) == 1:
+            matchers[0].unsafe_compute_mask_ptr(bits.ctypes.data, bits.shape[1])
+        else:
+            jobs = [(matcher, row) for row, matcher in enumerate(matchers)]
+            self._executor.unsafe_compute_mask_ptr(jobs, bits.ctypes.data, bits.shape[1], len(jobs))
+        for row, sequence in zip(bits, sequences, strict=True):
+            if sequence.output_len < sequence.sampling.min_tokens:
+                _hold_back(row, list(enders(sequence, self._eos_ids)))
+        return bits
+
+    @cached_property
+    def _executor(self) -> "LLExecutor":
+        from llguidance import LLExecutor
+
+        return LLExecutor()
+
+
+def _hold_back(row: Bits, ids: list[int]) -> None:
+    """Forbids what would end the sequence before its `min_tokens`, unless the grammar allows nothing else."""
+    rest = row.copy()
+    for id in ids:
+        rest[id >> 3] &= ~np.uint8(1 << (id & 7))
+    if rest.any():
+        row[:] = rest
+
+
+def _unpacked(bits: Tensor) -> Tensor:
+    """uint8 [R, B] -> bool [R, 8 B]."""
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits[:, :, None] >> places & 1).bool().flatten(1)
