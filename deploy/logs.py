@@ -5,6 +5,7 @@ Knows nothing of processes; a reader that went away (a closed pipe) is no reason
 
 import contextlib
 import re
+import sys
 from typing import TextIO
 
 _COLOURS = ("36", "35", "33", "34", "32", "31")
@@ -35,8 +36,10 @@ class Lines:
 class Console:
     """Writes whole lines; on a terminal with colours and a bar that stays below them."""
 
-    def __init__(self, stream: TextIO, names: tuple[str, ...] = ()) -> None:
+    def __init__(self, stream: TextIO, names: tuple[str, ...] = (), data: TextIO | None = None) -> None:
+        """`data`: where lines of JSON go, which are for machines; None: stdout."""
         self._stream = stream
+        self._data = data
         self._terminal = stream.isatty()
         self._width = max((len(name) for name in names), default=0)
         self._colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
@@ -44,7 +47,9 @@ class Console:
         self._told = ""  # last progress line, elsewhere
 
     def line(self, name: str, text: str) -> None:
-        """One line of the process `name`."""
+        """One line of the process `name`; an object of JSON stays as it is."""
+        if text.startswith('{"') and text.endswith("}"):
+            return self._put(self._data or sys.stdout, text + "\n")
         label = f"{name:<{self._width}} |"
         if self._terminal and name in self._colours:
             label = f"\x1b[{self._colours[name]}m{label}\x1b[0m"
@@ -73,9 +78,12 @@ class Console:
         self._told = ""
 
     def _write(self, text: str) -> None:
+        self._put(self._stream, text)
+
+    def _put(self, stream: TextIO, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-            self._stream.flush()
+            stream.write(text)
+            stream.flush()
 
 
 def _text(line: bytes) -> str:

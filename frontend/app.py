@@ -19,11 +19,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from frontend.border import CLOSED, DIALECT, OWNER, REQUEST_ID, SEND, Border, Envelope, known
+from frontend.accesslog import Exchange
+from frontend.border import CLOSED, DIALECT, EXCHANGE, REQUEST_ID, SEND, Border, Envelope, known
 from frontend.errors import SluiceError, TooLarge
 from frontend.keys import Keys
 from frontend.link import Link
 from frontend.metrics import Meters
+from frontend.observers import Observers, observers
 from frontend.protocols import chat, completions, events, messages, models, tokenize
 from frontend.protocols.common import Context, Meta, Wakes, json
 from frontend.protocols.fields import decode
@@ -46,6 +48,8 @@ WEB_HEADERS = {
     "Referrer-Policy": "no-referrer",  # the address may hold a prompt
     "Cache-Control": "no-cache",
 }
+
+DIALECTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat", "/v1/messages": "messages"}
 
 T = TypeVar("T")
 
@@ -74,8 +78,10 @@ def create_app(
     Raises ConfigError when the file of API keys cannot be used.
     """
     meters = meters or Meters(config.metrics_prefix)
-    api = Api(config, model, Service(link, tokenizer, meters), meters)
-    border = Middleware(Border, keys=Keys(config.api_keys), envelope=api.envelope, rejected=meters.rejected)
+    ended = observers(config, meters)
+    api = Api(config, model, Service(link, tokenizer, meters), meters, ended)
+    keys = Keys(config.api_keys)
+    border = Middleware(Border, keys=keys, envelope=api.envelope, rejected=meters.rejected, ended=ended)
     app = Starlette(
         routes=api.routes(), middleware=[border], lifespan=api.lifespan, exception_handlers={HTTPException: _pass_on}
     )
@@ -91,12 +97,15 @@ def _pass_on(request: Request, exc: Exception) -> Response:
 class Api:
     """The routes' functions and what they share."""
 
-    def __init__(self, config: FrontendConfig, model: ModelConfig, service: Service, meters: Meters) -> None:
+    def __init__(
+        self, config: FrontendConfig, model: ModelConfig, service: Service, meters: Meters, observers: Observers
+    ) -> None:
         self.service = service
         self._config = config
         self._name = model.name
         self._link = service.link
         self._meters = meters
+        self._observers = observers
         self._created = int(time.time())
         self._template: ChatTemplate | None = None
 
@@ -134,6 +143,7 @@ class Api:
             for task in tasks:
                 task.cancel()
             await self._link.close()
+            await asyncio.to_thread(self._observers.close)
 
     async def _flush(self) -> None:
         while True:
@@ -165,13 +175,16 @@ class Api:
     async def _generate(self, request: Request, choose: Callable[[dict[str, Any]], Dialect]) -> Response:
         body = await self._body(request)
         begun = time.perf_counter()
+        exchange: Exchange = request.scope[EXCHANGE]
         dialect = request.scope[DIALECT] = choose(body)
+        exchange.dialect = "events" if dialect is events else DIALECTS[exchange.path]
         self.service.require_ready()
         context = self._context()
         ask = await dialect.parse(body, context)
-        if owner := request.scope.get(OWNER):
-            ask = replace(ask, owner=owner)
-        run = await _while_connected(request, self.service.start(ask, begun))
+        if exchange.owner:
+            ask = replace(ask, owner=exchange.owner)
+        exchange.ask = ask
+        run = exchange.run = await _while_connected(request, self.service.start(ask, begun))
         meta = Meta(ask, context.tokenizer, dialect.PREFIX)
         if ask.stream:
             return self._stream(request, dialect, meta, run)

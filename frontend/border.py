@@ -3,6 +3,7 @@
 Knows HTTP statuses; who has which key is keys.py's business, the words of an error are the dialect's.
 """
 
+import asyncio
 import logging
 import math
 import re
@@ -16,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from frontend.accesslog import Exchange
 from frontend.errors import DeadlineExceeded, Internal, MethodNotAllowed, NotFound, Overloaded, SluiceError
 from frontend.keys import Keys
 
@@ -26,7 +28,7 @@ PAGE_FILES = "/web/"
 DIALECT = "sluice.dialect"  # in the scope, set as soon as the route knows
 REQUEST_ID = "sluice.request_id"
 CLOSED = "sluice.closed"  # why the connection was cut off, when it was we who did
-OWNER = "sluice.owner"  # the name of the key that it came with
+EXCHANGE = "sluice.exchange"  # what the access log will tell of it
 SEND = "sluice.send"  # the server's own `send`: a stream's thousands of bodies need none of the layers between
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -72,12 +74,17 @@ class Border:
         keys: Keys,
         envelope: Callable[[str], Envelope],
         rejected: Callable[[str], None],
+        ended: Callable[[Exchange], None],
     ) -> None:
-        """`envelope(path)` words errors until the route has chosen its dialect; `rejected(reason)` counts 503s."""
+        """`envelope(path)` words errors until the route has chosen its dialect; `rejected(reason)` counts 503s.
+
+        `ended` is called once for each request, when its answer is through or nobody waits for it any more.
+        """
         self._app = app
         self._keys = keys
         self._envelope = envelope
         self._rejected = rejected
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -86,30 +93,37 @@ class Border:
         request_id = _request_id(headers)
         scope[REQUEST_ID] = request_id
         scope[SEND] = send
-        started = False
+        exchange = scope[EXCHANGE] = Exchange(
+            request_id, scope["method"], scope["path"], headers.get("traceparent", "")
+        )
 
         async def tagged(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
+                exchange.status = message["status"]
                 out = MutableHeaders(scope=message)
                 out["X-Request-Id"] = out["Request-Id"] = request_id  # OpenAI's name and Anthropic's
             await send(message)
 
         try:
             if not _is_open(scope["path"]):
-                scope[OWNER] = self._keys.owner(headers)
+                exchange.owner = self._keys.owner(headers)
             await self._app(scope, receive, tagged)
         except ClientDisconnect:
-            return
+            exchange.outcome = "client_gone"
+        except asyncio.CancelledError:
+            exchange.outcome = "shutdown"
+            raise
         except Exception as exc:
             error = known(exc, request_id)
-            if started:
+            exchange.failed(error)
+            if exchange.status is not None:
                 raise
             if isinstance(error, Overloaded):
                 self._rejected(error.code or "overloaded")
             envelope = scope.get(DIALECT) or self._envelope(scope["path"])
             await answer(error, envelope, request_id)(scope, receive, tagged)
+        finally:
+            self._ended(exchange)
 
 
 def _is_open(path: str) -> bool:

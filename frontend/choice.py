@@ -38,6 +38,11 @@ class Choice:
         self._prompt_scores: Scores = {}
         self._echo: Released | None = None
 
+    @property
+    def consumed(self) -> int:
+        """Output tokens up to and including the one that completed a stop."""
+        return self._text.consumed
+
     def echo(self, text: StreamText) -> None:
         """Put the prompt before the output, in the words it was given in."""
         ids, texts, _ = text.finish(self._prompt)

@@ -21,6 +21,7 @@ from shared.messages import Status, Timings
 LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 GAPS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 LAGS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
+MOST_KEYS = 256  # names of keys that are counted apart
 
 
 class Bulk(Histogram):
@@ -78,6 +79,15 @@ class Meters:
         self._rejected = self._counter("rejected", "requests answered with 503", "reason")
         self._aborts = self._counter("aborts", "sequences that were cut off", "reason")
         self._refused = self._counter("http_refused", "connections and requests that reached no route", "reason")
+        self._keyed = {
+            what: self._counter(f"key_{what}", text, "key")
+            for what, text in (
+                ("requests", "HTTP requests with an API key of this name"),
+                ("prompt_tokens", "prompt tokens asked about with it"),
+                ("generation_tokens", "tokens generated for it"),
+            )
+        }
+        self._by_key: dict[str, list[int]] = {}
         self._wire = {
             "gaps": self._counter("bus_gaps", "holes in the worker's events"),
             "resyncs": self._counter("resyncs", "streams asked for again"),
@@ -132,6 +142,16 @@ class Meters:
     def refused(self, reason: str) -> None:
         self._refused.labels(reason).inc()
 
+    def exchanged(self, key: str | None, prompt: int | None, generated: int | None) -> None:
+        """A request has ended, of the name of a key if there are keys."""
+        if key is not None:
+            counts = self._by_key.get(key)
+            if counts is None:
+                counts = self._by_key.setdefault(key if len(self._by_key) < MOST_KEYS else "(others)", [0, 0, 0])
+            counts[0] += 1
+            counts[1] += prompt or 0
+            counts[2] += generated or 0
+
     def lag(self, seconds: float) -> None:
         self._lag.observe(seconds)
 
@@ -145,6 +165,10 @@ class Meters:
         self._tokens[:] = 0, 0
         self._prompt.inc(prompt)
         self._generation.inc(generation)
+        for key, counts in self._by_key.items():
+            for counter, count in zip(self._keyed.values(), counts, strict=True):
+                counter.labels(key).inc(count)
+            counts[:] = 0, 0, 0
         for name, counter in self._wire.items():
             now = getattr(wire, name)
             counter.inc(max(0, now - getattr(self._carried, name)))

@@ -164,9 +164,15 @@ class Run:
         self._service = service
         self._choices = choices
         self._begun = begun
+        self.reason = ""  # why it was closed before every choice had its finish
         self._failure: SluiceError | None = None
         self._timer: asyncio.TimerHandle | None = None
         service.runs.add(self)
+
+    @property
+    def choices(self) -> list[Choice]:
+        """In order: choice `i` belongs to prompt `i // n`."""
+        return self._choices
 
     def end_in(self, seconds: float) -> None:
         """Fails it when it has not ended by then, whatever has become of its worker."""
@@ -185,6 +191,8 @@ class Run:
         if self._timer is not None:
             self._timer.cancel()
         live = [choice for choice in self._choices if not choice.done]
+        if not all([choice.finish for choice in self._choices]):
+            self.reason = reason
         self._service.link.abort([choice.stream for choice in live])
         for _ in live:
             self._service.meter.aborted(reason)

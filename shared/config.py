@@ -145,6 +145,15 @@ class FrontendConfig:
     recovery_timeout: float = setting(
         120.0, "how long streams wait for a lost worker to come back", unit="seconds", at_least=0
     )
+    access_log: str = setting(
+        "text", "a line a request when it has ended; text: for people, beside the other lines if --log-level is info, "
+        "and none for looking after the server; json: an object each, on stdout",
+        choices=("off", "text", "json"),
+    )  # fmt: skip
+    otlp_endpoint: str = setting(
+        "",
+        "where traces go, an OpenTelemetry collector as http://HOST:4318; empty: OTEL_EXPORTER_OTLP_ENDPOINT, or none",
+    )
     metrics_prefix: str = setting("sluice_", "first part of every metric's name")
     ssl_certfile: str = setting("", "certificate chain (PEM) for https://; empty: http://")
     ssl_keyfile: str = setting("", "private key (PEM) of --ssl-certfile; empty: it is in the same file")

@@ -27,7 +27,9 @@ def app_over(link: FakeLink, tokenizer: Tokenizer | None, **config: Any) -> Star
     loading: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     if tokenizer is not None:
         loading.set_result(tokenizer)
-    return create_app(FrontendConfig(**config), ModelConfig(model=MODEL), link, loading, Meters())
+    return create_app(
+        FrontendConfig(**{"access_log": "off", **config}), ModelConfig(model=MODEL), link, loading, Meters()
+    )
 
 
 @asynccontextmanager

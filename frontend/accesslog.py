@@ -1,0 +1,160 @@
+"""One line a request, when it has ended: who asked for what, how it ended, how long each part took.
+
+Knows no prompt, no text and no key. A line is made once a request and written by a thread (shared/outlet.py), so
+that a full disk or a pipe that nobody reads costs lines and never a stream.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import msgspec
+
+from frontend.errors import DeadlineExceeded, Overloaded, SluiceError
+from frontend.service import Run
+from frontend.types import Ask
+from shared.config import FrontendConfig
+from shared.outlet import Outlet
+
+OUTCOMES = {
+    "": "finished", "client": "client_gone", "deadline_exceeded": "deadline", "shutdown": "shutdown",
+    "write_timeout": "write_timeout",
+}  # fmt: skip
+MOST_REASONS = 128
+QUIET = frozenset({"/", "/health", "/ready", "/stats", "/metrics"})  # not told to people while all is well
+
+
+class Exchange:
+    """One HTTP request on its way; the border begins and ends it, the route adds what it knows."""
+
+    __slots__ = ("ask", "began", "dialect", "error", "method", "outcome", "owner", "path", "request_id", "run",
+                 "status", "trace")  # fmt: skip
+
+    def __init__(self, request_id: str, method: str, path: str, trace: str) -> None:
+        self.began = time.perf_counter()
+        self.request_id = request_id
+        self.method = method
+        self.path = path[:256]
+        self.trace = trace  # the W3C traceparent that came with it
+        self.owner = ""
+        self.status: int | None = None
+        self.outcome = ""  # how it ended, where there is no run that knows
+        self.error: str | None = None
+        self.dialect: str | None = None
+        self.ask: Ask | None = None
+        self.run: Run | None = None
+
+    def failed(self, error: SluiceError) -> None:
+        self.error = error.code or error.kind
+        if isinstance(error, DeadlineExceeded):
+            self.outcome = "deadline"
+        else:
+            self.outcome = "refused" if error.status < 500 or isinstance(error, Overloaded) else "error"
+
+
+class Entry(msgspec.Struct, gc=False):
+    """What is told of a request; what has no meaning for it is None. Times in milliseconds."""
+
+    time: str
+    request_id: str
+    method: str
+    path: str
+    status: int | None  # None: nobody was there to be answered
+    outcome: str
+    error: str | None
+    key: str | None
+    total_ms: float
+    dialect: str | None = None
+    model: str | None = None
+    stream: bool | None = None
+    n: int | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+    ttft_ms: float | None = None
+    finish_reasons: list[str | None] | None = None
+
+
+def entry_of(exchange: Exchange) -> Entry:
+    """Of an exchange that ends now."""
+    entry = Entry(
+        datetime.now(UTC).isoformat(timespec="milliseconds"), exchange.request_id, exchange.method, exchange.path,
+        exchange.status, exchange.outcome or "finished", exchange.error, exchange.owner or None,
+        round(1e3 * (time.perf_counter() - exchange.began), 3), exchange.dialect,
+    )  # fmt: skip
+    ask, run = exchange.ask, exchange.run
+    if ask is not None:
+        entry.model, entry.stream, entry.n = ask.model, ask.stream, ask.n
+        entry.prompt_tokens = sum(map(len, ask.prompts))
+    if run is not None:
+        _add_run(entry, run, exchange.began)
+    return entry
+
+
+def _add_run(entry: Entry, run: Run, began: float) -> None:
+    if run.reason or entry.outcome == "finished":
+        entry.outcome = OUTCOMES.get(run.reason, "error")
+    if run.reason and entry.outcome != "client_gone":
+        entry.error = run.reason
+    told = run.choices
+    timings = [choice.timings(choice.stream.end) for choice in told]
+    entry.completion_tokens = sum([choice.consumed for choice in told])
+    each = entry.n or 1  # choices of one prompt: it counts once, and so does what was found of it
+    cached = [timing.cached_tokens for timing in timings]
+    entry.cached_tokens = sum([min(cached[at : at + each]) for at in range(0, len(cached), each)])
+    entry.queue_ms, entry.prefill_ms, entry.decode_ms = (
+        round(max([getattr(timing, part) for timing in timings]), 3) for part in ("queue_ms", "prefill_ms", "decode_ms")
+    )
+    first = min([choice.first_at for choice in told if choice.first_at], default=0.0)
+    entry.ttft_ms = round(1e3 * (first - began), 3) if first else None
+    entry.finish_reasons = [choice.finish.value if choice.finish else None for choice in told[:MOST_REASONS]]
+
+
+def line(entry: Entry) -> bytes:
+    """For machines: one object of JSON."""
+    return msgspec.json.encode(entry) + b"\n"
+
+
+def words(entry: Entry) -> bytes:
+    """For people; empty for what only looks after the server and goes well."""
+    if entry.outcome == "finished" and (entry.path in QUIET or entry.path.startswith("/web/")):
+        return b""
+    path = entry.path if entry.path.isprintable() else ascii(entry.path)
+    clock = time.strftime("%H:%M:%S")
+    said = f"{clock} INFO    {entry.method} {path} {entry.status or '-'} {entry.outcome}"
+    if entry.error:
+        said += f" ({entry.error})"
+    if entry.completion_tokens is not None:
+        said += f", {entry.prompt_tokens} + {entry.completion_tokens} tokens"
+    if entry.ttft_ms is not None:
+        said += f", first after {entry.ttft_ms:.0f} ms"
+    said += f", {entry.total_ms:.0f} ms"
+    return f"{said}, {entry.key + ', ' if entry.key else ''}{entry.request_id}\n".encode()
+
+
+class AccessLog:
+    """Writes entries to an outlet, and now and then how many were lost."""
+
+    def __init__(self, render: Callable[[Entry], bytes], outlet: Outlet) -> None:
+        self.outlet = outlet
+        self._render = render
+
+    def __call__(self, entry: Entry) -> None:
+        if data := self._render(entry):
+            self.outlet.put(data)
+
+    def close(self) -> None:
+        self.outlet.close()
+
+
+def access_log(config: FrontendConfig) -> AccessLog | None:
+    """As `--access-log` has it: `text` beside the other log lines, if info is among them; `json` on stdout."""
+    if config.access_log == "json":
+        return AccessLog(line, Outlet(sys.__stdout__.fileno() if sys.__stdout__ else 1))
+    if config.access_log == "text" and config.log_level in ("debug", "info"):
+        return AccessLog(words, Outlet(sys.__stderr__.fileno() if sys.__stderr__ else 2))
+    return None

@@ -1,0 +1,65 @@
+"""Who is told of each request when it has ended: the access log, the counts by key, and traces. None may disturb it."""
+
+import logging
+import os
+from collections.abc import Callable
+
+from frontend.accesslog import Entry, Exchange, access_log, entry_of
+from frontend.metrics import Meters
+from shared.config import ConfigError, FrontendConfig
+
+log = logging.getLogger("sluice.frontend")
+
+Observer = Callable[[Entry, Exchange], None]
+
+
+class Observers:
+    """Called with every exchange that ends; `close` lets what is still on its way out."""
+
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+        self._closes: list[Callable[[], None]] = []
+        self._failed = False
+
+    def add(self, observer: Observer, close: Callable[[], None] = lambda: None) -> None:
+        self._observers.append(observer)
+        self._closes.append(close)
+
+    def __call__(self, exchange: Exchange) -> None:
+        try:
+            entry = entry_of(exchange)
+            for observer in self._observers:
+                observer(entry, exchange)
+        except Exception:
+            if not self._failed:
+                log.exception("request %s cannot be told of (further ones are not logged)", exchange.request_id)
+            self._failed = True
+
+    def close(self) -> None:
+        for close in self._closes:
+            close()
+
+
+def observers(config: FrontendConfig, meters: Meters) -> Observers:
+    """As the settings have it. Raises ConfigError when traces are asked for and cannot be sent."""
+    found = Observers()
+    found.add(lambda entry, exchange: meters.exchanged(entry.key, entry.prompt_tokens, entry.completion_tokens))
+    if (access := access_log(config)) is not None:
+        found.add(lambda entry, exchange: access(entry), access.close)
+    if config.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+        _add_traces(found, config.otlp_endpoint)
+    return found
+
+
+def _add_traces(found: Observers, endpoint: str) -> None:
+    """What the flag asks for must be possible; what the environment asks for, everybody's, need not be."""
+    try:
+        from frontend.traces import Traces  # which loads a lot
+
+        traces = Traces.over_http(endpoint)
+    except ConfigError as error:
+        if endpoint:
+            raise
+        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but no traces are sent: %s", error)
+    else:
+        found.add(traces, traces.close)

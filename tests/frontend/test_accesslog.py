@@ -1,0 +1,204 @@
+"""One line a request, whatever becomes of it; and a writer that never waits."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from frontend import accesslog
+from frontend.accesslog import Entry, Exchange, entry_of, line, words
+from frontend.errors import Overloaded
+from frontend.metrics import Meters
+from frontend.tokenizer import Tokenizer
+from shared.messages import Outcome
+from shared.outlet import Outlet
+from tests.fakes import MODEL, FakeLink, saying
+from tests.frontend.serving import Raw, app_over, serving, until
+
+BODY = {"model": MODEL, "prompt": "secret words", "max_tokens": 8}
+
+
+class Sink(list[dict[str, Any]]):
+    """In place of the outlet: the lines as they were put."""
+
+    def put(self, data: bytes) -> None:
+        assert data.count(b"\n") == 1 and data.endswith(b"\n") and len(data) < 4096
+        self.append(json.loads(data))
+
+    def close(self, timeout: float = 0.0) -> None: ...
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Sink:
+    sink = Sink()
+    monkeypatch.setattr(accesslog, "Outlet", lambda descriptor: sink)
+    return sink
+
+
+def client(link: FakeLink, tokenizer: Tokenizer, **config: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app_over(link, tokenizer, access_log="json", **config))
+    return httpx.AsyncClient(transport=transport, base_url="http://sluice")
+
+
+async def test_a_finished_request_is_told_of_once_with_all_that_is_known(
+    tokenizer: Tokenizer, told: Sink, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("sk-secret alice")
+    ids = tokenizer.encode_now(["hello"], False)[0]
+    link = FakeLink(saying(ids, outcome=Outcome.LENGTH))
+    headers = {"X-Api-Key": "sk-secret", "X-Request-Id": "mine-1"}
+    async with client(link, tokenizer, api_keys=str(tmp_path / "keys")) as http:
+        for stream in (False, True):
+            await http.post("/v1/completions?prompt=secret", json=BODY | {"stream": stream, "n": 2}, headers=headers)
+    assert [entry["stream"] for entry in told] == [False, True]
+    for entry in told:
+        assert entry.keys() == set(Entry.__struct_fields__)
+        assert (entry["request_id"], entry["method"], entry["path"]) == ("mine-1", "POST", "/v1/completions")
+        assert (entry["status"], entry["outcome"], entry["error"]) == (200, "finished", None)
+        assert (entry["key"], entry["dialect"], entry["model"], entry["n"]) == ("alice", "completions", MODEL, 2)
+        assert (entry["prompt_tokens"], entry["completion_tokens"]) == (len(link.submitted[0].prompt), 2 * len(ids))
+        assert (entry["queue_ms"], entry["prefill_ms"], entry["decode_ms"]) == (1.0, 2.0, 3.0)
+        assert 0 < entry["ttft_ms"] <= entry["total_ms"] and entry["finish_reasons"] == ["length"] * 2
+        assert "secret" not in json.dumps(entry) and "hello" not in json.dumps(entry)
+
+
+async def test_refusals_and_failures_are_told_of_too(tokenizer: Tokenizer, told: Sink) -> None:
+    full = FakeLink(refusals={0: Overloaded("full", code="queue_full")})
+    broken = FakeLink(saying([65], outcome=Outcome.ERROR))
+    hanging = FakeLink(lambda link, stream: link.say(stream, [65]))
+    async with client(full, tokenizer) as http:
+        await http.post("/v1/completions", json=BODY)
+        await http.post("/v1/completions", json=BODY | {"top_p": 9})
+        await http.post("/v1/completions", content=b"{")
+        await http.get("/nowhere%0D%0Aat%20all")
+        await http.get("/health")
+    async with client(broken, tokenizer) as http:
+        await http.post("/v1/completions", json=BODY)
+        await http.post("/v1/completions", json=BODY | {"stream": True})
+    async with client(hanging, tokenizer) as http:
+        await http.post("/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": "x"}],
+                                                      "deadline_ms": 30})  # fmt: skip
+    assert [(entry["status"], entry["outcome"], entry["error"]) for entry in told] == [
+        (503, "refused", "queue_full"),
+        (422, "refused", "out_of_range"),
+        (400, "refused", "invalid_request_error"),
+        (404, "refused", "not_found_error"),
+        (200, "finished", None),
+        (500, "error", "worker_error"),
+        (200, "error", "worker_error"),
+        (504, "deadline", "deadline_exceeded"),
+    ]
+    assert told[6]["completion_tokens"] == 1 and told[6]["finish_reasons"] == [None]
+
+
+async def test_a_client_that_leaves_and_a_server_that_stops_are_told_apart(tokenizer: Tokenizer, told: Sink) -> None:
+    link = FakeLink(lambda link, stream: link.say(stream, [65]))
+    app = app_over(link, tokenizer, access_log="json")
+    async with serving(app) as url:
+        for stream in (True, False):
+            raw = await Raw.post(url, "/v1/completions", BODY | {"stream": stream})
+            await until(lambda n=1 + (not stream): len(link.submitted) == n)
+            if stream:
+                await raw.reader.readuntil(b"data: ")
+            await raw.leave()
+            await until(lambda n=1 + (not stream): len(told) == n)
+        raw = await Raw.post(url, "/v1/completions", BODY | {"stream": True})
+        await until(lambda: len(link.submitted) == 3)
+        await app.state.service.drain(0.0)
+        await until(lambda: len(told) == 3)
+        await raw.leave()
+    assert [entry["outcome"] for entry in told] == ["client_gone", "client_gone", "shutdown"]
+    assert [entry["status"] for entry in told] == [200, None, 200]
+
+
+def test_people_get_a_short_line_and_none_for_what_looks_after_the_server() -> None:
+    def exchange(method: str, path: str, status: int, outcome: str = "") -> Entry:
+        one = Exchange("req_1", method, path, "")
+        one.status, one.outcome, one.owner = status, outcome, "alice"
+        return entry_of(one)
+
+    assert words(exchange("GET", "/ready", 200)) == b"" != words(exchange("GET", "/ready", 503, "refused"))
+    said = words(exchange("POST", "/x\n\x1b[2J", 404, "refused")).decode()
+    assert said.count("\n") == 1 and "\x1b" not in said and "POST" in said and "404 refused" in said
+    assert said.endswith("alice, req_1\n")
+
+
+def test_a_line_costs_little() -> None:
+    """Typical: 5 µs; with the request's other bookkeeping the budget is 20."""
+    one = Exchange("req_" + "0" * 24, "POST", "/v1/chat/completions", "")
+    best = min(_seconds(lambda: line(entry_of(one)), 500) for _ in range(5))
+    assert best < 200e-6
+
+
+def _seconds(work: Any, times: int) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        work()
+    return (time.perf_counter() - began) / times
+
+
+# the outlet
+
+
+@contextmanager
+def pipe() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    try:
+        yield reading, writing
+    finally:
+        os.close(reading)
+
+
+async def test_nobody_waits_for_a_pipe_that_nobody_reads(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pipe() as (reading, writing):
+        outlet = Outlet(writing, limit=100_000)
+        monkeypatch.setattr(accesslog, "Outlet", lambda descriptor: outlet)
+        filler = b"x" * 999 + b"\n"
+        for _ in range(1000):
+            outlet.put(filler)
+        assert outlet.dropped >= 1000 - 100 - 65, "what the pipe and the limit do not hold"
+        await asyncio.sleep(0.1)  # the thread stands in a full pipe now
+        async with asyncio.timeout(10):
+            async with client(FakeLink(saying([65])), tokenizer) as http:
+                assert (await http.post("/v1/completions", json=BODY)).status_code == 200
+        got = bytearray()
+        before = threading.active_count()
+        closing = threading.Thread(target=outlet.close, args=(10.0,))
+        closing.start()
+        while len(got) < 1000 * (1000 - outlet.dropped):
+            got += os.read(reading, 1 << 16)
+        closing.join()
+        assert got.startswith(filler) and threading.active_count() < before + 1
+        os.close(writing)
+
+
+def test_a_full_disk_costs_lines_and_is_counted() -> None:
+    with open("/dev/full", "wb") as full:
+        outlet = Outlet(full.fileno())
+        for _ in range(3):
+            outlet.put(b"x\n")
+        outlet.close(10.0)
+        assert outlet.dropped == 3
+
+
+# by key
+
+
+def test_names_of_keys_are_counted_apart_up_to_a_number() -> None:
+    meters = Meters()
+    for number in range(300):
+        meters.exchanged(f"name{number}", 2, 3)
+    meters.exchanged("name7", 1, None)
+    meters.exchanged(None, 5, 5)
+    text = FakeLink().counts and meters.text(FakeLink().counts, None).decode()
+    assert 'sluice_key_requests_total{key="name7"} 2.0' in text
+    assert 'sluice_key_prompt_tokens_total{key="name7"} 3.0' in text
+    assert 'sluice_key_requests_total{key="(others)"} 44.0' in text
