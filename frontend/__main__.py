@@ -21,12 +21,14 @@ import uvicorn
 import uvloop
 
 from frontend.app import create_app
+from frontend.fleet import Fleet
 from frontend.http import Guarded, Limits, watch
-from frontend.link import Link
 from frontend.metrics import Meters
+from frontend.places import Places
 from frontend.service import Service
 from frontend.tls import check_tls
 from frontend.tokenizer import Tokenizer
+from shared.address import parse_all
 from shared.config import Settings
 from shared.pulse import Phase, Pulse
 
@@ -129,9 +131,8 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Pu
     check_tls(config)
     meters = Meters(config.metrics_prefix)
     limits = Limits.of(config)
-    link = Link(settings.wire, stall_timeout=config.stall_timeout, recovery_timeout=config.recovery_timeout)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
-    app = create_app(config, settings.model, link, tokenizer, meters)
+    app = create_app(config, settings.model, _fleet(settings, tokenizer), tokenizer, meters)
     server = Server(
         _uvicorn(settings, app, partial(Guarded, limits, meters.refused)),
         app.state.service,
@@ -151,6 +152,26 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Pu
         watching.cancel()
     if tokenizer.done() and not tokenizer.cancelled():
         tokenizer.result()  # raises what kept it from loading
+
+
+def _fleet(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> Fleet:
+    """One worker where the wire's addresses say, or all that are named elsewhere."""
+    config = settings.frontend
+    file = Path(config.workers_file) if config.workers_file else None
+    several = bool(config.worker_addresses or file)
+
+    def tokenizer_hash() -> str:
+        loaded = tokenizer.done() and not tokenizer.cancelled() and tokenizer.exception() is None
+        return tokenizer.result().hash if loaded else ""
+
+    return Fleet(
+        settings.wire,
+        Places(parse_all(config.worker_addresses), file) if several else None,
+        stall_timeout=config.stall_timeout,
+        recovery_timeout=config.recovery_timeout,
+        model=settings.model.name,
+        tokenizer_hash=tokenizer_hash,
+    )
 
 
 async def _beat(pulse: Pulse) -> None:

@@ -23,7 +23,6 @@ from frontend.accesslog import Exchange
 from frontend.border import CLOSED, DIALECT, EXCHANGE, REQUEST_ID, SEND, Border, Envelope, known
 from frontend.errors import SluiceError, TooLarge
 from frontend.keys import Keys
-from frontend.link import Link
 from frontend.metrics import Meters
 from frontend.observers import Observers, observers
 from frontend.protocols import chat, completions, events, messages, models, tokenize
@@ -35,6 +34,7 @@ from frontend.stats import stats
 from frontend.template import ChatTemplate
 from frontend.tokenizer import Tokenizer
 from frontend.types import Ask
+from frontend.workers import Workers
 from shared.config import FrontendConfig, ModelConfig
 
 FLUSH_S = 1.0
@@ -69,7 +69,7 @@ class Dialect(Protocol):
 def create_app(
     config: FrontendConfig,
     model: ModelConfig,
-    link: Link,
+    link: Workers,
     tokenizer: asyncio.Future[Tokenizer],
     meters: Meters | None = None,
 ) -> Starlette:
@@ -148,7 +148,7 @@ class Api:
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            self._meters.flush(self._link.counts, self._link.status)
+            self._meters.flush(self._link.counts, self._link.members())
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()
@@ -256,14 +256,14 @@ class Api:
         ready, reason = self.service.state()
         if ready:
             return _json({"status": "ready"})
-        progress = self._link.status.progress if self._link.status else 0.0
+        progress = max((member.status.progress for member in self._link.members() if member.status), default=0.0)
         return _json({"status": "not_ready", "reason": reason, "progress": progress}, 503, {"Retry-After": "1"})
 
     async def stats(self, request: Request) -> Response:
-        return _json(stats(self._link.status, self._name, self.service.draining))
+        return _json(stats(self._link.members(), self._name, self.service.draining))
 
     async def metrics(self, request: Request) -> Response:
-        text = self._meters.text(self._link.counts, self._link.status)
+        text = self._meters.text(self._link.counts, self._link.members())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def page(self, request: Request) -> Response:

@@ -1,9 +1,8 @@
-"""The frontend's end of the wire: submits, listens, notices what was lost and has it repaired.
+"""The wire to one worker: greets it, submits, listens, notices what was lost and has it repaired.
 
-Knows ids, offsets and epochs; knows nothing of text or HTTP. Lives in the event loop's thread: ZeroMQ is read
-through its file descriptor and drained, which costs a tenth of an asyncio-wrapped socket.
-
-A worker that comes back under a new epoch is given every live stream again, with what was already received.
+Knows ids, offsets and epochs; knows nothing of text, HTTP or other workers. What becomes of a stream whose worker
+is lost, or refuses it, is the owner's to say (fleet.py). Lives in the event loop's thread: ZeroMQ is read through
+its file descriptor and drained, which costs a tenth of an asyncio-wrapped socket.
 """
 
 import asyncio
@@ -13,20 +12,21 @@ import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import zmq
 
-from frontend.errors import Overloaded, SluiceError, Unprocessable
 from frontend.stream import Stream
 from shared import messages as m
-from shared.codec import decode_event, encode, pack_u32, unpack_u32
+from shared.address import Address
+from shared.codec import decode_event, encode, unpack_u32
 from shared.config import WireConfig
 from shared.sockets import connect
 
-TICK_S = 0.1
 LEASE_S = 1.0
 SILENCE_S = 2.0  # Status comes every 0.25 s; this much silence means that the worker is gone
+NOBODY = -1  # epoch of a worker that holds nothing of ours
 
 
 @dataclass(slots=True)
@@ -38,59 +38,72 @@ class Counts:
     resumed: int = 0
     lost: int = 0
     garbage: int = 0
+    moved: int = 0  # of the resumed ones, those that went to another worker
+
+
+class Owner(Protocol):
+    """Decides what a link only notices."""
+
+    def greeted(self, link: "Link") -> None:
+        """The worker can be used; what is in `link.streams` is not there any more: it has died, or forgot us."""
+
+    def lost(self, link: "Link") -> None:
+        """Nothing can be asked of it. It may come back as it was, with all streams, or under a new epoch."""
+
+    def rejected(self, link: "Link", stream: Stream, rejected: m.Rejected) -> None: ...
+
+    def ended(self, stream: Stream, end: m.End) -> None: ...
 
 
 class Link:
-    """Sockets to one worker, and the streams that live on it."""
+    """Sockets to one worker, and the streams that are there."""
 
-    def __init__(self, wire: WireConfig, *, stall_timeout: float = 30.0, recovery_timeout: float = 120.0) -> None:
-        self.id = secrets.token_bytes(m.TOPIC_BYTES)
+    def __init__(
+        self,
+        address: Address,
+        id: bytes,
+        owner: Owner,
+        counts: Counts,
+        *,
+        stall_timeout: float,
+    ) -> None:
+        self.address = address
         self.status: m.Status | None = None
         self.welcome: m.Welcome | None = None
-        self.counts = Counts()
-        self._wire = wire
+        self.objection = ""  # why this worker may not serve, although it could
+        self.leaving = False  # gets nothing new
+        self.streams: dict[int, Stream] = {}
+        self.epoch = NOBODY  # of the worker that holds our streams
+        self.lost_since = time.monotonic()
+        self._id = id
+        self._owner = owner
+        self._counts = counts
         self._stall_timeout = stall_timeout
-        self._recovery_timeout = recovery_timeout
-        self._streams: dict[int, Stream] = {}
         self._missing: set[int] = set()  # streams with a hole
-        self._next_id = 1
+        self._orphans: dict[int, Stream] = {}  # taken from a worker that could not be told
         self._seq = 0
-        self._epoch = -1  # of the worker that holds our streams
         self._nonce = secrets.randbits(48)
         self._heard = 0.0  # last Status
-        self._lost_since = 0.0
         self._leased = 0.0
-        self._context = zmq.Context()
         self._requests: zmq.Socket[bytes]
         self._events: zmq.Socket[bytes]
-        self._ticker: asyncio.Task[None] | None = None
 
     # life
 
-    async def start(self) -> None:
-        self._requests = connect(self._context, zmq.DEALER, self._wire.requests, self._wire, identity=self.id)
-        self._events = connect(self._context, zmq.SUB, self._wire.events, self._wire)
+    def open(self, context: "zmq.Context[zmq.Socket[bytes]]", wire: WireConfig) -> None:
+        self._requests = connect(context, zmq.DEALER, self.address.requests, wire, identity=self._id)
+        self._events = connect(context, zmq.SUB, self.address.events, wire)
         self._events.subscribe(m.BROADCAST)
-        self._events.subscribe(self.id)
-        self._lost_since = time.monotonic()
+        self._events.subscribe(self._id)
         asyncio.get_running_loop().add_reader(self._events.fileno(), self._drain)
-        self._ticker = asyncio.create_task(self._tick())
 
-    async def close(self) -> None:
-        """Ends what still lives with `shutdown`."""
-        for stream in list(self._streams.values()):
-            self._end(stream, m.Outcome.SHUTDOWN, "the server is shutting down")
-        if self._ticker is None:
-            return
-        self._ticker.cancel()
-        self._ticker = None
+    def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._events.fileno())
         self._requests.close(linger=200)
         self._events.close(linger=0)
-        self._context.term()
 
     def state(self) -> tuple[bool, str]:
-        """Whether requests can be served now and, if not, why."""
+        """Whether new requests can be served now and, if not, why."""
         status = self.status
         if status is None:
             return False, "no worker yet"
@@ -102,59 +115,40 @@ class Link:
             return False, f"the worker failed: {status.error}"
         if self.welcome is None:
             return False, "worker lost" if self._silent() else "greeting the worker"
-        age = status.last_step_age_s + max(0.0, time.monotonic() - self._heard - SILENCE_S)
-        if age > self._stall_timeout:
-            return False, f"stalled: the last step was {age:.0f} s ago"
-        return True, "ready"
+        if self.objection:
+            return False, self.objection
+        if self.leaving:
+            return False, "leaving"
+        return (False, f"stalled: the last step was {self._age():.0f} s ago") if self.stalled else (True, "ready")
 
     @property
-    def live(self) -> int:
-        return len(self._streams)
+    def stalled(self) -> bool:
+        """It is there, but its compute loop has not turned for too long."""
+        return self.status is not None and self.welcome is not None and self._age() > self._stall_timeout
 
-    # requests
+    def _age(self) -> float:
+        """Seconds since its compute loop last turned, as far as it is known."""
+        said = self.status.last_step_age_s if self.status else 0.0
+        return said + max(0.0, time.monotonic() - self._heard - SILENCE_S)
 
-    async def submit(
-        self,
-        prompt: list[int],
-        sampling: m.Sampling,
-        *,
-        salt: str = "",
-        group: int = 0,
-        deadline_ms: int = 0,
-        priority: int = 0,
-        owner: str = "",
-    ) -> Stream:
-        """Returns when the worker has admitted it.
+    def _silent(self) -> bool:
+        return time.monotonic() - self._heard > SILENCE_S
 
-        Raises:
-            Overloaded: queue full, draining, or no worker, with `retry_after` in seconds.
-            Unprocessable: the worker refuses this request for good.
-        """
-        ready, reason = self.state()
-        if not ready:
-            raise Overloaded(f"not ready: {reason}", code="not_ready", retry_after=1.0)
-        message = m.Submit(
-            self._next_id, pack_u32(prompt), sampling,
-            salt=salt, group=group, deadline_ms=deadline_ms, priority=priority, owner=owner,
-        )  # fmt: skip
-        self._next_id = self._next_id % 0xFFFFFFFF + 1
-        stream = Stream(message, asyncio.get_running_loop().create_future())
-        self._streams[stream.id] = stream
-        self._send(message)
-        try:
-            stream.seed = await stream.admission
-        except asyncio.CancelledError:
-            self.abort([stream])
-            raise
-        return stream
+    # streams
 
-    def abort(self, streams: Iterable[Stream]) -> None:
-        """Never blocks; ended streams are ignored."""
-        live = [stream for stream in streams if self._streams.pop(stream.id, None) is not None]
-        for stream in live:
-            stream.finish(m.End(stream.id, m.Outcome.ABORTED, len(stream.output)))
-        if live:
-            self._send(m.Abort(tuple(stream.id for stream in live)))
+    def put(self, stream: Stream) -> bool:
+        """Submit it as its `submit` says; False when nobody can hear it now (the silence will show, too)."""
+        self.streams[stream.id] = stream
+        return self._send(stream.submit)
+
+    def take(self, streams: Iterable[Stream]) -> None:
+        """These are no longer its own: end them there. Never blocks; one that cannot be told is told on return."""
+        gone = {stream.id: stream for stream in streams if self.streams.pop(stream.id, None) is not None}
+        if not gone:
+            return
+        if self.welcome is None or self.stalled:
+            self._orphans |= gone
+        self._send(m.Abort(tuple(gone)))
 
     def _send(self, message: m.Request) -> bool:
         """False when there is no worker to hear it; the tick repairs that."""
@@ -166,41 +160,42 @@ class Link:
 
     # time
 
-    async def _tick(self) -> None:
-        while True:
-            self._drain()
-            self._keep_alive(time.monotonic())
-            self._missing &= self._streams.keys()
-            for id in list(self._missing):
-                self._resync(self._streams[id])
-            await asyncio.sleep(TICK_S)
+    def tick(self, now: float) -> None:
+        """Ten times a second."""
+        self._drain()
+        self._keep_alive(now)
+        self._missing &= self.streams.keys()
+        for id in list(self._missing):
+            self._resync(self.streams[id])
 
     def _keep_alive(self, now: float) -> None:
-        if self.welcome is not None and self._silent():
+        if self.welcome is not None and (self._silent() or not self._connected()):
             self._lose(now)
         if self.welcome is None:
             self._send(m.Hello(self._nonce, os.getpid(), host=socket.gethostname()))
-            if self._streams and now - self._lost_since > self._recovery_timeout:
-                self._give_up()
-        elif now - self._leased > LEASE_S:
+            return
+        if self._orphans and not self.stalled:
+            self._settle()
+        if now - self._leased > LEASE_S:
             self._leased = now
-            self._send(m.Lease(len(self._streams)))
+            self._send(m.Lease(len(self.streams)))
 
-    def _silent(self) -> bool:
-        return time.monotonic() - self._heard > SILENCE_S
+    def _connected(self) -> bool:
+        """A worker that died closes its end at once; a host that vanished is noticed by its silence."""
+        return bool(int(self._requests.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def _lose(self, now: float) -> None:
-        """The worker is gone: what it had not admitted is refused, the rest waits for it."""
         self.welcome = None
-        self._lost_since = now
-        for stream in [s for s in self._streams.values() if not s.admission.done()]:
-            del self._streams[stream.id]
-            stream.admission.set_exception(Overloaded("the worker was lost", code="worker_lost", retry_after=1.0))
+        self.lost_since = now
+        self._owner.lost(self)
 
-    def _give_up(self) -> None:
-        for stream in list(self._streams.values()):
-            self.counts.lost += 1
-            self._end(stream, m.Outcome.ERROR, f"the worker did not come back within {self._recovery_timeout:g} s")
+    def _settle(self) -> None:
+        """It had not died: what was taken from it ends there, too."""
+        for stream in self._orphans.values():
+            stream.deaths.discard((self.address.name, self.epoch))
+        if self._orphans:
+            self._send(m.Abort(tuple(self._orphans)))
+            self._orphans.clear()
 
     # events
 
@@ -215,7 +210,7 @@ class Link:
                 event = decode_event(frames[-1])
                 self._on_event(event)
             except (msgspec.DecodeError, ValueError):
-                self.counts.garbage += 1
+                self._counts.garbage += 1
 
     def _on_event(self, event: m.Event) -> None:
         match event:
@@ -235,10 +230,10 @@ class Link:
             if status.state == "ready":
                 self._keep_alive(now)
             return
-        me = self.id.hex()
+        me = self._id.hex()
         seq = next((peer.seq for peer in status.frontends if peer.id == me), None)
-        if seq is None:  # our lease ran out and the worker reaped our requests: as if it had restarted
-            self._epoch = -1
+        if seq is None:  # our lease ran out and the worker reaped our requests
+            self._forgotten()
             self._lose(now)
         elif seq > self._seq:  # the last frames before this Status were lost
             self._seq = seq
@@ -247,31 +242,40 @@ class Link:
     def _on_welcome(self, welcome: m.Welcome) -> None:
         if welcome.nonce != self._nonce or self.welcome is not None:
             return
-        if welcome.version != m.PROTOCOL_VERSION:
-            return  # state() goes on saying that there is no worker; the worker's log names the versions
+        if welcome.epoch == self.epoch and welcome.seq < self._seq:
+            self._forgotten()  # while we could not hear it
+        same = welcome.epoch == self.epoch
         self.welcome, self._seq = welcome, welcome.seq
-        if welcome.epoch == self._epoch:
+        if same:
+            self._settle()
             self._resync_all()
-        else:
-            self._epoch = welcome.epoch
-            self._resume_all()
+            return
+        self._orphans.clear()
+        self._owner.greeted(self)
+        self.epoch = welcome.epoch
+
+    def _forgotten(self) -> None:
+        self.epoch = NOBODY
+        self._orphans.clear()
 
     def _on_step(self, step: m.Step) -> None:
-        if step.epoch != self._epoch:
+        if step.epoch != self.epoch:
             return
         if step.seq > self._seq:
             self._gap()
         self._seq = max(self._seq, step.seq + 1)
         for admitted in step.admitted:
-            if (stream := self._streams.get(admitted.id)) and not stream.admission.done():
+            if (stream := self.streams.get(admitted.id)) and not stream.admission.done():
+                stream.seed = admitted.seed
                 stream.admission.set_result(admitted.seed)
         for rejected in step.rejected:
-            self._on_rejected(rejected)
+            if refused := self.streams.pop(rejected.id, None):
+                self._owner.rejected(self, refused, rejected)
         for started in step.started:
-            if stream := self._streams.get(started.id):
+            if stream := self.streams.get(started.id):
                 stream.started = started.timings
         for logprobs in step.logprobs:
-            if stream := self._streams.get(logprobs.id):
+            if stream := self.streams.get(logprobs.id):
                 stream.take_logprobs(logprobs)
         if step.ids:
             self._take_tokens(step)
@@ -280,7 +284,7 @@ class Link:
 
     def _take_tokens(self, step: m.Step) -> None:
         tokens = unpack_u32(step.tokens).tolist()
-        streams, at = self._streams, 0
+        streams, at = self.streams, 0
         for id, start, count in zip(
             unpack_u32(step.ids), unpack_u32(step.starts), unpack_u32(step.counts), strict=True
         ):
@@ -294,69 +298,29 @@ class Link:
             else:
                 self._resync(stream)
 
-    def _on_rejected(self, rejected: m.Rejected) -> None:
-        stream = self._streams.pop(rejected.id, None)
-        if stream is None:
-            return
-        if stream.admission.done():  # a resumed stream that the new worker will not have
-            self.counts.lost += 1
-            stream.finish(m.End(stream.id, m.Outcome.ERROR, len(stream.output), rejected.message))
-        else:
-            stream.admission.set_exception(_refusal(rejected))
-
     def _on_end(self, end: m.End) -> None:
-        stream = self._streams.get(end.id)
+        stream = self.streams.get(end.id)
         if stream is None:
             return
         if end.tokens > len(stream.output):
             self._resync(stream)
             return
-        del self._streams[end.id]
-        if not stream.admission.done():
-            stream.admission.set_result(0)
-        stream.finish(end)
-
-    def _end(self, stream: Stream, outcome: m.Outcome, error: str) -> None:
-        self._streams.pop(stream.id, None)
-        if not stream.admission.done():
-            stream.admission.set_exception(Overloaded(error, code=outcome.value, retry_after=1.0))
-        stream.finish(m.End(stream.id, outcome, len(stream.output), error))
+        del self.streams[end.id]
+        self._owner.ended(stream, end)
 
     # repair
 
     def _gap(self) -> None:
-        self.counts.gaps += 1
+        self._counts.gaps += 1
         self._resync_all()
 
     def _resync_all(self) -> None:
-        for stream in list(self._streams.values()):
+        for stream in list(self.streams.values()):
             self._resync(stream)
 
     def _resync(self, stream: Stream) -> None:
-        """Ask for what is missing, and go on asking (see _tick) until it is there."""
+        """Ask for what is missing, and go on asking (see tick) until it is there."""
         self._missing.add(stream.id)
         if stream.may_resync(time.monotonic()):
-            self.counts.resyncs += 1
+            self._counts.resyncs += 1
             self._send(m.Resync(stream.id, len(stream.output)))
-
-    def _resume_all(self) -> None:
-        for stream in list(self._streams.values()):
-            self.counts.resumed += 1
-            stream.outlived()
-            self._send(_resumed(stream))
-
-
-def _resumed(stream: Stream) -> m.Submit:
-    sampling = stream.submit.sampling
-    if stream.admission.done():
-        sampling = msgspec.structs.replace(sampling, seed=stream.seed)
-    return msgspec.structs.replace(
-        stream.submit, sampling=sampling, generated=pack_u32(stream.output), crashes=stream.crashes,
-        deadline_ms=stream.deadline_ms,
-    )  # fmt: skip
-
-
-def _refusal(rejected: m.Rejected) -> SluiceError:
-    if rejected.reason in (m.Refusal.TOO_LONG, m.Refusal.INVALID):
-        return Unprocessable(rejected.message, code=rejected.reason.value)
-    return Overloaded(rejected.message, code=rejected.reason.value, retry_after=rejected.retry_after_s)

@@ -40,7 +40,7 @@ from frontend.asks import (
 )
 from frontend.background import Background, Closed
 from frontend.errors import SluiceError
-from frontend.link import Link
+from frontend.fleet import Fleet
 from frontend.many import Answer, Served
 from frontend.pieces import Piece, TextStream, only_text, progress_bar
 from frontend.protocols.common import Context
@@ -239,7 +239,7 @@ async def _open(settings: Settings) -> AsyncIterator[Served]:
     try:
         async with own_worker(settings) as worker:
             config = settings.frontend
-            link = Link(worker.wire, stall_timeout=config.stall_timeout, recovery_timeout=config.recovery_timeout)
+            link = Fleet(worker.wire, stall_timeout=config.stall_timeout, recovery_timeout=config.recovery_timeout)
             await link.start()
             try:
                 tokenizer = await _tokenizer(settings)
@@ -259,7 +259,7 @@ async def _tokenizer(settings: Settings) -> Tokenizer:
         )
 
 
-async def _ready(worker: Owned, link: Link, tokenizer: Tokenizer, settings: Settings) -> Served:
+async def _ready(worker: Owned, link: Fleet, tokenizer: Tokenizer, settings: Settings) -> Served:
     loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     loaded.set_result(tokenizer)
     service = Service(link, loaded)

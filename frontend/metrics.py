@@ -16,6 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from frontend.link import Counts
 from frontend.types import Finish
+from frontend.workers import Member, combined
 from shared.messages import Status, Timings
 
 LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -93,6 +94,7 @@ class Meters:
             "resyncs": self._counter("resyncs", "streams asked for again"),
             "resumed": self._counter("streams_resumed", "streams that outlived a worker"),
             "lost": self._counter("streams_lost", "streams that could not be repaired"),
+            "moved": self._counter("streams_moved", "streams that went on at another worker"),
         }
         self._carried = Counts()
         self._tokens = [0, 0]  # prompt, generation; since the last flush
@@ -100,7 +102,7 @@ class Meters:
             self._gauge("prefix_cache_queries_total", "tokens looked up in the prefix cache"),
             self._gauge("prefix_cache_hits_total", "tokens found in the prefix cache"),
         ]
-        self._epoch = Epochs()
+        self._epochs: dict[str, Epochs] = {}  # by address, of all workers that ever were
 
     def _tally(self, name: str, text: str, bounds: Sequence[float]) -> Tally:
         return Tally(Bulk(self._prefix + name, text, registry=self._registry, buckets=bounds), bounds)
@@ -157,8 +159,8 @@ class Meters:
 
     # reading
 
-    def flush(self, wire: Counts, status: Status | None) -> None:
-        """Carry over what was gathered. `wire` only grows; `status` is the worker's latest, if any."""
+    def flush(self, wire: Counts, members: Sequence[Member]) -> None:
+        """Carry over what was gathered. `wire` only grows; `members` are the workers now."""
         for tally in self._tallies:
             tally.flush()
         prompt, generation = self._tokens
@@ -173,51 +175,68 @@ class Meters:
             now = getattr(wire, name)
             counter.inc(max(0, now - getattr(self._carried, name)))
             setattr(self._carried, name, now)
-        if status is not None:
-            seen = self._epoch.totals(status)
-            for gauge, value in zip(self._lookups, seen, strict=True):
-                gauge.set(value)
+        for member in members:
+            if member.status is not None:
+                self._epochs.setdefault(member.address, Epochs()).see(member.status)
+        for i, gauge in enumerate(self._lookups):
+            gauge.set(sum(epochs.totals[i] for epochs in self._epochs.values()))
 
-    def text(self, wire: Counts, status: Status | None) -> bytes:
-        """Prometheus' text format: all frontends that share the folder, and the worker's state."""
-        self.flush(wire, status)
+    def text(self, wire: Counts, members: Sequence[Member]) -> bytes:
+        """Prometheus' text format: all frontends that share the folder, and the workers' state."""
+        self.flush(wire, members)
         registry = CollectorRegistry()
         source = MultiProcessCollector(None) if self._shared else self._registry  # type: ignore[no-untyped-call]
-        registry.register(_Page(source.collect(), self._prefix, status))
+        registry.register(_Page(source.collect(), self._prefix, members))
         return generate_latest(registry)
 
 
 class Epochs:
-    """Makes the worker's counts go on where they were when it comes back and starts from zero."""
+    """Makes a worker's counts go on where they were when it comes back and starts from zero."""
 
     def __init__(self) -> None:
         self._epoch: int | None = None
         self._base = (0, 0)
         self._last = (0, 0)
 
-    def totals(self, status: Status) -> tuple[int, int]:
-        queries, hits = self._base
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Tokens looked up and found, in all its lives."""
+        return self._base[0] + self._last[0], self._base[1] + self._last[1]
+
+    def see(self, status: Status) -> None:
         if self._epoch is not None and status.epoch != self._epoch:
-            queries, hits = self._base = queries + self._last[0], hits + self._last[1]
+            self._base = self.totals
         self._epoch = status.epoch
         self._last = (status.prefix_queries, status.prefix_hits)
-        return queries + status.prefix_queries, hits + status.prefix_hits
 
 
 class _Page:
-    """One scrape: what was counted, then what the worker says of itself."""
+    """One scrape: what was counted, then what the workers say of themselves."""
 
-    def __init__(self, counted: Iterable[Metric], prefix: str, status: Status | None) -> None:
+    def __init__(self, counted: Iterable[Metric], prefix: str, members: Sequence[Member]) -> None:
         self._counted = counted
         self._prefix = prefix
-        self._status = status
+        self._members = members
 
     def collect(self) -> Iterable[Metric]:
         for metric in self._counted:
             yield _as_counter(metric) if metric.type == "gauge" and metric.name.endswith("_total") else metric
-        if self._status is not None:
-            for name, text, value in _worker_gauges(self._status):
+        status = combined(self._members)
+        if status is not None:
+            for name, text, value in _worker_gauges(status):
                 yield GaugeMetricFamily(self._prefix + name, text, value=value)
+            yield self._by_worker()
+
+    def _by_worker(self) -> Metric:
+        """One worker needs no label; of several each has its address."""
+        several = len(self._members) > 1
+        family = GaugeMetricFamily(
+            self._prefix + "worker_epoch", "which incarnation of the worker answers", labels=["worker"] * several
+        )
+        for member in self._members:
+            if member.status is not None:
+                family.add_metric([member.address] * several, member.status.epoch)
+        return family
 
 
 def _as_counter(gauge: Metric) -> Metric:
@@ -234,6 +253,5 @@ def _worker_gauges(status: Status) -> list[tuple[str, str, float]]:
         ("num_requests_running", "sequences in the batch", status.running),
         ("num_requests_waiting", "sequences waiting", status.waiting),
         ("kv_cache_usage_perc", "share of K/V pages owned by sequences, 0 to 1", pages.owned / max(1, pages.total)),
-        ("worker_epoch", "which incarnation of the worker answers", status.epoch),
         ("worker_last_step_age_seconds", "since the compute loop last turned", status.last_step_age_s),
     ]

@@ -17,12 +17,12 @@ import msgspec
 
 from frontend.choice import Choice
 from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError
-from frontend.link import Link
 from frontend.stops import Stops
 from frontend.stream import Batch, Stream
 from frontend.text import StreamText
 from frontend.tokenizer import Tokenizer
 from frontend.types import Ask, Delta, Finish
+from frontend.workers import Workers
 from shared.messages import End, Outcome, Sampling, Timings
 
 POLL_S = 0.02  # how often a drain looks whether the last request has ended
@@ -53,7 +53,7 @@ class Silent:
 class Service:
     """Starts requests and knows which are alive."""
 
-    def __init__(self, link: Link, tokenizer: asyncio.Future[Tokenizer], meter: Meter | None = None) -> None:
+    def __init__(self, link: Workers, tokenizer: asyncio.Future[Tokenizer], meter: Meter | None = None) -> None:
         self.link = link
         self.meter: Meter = meter or Silent()
         self.runs: set[Run] = set()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from shared import messages as m
+from shared.codec import pack_u32
 
 RESYNC_S = 0.25  # at most one Resync in this time
 
@@ -37,7 +38,7 @@ class Stream:
     output: list[int] = field(default_factory=list)  # everything received, kept for resuming
     started: m.Timings = field(default_factory=m.Timings)  # as of its first token
     end: m.End | None = None
-    crashes: int = 0  # workers that died since its last token
+    deaths: set[tuple[str, int]] = field(default_factory=set)  # workers (address, epoch) lost since its last token
     submitted: float = field(default_factory=time.monotonic)
     _crashed_at: int = -1
     _taken: int = 0
@@ -48,13 +49,24 @@ class Stream:
 
     @property
     def id(self) -> int:
+        """The one it has at the worker where it is now; it gets another wherever it goes on."""
         return self.submit.id
 
-    @property
-    def deadline_ms(self) -> int:
-        """What is left of the time it was given, at least 1; 0: it was given none."""
+    def go_on(self, id: int) -> None:
+        """Its `submit` becomes the one that takes it up again, after what has been received."""
+        sampling, now = self.submit.sampling, time.monotonic()
+        if self.admission.done():
+            sampling = msgspec.structs.replace(sampling, seed=self.seed)
+        self.submit = msgspec.structs.replace(
+            self.submit, id=id, sampling=sampling, generated=pack_u32(self.output), crashes=len(self.deaths),
+            deadline_ms=self._left(now), first=self.submit.first or self.submit.id,
+        )  # fmt: skip
+        self.submitted = now
+
+    def _left(self, now: float) -> int:
+        """What is left of the milliseconds it was given, at least 1; 0: it was given none."""
         given = self.submit.deadline_ms
-        return max(1, given - int(1e3 * (time.monotonic() - self.submitted))) if given else 0
+        return max(1, given - int(1e3 * (now - self.submitted))) if given else 0
 
     async def next(self) -> Batch:
         """Wait for news and return all of it; not to be called after a Batch with an end."""
@@ -93,9 +105,11 @@ class Stream:
             self._scored[logprobs.prompt] = end
             self.wake()
 
-    def outlived(self) -> None:
+    def outlived(self, worker: tuple[str, int]) -> None:
         """Another worker is gone; who has made progress since the one before was not its death."""
-        self.crashes = self.crashes + 1 if len(self.output) == self._crashed_at else 1
+        if len(self.output) != self._crashed_at:
+            self.deaths.clear()
+        self.deaths.add(worker)
         self._crashed_at = len(self.output)
 
     def may_resync(self, now: float) -> bool:

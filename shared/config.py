@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shared.address import parse_all
+
 
 class ConfigError(ValueError):
     """One sentence naming the flags that do not fit; the command prints it and exits with 2."""
@@ -154,6 +156,11 @@ class FrontendConfig:
         "",
         "where traces go, an OpenTelemetry collector as http://HOST:4318; empty: OTEL_EXPORTER_OTLP_ENDPOINT, or none",
     )
+    worker_addresses: str = setting(
+        "", "workers started elsewhere, between commas: tcp://HOST:PORT (requests; events on the next port) or "
+        "ipc:///FOLDER (its --run-dir); a host's name stands for all its addresses",
+    )  # fmt: skip
+    workers_file: str = setting("", "file with one such address a line; read again when it changes")
     metrics_prefix: str = setting("sluice_", "first part of every metric's name")
     ssl_certfile: str = setting("", "certificate chain (PEM) for https://; empty: http://")
     ssl_keyfile: str = setting("", "private key (PEM) of --ssl-certfile; empty: it is in the same file")
@@ -178,6 +185,10 @@ class LaunchConfig:
     """The supervisor: which processes, and how patient."""
 
     frontends: int = setting(1, "frontend processes that share the port", unit="processes", at_least=1)
+    workers: int = setting(
+        1, "worker processes, each with the whole model: one a GPU; on the CPU they share out --threads; "
+        "0: only those of --worker-addresses or --workers-file", unit="processes", at_least=0,
+    )  # fmt: skip
     stop_timeout: float = setting(40.0, "after SIGTERM, how long before children are killed", unit="seconds", above=0)
     load_timeout: float = setting(
         600.0, "a process that is loading and does not move for this long, nor say a word, is started again",
@@ -249,6 +260,7 @@ def check(settings: Settings, asked: Collection[str] | None = None) -> Settings:
     asked = changed_names(settings) if asked is None else asked
     _check_values(settings)
     _check_wire(settings.wire)
+    _check_workers(settings)
     for rule in (_static, _contiguous, _chunks, _budget, _stopping, _ports):
         settings = with_values(settings, rule(settings, asked))
     return settings
@@ -285,6 +297,22 @@ def _check_wire(wire: WireConfig) -> None:
         raise ConfigError("--request-address and --event-address must both be tcp:// or both be ipc://")
     if remote and not wire.curve_dir and not wire.insecure:
         raise ConfigError("tcp:// in --request-address and --event-address needs keys in --curve-dir, or --insecure")
+
+
+def _check_workers(settings: Settings) -> None:
+    wire, frontend, count = settings.wire, settings.frontend, settings.launch.workers
+    try:
+        elsewhere = parse_all(frontend.worker_addresses)
+    except ValueError as error:
+        raise ConfigError(f"--worker-addresses: {error}") from None
+    if any(one.name.startswith("tcp://") for one in elsewhere) and not wire.curve_dir and not wire.insecure:
+        raise ConfigError("tcp:// in --worker-addresses needs keys in --curve-dir, or --insecure")
+    several = bool(elsewhere or frontend.workers_file)
+    if wire.request_address and (several or count != 1):
+        other = "--workers" if count != 1 else "--worker-addresses" if elsewhere else "--workers-file"
+        raise ConfigError(f"--request-address is for a single worker; it does not go with {other}")
+    if not count and not several:
+        raise ConfigError("--workers 0 needs workers elsewhere: --worker-addresses or --workers-file")
 
 
 def _static(settings: Settings, asked: Collection[str]) -> dict[str, Any]:

@@ -100,6 +100,7 @@ class Submit(_Message):
     priority: int = 0  # lower goes first
     crashes: int = 0  # how many workers died with this request in flight since its last token
     owner: str = ""  # whose request it is (the name of an API key): waiting is fair between owners
+    first: int = 0  # the id of its first Submit, if it has been with another worker; 0: this is the first
 
 
 class Abort(_Message):

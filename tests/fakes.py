@@ -1,4 +1,4 @@
-"""A worker's side of the wire that a test plays by hand: a Link without sockets.
+"""The workers' side of the wire that a test plays by hand: a fleet without sockets.
 
 Streams are the real ones. `play` says what happens to each admitted sequence; without one the test feeds the
 streams itself with `say` and `end`.
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from frontend.errors import SluiceError
-from frontend.link import Counts, Link
+from frontend.link import Counts
 from frontend.protocols.common import Context
 from frontend.stream import Stream
 from frontend.template import ChatTemplate
 from frontend.tokenizer import Tokenizer
+from frontend.workers import Member
 from shared import messages as m
 from shared.codec import pack_f32, pack_u32
 from tests.frontend.tokenizers_for_tests import byte_level, save
@@ -40,7 +41,7 @@ class Submitted:
 
 
 @dataclass(eq=False)
-class FakeLink(Link):
+class FakeLink:
     """`refusals[i]`, if there is one, refuses the i-th submit; `delays[i]` is how long its admission takes."""
 
     play: Play | None = None
@@ -67,6 +68,10 @@ class FakeLink(Link):
 
     def state(self) -> tuple[bool, str]:
         return self.ready
+
+    def members(self) -> list[Member]:
+        """One worker, or none yet."""
+        return [Member("fake", *self.ready, self.status)] if self.status else []
 
     @property
     def live(self) -> int:

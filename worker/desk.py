@@ -120,7 +120,7 @@ class Desk:
             return
         if key in self._compiling:  # said twice; the answer will come
             return
-        strikes = self.ledger.strikes(key, submit.crashes)
+        strikes = self.ledger.strikes((sender, submit.first or submit.id), submit.crashes)
         refusal = self._refusal(submit, strikes)
         if refusal is None:
             sequence = self._sequence(key, submit, now)
@@ -187,6 +187,7 @@ class Desk:
             priority=submit.priority,
             deadline=now + submit.deadline_ms / 1e3 if submit.deadline_ms else float("inf"),
             owner=submit.owner,
+            first=submit.first,
         )
 
     def _enqueue(self, sequence: Sequence, now: float) -> tuple[m.Refusal, str, float] | None:

@@ -18,7 +18,7 @@ from itertools import islice
 from shared.pulse import Pulse
 from worker.schedule.sequence import Sequence
 
-Key = tuple[bytes, int]  # (frontend id, request id)
+Key = tuple[bytes, int]  # (frontend id, request id), as its first worker knew it
 
 _STEP, _SUSPECTS = struct.Struct("<II"), struct.Struct("<I")
 _KEY, _SUSPECT = struct.Struct("<8sI"), struct.Struct("<8sII")
@@ -53,7 +53,7 @@ class Ledger:
         if sequences == self._step:
             return
         self._step = sequences
-        keys = b"".join([_KEY.pack(*sequence.key) for sequence in sequences[:_MOST]])
+        keys = b"".join([_KEY.pack(*sequence.origin) for sequence in sequences[:_MOST]])
         self._pulse.body[_AT : _AT + len(keys)] = keys
         strikes = 1 + max([sequence.crashes for sequence in sequences])
         _STEP.pack_into(self._pulse.body, 0, min(_MOST, len(sequences)), strikes)
@@ -67,7 +67,7 @@ class Ledger:
     def acquit(self, sequence: Sequence) -> None:
         """It has made progress, alone."""
         sequence.crashes, self._step = 0, []
-        if self._suspects.pop(sequence.key, None) is not None:
+        if self._suspects.pop(sequence.origin, None) is not None:
             self._write_suspects()
 
     def _write_suspects(self) -> None:

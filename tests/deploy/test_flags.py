@@ -185,6 +185,7 @@ def test_a_child_is_told_by_flags_only() -> None:
     }
     assert {flag.name for flag in select(("launch",), ("port",))} == {
         "frontends",
+        "workers",
         "stop_timeout",
         "load_timeout",
         "port",

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from frontend.link import Counts
 from frontend.metrics import Meters
 from frontend.types import Finish
+from frontend.workers import Member
 from shared.messages import Status, Timings
 from tests.fakes import READY
 
@@ -26,6 +27,10 @@ def status(epoch: int, queries: int, hits: int) -> Status:
     return Status(epoch, 1, "m", "cpu", "float32", "ready", prefix_queries=queries, prefix_hits=hits)
 
 
+def workers(*statuses: Status) -> list[Member]:
+    return [Member(f"w{i}", True, "ready", one) for i, one in enumerate(statuses)]
+
+
 def test_observations_arrive_under_the_names_dashboards_know() -> None:
     meters = Meters("x_")
     meters.admitted(10)
@@ -35,7 +40,7 @@ def test_observations_arrive_under_the_names_dashboards_know() -> None:
     meters.aborted("client")
     meters.rejected("queue_full")
     meters.lag(0.0)
-    got = samples(meters.text(Counts(gaps=2, resyncs=3, resumed=4, lost=5), READY))
+    got = samples(meters.text(Counts(gaps=2, resyncs=3, resumed=4, lost=5), workers(READY)))
     assert got["x_prompt_tokens_total"] == 10 and got["x_generation_tokens_total"] == 4
     ttft, itl = "x_time_to_first_token_seconds", "x_inter_token_latency_seconds"
     assert (got[f"{ttft}_bucket|0.005"], got[f"{ttft}_bucket|0.0025"]) == (1, 0)
@@ -58,28 +63,37 @@ def test_observations_arrive_under_the_names_dashboards_know() -> None:
 def test_a_bucket_holds_what_equals_its_bound_as_prometheus_has_it() -> None:
     meters = Meters()
     meters.first(0.005, 1)
-    assert samples(meters.text(Counts(), None))["sluice_time_to_first_token_seconds_bucket|0.005"] == 1
+    assert samples(meters.text(Counts(), []))["sluice_time_to_first_token_seconds_bucket|0.005"] == 1
 
 
 def test_scraping_twice_counts_once() -> None:
     meters = Meters()
     meters.first(0.01, 1)
     wire = Counts(gaps=1)
-    assert samples(meters.text(wire, READY)) == samples(meters.text(wire, READY))
+    assert samples(meters.text(wire, workers(READY))) == samples(meters.text(wire, workers(READY)))
 
 
 def test_without_a_worker_its_gauges_are_absent() -> None:
-    got = samples(Meters().text(Counts(), None))
+    got = samples(Meters().text(Counts(), []))
     assert "sluice_num_requests_running" not in got and got["sluice_bus_gaps_total"] == 0
 
 
 def test_a_worker_that_comes_back_never_makes_a_counter_fall() -> None:
     meters = Meters()
     seen = [
-        samples(meters.text(Counts(), one))["sluice_prefix_cache_hits_total"]
+        samples(meters.text(Counts(), workers(one)))["sluice_prefix_cache_hits_total"]
         for one in (status(1, 10, 5), status(1, 20, 9), status(2, 0, 0), status(2, 4, 2), status(3, 1, 1))
     ]
     assert seen == [5, 9, 9, 11, 12]
+
+
+def test_several_workers_are_added_up_and_one_that_leaves_never_makes_a_counter_fall() -> None:
+    meters = Meters()
+    both = samples(meters.text(Counts(), workers(status(1, 10, 5), status(4, 20, 9))))
+    assert both["sluice_prefix_cache_hits_total"] == 14
+    assert (both["sluice_worker_epoch|w0"], both["sluice_worker_epoch|w1"]) == (1, 4)
+    one = samples(meters.text(Counts(), workers(status(2, 4, 2))))
+    assert (one["sluice_prefix_cache_hits_total"], one["sluice_worker_epoch"]) == (16, 2)
 
 
 PROCESS = """
@@ -87,12 +101,13 @@ import sys
 from frontend.link import Counts
 from frontend.metrics import Meters
 from frontend.types import Finish
+from frontend.workers import Member
 from shared.messages import Status, Timings
 meters = Meters()
 meters.first(0.01, 5)
 meters.finished(Finish.EOS, 1.0, Timings())
 status = Status(1, 1, "m", "cpu", "float32", "ready", running=7, prefix_queries=30, prefix_hits=20)
-sys.stdout.buffer.write(meters.text(Counts(gaps=1), status))
+sys.stdout.buffer.write(meters.text(Counts(gaps=1), [Member("w", True, "ready", status)]))
 """
 
 

@@ -111,7 +111,7 @@ def test_the_statistics_that_it_draws_exist() -> None:
     read = re.findall(r"\b(?:throughput|latency|worker)(?:\.\w+)+", SCRIPTS["live.js"])
     assert {"throughput.generation", "latency.ttft.p99", "latency.itl.p50", "worker.epoch"} <= set(read)
     for path in read:
-        value: Any = stats(None, MODEL, False)
+        value: Any = stats([], MODEL, False)
         for key in path.split("."):
             value = value[key]
 

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from frontend.errors import Overloaded, Unprocessable
-from frontend.link import Link
+from frontend.fleet import Fleet
 from frontend.stream import Stream
 from shared import messages as m
 from shared.codec import encode, pack_u32
@@ -24,8 +24,9 @@ PROMPT = [5, 6, 7]
 
 
 @asynccontextmanager
-async def linked(wire: WireConfig, **options: float) -> AsyncIterator[Link]:
-    link = Link(wire, **options)
+async def linked(wire: WireConfig, **options: float) -> AsyncIterator[Fleet]:
+    """A fleet of one."""
+    link = Fleet(wire, **options)
     await link.start()
     try:
         await until(lambda: link.state()[0])
@@ -108,7 +109,8 @@ async def test_abort_frees_at_once_and_twice_does_no_harm(tmp_path: Path) -> Non
 async def test_lost_and_doubled_frames_are_repaired(tmp_path: Path) -> None:
     with Worker(tmp_path, runner=FakeRunner(delay=0.002)) as worker:
         async with linked(worker.wire) as link:
-            deliver, calls = link._on_event, iter(range(10**9))
+            [one] = link.roster.links
+            deliver, calls = one._on_event, iter(range(10**9))
 
             def lossy(event: m.Event) -> None:
                 if isinstance(event, m.Step) and event.ids:
@@ -118,7 +120,7 @@ async def test_lost_and_doubled_frames_are_repaired(tmp_path: Path) -> None:
                 else:
                     deliver(event)
 
-            link._on_event = lossy  # type: ignore[method-assign]
+            one._on_event = lossy  # type: ignore[method-assign]
             streams = [await link.submit([i], sampling(50)) for i in range(4)]
             for i, (tokens, end) in enumerate(await asyncio.gather(*map(whole, streams))):
                 assert tokens == expected([i], 50)
@@ -129,7 +131,8 @@ async def test_lost_and_doubled_frames_are_repaired(tmp_path: Path) -> None:
 async def test_a_lost_last_frame_shows_in_the_next_status(tmp_path: Path) -> None:
     with Worker(tmp_path) as worker:
         async with linked(worker.wire) as link:
-            deliver = link._on_event
+            [one] = link.roster.links
+            deliver = one._on_event
             lost = []
 
             def lose_ends(event: m.Event) -> None:
@@ -138,7 +141,7 @@ async def test_a_lost_last_frame_shows_in_the_next_status(tmp_path: Path) -> Non
                 else:
                     deliver(event)
 
-            link._on_event = lose_ends  # type: ignore[method-assign]
+            one._on_event = lose_ends  # type: ignore[method-assign]
             tokens, _ = await asyncio.wait_for(whole(await link.submit(PROMPT, sampling(5))), 10)
             assert lost and tokens == expected(PROMPT, 5)
 
@@ -187,16 +190,10 @@ async def test_a_frontend_that_leaves_is_reaped(tmp_path: Path) -> None:
     with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as worker:
         async with linked(worker.wire) as link:
             await link.submit(PROMPT, sampling(1500))
-            link._requests.close(linger=0)  # as if killed: no Abort is said
-            asyncio.get_running_loop().remove_reader(link._events.fileno())
-            link._events.close(linger=0)
+            link._homes.clear()  # as if killed: no Abort is said
+            await link.close()
             await until(lambda: not worker.scheduler.has_work)
             worker.scheduler.check()
-            link._streams.clear()
-            assert link._ticker is not None
-            link._ticker.cancel()
-            link._ticker = None
-            link._context.term()
 
 
 async def test_only_the_culprit_of_a_failing_step_fails(tmp_path: Path) -> None:

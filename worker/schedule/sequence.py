@@ -51,6 +51,12 @@ class Sequence:
     helped: bool = False  # room was made for it once
     last_token: float = 0.0  # when its latest one was
     constraint: Constraint | None = None
+    first: int = 0  # its request id at its first worker, if that was another
+
+    @property
+    def origin(self) -> tuple[bytes, int]:
+        """The key it had at its first worker."""
+        return self.key[0], self.first or self.key[1]
 
     @property
     def output_len(self) -> int:

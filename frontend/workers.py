@@ -1,0 +1,115 @@
+"""What the rest of a frontend knows of the workers behind it, one or many.
+
+Service, app, /stats and /metrics speak to a `Workers`; which sockets, which worker and what happens when one is
+lost is fleet.py's.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from frontend.link import Counts
+from frontend.stream import Stream
+from shared import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One worker, as this frontend sees it now."""
+
+    address: str
+    ready: bool
+    reason: str  # "ready", or why it is not
+    status: m.Status | None = None  # the latest it sent
+    streams: int = 0  # of this frontend's, there now
+    load: int = 0  # tokens that these may still need
+    there: bool = True  # it answers: what it said last still holds
+
+
+class Workers(Protocol):
+    """Takes requests and hands back streams."""
+
+    counts: Counts
+
+    @property
+    def welcome(self) -> m.Welcome | None:
+        """What the model is; None until a worker has said so."""
+
+    @property
+    def live(self) -> int: ...
+
+    def state(self) -> tuple[bool, str]:
+        """Whether requests can be served now and, if not, why."""
+
+    def members(self) -> Sequence[Member]: ...
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def submit(
+        self,
+        prompt: list[int],
+        sampling: m.Sampling,
+        *,
+        salt: str = "",
+        group: int = 0,
+        deadline_ms: int = 0,
+        priority: int = 0,
+        owner: str = "",
+    ) -> Stream:
+        """Raises Overloaded or Unprocessable when it is not admitted."""
+
+    def abort(self, streams: Iterable[Stream]) -> None: ...
+
+
+def combined(members: Iterable[Member]) -> m.Status | None:
+    """All workers as if they were one: counts and speeds added up, ages and latencies those of the worst.
+
+    Who it is (pid, epoch, device, ...) is the first one's. What was lost does not count while another is there.
+    """
+    known = [member for member in members if member.status is not None]
+    there = [member for member in known if member.there] or known[:1]
+    statuses = [member.status for member in there if member.status is not None]
+    if len(statuses) < 2:
+        return statuses[0] if statuses else None
+    return msgspec.structs.replace(
+        statuses[0],
+        running=sum(s.running for s in statuses),
+        waiting=sum(s.waiting for s in statuses),
+        waiting_tokens=sum(s.waiting_tokens for s in statuses),
+        pages=_pages([s.pages for s in statuses]),
+        prefix_queries=sum(s.prefix_queries for s in statuses),
+        prefix_hits=sum(s.prefix_hits for s in statuses),
+        prompt_tokens_s=sum(s.prompt_tokens_s for s in statuses),
+        generation_tokens_s=sum(s.generation_tokens_s for s in statuses),
+        last_step_age_s=max(s.last_step_age_s for s in statuses),
+        ttft=_worst([s.ttft for s in statuses]),
+        itl=_worst([s.itl for s in statuses]),
+        e2e=_worst([s.e2e for s in statuses]),
+        frontends=_peers(peer for s in statuses for peer in s.frontends),
+    )
+
+
+def _pages(pages: Sequence[m.Pages]) -> m.Pages:
+    return m.Pages(
+        free=sum(p.free for p in pages),
+        cached=sum(p.cached for p in pages),
+        owned=sum(p.owned for p in pages),
+        total=sum(p.total for p in pages),
+    )
+
+
+def _worst(quantiles: Sequence[m.Quantiles]) -> m.Quantiles:
+    return m.Quantiles(max(q.p50 for q in quantiles), max(q.p95 for q in quantiles), max(q.p99 for q in quantiles))
+
+
+def _peers(peers: Iterable[m.Peer]) -> tuple[m.Peer, ...]:
+    """A frontend is known to every worker; its streams are those at all of them."""
+    found: dict[str, m.Peer] = {}
+    for peer in peers:
+        streams = peer.streams + (found[peer.id].streams if peer.id in found else 0)
+        found[peer.id] = m.Peer(peer.id, peer.pid, streams)
+    return tuple(found.values())
