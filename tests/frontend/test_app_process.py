@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(byte_level(), tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize(("drain_timeout", "end"), [(30.0, "data: [DONE]"), (0.2, '"code":"shutdown"}}')])
+@pytest.mark.parametrize(("drain_timeout", "end"), [(30.0, "data: [DONE]"), (0.6, '"code":"shutdown"}}')])
 def test_sigterm_lets_streams_finish_or_tells_them_and_exits_well(folder: Path, drain_timeout: float, end: str) -> None:
     body = {"model": MODEL, "prompt": [1], "max_tokens": 20, "stream": True}
     with process(folder, drain_timeout) as (child, http):
