@@ -25,6 +25,7 @@ from frontend.errors import SluiceError, TooLarge
 from frontend.keys import Keys
 from frontend.metrics import Meters
 from frontend.observers import Observers, observers
+from frontend.openapi import document
 from frontend.protocols import chat, completions, events, messages, models, tokenize
 from frontend.protocols.common import Context, Meta, Wakes, json
 from frontend.protocols.fields import decode
@@ -117,6 +118,7 @@ class Api:
             Route("/ready", self.ready),
             Route("/stats", self.stats),
             Route("/metrics", self.metrics),
+            Route("/openapi.json", self.document),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/tokenize", self.tokenize, methods=["POST"]),
@@ -265,6 +267,9 @@ class Api:
     async def metrics(self, request: Request) -> Response:
         text = self._meters.text(self._link.counts, self._link.members())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def document(self, request: Request) -> Response:
+        return _json(document())
 
     async def page(self, request: Request) -> Response:
         """The playground, or a file beside it; a name in a path has no slash, so it cannot lead elsewhere."""

@@ -1,0 +1,163 @@
+"""The shapes of all answers as JSON Schemas, by name; what an answer may have beside them is said nowhere.
+
+Knows no routes. A test holds them against what a server really answers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from frontend.protocols.fields import Schema
+
+TEXT: Schema = {"type": "string"}
+WHOLE: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "number"}
+YES_OR_NO: Schema = {"type": "boolean"}
+NULL: Schema = {"type": "null"}
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def among(*values: str | None) -> Schema:
+    return {"enum": list(values)}
+
+
+def either(*schemas: Schema) -> Schema:
+    return {"anyOf": list(schemas)}
+
+
+def array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def record(also: Mapping[str, Schema] | None = None, **fields: Schema) -> Schema:
+    """An object with all of `fields`; those in `also` may be missing."""
+    return {"type": "object", "properties": {**fields, **(also or {})}, "required": list(fields)}
+
+
+def columns(**items: Schema) -> Schema:
+    return record(**{name: array(item) for name, item in items.items()})
+
+
+SEED = either(WHOLE, NULL)
+STOP = either(TEXT, WHOLE, NULL)
+FINISH = among("stop", "length")
+SCORE: dict[str, Schema] = {"token": TEXT, "logprob": {"type": "number", "maximum": 0}}
+SCORE["bytes"] = either(array({"type": "integer", "minimum": 0, "maximum": 255}), NULL)
+CHAT_LOGPROBS = either(record(content=array(record(**SCORE, top_logprobs=array(record(**SCORE)))), refusal=NULL), NULL)
+LOGPROBS = either(
+    columns(
+        tokens=TEXT, text_offset=WHOLE, token_logprobs=either(NUMBER, NULL),
+        top_logprobs=either({"type": "object", "additionalProperties": either(NUMBER, NULL)}, NULL),
+    ),
+    NULL,
+)  # fmt: skip
+TIMINGS: dict[str, Schema] = {"timings": ref("Timings")}
+USAGE: dict[str, Schema] = {"usage": either(ref("Usage"), NULL)}
+ENDED: dict[str, Schema] = {"stop_reason": STOP, "seed": SEED}  # ours, beside a finish reason
+OPENAI_HEAD: dict[str, Schema] = {"id": TEXT, "created": WHOLE, "model": TEXT}
+
+
+def openai_answer(kind: str, head: Mapping[str, Schema], **choice: Schema) -> Schema:
+    choices = array(record(index=WHOLE, finish_reason=FINISH, **choice, **ENDED))
+    return record(TIMINGS, **OPENAI_HEAD, **head, object=among(kind), choices=choices, usage=ref("Usage"))
+
+
+def openai_chunk(kind: str, head: Mapping[str, Schema], **choice: Schema) -> Schema:
+    finish = either(FINISH, NULL)
+    choices = array(record(ENDED, index=WHOLE, finish_reason=finish, **choice))
+    return record({**TIMINGS, **USAGE}, **OPENAI_HEAD, **head, object=among(kind), choices=choices)
+
+
+OPENAI: dict[str, Schema] = {
+    "Usage": record(
+        prompt_tokens=WHOLE, completion_tokens=WHOLE, total_tokens=WHOLE,
+        prompt_tokens_details=record(cached_tokens=WHOLE),
+    ),
+    "Timings": record(
+        queue_ms=NUMBER, prefill_ms=NUMBER, decode_ms=NUMBER, cached_tokens=WHOLE,
+        inter_token_p50_ms=NUMBER, inter_token_p99_ms=NUMBER,
+    ),
+    "Completion": openai_answer("text_completion", {}, text=TEXT, logprobs=LOGPROBS),
+    "CompletionChunk": openai_chunk("text_completion", {}, text=TEXT, logprobs=LOGPROBS),
+    "ChatCompletion": openai_answer(
+        "chat.completion", {"system_fingerprint": NULL},
+        message=record(role=among("assistant"), content=TEXT, refusal=NULL), logprobs=CHAT_LOGPROBS,
+    ),
+    "ChatCompletionChunk": openai_chunk(
+        "chat.completion.chunk", {"system_fingerprint": NULL},
+        delta=record({"role": among("assistant"), "content": TEXT, "refusal": NULL}), logprobs=CHAT_LOGPROBS,
+    ),
+    "Model": record(id=TEXT, object=among("model"), created=WHOLE, owned_by=TEXT, max_model_len=WHOLE),
+    "ModelList": record(object=among("list"), data=array(ref("Model"))),
+    "OpenAIError": record(
+        error=record(message=TEXT, type=TEXT, param=either(TEXT, NULL), code=either(TEXT, NULL)),
+    ),
+}  # fmt: skip
+
+EVENTS: dict[str, Schema] = {
+    "TokenEvent": record(token=TEXT, token_id=either(WHOLE, NULL)),
+    "DoneEvent": record(
+        TIMINGS, finish_reason=among("eos", "stop", "length"),
+        usage=record(prompt_tokens=WHOLE, completion_tokens=WHOLE, total_tokens=WHOLE),
+    ),
+    "ErrorEvent": record(error=TEXT),
+}  # fmt: skip
+
+BLOCK = record(type=among("text"), text=TEXT)
+STOPPED: dict[str, Schema] = {
+    "stop_reason": among("end_turn", "stop_sequence", "max_tokens"),
+    "stop_sequence": either(TEXT, NULL),
+}
+MESSAGE: dict[str, Schema] = {
+    "id": TEXT, "type": among("message"), "role": among("assistant"), "model": TEXT, "usage": ref("MessageUsage"),
+}  # fmt: skip
+
+ANTHROPIC: dict[str, Schema] = {
+    "MessageUsage": record(
+        input_tokens=WHOLE, output_tokens=WHOLE, cache_creation_input_tokens=WHOLE, cache_read_input_tokens=WHOLE
+    ),
+    "Message": record(TIMINGS, **MESSAGE, **STOPPED, content=array(BLOCK), seed=SEED),
+    "MessageEvent": either(
+        record(
+            type=among("message_start"),
+            message=record(**MESSAGE, content=array(BLOCK), stop_reason=NULL, stop_sequence=NULL),
+        ),
+        record(type=among("content_block_start"), index=WHOLE, content_block=BLOCK),
+        record(type=among("ping")),
+        record(
+            {"usage": ref("MessageUsage")}, type=among("content_block_delta"), index=WHOLE,
+            delta=record(type=among("text_delta"), text=TEXT),
+        ),
+        record(type=among("content_block_stop"), index=WHOLE),
+        record(TIMINGS, type=among("message_delta"), delta=record(**STOPPED), usage=ref("MessageUsage"), seed=SEED),
+        record(type=among("message_stop")),
+    ),
+    "Count": record(input_tokens=WHOLE),
+    "AnthropicError": record(type=among("error"), error=record(type=TEXT, message=TEXT), request_id=TEXT),
+}  # fmt: skip
+
+QUANTILES = record(p50=NUMBER, p95=NUMBER, p99=NUMBER)
+
+OURS: dict[str, Schema] = {
+    "Tokens": record(tokens=array(WHOLE), count=WHOLE, max_model_len=WHOLE),
+    "Text": record(prompt=TEXT),
+    "Health": record(status=among("ok"), model_loaded=YES_OR_NO),
+    "Ready": record(status=among("ready")),
+    "NotReady": record(status=among("not_ready"), reason=TEXT, progress=NUMBER),
+    "Stats": record(
+        running=WHOLE, waiting=WHOLE, waiting_tokens=WHOLE, draining=YES_OR_NO,
+        pages=record(free=WHOLE, cached=WHOLE, owned=WHOLE, total=WHOLE),
+        prefix=record(queries=WHOLE, hits=WHOLE),
+        worker=record(
+            pid=WHOLE, epoch=WHOLE, model=TEXT, device=TEXT, dtype=TEXT, state=TEXT, progress=NUMBER,
+            last_step_age_s=NUMBER, max_seq_len=WHOLE,
+        ),
+        frontends=array(record(pid=WHOLE, id=TEXT, streams=WHOLE)),
+        throughput=record(prompt=NUMBER, generation=NUMBER),
+        latency=record(ttft=QUANTILES, itl=QUANTILES, e2e=QUANTILES),
+    ),
+}  # fmt: skip
+
+SHAPES: Mapping[str, Any] = {**OPENAI, **EVENTS, **ANTHROPIC, **OURS}
