@@ -106,7 +106,7 @@ def _post(summary: str, takes: str, gives: str, error: Schema, events: Schema | 
     """`events` describes the JSON of each `data:` line, for which OpenAPI 3.1 has no word of its own."""
     content = _json(ref(gives))
     if events is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event-data": events}
+        content["text/event-stream"] = {"x-event-data": events}
     answers = {"200": _answer("Done", content)}
     for status, reason in ERRORS.items():
         answers[str(status)] = _answer(reason, _json(error), RETRY_AFTER if status == 503 else {})

@@ -42,7 +42,7 @@ SAMPLING: Table = {
     "top_p": Field(number(0, 1, above=True), 1.0),
     "top_k": Field(integer(1), 0),
     "min_p": Field(number(0, 1), 0.0),
-    "repetition_penalty": Field(number(0, above=True), 1.0),
+    "repetition_penalty": Field(number(1e-6, 1e6), 1.0),
     "presence_penalty": Field(number(-2, 2), 0.0),
     "frequency_penalty": Field(number(-2, 2), 0.0),
     "logit_bias": Field(bias, ()),

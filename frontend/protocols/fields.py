@@ -5,7 +5,6 @@ the wrong JSON type and Unprocessable for a value out of range; its `schema` tel
 dialect.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,8 @@ TYPE_NAMES: Mapping[type, str] = {
 JSON_TYPES: Mapping[type, str] = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
 
 Schema = Mapping[str, Any]  # JSON Schema, 2020-12
+MOST = (1 << 31) - 1  # of an integer: no tensor and no counter wraps
+LARGEST, SMALLEST = 3.4e38, 2.0**-126  # of a number: float32's, in which the worker computes
 NOTHING: Schema = {"not": {}}  # no value at all
 
 
@@ -119,35 +120,33 @@ def out_of_range(name: str, value: Any, expected: str) -> Unprocessable:
     return Unprocessable(f"`{name}` must be {expected}, got {value!r:.80}", param=name, code="out_of_range")
 
 
-def integer(low: int, high: int | None = None) -> Reader:
-    expected = f"at least {low}" if high is None else f"from {low} to {high}"
-
-    @reads({"type": "integer", "minimum": low} | ({} if high is None else {"maximum": high}))
+def integer(low: int, high: int = MOST) -> Reader:
+    @reads({"type": "integer", "minimum": low, "maximum": high})
     def reader(name: str, value: Any) -> int:
         if type(value) is not int:
             raise wrong_type(name, value, "an integer")
-        if value < low or (high is not None and value > high):
-            raise out_of_range(name, value, expected)
+        if not low <= value <= high:
+            raise out_of_range(name, value, f"at least {low}" if value < low else f"at most {high}")
         return value
 
     return reader
 
 
-def number(low: float, high: float = math.inf, *, above: bool = False) -> Reader:
-    """A finite number from `low` (or, with `above`, greater than it) to `high`; integers are welcome."""
-    least = f"greater than {low:g}" if above else f"at least {low:g}"
-    expected = least if high == math.inf else f"{least} and at most {high:g}"
-    bounds = {"exclusiveMinimum" if above else "minimum": low} | ({} if high == math.inf else {"maximum": high})
+def number(low: float, high: float = LARGEST, *, above: bool = False) -> Reader:
+    """A number from `low` (or, with `above`, greater than it) to `high`; integers are welcome.
 
-    @reads({"type": "number"} | bounds)
+    What is too small for the worker's float32 is 0.
+    """
+    least = low + SMALLEST if above else low
+    expected = f"{'greater than' if above else 'at least'} {low:g} and at most {high:g}"
+
+    @reads({"type": "number", "minimum": least, "maximum": high})
     def reader(name: str, value: Any) -> float:
         if type(value) is not float and type(value) is not int:
             raise wrong_type(name, value, "a number")
-        if not abs(value) < 1e300:
-            raise out_of_range(name, value, "finite")
-        if value < low or value > high or (above and value == low):
+        if not least <= value <= high:
             raise out_of_range(name, value, expected)
-        return float(value)
+        return float(value) if abs(value) >= SMALLEST else 0.0
 
     return reader
 

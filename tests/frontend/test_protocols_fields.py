@@ -116,7 +116,8 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("stop_token_ids", [-1]), ("stop_token_ids", [269]), ("min_tokens", 9), ("min_tokens", -1), ("n", 0), ("n", 129),
     ("logprobs", 21), ("logprobs", -1), ("best_of", 2), ("suffix", "x"), ("stream_format", "xml"), ("foo", 1),
     ("prompt", [269]), ("prompt", [-1]), ("prompt", [2**70]), ("model", "other"), ("tools", []),
-    ("temperature", 10**400),
+    ("temperature", 10**400), ("temperature", 1e39), ("top_k", 2**31), ("top_k", 2**63), ("top_k", 2**64),
+    ("repetition_penalty", 1e-7), ("repetition_penalty", 1e7), ("max_tokens", 2**63), ("top_p", 1e-50),
 ]  # fmt: skip
 
 
@@ -125,6 +126,12 @@ async def test_what_is_not_acceptable_is_422_and_names_the_field(tokenizer: Toke
     with pytest.raises(Unprocessable) as refused:
         await parsed(tokenizer, body(**{name: value}))
     assert (refused.value.param == name and f"`{name}`" in refused.value.message) or name == "model"
+
+
+async def test_what_the_worker_would_round_to_zero_is_zero(tokenizer: Tokenizer) -> None:
+    chosen = (await parsed(tokenizer, body(temperature=1e-50, min_p=1e-310))).sampling
+    assert (chosen.temperature, chosen.min_p) == (0.0, 0.0)
+    assert (await parsed(tokenizer, body(temperature=1e-30))).sampling.temperature == 1e-30
 
 
 async def test_codes_that_clients_look_for(tokenizer: Tokenizer) -> None:

@@ -1,0 +1,66 @@
+"""The published description: valid, complete, and behind the keys like everything else."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import schemathesis
+from jsonschema_rs import Draft202012Validator, meta
+from starlette.routing import Route
+
+from frontend.openapi import REQUESTS, document
+from frontend.protocols.answers import SHAPES
+from frontend.tokenizer import Tokenizer
+from tests.fakes import FakeLink
+from tests.frontend.serving import app_over
+
+METHODS = {"get", "post", "put", "delete", "patch"}
+
+
+async def test_every_route_is_described_and_nothing_else(tokenizer: Tokenizer) -> None:
+    routes = [route for route in app_over(FakeLink(), tokenizer).routes if isinstance(route, Route)]
+    there = {(route.path.replace(":path", ""), method) for route in routes for method in route.methods or ()}
+    told = {
+        (path, method.upper()) for path, item in document()["paths"].items() for method in item if method in METHODS
+    }
+    assert {pair for pair in there if pair[1] != "HEAD"} == told
+
+
+def test_the_document_is_valid() -> None:
+    said = document()
+    schemathesis.openapi.from_dict(said).validate()
+    for name, schema in said["components"]["schemas"].items():
+        assert meta.is_valid(schema), name
+    assert set(references(said)) <= {f"#/components/schemas/{name}" for name in (*REQUESTS, *SHAPES)}
+    assert set(REQUESTS).isdisjoint(SHAPES)
+    ids = [item["post"]["operationId"] for item in said["paths"].values() if "post" in item]
+    assert len(ids) == len(set(ids)) == len(REQUESTS)
+
+
+def references(value: Any) -> list[str]:
+    match value:
+        case {"$ref": str(there)}:
+            return [there]
+        case dict():
+            return [found for inner in value.values() for found in references(inner)]
+        case list():
+            return [found for inner in value for found in references(inner)]
+        case _:
+            return []
+
+
+async def test_it_is_served_to_who_may_come_in(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-one\n")
+    transport = httpx.ASGITransport(app_over(FakeLink(), tokenizer, api_keys=str(keys)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        denied, given = await asyncio.gather(
+            http.get("/openapi.json"), http.get("/openapi.json", headers={"X-Api-Key": "sk-one"})
+        )
+    assert (denied.status_code, given.status_code) == (401, 200)
+    said = given.json()
+    request = said["components"]["schemas"]["CompletionRequest"]
+    valid = Draft202012Validator({**request, "components": said["components"]}).is_valid
+    assert valid({"model": "m", "prompt": ["a", [1, 2]], "max_tokens": 0, "echo": True, "seed": None})
+    assert not valid({"model": "m"}) and not valid({"model": "m", "prompt": "a", "suffix": "b"})

@@ -1,0 +1,67 @@
+"""The published description, made fit for fuzzing: short answers that may be given, and answers with no surprises.
+
+Knows the names of fields that cost time or mean something only here; knows no server.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+BUSY = {"n": 2, "best_of": 2, "max_completion_tokens": 6, "min_tokens": 4}  # at most
+ID = {"type": "integer", "minimum": 0, "maximum": 50}
+TEXTS = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": ID, "minItems": 1}]}
+
+
+def narrowed(document: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Requests for `model` with few tokens; answers may have no other fields than those described."""
+    said = copy.deepcopy(dict(document))
+    schemas = said["components"]["schemas"]
+    for name, shape in schemas.items():
+        if name.endswith("Request"):
+            _shorten(name, shape, model)
+        else:
+            close(shape)
+    for path, item in said["paths"].items():
+        if "parameters" in item and path.startswith("/v1/models"):
+            item["parameters"][0]["schema"] = {"enum": [model, "other", f"{model}/{model}", "\U0001f642"]}
+    return said
+
+
+def _shorten(name: str, request: dict[str, Any], model: str) -> None:
+    fields = request["properties"]
+    fields["model"] = {"enum": [model]}
+    for field, most in BUSY.items():
+        if field in fields:
+            _inner(fields[field])["maximum"] = most
+    for field in ("stop_token_ids", "tokens"):
+        if field in fields:
+            _inner(fields[field])["items"] = ID
+    for field in [field for field in fields if field.startswith("guided_")]:
+        del fields[field]  # as `structured_outputs`; of all of them there may be one
+    if "structured_outputs" in fields:
+        _inner(fields["structured_outputs"])["maxProperties"] = 1
+    if name == "CompletionRequest":
+        fields["prompt"] = {"anyOf": [TEXTS, {"type": "array", "items": TEXTS, "minItems": 1, "maxItems": 3}]}
+    if "logit_bias" in fields:
+        _inner(fields["logit_bias"])["propertyNames"] = {"pattern": "^[1-9]{1,3}$"}
+    if "max_tokens" in fields:
+        fields["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": 6}
+        request["required"] = sorted({*request["required"], "max_tokens"})
+
+
+def _inner(field: dict[str, Any]) -> dict[str, Any]:
+    """What stands beside null."""
+    return field["anyOf"][0] if "anyOf" in field else field  # type: ignore[no-any-return]
+
+
+def close(shape: Any) -> None:
+    """Objects have the properties that are named, and no others."""
+    match shape:
+        case dict():
+            if "properties" in shape:
+                shape.setdefault("additionalProperties", False)
+            for inner in shape.values():
+                close(inner)
+        case list():
+            for inner in shape:
+                close(inner)
