@@ -23,11 +23,15 @@ REQUESTS: Mapping[str, Table] = {
 ERRORS = {
     400: "Not JSON, a wrong type, an empty prompt",
     401: "The API key is missing or wrong",
+    408: "The request did not arrive in time",
     413: "The body is too large",
     422: "Well-formed but not acceptable; the message names the field",
+    431: "The request's line and headers are too large",
     500: "A fault of the server's; the message has the id under which it is logged",
     503: "Too busy, or no model is there yet; `Retry-After` says when to try again",
+    504: "The request did not end within the `deadline_ms` that it gave",
 }
+EARLY = {408, 431}  # before any route knows of it, and so in nobody's dialect
 REQUEST_ID = {"X-Request-Id": {"description": "Sent back, or made up", "schema": {"type": "string"}}}
 RETRY_AFTER = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
 
@@ -90,8 +94,8 @@ def _looking() -> dict[str, Any]:
     files = {kind: {"schema": {"type": "string"}} for kind in ("text/html", "text/css", "text/javascript")}
     prometheus = {"text/plain": {"schema": {"type": "string"}}}
     return {
-        "/": _get("The playground", page),
-        "/web/{name}": _get("The playground's files", files, missing) | {"parameters": [name]},
+        "/": _open(_get("The playground", page)),
+        "/web/{name}": _open(_get("The playground's files", files, missing)) | {"parameters": [name]},
         "/health": _open(_get("Whether the process runs", _json(ref("Health")))),
         "/ready": _open(_get("Whether a request would be served now", _json(ref("Ready")), busy)),
         "/stats": _get("What the scheduler does", _json(ref("Stats"))),
@@ -109,13 +113,14 @@ def _post(summary: str, takes: str, gives: str, error: Schema, events: Schema | 
         content["text/event-stream"] = {"x-event-data": events}
     answers = {"200": _answer("Done", content)}
     for status, reason in ERRORS.items():
-        answers[str(status)] = _answer(reason, _json(error), RETRY_AFTER if status == 503 else {})
+        words = ref("OpenAIError") if status in EARLY else error
+        answers[str(status)] = _answer(reason, _json(words), RETRY_AFTER if status == 503 else {})
     body = {"required": True, "content": _json(ref(takes))}
     return {"post": {"summary": summary, "operationId": takes, "requestBody": body, "responses": answers}}
 
 
 def _get(summary: str, content: dict[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    denied = {status: _answer(ERRORS[int(status)], _json(ref("OpenAIError"))) for status in ("401", "500")}
+    denied = {status: _answer(ERRORS[int(status)], _json(ref("OpenAIError"))) for status in ("401", "431", "500")}
     return {"get": {"summary": summary, "responses": {"200": _answer("Done", content), **denied, **(more or {})}}}
 
 

@@ -59,7 +59,7 @@ def fuzz_described(url: str, model: str, examples: int, *, again: bool = False) 
 
     for path in ROUTES:
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-            run(path, "POST", mode, examples if "/v1" in path else max(1, examples // 4))
+            run(path, "POST", mode, examples)
     for path in sorted(set(document["paths"]) - set(ROUTES)):
         run(path, "GET", GenerationMode.POSITIVE, max(1, examples // 10))
     return tally

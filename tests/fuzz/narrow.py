@@ -40,6 +40,10 @@ def _shorten(name: str, request: dict[str, Any], model: str) -> None:
         del fields[field]  # as `structured_outputs`; of all of them there may be one
     if "structured_outputs" in fields:
         _inner(fields["structured_outputs"])["maxProperties"] = 1
+    if name == "TokenizeRequest":  # a text; of chats there are enough elsewhere
+        request["required"] = ["prompt"]
+        for field in ("messages", "continue_final_message"):
+            del fields[field]
     if name == "CompletionRequest":
         fields["prompt"] = {"anyOf": [TEXTS, {"type": "array", "items": TEXTS, "minItems": 1, "maxItems": 3}]}
     if "logit_bias" in fields:
