@@ -139,6 +139,12 @@ ANTHROPIC: dict[str, Schema] = {
 }  # fmt: skip
 
 QUANTILES = record(p50=NUMBER, p95=NUMBER, p99=NUMBER)
+PAGES = record(free=WHOLE, cached=WHOLE, owned=WHOLE, total=WHOLE)
+THROUGHPUT = record(prompt=NUMBER, generation=NUMBER)
+WORKER: dict[str, Schema] = {
+    "pid": WHOLE, "epoch": WHOLE, "model": TEXT, "device": TEXT, "dtype": TEXT, "state": TEXT, "progress": NUMBER,
+    "last_step_age_s": NUMBER, "max_seq_len": WHOLE,
+}  # fmt: skip
 
 OURS: dict[str, Schema] = {
     "Tokens": record(tokens=array(WHOLE), count=WHOLE, max_model_len=WHOLE),
@@ -147,15 +153,13 @@ OURS: dict[str, Schema] = {
     "Ready": record(status=among("ready")),
     "NotReady": record(status=among("not_ready"), reason=TEXT, progress=NUMBER),
     "Stats": record(
-        running=WHOLE, waiting=WHOLE, waiting_tokens=WHOLE, draining=YES_OR_NO,
-        pages=record(free=WHOLE, cached=WHOLE, owned=WHOLE, total=WHOLE),
-        prefix=record(queries=WHOLE, hits=WHOLE),
-        worker=record(
-            pid=WHOLE, epoch=WHOLE, model=TEXT, device=TEXT, dtype=TEXT, state=TEXT, progress=NUMBER,
-            last_step_age_s=NUMBER, max_seq_len=WHOLE,
-        ),
-        frontends=array(record(pid=WHOLE, id=TEXT, streams=WHOLE)),
-        throughput=record(prompt=NUMBER, generation=NUMBER),
+        running=WHOLE, waiting=WHOLE, waiting_tokens=WHOLE, draining=YES_OR_NO, pages=PAGES,
+        prefix=record(queries=WHOLE, hits=WHOLE), worker=record(**WORKER),
+        workers=array(record(
+            **WORKER, address=TEXT, ready=YES_OR_NO, reason=TEXT, streams=WHOLE, load=WHOLE,
+            running=WHOLE, waiting=WHOLE, pages=PAGES, throughput=THROUGHPUT,
+        )),
+        frontends=array(record(pid=WHOLE, id=TEXT, streams=WHOLE)), throughput=THROUGHPUT,
         latency=record(ttft=QUANTILES, itl=QUANTILES, e2e=QUANTILES),
     ),
 }  # fmt: skip
