@@ -119,7 +119,10 @@ def watched(settings: Settings, folder: Path, name: str) -> Watch:
 def _worker(settings: Settings, folder: Path) -> Role:
     watch = watched(settings, folder, "worker.pulse")
     command = [*_command("worker", settings, WORKER_FLAGS), f"--pulse={watch.pulse.file}"]
-    return Role("worker", lambda _: command, lambda n: _environment() | {"SLUICE_EPOCH": str(n)}, watch=watch)
+    metrics = folder / "metrics" / "worker"  # apart from the frontends', which count the same things
+    metrics.mkdir(parents=True, exist_ok=True)
+    own = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)}
+    return Role("worker", lambda _: command, lambda n: _environment() | own | {"SLUICE_EPOCH": str(n)}, watch=watch)
 
 
 def _frontends(settings: Settings, listeners: list[socket.socket], folder: Path) -> list[Role]:

@@ -23,6 +23,7 @@ from worker.link import Identity, Link
 from worker.load import Engine, load_engine
 from worker.loop import Loop
 from worker.metrics import Metrics
+from worker.schedule.scheduler import Scheduler
 from worker.stats import Stats
 
 log = logging.getLogger("sluice.worker")
@@ -72,7 +73,7 @@ def _serve(settings: Settings, engine: Engine, link: Link, state: "_State", stop
     canary_s = settings.worker.canary_interval
     loop = Loop(engine.scheduler, engine.runner, desk, link, state.stats, metrics, canary_s=canary_s)
     engine.runner.watch(link.alive)
-    state.engine = engine
+    state.engine, state.metrics = engine, metrics
     state.pulse.phase = Phase.SERVING
     if settings.worker.worker_metrics_port:
         _open_metrics(metrics, state, settings)
@@ -126,6 +127,7 @@ class _State:
     stats: Stats = field(default_factory=Stats)
     pulse: Pulse = field(default_factory=Pulse)
     failed: str = ""
+    metrics: Metrics | None = None
 
     def loading(self, done: int, total: int) -> None:
         self.pulse.turn()
@@ -138,6 +140,7 @@ class _State:
             phase = "failed" if self.failed else "loading"
             return Status(self.epoch, os.getpid(), model, device, dtype, phase, self.progress, error=self.failed)
         now, scheduler, stats = time.monotonic(), engine.scheduler, self.stats
+        self._carry(scheduler)
         return Status(
             self.epoch,
             os.getpid(),
@@ -160,12 +163,12 @@ class _State:
             error=self.failed,
         )
 
-    def totals(self) -> dict[str, int]:
-        if self.engine is None:
-            return {}
-        scheduler = self.engine.scheduler
-        return {
-            "prefix_cache_queries": scheduler.prefix_queries,
-            "prefix_cache_hits": scheduler.prefix_hits,
-            "num_preemptions": scheduler.preemptions_total,
-        }
+    def _carry(self, scheduler: Scheduler) -> None:
+        if self.metrics is not None:
+            self.metrics.carry(
+                {
+                    "prefix_cache_queries": scheduler.prefix_queries,
+                    "prefix_cache_hits": scheduler.prefix_hits,
+                    "num_preemptions": scheduler.preemptions_total,
+                }
+            )

@@ -124,7 +124,7 @@ class Desk:
         refusal = self._refusal(submit, strikes)
         if refusal is None:
             sequence = self._sequence(key, submit, now)
-            sequence.crashes = strikes
+            sequence.crashes, sequence.resumed = strikes, submit.crashes > 0
             refusal = self._compile(sequence) if submit.sampling.grammar else self._enqueue(sequence, now)
         if refusal is not None:
             self._reject(key, *refusal)
@@ -133,7 +133,7 @@ class Desk:
         """It is neither admitted nor rejected until its grammar is there."""
         if self._compiler is None:
             return m.Refusal.INVALID, "this worker knows no vocabulary to hold to a grammar", 0.0
-        if len(self._compiling) >= MAX_COMPILING:
+        if len(self._compiling) >= MAX_COMPILING and not sequence.resumed:
             return m.Refusal.QUEUE_FULL, f"{MAX_COMPILING} grammars are being compiled", 1.0
         self._compiling.hold(sequence, self._compiler.grammar(sequence.sampling.grammar))
         return None

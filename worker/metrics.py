@@ -1,13 +1,17 @@
 """The worker's own /metrics: what only it can see, in the names everyone's dashboards know.
 
-Counts are plain numbers until somebody scrapes; step and request durations are prometheus histograms.
+Counters never fall: with PROMETHEUS_MULTIPROC_DIR set (before prometheus-client is imported) they lie in files of that
+folder, and a scrape adds up those of this worker and of all that were there before it. Gauges are this one's alone.
 """
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from threading import Lock
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from shared.messages import Outcome, Refusal, Status
 from worker.schedule.plan import Plan
@@ -16,14 +20,18 @@ from worker.schedule.sequence import Sequence
 STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 PART_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, *STEP_S[4:])
 REQUEST_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOTALS = {
+    "prefix_cache_queries": "Tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Tokens found in the prefix cache.",
+    "num_preemptions": "Sequences whose pages were taken for others.",
+}
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class Source(Protocol):
-    """What a scrape reads: the same snapshot that Status is made of, and a few running sums."""
+    """What a scrape reads: the same snapshot that Status is made of."""
 
     def status(self) -> Status: ...
-    def totals(self) -> dict[str, int]: ...
 
 
 class Metrics:
@@ -52,11 +60,25 @@ class Metrics:
         self._rejected = counter("rejected_total", "Requests that were not admitted.", ("reason",))
         self._prompt = counter("prompt_tokens_total", "Prompt tokens computed.")
         self._generation = counter("generation_tokens_total", "Tokens generated.")
+        self._totals = {name: counter(name, text) for name, text in TOTALS.items()}
+        self._carried = dict.fromkeys(TOTALS, 0)
+        self._carrying = Lock()
 
     def serve(self, source: Source, host: str, port: int) -> None:
         """Raises OSError when the port is taken."""
-        self.registry.register(_Scrape(self._prefix, source))
-        start_http_server(port, host, self.registry)
+        registry = self.registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        registry.register(_Scrape(self._prefix, source))
+        start_http_server(port, host, registry)
+
+    def carry(self, totals: Mapping[str, int]) -> None:
+        """Running sums that somebody else keeps, named as in TOTALS; called from any thread, now and then."""
+        with self._carrying:
+            for name, total in totals.items():
+                self._totals[name].inc(total - self._carried[name])
+                self._carried[name] = total
 
     def step(self, plan: Plan, planning_s: float, running_s: float) -> None:
         self._plan.observe(planning_s)
@@ -84,7 +106,7 @@ class Metrics:
 
 
 class _Scrape:
-    """Gauges and sums that are read, not fed."""
+    """Gauges, which are read, not fed."""
 
     def __init__(self, prefix: str, source: Source) -> None:
         self._prefix = prefix
@@ -105,5 +127,3 @@ class _Scrape:
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(self._prefix + name, text, value=float(value))
-        for name, total in self._source.totals().items():
-            yield CounterMetricFamily(self._prefix + name, name.replace("_", " "), value=float(total))

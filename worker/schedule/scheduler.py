@@ -105,7 +105,8 @@ class Scheduler:
         if sequence.key in self._live:
             raise Refused(f"request {sequence.key[1]} is live already")
         check_possible(sequence, self._config, self._paging)
-        check_room(sequence, self._config, self._queue, len(self._running))
+        if not sequence.resumed:  # it has been admitted once
+            check_room(sequence, self._config, self._queue, len(self._running))
         self._earliest = min(self._earliest, sequence.deadline)
         self._live[sequence.key] = sequence
         self._queue.push(sequence, now)

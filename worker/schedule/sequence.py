@@ -38,7 +38,8 @@ class Sequence:
     group: int = 0
     priority: int = 0
     deadline: float = float("inf")
-    crashes: int = 0
+    crashes: int = 0  # that it is suspected of, see ledger.py
+    resumed: bool = False  # it was admitted by a worker that is gone
     computed: int = 0
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # of C ints, which pack.py copies whole
     cached: int = 0  # prompt tokens found in the prefix cache at first admission

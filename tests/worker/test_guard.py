@@ -1,0 +1,237 @@
+"""Who is to blame when a worker dies, and when a device is to blame: the ledger, the suspects, the canary."""
+
+import random
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared import messages as m
+from shared.codec import pack_u32
+from shared.config import ModelConfig, WorkerConfig
+from shared.pulse import Phase, Pulse
+from tests.checkpoints import Checkpoints
+from tests.wire.harness import expected
+from tests.worker.test_loop import ME, Bench, submit
+from worker.desk import QUARANTINE
+from worker.ledger import Ledger
+from worker.load import load_engine
+from worker.run.runner import DeviceBroken
+from worker.schedule.plan import Chunk
+from worker.schedule.sequence import Sequence
+
+
+class Died(BaseException):
+    """What kills a worker in these tests: nothing in the worker can catch it."""
+
+
+def sequence(id: int, crashes: int = 0) -> Sequence:
+    return Sequence((ME, id), [1], 1, m.Sampling(5), 0, 0.0, crashes=crashes, pages=array("i"))
+
+
+def death(pulse: Pulse, *, blamed: bool = True) -> Ledger:
+    """The next worker's ledger, after the one before has died."""
+    pulse.blamed = blamed
+    return Ledger(pulse)
+
+
+def test_only_who_was_in_the_last_step_gets_a_strike(tmp_path: Path) -> None:
+    pulse = Pulse(tmp_path / "worker.pulse")
+    ledger = Ledger(pulse)
+    ledger.running([sequence(1), sequence(2)])
+    ledger.running([sequence(2), sequence(3)])
+    ledger = death(pulse)
+    assert [ledger.strikes((ME, id), 1) for id in (1, 2, 3)] == [0, 1, 1]
+    assert ledger.strikes((ME, 2), 0) == 0, "a new request is nobody's heir"
+
+
+def test_strikes_outlive_deaths_until_there_is_progress(tmp_path: Path) -> None:
+    pulse = Pulse(tmp_path / "worker.pulse")
+    ledger = Ledger(pulse)
+    innocent, poison = sequence(1), sequence(2)
+    ledger.running([innocent, poison])
+    ledger = death(pulse)
+    ledger = death(pulse)  # of something else, before a step
+    innocent.crashes, poison.crashes = (ledger.strikes(one.key, 1) for one in (innocent, poison))
+    assert (innocent.crashes, poison.crashes) == (1, 1)
+    ledger.running([innocent])
+    ledger.acquit(innocent)
+    ledger.running([poison])
+    ledger = death(pulse)
+    assert [ledger.strikes(one.key, 1) for one in (innocent, poison)] == [0, QUARANTINE]
+
+
+def test_nobody_is_blamed_for_a_kill_from_outside_or_a_death_at_rest(tmp_path: Path) -> None:
+    pulse = Pulse(tmp_path / "worker.pulse")
+    ledger = Ledger(pulse)
+    ledger.running([sequence(1)])
+    ledger = death(pulse, blamed=False)
+    assert ledger.strikes((ME, 1), 20) == 0
+    ledger.running([sequence(1)])
+    ledger.rest()
+    assert death(pulse).strikes((ME, 1), 20) == 0
+
+
+def test_another_worker_knows_too(tmp_path: Path) -> None:
+    dead, other = Pulse(tmp_path / "worker-0.pulse"), Ledger(Pulse(tmp_path / "worker-1.pulse"))
+    Ledger(dead).running([sequence(1)])
+    assert other.strikes((ME, 1), 1) == 0
+    dead.blamed = True
+    assert other.strikes((ME, 1), 1) == 1
+
+
+def test_without_a_file_the_frontends_count() -> None:
+    assert Ledger().strikes((ME, 1), 2) == 2
+
+
+def test_a_ledger_keeps_to_its_size(tmp_path: Path) -> None:
+    pulse = Pulse(tmp_path / "worker.pulse")
+    Ledger(pulse).running([sequence(id) for id in range(5000)])
+    ledger = death(pulse)
+    assert ledger.strikes((ME, 0), 1) == 1 and ledger.strikes((ME, 4999), 1) == 0
+    death(pulse)
+
+
+class Lives:
+    """Workers that die, one after another, under the same streams, as their frontend sees it."""
+
+    def __init__(
+        self, folder: Path, prompts: list[list[int]], count: int, check: Callable[[list[Chunk]], None]
+    ) -> None:
+        self.pulse = Pulse(folder / "worker.pulse")
+        self.prompts, self.count, self.check = prompts, count, check
+        self.outputs: dict[int, list[int]] = {id: [] for id in range(len(prompts))}
+        self.ends: dict[int, m.End] = {}
+        self.refused: dict[int, str] = {}
+        self.crashes = 1  # all have been admitted once: the queue of the bench is short
+
+    def live(self, turns: int) -> bool:
+        """One worker for so many turns; True if it died of its work."""
+        bench = Bench(self.check)
+        bench.desk.ledger = Ledger(self.pulse)
+        self.pulse.phase = Phase.SERVING
+        open = [id for id in self.outputs if id not in self.ends and id not in self.refused]
+        bench.say(*(
+            submit(id, self.prompts[id], self.count, generated=pack_u32(self.outputs[id]), crashes=self.crashes)
+            for id in open
+        ))  # fmt: skip
+        self.pulse.blamed = False
+        try:
+            for _ in range(turns):
+                bench.turn()
+                self._hear(bench)
+        except Died:
+            self.pulse.blamed = True
+            self._hear(bench)
+        self.crashes += 1
+        return self.pulse.blamed
+
+    def _hear(self, bench: Bench) -> None:
+        for _, step in bench.link.sent:
+            self.refused |= {one.id: one.message for one in step.rejected}
+            self.ends |= {end.id: end for end in step.ends}
+        for one in bench.desk._records.values():
+            id = one.sequence.key[1]
+            output = one.sequence.tokens[len(self.prompts[id]) :]
+            assert len(output) >= len(self.outputs[id])
+            self.outputs[id] = output
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_two_deaths_find_the_culprit_and_all_others_are_served(tmp_path: Path, at: int) -> None:
+    def check(chunks: list[Chunk]) -> None:
+        if any(chunk.sequence.key == (ME, 17) and chunk.sequence.output_len >= at for chunk in chunks):
+            raise Died
+
+    prompts = [[id + 1] * 9 for id in range(24)]
+    lives = Lives(tmp_path, prompts, 8, check)
+    assert [lives.live(60) for _ in range(3)] == [True, True, False]
+    assert lives.refused == {17: "quarantined: in flight in 2 worker crashes"}
+    for id, prompt in enumerate(prompts):
+        assert lives.outputs[id] == (expected(prompt, at) if id == 17 else expected(prompt, 8))
+
+
+def test_twenty_kills_from_outside_lose_nobody(tmp_path: Path) -> None:
+    prompts = [[id + 1] * 40 for id in range(20)]
+    lives = Lives(tmp_path, prompts, 40, lambda chunks: None)
+    order = random.Random(1)
+    for _ in range(20):
+        assert not lives.live(order.choice((1, 2)))
+    lives.live(60)
+    assert not lives.refused
+    assert lives.outputs == {id: expected(prompt, 40) for id, prompt in enumerate(prompts)}
+
+
+def test_suspects_run_alone_until_they_have_made_a_token(tmp_path: Path) -> None:
+    steps: list[list[int]] = []
+    bench = Bench(lambda chunks: steps.append([chunk.sequence.key[1] for chunk in chunks]))
+    bench.say(*(submit(id, [id + 1] * 4, 3, crashes=int(id in (1, 3))) for id in range(4)))
+    bench.turn(3)
+    assert steps[:3] == [[0, 2], [1], [3]]
+    assert sorted(steps[3]) == [0, 1, 2, 3] == sorted(steps[4])
+    assert all(bench.heard()[0][id] == expected([id + 1] * 4, 3) for id in range(4))
+
+
+def test_a_broken_device_fails_the_worker_and_no_request() -> None:
+    def check(chunks: list[Chunk]) -> None:
+        if broken:
+            raise RuntimeError("device lost")
+
+    broken = False
+    bench = Bench(check)
+    bench.runner.prove = lambda: check([])  # type: ignore[method-assign]
+    bench.say(*(submit(id, [id + 1], 9) for id in range(4)))
+    bench.turn(2)
+    broken = True
+    with pytest.raises(RuntimeError, match="device lost"):
+        bench.turn()
+    assert not bench.heard()[1]
+
+
+def test_a_device_that_breaks_in_the_middle_of_a_step_tells_nobody_either() -> None:
+    calls = 0
+
+    def check(chunks: list[Chunk]) -> None:
+        nonlocal calls
+        calls += 1
+        if len(chunks) > 1 or calls > 3:
+            raise RuntimeError("device lost")
+
+    bench = Bench(check)
+    bench.runner.prove = lambda: check([])  # type: ignore[method-assign]
+    bench.say(*(submit(id, [id + 1], 9) for id in range(4)))
+    with pytest.raises(RuntimeError, match="device lost"):
+        bench.turn()
+    assert not bench.heard()[1]
+
+
+def test_only_an_idle_device_is_asked_to_prove_itself() -> None:
+    proofs: list[float] = []
+    bench = Bench()
+    bench.loop._canary_s = 5.0
+    bench.runner.prove = lambda: proofs.append(bench.now)  # type: ignore[method-assign]
+    bench.turn(11)
+    assert proofs == [5.0, 10.0]
+    bench.say(submit(1, [1], 20))
+    bench.turn(20)  # computes until 31
+    bench.turn(6)
+    assert proofs == [5.0, 10.0, 36.0]
+
+
+def test_the_canary_leaves_no_trace_and_tells_a_broken_device(checkpoints: Checkpoints) -> None:
+    folder = str(checkpoints("llama"))
+    engine = load_engine(ModelConfig(model=folder), WorkerConfig(device="cpu", kv_cache_gb=0.01), lambda *_: None)
+    cache, layers = engine.runner._cache, list[None]()
+    cache.k.fill_(7.0)
+    engine.runner.watch(lambda: layers.append(None))
+    before = (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.prefix_queries)
+    engine.runner.prove()
+    assert (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.prefix_queries) == before
+    changed = torch.unique((cache.k != 7.0).nonzero()[:, 1])  # [layer, page, …]
+    assert changed.tolist() == [0], "only the scratch page"
+    assert len(layers) == len(engine.spec.layers), "a sign of life for each layer"
+    engine.runner._model.forward = None  # type: ignore[method-assign, assignment]
+    with pytest.raises(DeviceBroken, match="cpu cannot compute: TypeError"):
+        engine.runner.prove()
