@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,14 +94,20 @@ def read_events(client: httpx.Client, body: dict[str, Any]) -> Events:
 
 
 @contextmanager
-def serving(model: Path | str, log: Path, *flags: str, trust: ssl.SSLContext | None = None) -> Iterator[Server]:
+def serving(
+    model: Path | str,
+    log: Path,
+    *flags: str,
+    trust: ssl.SSLContext | None = None,
+    entry: Sequence[str] = ("-m", "deploy.cli"),
+) -> Iterator[Server]:
     """`sluice serve` on a free port, ready; afterwards SIGTERM, exit code 0 and no process left.
 
-    With `trust`, over https to a certificate that this context trusts.
+    With `trust`, over https to a certificate that this context trusts; `entry` is what Python runs.
     """
     port = free_port()
     url = f"{'https' if trust else 'http'}://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "deploy.cli", "serve", "--model", str(model), "--served-model-name", "m"]
+    command = [sys.executable, *entry, "serve", "--model", str(model), "--served-model-name", "m"]
     command += ["--port", str(port), "--worker-metrics-port", "0", "--threads", "1", *flags]
     with log.open("wb") as out, httpx.Client(base_url=url, timeout=60, verify=trust or True) as client:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=_environment())

@@ -1,0 +1,71 @@
+"""`sluice serve` whose worker has faults, which a test switches on by making files in the folder given first.
+
+    hang     the compute loop stands still     broken   every step raises, as on a lost device
+    poison   (always on) a step with a prompt that begins with POISON kills the process
+    (always) the first worker loads slowly
+
+A file holds the epoch of the worker that is to suffer. The other arguments are those of `sluice`.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+POISON = [101, 102, 103, 104, 105, 106, 107]
+HERE = str(Path(__file__))
+
+
+def serve(folder: str, words: list[str]) -> int:
+    import deploy.launch
+    from deploy.cli import main
+
+    plain = deploy.launch._command
+
+    def command(role: str, *rest: Any) -> list[str]:
+        words = plain(role, *rest)
+        return [words[0], HERE, folder, *words[words.index(role) :]] if role == "worker" else words
+
+    deploy.launch._command = command  # type: ignore[assignment]
+    return main(words)
+
+
+def work(folder: Path, words: list[str]) -> int:
+    import worker.__main__
+    from deploy.cli import main
+    from worker.loop import Loop
+    from worker.run.runner import Runner
+
+    def suffers(fault: str) -> bool:
+        file = folder / fault
+        return file.exists() and file.read_text() == os.environ["SLUICE_EPOCH"]
+
+    turn, step, load = Loop.turn, Runner.step, worker.__main__.load_engine
+
+    def faulty_turn(self: Any) -> bool:
+        while suffers("hang"):
+            time.sleep(0.01)
+        return turn(self)
+
+    def faulty_step(self: Any, plan: Any) -> Any:
+        if any(chunk.sequence.tokens[: len(POISON)] == POISON for chunk in plan.chunks):
+            os.abort()
+        if suffers("broken"):
+            raise RuntimeError("device lost")
+        time.sleep(0.002)
+        return step(self, plan)
+
+    def slow_load(model: Any, settings: Any, progress: Any) -> Any:
+        for done in range(10 if os.environ["SLUICE_EPOCH"] == "1" else 0):
+            progress(done, 10)
+            time.sleep(0.3)
+        return load(model, settings, progress)
+
+    Loop.turn, Runner.step, worker.__main__.load_engine = faulty_turn, faulty_step, slow_load  # type: ignore[method-assign]
+    return main(words)
+
+
+if __name__ == "__main__":
+    folder, *words = sys.argv[1:]
+    sys.exit(work(Path(folder), words) if words[0] == "worker" else serve(folder, words))

@@ -1,0 +1,158 @@
+"""A real server whose worker hangs, breaks and is killed, and whose frontends are replaced: no stream is the worse."""
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.deploy.faulty import HERE, POISON
+from tests.e2e.server import Events, Server, free_port, serving
+
+PROMPTS = [[20 + id, 30, 40] for id in range(4)]
+LENGTH = 150
+
+
+def counters(url: str) -> dict[str, float]:
+    """Every counter and histogram of a /metrics page."""
+    lines = [line for line in httpx.get(url, timeout=10).text.splitlines() if not line.startswith("#")]
+    pairs = [line.rsplit(" ", 1) for line in lines]
+    return {name: float(value) for name, value in pairs if re.search(r"(_total|_count|_sum|_bucket)($|{)", name)}
+
+
+class Trouble:
+    """Streams that run while something happens to the worker."""
+
+    def __init__(self, server: Server, folder: Path, metrics: str) -> None:
+        self.server, self.folder, self.metrics = server, folder, metrics
+        self.pool = ThreadPoolExecutor(8)
+        self.whole = [self.server.events(prompt, LENGTH, ignore_eos=True).ids for prompt in PROMPTS]
+
+    def start(self, prompt: list[int]) -> "Future[Events]":
+        return self.pool.submit(self.server.events, prompt, LENGTH, ignore_eos=True)
+
+    def meet(self, happen: Callable[[dict[str, Any]], None], *more: list[int], deaths: int = 1) -> list[Events]:
+        """All streams are what they would have been; returns those of the prompts in `more`."""
+        before, epoch = counters(self.metrics), self.server.stats()["worker"]["epoch"]
+        streams = [self.start(prompt) for prompt in PROMPTS]
+        self.server.until(lambda s: s["running"] == len(PROMPTS))
+        others = [self.start(prompt) for prompt in more]
+        happen(self.server.stats()["worker"])
+        assert [stream.result(60).ids for stream in streams] == self.whole
+        assert all(stream.result().error is None for stream in streams)
+        ended = [other.result(60) for other in others]
+        assert self.server.until_idle()["worker"]["epoch"] == epoch + deaths
+        self.check(before)
+        return ended
+
+    def check(self, before: dict[str, float]) -> None:
+        after = counters(self.metrics)
+        assert [name for name, value in before.items() if after.get(name, 0.0) < value] == [], "a counter fell"
+        page = httpx.get(self.metrics, timeout=10).text
+        assert len(re.findall(r"^sluice_worker_epoch ", page, re.MULTILINE)) == 1
+
+    def fault(self, name: str) -> Callable[[dict[str, Any]], None]:
+        return lambda worker: (self.folder / name).write_text(str(worker["epoch"])) and None
+
+
+@pytest.fixture(scope="module")
+def trouble(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("faults")
+    port = free_port()
+    flags = ("--stall-timeout", "2", "--worker-metrics-port", str(port), "--canary-interval", "0.2")
+    with serving("demo", folder / "log", *flags, entry=(HERE, str(folder))) as server:
+        yield Trouble(server, folder, f"http://127.0.0.1:{port}/metrics")
+
+
+def test_loading_is_shown_as_it_goes(trouble: Trouble) -> None:
+    shown = [int(tenth) for tenth in re.findall(r"loading: (\d+) %", trouble.server.log.read_text())]
+    assert len(shown) > 2 and shown == sorted(shown)
+
+
+def test_a_worker_that_hangs_is_killed_and_its_streams_go_on(trouble: Trouble) -> None:
+    trouble.meet(trouble.fault("hang"))
+    assert "worker hangs: its work has not moved for" in trouble.server.log.read_text()
+
+
+def test_a_worker_that_is_stopped_is_killed_and_its_streams_go_on(trouble: Trouble) -> None:
+    trouble.meet(lambda worker: os.kill(worker["pid"], signal.SIGSTOP))
+    assert "worker hangs: no sign of life for 2 s (it is stopped); killing it" in trouble.server.log.read_text()
+
+
+def test_a_lost_device_ends_the_worker_and_no_stream(trouble: Trouble) -> None:
+    trouble.meet(trouble.fault("broken"))
+    assert "cannot compute: RuntimeError: device lost" in trouble.server.log.read_text()
+
+
+def test_an_idle_worker_finds_out_that_its_device_is_lost(trouble: Trouble) -> None:
+    worker = trouble.server.stats()["worker"]
+    trouble.fault("broken")(worker)
+    trouble.server.until(lambda s: s["worker"]["epoch"] == worker["epoch"] + 1 and s["worker"]["state"] == "ready")
+
+
+def test_who_kills_workers_is_found_and_nobody_else_suffers(trouble: Trouble) -> None:
+    [poison] = trouble.meet(lambda worker: None, POISON, deaths=2)
+    assert poison.error is not None and "quarantined: in flight in 2 worker crashes" in poison.error
+    assert not poison.ids
+
+
+def test_a_frontend_that_is_stopped_is_replaced(trouble: Trouble) -> None:
+    pid = trouble.server.stats()["frontends"][0]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    trouble.server.until(lambda s: [peer["pid"] for peer in s["frontends"] if peer["pid"] != pid])
+
+
+class Load:
+    """Requests without pause, on one connection for all or on one for each, until it is left."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.served, self.failed, self.over = url, 0, list[str](), threading.Event()
+        self.threads = [threading.Thread(target=self.run, args=(keep,)) for keep in (True, False)]
+
+    def run(self, keep: bool) -> None:
+        with httpx.Client(timeout=60) as kept:
+            while not self.over.wait(0.01):
+                if keep:
+                    self.ask(kept)
+                else:
+                    with httpx.Client(timeout=60) as fresh:
+                        self.ask(fresh)
+
+    def ask(self, client: httpx.Client) -> None:
+        try:
+            body = {"model": "m", "prompt": [20, 30], "max_tokens": 3}
+            answer = client.post(self.url + "/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            self.served += 1
+        except Exception as error:
+            self.failed.append(repr(error))
+
+    def __enter__(self) -> "Load":
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def test_frontends_are_replaced_without_refusing_anybody(tmp_path: Path) -> None:
+    with serving("demo", tmp_path / "log", "--frontends", "2") as server:
+        old = {peer["pid"] for peer in server.stats()["frontends"]}
+        whole = server.events([20, 30, 40], 800, ignore_eos=True).ids
+        with Load(server.url) as load, ThreadPoolExecutor(1) as pool:
+            stream = pool.submit(server.events, [20, 30, 40], 800, ignore_eos=True)
+            for replaced in (2, 4):
+                server.process.send_signal(signal.SIGHUP)
+                server.until(lambda s: server.log.read_text().count("was replaced") == replaced, 60)  # noqa: B023
+            assert stream.result(60).ids == whole
+        assert load.failed == [] and load.served > 20
+        assert not old & {peer["pid"] for peer in server.stats()["frontends"]}
