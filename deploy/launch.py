@@ -23,6 +23,7 @@ from deploy.rundir import run_dir
 from deploy.supervisor import Supervisor
 from deploy.watch import Health, ask, welcome
 from shared.config import Settings, with_values
+from shared.outlet import Unhurried
 from shared.pulse import Pulse
 
 
@@ -71,7 +72,14 @@ def serve(settings: Settings, asked: Collection[str]) -> int:
 
 async def _supervise(settings: Settings, listeners: list[socket.socket], folder: Path) -> int:
     roles = [*_frontends(settings, listeners, folder), _worker(settings, folder)]
-    console = Console(sys.stderr, tuple(role.name for role in roles))
+    with contextlib.closing(Unhurried(sys.stderr)) as people, contextlib.closing(Unhurried(sys.stdout)) as machines:
+        console = Console(people, tuple(role.name for role in roles), machines)
+        return await _supervise_over(console, roles, settings, listeners, folder)
+
+
+async def _supervise_over(
+    console: Console, roles: list[Role], settings: Settings, listeners: list[socket.socket], folder: Path
+) -> int:
     following: list[asyncio.Task[None]] = []
 
     def on_stop() -> None:

@@ -6,11 +6,19 @@ Knows nothing of processes; a reader that went away (a closed pipe) is no reason
 import contextlib
 import re
 import sys
-from typing import TextIO
+from typing import Protocol
 
 _COLOURS = ("36", "35", "33", "34", "32", "31")
 _BAR = 30  # columns
 _CLEAR = "\r\x1b[K"
+
+
+class Sink(Protocol):
+    """The part of a text stream that a console needs."""
+
+    def write(self, text: str, /) -> int: ...
+    def flush(self) -> None: ...
+    def isatty(self) -> bool: ...
 
 
 class Lines:
@@ -36,7 +44,7 @@ class Lines:
 class Console:
     """Writes whole lines; on a terminal with colours and a bar that stays below them."""
 
-    def __init__(self, stream: TextIO, names: tuple[str, ...] = (), data: TextIO | None = None) -> None:
+    def __init__(self, stream: Sink, names: tuple[str, ...] = (), data: Sink | None = None) -> None:
         """`data`: where lines of JSON go, which are for machines; None: stdout."""
         self._stream = stream
         self._data = data
@@ -80,7 +88,7 @@ class Console:
     def _write(self, text: str) -> None:
         self._put(self._stream, text)
 
-    def _put(self, stream: TextIO, text: str) -> None:
+    def _put(self, stream: Sink, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.write(text)
             stream.flush()

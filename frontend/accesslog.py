@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from frontend.choice import Choice
 from frontend.errors import DeadlineExceeded, Overloaded, SluiceError
 from frontend.service import Run
 from frontend.types import Ask
 from shared.config import FrontendConfig
+from shared.messages import Timings
 from shared.outlet import Outlet
 
 OUTCOMES = {
@@ -101,7 +103,7 @@ def _add_run(entry: Entry, run: Run, began: float) -> None:
     if run.reason and entry.outcome != "client_gone":
         entry.error = run.reason
     told = run.choices
-    timings = [choice.timings(choice.stream.end) for choice in told]
+    timings = [_timings(choice) for choice in told]
     entry.completion_tokens = sum([choice.consumed for choice in told])
     each = entry.n or 1  # choices of one prompt: it counts once, and so does what was found of it
     cached = [timing.cached_tokens for timing in timings]
@@ -112,6 +114,12 @@ def _add_run(entry: Entry, run: Run, began: float) -> None:
     first = min([choice.first_at for choice in told if choice.first_at], default=0.0)
     entry.ttft_ms = round(1e3 * (first - began), 3) if first else None
     entry.finish_reasons = [choice.finish.value if choice.finish else None for choice in told[:MOST_REASONS]]
+
+
+def _timings(choice: Choice) -> Timings:
+    """Of one that the worker did not end: as far as it told."""
+    end = choice.stream.end
+    return choice.timings(end if end is not None and end.timings != Timings() else None)
 
 
 def line(entry: Entry) -> bytes:

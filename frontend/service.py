@@ -25,6 +25,7 @@ from frontend.types import Ask, Delta, Finish
 from frontend.workers import Workers
 from shared.messages import End, Outcome, Sampling, Timings
 
+DRAINING_S = 5.0  # until another server may have taken over
 POLL_S = 0.02  # how often a drain looks whether the last request has ended
 
 Arrivals = list[tuple[Choice, Batch]]
@@ -85,6 +86,8 @@ class Service:
     def require_ready(self) -> None:
         """Raises Overloaded with the reason when requests cannot be served now."""
         ready, reason = self.state()
+        if not ready and reason == "draining":
+            raise Overloaded("not ready: draining", code="draining", retry_after=DRAINING_S)
         if not ready:
             raise Overloaded(f"not ready: {reason}", code="not_ready", retry_after=1.0)
 

@@ -6,6 +6,7 @@ For what must not stand still because a disk is full, or because nobody reads th
 import os
 import threading
 from collections import deque
+from typing import TextIO
 
 WAIT_S = 0.05  # how long lines gather before they go out together
 LIMIT = 4 << 20  # bytes that may wait
@@ -74,3 +75,23 @@ class Outlet:
         except OSError:
             return False
         return True
+
+
+class Unhurried:
+    """A text stream over an outlet; `close` lets out what waits and leaves the stream beneath open."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.outlet = Outlet(stream.fileno())
+        self._terminal = stream.isatty()
+
+    def write(self, text: str) -> int:
+        self.outlet.put(text.encode("utf-8", "replace"))
+        return len(text)
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def close(self) -> None:
+        self.outlet.close()

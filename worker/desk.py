@@ -22,6 +22,7 @@ from worker.stats import Stats
 Key = tuple[bytes, int]  # (frontend id, request id)
 
 KEEP_S = 30.0  # how long a finished request's output can still be asked for
+LONGEST_WAIT_S = 120.0  # that a client is told to wait
 QUARANTINE = 2  # a request that was in the step of this many crashes, without progress, is not tried again
 MAX_COMPILING = 256  # requests that wait for their grammars
 
@@ -83,6 +84,7 @@ class Desk:
         self._stats = stats
         self._metrics = metrics
         self._vocab_size = vocab_size
+        self._computed_wait = (-1.0, 1.0)  # when, seconds
         self._seeds = seeds
         self._compiler = compiler
         self._compiling = Waiting()
@@ -202,14 +204,15 @@ class Desk:
         return None
 
     def _retry_after(self, now: float) -> float:
-        """Seconds until the present backlog is computed at the measured speed; at least one."""
-        backlog = self._scheduler.waiting_tokens + sum(
-            record.sequence.sampling.max_tokens - record.sequence.output_len
-            for record in self._records.values()
-            if record.end is None
-        )
-        speed = self._stats.prompt.per_second(now) + self._stats.generation.per_second(now)
-        return min(120.0, max(1.0, backlog / speed)) if speed else 1.0
+        """Seconds until the present backlog is computed at the measured speed; at least one. Computed once a turn."""
+        at, seconds = self._computed_wait
+        if at != now:
+            live = self._scheduler.sequences()
+            backlog = self._scheduler.waiting_tokens + sum(one.sampling.max_tokens - one.output_len for one in live)
+            speed = self._stats.prompt.recent(now) + self._stats.generation.recent(now)
+            seconds = min(LONGEST_WAIT_S, max(1.0, backlog / speed)) if speed else 1.0
+            self._computed_wait = now, seconds
+        return seconds
 
     def _abort(self, key: Key, now: float) -> None:
         sequence = self._scheduler.abort(key)

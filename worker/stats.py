@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from shared.messages import Quantiles
 
 WINDOW_S = 10.0
+LEAST_S = 0.5
 SAMPLES = 1024
 
 
@@ -26,6 +27,11 @@ class Rate:
     def per_second(self, now: float) -> float:
         self._forget(now)
         return self._sum / WINDOW_S
+
+    def recent(self, now: float) -> float:
+        """The same over the time since the first of them: what a burst does that has just begun."""
+        self._forget(now)
+        return self._sum / min(WINDOW_S, max(LEAST_S, now - self._events[0][0])) if self._events else 0.0
 
     def _forget(self, now: float) -> None:
         while self._events and self._events[0][0] < now - WINDOW_S:

@@ -50,6 +50,14 @@ def test_names_are_aligned_and_a_file_gets_no_colours() -> None:
     assert output.getvalue() == "worker     | a\nfrontend 0 | b\n"
 
 
+def test_an_object_of_json_goes_to_machines_as_it_is() -> None:
+    people, machines = io.StringIO(), io.StringIO()
+    console = Console(people, ("frontend",), machines)
+    console.line("frontend", '{"path":"/x"}')
+    console.line("frontend", "{ braces")
+    assert machines.getvalue() == '{"path":"/x"}\n' and people.getvalue() == "frontend | { braces\n"
+
+
 def test_a_terminal_has_colours_and_a_bar_below_the_lines() -> None:
     output = Terminal()
     console = Console(output, ("worker",))

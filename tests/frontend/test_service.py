@@ -147,6 +147,14 @@ async def test_closing_without_ever_listening_aborts_too(tokenizer: Tokenizer) -
     assert link.aborted == [1]
 
 
+async def test_who_comes_while_it_drains_is_told_to_come_back_later(tokenizer: Tokenizer) -> None:
+    served = service(tokenizer, FakeLink())
+    served.draining = True
+    with pytest.raises(Overloaded) as refused:
+        await served.start(ask())
+    assert (refused.value.code, refused.value.retry_after) == ("draining", 5.0)
+
+
 async def test_prompts_and_choices_are_told_apart_and_seeded(tokenizer: Tokenizer) -> None:
     link = FakeLink()
     run = await service(tokenizer, link).start(

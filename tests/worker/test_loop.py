@@ -205,6 +205,18 @@ def test_a_deadline_ends_a_request_with_its_own_outcome() -> None:
     assert ends[1].outcome is m.Outcome.DEADLINE and ends[1].tokens == len(outputs[1]) == 4
 
 
+def test_retry_after_is_the_backlog_at_the_measured_speed() -> None:
+    bench = Bench()
+    bench.say(*(submit(id, [id + 1] * 20, 100) for id in range(8)))
+    bench.turn(2)  # all run: each has 98 tokens to go, and two steps have shown the speed
+    bench.say(*(submit(id, [id + 1] * 20, 100) for id in range(8, 24)))
+    bench.turn()
+    refused = [one for _, step in bench.link.sent for one in step.rejected]
+    assert len(refused) == 8 and {one.reason for one in refused} == {m.Refusal.QUEUE_FULL}
+    backlog, speed = 8 * 98 + 8 * (20 + 100), 8 * (20 + 1) / 2.0
+    assert [one.retry_after_s for one in refused] == pytest.approx([backlog / speed] * 8)
+
+
 def test_refusals_name_their_reason() -> None:
     bench = Bench()
     bench.say(submit(1, []), submit(2, [VOCAB]), submit(3, [1], 600), submit(4, [1], crashes=2))
