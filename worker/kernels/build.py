@@ -21,6 +21,7 @@ AMX = (*AVX512, "-mavx512bf16", "-mprfchw")
 UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cpu.c", ()),
     ("pack.c", ()),
+    ("stack.c", ()),
     ("rows.c", AVX2),
     ("rows.c", AVX512),
     ("gemm_lanes.c", AVX2),

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from ctypes import c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -113,6 +114,20 @@ def _bind(library: ctypes.CDLL, dtype: str, lanes: str, matrix: str) -> _Kernels
     return _Kernels(**{name: function(name) for name in _SIGNATURES})
 
 
+def stack_kernels(dtype: torch.dtype) -> list[int]:
+    """Addresses of the functions that the stack of layers calls, in the order of its table (native/stack.c)."""
+    kernels = _kernels()[dtype]
+    calls = (kernels.norm, kernels.add_norm, kernels.gate, kernels.qkv_post, kernels.gemm, kernels.attend)
+    return [ctypes.cast(cast(Any, call), c_void_p).value or 0 for call in calls]
+
+
+def stack(model: Any, step: Any) -> int:
+    """native/stack.c's `stack`, for pointers to its two structures; 1: no memory."""
+    library = _library()
+    assert library is not None
+    return int(library.stack(model, step))
+
+
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
     """A copy of weight [N, K] (any N, K, contiguous) in panels of 32 rows of it, zeros where N or K are not full."""
     n, k = weight.shape
@@ -142,7 +157,7 @@ def linear(x: Tensor, weight: NativeWeight, out: Tensor | None = None, out_dtype
     assert out.shape == (x.shape[0], weight.n) and out.is_contiguous()
     assert out.dtype == x.dtype or out.dtype == torch.float32
     if _kernels()[x.dtype].gemm(
-        x.data_ptr(), weight.panels.data_ptr(), _address(weight.bias), out.data_ptr(),
+        x.data_ptr(), weight.panels.data_ptr(), address(weight.bias), out.data_ptr(),
         x.shape[0], weight.n, weight.k, out.dtype == torch.bfloat16, torch.get_num_threads(),
     ):  # fmt: skip
         raise MemoryError("no memory to pad the rows of a matmul")
@@ -248,7 +263,7 @@ def qkv_post(
         assert weight is None or (weight.dtype == qkv.dtype and weight.shape == (d,) and weight.is_contiguous())
     q = torch.empty(qkv.shape[0], heads, d, dtype=qkv.dtype)
     _kernels()[qkv.dtype].qkv_post(
-        qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), _address(q_norm), _address(k_norm),
+        qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), address(q_norm), address(k_norm),
         cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slots.data_ptr(), eps, offset,
         qkv.shape[0], heads, kv_heads, d, torch.get_num_threads(),
     )  # fmt: skip
@@ -287,7 +302,8 @@ def attention(
     return out
 
 
-def _address(x: Tensor | None) -> int | None:
+def address(x: Tensor | None) -> int | None:
+    """Of its first element; None for none."""
     return None if x is None else x.data_ptr()
 
 

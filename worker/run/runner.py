@@ -41,6 +41,7 @@ class Runner:
     def __init__(self, model: Decoder, cache: Cache) -> None:
         self._model = model
         self._cache = cache
+        self._forward = model.on(cache)
         self._device = cache.k.device
         self._constrainer = Constrainer(model.spec.vocab_size, model.spec.eos_ids)
 
@@ -48,7 +49,7 @@ class Runner:
     def step(self, plan: Plan) -> Sampled:
         """Compute the plan's chunks; raises whatever the device raises, having changed no sequence."""
         packed, wanted = pack(plan.chunks, self._cache.page_size, self._device)
-        logits = self._model.forward(packed, self._cache)  # [R, V] float32
+        logits = self._forward(packed)  # [R, V] float32
         sampled = logits if len(wanted.sampled) == logits.shape[0] else logits[wanted.sampled]
         sequences = [chunk.sequence for chunk in plan.sampling]
         allowed = self._constrainer.apply(sampled, sequences)
