@@ -17,7 +17,6 @@ from shared.config import ConfigError, Settings
 from shared.messages import Outcome, Status
 from shared.pulse import Phase, Pulse
 from worker.desk import Desk
-from worker.grammar.compiler import Compiler
 from worker.ledger import Ledger
 from worker.link import Identity, Link
 from worker.load import Engine, load_engine
@@ -59,16 +58,15 @@ def run(settings: Settings, epoch: int, pulse: Pulse) -> None:
 def _serve(settings: Settings, engine: Engine, link: Link, state: "_State", stop: "_Stop") -> None:
     metrics = Metrics(settings.frontend.metrics_prefix)
     seeds = random.Random(settings.worker.seed) if settings.worker.seed >= 0 else random.SystemRandom()
-    limits = engine.limits
-    compiler = Compiler(engine.folder, limits.vocab_size, limits.eos_token_ids, link.awake.set)
+    engine.compiler.wake = link.awake.set
     desk = Desk(
         engine.scheduler,
         state.stats,
         metrics,
-        vocab_size=limits.vocab_size,
+        vocab_size=engine.limits.vocab_size,
         seeds=seeds,
         ledger=Ledger(state.pulse),
-        compiler=compiler,
+        compiler=engine.compiler,
     )
     canary_s = settings.worker.canary_interval
     loop = Loop(engine.scheduler, engine.runner, desk, link, state.stats, metrics, canary_s=canary_s)
@@ -84,7 +82,7 @@ def _serve(settings: Settings, engine: Engine, link: Link, state: "_State", stop
     desk.draining = state.draining = True
     deadline = time.monotonic() + settings.worker.drain_timeout
     loop.run(lambda: not engine.scheduler.has_work or time.monotonic() > deadline)
-    compiler.close()
+    engine.compiler.close()
     desk.end_all(Outcome.SHUTDOWN, time.monotonic(), "the server shut down before this was done")
     desk.publish(link, time.monotonic())
 

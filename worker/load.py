@@ -10,6 +10,7 @@ import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.messages import Limits
+from worker.grammar.compiler import Compiler
 from worker.kernels import native
 from worker.memory.budget import size_pool
 from worker.memory.cache import Cache
@@ -36,7 +37,7 @@ class Engine:
     spec: ModelSpec
     limits: Limits
     tokenizer_hash: str
-    folder: Path
+    compiler: Compiler
     device: str
     dtype: str
 
@@ -49,6 +50,7 @@ def load_engine(
     folder = resolve(model.model)
     spec, tokenizer_hash = spec_from_config(read_config(folder)), _hash(folder)
     dtype = getattr(torch, spec.dtype if worker.dtype == "auto" else worker.dtype)
+    compiler = Compiler(folder, spec.vocab_size, spec.eos_ids)
     weights = load(folder, spec, dtype, device, invariant=worker.batch_invariant, on_progress=on_progress)
     size = size_pool(spec, dtype, device, model, worker)
     log.info(
@@ -67,7 +69,7 @@ def load_engine(
         spec=spec,
         limits=Limits(size.max_seq_len, spec.vocab_size, spec.eos_ids),
         tokenizer_hash=tokenizer_hash,
-        folder=folder,
+        compiler=compiler,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
     )

@@ -48,8 +48,7 @@ class Bench(Heard):
         self.now, self.engine = 0.0, engine
         self.scheduler, self.link = engine.scheduler, FakeLink()
         stats, metrics = Stats(), Metrics()
-        limits = engine.limits
-        self.compiler = Compiler(engine.folder, limits.vocab_size, limits.eos_token_ids, lambda: None)
+        self.compiler = engine.compiler
         self.desk = Desk(
             self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0), compiler=self.compiler
         )
@@ -74,9 +73,7 @@ class Bench(Heard):
         raise AssertionError("it runs for ever")
 
     def text(self, tokens: list[int]) -> str:
-        vocabulary = self.compiler._vocabulary
-        assert vocabulary is not None
-        return vocabulary.result().decode_bytes([token for token in tokens if token != EOS]).decode()
+        return self.compiler._vocabulary.result().decode_bytes([token for token in tokens if token != EOS]).decode()
 
     def rejected(self) -> dict[int, m.Rejected]:
         return {one.id: one for _, step in self.link.sent for one in step.rejected}
@@ -86,7 +83,6 @@ class Bench(Heard):
 def bench(checkpoints: Checkpoints) -> Iterator[Bench]:
     bench = Bench(engine_of(checkpoints("llama")))
     yield bench
-    bench.compiler.close()
     assert not bench.scheduler.has_work
 
 
@@ -169,7 +165,6 @@ def test_every_kind_of_grammar_and_vocabulary(kind: str, checkpoints: Checkpoint
     texts = {id: bench.text(outputs[id]) for id in ends if ends[id].outcome is m.Outcome.EOS}
     assert {0, 1, 4} <= texts.keys()
     assert texts[0] in ("yes", "naïve 日本") and texts[1][3] == "-" and json.loads(texts[4]).keys() == {"name", "age"}
-    bench.compiler.close()
 
 
 def test_a_matcher_moves_once_a_token_whatever_happens(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,9 +236,7 @@ def test_ends_are_true(bench: Bench) -> None:
 
 
 def token_of(bench: Bench, text: str) -> int:
-    vocabulary = bench.compiler.grammar(NAMED) and bench.compiler._vocabulary
-    assert vocabulary is not None
-    (token,) = vocabulary.result().tokenize_str(text)
+    (token,) = bench.compiler._vocabulary.result().tokenize_str(text)
     return token
 
 
@@ -348,7 +341,7 @@ def test_a_text_is_compiled_once_and_forgotten_when_it_is_old(bench: Bench) -> N
 
 def test_a_tokenizer_that_cannot_be_read_is_the_request_s_error(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    compiler = Compiler(tmp_path, VOCAB, (EOS,), lambda: None)
+    compiler = Compiler(tmp_path, VOCAB, (EOS,))
     with pytest.raises(Invalid, match="tokenizer"):
         compiler.grammar(NAMED).result(30)
     compiler.close()

@@ -1,7 +1,8 @@
 """Grammars' texts become matchers, on threads of their own: the compute loop never waits for one.
 
-Knows the vocabulary (tokenizer.json) and llguidance, both loaded when the first grammar comes. A text is compiled
-once, however many requests bring it, and kept while others are not more recent; so is what was refused.
+Knows the vocabulary (tokenizer.json) and llguidance. A text is compiled once, however many requests bring it, and kept
+while others are not more recent; so is what was refused. To read a vocabulary of 128,000 tokens holds the GIL for about
+a second, so it is read while the weights are; to compile a grammar holds it for next to nothing.
 """
 
 from collections import OrderedDict
@@ -35,15 +36,15 @@ class Grammar:
 
 
 class Compiler:
-    """`wake` is called, in another thread, when something has been compiled."""
+    """Begins to read the vocabulary at once. `wake` is called, in another thread, when something has been compiled."""
 
-    def __init__(self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...], wake: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self.wake: Callable[[], None] = lambda: None
         self._folder = folder
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
-        self._wake = wake
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
-        self._vocabulary: Future[LLTokenizer] | None = None
+        self._vocabulary = self._pool.submit(self._load)
         self._kept: OrderedDict[str, Future[Grammar]] = OrderedDict()
         self._chars = 0
 
@@ -53,10 +54,8 @@ class Compiler:
         if known is not None:
             self._kept.move_to_end(text)
             return known
-        if self._vocabulary is None:
-            self._vocabulary = self._pool.submit(self._load)
         made = self._kept[text] = self._pool.submit(_compile, text, self._vocabulary)
-        made.add_done_callback(lambda _: self._wake())
+        made.add_done_callback(lambda _: self.wake())
         self._chars += len(text)
         while len(self._kept) > MAX_KEPT or (self._chars > MAX_KEPT_CHARS and len(self._kept) > 1):
             self._chars -= len(self._kept.popitem(last=False)[0])

@@ -34,8 +34,10 @@ class Constrainer:
         if not rows:
             return logits
         bits = self._allowed([sequences[row] for row in rows])
+        forbidden = _unpacked(~bits, logits.device)[:, : logits.shape[1]]
+        if len(rows) == len(sequences):
+            return logits.masked_fill(forbidden, -torch.inf)
         at = torch.tensor(rows, device=logits.device)
-        forbidden = ~_unpacked(torch.from_numpy(bits).to(logits.device))[:, : logits.shape[1]]
         return logits.index_copy(0, at, logits[at].masked_fill_(forbidden, -torch.inf))
 
     def _allowed(self, sequences: list[Sequence]) -> Bits:
@@ -68,7 +70,9 @@ def _hold_back(row: Bits, ids: list[int]) -> None:
         row[:] = rest
 
 
-def _unpacked(bits: Tensor) -> Tensor:
-    """uint8 [R, B] -> bool [R, 8 B]."""
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return (bits[:, :, None] >> places & 1).bool().flatten(1)
+def _unpacked(bits: Bits, device: torch.device) -> Tensor:
+    """[R, B] -> bool [R, 8 B]; to a GPU only the bits travel."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(bits, axis=1, bitorder="little")).view(torch.bool)
+    places = torch.arange(8, dtype=torch.uint8, device=device)
+    return (torch.from_numpy(bits).to(device)[:, :, None] >> places & 1).bool().flatten(1)
