@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
 from frontend import grammar
@@ -19,6 +18,7 @@ from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
 from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import EOS, VOCAB, Checkpoints
+from tests.schemas import TEMPERATURES, WHOLE
 from tests.worker.test_loop import ME, YOU, FakeLink
 from tests.worker.test_loop import Bench as Heard
 from worker.desk import MAX_COMPILING, Desk
@@ -94,48 +94,10 @@ def submit(id: int, made: str, max_tokens: int = 200, **options: Any) -> m.Submi
 
 # what comes out
 
-NUMBERS, SMALL = st.integers(-50, 50), st.integers(0, 2)
-LEAVES = st.one_of(
-    st.builds(lambda a, b: {"type": "integer", "minimum": min(a, b), "maximum": max(a, b)}, NUMBERS, NUMBERS),
-    st.builds(lambda a, n: {"type": "number", "minimum": a, "maximum": a + n}, NUMBERS, st.integers(1, 9)),
-    st.builds(lambda a, n: {"type": "string", "minLength": a, "maxLength": a + 2 * n}, SMALL, SMALL),
-    st.sampled_from([
-        {"type": "string", "pattern": "^[a-z]{1,4}-[0-9]{2}$"}, {"type": "string", "format": "date"},
-        {"type": "boolean"}, {"type": "null"}, {"const": {"a": [1, "x"]}}, {"$ref": "#/$defs/tag"},
-        {"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 9, "multipleOf": 2},
-    ]),
-    st.lists(st.sampled_from(["a", 'b"\n', "ü", 1, 2.5, None, True]), min_size=1, unique_by=repr).map(
-        lambda values: {"enum": values}
-    ),
-)  # fmt: skip
-NAMES = st.lists(st.sampled_from(["a", "b c", "ключ", 'q"']), min_size=1, max_size=3, unique=True)
-
-
-def _objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    def made(names: list[str], values: list[Any], needed: int) -> dict[str, Any]:
-        properties = dict(zip(names, values, strict=False))
-        return {"type": "object", "properties": properties, "required": list(properties)[:needed],
-                "additionalProperties": False}  # fmt: skip
-
-    return st.builds(made, NAMES, st.lists(inner, min_size=1, max_size=3), st.integers(0, 3))
-
-
-SCHEMAS = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        _objects(inner),
-        st.builds(lambda a, n: {"type": "array", "items": a, "minItems": n, "maxItems": n + 2}, inner, SMALL),
-        st.builds(lambda a, b: {"anyOf": [a, b]}, inner, inner),
-    ),
-    max_leaves=5,
-)
-TEMPERATURES = (0.0, 0.7, 1.5, 5.0)
-
 
 @settings(max_examples=25, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(SCHEMAS)
-def test_what_ends_by_itself_keeps_to_its_schema(bench: Bench, schema: dict[str, Any]) -> None:
-    whole = {**schema, "$defs": {"tag": {"enum": ["x", "y"]}}}
+@given(WHOLE)
+def test_what_ends_by_itself_keeps_to_its_schema(bench: Bench, whole: dict[str, Any]) -> None:
     made = grammar.json_schema(whole, "x")
     bench.link.sent.clear()
     first = max([id for _, id in bench.desk._records], default=0) + 1

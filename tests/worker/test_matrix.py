@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 import worker.run.runner
+from frontend.grammar import json_schema
 from shared.config import WorkerConfig
 from shared.messages import Sampling
 from tests.checkpoints import EOS, VOCAB, Checkpoints
+from worker.grammar.compiler import Compiler, Grammar
 from worker.kernels import native
 from worker.memory.cache import Cache
 from worker.memory.pages import PagePool
@@ -83,8 +85,10 @@ class Recorder:
         return sample(logits, sequences, eos_ids)
 
 
-def run(decoder: Decoder, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], dict[int, Tensor]]:
-    """The target's output ids and the logits each was sampled from."""
+def run(
+    decoder: Decoder, mode: Mode, monkeypatch: pytest.MonkeyPatch, grammar: Grammar | None = None
+) -> tuple[list[int], dict[int, Tensor]]:
+    """The target's output ids and the logits each was sampled from. A grammar is the target's and every other's."""
     page_size = mode.page or MAX_SEQ_LEN
     pages = 1 + (OTHERS + 2) * -(-MAX_SEQ_LEN // page_size)
     dtype = decoder.weights.embed.dtype
@@ -95,6 +99,8 @@ def run(decoder: Decoder, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> tuple[
     monkeypatch.setattr(worker.run.runner, "sample", recorder)
     target = _sequence(b"target", 0, PROMPT, seed=5)
     others = _crowd(target) if mode.company == "crowd" else []
+    for sequence in [target, *others[::2]] if grammar else []:
+        sequence.constraint = grammar.matcher()
     for sequence in [*others[:8], target, *others[8:]]:
         scheduler.submit(sequence, 0.0)
     steps = 0
@@ -145,3 +151,18 @@ def test_bits_depend_on_the_request_alone(
         assert other_ids == ids, mode
         for position, row in logits.items():
             assert torch.equal(other_logits[position], row), (mode, position)
+
+
+def test_so_do_those_of_a_request_with_a_grammar(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkpoints("llama")
+    decoder = decoder_of(folder, torch.float32)
+    compiler = Compiler(folder, VOCAB, (EOS,))
+    grammar = compiler.grammar(json_schema({"type": "string", "minLength": 100}, "x")).result()
+    ids, logits = run(decoder, Mode(), monkeypatch, grammar)
+    assert len(ids) == NEW and all(row.isneginf().any() for row in logits.values())
+    for mode in MODES[::5]:
+        other_ids, other_logits = run(decoder, mode, monkeypatch, grammar)
+        assert other_ids == ids, mode
+        for position, row in logits.items():
+            assert torch.equal(other_logits[position], row), (mode, position)
+    compiler.close()
