@@ -1,0 +1,270 @@
+"""Reads an answer's text as it arrives: thoughts, words, calls. Pure; knows neither tokens nor dialects.
+
+What comes out can never be taken back, and nothing is lost: a tag that turns out to be none, a call of no function that
+was offered, a call that is not JSON are text, as they stand. Only what belongs to the form goes: the tags, and the
+blanks around them.
+"""
+
+import json
+import re
+from typing import NamedTuple, Protocol
+
+from frontend.speech.arguments import ObjectText
+from frontend.speech.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
+from frontend.speech.style import CLOSE, OPEN, Format, Speech, Thinking
+
+TAG, END_TAG, PYTHON = "<tool_call>", "</tool_call>", "<|python_tag|>"
+NAME = ""  # in a head: any string, the function's name
+
+Head = tuple[str, ...]  # what stands before the arguments; blanks may stand anywhere between
+
+HEADS: dict[Format, tuple[Head, ...]] = {
+    Format.HERMES: ((TAG, "{", '"name"', ":", NAME, ",", '"arguments"', ":"),),
+    Format.LLAMA: tuple(
+        (*tag, "{", *kind, '"name"', ":", NAME, ",", key, ":")
+        for tag in ((), (PYTHON,))
+        for kind in ((), ('"type"', ":", '"function"', ","))
+        for key in ('"parameters"', '"arguments"')
+    ),
+}
+TAILS: dict[Format, Head] = {Format.HERMES: ("}", END_TAG), Format.LLAMA: ("}",)}
+
+BLANKS = re.compile(r"\s*")
+STRING = re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)("?)')
+
+
+class Found(NamedTuple):
+    """A head in a text: `end` is where the arguments begin, None while the text is too short to tell."""
+
+    name: str = ""
+    end: int | None = None
+
+
+class Body(Protocol):
+    """Reads what is not thought."""
+
+    def feed(self, text: str) -> list[Event]: ...
+    def finish(self) -> list[Event]: ...
+
+
+class Reader:
+    """One answer's. `feed` what is released, then `finish`; afterwards `called` says how it ended."""
+
+    def __init__(self, speech: Speech) -> None:
+        self._thinking = speech.thinking
+        self._calls = Calls(speech) if speech.names else None
+        self._body: Body = self._calls or Plain()
+        self._text = ""
+        self._leading = True  # nothing has been thought yet: line breaks belong to the tag
+
+    @property
+    def called(self) -> bool:
+        """Whether it has made a call, and none that it did not finish."""
+        return self._calls is not None and self._calls.ended > 0 and self._calls.arguments is None
+
+    def feed(self, text: str) -> list[Event]:
+        match self._thinking:
+            case Thinking.MAYBE:
+                return self._maybe(text)
+            case Thinking.INSIDE:
+                return self._inside(text)
+            case _:
+                return self._body.feed(text)
+
+    def finish(self) -> list[Event]:
+        text, self._text = self._text, ""
+        if self._thinking is Thinking.INSIDE:
+            return [Reasoning(text)] if text else []
+        return self._body.feed(text) + self._body.finish()
+
+    def _maybe(self, text: str) -> list[Event]:
+        self._text += text
+        start = self._text.lstrip()
+        if len(start) < len(OPEN) and OPEN.startswith(start):
+            return []
+        text, self._text = self._text, ""
+        if not start.startswith(OPEN):
+            self._thinking = Thinking.OVER
+            return self._body.feed(text)
+        self._thinking = Thinking.INSIDE
+        return self._inside(start[len(OPEN) :])
+
+    def _inside(self, text: str) -> list[Event]:
+        self._text += text
+        if self._leading:
+            self._text = self._text.lstrip("\n")
+            self._leading = not self._text
+        thought, tag, rest = self._text.partition(CLOSE)
+        if tag:
+            self._thinking, self._text = Thinking.OVER, ""
+            self._body = _Unled(self._body)
+            said = thought.rstrip("\n")
+            return [*([Reasoning(said)] if said else []), *self.feed(rest)]
+        cut = len(self._text[: len(self._text) - _held(self._text, CLOSE)].rstrip("\n"))
+        thought, self._text = self._text[:cut], self._text[cut:]
+        return [Reasoning(thought)] if thought else []
+
+
+class Plain:
+    """Everything is text."""
+
+    def feed(self, text: str) -> list[Event]:
+        return [Text(text)] if text else []
+
+    def finish(self) -> list[Event]:
+        return []
+
+
+class _Unled:
+    """Leaves out the line breaks after a thought."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._begun = False
+
+    def feed(self, text: str) -> list[Event]:
+        if not self._begun:
+            text = text.lstrip("\n")
+            self._begun = bool(text)
+        return self._body.feed(text) if text else []
+
+    def finish(self) -> list[Event]:
+        return self._body.finish()
+
+
+class Calls:
+    """Text with calls in it: so many have ended, and `arguments` are those of the one that is open."""
+
+    def __init__(self, speech: Speech) -> None:
+        self._names = speech.names
+        self._heads = HEADS[speech.calls]
+        self._tail = TAILS[speech.calls]
+        self._tag = TAG if speech.calls is Format.HERMES else ""  # without one a call is all there is
+        self._text = ""
+        self._due: list[str] = []  # of the last call's tail
+        self._told = False  # whether there was text
+        self._count = 0  # calls that have begun
+        self.ended = 0
+        self.arguments: ObjectText | None = None
+
+    def feed(self, text: str) -> list[Event]:
+        self._text += text
+        events: list[Event] = []
+        while self._step(events):
+            pass
+        return events
+
+    def finish(self) -> list[Event]:
+        text, self._text = self._text, ""
+        if self.arguments is not None:
+            return [CallArguments(self._count - 1, rest)] if (rest := self.arguments.held) else []
+        if self._due or (self._count and not text.strip()):
+            return []
+        return [Text(text)] if text else []
+
+    def _step(self, events: list[Event]) -> bool:
+        """Takes what can be taken; whether there may be more."""
+        if self.arguments is not None:
+            return self._argue(self.arguments, events)
+        if self._due:
+            return self._leave()
+        return self._look(events)
+
+    def _look(self, events: list[Event]) -> bool:
+        """For the next call, in text."""
+        at = self._candidate()
+        if at is None:
+            return self._say(len(self._text) - _blanks_and(self._text, self._tag), events)
+        found = _head(self._text[at:], self._heads)
+        if found.end is None:
+            return self._say(len(self._text[:at].rstrip()), events)
+        if found.name not in self._names:
+            return self._say(at + max(1, len(self._tag)), events, more=True)
+        self._say(len(self._text[:at].rstrip()), events)
+        self._text = self._text[len(self._text) - len(self._text.lstrip()) :]
+        self._text = self._text[found.end :]
+        events.append(CallStart(self._count, found.name))
+        self._count += 1
+        self.arguments = ObjectText()
+        return True
+
+    def _candidate(self) -> int | None:
+        """Where a call may begin: at a tag or, without tags, at the answer's first character."""
+        if self._tag:
+            at = self._text.find(self._tag)
+            return at if at >= 0 else None
+        if self._told or self._count:
+            return None
+        return len(self._text) - len(self._text.lstrip())
+
+    def _say(self, end: int, events: list[Event], more: bool = False) -> bool:
+        text, self._text = self._text[:end], self._text[end:]
+        if text:
+            self._told = True
+            events.append(Text(text))
+        return more
+
+    def _argue(self, arguments: ObjectText, events: list[Event]) -> bool:
+        text, self._text = self._text, ""
+        if fragment := arguments.feed(text):
+            events.append(CallArguments(self._count - 1, fragment))
+        if arguments.broken:
+            self._text, self.arguments, self._told = arguments.rest, None, True
+        if arguments.done:
+            events.append(CallEnd(self._count - 1))
+            self.ended += 1
+            self._text, self.arguments, self._due = arguments.rest, None, list(self._tail)
+        return self.arguments is None
+
+    def _leave(self) -> bool:
+        """Drops what belongs to the last call's form; what does not is text."""
+        text, due = self._text.lstrip(), self._due[0]
+        if text.startswith(due):
+            self._text = text[len(due) :]
+            self._due.pop(0)
+            return True
+        if due.startswith(text):
+            return False
+        self._due.clear()
+        return True
+
+
+def _held(text: str, tag: str) -> int:
+    """Length of the longest end of `text` that may become `tag`."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
+
+
+def _blanks_and(text: str, tag: str) -> int:
+    """The same with the blanks before it; without a tag nothing has to wait."""
+    return len(text) - len(text[: len(text) - _held(text, tag)].rstrip()) if tag else 0
+
+
+def _head(text: str, heads: tuple[Head, ...]) -> Found:
+    """The first head that `text` begins with; else the first that it may yet; else none (a name that is empty)."""
+    founds = [found for head in heads if (found := _match(text, head)) is not None]
+    return next((found for found in founds if found.end is not None), founds[0] if founds else Found("", 0))
+
+
+def _match(text: str, head: Head) -> Found | None:
+    at, name = 0, ""
+    for word in (*head, "{"):
+        at = BLANKS.match(text, at).end()  # type: ignore[union-attr]
+        if not word:
+            string = STRING.match(text, at)
+            if string is None:
+                return Found() if at == len(text) else None
+            if not string[2]:
+                return Found() if string.end() >= len(text) - 1 else None
+            name, at = _decoded(string[0]), string.end()
+        elif text.startswith(word, at):
+            at += len(word)
+        else:
+            return Found() if word.startswith(text[at:]) else None
+    return Found(name, at - 1)
+
+
+def _decoded(string: str) -> str:
+    try:
+        return str(json.loads(string))
+    except ValueError:
+        return ""

@@ -1,0 +1,190 @@
+"""Text pieces to thoughts, words and calls: whatever way they are cut, and whatever a model makes of the form."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontend.speech.arguments import ObjectText
+from frontend.speech.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
+from frontend.speech.reader import Reader
+from frontend.speech.style import Format, Speech, Thinking
+
+NAMES = frozenset({"add", "get_weather"})
+HERMES = Speech(calls=Format.HERMES, names=NAMES)
+LLAMA = Speech(calls=Format.LLAMA, names=NAMES)
+THINKING = Speech(Thinking.MAYBE, Format.HERMES, NAMES)
+ARGUMENTS = '{"city": "São \\"P\\" </tool_call>", "days": [1, -2.5e3, {"x": null}], "ok": true, "e": {}, "l": []}'
+CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+ADD = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+
+
+def read(speech: Speech, *pieces: str) -> list[Event]:
+    reader = Reader(speech)
+    return [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
+
+
+def folded(events: list[Event]) -> list[Event]:
+    """Neighbours of a kind as one."""
+    whole: list[Event] = []
+    for event in events:
+        match whole[-1:], event:
+            case [Text(before)], Text(text):
+                whole[-1] = Text(before + text)
+            case [Reasoning(before)], Reasoning(text):
+                whole[-1] = Reasoning(before + text)
+            case [CallArguments(index, before)], CallArguments(_, text):
+                whole[-1] = CallArguments(index, before + text)
+            case _:
+                whole.append(event)
+    return whole
+
+
+def call(index: int, name: str, arguments: str) -> list[Event]:
+    return [CallStart(index, name), CallArguments(index, arguments), CallEnd(index)]
+
+
+W = call(0, "get_weather", ARGUMENTS)
+CASES: dict[str, tuple[Speech, str, list[Event]]] = {
+    "text": (HERMES, " Hello <tool> you\n", [Text(" Hello <tool> you\n")]),
+    "a call": (HERMES, CALL, W),
+    "text and a call": (HERMES, f"Let me see.\n\n{CALL}", [Text("Let me see."), *W]),
+    "two calls": (HERMES, f"{CALL}\n{ADD}\n", [*W, *call(1, "add", "{}")]),
+    "text between": (HERMES, f"{CALL}\nand\n{ADD} bye", [*W, Text("\nand"), *call(1, "add", "{}"), Text(" bye")]),
+    "other blanks": (
+        HERMES,
+        '<tool_call>{ "name" :"add","arguments":  {"a":1}}</tool_call>',
+        call(0, "add", '{"a":1}'),
+    ),
+    "an unknown function": (HERMES, ADD.replace("add", "sub"), [Text(ADD.replace("add", "sub"))]),
+    "no call at all": (HERMES, "a <tool_call> b", [Text("a <tool_call> b")]),
+    "the tag twice": (HERMES, f"a <tool_call> {ADD}", [Text("a <tool_call>"), *call(0, "add", "{}")]),
+    "arguments that are none": (
+        HERMES,
+        ADD.replace("{}", "[1]"),
+        [Text(ADD.replace("{}", "[1]"))],
+    ),
+    "arguments that break": (
+        HERMES,
+        '<tool_call>{"name": "add", "arguments": {"a": 1, b: 2}}</tool_call>',
+        [CallStart(0, "add"), CallArguments(0, '{"a": 1, '), Text("b: 2}}</tool_call>")],
+    ),
+    "cut off in the head": (HERMES, 'x <tool_call>\n{"name": "ad', [Text('x <tool_call>\n{"name": "ad')]),
+    "cut off in a number": (
+        HERMES,
+        '<tool_call>\n{"name": "add", "arguments": {"a": 12',
+        [CallStart(0, "add"), CallArguments(0, '{"a": 12')],
+    ),
+    "cut off in the tail": (HERMES, ADD[:-4], call(0, "add", "{}")),
+    "more in the call": (
+        HERMES,
+        '<tool_call>{"name": "add", "arguments": {}, "x": 1}</tool_call>',
+        [*call(0, "add", "{}"), Text(', "x": 1}</tool_call>')],
+    ),
+    "llama": (LLAMA, '{"name": "add", "parameters": {"a": "}"}}', call(0, "add", '{"a": "}"}')),
+    "llama, typed": (LLAMA, ' {"type": "function", "name": "add", "parameters": {}}', call(0, "add", "{}")),
+    "llama, tagged": (LLAMA, '<|python_tag|>{"name": "add", "arguments": {}}', call(0, "add", "{}")),
+    "llama, text": (LLAMA, 'Use {"name": "add", "parameters": {}}', [Text('Use {"name": "add", "parameters": {}}')]),
+    "llama, JSON that is no call": (LLAMA, '{"name": "Ada"}', [Text('{"name": "Ada"}')]),
+    "llama, nothing": (LLAMA, " \n", [Text(" \n")]),
+    "llama, more": (LLAMA, '{"name": "add", "parameters": {}} done', [*call(0, "add", "{}"), Text(" done")]),
+    "a thought": (THINKING, "\n<think>\n\nHm <tool_call>\n\nyes\n</think>\n\nHi",
+                  [Reasoning("Hm <tool_call>\n\nyes"), Text("Hi")]),
+    "a thought and a call": (THINKING, f"<think>I\n</think>\n\n{CALL}", [Reasoning("I"), *W]),
+    "no thought": (THINKING, "<think>\n\n</think>\n\nHi", [Text("Hi")]),
+    "an endless thought": (THINKING, "<think>a </thin", [Reasoning("a </thin")]),
+    "a thought that comes late": (THINKING, "So <think>a</think>", [Text("So <think>a</think>")]),
+    "nearly a thought": (THINKING, " <thin", [Text(" <thin")]),
+    "begun in the prompt": (Speech(Thinking.INSIDE), "\nI see\n</think>\n\n4 <tool_call>",
+                            [Reasoning("I see"), Text("4 <tool_call>")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("speech, text, events", CASES.values(), ids=CASES)
+def test_what_a_text_says_however_it_is_cut(speech: Speech, text: str, events: list[Event]) -> None:
+    assert folded(read(speech, text)) == events
+    assert folded(read(speech, *text)) == events
+    for at in range(1, len(text)):
+        assert folded(read(speech, text[:at], text[at:])) == events
+
+
+ODDS = [
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "\n", " ", '{"name": "add", "arguments": ', "{}", "}", "{", CALL,
+    '{"name": "', 'get_weather"', ', "parameters": ', '"arguments": ', "a", '"', "\\", ":", ",", "1", "[", "]",
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(ODDS), max_size=12).map("".join)
+SPEECHES = st.builds(Speech, st.sampled_from(Thinking), st.sampled_from([Format.HERMES, Format.LLAMA]), st.just(NAMES))
+
+
+@settings(max_examples=60)
+@given(SPEECHES, TEXTS, st.lists(st.integers(1, 9), max_size=30))
+def test_any_cut_of_any_text_says_the_same(speech: Speech, text: str, sizes: list[int]) -> None:
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(text[at : at + size])
+        at += size
+    events = folded(read(speech, *pieces, text[at:]))
+    assert events == folded(read(speech, text))
+    check_order(events)
+
+
+def check_order(events: list[Event]) -> None:
+    """Indexes count up, arguments follow their start, an end their JSON; nothing is empty."""
+    begun, arguments = 0, ""
+    for event in events:
+        match event:
+            case CallStart(index, name):
+                assert index == begun and name in NAMES
+                begun, arguments = begun + 1, ""
+            case CallArguments(index, fragment):
+                assert index == begun - 1 and fragment
+                arguments += fragment
+            case CallEnd(index):
+                assert index == begun - 1 and isinstance(json.loads(arguments), dict)
+            case Text(text) | Reasoning(text):
+                assert text
+
+
+@settings(max_examples=60)
+@given(TEXTS)
+def test_without_calls_and_thoughts_nothing_is_lost(text: str) -> None:
+    events = read(HERMES, text)
+    if all(isinstance(event, Text) for event in events):
+        assert "".join(event.text for event in events if isinstance(event, Text)) == text
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.text(), VALUES), st.sampled_from([None, 1]), st.booleans(), st.integers(0, 500))
+def test_arguments_are_followed_to_their_end_and_can_be_closed_anywhere(
+    value: dict[str, object], indent: int | None, ascii: bool, at: int
+) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii)
+    whole = ObjectText()
+    assert (whole.feed(text + "} rest"), whole.rest, whole.done) == (text, "} rest", True)
+    part = ObjectText()
+    given = part.feed(text[: min(at, len(text) - 1)])
+    assert not part.done and not part.broken and given + part.held == text[: min(at, len(text) - 1)]
+    closed = json.loads(part.closed(given))
+    assert closed.keys() <= value.keys() and list(value)[: len(closed)] == list(closed)
+    assert part.feed(text[min(at, len(text) - 1) :]) and part.done
+
+
+@pytest.mark.parametrize(
+    "text", ["[", '{"a": 1,}', '{"a": [1,]}', "{,", '{"a" 1', '{"a": 01}', '{"a": tru}', '{"a": "\\x', '{"a": "\n',
+             '{"a": "\\u00g', '{"a": 1]', '{"a": {"b": 2}}'[:-2] + "]", '{1: 2', '{"a": }', '{"a": [,']
+)  # fmt: skip
+def test_what_is_no_json_breaks(text: str) -> None:
+    for cut in range(len(text)):
+        scan = ObjectText()
+        released = scan.feed(text[:cut])
+        if not scan.broken:
+            released += scan.feed(text[cut:])
+        assert scan.broken and not scan.done
+        json.loads(scan.closed(released))
