@@ -28,9 +28,9 @@ def json_object(param: str = "response_format") -> str:
     return json_schema({"type": "object"}, param)
 
 
-def json_schema(schema: dict[str, Any] | bool, param: str) -> str:
-    """JSON that a schema allows; keywords that the library cannot enforce are refused, never passed over."""
-    return _checked(_grammars(f'{{"json_schema":{embedded(schema, param)}}}'), param)
+def json_schema(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
+    """JSON that a schema allows; keywords that the library cannot enforce are refused or, if `lenient`, passed over."""
+    return _checked(_grammars(f'{{"json_schema":{embedded(schema, param, lenient=lenient)}}}'), param)
 
 
 def regex(pattern: str, param: str) -> str:
@@ -63,10 +63,19 @@ def lark(text: str, param: str) -> str:
     return _checked(_of_lark(text), param)
 
 
-def embedded(schema: dict[str, Any] | bool, param: str) -> str:
+def composed(text: str, param: str, answer: str = "") -> str:
+    """Lark that we wrote ourselves; it may speak of `answer`, a grammar made by one of the above, as `@answer`."""
+    if not answer:
+        return _checked(_of_lark(text), param)
+    (part,) = msgspec.json.decode(answer)["grammars"]
+    return _checked(_grammars(f'{{"lark_grammar":{_json(text)}}},{_json({**part, "name": "answer"})}'), param)
+
+
+def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
     """A schema with our rules for white space, to stand in a grammar: as `%json <this>` in Lark. Not checked."""
     plain = schema if isinstance(schema, dict) else {"enum": []} if schema is False else {}
-    return _json({**plain, "x-guidance": {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE}}, param)
+    guidance = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "lenient": lenient}
+    return _json({**plain, "x-guidance": guidance}, param)
 
 
 async def apart(make: Callable[[], str]) -> str:
