@@ -30,6 +30,7 @@ from frontend.protocols import chat, completions, events, messages, models, toke
 from frontend.protocols.common import Context, Meta, Wakes, json
 from frontend.protocols.fields import decode
 from frontend.service import Run, Service
+from frontend.speech.style import Style
 from frontend.sse import EventStream
 from frontend.stats import stats
 from frontend.template import ChatTemplate
@@ -109,6 +110,7 @@ class Api:
         self._observers = observers
         self._created = int(time.time())
         self._template: ChatTemplate | None = None
+        self._style = Style()
 
     def routes(self) -> list[Route]:
         return [
@@ -224,10 +226,12 @@ class Api:
         tokenizer = self.service.tokenizer
         if self._template is None:
             self._template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
+            formats = self._config.tool_format, self._config.reasoning_format
+            self._style = Style.of(tokenizer.templates, *formats)
         welcome = self._link.welcome
         return Context(
             self._name, self._max_seq_len, welcome.limits.vocab_size if welcome else tokenizer.vocab_size,
-            tokenizer, self._template, self._config.completions_stream_format,
+            tokenizer, self._template, self._config.completions_stream_format, self._style,
         )  # fmt: skip
 
     @property

@@ -45,6 +45,7 @@ from frontend.many import Answer, Served
 from frontend.pieces import Piece, TextStream, only_text, progress_bar
 from frontend.protocols.common import Context
 from frontend.service import Service
+from frontend.speech.style import Style
 from frontend.template import ChatTemplate
 from frontend.tokenizer import Tokenizer, TokenizerError
 from frontend.types import Finish, Usage
@@ -269,6 +270,9 @@ async def _ready(worker: Owned, link: Fleet, tokenizer: Tokenizer, settings: Set
     worker.trust()
     limits, sizes = link.welcome.limits, settings.worker
     template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
-    context = Context(settings.model.name, limits.max_seq_len, limits.vocab_size, tokenizer, template)
+    style = Style.of(tokenizer.templates)
+    context = Context(
+        settings.model.name, limits.max_seq_len, limits.vocab_size, tokenizer, template, style=style
+    )  # fmt: skip
     width = sizes.max_batch_size + min(sizes.max_batch_size, sizes.max_waiting_requests)
     return Served(service, context, width, settings.frontend.recovery_timeout)

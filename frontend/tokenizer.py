@@ -150,6 +150,10 @@ class Tokenizer:
             return self.decode([token], skip_special=False)
         return self._raw[token].decode(errors="replace")
 
+    def has_special(self, text: str) -> bool:
+        """Whether `text` is one special token, which an answer never shows."""
+        return text in self._special_texts
+
     def close(self) -> None:
         """Ends the encoding threads, waiting for the texts they are at."""
         self._pool.shutdown()

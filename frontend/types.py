@@ -7,6 +7,7 @@ file writes Deltas in its own words. Nobody else knows HTTP and tokens at once.
 import enum
 from dataclasses import dataclass, field
 
+from frontend.speech.style import Speech
 from shared.messages import Sampling, Timings
 
 
@@ -39,6 +40,7 @@ class Ask:
     deadline_ms: int = 0
     priority: int = 0
     owner: str = ""  # the name of the API key it came with
+    speech: Speech | None = None  # what to look for in the answer's text; None: it is the answer
     meta: dict[str, object] = field(default_factory=dict)  # dialect's own remarks, e.g. which stream format
 
 

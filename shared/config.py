@@ -137,6 +137,14 @@ class FrontendConfig:
     completions_stream_format: str = setting(
         "openai", "what /v1/completions speaks when the body does not say", choices=("openai", "events")
     )  # fmt: skip
+    tool_format: str = setting(
+        "auto", "how the model writes a call of a function; auto: told from its chat template",
+        choices=("auto", "hermes", "llama", "none"),
+    )  # fmt: skip
+    reasoning_format: str = setting(
+        "auto", "how the model marks what it thinks; auto: told from its chat template",
+        choices=("auto", "think", "none"),
+    )  # fmt: skip
     max_body_bytes: int = setting(8 << 20, "largest request body", unit="bytes", at_least=1)
     api_keys: str = setting("", "file with an API key and, if it has one, its name a line; empty: no key needed")
     keepalive_s: float = setting(15.0, "a comment line after this much silence on a stream", unit="seconds", above=0)

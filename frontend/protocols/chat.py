@@ -25,13 +25,17 @@ from frontend.protocols.common import (
 from frontend.protocols.completions import DONE, FINISH, Chunks, Shape, error, failure
 from frontend.protocols.conversation import OPENAI_CHAT, openai_prompt
 from frontend.protocols.fields import Field, Table, boolean, integer, only, read, refused
-from frontend.types import Ask, Delta
+from frontend.protocols.functions import offer, spoken
+from frontend.protocols.toolchat import SpokenChunks, message, reason
+from frontend.speech.said import Said
+from frontend.types import Ask, Delta, Finish
 
 __all__ = ["FIELDS", "PREFIX", "error", "failure", "parse", "stream", "whole"]
 
 PREFIX = "chatcmpl"
 LEAST = -9999.0  # OpenAI's word for a log-probability of minus infinity, which JSON cannot say
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
+SPOKEN_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
 
 FIELDS: Table = {
     **OPENAI,
@@ -43,14 +47,10 @@ FIELDS: Table = {
     "top_logprobs": Field(integer(0, MAX_LOGPROBS)),
     **constraint.FIELDS,
     "modalities": Field(only(["text"])),
-    "tools": Field(only([])),
-    "tool_choice": Field(only("none")),
     "functions": Field(only([])),
     "function_call": Field(only("none")),
-    "parallel_tool_calls": Field(boolean),
     "audio": Field(refused),
     "prediction": Field(refused),
-    "reasoning_effort": Field(refused),
     "verbosity": Field(refused),
     "web_search_options": Field(refused),
 }
@@ -61,14 +61,16 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     values = read(FIELDS, body)
     check_model(values["model"], context)
     logprobs, most = _logprobs_asked(values), _max_tokens(values)
-    ids = await openai_prompt(values, context)
+    offered = offer(values["tools"], values["tool_choice"], values["parallel_tool_calls"], context)
+    ids, begins = await openai_prompt(values, context)
     check_length("messages", len(ids), most or 1, context)
     form = await constraint.grammar(constraint.openai(values))
+    form, speech = await spoken(offered, begins, form, context)
     chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=form)
     options = values["stream_options"]
     return Ask(
         prompts=(ids,), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],
-        timings=values["timings"], model=context.model,
+        timings=values["timings"], model=context.model, speech=speech,
         priority=values["priority"], deadline_ms=values["deadline_ms"],
         include_usage=options.get("include_usage", False),
         continuous_usage=options.get("continuous_usage_stats", False),
@@ -91,10 +93,15 @@ def _max_tokens(values: dict[str, Any]) -> int | None:
     return given.pop() if given else None
 
 
-async def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
+def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
     """The answer as server-sent events, one `bytes` for all that came at once."""
-    page = Chunks(meta, SHAPE)
-    opening = page.opening(ROLE)
+    if meta.ask.speech is not None:
+        return _stream(meta, wakes, SpokenChunks(meta, SHAPE, meta.ask.speech), SPOKEN_ROLE)
+    return _stream(meta, wakes, Chunks(meta, SHAPE), ROLE)
+
+
+async def _stream(meta: Meta, wakes: Wakes, page: Chunks, role: bytes) -> AsyncGenerator[bytes]:
+    opening = page.opening(role)
     async for wake in wakes:
         if data := opening + b"".join([page.write(delta) for delta in wake]):
             yield data
@@ -142,12 +149,21 @@ class _Choice:
         if end is None or end.finish is None:
             raise SluiceError(f"choice {self._index} has no end")
         scored = self._meta.ask.sampling.logprobs is not None
+        message, reason = self._message("".join(self._texts), end)
         return {
             "index": self._index,
-            "message": {"role": "assistant", "content": "".join(self._texts), "refusal": None},
+            "message": {"role": "assistant", **message, "refusal": None},
             "logprobs": {"content": self._scores, "refusal": None} if scored else None,
-            "finish_reason": FINISH[end.finish], "stop_reason": end.stop, "seed": end.seed,
+            "finish_reason": reason, "stop_reason": end.stop, "seed": end.seed,
         }  # fmt: skip
+
+    def _message(self, text: str, end: Delta) -> tuple[dict[str, Any], str]:
+        """What was said, and the finish reason."""
+        speech = self._meta.ask.speech
+        if speech is None:
+            return {"content": text}, FINISH[end.finish or Finish.LENGTH]
+        said = Said.whole(text, speech)
+        return message(said, self._meta, self._index), reason(said.reader, end)
 
 
 def _logprobs(meta: Meta, delta: Delta, offset: int = 0) -> dict[str, Any]:

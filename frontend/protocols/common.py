@@ -26,6 +26,7 @@ from frontend.protocols.fields import (
     seed,
     some_text,
 )
+from frontend.speech.style import Style
 from frontend.template import ChatTemplate
 from frontend.tokenizer import Tokenizer
 from frontend.types import Ask, Delta, Usage
@@ -84,6 +85,7 @@ class Context:
     tokenizer: Tokenizer
     template: ChatTemplate
     stream_format: str = "openai"  # of /v1/completions, when the body does not say
+    style: Style = field(default_factory=Style)  # how the model thinks and calls
 
 
 @dataclass(frozen=True, slots=True)

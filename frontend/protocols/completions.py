@@ -205,9 +205,12 @@ class Chunks:
         timings = ask.timings and not self._left and not ask.include_usage
         return b'%s%s,"logprobs":null,"finish_reason":%s%s}]%s%s}\n\n' % (
             self._bare[delta.index], self._shape.without,
-            json(FINISH[delta.finish or Finish.LENGTH]), _extras(delta), self._usage(),
+            json(self._reason(delta)), _extras(delta), self._usage(),
             b',"timings":' + json(self._totals.timings) if timings else b"",
         )  # fmt: skip
+
+    def _reason(self, delta: Delta) -> str:
+        return FINISH[delta.finish or Finish.LENGTH]
 
     def last(self) -> bytes:
         ask = self._meta.ask

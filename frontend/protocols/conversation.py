@@ -1,9 +1,12 @@
 """What the chat dialects share: how messages become a prompt. Knows text parts and the chat template, no envelope."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
 
 from frontend.errors import BadRequest, Unprocessable
+from frontend.protocols import functions
 from frontend.protocols.common import Context, check_ids
 from frontend.protocols.fields import (
     Field,
@@ -14,19 +17,22 @@ from frontend.protocols.fields import (
     choice,
     each,
     exactly,
-    only,
+    integer,
     reads,
     record,
     refused,
     some_text,
     wrong_type,
 )
-
-Turn = dict[str, str]  # role, content, and what else the template may use of a message
+from frontend.protocols.turns import Turn, call, checked, turn
+from frontend.speech.offer import Function
+from frontend.speech.style import Thinking
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
+MAX_CALLS = 128
 MARK = "\ue000"  # private use: where the text to be continued ends, for the time of rendering
+THOUGHTS = ("reasoning_content", "reasoning")  # two names of one thing
 ROLES = {"developer": "system"}  # OpenAI's newer name
 
 
@@ -60,25 +66,95 @@ def content(**ignored: Reader) -> Reader:
     return reader
 
 
+class Prompt(NamedTuple):
+    """A rendered conversation."""
+
+    ids: list[int]
+    begins: Thinking  # where the answer does
+
+
+_call = record({
+    "id": Field(some_text, required=True),
+    "type": Field(choice("function"), "function"),
+    "function": Field(
+        record({
+            "name": Field(some_text, required=True),
+            "arguments": Field(exactly(str), ""),
+            "parsed_arguments": Field(anything),  # the SDK's own
+        }),
+        required=True,
+    ),
+    "index": Field(integer(0)),  # of a stream
+})  # fmt: skip
+
+
+@reads(_call.schema)
+def _called(name: str, value: Any) -> Turn:
+    """As templates want it: the arguments as an object, unless they are none."""
+    read = _call(name, value)
+    function = read["function"]
+    return call(read["id"], function["name"], _parsed(function["arguments"] or "{}"))
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return arguments
+    return value if type(value) is dict else arguments
+
+
+_content = content()
+_calls = each(_called, MAX_CALLS)
+
+
+@reads({"anyOf": [_calls.schema, {"maxItems": 0}]})
+def _tool_calls(name: str, value: Any) -> tuple[Turn, ...]:
+    return () if value == [] else tuple(_calls(name, value))
+
+
 _message = record({
     "role": Field(choice("system", "developer", "user", "assistant", "tool"), required=True),
-    "content": Field(content(), required=True),
+    "content": Field(_content),
     "name": Field(some_text),
     "tool_call_id": Field(some_text),
-    "tool_calls": Field(only([])),
+    "tool_calls": Field(_tool_calls, ()),
+    **{name: Field(exactly(str)) for name in THOUGHTS},
     "function_call": Field(refused),
     "refusal": Field(refused),
     "audio": Field(refused),
     "annotations": Field(anything),
+    "parsed": Field(anything),  # the SDK's own
 })  # fmt: skip
 
 
-@reads(_message.schema)
+def _having(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"required": [name], "properties": {name: schema}}
+
+
+_from_assistant = {"properties": {"role": {"const": "assistant"}}}
+_thought: list[dict[str, Any]] = [_having(name, {"type": "string", "minLength": 1}) for name in THOUGHTS]
+_called_or_thought = {"anyOf": [_having("tool_calls", {"type": "array", "minItems": 1}), *_thought]}
+
+
+@reads({"allOf": [
+    _message.schema,
+    {"anyOf": [_having("content", {"not": {"type": "null"}}), {"allOf": [_from_assistant, _called_or_thought]}]},
+    {"anyOf": [_from_assistant, {"properties": {"tool_calls": {"maxItems": 0}}}]},
+]})  # fmt: skip
 def _turn(name: str, value: Any) -> Turn:
+    """An assistant who calls, or only thought, need not say anything."""
     message = _message(name, value)
-    role = message["role"]
+    role, calls = message["role"], list(message["tool_calls"])
+    if calls and role != "assistant":
+        raise Unprocessable(
+            f"`{name}.tool_calls` belong to the assistant", param=f"{name}.tool_calls", code="out_of_range"
+        )
+    thought = next((message[name] for name in THOUGHTS if message[name]), None)
+    if message["content"] is None and not (role == "assistant" and (calls or thought)):
+        raise BadRequest(f"`{name}.content` is missing", param=f"{name}.content", code="missing_field")
     also = {key: message[key] for key in ("name", "tool_call_id") if message[key] is not None}
-    return {"role": ROLES.get(role, role), "content": message["content"], **also}
+    return turn(ROLES.get(role, role), message["content"] or "", thought, calls) | also
 
 
 OPENAI_CHAT: Table = {
@@ -86,24 +162,31 @@ OPENAI_CHAT: Table = {
     "chat_template_kwargs": Field(exactly(dict), {}),
     "add_generation_prompt": Field(boolean),
     "continue_final_message": Field(boolean, False),
+    **functions.OPENAI_TOOLS,
 }
 
 
-async def openai_prompt(values: Mapping[str, Any], context: Context) -> list[int]:
-    """The prompt's ids for fields read by the OPENAI_CHAT table."""
+async def openai_prompt(values: Mapping[str, Any], context: Context) -> Prompt:
+    """The prompt for fields read by the OPENAI_CHAT table."""
     generate, resume = values["add_generation_prompt"], values["continue_final_message"]
     if generate and resume:
         raise Unprocessable(
             "`continue_final_message` cannot go with `add_generation_prompt`",
             param="continue_final_message", code="out_of_range",
         )  # fmt: skip
-    return await prompt(values["messages"], context, values["chat_template_kwargs"], generate is not False, resume)
+    kwargs = functions.effort(values["reasoning_effort"], context) | values["chat_template_kwargs"]
+    return await prompt(values["messages"], context, kwargs, values["tools"], generate is not False, resume)
 
 
 async def prompt(
-    turns: Sequence[Turn], context: Context, kwargs: Mapping[str, Any], generate: bool = True, resume: bool = False
-) -> list[int]:
-    """Ids of the rendered conversation: with the assistant's turn opened (`generate`) or the last one left open.
+    turns: Sequence[Turn],
+    context: Context,
+    kwargs: Mapping[str, Any],
+    offered: Iterable[Function] = (),
+    generate: bool = True,
+    resume: bool = False,
+) -> Prompt:
+    """The rendered conversation: with the assistant's turn opened (`generate`) or the last one left open.
 
     Raises Unprocessable when the model has no chat template, BadRequest when its template refuses the messages.
     """
@@ -111,18 +194,25 @@ async def prompt(
         raise Unprocessable(
             "this model has no chat template; use /v1/completions", param="messages", code="no_chat_template"
         )
-    text = _opened(turns, context, kwargs) if resume else context.template.render(turns, generate, **kwargs)
+    turns = checked(turns, context.style, answered=generate or resume)
+    tools = [one.shown for one in offered] or None
+    text = (
+        _opened(turns, context, tools, kwargs) if resume else context.template.render(turns, generate, tools, **kwargs)
+    )
     ids = await context.tokenizer.encode(text, add_special_tokens=False) if text else []
     if not ids:
         raise BadRequest("`messages` have no tokens", param="messages", code="empty_prompt")
     check_ids("messages", ids, context.vocab_size)
-    return ids
+    said = turns[-1]["content"] if resume else ""
+    return Prompt(ids, context.style.goes_on(said) if said else context.style.begins(text))
 
 
-def _opened(turns: Sequence[Turn], context: Context, kwargs: Mapping[str, Any]) -> str:
+def _opened(
+    turns: Sequence[Turn], context: Context, tools: Sequence[dict[str, Any]] | None, kwargs: Mapping[str, Any]
+) -> str:
     """The prompt up to the end of the last message's content."""
     last = turns[-1] | {"content": turns[-1]["content"] + MARK}
-    text, mark, _ = context.template.render([*turns[:-1], last], False, **kwargs).rpartition(MARK)
+    text, mark, _ = context.template.render([*turns[:-1], last], False, tools, **kwargs).rpartition(MARK)
     if not mark:
         raise Unprocessable(
             "the model's chat template does not show the last message, so it cannot be continued",

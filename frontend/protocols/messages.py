@@ -6,10 +6,12 @@ reproduces an answer are extensions.
 """
 
 from collections.abc import AsyncGenerator
+from itertools import chain
 from typing import Any
 
-from frontend.errors import SluiceError, TooLarge
+from frontend.errors import SluiceError
 from frontend.protocols import constraint
+from frontend.protocols.blocks import message, neighbours, text
 from frontend.protocols.common import (
     MAX_STOPS,
     OPENAI,
@@ -21,15 +23,25 @@ from frontend.protocols.common import (
     Wakes,
     check_length,
     check_model,
-    json,
     sampling,
 )
-from frontend.protocols.conversation import MAX_MESSAGES, Turn, content, prompt
+from frontend.protocols.conversation import MAX_MESSAGES, Prompt, prompt
+from frontend.protocols.envelope import (
+    BLOCK_START,
+    BLOCK_STOP,
+    PING,
+    PREFIX,
+    answer,
+    end,
+    error,
+    failure,
+    start,
+    text_delta,
+)
 from frontend.protocols.fields import (
     Field,
     Table,
     anything,
-    choice,
     each,
     exactly,
     integer,
@@ -40,25 +52,20 @@ from frontend.protocols.fields import (
     refused,
     some_text,
 )
-from frontend.types import Ask, Delta, Finish, Usage
+from frontend.protocols.functions import ANTHROPIC_TOOLS, offer, spoken, thinking
+from frontend.protocols.toolmessages import spoken_blocks, spoken_stream
+from frontend.protocols.turns import turn
+from frontend.speech.said import Said
+from frontend.types import Ask, Delta
 
-PREFIX = "msg"
-FINISH = {Finish.EOS: "end_turn", Finish.STOP: "stop_sequence", Finish.LENGTH: "max_tokens"}
-
-_text = content(cache_control=anything, citations=only([]))
-_message = record({
-    "role": Field(choice("user", "assistant"), required=True),
-    "content": Field(_text, required=True),
-})  # fmt: skip
+__all__ = ["COUNTED", "FIELDS", "PREFIX", "count_tokens", "error", "failure", "parse", "stream", "whole"]
 
 COUNTED: Table = {
     "model": OPENAI["model"],
-    "messages": Field(each(_message, MAX_MESSAGES), required=True),
-    "system": Field(_text),
+    "messages": Field(each(message, MAX_MESSAGES), required=True),
+    "system": Field(text),
     "chat_template_kwargs": Field(exactly(dict), {}),
-    "tools": Field(only([])),
-    "tool_choice": Field(only({"type": "none"})),
-    "thinking": Field(only({"type": "disabled"})),
+    **ANTHROPIC_TOOLS,
     "cache_control": Field(anything),
     "output_config": Field(record(constraint.OUTPUT_CONFIG), {}),
     "mcp_servers": Field(only([])),
@@ -84,15 +91,19 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     """Raises BadRequest or Unprocessable, naming the field."""
     values = read(FIELDS, body)
     check_model(values["model"], context)
+    wanted, several = values["tool_choice"]
+    offered = offer(values["tools"], wanted, several, context)
+    ids, begins = await _prompt(values, context)
     form = await constraint.grammar(constraint.anthropic(values))
+    form, speech = await spoken(offered, begins, form, context)
     chosen = sampling(values, values["max_tokens"], context, grammar=form)
-    ids = await _prompt(values, context)
     check_length("messages", len(ids), chosen.max_tokens, context)
     return Ask(
         prompts=(ids,), sampling=chosen, stops=values["stop_sequences"], stream=values["stream"],
-        timings=values["timings"], model=context.model,
+        timings=values["timings"], model=context.model, speech=speech,
         priority=values["priority"], deadline_ms=values["deadline_ms"],
         continuous_usage=values["stream_options"].get("continuous_usage_stats", False),
+        meta={"thinking": (values["thinking"] or {}).get("display")},
     )  # fmt: skip
 
 
@@ -100,37 +111,36 @@ async def count_tokens(body: dict[str, Any], context: Context) -> dict[str, Any]
     """What the same body, sent as a message, would have as its `input_tokens`."""
     values = read(COUNTED, body)
     check_model(values["model"], context)
-    return {"input_tokens": len(await _prompt(values, context))}
+    wanted, several = values["tool_choice"]
+    offer(values["tools"], wanted, several, context)
+    return {"input_tokens": len((await _prompt(values, context)).ids)}
 
 
-async def _prompt(values: dict[str, Any], context: Context) -> list[int]:
-    """An answer goes on where a last message of the assistant's stops."""
-    turns = _turns(values["system"], values["messages"])
+async def _prompt(values: dict[str, Any], context: Context) -> Prompt:
+    """An answer goes on where a last message of the assistant's stops. Who does not ask for thoughts gets none."""
+    system = [turn("system", values["system"])] if values["system"] else []
+    turns = neighbours([*system, *chain.from_iterable(values["messages"])])
     resume = turns[-1]["role"] == "assistant"
-    return await prompt(turns, context, values["chat_template_kwargs"], not resume, resume)
+    asked = values["thinking"] is not None and values["thinking"]["type"] != "disabled"
+    kwargs = thinking(asked, "thinking", context) | values["chat_template_kwargs"]
+    return await prompt(turns, context, kwargs, values["tools"], not resume, resume)
 
 
-def _turns(system: str | None, messages: tuple[Turn, ...]) -> list[Turn]:
-    """Neighbours of one role are one turn, a line each."""
-    turns: list[Turn] = [{"role": "system", "content": system}] if system else []
-    for message in messages:
-        if turns and turns[-1]["role"] == message["role"]:
-            message = message | {"content": f"{turns.pop()['content']}\n{message['content']}"}
-        turns.append(message)
-    return turns
-
-
-async def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
+def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
     """The answer as server-sent events, one `bytes` for all that came at once."""
+    return _stream(meta, wakes) if meta.ask.speech is None else spoken_stream(meta, wakes, meta.ask.speech)
+
+
+async def _stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
     totals = Totals(meta.ask)
-    opening = _start(meta) + BLOCK_START + PING
+    opening = start(meta) + BLOCK_START + PING
     async for wake in wakes:
         data = opening
         for delta in wake:
             totals.add(delta)
-            data += _text_delta(delta, totals if meta.ask.continuous_usage else None)
+            data += text_delta(delta, totals if meta.ask.continuous_usage else None)
             if delta.finish is not None:
-                data += BLOCK_STOP + _end(meta, delta, totals) + STOP
+                data += BLOCK_STOP + end(meta, delta, totals)
         if data:
             yield data
         opening = b""
@@ -147,84 +157,8 @@ async def whole(meta: Meta, wakes: Wakes) -> bytes:
             texts += last.texts
     if last is None or last.finish is None:
         raise SluiceError("the message has no end")
-    blocks = [{"type": "text", "text": "".join(texts)}]
-    usage = _usage(totals.usage)
-    return json(_head(meta) | {"content": blocks, **_stop(last), "usage": usage, **_extras(meta, last, totals)})
-
-
-def error(exc: SluiceError, request_id: str) -> bytes:
-    told = {"type": _kind(exc), "message": exc.message}
-    return json({"type": "error", "error": told, "request_id": request_id})
-
-
-def failure(exc: SluiceError, request_id: str) -> bytes:
-    """The end of a stream that went wrong: no message_stop follows."""
-    return b"event: error\ndata: " + error(exc, request_id) + b"\n\n"
-
-
-def _kind(exc: SluiceError) -> str:
-    if isinstance(exc, TooLarge):
-        return "request_too_large"
-    if exc.code == "model_not_found":
-        return "not_found_error"
-    return "api_error" if exc.kind == "internal_error" else exc.kind
-
-
-def _event(name: bytes, data: bytes) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (name, data)
-
-
-def _named(kind: str, **fields: Any) -> bytes:
-    return _event(kind.encode(), json({"type": kind, **fields}))
-
-
-BLOCK_START = _named("content_block_start", index=0, content_block={"type": "text", "text": ""})
-PING = _named("ping")
-BLOCK_STOP = _named("content_block_stop", index=0)
-STOP = _named("message_stop")
-DELTA = (
-    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
-)
-
-
-def _text_delta(delta: Delta, totals: Totals | None) -> bytes:
-    """`totals` only where the client asked for running usage."""
-    text = delta.text
-    if not text and (totals is None or not delta.ids):
-        return b""
-    usage = b"" if totals is None else b',"usage":' + json(_usage(totals.usage))
-    return b"%s%s}%s}\n\n" % (DELTA, json(text), usage)
-
-
-def _head(meta: Meta) -> dict[str, Any]:
-    return {"id": f"{PREFIX}_{meta.nonce}", "type": "message", "role": "assistant", "model": meta.ask.model}
-
-
-def _start(meta: Meta) -> bytes:
-    """What was found in the cache is known, and told, at the end."""
-    nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-    usage = _usage(Usage(len(meta.ask.prompts[0]), 0))
-    return _named("message_start", message={**_head(meta), **nothing, "usage": usage})
-
-
-def _end(meta: Meta, delta: Delta, totals: Totals) -> bytes:
-    return _named("message_delta", delta=_stop(delta), usage=_usage(totals.usage), **_extras(meta, delta, totals))
-
-
-def _stop(delta: Delta) -> dict[str, Any]:
-    """A stop token id ends a turn, as the model's own do; only a text is a stop sequence."""
-    sequence = delta.stop if isinstance(delta.stop, str) else None
-    finish = Finish.EOS if delta.finish is Finish.STOP and sequence is None else delta.finish
-    return {"stop_reason": FINISH[finish or Finish.LENGTH], "stop_sequence": sequence}
-
-
-def _extras(meta: Meta, delta: Delta, totals: Totals) -> dict[str, Any]:
-    return {"seed": delta.seed} | ({"timings": totals.timings} if meta.ask.timings else {})
-
-
-def _usage(usage: Usage) -> dict[str, int]:
-    """`input_tokens` are all of the prompt's; how many of them were found in the cache is said beside."""
-    return {
-        "input_tokens": usage.prompt_tokens, "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens, "output_tokens": usage.completion_tokens,
-    }  # fmt: skip
+    text = "".join(texts)
+    if meta.ask.speech is None:
+        return answer(meta, [{"type": "text", "text": text}], last, totals)
+    said = Said.whole(text, meta.ask.speech)
+    return answer(meta, spoken_blocks(said, meta), last, totals, said.reader.called)

@@ -32,7 +32,7 @@ async def tokenize(body: dict[str, Any], context: Context) -> dict[str, Any]:
             raise Unprocessable(
                 "`add_special_tokens`: a chat template writes its own", param="add_special_tokens", code="out_of_range"
             )
-        ids = await openai_prompt(values, context)
+        ids = (await openai_prompt(values, context)).ids
     else:
         ids = await context.tokenizer.encode(prompt, special is not False) if prompt else []
     return {"tokens": ids, "count": len(ids), "max_model_len": context.max_seq_len}

@@ -18,21 +18,21 @@ class Reasoning(NamedTuple):
 class CallStart(NamedTuple):
     """The answer's `index`-th call, of a function that was offered."""
 
-    index: int
+    call: int
     name: str
 
 
 class CallArguments(NamedTuple):
     """The next part of a call's arguments: together JSON as the model wrote it, or the beginning of it."""
 
-    index: int
+    call: int
     fragment: str
 
 
 class CallEnd(NamedTuple):
     """Its arguments are whole. A call that was cut off has no end."""
 
-    index: int
+    call: int
 
 
 Event = Text | Reasoning | CallStart | CallArguments | CallEnd

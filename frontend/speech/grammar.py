@@ -6,6 +6,7 @@ cannot be enforced are left to the model. Whatever is accepted here `reader` rea
 """
 
 from frontend import grammar as made
+from frontend.errors import Unprocessable
 from frontend.speech.offer import Function, Mode, Offer
 from frontend.speech.reader import PYTHON, TAG
 from frontend.speech.style import Format, Thinking
@@ -31,14 +32,17 @@ def speaking(offer: Offer, format: Format, thinking: Thinking, *, python: bool =
     `python`: the model's vocabulary has a special token <|python_tag|>. Raises Unprocessable naming the function's
     parameters, or `tools` when they are too much together.
     """
-    for one in offer.callable:
-        made.json_schema(one.parameters, one.param, lenient=not one.strict)
     several = offer.several and format is Format.HERMES
     lines = _start(offer.mode, thinking, bool(answer)) + _thought(thinking)
     lines += _called(offer.callable, format, python, several)
     if offer.mode is not Mode.REQUIRED and not answer:
         lines += _said([one.name for one in offer.functions], format, several, bool(offer.callable))
-    return made.composed("\n".join(lines), "tools", answer)
+    try:
+        return made.composed("\n".join(lines), "tools", answer)
+    except Unprocessable:
+        for one in offer.callable:  # whose fault is it?
+            made.json_schema(one.parameters, one.param, lenient=not one.strict)
+        raise
 
 
 def _start(mode: Mode, thinking: Thinking, formed: bool) -> list[str]:

@@ -66,8 +66,8 @@ class Style:
 
 
 def _calls(source: str) -> Format:
-    if "<tool_call>" in source:
-        return Format.HERMES
+    if "<tool_call>" in source:  # which others put around XML
+        return Format.NONE if "<function=" in source or "<arg_key>" in source else Format.HERMES
     llama = "<|python_tag|>" in source or "ipython" in source
     return Format.LLAMA if llama and '"parameters"' in source else Format.NONE
 

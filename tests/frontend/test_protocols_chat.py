@@ -136,8 +136,9 @@ NOT_ACCEPTABLE: list[tuple[str, Any, str]] = [
     ("messages", [*HELLO, {"role": "user", "content": [{"type": "text", "text": ""}, IMAGE]}],
      "messages[1].content[1].type"),
     ("messages", [{"role": "user", "content": "x", "weight": 1}], "messages[0].weight"),
-    ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
-    ("tools", [{"type": "function"}], "tools"), ("tool_choice", "auto", "tool_choice"),
+    ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}],
+     "messages"),
+    ("tools", [{"type": "function", "function": {"name": "f"}}], "tools"), ("tool_choice", "required", "tool_choice"),
     ("functions", [{}], "functions"), ("response_format", {"type": "xml"}, "response_format.type"),
     ("reasoning_effort", "low", "reasoning_effort"), ("modalities", ["text", "audio"], "modalities"),
     ("max_tokens", 0, "max_tokens"), ("max_completion_tokens", 9, "max_completion_tokens"),
@@ -163,7 +164,7 @@ async def test_codes_that_clients_look_for(tokenizer: Tokenizer) -> None:
     assert (await refusal(tokenizer, max_tokens=90)).code == "context_length_exceeded"
     long = [{"role": "user", "content": "x" * 120}]
     assert (await refusal(tokenizer, messages=long, max_tokens=None)).code == "context_length_exceeded"
-    assert "not offered" in (await refusal(tokenizer, tools=[{}])).message
+    assert "not offered" in (await refusal(tokenizer, functions=[{}])).message
 
 
 async def test_a_model_without_a_template_cannot_chat(tokenizer: Tokenizer) -> None:

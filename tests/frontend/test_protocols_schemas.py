@@ -22,6 +22,13 @@ TABLES: dict[str, Table] = {
     "detokenize": tokenize.DETOKENIZE,
 }
 FIELDS = sorted({(name, id(field.reader)): field for table in TABLES.values() for name, field in table.items()}.items())
+CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+BLOCKS = (
+    {"type": "tool_use", "id": "1", "name": "f", "input": {}},
+    {"type": "tool_result", "tool_use_id": "1"},
+    {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}], "is_error": True},
+    {"type": "thinking", "thinking": "", "signature": "x"},
+)
 LIKELY = st.sampled_from(  # values near the borders of what fields take
     [
         *(-(2**63) - 1, -(2**63), 2**64 - 1, 2**64, -100, -101, -2, -1, 0, 1, 2, 3, 20, 21, 100, 128, 129),
@@ -31,6 +38,13 @@ LIKELY = st.sampled_from(  # values near the borders of what fields take
         *({"type": "disabled"}, {"include_usage": True}, {"include_usage": None}, {"include_usage": 1}, {"other": 1}),
         *([{"role": "user", "content": "a"}], [{"role": "user", "content": [{"type": "text", "text": ""}]}]),
         *([{"role": "tool", "content": "a", "tool_call_id": "x", "name": None}], [{"role": "user"}]),
+        *([{"role": "assistant", "content": None}], [{"role": "assistant", "tool_calls": []}], [{"role": "tool"}]),
+        *([{"role": role, "content": "", "tool_calls": [CALL]}] for role in ("user", "assistant")),
+        *([{"role": role, "content": [block]}] for role in ("user", "assistant") for block in BLOCKS),
+        *({"type": kind, **more} for kind in ("tool", "any", "function") for more in ({}, {"name": "f"})),
+        *([{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}] for kind in ("object", 1)),
+        *([{"name": "f", "input_schema": {}}], [{"name": "a b", "input_schema": {}}], [{"type": "x"}], "required"),
+        *({"type": "function", "function": {"name": "f"}}, {"type": "enabled", "budget_tokens": 1}),
         *([{"role": "user", "content": [{"type": "image", "text": ""}]}], [{"role": "user", "content": []}]),
         *({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}, {"regex": "a"}),
         *({"type": "json_schema", "json_schema": {"name": "a"}}, {"type": "json_schema", "schema": {}}),
@@ -64,7 +78,7 @@ def plain(value: Any) -> bool:
 def test_a_reader_takes_what_its_schema_allows_and_nothing_else(field: Field) -> None:
     validator = Draft202012Validator(field.reader.schema)
 
-    @settings(deadline=None, max_examples=30, database=None)
+    @settings(deadline=None, max_examples=60, database=None)
     @given((LIKELY | JSON).filter(plain).filter(lambda value: value is not None))
     def agree(value: Any) -> None:
         assert takes(field, value) == validator.is_valid(value), value

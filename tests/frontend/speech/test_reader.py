@@ -110,8 +110,8 @@ def test_what_a_text_says_however_it_is_cut(speech: Speech, text: str, events: l
 
 
 ODDS = [
-    "<think>", "</think>", "<tool_call>", "</tool_call>", "\n", " ", '{"name": "add", "arguments": ', "{}", "}", "{", CALL,
-    '{"name": "', 'get_weather"', ', "parameters": ', '"arguments": ', "a", '"', "\\", ":", ",", "1", "[", "]",
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "\n", " ", '{"name": "add", "arguments": ', "{}", "}", "{",
+    '{"name": "', 'get_weather"', ', "parameters": ', '"arguments": ', "a", '"', "\\", ":", ",", "1", "[", "]", CALL,
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(ODDS), max_size=12).map("".join)
 SPEECHES = st.builds(Speech, st.sampled_from(Thinking), st.sampled_from([Format.HERMES, Format.LLAMA]), st.just(NAMES))
@@ -156,7 +156,8 @@ def test_without_calls_and_thoughts_nothing_is_lost(text: str) -> None:
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
 )
 
 

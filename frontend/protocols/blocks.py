@@ -1,0 +1,149 @@
+"""Anthropic's content blocks, as a history brings them, in the words of chat templates.
+
+A message may become several turns: results of tools are turns of their own.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from frontend.errors import Unprocessable
+from frontend.protocols.conversation import MAX_PARTS, content
+from frontend.protocols.fields import (
+    Field,
+    Reader,
+    Table,
+    anything,
+    boolean,
+    choice,
+    each,
+    exactly,
+    only,
+    read,
+    reads,
+    record,
+    schema,
+    some_text,
+    wrong_type,
+)
+from frontend.protocols.turns import Turn, call, turn
+
+text = content(cache_control=anything, citations=only([]))
+_SHOWN = {"cache_control": Field(anything)}
+
+BLOCKS: Mapping[str, Table] = {
+    "text": {"text": Field(exactly(str), required=True), "citations": Field(only([])), **_SHOWN},
+    "tool_use": {
+        "id": Field(some_text, required=True),
+        "name": Field(some_text, required=True),
+        "input": Field(exactly(dict), required=True),
+        "caller": Field(anything),
+        **_SHOWN,
+    },
+    "thinking": {"thinking": Field(exactly(str), required=True), "signature": Field(exactly(str))},
+    "redacted_thinking": {"data": Field(exactly(str), required=True)},  # whose words nobody here can read
+    "tool_result": {
+        "tool_use_id": Field(some_text, required=True),
+        "content": Field(text, ""),
+        "is_error": Field(boolean, False),
+        **_SHOWN,
+    },
+}
+ROLES = {"user": ("text", "tool_result"), "assistant": ("text", "tool_use", "thinking", "redacted_thinking")}
+
+
+def _blocks(kinds: Sequence[str]) -> Reader:
+    """A text, or an array of blocks of these kinds; always blocks afterwards."""
+    readers = {
+        kind: record({"type": Field(choice(kind), required=True), "parsed_output": Field(anything), **BLOCKS[kind]})
+        for kind in kinds
+    }
+
+    @reads({"anyOf": [reader.schema for reader in readers.values()]})
+    def block(name: str, value: Any) -> Any:
+        kind = value.get("type") if type(value) is dict else None
+        if type(kind) is str and kind not in readers:
+            raise Unprocessable(
+                f"`{name}.type` must be one of {', '.join(readers)} here: {kind!r:.80} is not offered by this server",
+                param=f"{name}.type", code="unsupported_content",
+            )  # fmt: skip
+        return readers[kind if type(kind) is str else "text"](name, value)
+
+    blocks = each(block, MAX_PARTS)
+
+    @reads({"anyOf": [{"type": "string"}, blocks.schema]})
+    def reader(name: str, value: Any) -> Any:
+        if type(value) is str:
+            return ({"type": "text", "text": value},)
+        if type(value) is not list:
+            raise wrong_type(name, value, "a string or an array of content blocks")
+        return blocks(name, value)
+
+    return reader
+
+
+_messages: Mapping[str, Table] = {
+    role: {"role": Field(choice(*ROLES), required=True), "content": Field(_blocks(kinds), required=True)}
+    for role, kinds in ROLES.items()
+}
+
+
+@reads({"anyOf": [
+    {**schema(table), "properties": {**schema(table)["properties"], "role": {"const": role}}}
+    for role, table in _messages.items()
+]})  # fmt: skip
+def message(name: str, value: Any) -> list[Turn]:
+    if type(value) is not dict:
+        raise wrong_type(name, value, "an object")
+    role = value.get("role")
+    table = _messages["assistant" if role == "assistant" else "user"]
+    said = read(table, value, f"{name}.")
+    return SPEAKERS[said["role"]](said["content"])
+
+
+def _assistants(blocks: Iterable[dict[str, Any]]) -> list[Turn]:
+    """Thoughts, words and calls of one message, each of a kind together, as templates have them."""
+    texts, thoughts, calls = [], [], []
+    for block in blocks:
+        match block["type"]:
+            case "text":
+                texts.append(block["text"])
+            case "thinking":
+                thoughts.append(block["thinking"])
+            case "tool_use":
+                calls.append(call(block["id"], block["name"], block["input"]))
+    return [turn("assistant", "".join(texts), "\n".join(thoughts), calls)]
+
+
+def _users(blocks: Iterable[dict[str, Any]]) -> list[Turn]:
+    """Results and words in their order; words that follow each other are one turn."""
+    turns: list[Turn] = []
+    for block in blocks:
+        if block["type"] == "tool_result":
+            result = f"Error: {block['content']}" if block["is_error"] else block["content"]
+            turns.append(turn("tool", result) | {"tool_call_id": block["tool_use_id"]})
+        elif turns and turns[-1]["role"] == "user":
+            turns[-1]["content"] += block["text"]
+        else:
+            turns.append(turn("user", block["text"]))
+    return turns
+
+
+SPEAKERS: Mapping[str, Callable[[Iterable[dict[str, Any]]], list[Turn]]] = {"user": _users, "assistant": _assistants}
+
+
+def neighbours(turns: Iterable[Turn]) -> list[Turn]:
+    """Neighbours of one role are one turn, a line each; but each result of a tool is its own."""
+    merged: list[Turn] = []
+    for one in turns:
+        if merged and merged[-1]["role"] == one["role"] != "tool":
+            one = _joined(merged.pop(), one)
+        merged.append(one)
+    return merged
+
+
+def _joined(first: Turn, second: Turn) -> Turn:
+    """Where one of them only calls, there is no line to join."""
+    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
+    lines = [one["content"] for one in (first, second) if one["content"] or not calls]
+    thoughts = [one["reasoning_content"] for one in (first, second) if "reasoning_content" in one]
+    return turn(first["role"], "\n".join(lines), "\n".join(thoughts), calls)

@@ -1,0 +1,243 @@
+"""Tools as both dialects offer them, and what they make of an answer: its grammar, and how it is read.
+
+Knows the fields; what a call looks like is told in frontend/speech. A budget for thinking (`budget_tokens`, the degrees
+of `reasoning_effort`) is accepted and cannot be enforced: a model thinks, or does not.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from frontend import grammar as made
+from frontend.errors import Unprocessable
+from frontend.protocols.common import Context
+from frontend.protocols.fields import (
+    Field,
+    Reader,
+    Table,
+    anything,
+    boolean,
+    choice,
+    each,
+    exactly,
+    integer,
+    list_of,
+    out_of_range,
+    read,
+    reads,
+    record,
+    schema,
+    some_text,
+    wrong_type,
+)
+from frontend.speech.grammar import after_thought, speaking
+from frontend.speech.offer import Function, Mode, Offer
+from frontend.speech.reader import PYTHON
+from frontend.speech.style import Format, Speech, Thinking
+
+MAX_TOOLS = 128
+NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+Wanted = tuple[Mode, frozenset[str] | None]  # None: any of those that are offered
+
+
+@reads({"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"})
+def function_name(name: str, value: Any) -> str:
+    if not NAME.fullmatch(some_text(name, value)):
+        raise out_of_range(name, value, "1 to 128 letters, digits, _ or -")
+    return str(value)
+
+
+@reads({"type": "object", "properties": {"type": {"const": "object"}}})
+def parameters(name: str, value: Any) -> dict[str, Any]:
+    """A schema of an object; one that names no type is taken for one."""
+    if type(value) is not dict:
+        raise wrong_type(name, value, "a JSON schema")
+    if value.get("type", "object") != "object":
+        raise Unprocessable(f"`{name}.type` must be object", param=f"{name}.type", code="out_of_range")
+    return {"type": "object", **value}
+
+
+_function: Table = {
+    "name": Field(function_name, required=True),
+    "description": Field(exactly(str), ""),
+    "parameters": Field(parameters, NO_PARAMETERS),
+    "strict": Field(boolean, False),
+}
+_openai_tool = record({
+    "type": Field(choice("function"), required=True),
+    "function": Field(record(_function), required=True),
+})  # fmt: skip
+_anthropic_tool = record({
+    "type": Field(choice("custom")),
+    "name": Field(function_name, required=True),
+    "description": Field(exactly(str), ""),
+    "input_schema": Field(parameters, required=True),
+    "strict": Field(boolean, False),
+    "cache_control": Field(anything),
+    "eager_input_streaming": Field(boolean),
+    "input_examples": Field(list_of(exactly(dict), 64)),
+})  # fmt: skip
+
+
+def _made(tool: Mapping[str, Any], param: str, schema: dict[str, Any]) -> Function:
+    shown = {"name": tool["name"], "description": tool["description"], "parameters": schema}
+    return Function(tool["name"], schema, tool["strict"], param, {"type": "function", "function": shown})
+
+
+@reads(_openai_tool.schema)
+def openai_tool(name: str, value: Any) -> Function:
+    tool = _openai_tool(name, value)["function"]
+    return _made(tool, f"{name}.function.parameters", tool["parameters"])
+
+
+@reads(_anthropic_tool.schema)
+def anthropic_tool(name: str, value: Any) -> Function:
+    tool = _anthropic_tool(name, value)
+    return _made(tool, f"{name}.input_schema", tool["input_schema"])
+
+
+def _tools(one: Reader) -> Reader:
+    several = each(one, MAX_TOOLS)
+
+    @reads({**several.schema, "minItems": 0})
+    def reader(name: str, value: Any) -> Any:
+        return () if value == [] else several(name, value)
+
+    return reader
+
+
+_chosen: Table = {
+    "type": Field(choice("function"), required=True),
+    "function": Field(record({"name": Field(function_name, required=True)}), required=True),
+}
+_allowed: Table = {
+    "type": Field(choice("allowed_tools"), required=True),
+    "allowed_tools": Field(
+        record({
+            "mode": Field(choice("auto", "required"), required=True),
+            "tools": Field(each(record(_chosen), MAX_TOOLS), required=True),
+        }),
+        required=True,
+    ),
+}  # fmt: skip
+_mode = choice(*Mode)
+
+
+@reads({"anyOf": [_mode.schema, schema(_chosen), schema(_allowed)]})
+def openai_choice(name: str, value: Any) -> Wanted:
+    if type(value) is not dict:
+        return Mode(_mode(name, value)), None
+    if value.get("type") == "allowed_tools":
+        allowed = read(_allowed, value, f"{name}.")["allowed_tools"]
+        return Mode(allowed["mode"]), frozenset(tool["function"]["name"] for tool in allowed["tools"])
+    return Mode.REQUIRED, frozenset([read(_chosen, value, f"{name}.")["function"]["name"]])
+
+
+_anthropic_modes = {"auto": Mode.AUTO, "any": Mode.REQUIRED, "none": Mode.NONE}
+_anthropic_any: Table = {
+    "type": Field(choice(*_anthropic_modes, "tool"), required=True),
+    "disable_parallel_tool_use": Field(boolean, False),
+}
+_anthropic_tool_choice: Table = {**_anthropic_any, "name": Field(function_name, required=True)}
+_is_tool = {"properties": {"type": {"const": "tool"}}}
+
+
+@reads({"anyOf": [{"allOf": [schema(_anthropic_tool_choice), _is_tool]},
+                  {"allOf": [schema(_anthropic_any), {"not": _is_tool}]}]})  # fmt: skip
+def anthropic_choice(name: str, value: Any) -> tuple[Wanted, bool]:
+    """Also whether several calls may be made."""
+    if type(value) is not dict:
+        raise wrong_type(name, value, "an object")
+    if value.get("type") == "tool":
+        chosen = read(_anthropic_tool_choice, value, f"{name}.")
+        return (Mode.REQUIRED, frozenset([chosen["name"]])), not chosen["disable_parallel_tool_use"]
+    wanted = read(_anthropic_any, value, f"{name}.")
+    return (_anthropic_modes[wanted["type"]], None), not wanted["disable_parallel_tool_use"]
+
+
+OPENAI_TOOLS: Table = {
+    "tools": Field(_tools(openai_tool), ()),
+    "tool_choice": Field(openai_choice),
+    "parallel_tool_calls": Field(boolean, True),
+    "reasoning_effort": Field(choice("none", "minimal", "low", "medium", "high", "xhigh", "max")),
+}
+
+ANTHROPIC_TOOLS: Table = {
+    "tools": Field(_tools(anthropic_tool), ()),
+    "tool_choice": Field(anthropic_choice, (None, True)),
+    "thinking": Field(
+        record({
+            "type": Field(choice("enabled", "adaptive", "disabled"), required=True),
+            "budget_tokens": Field(integer(1)),
+            "display": Field(choice("summarized", "omitted")),
+        })
+    ),
+}  # fmt: skip
+
+
+def offer(functions: tuple[Function, ...], wanted: Wanted | None, several: bool, context: Context) -> Offer:
+    """What is offered. Raises Unprocessable for a choice of what is not, and when the model has no words for it."""
+    mode, names = wanted or (Mode.AUTO, None)
+    known = frozenset(one.name for one in functions)
+    twice = [name for name, times in Counter(one.name for one in functions).items() if times > 1]
+    if twice:
+        raise Unprocessable(f"`tools` have two functions named {twice[0]}", param="tools", code="out_of_range")
+    if functions:
+        _check_format(context)
+    if mode is Mode.REQUIRED and not functions:
+        raise Unprocessable("`tool_choice` needs `tools`", param="tool_choice", code="out_of_range")
+    if unknown := (names or frozenset()) - known:
+        raise Unprocessable(
+            f"`tool_choice` names {sorted(unknown)[0]}, which is not among the `tools`",
+            param="tool_choice", code="out_of_range",
+        )  # fmt: skip
+    return Offer(functions, mode, known if names is None else names, several)
+
+
+def _check_format(context: Context) -> None:
+    if not context.style.tools:
+        raise Unprocessable(
+            "`tools` are not offered by this model: its chat template has no place for them",
+            param="tools", code="unsupported_field",
+        )  # fmt: skip
+    if context.style.calls is Format.NONE:
+        raise Unprocessable(
+            "`tools` are not offered: how this model writes a call is not known (see --tool-format)",
+            param="tools", code="unsupported_field",
+        )  # fmt: skip
+
+
+def thinking(wanted: bool | None, param: str, context: Context) -> dict[str, Any]:
+    """What the chat template is told, to think or not; not to think is always fine."""
+    style = context.style
+    if wanted and not (style.thinks or style.switch):
+        raise Unprocessable(
+            f"`{param}`: this model does not think before it answers", param=param, code="unsupported_field"
+        )
+    return {"enable_thinking": wanted} if wanted is not None and style.switch else {}
+
+
+def effort(wanted: str | None, context: Context) -> dict[str, Any]:
+    """The same for OpenAI's degrees, which a template may know itself."""
+    if wanted is None:
+        return {}
+    if context.style.effort:
+        return {"reasoning_effort": wanted}
+    return thinking(wanted not in ("none", "minimal"), "reasoning_effort", context)
+
+
+async def spoken(offer: Offer, begins: Thinking, form: str, context: Context) -> tuple[str, Speech | None]:
+    """The answer's grammar, of which `form` is its text's, and how it is to be read (None: as it stands)."""
+    calls = context.style.calls
+    make: Callable[[], str] | None = None
+    if offer.functions:
+        python = context.tokenizer.has_special(PYTHON)
+        make = partial(speaking, offer, calls, begins, python=python, answer=form)
+    elif form and begins is not Thinking.OVER:
+        make = partial(after_thought, begins, form, "response_format")
+    grammar = await made.apart(make) if make else form
+    return grammar, Speech.of(begins, calls, [one.name for one in offer.callable])

@@ -1,0 +1,122 @@
+"""Anthropic's blocks for thoughts and calls: https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
+
+Answers without either are `messages`' own. A thought's signature is a digest of it: it says that nobody changed it, and
+is not looked at when it comes back.
+"""
+
+from base64 import b64encode
+from collections.abc import AsyncGenerator
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from frontend.protocols.common import Meta, Totals, Wakes, json
+from frontend.protocols.envelope import PING, end, named, running, start
+from frontend.speech.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
+from frontend.speech.reader import Reader
+from frontend.speech.said import Call, Said
+from frontend.speech.style import Speech
+
+OMITTED = "omitted"  # Ask.meta["thinking"]: thoughts are marked, and not told
+
+
+def call_id(meta: Meta, index: int) -> str:
+    return f"toolu_{meta.nonce}{index:02x}"
+
+
+def _signed(thought: bytes) -> str:
+    return b64encode(sha256(thought).digest()).decode()
+
+
+def spoken_blocks(said: Said, meta: Meta) -> list[dict[str, Any]]:
+    """A whole answer's blocks, in the answer's order; an empty text when it said nothing."""
+    omitted = meta.ask.meta.get("thinking") == OMITTED
+    blocks: list[dict[str, Any]] = []
+    calls = 0
+    for part in said.parts:
+        match part:
+            case Text(text):
+                blocks.append({"type": "text", "text": text})
+            case Reasoning(text):
+                thought = "" if omitted else text
+                blocks.append({"type": "thinking", "thinking": thought, "signature": _signed(text.encode())})
+            case Call():
+                given = msgspec.Raw(part.closed.encode())
+                blocks.append({"type": "tool_use", "id": call_id(meta, calls), "name": part.name, "input": given})
+                calls += 1
+    return blocks or [{"type": "text", "text": ""}]
+
+
+async def spoken_stream(meta: Meta, wakes: Wakes, speech: Speech) -> AsyncGenerator[bytes]:
+    """The answer as server-sent events, one `bytes` for all that came at once."""
+    totals, reader, page = Totals(meta.ask), Reader(speech), Blocks(meta)
+    opening = start(meta) + PING
+    async for wake in wakes:
+        data = opening
+        for delta in wake:
+            totals.add(delta)
+            events = reader.feed(delta.text) + (reader.finish() if delta.finish is not None else [])
+            after = running(totals if meta.ask.continuous_usage else None) + b"}\n\n"
+            data += b"".join([page.write(event, after) for event in events])
+            if delta.finish is not None:
+                data += page.close() + end(meta, delta, totals, reader.called)
+        if data:
+            yield data
+        opening = b""
+
+
+class Blocks:
+    """Opens, fills and closes one block after the other."""
+
+    def __init__(self, meta: Meta) -> None:
+        self._meta = meta
+        self._omitted = meta.ask.meta.get("thinking") == OMITTED
+        self._index = -1
+        self._open = ""  # the type of the block that is open
+        self._digest = sha256()
+
+    def write(self, event: Event, after: bytes) -> bytes:
+        """`after` ends each delta."""
+        match event:
+            case Text(text):
+                opening = self._opened({"type": "text", "text": ""}) if self._open != "text" else b""
+                return opening + self._delta({"type": "text_delta", "text": text}, after)
+            case Reasoning(text):
+                block = {"type": "thinking", "thinking": "", "signature": ""}
+                opening = self._opened(block) if self._open != "thinking" else b""
+                self._digest.update(text.encode())
+                told = {"type": "thinking_delta", "thinking": text}
+                return opening if self._omitted else opening + self._delta(told, after)
+            case CallStart(index, name):
+                id = call_id(self._meta, index)
+                return self._opened({"type": "tool_use", "id": id, "name": name, "input": {}})
+            case CallArguments(_, fragment):
+                return self._delta({"type": "input_json_delta", "partial_json": fragment}, after)
+            case CallEnd():
+                return self._closed()
+
+    def close(self) -> bytes:
+        """The end of the last block; there is one in any answer."""
+        return (self._opened({"type": "text", "text": ""}) if self._index < 0 else b"") + self._closed()
+
+    def _opened(self, block: dict[str, Any]) -> bytes:
+        before = self._closed()
+        self._index += 1
+        self._open = str(block["type"])
+        return before + named("content_block_start", index=self._index, content_block=block)
+
+    def _closed(self) -> bytes:
+        kind, self._open = self._open, ""
+        if not kind:
+            return b""
+        signed = b""
+        if kind == "thinking":
+            signature = b64encode(self._digest.digest()).decode()
+            signed = self._delta({"type": "signature_delta", "signature": signature}, b"}\n\n")
+            self._digest = sha256()
+        return signed + named("content_block_stop", index=self._index)
+
+    def _delta(self, delta: dict[str, Any], after: bytes) -> bytes:
+        told = json({"type": "content_block_delta", "index": self._index, "delta": delta})
+        return b"event: content_block_delta\ndata: " + told[:-1] + after

@@ -1,0 +1,64 @@
+"""What an answer has said so far, folded from its events: for answers that go out in one piece."""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from frontend.speech.arguments import ObjectText
+from frontend.speech.events import CallArguments, CallStart, Event, Reasoning, Text
+from frontend.speech.reader import Reader
+from frontend.speech.style import Speech
+
+
+@dataclass(slots=True)
+class Call:
+    """`arguments` is JSON, or the beginning of it where the answer was cut off."""
+
+    name: str
+    arguments: str = ""
+
+    @property
+    def closed(self) -> str:
+        """JSON in any case: up to the last whole member."""
+        scan = ObjectText()
+        given = scan.feed(self.arguments)
+        return given if scan.done else scan.closed(given)
+
+
+@dataclass(slots=True)
+class Said:
+    """`parts` are in the order of the answer; neighbours of a kind are one."""
+
+    reader: Reader
+    parts: list[Text | Reasoning | Call] = field(default_factory=list)
+
+    @classmethod
+    def whole(cls, text: str, speech: Speech) -> Self:
+        said = cls(Reader(speech))
+        for event in said.reader.feed(text) + said.reader.finish():
+            said.add(event)
+        return said
+
+    def add(self, event: Event) -> None:
+        match self.parts[-1:], event:
+            case [Text(before)], Text(text):
+                self.parts[-1] = Text(before + text)
+            case [Reasoning(before)], Reasoning(text):
+                self.parts[-1] = Reasoning(before + text)
+            case [Call() as call], CallArguments(_, fragment):
+                call.arguments += fragment
+            case _, CallStart(_, name):
+                self.parts.append(Call(name))
+            case _, Text() | Reasoning():
+                self.parts.append(event)
+
+    @property
+    def text(self) -> str:
+        return "".join([part.text for part in self.parts if isinstance(part, Text)])
+
+    @property
+    def reasoning(self) -> str:
+        return "".join([part.text for part in self.parts if isinstance(part, Reasoning)])
+
+    @property
+    def calls(self) -> list[Call]:
+        return [part for part in self.parts if isinstance(part, Call)]
