@@ -1,0 +1,59 @@
+"""A model that speaks from a script, behind the real app: what it says is cut into small pieces."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frontend.protocols.common import Context
+from frontend.speech.style import Style
+from frontend.stream import Stream
+from frontend.tokenizer import Tokenizer
+from shared import messages as m
+from tests.fakes import MODEL, FakeLink, context, saying
+from tests.frontend.serving import app_over, serving
+from tests.frontend.tokenizers_for_tests import byte_level, save
+
+LIMITS = m.Limits(max_seq_len=8192, vocab_size=269, eos_token_ids=(265,))
+
+
+def tokenizer_with(folder: Path, template: str) -> Tokenizer:
+    return Tokenizer.load(save(byte_level(), folder, tokenizer_config={"chat_template": template}))
+
+
+def context_of(tokenizer: Tokenizer, **more: Any) -> Context:
+    return context(tokenizer, max_seq_len=8192, style=Style.of(tokenizer.templates), **more)
+
+
+@dataclass
+class Model:
+    """`says` are its next answers, one for each sequence that is asked for; `prompts` what it was asked."""
+
+    tokenizer: Tokenizer
+    says: list[str] = field(default_factory=list)
+    size: int = 3  # tokens that come at once
+    outcome: m.Outcome = m.Outcome.EOS
+    link: FakeLink = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.link = FakeLink(self._play, welcome=m.Welcome(1, 1, 4711, MODEL, "", LIMITS))
+
+    def _play(self, link: FakeLink, stream: Stream) -> None:
+        (ids,) = self.tokenizer.encode_now([self.says.pop(0)], False)
+        if stream.submit.sampling.logprobs is not None:
+            link.score(stream, 0, [-0.5] * len(ids), k=stream.submit.sampling.logprobs)
+        saying(*[ids[i : i + self.size] for i in range(0, len(ids), self.size)], outcome=self.outcome)(link, stream)
+
+    @property
+    def prompts(self) -> list[str]:
+        return [self.tokenizer.decode(one.prompt, skip_special=False) for one in self.link.submitted]
+
+    @property
+    def grammars(self) -> list[str]:
+        return [one.sampling.grammar for one in self.link.submitted]
+
+    @asynccontextmanager
+    async def served(self, **config: Any) -> AsyncIterator[str]:
+        async with serving(app_over(self.link, self.tokenizer, **config)) as url:
+            yield url
