@@ -59,13 +59,20 @@ ENDED: dict[str, Schema] = {"stop_reason": STOP, "seed": SEED}  # ours, beside a
 OPENAI_HEAD: dict[str, Schema] = {"id": TEXT, "created": WHOLE, "model": TEXT}
 
 
-def openai_answer(kind: str, head: Mapping[str, Schema], **choice: Schema) -> Schema:
-    choices = array(record(index=WHOLE, finish_reason=FINISH, **choice, **ENDED))
+CHAT_FINISH = among("stop", "length", "tool_calls")
+FUNCTION = record(name=TEXT, arguments=TEXT)
+CALL: dict[str, Schema] = {"id": TEXT, "type": among("function"), "function": FUNCTION}
+THOUGHT: dict[str, Schema] = {"reasoning_content": TEXT, "reasoning": TEXT}
+CALL_PART = either(record(index=WHOLE, **CALL), record(index=WHOLE, function=record(arguments=TEXT)))
+
+
+def openai_answer(kind: str, head: Mapping[str, Schema], reasons: Schema = FINISH, /, **choice: Schema) -> Schema:
+    choices = array(record(index=WHOLE, finish_reason=reasons, **choice, **ENDED))
     return record(TIMINGS, **OPENAI_HEAD, **head, object=among(kind), choices=choices, usage=ref("Usage"))
 
 
-def openai_chunk(kind: str, head: Mapping[str, Schema], **choice: Schema) -> Schema:
-    finish = either(FINISH, NULL)
+def openai_chunk(kind: str, head: Mapping[str, Schema], reasons: Schema = FINISH, /, **choice: Schema) -> Schema:
+    finish = either(reasons, NULL)
     choices = array(record(ENDED, index=WHOLE, finish_reason=finish, **choice))
     return record({**TIMINGS, **USAGE}, **OPENAI_HEAD, **head, object=among(kind), choices=choices)
 
@@ -82,12 +89,20 @@ OPENAI: dict[str, Schema] = {
     "Completion": openai_answer("text_completion", {}, text=TEXT, logprobs=LOGPROBS),
     "CompletionChunk": openai_chunk("text_completion", {}, text=TEXT, logprobs=LOGPROBS),
     "ChatCompletion": openai_answer(
-        "chat.completion", {"system_fingerprint": NULL},
-        message=record(role=among("assistant"), content=TEXT, refusal=NULL), logprobs=CHAT_LOGPROBS,
+        "chat.completion", {"system_fingerprint": NULL}, CHAT_FINISH,
+        message=record(
+            {**THOUGHT, "tool_calls": array(record(**CALL))},
+            role=among("assistant"), content=either(TEXT, NULL), refusal=NULL,
+        ),
+        logprobs=CHAT_LOGPROBS,
     ),
     "ChatCompletionChunk": openai_chunk(
-        "chat.completion.chunk", {"system_fingerprint": NULL},
-        delta=record({"role": among("assistant"), "content": TEXT, "refusal": NULL}), logprobs=CHAT_LOGPROBS,
+        "chat.completion.chunk", {"system_fingerprint": NULL}, CHAT_FINISH,
+        delta=record({
+            **THOUGHT, "tool_calls": array(CALL_PART),
+            "role": among("assistant"), "content": either(TEXT, NULL), "refusal": NULL,
+        }),
+        logprobs=CHAT_LOGPROBS,
     ),
     "Model": record(id=TEXT, object=among("model"), created=WHOLE, owned_by=TEXT, max_model_len=WHOLE),
     "ModelList": record(object=among("list"), data=array(ref("Model"))),
@@ -105,9 +120,19 @@ EVENTS: dict[str, Schema] = {
     "ErrorEvent": record(error=TEXT),
 }  # fmt: skip
 
-BLOCK = record(type=among("text"), text=TEXT)
+BLOCK = either(
+    record(type=among("text"), text=TEXT),
+    record(type=among("thinking"), thinking=TEXT, signature=TEXT),
+    record(type=among("tool_use"), id=TEXT, name=TEXT, input={"type": "object"}),
+)
+BLOCK_PART = either(
+    record(type=among("text_delta"), text=TEXT),
+    record(type=among("thinking_delta"), thinking=TEXT),
+    record(type=among("signature_delta"), signature=TEXT),
+    record(type=among("input_json_delta"), partial_json=TEXT),
+)
 STOPPED: dict[str, Schema] = {
-    "stop_reason": among("end_turn", "stop_sequence", "max_tokens"),
+    "stop_reason": among("end_turn", "stop_sequence", "max_tokens", "tool_use"),
     "stop_sequence": either(TEXT, NULL),
 }
 MESSAGE: dict[str, Schema] = {
@@ -128,7 +153,7 @@ ANTHROPIC: dict[str, Schema] = {
         record(type=among("ping")),
         record(
             {"usage": ref("MessageUsage")}, type=among("content_block_delta"), index=WHOLE,
-            delta=record(type=among("text_delta"), text=TEXT),
+            delta=BLOCK_PART,
         ),
         record(type=among("content_block_stop"), index=WHOLE),
         record(TIMINGS, type=among("message_delta"), delta=record(**STOPPED), usage=ref("MessageUsage"), seed=SEED),
