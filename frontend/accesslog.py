@@ -24,6 +24,9 @@ OUTCOMES = {
     "write_timeout": "write_timeout",
 }  # fmt: skip
 MOST_REASONS = 128
+NOTHING = Timings()
+
+_encode = msgspec.json.Encoder().encode
 QUIET = frozenset({"/", "/health", "/ready", "/stats", "/metrics"})  # not told to people while all is well
 
 
@@ -108,9 +111,9 @@ def _add_run(entry: Entry, run: Run, began: float) -> None:
     each = entry.n or 1  # choices of one prompt: it counts once, and so does what was found of it
     cached = [timing.cached_tokens for timing in timings]
     entry.cached_tokens = sum([min(cached[at : at + each]) for at in range(0, len(cached), each)])
-    entry.queue_ms, entry.prefill_ms, entry.decode_ms = (
-        round(max([getattr(timing, part) for timing in timings]), 3) for part in ("queue_ms", "prefill_ms", "decode_ms")
-    )
+    entry.queue_ms = round(max([timing.queue_ms for timing in timings]), 3)  # of the slowest choice
+    entry.prefill_ms = round(max([timing.prefill_ms for timing in timings]), 3)
+    entry.decode_ms = round(max([timing.decode_ms for timing in timings]), 3)
     first = min([choice.first_at for choice in told if choice.first_at], default=0.0)
     entry.ttft_ms = round(1e3 * (first - began), 3) if first else None
     entry.finish_reasons = [choice.finish.value if choice.finish else None for choice in told[:MOST_REASONS]]
@@ -119,12 +122,12 @@ def _add_run(entry: Entry, run: Run, began: float) -> None:
 def _timings(choice: Choice) -> Timings:
     """Of one that the worker did not end: as far as it told."""
     end = choice.stream.end
-    return choice.timings(end if end is not None and end.timings != Timings() else None)
+    return choice.timings(end if end is not None and end.timings != NOTHING else None)
 
 
 def line(entry: Entry) -> bytes:
     """For machines: one object of JSON."""
-    return msgspec.json.encode(entry) + b"\n"
+    return _encode(entry) + b"\n"
 
 
 def words(entry: Entry) -> bytes:

@@ -91,6 +91,13 @@ def test_siblings_follow_their_leader_in_its_owners_turn() -> None:
     assert set(rig.ends) == {*group, *others, after}
 
 
+def test_siblings_go_before_what_came_after_their_leader() -> None:
+    rig = Rig(max_batch_size=1)
+    group = [rig.submit([3, 1, 4, 1, 5, 9, 2, 6, 5], max_tokens=3, group=1) for _ in range(3)]
+    other = rig.submit(9, max_tokens=3)
+    assert order(rig) == [*group, other]
+
+
 def test_an_owner_without_anything_running_takes_a_place_of_who_runs_more_than_its_share() -> None:
     rig = Rig(pages=129, max_batch_size=4)
     flood = [rig.submit(3, max_tokens=30, owner="a") for _ in range(8)]
