@@ -231,16 +231,24 @@ def _env(words: list[str]) -> int:
     return env(words)
 
 
+def _keygen(words: list[str]) -> int:
+    from deploy.keygen import keygen
+
+    return keygen(words)
+
+
 def _completion(words: list[str]) -> int:
     """Lends the scripts' writer the flags of every command that says them."""
     from deploy.completion import SHELLS, Offer, script, words_of
     from deploy.environment import parser as env_parser
+    from deploy.keygen import parser as keygen_parser
     from deploy.talk import chat_parser, complete_parser
 
     parser = Parser(prog="sluice completion", description="Prints a script: source <(sluice completion bash)")
     parser.add_argument("shell", choices=SHELLS)
     shell = parser.read(words).shell
     spoken = {"chat": chat_parser(), "complete": complete_parser(), "env": env_parser(), "completion": parser}
+    spoken["keygen"] = keygen_parser()
     for name, command in COMMANDS.items():
         spoken[name] = Parser(prog=name)
         add_flags(spoken[name], command.flags)
@@ -261,6 +269,7 @@ TOOLS = {
     "simulate": Tool("replay traffic through the scheduler in virtual time", _simulate),
     "chat": Tool("talk to a running server at the terminal", _chat),
     "complete": Tool("continue a text with a running server", _complete),
+    "keygen": Tool("make keys for worker and frontends on different hosts", _keygen),
     "env": Tool("say what this machine and installation are", _env),
     "completion": Tool("print a script that completes these words in bash or zsh", _completion),
 }

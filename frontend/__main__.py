@@ -30,6 +30,7 @@ from frontend.tls import check_tls
 from frontend.tokenizer import Tokenizer
 from shared.address import parse_all
 from shared.config import Settings
+from shared.curve import keys_for
 from shared.pulse import Phase, Pulse
 
 GRACE_S = 5.0  # for connections to take the last bytes after draining
@@ -129,6 +130,7 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Pu
     """As `serve`, in the running event loop."""
     config = settings.frontend
     check_tls(config)
+    keys_for(settings.wire.requests, settings.wire, worker=False)  # raises what is wrong with them
     meters = Meters(config.metrics_prefix)
     limits = Limits.of(config)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()

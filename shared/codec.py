@@ -20,11 +20,17 @@ encode = _encoder.encode
 
 
 def decode_request(body: bytes | memoryview) -> Request:
-    return _requests.decode(body)
+    try:
+        return _requests.decode(body)
+    except (UnicodeDecodeError, RecursionError) as error:  # text that is none, nesting without end
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def decode_event(body: bytes | memoryview) -> Event:
-    return _events.decode(body)
+    try:
+        return _events.decode(body)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def pack_u32(values: Iterable[int]) -> bytes:

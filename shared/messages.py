@@ -11,12 +11,16 @@ seen at once, a duplicate is harmless, and `Resync` repairs. Columns (`bytes`) a
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
 PROTOCOL_VERSION = 2
 TOPIC_BYTES = 8  # a frontend's id is its topic
 BROADCAST = bytes(TOPIC_BYTES)  # the topic of Status
+
+
+U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]  # what a decoder lets through; columns hold no others
 
 
 class Outcome(StrEnum):
@@ -90,7 +94,7 @@ class Submit(_Message):
     is computed over but neither sent again nor sampled again.
     """
 
-    id: int
+    id: U32
     prompt: bytes  # packed uint32
     sampling: Sampling
     generated: bytes = b""  # packed uint32
@@ -98,22 +102,22 @@ class Submit(_Message):
     group: int = 0  # sequences of one prompt (n > 1) share a group id, 0: none
     deadline_ms: int = 0  # from arrival; 0: none
     priority: int = 0  # lower goes first
-    crashes: int = 0  # how many workers died with this request in flight since its last token
+    crashes: U32 = 0  # how many workers died with this request in flight since its last token
     owner: str = ""  # whose request it is (the name of an API key): waiting is fair between owners
-    first: int = 0  # the id of its first Submit, if it has been with another worker; 0: this is the first
+    first: U32 = 0  # the id of its first Submit, if it has been with another worker; 0: this is the first
 
 
 class Abort(_Message):
     """Ends requests; idempotent; unknown ids are ignored."""
 
-    ids: tuple[int, ...]
+    ids: tuple[U32, ...]
 
 
 class Resync(_Message):
     """Something for `id` was missed: send its output again from offset `have`, and its end if it ended."""
 
-    id: int
-    have: int
+    id: U32
+    have: U32
 
 
 # worker -> frontend

@@ -1,7 +1,7 @@
 """ZeroMQ sockets as both ends want them: never blocking, never dropping silently, closed to strangers.
 
 Knows addresses and options; nothing of messages. ipc:// paths lie in a folder only its owner may enter;
-tcp:// needs CURVE keys (see keys in curve_dir) unless `insecure`.
+tcp:// needs CURVE keys (curve.py) unless `insecure`.
 """
 
 import os
@@ -11,7 +11,9 @@ from pathlib import Path
 import zmq
 
 from shared.config import ConfigError, WireConfig
+from shared.curve import keys_for
 
+GREETING_MS = 3000  # for two ends to agree on keys; who was refused is hung up on then, and tries again
 HIGH_WATER = 100_000  # frames; beyond it a peer counts as lagging
 
 
@@ -56,7 +58,7 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
     sock.setsockopt(zmq.LINGER, 0)
     sock.setsockopt(zmq.SNDHWM, HIGH_WATER)
     sock.setsockopt(zmq.RCVHWM, HIGH_WATER)
-    sock.setsockopt(zmq.MAXMSGSIZE, 64 << 20)
+    sock.setsockopt(zmq.MAXMSGSIZE, (16 if kind == zmq.ROUTER else 64) << 20)
     if kind == zmq.ROUTER:
         sock.setsockopt(zmq.ROUTER_HANDOVER, 1)
     if kind == zmq.XPUB:
@@ -73,24 +75,14 @@ def _private_folder(folder: Path) -> None:
 
 
 def _secure(sock: zmq.Socket[bytes], address: str, wire: WireConfig, *, server: bool) -> None:
-    if not address.startswith("tcp://") or wire.insecure:
+    keys = keys_for(address, wire, worker=server)
+    if keys is None:
         return
-    if not wire.curve_dir:
-        raise ConfigError(f"{address} needs CURVE keys: give --curve-dir, or --insecure on a trusted network")
-    public, secret = _load_keys(Path(wire.curve_dir), "worker" if server else "frontend")
-    sock.curve_publickey, sock.curve_secretkey = public, secret
+    sock.curve_publickey, sock.curve_secretkey = keys.public, keys.secret
+    sock.setsockopt(zmq.HANDSHAKE_IVL, GREETING_MS)
     if server:
         sock.curve_server = True
+        sock.setsockopt(zmq.ZAP_DOMAIN, b"sluice")  # asks worker/gate.py about every key,
+        sock.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # and lets nobody in should it not be there
     else:
-        sock.curve_serverkey = _load_keys(Path(wire.curve_dir), "worker", secret=False)[0]
-
-
-def _load_keys(folder: Path, name: str, *, secret: bool = True) -> tuple[bytes, bytes]:
-    import zmq.auth
-
-    path = folder / f"{name}.{'key_secret' if secret else 'key'}"
-    try:
-        public, private = zmq.auth.load_certificate(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--curve-dir: cannot read the key {path}: {error}") from error
-    return public, private or b""
+        sock.curve_serverkey = keys.worker

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -42,6 +43,7 @@ def run(settings: Settings, epoch: int, pulse: Pulse) -> None:
     link = Link(settings.wire, Identity(epoch, settings.model.name), settings.worker.lease_timeout)
     link.pulse, state.pulse = pulse, pulse
     link.snapshot = state.status
+    state.wire = link.totals
     link.start()
     pulse.phase = Phase.LOADING
     try:
@@ -126,6 +128,7 @@ class _State:
     pulse: Pulse = field(default_factory=Pulse)
     failed: str = ""
     metrics: Metrics | None = None
+    wire: Callable[[], dict[str, int]] = dict
 
     def loading(self, done: int, total: int) -> None:
         self.pulse.turn()
@@ -168,5 +171,6 @@ class _State:
                     "prefix_cache_queries": scheduler.prefix_queries,
                     "prefix_cache_hits": scheduler.prefix_hits,
                     "num_preemptions": scheduler.preemptions_total,
+                    **self.wire(),
                 }
             )

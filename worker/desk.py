@@ -3,7 +3,6 @@
 Knows messages and the scheduler; computes nothing. Frames fill up during a turn and leave once, at its end.
 """
 
-import math
 import random
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from worker.metrics import Metrics
 from worker.schedule.scheduler import Refused, Scheduler
 from worker.schedule.sequence import Sequence
 from worker.stats import Stats
+from worker.suspicion import wrong_with
 
 Key = tuple[bytes, int]  # (frontend id, request id)
 
@@ -40,6 +40,7 @@ class Frame:
     ends: list[m.End] = field(default_factory=list)
     logprobs: list[m.Logprobs] = field(default_factory=list)
     started: list[m.Started] = field(default_factory=list)
+    repaired: set[int] = field(default_factory=set)  # asked for again in this turn; once is enough
 
     def run(self, id: int, start: int, tokens: list[int]) -> None:
         self.ids.append(id)
@@ -95,14 +96,14 @@ class Desk:
     # what frontends say
 
     def receive(self, inbox: deque[tuple[bytes, m.Request | Gone]], now: float) -> None:
-        while inbox:
+        for _ in range(len(inbox)):  # what comes meanwhile waits for the next turn
             sender, request = inbox.popleft()
             match request:
                 case m.Submit():
                     self._submit(sender, request, now)
                 case m.Abort():
-                    for id in request.ids:
-                        self._abort((sender, id), now)
+                    for key in self._own(sender, request.ids):
+                        self._abort(key, now)
                 case m.Resync():
                     self._resync(sender, request)
                 case Gone():
@@ -113,6 +114,13 @@ class Desk:
             self._compiled(now)
         for sequence in self._scheduler.expire(now):
             self.end(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
+
+    def _own(self, sender: bytes, ids: tuple[int, ...]) -> list[Key]:
+        """Keys of these ids that may be known; never more than there are requests."""
+        if len(ids) <= len(self._records) + len(self._compiling):
+            return [(sender, id) for id in ids]
+        wanted = frozenset(ids)
+        return [key for key in (*self._records, *self._compiling) if key[0] == sender and key[1] in wanted]
 
     def _submit(self, sender: bytes, submit: m.Submit, now: float) -> None:
         key = (sender, submit.id)
@@ -166,7 +174,10 @@ class Desk:
             return closed
         if strikes >= QUARANTINE:
             return m.Refusal.INVALID, f"quarantined: in flight in {strikes} worker crashes", 0.0
-        wrong = _wrong(submit, self._vocab_size)
+        longest = self._scheduler.max_seq_len
+        if len(submit.prompt) + len(submit.generated) > 4 * longest:
+            return m.Refusal.TOO_LONG, f"more than {longest} tokens", 0.0
+        wrong = wrong_with(submit, self._vocab_size)
         return (m.Refusal.INVALID, wrong, 0.0) if wrong else None
 
     def _closed(self) -> tuple[m.Refusal, str, float] | None:
@@ -227,6 +238,9 @@ class Desk:
             return
         record = self._records.get((sender, resync.id))
         frame = self._frames[sender]
+        if resync.id in frame.repaired:
+            return
+        frame.repaired.add(resync.id)
         if record is None:
             frame.ends.append(m.End(resync.id, m.Outcome.ERROR, resync.have, "the worker no longer knows this request"))
             return
@@ -295,23 +309,3 @@ def _timings(sequence: Sequence, now: float) -> m.Timings:
         decode_ms=1e3 * (now - first),
         cached_tokens=sequence.cached,
     )
-
-
-def _wrong(submit: m.Submit, vocab_size: int) -> str:
-    """What a well-behaved frontend never sends, in words; empty when all is well. What passes cannot raise."""
-    sampling = submit.sampling
-    try:
-        prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)
-    except ValueError:
-        return "the prompt is not a whole number of ids"
-    ids = [*prompt, *generated, *(id for id, _ in sampling.logit_bias)]
-    if not prompt or not all(0 <= id < vocab_size for id in ids):
-        return "the prompt is empty, or an id lies beyond the vocabulary"
-    if sampling.max_tokens < 0 or (sampling.seed is not None and not 0 <= sampling.seed < 1 << 64):
-        return "max_tokens or seed is out of range"
-    if not 0 <= (sampling.logprobs or 0) <= vocab_size or sampling.top_k < 0:
-        return "logprobs or top_k is out of range"
-    numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
-    if not all(math.isfinite(number) and number >= 0 for number in numbers) or not sampling.repetition_penalty:
-        return "a sampling parameter is out of range"
-    return ""

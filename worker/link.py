@@ -26,10 +26,14 @@ from shared.codec import decode_request, encode
 from shared.config import WireConfig
 from shared.pulse import Pulse
 from shared.sockets import bind
+from worker.gate import Gate
 
 log = logging.getLogger("sluice.link")
 
 STATUS_S = 0.2
+AT_ONCE = 1000  # most messages of one socket between two looks at the others
+MOST_WAITING = 1 << 16  # messages in the inbox; more stay with their senders
+MOST_PEERS = 1024
 POLL_MS = 100
 
 
@@ -87,13 +91,20 @@ class Link:
     _stop: bool = False
     _thread: threading.Thread | None = None
     _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
+    _gate: Gate | None = None
     _router: zmq.Socket[bytes] = field(init=False)
     _xpub: zmq.Socket[bytes] = field(init=False)
+
+    def totals(self) -> dict[str, int]:
+        """For /metrics: what was dropped, what could not be sent, who was refused for an unknown key."""
+        refused = self._gate.refused if self._gate is not None else 0
+        return {"wire_garbage": self.counts.garbage, "wire_unsent": self.counts.dropped, "wire_refused": refused}
 
     # called by the compute loop
 
     def start(self) -> None:
         """Binds; raises ConfigError when an address is taken or open to strangers."""
+        self._gate = Gate.open(self._context, self.wire)
         self._router = bind(self._context, zmq.ROUTER, self.wire.requests, self.wire)
         self._xpub = bind(self._context, zmq.XPUB, self.wire.events, self.wire)
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
@@ -131,6 +142,8 @@ class Link:
             self._thread.join(timeout=5)
         for sock in (self._router, self._xpub):
             sock.close(linger=500)
+        if self._gate is not None:
+            self._gate.socket.close()
         self._context.term()
 
     # the I/O thread
@@ -139,11 +152,15 @@ class Link:
         poller = zmq.Poller()
         for source in (self._router, self._xpub, self._bell):
             poller.register(source, zmq.POLLIN)
+        if self._gate is not None:
+            poller.register(self._gate.socket, zmq.POLLIN)
         while not self._stop or self._outbox:
             self.pulse.beat()
             ready = dict(poller.poll(POLL_MS))
             if self._bell in ready:
                 os.eventfd_read(self._bell)
+            if self._gate is not None and self._gate.socket in ready:
+                self._gate.answer()
             self._send_outbox()
             if self._router in ready:
                 self._receive_requests()
@@ -154,6 +171,8 @@ class Link:
                 self._due = now + STATUS_S
                 self._reap(now)
                 self._broadcast(now)
+                if self._gate is not None:
+                    self._gate.refresh()
         self._broadcast(time.monotonic())
 
     def _send_outbox(self) -> None:
@@ -173,17 +192,26 @@ class Link:
         return True
 
     def _receive_requests(self) -> None:
-        while True:
+        if len(self.inbox) >= MOST_WAITING:
+            time.sleep(0.001)
+            return
+        for _ in range(AT_ONCE):
             try:
-                sender, *body = self._router.recv_multipart(zmq.NOBLOCK)
+                sender, *body = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            try:
-                request = decode_request(body[-1])
-            except (msgspec.DecodeError, IndexError) as error:
-                self._drop(f"cannot read a frame from {sender.hex()}: {error}")
-                continue
-            self._on_request(sender, request)
+            self._receive(sender.bytes, body)
+
+    def _receive(self, sender: bytes, body: list[zmq.Frame]) -> None:
+        if self._gate is not None and not self._gate.knows(body):
+            self._forget(sender)
+            return
+        try:
+            request = decode_request(body[-1].buffer)
+        except (msgspec.DecodeError, IndexError) as error:
+            self._drop(f"cannot read a frame from {sender.hex()}: {error}")
+            return
+        self._on_request(sender, request)
 
     def _drop(self, why: str) -> None:
         if self.counts.garbage == 0:
@@ -207,7 +235,13 @@ class Link:
 
     def _greet(self, sender: bytes, hello: m.Hello) -> None:
         limits = self.identity.limits
-        if limits is None or len(sender) != m.TOPIC_BYTES:
+        if limits is None:
+            return
+        if len(sender) != m.TOPIC_BYTES or sender == m.BROADCAST:
+            self._drop(f"Hello from {sender.hex()}, which is no frontend's id")
+            return
+        if sender not in self._peers and len(self._peers) >= MOST_PEERS:
+            self._drop(f"Hello from {sender.hex()}, with {MOST_PEERS} frontends here already")
             return
         seq = 0
         if hello.version == m.PROTOCOL_VERSION:
@@ -224,7 +258,7 @@ class Link:
         )
 
     def _receive_subscriptions(self) -> None:
-        while True:
+        for _ in range(AT_ONCE):
             try:
                 message = self._xpub.recv(zmq.NOBLOCK)
             except zmq.Again:

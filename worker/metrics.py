@@ -24,6 +24,9 @@ TOTALS = {
     "prefix_cache_queries": "Tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Tokens found in the prefix cache.",
     "num_preemptions": "Sequences whose pages were taken for others.",
+    "wire_garbage": "Frames from frontends that were no requests.",
+    "wire_unsent": "Frames that a frontend could not take.",
+    "wire_refused": "Greetings and messages with a key that is not allowed.",
 }
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 

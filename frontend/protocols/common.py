@@ -132,6 +132,7 @@ def sampling(values: dict[str, Any], max_tokens: int, context: Context, **more: 
     check_ids("logit_bias", [token for token, _ in values["logit_bias"]], context.vocab_size)
     if values["min_tokens"] > max_tokens:
         raise Unprocessable("`min_tokens` is more than the tokens asked for", param="min_tokens", code="out_of_range")
+    values["top_k"] = min(values["top_k"], context.vocab_size)  # a larger one means the same, and need not fit the wire
     return Sampling(max_tokens=max_tokens, **values, **more)
 
 

@@ -65,10 +65,11 @@ class Worker:
     max_batch: int = 32
     pages: int = 257
     lease_timeout: float = 10.0
+    over: WireConfig | None = None  # None: sockets in the folder
 
     @property
     def wire(self) -> WireConfig:
-        return WireConfig(run_dir=str(self.folder))
+        return self.over or WireConfig(run_dir=str(self.folder))
 
     def __enter__(self) -> "Worker":
         limits = Limits(2048, VOCAB, ())

@@ -68,6 +68,11 @@ class Scheduler:
         return self._queue.tokens
 
     @property
+    def max_seq_len(self) -> int:
+        """Most tokens of one sequence."""
+        return self._config.max_seq_len
+
+    @property
     def has_work(self) -> bool:
         return bool(self._live)
 

@@ -1,0 +1,92 @@
+"""The keys that tcp:// needs: which files a role reads, and what is wrong with them in one sentence.
+
+    curve_dir/worker.key_secret      the worker's pair               (only on the worker's host)
+    curve_dir/worker.key             its public half                 (on every frontend's host)
+    curve_dir/frontend.key_secret    a frontend's pair               (only on that frontend's host)
+    curve_dir/allowed/*.key          public keys that may connect    (on the worker's host, read at every greeting)
+
+`sluice keygen` makes them. Knows files; opens no socket.
+"""
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from shared.config import ConfigError, WireConfig
+
+ALLOWED = "allowed"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """One end's pair; and, at a frontend, the worker's public key. All in Z85."""
+
+    public: bytes
+    secret: bytes
+    worker: bytes = b""
+
+
+def keys_for(address: str, wire: WireConfig, *, worker: bool) -> Keys | None:
+    """What a socket of this role needs at this address; None where there is no need.
+
+    Raises ConfigError naming --curve-dir when a file is missing, unreadable, malformed or open to others.
+    """
+    if not address.startswith("tcp://") or wire.insecure:
+        return None
+    if not wire.curve_dir:
+        raise ConfigError(f"{address} needs CURVE keys: give --curve-dir, or --insecure on a trusted network")
+    folder = Path(wire.curve_dir)
+    if not worker:
+        return Keys(*_pair(folder / "frontend.key_secret"), _load(folder / "worker.key")[0])
+    if not (folder / ALLOWED).is_dir():
+        raise ConfigError(f"--curve-dir: there is no folder {folder / ALLOWED} of public keys that may connect")
+    return Keys(*_pair(folder / "worker.key_secret"))
+
+
+def allowed_keys(wire: WireConfig) -> set[bytes]:
+    """The public keys that may connect now, in Z85; a file that is no key allows nobody."""
+    keys = set()
+    for path in (Path(wire.curve_dir) / ALLOWED).glob("*.key"):
+        try:
+            keys.add(_load(path)[0])
+        except ConfigError:
+            continue
+    return keys
+
+
+def _pair(path: Path) -> tuple[bytes, bytes]:
+    _check_private(path)
+    public, secret = _load(path)
+    if len(secret) != 40 or zmq.curve_public(secret) != public:
+        raise ConfigError(f"--curve-dir: {path} does not hold a pair of keys that belong together")
+    return public, secret
+
+
+def _check_private(path: Path) -> None:
+    """As ssh does it: our own file must be ours alone; somebody else's (a mounted secret) must not be everybody's."""
+    try:
+        info = path.stat()
+    except OSError as error:
+        raise ConfigError(f"--curve-dir: cannot read the key {path}: {error.strerror}") from error
+    if stat.S_IMODE(info.st_mode) & (0o077 if info.st_uid == os.getuid() else 0o007):
+        raise ConfigError(f"--curve-dir: others may read the secret key {path} (chmod 600 it)")
+
+
+def _load(path: Path) -> tuple[bytes, bytes]:
+    """Public and secret key; the latter empty in a file of the public half."""
+    import zmq.auth
+    from zmq.utils import z85
+
+    try:
+        public, secret = zmq.auth.load_certificate(path)
+        z85.decode(public), z85.decode(secret or b"")
+    except OSError as error:
+        raise ConfigError(f"--curve-dir: cannot read the key {path}: {error.strerror or 'no such file'}") from error
+    except (ValueError, KeyError, IndexError, ArithmeticError) as error:
+        raise ConfigError(f"--curve-dir: {path} is no key") from error
+    if len(public) != 40:
+        raise ConfigError(f"--curve-dir: {path} is no key")
+    return public, secret or b""
