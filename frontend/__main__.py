@@ -130,7 +130,8 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Pu
     """As `serve`, in the running event loop."""
     config = settings.frontend
     check_tls(config)
-    keys_for(settings.wire.requests, settings.wire, worker=False)  # raises what is wrong with them
+    for address in (settings.wire.requests, *config.worker_addresses.split(",")):
+        keys_for(address.strip(), settings.wire, worker=False)  # raises what is wrong with them
     meters = Meters(config.metrics_prefix)
     limits = Limits.of(config)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
