@@ -237,18 +237,31 @@ def _keygen(words: list[str]) -> int:
     return keygen(words)
 
 
+def _reload(words: list[str]) -> int:
+    from deploy.reload import reload
+
+    return reload(words)
+
+
 def _completion(words: list[str]) -> int:
     """Lends the scripts' writer the flags of every command that says them."""
     from deploy.completion import SHELLS, Offer, script, words_of
     from deploy.environment import parser as env_parser
     from deploy.keygen import parser as keygen_parser
+    from deploy.reload import parser as reload_parser
     from deploy.talk import chat_parser, complete_parser
 
     parser = Parser(prog="sluice completion", description="Prints a script: source <(sluice completion bash)")
     parser.add_argument("shell", choices=SHELLS)
     shell = parser.read(words).shell
-    spoken = {"chat": chat_parser(), "complete": complete_parser(), "env": env_parser(), "completion": parser}
-    spoken["keygen"] = keygen_parser()
+    spoken = {
+        "chat": chat_parser(),
+        "complete": complete_parser(),
+        "env": env_parser(),
+        "reload": reload_parser(),
+        "keygen": keygen_parser(),
+        "completion": parser,
+    }
     for name, command in COMMANDS.items():
         spoken[name] = Parser(prog=name)
         add_flags(spoken[name], command.flags)
@@ -270,6 +283,7 @@ TOOLS = {
     "chat": Tool("talk to a running server at the terminal", _chat),
     "complete": Tool("continue a text with a running server", _complete),
     "keygen": Tool("make keys for worker and frontends on different hosts", _keygen),
+    "reload": Tool("replace a running server's frontends without refusing a request", _reload),
     "env": Tool("say what this machine and installation are", _env),
     "completion": Tool("print a script that completes these words in bash or zsh", _completion),
 }

@@ -9,7 +9,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PREFIX = "sluice-run-"
@@ -26,13 +26,36 @@ def run_dir(given: str = "") -> Iterator[Path]:
     _sweep()
     folder = Path(given).absolute() if given else Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
-        with _locked(_private(folder)):
+        with _locked(_private(folder)) as lock:
+            os.ftruncate(lock, 0)
+            os.write(lock, str(os.getpid()).encode())
             shutil.rmtree(folder / "metrics", ignore_errors=True)
             (folder / "metrics").mkdir()
             yield folder
     finally:
         if not given:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def servers(given: str = "") -> list[int]:
+    """Process ids of servers that live: the one in the folder `given`, else this user's in temporary ones."""
+    folders = [Path(given)] if given else [folder for folder in _temporary() if folder.stat().st_uid == os.getuid()]
+    return [pid for folder in folders if (pid := _living(folder))]
+
+
+def _living(folder: Path) -> int:
+    """Whose run folder it is; 0: nobody's who lives."""
+    with contextlib.suppress(OSError, ValueError):
+        try:
+            with (folder / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int((folder / "lock").read_text())
+    return 0
+
+
+def _temporary() -> Iterable[Path]:
+    return Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")
 
 
 def _private(folder: Path) -> Path:
@@ -47,11 +70,11 @@ def _private(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[int]:
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield lock
     except BlockingIOError as error:
         raise RunDirError(f"--run-dir {folder} belongs to a server that is running") from error
     finally:
@@ -59,7 +82,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _sweep() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in _temporary():
         with contextlib.suppress(OSError, RunDirError):
             if folder.stat().st_uid == os.getuid() and (folder / "lock").exists():
                 with _locked(folder):

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deploy.reload import reload as reload_now
 from tests.deploy.faulty import HERE, POISON
 from tests.e2e.server import Events, Server, free_port, serving
 
@@ -145,13 +146,13 @@ class Load:
 
 
 def test_frontends_are_replaced_without_refusing_anybody(tmp_path: Path) -> None:
-    with serving("demo", tmp_path / "log", "--frontends", "2") as server:
+    with serving("demo", tmp_path / "log", "--frontends", "2", "--run-dir", str(tmp_path / "run")) as server:
         old = {peer["pid"] for peer in server.stats()["frontends"]}
         whole = server.events([20, 30, 40], 800, ignore_eos=True).ids
         with Load(server.url) as load, ThreadPoolExecutor(1) as pool:
             stream = pool.submit(server.events, [20, 30, 40], 800, ignore_eos=True)
             for replaced in (2, 4):
-                server.process.send_signal(signal.SIGHUP)
+                reload_now(["--run-dir", str(tmp_path / "run")])
                 server.until(lambda s: server.log.read_text().count("was replaced") == replaced, 60)  # noqa: B023
             assert stream.result(60).ids == whole
         assert load.failed == [] and load.served > 20

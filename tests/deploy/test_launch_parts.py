@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import os
 import shlex
 import socket
 import stat
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 
 from deploy.listen import ListenError, is_taken, listen, reachable, url
 from deploy.logs import Console, Lines
-from deploy.rundir import RunDirError, run_dir
+from deploy.reload import reload
+from deploy.roles import Failure
+from deploy.rundir import RunDirError, run_dir, servers
 from deploy.watch import welcome
 
 
@@ -168,3 +171,17 @@ def test_the_welcome_can_be_pasted() -> None:
     assert [body.get("stream_format") for body in bodies] == [None, "events"]
     assert all("Authorization: Bearer $API_KEY" in words for words in commands)
     assert "Authorization" not in welcome("http://127.0.0.1:8000", "demo", keys=False)
+
+
+def test_servers_that_live_are_found_and_dead_ones_are_not(temporary: Path) -> None:
+    (temporary / "sluice-run-dead").mkdir()
+    (temporary / "sluice-run-dead" / "lock").write_text("1")
+    assert servers() == []
+    with pytest.raises(Failure, match="no server runs"):
+        reload([])
+    with run_dir() as folder:
+        assert servers() == servers(str(folder)) == [os.getpid()]
+        with run_dir(), pytest.raises(Failure, match="2 servers run here; send SIGHUP to one"):
+            reload([])
+    with pytest.raises(Failure, match="no server runs in"):
+        reload(["--run-dir", str(folder)])

@@ -1,6 +1,7 @@
 """The wire, both ends real: admission, offsets, repair, resumption, leases."""
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,9 +15,9 @@ from frontend.errors import Overloaded, Unprocessable
 from frontend.fleet import Fleet
 from frontend.stream import Stream
 from shared import messages as m
-from shared.codec import encode, pack_u32
+from shared.codec import decode_event, encode, pack_u32
 from shared.config import ConfigError, WireConfig
-from shared.sockets import bind
+from shared.sockets import bind, connect
 from tests.wire.harness import FakeRunner, Worker, expected, sampling
 from worker.schedule.sequence import Sequence
 
@@ -244,3 +245,27 @@ def test_sockets_are_closed_to_strangers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="0700"):
         bind(context, zmq.ROUTER, f"ipc://{tmp_path}/s", WireConfig())
     context.term()
+
+
+async def test_another_protocol_is_answered_each_time_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Worker(tmp_path) as worker, zmq.Context() as context:
+        requests = connect(context, zmq.DEALER, worker.wire.requests, worker.wire, identity=b"stranger")
+        events = connect(context, zmq.SUB, worker.wire.events, worker.wire)
+        events.subscribe(b"stranger")
+        heard: list[m.Event] = []
+
+        def answered() -> bool:
+            with contextlib.suppress(zmq.Again):
+                requests.send(encode(m.Hello(7, 4711, version=99, host="elsewhere")), zmq.NOBLOCK)
+                heard.append(decode_event(events.recv_multipart(zmq.NOBLOCK)[-1]))
+            return len(heard) > 3
+
+        await until(answered)
+        assert {event.version for event in heard if isinstance(event, m.Welcome)} == {m.PROTOCOL_VERSION}
+        assert not worker.link._peers, "nobody the worker could serve"
+        said = [record.getMessage() for record in caplog.records if "speaks protocol" in record.getMessage()]
+        assert len(said) == 1 and "(process 4711 on elsewhere) speaks protocol 99, not" in said[0]
+        requests.close()
+        events.close()
