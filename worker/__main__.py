@@ -72,7 +72,7 @@ def _serve(settings: Settings, engine: Engine, link: Link, state: "_State", stop
     )
     canary_s = settings.worker.canary_interval
     loop = Loop(engine.scheduler, engine.runner, desk, link, state.stats, metrics, canary_s=canary_s)
-    engine.runner.watch(link.alive)
+    link.layers = lambda: engine.runner.layers
     state.engine, state.metrics = engine, metrics
     state.pulse.phase = Phase.SERVING
     if settings.worker.worker_metrics_port:

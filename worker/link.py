@@ -80,6 +80,7 @@ class Link:
     inbox: deque[tuple[bytes, m.Request | Gone]] = field(default_factory=deque)
     awake: threading.Event = field(default_factory=threading.Event)
     snapshot: Callable[[], m.Status] | None = None  # called in the I/O thread
+    layers: Callable[[], int] = lambda: 0  # called there, too: grows while a step moves
     turned: float = field(default_factory=time.monotonic)  # when the compute loop last proved itself
     pulse: Pulse = field(default_factory=Pulse)
     counts: LinkCounts = field(default_factory=LinkCounts)
@@ -87,6 +88,7 @@ class Link:
     _strangers: deque[bytes] = field(default_factory=lambda: deque(maxlen=64))  # of another protocol's version
     _outbox: deque[tuple[bytes, m.Step]] = field(default_factory=deque)
     _bell: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+    _layers: int = 0
     _due: float = 0.0  # when the next Status is
     _stop: bool = False
     _thread: threading.Thread | None = None
@@ -111,7 +113,7 @@ class Link:
         self._thread.start()
 
     def alive(self) -> None:
-        """The compute loop goes on: a turn, a layer of a step. To be called often."""
+        """The compute loop goes on."""
         self.turned = time.monotonic()
         self.pulse.turn()
 
@@ -155,7 +157,7 @@ class Link:
         if self._gate is not None:
             poller.register(self._gate.socket, zmq.POLLIN)
         while not self._stop or self._outbox:
-            self.pulse.beat()
+            self._beat()
             ready = dict(poller.poll(POLL_MS))
             if self._bell in ready:
                 os.eventfd_read(self._bell)
@@ -174,6 +176,13 @@ class Link:
                 if self._gate is not None:
                     self._gate.refresh()
         self._broadcast(time.monotonic())
+
+    def _beat(self) -> None:
+        self.pulse.beat()
+        layers = self.layers()
+        if layers != self._layers:
+            self._layers = layers
+            self.alive()
 
     def _send_outbox(self) -> None:
         while self._outbox:

@@ -6,7 +6,7 @@ layer is made of comes as `StackLayer`.
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_long, c_uint64, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +52,7 @@ class _Model(Structure):
         ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
         *((name, c_long) for name in ("count", "hidden", "inner", "heads", "kv_heads", "d", "page_size", "element")),
         *((name, c_float) for name in ("eps", "offset", "scale")), ("gelu", c_int), ("is_bf16", c_int),
+        ("done", POINTER(c_uint64)),
     ]  # fmt: skip
 
 
@@ -75,12 +76,13 @@ class Stack:
         offset: bool,
         scale: float,
         activation: str,
+        done: c_uint64,
     ) -> None:
-        """eps, offset: of the norms; scale: of attention; activation: silu or gelu_tanh."""
+        """eps, offset: of the norms; scale: of attention; activation: silu or gelu_tanh; done: grows by one a layer."""
         first = layers[0]
         page_size, kv_heads, d = first.cache_k.shape[1:]
         dtype = first.before_attention.dtype
-        self._kept = (tuple(layers), last_norm)  # whose memory the addresses are
+        self._kept = (tuple(layers), last_norm, done)  # whose memory the addresses are
         self._hidden, self._dtype = len(last_norm), dtype
         self._layers = (_Layer * len(layers))(*map(_addresses, layers))
         self._widths = (
@@ -90,6 +92,7 @@ class Stack:
             *native.stack_kernels(dtype), self._layers, last_norm.data_ptr(),
             len(layers), self._hidden, first.down.k, first.o.k // d, kv_heads, d, page_size, dtype.itemsize,
             eps, float(offset), scale, activation == "gelu_tanh", dtype == torch.bfloat16,
+            ctypes.pointer(done),
         )  # fmt: skip
         self._buffers: list[Tensor] = []
 

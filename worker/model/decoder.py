@@ -4,6 +4,7 @@ It knows no sequences, only rows: what a row may look at is in Packed, and each 
 """
 
 from collections.abc import Callable
+from ctypes import c_uint64
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +55,7 @@ class Decoder:
     def __init__(self, spec: ModelSpec, weights: Weights, positions: int) -> None:
         """Serves positions 0 .. positions - 1 (rotary tables are made for those)."""
         self.spec, self.weights = spec, weights
-        self.progress: Callable[[], None] = lambda: None  # called before each layer
+        self.done = c_uint64()  # layers begun, in all steps; read by whoever wants to see a long step move
         self.ropes = [rope.tables(table, spec.head_dim, positions, weights.embed.device) for table in spec.ropes]
         self.norms = [*(layer.before_attention for layer in weights.layers), weights.norm]
         # Rounded to the weights' format first, as the checkpoints were trained: sqrt(1152) is 34 in bfloat16.
@@ -68,7 +69,7 @@ class Decoder:
             x = x * self.embed_scale
         h = rms_norm(x, self.norms[0], eps, offset=offset)
         for index, (layer, kind) in enumerate(zip(self.weights.layers, self.spec.layers, strict=True)):
-            self.progress()
+            self.done.value += 1
             h = self._attend(h, layer, kind, packed, cache.layer(index))  # [T, heads * D]
             if index == last:  # K/V are written: from here on only the rows that are asked for matter
                 if not len(packed.rows):
@@ -106,7 +107,7 @@ class Decoder:
         spec = self.spec
         return Stack(
             whole, self.weights.norm, eps=spec.norm_eps, offset=spec.norm_offset, scale=spec.attention_scale,
-            activation=spec.activation,
+            activation=spec.activation, done=self.done,
         )  # fmt: skip
 
     def _stack_layer(self, index: int, cache: Cache) -> StackLayer | None:

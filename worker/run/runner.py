@@ -4,7 +4,6 @@ Knows tensors and plans; decides nothing. The same path for prefill, chunk and d
 """
 
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -66,9 +65,10 @@ class Runner:
         except Exception as error:
             raise DeviceBroken(f"{self._device} cannot compute: {type(error).__name__}: {error}") from error
 
-    def watch(self, progress: Callable[[], None]) -> None:
-        """`progress` is called for each layer of each step: a long step is no hanging one."""
-        self._model.progress = progress
+    @property
+    def layers(self) -> int:
+        """How many were begun in all steps so far, those of a step that runs now too: a long step is no hanging one."""
+        return int(self._model.done.value)
 
 
 def _output_logprobs(logits: Tensor, ids: list[int], sequences: list[Sequence]) -> list[tuple[Sequence, m.Logprobs]]:
