@@ -123,6 +123,7 @@ class Api:
             Route("/openapi.json", self.document),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
+            Route("/tokenizer_info", self.tokenizer_info),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
@@ -242,6 +243,9 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         return _json(await tokenize.tokenize(await self._body(request), self._context()))
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        return _json(tokenize.info(self._context()))
 
     async def detokenize(self, request: Request) -> Response:
         return _json(await tokenize.detokenize(await self._body(request), self._context()))

@@ -89,6 +89,7 @@ def _looking() -> dict[str, Any]:
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     error = ref("OpenAIError")
     missing = {"404": _answer("Nothing of that name", _json(error))}
+    later = {"503": _answer(ERRORS[503], _json(error), RETRY_AFTER)}
     busy = {"503": _answer("Not now, and why", _json(ref("NotReady")), RETRY_AFTER)}
     page = {"text/html": {"schema": {"type": "string"}}}
     files = {kind: {"schema": {"type": "string"}} for kind in ("text/html", "text/css", "text/javascript")}
@@ -101,6 +102,7 @@ def _looking() -> dict[str, Any]:
         "/stats": _get("What the scheduler does", _json(ref("Stats"))),
         "/metrics": _get("The same and more, for Prometheus", prometheus),
         "/openapi.json": _get("This description", _json({"type": "object"})),
+        "/tokenizer_info": _get("The tokenizer's special tokens and chat template", _json(ref("TokenizerInfo")), later),
         "/v1/models": _get("The model that is served", _json(ref("ModelList"))),
         "/v1/models/{name}": _get("One model", _json(ref("Model")), missing) | {"parameters": [name]},
     }

@@ -40,6 +40,7 @@ def columns(**items: Schema) -> Schema:
     return record(**{name: array(item) for name, item in items.items()})
 
 
+WORD = either(TEXT, NULL)
 SEED = either(WHOLE, NULL)
 STOP = either(TEXT, WHOLE, NULL)
 FINISH = among("stop", "length")
@@ -174,6 +175,9 @@ WORKER: dict[str, Schema] = {
 OURS: dict[str, Schema] = {
     "Tokens": record(tokens=array(WHOLE), count=WHOLE, max_model_len=WHOLE),
     "Text": record(prompt=TEXT),
+    "TokenizerInfo": record(
+        bos_token=WORD, eos_token=WORD, pad_token=WORD, unk_token=WORD, chat_template=WORD, vocab_size=WHOLE
+    ),
     "Health": record(status=among("ok"), model_loaded=YES_OR_NO),
     "Ready": record(status=among("ready")),
     "NotReady": record(status=among("not_ready"), reason=TEXT, progress=NUMBER),

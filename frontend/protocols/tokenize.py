@@ -43,3 +43,10 @@ async def detokenize(body: dict[str, Any], context: Context) -> dict[str, Any]:
     check_model(values["model"] or context.model, context)
     check_ids("tokens", values["tokens"], context.vocab_size)
     return {"prompt": context.tokenizer.decode(values["tokens"], skip_special=False)}
+
+
+def info(context: Context) -> dict[str, Any]:
+    """What evaluation harnesses want to know of a tokenizer that they do not have; as vLLM's route of that name."""
+    known = context.tokenizer
+    named = {name: known.named_tokens.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return {**named, "chat_template": known.templates.get("default"), "vocab_size": context.vocab_size}

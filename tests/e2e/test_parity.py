@@ -1,13 +1,18 @@
-"""What comes out over HTTP is what transformers generates: three families, one at a time and 16 at once."""
+"""What comes out over HTTP is what transformers computes: greedy ids of three families, one at a time and 16 at once,
+and the log-likelihoods that evaluation harnesses ask for.
+"""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.checkpoints import WINDOW, Checkpoints
+from tests.checkpoints import TEXT, WINDOW, Checkpoints
 from tests.e2e.server import Server, serving
 
 LENGTHS = [1, 15, 16, 17, WINDOW - 1, WINDOW + 1, 40, 63, 64, 65, 100, 130, 33, 7, 90, 48]
@@ -33,14 +38,27 @@ def prompts_of(vocab: int) -> list[list[int]]:
     return [torch.randint(3, vocab, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
-def test_greedy_ids_over_http(kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
-    folder = checkpoints(kind)
+@dataclass
+class Served:
+    folder: Path
+    server: Server
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3"])
+def served(request: Any, checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = checkpoints(request.param)
+    flags = ["--dtype", "float32", "--prefill-chunk-size", "48"]
+    with serving(folder, tmp_path_factory.mktemp("parity") / "log", *flags) as server:
+        yield Served(folder, server)
+
+
+def test_greedy_ids_over_http(served: Served) -> None:
+    folder, server = served.folder, served.server
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = prompts_of(500)
     wanted = reference(folder, prompts, NEW)
 
-    def check(server: Server, index: int) -> None:
+    def check(index: int) -> None:
         events = server.events(prompts[index], NEW, ignore_eos=True)
         assert events.done is not None, events.error
         assert events.ids == wanted[index]
@@ -49,10 +67,79 @@ def test_greedy_ids_over_http(kind: str, checkpoints: Checkpoints, tmp_path: Pat
         usage = events.done["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompts[index]), NEW)
 
-    flags = ["--dtype", "float32", "--prefill-chunk-size", "48"]
-    with serving(folder, tmp_path / "log", *flags) as server:
-        for index in range(4):
-            check(server, index)
-        with ThreadPoolExecutor(16) as pool:
-            list(pool.map(lambda index: check(server, index), range(16)))
-        server.until_idle()
+    for index in range(4):
+        check(index)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(check, range(16)))
+    server.until_idle()
+
+
+@dataclass
+class Scored:
+    """A context and what may follow: its log-probability, and whether it is what greedy decoding says."""
+
+    context: list[int]
+    continuation: list[int]
+    logprob: float
+    greedy: bool
+
+
+def scored(folder: Path) -> list[Scored]:
+    """As lm-evaluation-harness does it locally; every second continuation is the greedy one."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found = []
+    for index, prompt in enumerate(prompts_of(500)):
+        ids = [0, *prompt]
+        at = 1 + len(prompt) // 2
+        if index % 2 == 0:
+            ids[at:] = reference(folder, [ids[:at]], len(ids) - at or 1)[0]
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), -1)
+        places = range(at, len(ids))
+        sums = sum(float(logprobs[place - 1, ids[place]]) for place in places)
+        greedy = all(int(logprobs[place - 1].argmax()) == ids[place] for place in places)
+        found.append(Scored(ids[:at], ids[at:], sums, greedy))
+    return found
+
+
+def choices(server: Server, prompts: list[Any], **fields: Any) -> list[dict[str, Any]]:
+    """The very body that lm-evaluation-harness' `local-completions` sends, and what may be said instead."""
+    body = {"model": "m", "prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234}
+    answer = server.client.post("/v1/completions", json={**body, "echo": True, **fields})
+    assert answer.status_code == 200, answer.text
+    return sorted(answer.json()["choices"], key=lambda choice: choice["index"])
+
+
+def told(choice: dict[str, Any], context: int, end: int | None) -> tuple[float, bool]:
+    """As the harness reads a choice: of all tokens but the generated ones, those after the context."""
+    logprobs = choice["logprobs"]["token_logprobs"][context:end]
+    tops = choice["logprobs"]["top_logprobs"][context:end]
+    return sum(logprobs), all(own == max(top.values()) for own, top in zip(logprobs, tops, strict=True))
+
+
+@pytest.mark.parametrize(("new", "end"), [(1, -1), (0, None)])
+def test_log_likelihoods_of_evaluation_harnesses(served: Served, new: int, end: int | None) -> None:
+    wanted = scored(served.folder)
+    ids = [one.context + one.continuation for one in wanted]
+    batches = choices(served.server, ids[:10], max_tokens=new) + choices(served.server, ids[10:], max_tokens=new)
+    for one, choice in zip(wanted, batches, strict=True):
+        assert len(choice["logprobs"]["token_logprobs"]) == len(one.context + one.continuation) + new
+        logprob, greedy = told(choice, len(one.context), end)
+        assert logprob == pytest.approx(one.logprob, abs=1e-3) and greedy == one.greedy
+    assert {one.greedy for one in wanted} == {True, False}
+    ended = choices(served.server, ids[:2], max_tokens=1, logit_bias={"2": 100})  # an end of text counts, too
+    for choice, other in zip(ended, batches, strict=False):
+        shown = choice["logprobs"]["token_logprobs"]
+        assert shown[1 : len(shown) - 1] == other["logprobs"]["token_logprobs"][1 : len(shown) - 1]
+    served.server.until_idle()
+
+
+def test_a_text_is_scored_as_its_ids(served: Served) -> None:
+    texts = [TEXT[0], TEXT[2], TEXT[3][:40]]
+    tokenizer = AutoTokenizer.from_pretrained(served.folder)
+    by_text = choices(served.server, texts)
+    by_ids = choices(served.server, [tokenizer(text).input_ids for text in texts])
+    for text, one, other in zip(texts, by_text, by_ids, strict=True):
+        assert one["text"].startswith(text)
+        assert one["logprobs"]["tokens"] == other["logprobs"]["tokens"]
+        assert one["logprobs"]["token_logprobs"] == other["logprobs"]["token_logprobs"]
