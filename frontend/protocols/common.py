@@ -66,12 +66,15 @@ OPENAI: Table = {
     "stop": Field(one_or_more(some_text, MAX_STOPS), ()),
     "n": Field(integer(1, MAX_CHOICES), 1),
     "stream": Field(boolean, False),
-    "stream_options": Field(flags("include_usage", "continuous_usage_stats"), {}),
+    "stream_options": Field(flags("include_usage", "continuous_usage_stats", "include_obfuscation"), {}),
     "timings": Field(boolean, False),
     "user": Field(anything),
     "metadata": Field(anything),
     "store": Field(anything),
     "service_tier": Field(anything),
+    "prompt_cache_key": Field(anything),
+    "prompt_cache_retention": Field(anything),
+    "safety_identifier": Field(anything),
 }
 
 

@@ -25,7 +25,7 @@ from frontend.protocols.common import (
     openai_usage,
     sampling,
 )
-from frontend.protocols.fields import Field, Table, boolean, choice, integer, read, reads, refused, wrong_type
+from frontend.protocols.fields import Field, Table, boolean, choice, integer, only, read, reads, wrong_type
 from frontend.types import Ask, Delta, Finish, TokenLogprob
 
 PREFIX = "cmpl"
@@ -65,7 +65,7 @@ FIELDS: Table = {
     "echo": Field(boolean, False),
     **constraint.FIELDS,
     "best_of": Field(integer(1)),
-    "suffix": Field(refused),
+    "suffix": Field(only("")),
     "stream_format": Field(choice("openai", "events")),
 }
 

@@ -18,6 +18,7 @@ from frontend.protocols.fields import (
     each,
     exactly,
     integer,
+    only,
     reads,
     record,
     refused,
@@ -125,6 +126,7 @@ _message = record({
     "audio": Field(refused),
     "annotations": Field(anything),
     "parsed": Field(anything),  # the SDK's own
+    "type": Field(only("text", "message")),  # lm-evaluation-harness' and the Responses API's word for any message
 })  # fmt: skip
 
 

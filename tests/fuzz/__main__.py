@@ -35,7 +35,7 @@ def main(minutes: float, url: str) -> int:
         for part in parts:
             try:
                 tally += part()
-            except Exception as found:
+            except (Exception, BaseExceptionGroup) as found:  # schemathesis raises groups of its own
                 text = "".join(traceback.format_exception(found))[-3000:]
                 findings[f"{type(found).__name__}: {str(found)[:100]}"] += 1
                 print(text, flush=True)

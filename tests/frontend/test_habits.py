@@ -1,0 +1,87 @@
+"""What well-known clients send without being asked to, field by field, is taken; seen on the wire of each."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from frontend.tokenizer import Tokenizer
+from tests.fakes import MODEL, TEMPLATE, FakeLink, saying
+from tests.frontend.serving import app_over
+
+USER: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+PARTS = [{"role": "system", "content": "x"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+DUMPED = {
+    "content": "a", "refusal": None, "role": "assistant", "annotations": None, "audio": None, "function_call": None,
+    "tool_calls": None,
+}  # fmt: skip
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+PLAIN = {"presence_penalty": 0, "frequency_penalty": 0, "top_p": 1}
+NULLS = dict.fromkeys(("temperature", "top_p", "stop", "frequency_penalty", "presence_penalty", "parallel_tool_calls"))
+
+CHAT: dict[str, dict[str, Any]] = {
+    "lm-evaluation-harness": {
+        "messages": [USER[0] | {"type": "text"}], "temperature": 0, "stop": ["\n\n"], "seed": 1234, "top_k": 50,
+    },
+    "the openai package, its last answer sent back": {"messages": [*USER, DUMPED, *USER]},
+    "the openai package, all it knows for caching": {
+        "messages": USER, "prompt_cache_key": "a", "prompt_cache_retention": "24h", "safety_identifier": "b",
+        "store": False, "stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False},
+    },
+    "LangChain": {"messages": USER, "temperature": 0.7, "n": 1, "stream": False},
+    "LibreChat": {"messages": USER, "user": "6523", "temperature": 1, "stream": True, **PLAIN},
+    "Open WebUI": {"messages": USER, **USAGE},
+    "Cline and Vercel's AI SDK": {"messages": PARTS, "temperature": 0, **USAGE},
+    "SillyTavern": {"messages": USER, "temperature": 1, "n": 1, "logit_bias": {}, "stop": [], "stream": True, **PLAIN},
+    "Continue": {"messages": USER, "stream": True, **NULLS},
+    "no log-probabilities": {"messages": USER, "logprobs": False, "top_logprobs": None},
+}  # fmt: skip
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "lm-evaluation-harness": {
+        "prompt": [[1, 2], [3]], "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True,
+    },
+    "the openai package, all defaults spelled out": {
+        "prompt": "a", "suffix": "", "temperature": 1, "n": 1, "stream": False, "logprobs": None, "echo": False,
+        "stop": None, "best_of": 1, "logit_bias": {}, "user": "x", **PLAIN,
+    },
+    "LangChain": {"prompt": ["a"], "temperature": 0.7, "n": 1, "seed": None, "logprobs": None, **PLAIN},
+}  # fmt: skip
+
+
+async def status(tokenizer: Tokenizer, path: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
+    app = app_over(FakeLink(play=saying(tokenizer.encode_now(["hi"], False)[0])), tokenizer)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        answer = await http.post(path, json={"model": MODEL, "max_tokens": 5} | body, headers=headers)
+    return answer.status_code, answer.text
+
+
+@pytest.mark.parametrize("client", CHAT)
+async def test_chat(tokenizer: Tokenizer, client: str) -> None:
+    code, text = await status(tokenizer, "/v1/chat/completions", CHAT[client])
+    assert code == 200 and "hi" in text, text
+
+
+@pytest.mark.parametrize("client", COMPLETIONS)
+async def test_completions(tokenizer: Tokenizer, client: str) -> None:
+    code, text = await status(tokenizer, "/v1/completions", COMPLETIONS[client])
+    assert code == 200 and "hi" in text, text
+
+
+async def test_messages_with_the_headers_and_fields_of_anthropics_package(tokenizer: Tokenizer) -> None:
+    kept = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}, "citations": None}
+    body = {
+        "messages": [*USER, {"role": "assistant", "content": [kept]}, {"role": "user", "content": [kept]}],
+        "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
+        "metadata": {"user_id": "x"}, "thinking": {"type": "disabled"}, "tools": [], "service_tier": "auto",
+    }  # fmt: skip
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "prompt-caching-2024-07-31,other"}
+    code, text = await status(tokenizer, "/v1/messages?beta=true", body, **headers)
+    assert code == 200 and "hi" in text, text
+
+
+async def test_a_harness_may_ask_for_the_tokenizer(tokenizer: Tokenizer) -> None:
+    transport = httpx.ASGITransport(app_over(FakeLink(), tokenizer))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        info = (await http.get("/tokenizer_info")).json()
+    assert info["bos_token"] == tokenizer.named_tokens.get("bos_token") and info["vocab_size"] == 269
+    assert info["chat_template"] == TEMPLATE and "eos_token" in info
