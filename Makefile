@@ -2,6 +2,7 @@
 # make test    run the tests:  make test [ARGS="tests/shared -k codec"]
 # make bench   measure:        make bench [ARGS="..."]
 # make lint    ruff and mypy
+# make audit   look for known vulnerabilities in what requirements.txt pins (needs the network's advisories)
 # make clean   take away everything that these made
 #
 # The first run makes .venv and installs what requirements.txt pins; later runs find the stamps and start at once.
@@ -19,7 +20,7 @@ NATIVE := $(wildcard worker/kernels/native/*.c worker/kernels/native/*.h)
 FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)') \
         $(if $(FRONTENDS),--frontends '$(FRONTENDS)')
 
-.PHONY: run test bench lint clean
+.PHONY: run test bench lint audit clean
 .DEFAULT_GOAL := run
 .DELETE_ON_ERROR:
 
@@ -34,6 +35,11 @@ bench: $(VENV)/.native $(VENV)/.dev
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+audit: $(VENV)/.python
+	@$(BIN)/python -m venv $(VENV)/audit  # its own packages are no part of what it looks at
+	@$(VENV)/audit/bin/python -m pip install -qq --disable-pip-version-check pip-audit==2.10.1
+	@$(VENV)/audit/bin/pip-audit --disable-pip --no-deps -r requirements.txt
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
