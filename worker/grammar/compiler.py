@@ -5,11 +5,14 @@ while others are not more recent; so is what was refused. To read a vocabulary o
 a second, so it is read while the weights are; to compile a grammar holds it for next to nothing.
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from worker.grammar.matcher import Matcher, reason
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 THREADS = 2
+TAG = re.compile(r"<[!-~]+>")
 MAX_KEPT = 64  # grammars
 MAX_KEPT_CHARS = 4 << 20  # of their texts; compiled they take up to some twenty times as much
 
@@ -67,8 +71,24 @@ class Compiler:
     def _load(self) -> "LLTokenizer":
         from llguidance import LLTokenizer
 
-        text = (self._folder / "tokenizer.json").read_text(encoding="utf-8")
+        text = with_plain_tags((self._folder / "tokenizer.json").read_text(encoding="utf-8"))
         return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=list(self._eos_ids) or None)
+
+
+def with_plain_tags(tokenizer: str) -> str:
+    """tokenizer.json with added tokens such as <think> and <tool_call> as words of the vocabulary.
+
+    They are not special, and an answer shows them as the text they are; but llguidance takes every added token in
+    angle brackets for a special one, which no text of a grammar matches.
+    """
+    said = msgspec.json.decode(tokenizer)
+    vocabulary = said.get("model", {}).get("vocab")
+    tags = [entry for entry in said.get("added_tokens", ()) if not entry["special"] and TAG.fullmatch(entry["content"])]
+    if not tags or not isinstance(vocabulary, dict):
+        return tokenizer
+    vocabulary |= {entry["content"]: entry["id"] for entry in said["added_tokens"]}  # or others would be renumbered
+    said["added_tokens"] = [entry for entry in said["added_tokens"] if entry not in tags]
+    return msgspec.json.encode(said).decode()
 
 
 def _compile(text: str, vocabulary: "Future[LLTokenizer]") -> Grammar:

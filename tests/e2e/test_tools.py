@@ -1,0 +1,145 @@
+"""Models that have learnt nothing and call all the same, for the grammar makes them: whole conversations, both SDKs.
+
+Sampled at temperature 1, so that nothing but the grammar can make an answer right.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from jsonschema_rs import Draft202012Validator
+
+from tests.e2e.families import llama3, qwen3
+from tests.e2e.server import Server, serving
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 8},
+            "unit": {"enum": ["C", "F"]},
+            "days": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 3},
+        },
+        "required": ["city", "unit", "days"],
+        "additionalProperties": False,
+    },
+    "now": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()
+]
+CLAUDES: list[Any] = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
+QUESTION: list[Any] = [{"role": "user", "content": "Weather?"}]
+ASKED: dict[str, Any] = {"model": "m", "messages": QUESTION, "max_tokens": 400}
+SEED = {"seed": 5}
+
+
+@pytest.fixture(scope="module", params=[qwen3, llama3])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    make: Callable[[Path], Path] = request.param
+    folder = tmp_path_factory.mktemp("family")
+    with serving(make(folder / "model"), folder / "log") as running:
+        yield running
+
+
+@pytest.fixture
+def chat(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
+        yield sdk
+
+
+@pytest.fixture
+def claude(server: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as sdk:
+        yield sdk
+
+
+Told = tuple[str, str, list[str], str | None, int]  # text, thought, arguments, finish reason, tokens with scores
+
+
+def whole(sdk: openai.OpenAI, **fields: Any) -> Told:
+    choice = sdk.chat.completions.create(**fields).choices[0]
+    message, scores = choice.message, (choice.logprobs and choice.logprobs.content) or []
+    calls = [call.function.arguments for call in message.tool_calls or [] if call.type == "function"]
+    thought = (message.model_extra or {}).get("reasoning", "")
+    return message.content or "", thought, calls, choice.finish_reason, len(scores)
+
+
+def streamed(sdk: openai.OpenAI, **fields: Any) -> Told:
+    text, thought, finish, scores = "", "", None, 0
+    calls: list[str] = []
+    for chunk in sdk.chat.completions.create(**fields, stream=True):
+        (choice,) = chunk.choices
+        text += choice.delta.content or ""
+        thought += (choice.delta.model_extra or {}).get("reasoning", "")
+        for call in choice.delta.tool_calls or []:
+            calls += [""] * (call.index + 1 - len(calls))
+            calls[call.index] += (call.function and call.function.arguments) or ""
+        finish = choice.finish_reason or finish
+        scores += len((choice.logprobs and choice.logprobs.content) or [])
+    return text, thought, calls, finish, scores
+
+
+def fits(name: str, arguments: Any) -> bool:
+    return Draft202012Validator(SCHEMAS[name]).is_valid(arguments)
+
+
+def test_a_question_a_call_a_result_an_answer(chat: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {**ASKED, "tools": TOOLS, "tool_choice": "required", "reasoning_effort": "none", **SEED}
+    asked["parallel_tool_calls"] = False
+    first = chat.chat.completions.create(**asked).choices[0]
+    with chat.chat.completions.stream(**asked) as stream:
+        again = stream.get_final_completion().choices[0]
+    for one in (first, again):
+        (call,) = one.message.tool_calls
+        assert (one.finish_reason, one.message.content) == ("tool_calls", None)
+        assert fits(call.function.name, json.loads(call.function.arguments))
+    assert again.message.tool_calls[0].function.arguments == first.message.tool_calls[0].function.arguments
+    result = {"role": "tool", "tool_call_id": first.message.tool_calls[0].id, "content": "20"}
+    more = {**asked, "messages": [*QUESTION, first.message, result], "tool_choice": "none", "max_tokens": 24}
+    told = whole(chat, **more)
+    assert told == streamed(chat, **more) and not told[2] and told[3] in ("stop", "length")
+
+
+def test_the_same_for_claude(claude: anthropic.Anthropic) -> None:
+    asked: dict[str, Any] = {
+        **ASKED,
+        "tools": CLAUDES,
+        "extra_body": SEED,
+        "tool_choice": {"type": "tool", "name": "get_weather"},
+    }
+    first = claude.messages.create(**asked)
+    with claude.messages.stream(**asked) as stream:
+        again = stream.get_final_message()
+    for message in (first, again):
+        (call,) = message.content
+        assert message.stop_reason == "tool_use" and call.type == "tool_use"
+        assert (call.name, fits(call.name, call.input)) == ("get_weather", True)
+    assert again.content[0].input == first.content[0].input  # type: ignore[union-attr]
+    result = {"type": "tool_result", "tool_use_id": first.content[0].id, "content": "20"}  # type: ignore[union-attr]
+    said = [*QUESTION, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    answer = claude.messages.create(**{**asked, "messages": said, "tool_choice": {"type": "none"}, "max_tokens": 24})
+    assert [block.type for block in answer.content] == ["text"] and answer.stop_reason in ("end_turn", "max_tokens")
+
+
+def test_whatever_is_drawn_is_told_alike(chat: openai.OpenAI) -> None:
+    """Free to call or not: streamed and whole say the same, and a call that is whole fits its function."""
+    for seed in range(3):
+        fields: dict[str, Any] = {**ASKED, "tools": TOOLS, "seed": seed, "max_tokens": 60, "logprobs": True}
+        told = whole(chat, **fields)
+        assert told == streamed(chat, **fields) and told[4] > 0
+        assert (told[3] == "tool_calls") <= bool(told[2])
+
+
+def test_a_model_that_is_led_to_its_tag_calls(server: Server, chat: openai.OpenAI) -> None:
+    """The tag is one token, special or not, and what begins with it has to be a call."""
+    bodies = [{"prompt": tag, "add_special_tokens": False} for tag in ("<tool_call>", "<|python_tag|>")]
+    ids = [server.client.post("/tokenize", json=body).json()["tokens"] for body in bodies]
+    (lead,) = [str(found[0]) for found in ids if len(found) == 1]
+    fields: dict[str, Any] = {**ASKED, "tools": TOOLS, "reasoning_effort": "none", "temperature": 0, "max_tokens": 200}
+    choice = chat.chat.completions.create(**fields, logit_bias={lead: 100}).choices[0]
+    assert choice.message.tool_calls and choice.message.content is None
