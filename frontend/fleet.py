@@ -235,13 +235,15 @@ class Fleet:
 
     def _bereave(self, stream: Stream, link: Link) -> None:
         """Counts against a request that ends its workers; the link takes it back if this one had not died."""
+        if not stream.admission.done():
+            self._tried.setdefault(stream, []).append(link)
         if link.epoch != NOBODY:
             stream.outlived((link.address.name, link.epoch))
 
     def _go_on(self, stream: Stream) -> None:
         """A stream that is nowhere now. One not yet admitted is not tried a third time."""
         ready = self.roster.ready()
-        if not stream.admission.done() and (len(stream.deaths) > 1 or not ready):
+        if not stream.admission.done() and (len(self._tried.get(stream, ())) > 1 or not ready):
             self._refuse(stream)
         elif not ready:
             self._wait(stream)

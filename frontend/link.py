@@ -265,9 +265,11 @@ class Link:
             self._gap()
         self._seq = max(self._seq, step.seq + 1)
         for admitted in step.admitted:
-            if (stream := self.streams.get(admitted.id)) and not stream.admission.done():
-                stream.seed = admitted.seed
-                stream.admission.set_result(admitted.seed)
+            if stream := self.streams.get(admitted.id):
+                stream.acknowledged = True
+                if not stream.admission.done():
+                    stream.seed = admitted.seed
+                    stream.admission.set_result(admitted.seed)
         for rejected in step.rejected:
             if refused := self.streams.pop(rejected.id, None):
                 self._owner.rejected(self, refused, rejected)

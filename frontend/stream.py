@@ -40,6 +40,7 @@ class Stream:
     end: m.End | None = None
     deaths: set[tuple[str, int]] = field(default_factory=set)  # workers (address, epoch) lost since its last token
     submitted: float = field(default_factory=time.monotonic)
+    acknowledged: bool = False  # by the worker where it is now
     _crashed_at: int = -1
     _taken: int = 0
     _logprobs: list[m.Logprobs] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Stream:
             self.submit, id=id, sampling=sampling, generated=pack_u32(self.output), crashes=len(self.deaths),
             deadline_ms=self._left(now), first=self.submit.first or self.submit.id,
         )  # fmt: skip
-        self.submitted = now
+        self.submitted, self.acknowledged = now, False
 
     def _left(self, now: float) -> int:
         """What is left of the milliseconds it was given, at least 1; 0: it was given none."""
@@ -106,7 +107,9 @@ class Stream:
             self.wake()
 
     def outlived(self, worker: tuple[str, int]) -> None:
-        """Another worker is gone; who has made progress since the one before was not its death."""
+        """Another worker is gone; who had not come there, or has made progress since, was not its death."""
+        if not self.acknowledged:
+            return
         if len(self.output) != self._crashed_at:
             self.deaths.clear()
         self.deaths.add(worker)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from shared.config import WireConfig
-from shared.messages import Limits, Sampling, Status
+from shared.messages import Limits, Outcome, Sampling, Status
 from worker.desk import Desk
 from worker.link import Identity, Link
 from worker.loop import Loop
@@ -66,19 +66,21 @@ class Worker:
     pages: int = 257
     lease_timeout: float = 10.0
     over: WireConfig | None = None  # None: sockets in the folder
+    model: str = "fake"
+    max_seq_len: int = 2048
 
     @property
     def wire(self) -> WireConfig:
         return self.over or WireConfig(run_dir=str(self.folder))
 
     def __enter__(self) -> "Worker":
-        limits = Limits(2048, VOCAB, ())
+        limits = Limits(self.max_seq_len, VOCAB, ())
         self.pool = PagePool(self.pages, 16)
         config = SchedulerConfig(max_seq_len=2048, max_batch_size=self.max_batch, max_waiting_requests=self.max_waiting)
         self.scheduler = Scheduler(config, self.pool)
         stats, metrics = Stats(), Metrics()
         self.desk = Desk(self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0))
-        self.link = Link(self.wire, Identity(self.epoch, "fake", "hash", limits), self.lease_timeout)
+        self.link = Link(self.wire, Identity(self.epoch, self.model, "hash", limits), self.lease_timeout)
         self.link.snapshot = self._status
         self.link.start()
         self.stopped = False
@@ -89,7 +91,7 @@ class Worker:
 
     def _status(self) -> Status:
         return Status(
-            self.epoch, 1, "fake", "cpu", "float32", "ready",
+            self.epoch, 1, self.model, "cpu", "float32", "draining" if self.desk.draining else "ready",
             running=self.scheduler.running, waiting=self.scheduler.waiting,
             pages=self.pool.counts(),
         )  # fmt: skip
@@ -104,6 +106,14 @@ class Worker:
             self.stopped = True
             self.thread.join()
             self.link.close()
+
+    def end(self) -> None:
+        """As after a drain that took too long: everybody is told."""
+        self.stopped = True
+        self.thread.join()
+        self.desk.end_all(Outcome.SHUTDOWN, time.monotonic(), "no more time")
+        self.desk.publish(self.link, time.monotonic())
+        self.link.close()
 
 
 def sampling(max_tokens: int, **options: object) -> Sampling:
