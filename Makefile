@@ -1,4 +1,4 @@
-# make run     serve a model:  make run [MODEL=demo] [DEVICE=auto] [PORT=8000] [FRONTENDS=1] [ARGS="--flag value ..."]
+# make run     serve a model:  make run [MODEL=demo] [DEVICE=auto] [PORT=8000] [FRONTENDS=1] [WORKERS=1] [ARGS="--flag value ..."]
 # make test    run the tests:  make test [ARGS="tests/shared -k codec"]
 # make bench   measure:        make bench [ARGS="..."]
 # make lint    ruff and mypy
@@ -11,6 +11,7 @@ MODEL ?=
 DEVICE ?=
 PORT ?=
 FRONTENDS ?=
+WORKERS ?=
 ARGS ?=
 PYTHON ?=
 
@@ -18,7 +19,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard worker/kernels/native/*.c worker/kernels/native/*.h)
 FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)') \
-        $(if $(FRONTENDS),--frontends '$(FRONTENDS)')
+        $(if $(FRONTENDS),--frontends '$(FRONTENDS)') $(if $(WORKERS),--workers '$(WORKERS)')
 
 .PHONY: run test bench lint audit clean
 .DEFAULT_GOAL := run

@@ -146,9 +146,12 @@ def _begin(settings: Settings, namespace: argparse.Namespace) -> Settings:
         from deploy.tether import tie_to
 
         tie_to(namespace.parent)
-    wire = settings.wire
-    if not wire.run_dir and not (wire.request_address and wire.event_address):
-        raise ConfigError("worker and frontend meet in --run-dir, or at --request-address and --event-address")
+    wire, several = settings.wire, settings.frontend.worker_addresses or settings.frontend.workers_file
+    if not wire.run_dir and not (wire.request_address and wire.event_address) and not several:
+        raise ConfigError(
+            "worker and frontend meet in --run-dir, or at --request-address and --event-address "
+            "(a frontend also at --worker-addresses or --workers-file)"
+        )
     logging.basicConfig(
         level=settings.frontend.log_level.upper(),
         format="%(asctime)s %(levelname)-7s %(message)s",

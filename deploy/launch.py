@@ -1,4 +1,4 @@
-"""The supervisor behind `sluice serve`: one worker and N frontends, kept alive until told to stop.
+"""The supervisor behind `sluice serve`: N workers and M frontends, kept alive until told to stop.
 
 Holds what must outlive its children (the run folder, the listening sockets) and knows nothing of what they
 compute: it sees exit codes, log lines, signs of life (guard.py) and /ready. Children die with it, however it dies
@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from deploy.child import Role
+from deploy.crew import Place, addresses, crew
 from deploy.guard import Patience, Watch
 from deploy.listen import is_taken, listen, reachable, url
 from deploy.logs import Console
@@ -23,6 +24,7 @@ from deploy.rundir import run_dir
 from deploy.supervisor import Supervisor
 from deploy.watch import Health, ask, welcome
 from shared.config import Settings, with_values
+from shared.machine import gpus
 from shared.outlet import Unhurried
 from shared.pulse import Pulse
 
@@ -66,12 +68,13 @@ def serve(settings: Settings, asked: Collection[str]) -> int:
     with contextlib.ExitStack() as stack:
         stack.callback(_close, listeners)
         folder = stack.enter_context(run_dir(settings.wire.run_dir))
-        settings = _placed(settings, folder, asked)
-        return asyncio.run(_supervise(settings, listeners, folder))
+        settings = with_values(settings, {"run_dir": str(folder)})
+        workers = crew(settings, gpus(), lambda port: _metrics_port(settings, port, asked))
+        return asyncio.run(_supervise(settings, listeners, workers, folder))
 
 
-async def _supervise(settings: Settings, listeners: list[socket.socket], folder: Path) -> int:
-    roles = [*_frontends(settings, listeners, folder), _worker(settings, folder)]
+async def _supervise(settings: Settings, listeners: list[socket.socket], workers: list[Place], folder: Path) -> int:
+    roles = [*_frontends(settings, listeners, folder), *(_worker(place, folder) for place in workers)]
     with contextlib.closing(Unhurried(sys.stderr)) as people, contextlib.closing(Unhurried(sys.stdout)) as machines:
         console = Console(people, tuple(role.name for role in roles), machines)
         return await _supervise_over(console, roles, settings, listeners, folder)
@@ -103,15 +106,16 @@ async def _supervise_over(
     return await supervisor.run()
 
 
-def _placed(settings: Settings, folder: Path, asked: Collection[str]) -> Settings:
-    host, port = settings.worker.worker_host, settings.worker.worker_metrics_port
-    values: dict[str, object] = {"run_dir": str(folder)}
-    if port and is_taken(host, port):
-        if "worker_metrics_port" in asked:
-            listen(host, port)  # raises the sentence
-        values["worker_metrics_port"] = free = _free_port(host)
-        print(f"port {port} is in use: the worker's /metrics is on port {free}", file=sys.stderr)
-    return with_values(settings, values)
+def _metrics_port(settings: Settings, port: int, asked: Collection[str]) -> int:
+    """This one for a worker's /metrics, or a free one if it is taken and nobody asked for it."""
+    host = settings.worker.worker_host
+    if not is_taken(host, port):
+        return port
+    if "worker_metrics_port" in asked:
+        listen(host, port)  # raises the sentence
+    free = _free_port(host)
+    print(f"port {port} is in use: the worker's /metrics is on port {free}", file=sys.stderr)
+    return free
 
 
 def _free_port(host: str) -> int:
@@ -124,17 +128,18 @@ def watched(settings: Settings, folder: Path, name: str) -> Watch:
     return Watch(Pulse(folder / name), Patience(settings.frontend.stall_timeout, settings.launch.load_timeout))
 
 
-def _worker(settings: Settings, folder: Path) -> Role:
-    watch = watched(settings, folder, "worker.pulse")
-    command = [*_command("worker", settings, WORKER_FLAGS), f"--pulse={watch.pulse.file}"]
-    metrics = folder / "metrics" / "worker"  # apart from the frontends', which count the same things
+def _worker(place: Place, folder: Path) -> Role:
+    watch = watched(place.settings, folder, place.pulse)
+    command = [*_command("worker", place.settings, WORKER_FLAGS), f"--pulse={watch.pulse.file}"]
+    metrics = folder / "metrics" / place.pulse.removesuffix(".pulse")  # apart from others', which count the same things
     metrics.mkdir(parents=True, exist_ok=True)
-    own = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)}
-    return Role("worker", lambda _: command, lambda n: _environment() | own | {"SLUICE_EPOCH": str(n)}, watch=watch)
+    own = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)} | place.environment
+    return Role(place.name, lambda _: command, lambda n: _environment() | own | {"SLUICE_EPOCH": str(n)}, watch=watch)
 
 
 def _frontends(settings: Settings, listeners: list[socket.socket], folder: Path) -> list[Role]:
-    return [_frontend(i, settings, listener.fileno(), folder) for i, listener in enumerate(listeners)]
+    told = with_values(settings, {"worker_addresses": addresses(settings)})
+    return [_frontend(i, told, listener.fileno(), folder) for i, listener in enumerate(listeners)]
 
 
 def _frontend(index: int, settings: Settings, fd: int, folder: Path, generation: int = 0) -> Role:

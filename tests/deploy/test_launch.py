@@ -14,6 +14,7 @@ import pytest
 
 from deploy import launch
 from deploy.child import Backoff, Role
+from deploy.crew import Place
 from deploy.launch import follow
 from deploy.listen import listen, reachable
 from deploy.logs import Console
@@ -235,7 +236,7 @@ async def test_it_shows_progress_then_how_to_use_it_then_every_change() -> None:
 def test_children_are_told_everything_by_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_PORT", "1")
     settings = check(with_values(Settings(), {"max_step_tokens": 32, "prefix_cache": False, "port": 9, "model": "a/b"}))
-    worker = launch._worker(settings, tmp_path)
+    worker = launch._worker(Place("worker", "worker.pulse", settings, {}), tmp_path)
     with socket.socket() as one, socket.socket() as other:
         first, second = launch._frontends(settings, [one, other], tmp_path)
     for role, flags in ((worker, WORKER_FLAGS), (first, FRONTEND_FLAGS)):

@@ -1,16 +1,15 @@
 """How many pages the K/V pool gets: from a flag, or from the memory that is free once the weights are loaded."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.machine import CPU_SHARE, available_bytes
 from worker.memory.cache import bytes_per_page
 from worker.model.spec import ModelSpec
 
 GIB = 1 << 30
-CPU_SHARE = 0.4  # of free memory; the rest is the system's, the frontends' and the next model's
 CONTIGUOUS_SEQ_LEN = 4096  # default where every sequence reserves its whole length
 
 
@@ -51,14 +50,4 @@ def free_bytes(device: torch.device, worker: WorkerConfig) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - (1 - worker.gpu_memory_utilization) * total))
-    return int(CPU_SHARE * _available())
-
-
-def _available() -> int:
-    """MemAvailable, or what the control group leaves, in bytes."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(lines["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        available = min(available, int(limit.read_text()) - int(used.read_text()))
-    return max(0, available)
+    return int(CPU_SHARE * available_bytes())

@@ -1,0 +1,29 @@
+"""What this machine has to give, without importing what uses it."""
+
+import os
+from pathlib import Path
+
+CPU_SHARE = 0.4  # of free memory, for K/V on the CPU; the rest is the system's, the frontends' and the next model's
+
+
+def available_bytes() -> int:
+    """MemAvailable, or what the control group leaves."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(lines["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        available = min(available, int(limit.read_text()) - int(used.read_text()))
+    return max(0, available)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def gpus() -> list[str]:
+    """NVIDIA devices by the words that CUDA_VISIBLE_DEVICES takes; what that variable leaves, if it is set."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [word.strip() for word in visible.split(",") if word.strip()]
+    return [str(i) for i, _ in enumerate(sorted(Path("/dev").glob("nvidia[0-9]*")))]
