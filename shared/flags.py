@@ -153,7 +153,7 @@ def _given(
 ) -> Iterator[tuple[str, Any]]:
     for flag in flags:
         if flag.name in options:
-            value = options[flag.name]
+            value = "--" if options[flag.name] == [] else options[flag.name]  # argparse loses it in --model=--
             yield flag.name, flag.value(value, flag.option) if isinstance(value, str) else value
         elif flag.variable in environment:
             yield flag.name, flag.value(environment[flag.variable], flag.variable)
