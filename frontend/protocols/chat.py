@@ -64,7 +64,7 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     offered = offer(values["tools"], values["tool_choice"], values["parallel_tool_calls"], context)
     ids, begins = await openai_prompt(values, context)
     check_length("messages", len(ids), most or 1, context)
-    form = await constraint.grammar(constraint.openai(values))
+    form = await constraint.grammar(constraint.openai(values), values["n"])
     form, speech = await spoken(offered, begins, form, context)
     chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=form)
     options = values["stream_options"]

@@ -79,7 +79,7 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     if values["max_tokens"] == 0 and not values["echo"]:
         raise Unprocessable("`max_tokens` must be at least 1 without `echo`", param="max_tokens", code="out_of_range")
     scores = {"logprobs": values["logprobs"], "prompt_logprobs": values["echo"] and values["logprobs"] is not None}
-    form = await constraint.grammar(constraint.openai(values))
+    form = await constraint.grammar(constraint.openai(values), len(values["prompt"]) * values["n"])
     chosen = sampling(values, values["max_tokens"], context, grammar=form, **scores)
     tokens = await _tokens(values["prompt"], context)
     for ids in tokens:

@@ -32,6 +32,7 @@ from frontend.protocols.fields import (
 )
 
 MAX_CHOICES = 4096
+MAX_COPIED = 16 << 20  # characters of grammar that one request may send to the worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +149,21 @@ def anthropic(values: Mapping[str, Any]) -> list[Constraint]:
     return [wanted["schema"]] if wanted else []
 
 
-async def grammar(wanted: list[Constraint]) -> str:
-    """The one grammar, empty for none. Raises Unprocessable when there are two, or it is none."""
+async def grammar(wanted: list[Constraint], copies: int = 1) -> str:
+    """The one grammar, empty for none; `copies`: how many sequences will bring it to the worker.
+
+    Raises Unprocessable when there are two, it is none, or so many copies are too much.
+    """
     if len(wanted) > 1:
         names = " and ".join(f"`{one.param}`" for one in wanted)
         raise Unprocessable(
             f"an answer can have one form only: {names} are given", param=wanted[1].param, code="conflicting_fields"
         )
-    return await made.apart(wanted[0].make) if wanted else ""
+    if not wanted:
+        return ""
+    text, param = await made.apart(wanted[0].make), wanted[0].param
+    if len(text) * copies > MAX_COPIED:
+        raise Unprocessable(
+            f"`{param}` is too large for {copies} answers in one request", param=param, code="out_of_range"
+        )
+    return text

@@ -146,6 +146,13 @@ async def test_refusals_name_their_field(body: dict[str, Any], status: int, para
     assert (refused.value.status, refused.value.param) == (status, param)
 
 
+async def test_a_large_grammar_for_many_answers_is_refused(tokenizer: Tokenizer) -> None:
+    body = {"model": MODEL, "prompt": ["x"] * 1000, "n": 1, "max_tokens": 1}
+    with pytest.raises(SluiceError) as refused:
+        await completions.parse({**body, "guided_choice": ["x" * 20_000]}, context(tokenizer))
+    assert (refused.value.status, refused.value.param) == (422, "guided_choice")
+
+
 async def test_anthropic_says_it_in_output_config(tokenizer: Tokenizer) -> None:
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 9}
     schema = {"format": {"type": "json_schema", "schema": PERSON}}

@@ -3,6 +3,7 @@
 A row is its own sequence's alone; rows without a grammar keep their bits, and a batch without any pays one look.
 """
 
+import os
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +19,8 @@ from worker.schedule.sequence import Sequence
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
+SHARED = 1 << 16  # bytes of masks, 4 rows of 128,000 tokens: below that, to wake a thread costs more than it saves
+
 Bits = NDArray[np.uint8]  # [R, bytes]: bit i of a row is token i, from the lowest
 
 
@@ -27,6 +30,7 @@ class Constrainer:
     def __init__(self, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
+        self._cores = len(os.sched_getaffinity(0))
 
     def apply(self, logits: Tensor, sequences: list[Sequence]) -> Tensor:
         """logits [R, V] -> the same, or a copy in which forbidden tokens are -inf."""
@@ -41,14 +45,16 @@ class Constrainer:
         return logits.index_copy(0, at, logits[at].masked_fill_(forbidden, -torch.inf))
 
     def _allowed(self, sequences: list[Sequence]) -> Bits:
-        """Filled side by side by the library's threads. A grammar that has no way on gets no bits: see its `error`."""
+        """Much work is shared out to the library's threads. A grammar that has no way on has an `error` afterwards."""
         bits = np.zeros((len(sequences), (self._vocab_size + 31) // 32 * 4), np.uint8)
         matchers = [cast(Matcher, sequence.constraint).state for sequence in sequences]
-        if len(matchers) == 1:
-            matchers[0].unsafe_compute_mask_ptr(bits.ctypes.data, bits.shape[1])
-        else:
+        address, width = bits.ctypes.data, bits.shape[1]
+        if self._cores > 2 and bits.size > SHARED:
             jobs = [(matcher, row) for row, matcher in enumerate(matchers)]
-            self._executor.unsafe_compute_mask_ptr(jobs, bits.ctypes.data, bits.shape[1], len(jobs))
+            self._executor.unsafe_compute_mask_ptr(jobs, address, width, len(jobs))
+        else:
+            for at, matcher in enumerate(matchers):
+                matcher.unsafe_compute_mask_ptr(address + at * width, width)
         for row, sequence in zip(bits, sequences, strict=True):
             if sequence.output_len < sequence.sampling.min_tokens:
                 _hold_back(row, list(enders(sequence, self._eos_ids)))
