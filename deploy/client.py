@@ -6,7 +6,7 @@ Every failure is a `Failure` in the server's own words. To close a stream, or to
 import http.client
 import json
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,8 +43,10 @@ class Server:
             raise Failure(f"{self.url} serves no model", 1)
         return str(listed[0]["id"])
 
-    def stream(self, route: str, body: Mapping[str, Any]) -> Iterator[str]:
-        """Pieces of text that `route` ("chat/completions", "completions") answers with.
+    def stream(
+        self, route: str, body: Mapping[str, Any], thought: Callable[[str], None] = lambda text: None
+    ) -> Iterator[str]:
+        """Pieces of text that `route` ("chat/completions", "completions") answers with; `thought` gets what is thought.
 
         Raises Failure when it is refused, fails on the way, or ends without its end.
         """
@@ -54,7 +56,10 @@ class Server:
                 if "error" in chunk:
                     raise Failure(_words(chunk) or "the server failed", 1)
                 for choice in chunk.get("choices") or ():
-                    yield choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                    delta = choice.get("delta") or {}
+                    if reasoning := delta.get("reasoning_content"):
+                        thought(reasoning)
+                    yield choice.get("text") or delta.get("content") or ""
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._secure:

@@ -110,8 +110,9 @@ class Conversation:
         system = [{"role": "system", "content": self._system}] if self._system else []
         said: list[str] = []
         try:
-            pieces = self._server.stream("chat/completions", {**self._body, "messages": system + turns})
-            _print(_kept(pieces, said))
+            thought = Thought(sys.stdout.isatty())
+            pieces = self._server.stream("chat/completions", {**self._body, "messages": system + turns}, thought.tell)
+            _print(thought.before(_kept(pieces, said)))
         except KeyboardInterrupt:
             print()
             if not self._here:
@@ -123,6 +124,27 @@ class Conversation:
             return
         if said:
             self._turns = [*turns, {"role": "assistant", "content": "".join(said)}]
+
+
+class Thought:
+    """What a model thinks before it answers: dim on a terminal, and nowhere else."""
+
+    def __init__(self, shown: bool) -> None:
+        self._shown = shown
+        self._told = False
+
+    def tell(self, text: str) -> None:
+        if self._shown:
+            print(f"\x1b[2m{text}\x1b[0m", end="", flush=True)
+            self._told = True
+
+    def before(self, pieces: Iterator[str]) -> Iterator[str]:
+        """The answer, two lines below."""
+        for piece in pieces:
+            if piece and self._told:
+                yield "\n\n"
+                self._told = False
+            yield piece
 
 
 def _parser(name: str, about: str) -> Parser:

@@ -59,6 +59,10 @@ class ChatOptions(Sampled, total=False):
     logprobs: bool | None
     top_logprobs: int | None
     chat_template_kwargs: Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | None  # a call is in the answer's text, in the model's own words
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    reasoning_effort: str | None
     add_generation_prompt: bool | None
     continue_final_message: bool | None
 

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from deploy import cli
+from deploy.client import Server
+from deploy.talk import Thought
 
 Reply = tuple[int, bytes]
 
@@ -277,3 +279,21 @@ def test_zsh_gets_every_command_and_flag(capsys: pytest.CaptureFixture[str]) -> 
     assert "--kv-cache-backend=[paged\\: pages of --page-size tokens" in script
     assert ":value:(paged contiguous)'" in script
     assert sluice(capsys, "completion", "fish")[0] == 2
+
+
+def test_thoughts_are_dim_on_a_terminal_and_no_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(shown: bool) -> str:
+        thought = Thought(shown)
+        thought.tell("Hm")
+        print("".join(thought.before(iter(["", "Hi", "!"]))), end="")
+        return capsys.readouterr().out
+
+    assert (told(True), told(False)) == ("\x1b[2mHm\x1b[0m\n\nHi!", "Hi!")
+
+
+def test_what_is_thought_is_not_what_is_said() -> None:
+    delta = b'data: {"choices":[{"index":0,"delta":{"reasoning_content":"Hm"}}]}'
+    with server((200, b"\n\n".join([delta, chunk("Hi"), b"data: [DONE]", b""]))) as script:
+        thoughts: list[str] = []
+        said = list(Server(script.url).stream("chat/completions", {}, thoughts.append))
+    assert (thoughts, said) == (["Hm"], ["", "Hi"])
