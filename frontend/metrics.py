@@ -221,6 +221,8 @@ class _Page:
     def collect(self) -> Iterable[Metric]:
         for metric in self._counted:
             yield _as_counter(metric) if metric.type == "gauge" and metric.name.endswith("_total") else metric
+        for name, text, count in _reachable(self._members):
+            yield GaugeMetricFamily(self._prefix + name, text, value=count)
         status = combined(self._members)
         if status is not None:
             for name, text, value in _worker_gauges(status):
@@ -245,6 +247,13 @@ def _as_counter(gauge: Metric) -> Metric:
     for sample in gauge.samples:
         counter.add_metric([], sample.value)
     return counter
+
+
+def _reachable(members: Sequence[Member]) -> list[tuple[str, str, int]]:
+    return [
+        ("workers", "workers that this frontend knows", len(members)),
+        ("workers_ready", "of these, those that take requests now", sum(member.ready for member in members)),
+    ]
 
 
 def _worker_gauges(status: Status) -> list[tuple[str, str, float]]:

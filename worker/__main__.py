@@ -76,7 +76,7 @@ def _serve(settings: Settings, engine: Engine, link: Link, state: "_State", stop
     state.engine, state.metrics = engine, metrics
     state.pulse.phase = Phase.SERVING
     if settings.worker.worker_metrics_port:
-        _open_metrics(metrics, state, settings)
+        _open_metrics(metrics, link, settings)
     link.identity = Identity(link.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits)
     log.info("ready: %s", settings.model.name)
     loop.run(lambda: stop.asked)
@@ -89,10 +89,10 @@ def _serve(settings: Settings, engine: Engine, link: Link, state: "_State", stop
     desk.publish(link, time.monotonic())
 
 
-def _open_metrics(metrics: Metrics, state: "_State", settings: Settings) -> None:
+def _open_metrics(metrics: Metrics, link: Link, settings: Settings) -> None:
     host, port = settings.worker.worker_host, settings.worker.worker_metrics_port
     try:
-        metrics.serve(state, host, port)
+        metrics.serve(link, host, port)
     except OSError as error:
         raise ConfigError(f"--worker-metrics-port {port}: cannot listen on {host}: {error.strerror}") from error
 

@@ -98,9 +98,17 @@ class Link:
     _xpub: zmq.Socket[bytes] = field(init=False)
 
     def totals(self) -> dict[str, int]:
-        """For /metrics: what was dropped, what could not be sent, who was refused for an unknown key."""
-        refused = self._gate.refused if self._gate is not None else 0
-        return {"wire_garbage": self.counts.garbage, "wire_unsent": self.counts.dropped, "wire_refused": refused}
+        """For /metrics: what was dropped, what could not be sent, who was refused for an unknown key, who went away."""
+        refused, counts = self._gate.refused if self._gate is not None else 0, self.counts
+        wire = {"wire_garbage": counts.garbage, "wire_unsent": counts.dropped, "wire_refused": refused}
+        return {**wire, "leases_reaped": counts.reaped}
+
+    def status(self) -> m.Status:
+        """The worker as it is now, with its frontends and the age of its last step; from any thread."""
+        assert self.snapshot is not None, "nobody knows the worker's state yet"
+        peers = tuple(m.Peer(id.hex(), peer.pid, peer.streams, peer.seq) for id, peer in list(self._peers.items()))
+        age = time.monotonic() - self.turned
+        return msgspec.structs.replace(self.snapshot(), last_step_age_s=age, frontends=peers)
 
     # called by the compute loop
 
@@ -172,10 +180,10 @@ class Link:
             if now >= self._due:
                 self._due = now + STATUS_S
                 self._reap(now)
-                self._broadcast(now)
+                self._broadcast()
                 if self._gate is not None:
                     self._gate.refresh()
-        self._broadcast(time.monotonic())
+        self._broadcast()
 
     def _beat(self) -> None:
         self.pulse.beat()
@@ -286,9 +294,6 @@ class Link:
             self.inbox.append((id, Gone()))
             self.awake.set()
 
-    def _broadcast(self, now: float) -> None:
-        if self.snapshot is None:
-            return
-        peers = tuple(m.Peer(id.hex(), peer.pid, peer.streams, peer.seq) for id, peer in self._peers.items())
-        status = msgspec.structs.replace(self.snapshot(), last_step_age_s=now - self.turned, frontends=peers)
-        self._send(m.BROADCAST, status)
+    def _broadcast(self) -> None:
+        if self.snapshot is not None:
+            self._send(m.BROADCAST, self.status())

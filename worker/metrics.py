@@ -26,6 +26,7 @@ TOTALS = {
     "num_preemptions": "Sequences whose pages were taken for others.",
     "wire_garbage": "Frames from frontends that were no requests.",
     "wire_unsent": "Frames that a frontend could not take.",
+    "leases_reaped": "Frontends that went away or fell silent; what they had asked for was ended.",
     "wire_refused": "Greetings and messages with a key that is not allowed.",
 }
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -125,6 +126,7 @@ class _Scrape:
                 "Share of the K/V pages that requests own, 0 to 1.",
                 pages.owned / (pages.total or 1),
             ),
+            "frontends": ("Frontends that are connected.", len(status.frontends)),
             "worker_epoch": ("Which incarnation of the worker this is.", status.epoch),
             "worker_last_step_age_seconds": ("Since the compute loop last turned.", status.last_step_age_s),
         }

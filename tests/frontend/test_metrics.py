@@ -76,6 +76,13 @@ def test_scraping_twice_counts_once() -> None:
 def test_without_a_worker_its_gauges_are_absent() -> None:
     got = samples(Meters().text(Counts(), []))
     assert "sluice_num_requests_running" not in got and got["sluice_bus_gaps_total"] == 0
+    assert (got["sluice_workers"], got["sluice_workers_ready"]) == (0, 0)
+
+
+def test_a_worker_that_is_known_but_cannot_serve_is_not_counted_as_ready() -> None:
+    members = [*workers(READY, READY), Member("w2", False, "loading 15%", READY)]
+    got = samples(Meters().text(Counts(), members))
+    assert (got["sluice_workers"], got["sluice_workers_ready"]) == (3, 2)
 
 
 def test_a_worker_that_comes_back_never_makes_a_counter_fall() -> None:

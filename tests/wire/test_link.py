@@ -191,10 +191,23 @@ async def test_a_frontend_that_leaves_is_reaped(tmp_path: Path) -> None:
     with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as worker:
         async with linked(worker.wire) as link:
             await link.submit(PROMPT, sampling(1500))
+            assert [peer.pid for peer in worker.link.status().frontends] == [os.getpid()]
             link._homes.clear()  # as if killed: no Abort is said
             await link.close()
             await until(lambda: not worker.scheduler.has_work)
             worker.scheduler.check()
+            assert (worker.link.status().frontends, worker.link.totals()["leases_reaped"]) == ((), 1)
+
+
+def test_whoever_scrapes_a_worker_whose_loop_stands_still_sees_it(tmp_path: Path) -> None:
+    with Worker(tmp_path) as worker:
+        worker.stopped = True
+        worker.thread.join()
+        ages = [worker.link.status().last_step_age_s]
+        time.sleep(0.05)
+        ages.append(worker.link.status().last_step_age_s)
+        worker.link.close()
+    assert ages[1] - ages[0] >= 0.05
 
 
 async def test_only_the_culprit_of_a_failing_step_fails(tmp_path: Path) -> None:
