@@ -1,0 +1,126 @@
+"""The files for running Sluice in production name only what exists: metrics, flags, targets, files."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.monitoring import dashboard
+from frontend.link import Counts
+from frontend.metrics import Meters
+from frontend.workers import Member
+from shared.messages import Status
+from tests.fakes import READY
+from worker.metrics import Metrics, _Scrape
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+MONITORING = DEPLOY / "monitoring"
+NAME = re.compile(r"\bsluice_[a-z0-9_]+")
+RECORDED = re.compile(r"\bsluice:[a-z0-9_]+:[a-z0-9_]+")
+
+
+class Worker:
+    def status(self) -> Status:
+        return READY
+
+
+def families(text: bytes) -> set[str]:
+    """Every name that a query may use, also of counters nobody has added to yet."""
+    ends = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+    return {family.name + end for family in text_string_to_metric_families(text.decode()) for end in ends[family.type]}
+
+
+def exposed() -> dict[str, set[str]]:
+    """The names of each job."""
+    metrics = Metrics()
+    page = CollectorRegistry()
+    page.register(_Scrape("sluice_", Worker()))
+    return {
+        "sluice-frontend": families(Meters().text(Counts(), [Member("w", True, "ready", READY)])),
+        "sluice-worker": families(generate_latest(metrics.registry) + generate_latest(page)),
+    }
+
+
+def read(file: str) -> Any:
+    return yaml.safe_load((MONITORING / file).read_text())
+
+
+def rules(file: str) -> Iterator[dict[str, Any]]:
+    for group in read(file)["groups"]:
+        yield from group["rules"]
+
+
+def queries() -> Iterator[str]:
+    yield from (rule["expr"] for file in ("recording.yml", "alerts.yml") for rule in rules(file))
+    for panel in dashboard.dashboard()["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    yield from (entry["expr"] for entry in dashboard.dashboard()["annotations"]["list"])
+
+
+def test_every_query_names_metrics_that_its_job_exposes() -> None:
+    there = exposed()
+    selectors = [found for query in queries() for found in re.findall(r"(sluice_[a-z0-9_]+)(\{[^}]*\})?", query)]
+    assert len(selectors) > 80
+    for name, labels in selectors:
+        job = re.search(r'job="([^"]*)"', labels)
+        assert job, f"{name} does not say which job it means"
+        assert name in there[job[1]], f"{job[1]} exposes no {name}"
+
+
+def test_recorded_series_that_are_used_are_recorded() -> None:
+    recorded = {rule["record"] for rule in rules("recording.yml")}
+    used = {name for query in queries() for name in RECORDED.findall(query)}
+    assert used and used <= recorded
+
+
+def test_every_alert_has_a_test_and_says_what_to_do() -> None:
+    tests = {test["name"].partition(",")[0] for test in read("alerts_test.yml")["tests"]}
+    for rule in rules("alerts.yml"):
+        assert rule["alert"] in tests
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_texts_name_metrics_that_exist() -> None:
+    there = set().union(*exposed().values())
+    for rule in rules("alerts.yml"):
+        assert set(NAME.findall(" ".join(rule["annotations"].values()))) <= there
+
+
+def test_the_dashboard_is_what_its_table_says() -> None:
+    written = json.loads(dashboard.FILE.read_text())
+    assert written == dashboard.dashboard(), "python -m deploy.monitoring.dashboard writes it"
+    panels = written["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= dashboard.WIDTH for panel in panels)
+
+
+def test_prometheus_reads_files_that_are_there() -> None:
+    config = read("prometheus.yml")
+    named = [
+        *config["rule_files"],
+        *(f for job in config["scrape_configs"] for f in job["file_sd_configs"][0]["files"]),
+    ]
+    assert len(named) == 4 and all((MONITORING / name).is_file() for name in named)
+    assert {job["job_name"] for job in config["scrape_configs"]} == set(exposed())
+
+
+@pytest.mark.parametrize("what", [("config", "prometheus.yml"), ("rules", "recording.yml", "alerts.yml")])
+def test_prometheus_itself_takes_them(what: tuple[str, ...]) -> None:
+    """Where it is installed; its unit tests of the alerts are in `python -m tests.ops`."""
+    kind, *files = what
+    if (promtool := shutil.which("promtool")) is not None:
+        done = subprocess.run(
+            [promtool, "check", kind, *files], cwd=MONITORING, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+    else:
+        assert all(map(read, files))
