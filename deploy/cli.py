@@ -130,6 +130,7 @@ def _worker(settings: Settings, namespace: argparse.Namespace) -> int:
 
 def _frontend(settings: Settings, namespace: argparse.Namespace) -> int:
     settings = with_text_files(_begin(settings, namespace))
+    _share_metrics()  # before prometheus-client is imported
     from frontend.__main__ import serve
     from frontend.checkpoint import TokenizerError
 
@@ -138,6 +139,15 @@ def _frontend(settings: Settings, namespace: argparse.Namespace) -> int:
     except TokenizerError as error:
         raise Failure(error, 3) from error
     return 0
+
+
+def _share_metrics() -> None:
+    from deploy.rundir import reserve_metrics
+
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if folder and not reserve_metrics(Path(folder)):
+        del os.environ["PROMETHEUS_MULTIPROC_DIR"]
+        logging.warning("no room in %s: this frontend's /metrics tells of itself alone", folder)
 
 
 def _begin(settings: Settings, namespace: argparse.Namespace) -> Settings:

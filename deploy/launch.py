@@ -20,7 +20,7 @@ from deploy.logs import Console
 from deploy.roles import FRONTEND_FLAGS, WORKER_FLAGS
 from deploy.roles import command as _command
 from deploy.roles import environment as _environment
-from deploy.rundir import run_dir
+from deploy.rundir import RunDirError, run_dir
 from deploy.supervisor import Supervisor
 from deploy.watch import Health, ask, welcome
 from shared.config import Settings, with_values
@@ -124,8 +124,12 @@ def _free_port(host: str) -> int:
 
 
 def watched(settings: Settings, folder: Path, name: str) -> Watch:
-    """For the child whose `--pulse` is the file `name` in the run folder `folder`."""
-    return Watch(Pulse(folder / name), Patience(settings.frontend.stall_timeout, settings.launch.load_timeout))
+    """For the child whose `--pulse` is the file `name` in the run folder `folder`. Raises RunDirError."""
+    try:
+        pulse = Pulse(folder / name)
+    except OSError as error:
+        raise RunDirError(f"cannot write to --run-dir {folder}: {error.strerror}") from error
+    return Watch(pulse, Patience(settings.frontend.stall_timeout, settings.launch.load_timeout))
 
 
 def _worker(place: Place, folder: Path) -> Role:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PREFIX = "sluice-run-"
+_METRICS_ROOM = 1 << 18  # bytes a file; ten times what is counted without labels
 _SOCKET_PATH_LIMIT = 100  # the system's is 107 bytes with the socket's own name
 
 
@@ -56,6 +57,23 @@ def _living(folder: Path) -> int:
 
 def _temporary() -> Iterable[Path]:
     return Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")
+
+
+def reserve_metrics(folder: Path) -> bool:
+    """Takes the room for this process's metrics in advance; False when there is none.
+
+    prometheus-client maps its files sparsely: on a full disk, counting one more request would end the process.
+    """
+    files = [folder / f"{kind}_{os.getpid()}.db" for kind in ("counter", "histogram", "gauge_max")]
+    try:
+        for file in files:
+            with file.open("wb") as out:
+                os.posix_fallocate(out.fileno(), 0, _METRICS_ROOM)
+    except OSError:
+        for file in files:
+            file.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def _private(folder: Path) -> Path:

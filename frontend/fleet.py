@@ -212,6 +212,9 @@ class Fleet:
             self._leave(stream)
             stream.admission.set_exception(_refusal(rejected))
 
+    def forgotten(self, stream: Stream) -> None:
+        self._go_on(stream)
+
     def ended(self, stream: Stream, end: m.End) -> None:
         if end.outcome is m.Outcome.SHUTDOWN and len(self.roster.links) > 1:  # its worker had no more time
             self._go_on(stream)

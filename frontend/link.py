@@ -20,11 +20,12 @@ import zmq
 from frontend.stream import Stream
 from shared import messages as m
 from shared.address import Address
-from shared.codec import decode_event, encode, unpack_u32
+from shared.codec import decode_event, encode, pack_u32, unpack_u32
 from shared.config import WireConfig
 from shared.sockets import connect
 
 LEASE_S = 1.0
+RETRY_S, LONGEST_RETRY_S = 1.0, 8.0  # until a Submit that nobody answers is sent again; doubles
 SILENCE_S = 2.0  # Status comes every 0.25 s; this much silence means that the worker is gone
 NOBODY = -1  # epoch of a worker that holds nothing of ours
 
@@ -51,6 +52,9 @@ class Owner(Protocol):
         """Nothing can be asked of it. It may come back as it was, with all streams, or under a new epoch."""
 
     def rejected(self, link: "Link", stream: Stream, rejected: m.Rejected) -> None: ...
+
+    def forgotten(self, stream: Stream) -> None:
+        """Its worker lives, but knows nothing of it any more; it is in no link now."""
 
     def ended(self, stream: Stream, end: m.End) -> None: ...
 
@@ -80,6 +84,8 @@ class Link:
         self._counts = counts
         self._stall_timeout = stall_timeout
         self._missing: set[int] = set()  # streams with a hole
+        self._unheard: dict[int, tuple[float, float]] = {}  # not answered yet: when to submit again, and then to wait
+        self._last_id = 0  # of those submitted here; ids only grow
         self._orphans: dict[int, Stream] = {}  # taken from a worker that could not be told
         self._seq = 0
         self._nonce = secrets.randbits(48)
@@ -139,6 +145,8 @@ class Link:
     def put(self, stream: Stream) -> bool:
         """Submit it as its `submit` says; False when nobody can hear it now (the silence will show, too)."""
         self.streams[stream.id] = stream
+        self._last_id = stream.id
+        self._unheard[stream.id] = time.monotonic() + RETRY_S, 2 * RETRY_S
         return self._send(stream.submit)
 
     def take(self, streams: Iterable[Stream]) -> None:
@@ -167,6 +175,7 @@ class Link:
         self._missing &= self.streams.keys()
         for id in list(self._missing):
             self._resync(self.streams[id])
+        self._submit_again(now)
 
     def _keep_alive(self, now: float) -> None:
         if self.welcome is not None and (self._silent() or not self._connected()):
@@ -178,7 +187,7 @@ class Link:
             self._settle()
         if now - self._leased > LEASE_S:
             self._leased = now
-            self._send(m.Lease(len(self.streams)))
+            self._send(m.Lease(len(self.streams), self._last_id, pack_u32(self.streams)))
 
     def _connected(self) -> bool:
         """A worker that died closes its end at once; a host that vanished is noticed by its silence."""
@@ -235,7 +244,7 @@ class Link:
         if seq is None:  # our lease ran out and the worker reaped our requests
             self._forgotten()
             self._lose(now)
-        elif seq > self._seq:  # the last frames before this Status were lost
+        elif seq != self._seq:  # the last frames before this Status were lost, or it has begun to count anew
             self._seq = seq
             self._gap()
 
@@ -265,6 +274,7 @@ class Link:
             self._gap()
         self._seq = max(self._seq, step.seq + 1)
         for admitted in step.admitted:
+            self._unheard.pop(admitted.id, None)
             if stream := self.streams.get(admitted.id):
                 stream.acknowledged = True
                 if not stream.admission.done():
@@ -283,6 +293,9 @@ class Link:
             self._take_tokens(step)
         for end in step.ends:
             self._on_end(end)
+        for unknown in step.unknown:
+            if unknown not in self._unheard and (stream := self.streams.pop(unknown, None)):
+                self._owner.forgotten(stream)
 
     def _take_tokens(self, step: m.Step) -> None:
         tokens = unpack_u32(step.tokens).tolist()
@@ -325,4 +338,16 @@ class Link:
         self._missing.add(stream.id)
         if stream.may_resync(time.monotonic()):
             self._counts.resyncs += 1
-            self._send(m.Resync(stream.id, len(stream.output)))
+            unheard = stream.id in self._unheard  # nobody can know what nobody was told
+            self._send(stream.submit if unheard else m.Resync(stream.id, len(stream.output)))
+
+    def _submit_again(self, now: float) -> None:
+        """What was not answered; a worker that is told twice answers twice."""
+        if self.welcome is None:
+            return
+        for id, (due, pause) in list(self._unheard.items()):
+            if id not in self.streams:
+                del self._unheard[id]
+            elif due < now:
+                self._unheard[id] = now + pause, min(2 * pause, LONGEST_RETRY_S)
+                self._send(self.streams[id].submit)

@@ -82,9 +82,15 @@ class Hello(_Message):
 
 
 class Lease(_Message):
-    """Heartbeat: how many requests this frontend believes it owns. Silence for a few seconds frees them."""
+    """Heartbeat: which requests this frontend owns. Silence for a few seconds frees them all.
 
-    live: int
+    A request with an id up to `upto` that is not among `ids` is over, whatever became of its Abort; ids only grow
+    (around 32 bits), so a Lease that comes late says nothing that was not true for ever.
+    """
+
+    live: U32
+    upto: U32 = 0  # the last id submitted to this worker; 0: none, or a frontend that does not say
+    ids: bytes = b""  # packed uint32
 
 
 class Submit(_Message):
@@ -215,6 +221,7 @@ class Step(_Message):
     ends: tuple[End, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
     started: tuple[Started, ...] = ()
+    unknown: tuple[int, ...] = ()  # asked for by a Resync, but nothing is known of them: submit them again
 
 
 class Pages(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -74,7 +74,7 @@ def _shared(file: Path) -> mmap.mmap:
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(fd).st_size < SIZE:
-            os.ftruncate(fd, SIZE)
+            os.posix_fallocate(fd, 0, SIZE)  # a page that finds no room when it is written kills the process
         return mmap.mmap(fd, SIZE)
     finally:
         os.close(fd)

@@ -15,6 +15,7 @@ from shared.curve import keys_for
 
 GREETING_MS = 3000  # for two ends to agree on keys; who was refused is hung up on then, and tries again
 HIGH_WATER = 100_000  # frames; beyond it a peer counts as lagging
+SILENT_MS = 15_000  # a peer that does not even answer pings is disconnected: what waits for it would fill the memory
 
 
 def connect(
@@ -59,6 +60,8 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
     sock.setsockopt(zmq.SNDHWM, HIGH_WATER)
     sock.setsockopt(zmq.RCVHWM, HIGH_WATER)
     sock.setsockopt(zmq.MAXMSGSIZE, (16 if kind == zmq.ROUTER else 64) << 20)
+    sock.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
     if kind == zmq.ROUTER:
         sock.setsockopt(zmq.ROUTER_HANDOVER, 1)
     if kind == zmq.XPUB:

@@ -41,6 +41,7 @@ class Frame:
     logprobs: list[m.Logprobs] = field(default_factory=list)
     started: list[m.Started] = field(default_factory=list)
     repaired: set[int] = field(default_factory=set)  # asked for again in this turn; once is enough
+    unknown: list[int] = field(default_factory=list)
 
     def run(self, id: int, start: int, tokens: list[int]) -> None:
         self.ids.append(id)
@@ -52,7 +53,7 @@ class Frame:
         return m.Step(
             0, 0, pack_u32(self.ids), pack_u32(self.starts), pack_u32(self.counts), pack_u32(self.tokens),
             tuple(self.admitted), tuple(self.rejected), tuple(self.ends), tuple(self.logprobs),
-            tuple(self.started),
+            tuple(self.started), tuple(self.unknown),
         )  # fmt: skip
 
 
@@ -105,11 +106,14 @@ class Desk:
                     for key in self._own(sender, request.ids):
                         self._abort(key, now)
                 case m.Resync():
-                    self._resync(sender, request)
+                    self._resync(sender, request.id, request.have)
+                case m.Lease():
+                    self._disown(sender, request, now)
                 case Gone():
                     for key in [key for key in (*self._records, *self._compiling) if key[0] == sender]:
                         self._abort(key, now)
                         self._records.pop(key, None)
+                    self._frames.pop(sender, None)  # if it comes back, it shall ask again and not hear of aborts
         if self._compiling:
             self._compiled(now)
         for sequence in self._scheduler.expire(now):
@@ -125,8 +129,8 @@ class Desk:
     def _submit(self, sender: bytes, submit: m.Submit, now: float) -> None:
         key = (sender, submit.id)
         known = self._records.get(key)
-        if known is not None:  # said twice
-            self._frames[sender].admitted.append(m.Admitted(submit.id, known.sequence.seed))
+        if known is not None:  # said twice, as the answer was lost
+            self._resync(sender, submit.id, len(submit.generated) // 4)
             return
         if key in self._compiling:  # said twice; the answer will come
             return
@@ -232,22 +236,30 @@ class Desk:
         elif unqueued := self._compiling.drop(key):
             self._end_unqueued(unqueued, m.Outcome.ABORTED, now)
 
-    def _resync(self, sender: bytes, resync: m.Resync) -> None:
-        """Everything from `have` on, its end included; an unknown request gets the only true answer, an error."""
-        if (sender, resync.id) in self._compiling:  # nothing was said of it yet
+    def _disown(self, sender: bytes, lease: m.Lease, now: float) -> None:
+        """End what its frontend no longer has: the Abort was lost, or overtook the Submit."""
+        owned = {*unpack_u32(lease.ids)}
+        live = [id for (who, id), record in self._records.items() if who == sender and record.end is None]
+        for id in [*live, *(id for who, id in self._compiling if who == sender)]:
+            if id not in owned and (lease.upto - id) % (1 << 32) < 1 << 31:
+                self._abort((sender, id), now)
+
+    def _resync(self, sender: bytes, id: int, have: int) -> None:
+        """Everything from `have` on, its end included."""
+        if (sender, id) in self._compiling:  # nothing was said of it yet
             return
-        record = self._records.get((sender, resync.id))
+        record = self._records.get((sender, id))
         frame = self._frames[sender]
-        if resync.id in frame.repaired:
+        if id in frame.repaired:
             return
-        frame.repaired.add(resync.id)
+        frame.repaired.add(id)
         if record is None:
-            frame.ends.append(m.End(resync.id, m.Outcome.ERROR, resync.have, "the worker no longer knows this request"))
+            frame.unknown.append(id)
             return
         sequence = record.sequence
-        frame.admitted.append(m.Admitted(resync.id, sequence.seed))
-        frame.logprobs += [lp for lp in record.logprobs if lp.prompt or lp.start + len(lp.chosen) // 4 > resync.have]
-        frame.run(resync.id, resync.have, sequence.tokens[sequence.prompt_len + resync.have :])
+        frame.admitted.append(m.Admitted(id, sequence.seed))
+        frame.logprobs += [lp for lp in record.logprobs if lp.prompt or lp.start + len(lp.chosen) // 4 > have]
+        frame.run(id, have, sequence.tokens[sequence.prompt_len + have :])
         if record.end is not None:
             frame.ends.append(record.end)
 

@@ -35,6 +35,7 @@ AT_ONCE = 1000  # most messages of one socket between two looks at the others
 MOST_WAITING = 1 << 16  # messages in the inbox; more stay with their senders
 MOST_PEERS = 1024
 POLL_MS = 100
+MOST_OWNED = 1 << 16  # requests in a Lease that is looked into
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +245,16 @@ class Link:
                 self._greet(sender, request)
             case m.Lease() if peer is not None:
                 peer.streams = request.live
+                if request.upto and len(request.ids) % 4 == 0 and len(request.ids) <= 4 * MOST_OWNED:
+                    self._hand_over(sender, request)
             case m.Submit() | m.Abort() | m.Resync() if peer is not None:
-                self.inbox.append((sender, request))
-                self.awake.set()
+                self._hand_over(sender, request)
             case _:
                 self._drop(f"{type(request).__name__} from {sender.hex()}, which never said Hello")
+
+    def _hand_over(self, sender: bytes, request: m.Request) -> None:
+        self.inbox.append((sender, request))
+        self.awake.set()
 
     def _greet(self, sender: bytes, hello: m.Hello) -> None:
         limits = self.identity.limits

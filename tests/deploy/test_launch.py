@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -14,11 +15,16 @@ import pytest
 
 from deploy import launch
 from deploy.child import Backoff, Role
+<<<<<<< HEAD
 from deploy.crew import Place
 from deploy.launch import follow
+=======
+from deploy.launch import follow, watched
+>>>>>>> 4994d2b (Faults: a harness that breaks a running server, and what it found)
 from deploy.listen import listen, reachable
 from deploy.logs import Console
 from deploy.roles import FRONTEND_FLAGS, WORKER_FLAGS
+from deploy.rundir import RunDirError, reserve_metrics
 from deploy.supervisor import Supervisor
 from shared.config import Settings, check, with_values
 from shared.flags import Parser, add_flags, read
@@ -252,6 +258,25 @@ def test_children_are_told_everything_by_flags(tmp_path: Path, monkeypatch: pyte
     assert first.fds != second.fds
     assert f"--fd={second.fds[0]}" in second.command(1)
     assert first.environment(1)["PROMETHEUS_MULTIPROC_DIR"] == second.environment(2)["PROMETHEUS_MULTIPROC_DIR"]
+
+
+def test_what_is_mapped_has_its_room_from_the_start_or_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that finds no room when it is written would end the process."""
+    assert reserve_metrics(tmp_path) and len(list(tmp_path.glob(f"*_{os.getpid()}.db"))) == 3
+    pulse = watched(Settings(), tmp_path, "pulse").pulse.file
+    assert pulse is not None
+    assert all(file.stat().st_blocks * 512 >= file.stat().st_size for file in tmp_path.iterdir())
+
+    def full(fd: int, start: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    (tmp_path / "full").mkdir()
+    assert not reserve_metrics(tmp_path / "full") and not list((tmp_path / "full").iterdir())
+    with pytest.raises(RunDirError, match="No space left"):
+        watched(Settings(), tmp_path / "full", "pulse")
 
 
 def test_a_dead_frontends_live_gauges_go_and_its_counters_stay(tmp_path: Path) -> None:

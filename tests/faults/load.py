@@ -1,0 +1,266 @@
+"""Clients of every kind, all at once, and what each of them was told: the one true answer, an error, or nothing.
+
+Knows the HTTP dialects and the official SDKs; knows nothing of faults. A kind is a coroutine that returns its whole
+answer (text, finish, usage, ids, whatever its dialect shows) or raises; `ask` turns that into a `Seen`.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import anthropic
+import httpx
+import openai
+
+End = Literal["whole", "error", "cut", "lost"]
+
+PROMPTS = ["Once upon a time", "Q: What is the capital of France?\nA:", "Tell me a story about a cat", "Count to ten:"]
+LONG = "The cat sat on the mat and looked at the moon. " * 60  # about 700 tokens
+
+
+class Told(Exception):
+    """The server said explicitly that it failed."""
+
+
+class Unfinished(Exception):
+    """The answer stopped without saying how it ended: the one thing that must never happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """`whole`: an answer with its end. `error`: said so. `cut`: the connection broke. `lost`: nothing, or it hung."""
+
+    end: End
+    answer: Any = None
+    words: str = ""
+    pause: float = 0.0  # longest silence of a stream, seconds; 0 for an answer in one piece
+
+
+@dataclass(slots=True)
+class Tap:
+    """Measures the longest silence."""
+
+    last: float = field(default_factory=time.monotonic)
+    pause: float = 0.0
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        self.pause, self.last = max(self.pause, now - self.last), now
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    http: httpx.AsyncClient
+    openai: openai.AsyncOpenAI
+    anthropic: anthropic.AsyncAnthropic
+
+
+@asynccontextmanager
+async def clients(url: str) -> AsyncIterator[Clients]:
+    """Fresh connections: none that a fault of before has broken."""
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=300, limits=httpx.Limits(max_connections=None)) as http,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as chat,
+        anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=300) as claude,
+    ):
+        yield Clients(http, chat, claude)
+
+
+Kind = Callable[[Clients, dict[str, Any], Tap], Awaitable[Any]]
+
+# /v1/completions through httpx
+
+
+async def _whole(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+    response = await c.http.post("/v1/completions", json=body)
+    answer = response.json()
+    if response.status_code != 200:
+        raise Told(f"{response.status_code} {answer['error']}")
+    return [_choice(choice) for choice in answer["choices"]], _usage(answer["usage"])
+
+
+async def _chunks(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    choices: dict[int, list[Any]] = {}
+    usage, done = None, False
+    async for _, data in _events(c, body, tap):
+        if data == "[DONE]":
+            done = True
+            continue
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise Told(str(chunk["error"]))
+        for choice in chunk["choices"]:
+            _merge(choices.setdefault(choice["index"], ["", None, []]), choice)
+        usage = chunk.get("usage") or usage
+    if not done or usage is None or not all(finish for _, finish, _ in choices.values()):
+        raise Unfinished(f"{choices} {usage} {done}")
+    return sorted(choices.items()), _usage(usage)
+
+
+async def _typed(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+    ids: list[int] = []
+    text, end = "", None
+    async for kind, data in _events(c, {**body, "stream_format": "events"}, tap):
+        event = json.loads(data)
+        if end is not None:
+            raise Unfinished(f"{event} after the end {end}")
+        if kind == "error":
+            raise Told(event["error"])
+        if kind == "token":
+            ids.append(event["token_id"])
+            text += event["token"]
+        else:
+            end = event["finish_reason"], _usage(event["usage"])
+    if end is None:
+        raise Unfinished(text)
+    return text, ids, end
+
+
+async def _events(c: Clients, body: dict[str, Any], tap: Tap) -> AsyncIterator[tuple[str, str]]:
+    async with c.http.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            raise Told(f"{response.status_code} {(await response.aread()).decode()}")
+        kind = ""
+        async for line in response.aiter_lines():
+            tap.tick()
+            if line.startswith("event: "):
+                kind = line[7:]
+            elif line.startswith("data: "):
+                yield kind, line[6:]
+
+
+def _merge(into: list[Any], choice: dict[str, Any]) -> None:
+    into[0] += choice["text"]
+    into[1] = choice["finish_reason"] or into[1]
+    if choice.get("logprobs"):
+        into[2] += zip(choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"], strict=True)
+
+
+def _choice(choice: dict[str, Any]) -> Any:
+    return choice["index"], choice["text"], choice["finish_reason"], choice.get("logprobs")
+
+
+def _usage(usage: Any) -> tuple[int, ...]:
+    """How many of the prompt's tokens were cached is no part of the answer."""
+    return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
+
+
+# the official SDKs
+
+
+def _as_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """What not every version of the SDKs offers by name goes in `extra_body`."""
+    extra = {key: body[key] for key in ("temperature", "seed", "ignore_eos")}
+    messages = [{"role": "user", "content": body["prompt"]}]
+    return {"model": body["model"], "max_tokens": body["max_tokens"], "messages": messages, "extra_body": extra}
+
+
+async def _chat(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+    answer = await c.openai.chat.completions.create(**_as_chat(body), n=2)
+    assert answer.usage is not None
+    told = [(choice.message.content, choice.finish_reason) for choice in answer.choices]
+    return told, answer.usage.prompt_tokens, answer.usage.completion_tokens
+
+
+async def _chat_stream(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+    text, finish, usage = "", None, None
+    options: Any = {"include_usage": True}
+    async for chunk in await c.openai.chat.completions.create(**_as_chat(body), stream=True, stream_options=options):
+        tap.tick()
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+        usage = chunk.usage or usage
+    if finish is None or usage is None:
+        raise Unfinished(text)
+    return text, finish, usage.prompt_tokens, usage.completion_tokens
+
+
+async def _messages(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+    return _message(await c.anthropic.messages.create(**_as_chat(body)))
+
+
+async def _messages_stream(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+    kinds = []
+    async with c.anthropic.messages.stream(**_as_chat(body)) as stream:
+        async for event in stream:
+            tap.tick()
+            kinds.append(event.type)
+        if kinds[-1] != "message_stop":
+            raise Unfinished(str(kinds[-3:]))
+        return _message(await stream.get_final_message())
+
+
+def _message(message: anthropic.types.Message) -> Any:
+    texts = [block.text for block in message.content if block.type == "text"]
+    return texts, message.stop_reason, message.usage.input_tokens, message.usage.output_tokens
+
+
+# the mixture
+
+KINDS: list[tuple[Kind, dict[str, Any]]] = [
+    (_chunks, {}),
+    (_typed, {}),
+    (_whole, {"n": 3}),
+    (_chat_stream, {}),
+    (_chunks, {"logprobs": 3}),
+    (_messages_stream, {}),
+    (_chat, {}),
+    (_chunks, {"stop": ["e the"], "ignore_eos": False}),
+    (_typed, {"prompt": LONG}),
+    (_messages, {}),
+    (_whole, {"echo": True, "logprobs": 2}),
+    (_chunks, {"n": 2, "presence_penalty": 0.5}),
+    (_chunks, {"prompt": ["A cat", "A dog", LONG]}),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    kind: Kind
+    body: dict[str, Any]
+
+
+def mixture(streams: int, length: int) -> list[Call]:
+    """Every kind in turn, greedy and sampled, of `length` to twice as many tokens."""
+    calls = []
+    for i in range(streams):
+        kind, fields = KINDS[i % len(KINDS)]
+        body = {"model": "m", "prompt": PROMPTS[i % len(PROMPTS)], "ignore_eos": True, "seed": i}
+        body |= {"max_tokens": length + length * i // streams, "temperature": 0 if i % 3 == 0 else 0.9}
+        calls.append(Call(kind, body | fields))
+    return calls
+
+
+async def ask(c: Clients, call: Call, patience: float) -> Seen:
+    tap = Tap()
+    try:
+        async with asyncio.timeout(patience):
+            answer = await call.kind(c, call.body, tap)
+    except TimeoutError:
+        return Seen("lost", words=f"no end after {patience:g} s", pause=tap.pause)
+    except Unfinished as error:
+        return Seen("lost", words=f"no end: {error}", pause=tap.pause)
+    except Exception as error:
+        return Seen(_end_of(error), words=repr(error), pause=tap.pause)
+    return Seen("whole", answer, pause=tap.pause)
+
+
+def _end_of(error: Exception) -> End:
+    """By name: the SDKs bring HTTP clients of their own, whose errors pass through them."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"TransportError", "APIConnectionError"}:
+        return "cut"
+    return "error" if names & {"Told", "APIError"} else "lost"
+
+
+async def ask_all(urls: Sequence[str], calls: Sequence[Call], patience: float = 120.0) -> list[Seen]:
+    """All at the same time, in turns to each of `urls`."""
+    async with AsyncExitStack() as stack:
+        each = [await stack.enter_async_context(clients(url)) for url in urls]
+        return await asyncio.gather(*(ask(each[i % len(each)], call, patience) for i, call in enumerate(calls)))

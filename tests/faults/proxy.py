@@ -1,0 +1,135 @@
+"""A wire that misbehaves: sits between frontends and a worker and does to their frames what networks do.
+
+    frontends ──DEALER──► ROUTER ~ DEALER (one a frontend) ──► ROUTER worker
+              ◄──SUB───── XPUB   ~ XSUB                    ◄── XPUB
+
+Each direction has a `Mischief`; subscriptions pass untouched. Decisions come from a seeded generator.
+"""
+
+import heapq
+import itertools
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+Frames = list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Mischief:
+    """Shares of frames, each from 0 to 1, and how late a late one is, in seconds."""
+
+    drop: float = 0.0
+    double: float = 0.0
+    delay: float = 0.0
+    late: float = 0.3
+    reorder: float = 0.0  # held back until the next one has passed
+    truncate: float = 0.0
+
+    def fates(self, dice: random.Random, frames: Frames) -> list[tuple[float, Frames]]:
+        """When (seconds from now) what is sent on; nothing for a lost frame."""
+        if dice.random() < self.drop:
+            return []
+        if dice.random() < self.truncate:
+            frames = [*frames[:-1], frames[-1][: dice.randrange(len(frames[-1]) + 1)]]
+        copies = 2 if dice.random() < self.double else 1
+        wait = dice.uniform(0.0, self.late) if dice.random() < self.delay else 0.0
+        return [(wait + i * dice.uniform(0.0, self.late), frames) for i in range(copies)]
+
+
+CALM = Mischief()
+
+
+@dataclass
+class Proxy:
+    """`with Proxy(worker's folder, frontends' folder) as proxy:`; set `requests` and `events` at any time."""
+
+    worker: Path
+    frontends: Path
+    requests: Mischief = CALM
+    events: Mischief = CALM
+    seed: int = 0
+    touched: int = 0  # frames that did not pass as they came
+    _stop: bool = False
+    _ends: dict[bytes, "zmq.Socket[bytes]"] = field(default_factory=dict)
+    _held: dict[int, Frames] = field(default_factory=dict)  # by direction: a frame waiting for the next to overtake it
+    _late: list[tuple[float, int, int, Frames]] = field(default_factory=list)
+
+    def __enter__(self) -> "Proxy":
+        self.frontends.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._dice = random.Random(self.seed)
+        self._count = itertools.count()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = self._socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._router.bind(f"ipc://{self.frontends}/requests.sock")
+        self._xpub = self._socket(zmq.XPUB)
+        self._xpub.bind(f"ipc://{self.frontends}/events.sock")
+        self._xsub = self._socket(zmq.XSUB)
+        self._xsub.connect(f"ipc://{self.worker}/events.sock")
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop = True
+        self._thread.join()
+        self._context.destroy(linger=0)
+
+    def calm(self) -> None:
+        self.requests = self.events = CALM
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        sock = self._context.socket(kind)
+        sock.setsockopt(zmq.LINGER, 0)
+        sock.setsockopt(zmq.SNDHWM, 0)
+        sock.setsockopt(zmq.RCVHWM, 0)
+        sock.setsockopt(zmq.RECONNECT_IVL, 50)
+        return sock
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for sock in (self._router, self._xpub, self._xsub):
+            poller.register(sock, zmq.POLLIN)
+        while not self._stop:
+            ready = dict(poller.poll(20 if not self._late else 2))
+            if self._xpub in ready:
+                self._xsub.send(self._xpub.recv())
+            if self._router in ready:
+                self._pass(0, self._router.recv_multipart(), self.requests)
+            if self._xsub in ready:
+                self._pass(1, self._xsub.recv_multipart(), self.events)
+            while self._late and self._late[0][0] <= time.monotonic():
+                _, _, way, frames = heapq.heappop(self._late)
+                self._send(way, frames)
+
+    def _pass(self, way: int, frames: Frames, mischief: Mischief) -> None:
+        """`way` 0 is towards the worker."""
+        if way not in self._held and self._dice.random() < mischief.reorder:
+            self._held[way] = frames
+            self.touched += 1
+            return
+        fates = mischief.fates(self._dice, frames)
+        self.touched += fates != [(0.0, frames)]
+        for wait, copy in fates:
+            if wait:
+                heapq.heappush(self._late, (time.monotonic() + wait, next(self._count), way, copy))
+            else:
+                self._send(way, copy)
+        if way in self._held:
+            self._send(way, self._held.pop(way))
+
+    def _send(self, way: int, frames: Frames) -> None:
+        if way:
+            self._xpub.send_multipart(frames)
+            return
+        sender, *body = frames
+        if sender not in self._ends:
+            end = self._ends[sender] = self._socket(zmq.DEALER)
+            end.setsockopt(zmq.IDENTITY, sender)
+            end.connect(f"ipc://{self.worker}/requests.sock")
+        self._ends[sender].send_multipart(body)

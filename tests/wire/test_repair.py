@@ -1,0 +1,96 @@
+"""What gets lost on the way to the worker, and what a worker forgets, is noticed and made good."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from frontend.fleet import Fleet
+from frontend.link import Link
+from shared import messages as m
+from shared.codec import decode_request, encode, pack_u32
+from tests.wire.harness import FakeRunner, Worker, expected, sampling
+from tests.wire.test_link import PROMPT, linked, until, whole
+
+
+class Leaky:
+    """A request socket that loses the first `count` messages of a kind."""
+
+    def __init__(self, link: Link, kind: type[m.Request], count: int) -> None:
+        self._sock: Any = link._requests
+        self._kind, self._left = kind, count
+        link._requests = self  # type: ignore[assignment]
+
+    def send(self, body: bytes, flags: int) -> None:
+        if self._left and isinstance(decode_request(body), self._kind):
+            self._left -= 1
+        else:
+            self._sock.send(body, flags)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def only(fleet: Fleet) -> Link:
+    [link] = fleet.roster.links
+    return link
+
+
+async def test_a_lost_submit_is_said_again(tmp_path: Path) -> None:
+    with Worker(tmp_path) as worker:
+        async with linked(worker.wire) as fleet:
+            Leaky(only(fleet), m.Submit, 2)
+            tokens, _ = await whole(await asyncio.wait_for(fleet.submit(PROMPT, sampling(20)), 20))
+            assert tokens == expected(PROMPT, 20)
+
+
+async def test_a_lost_submit_of_a_resumed_stream_is_said_again(tmp_path: Path) -> None:
+    with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as first:
+        async with linked(first.wire) as fleet:
+            streams = [await fleet.submit([i], sampling(100)) for i in range(3)]
+            await until(lambda: all(len(stream.output) > 10 for stream in streams))
+            first.kill()
+            Leaky(only(fleet), m.Submit, 2)
+            with Worker(tmp_path, epoch=2):
+                for i, stream in enumerate(streams):
+                    assert (await asyncio.wait_for(whole(stream), 20))[0] == expected([i], 100)
+
+
+async def test_a_lost_abort_is_made_good_by_the_lease(tmp_path: Path) -> None:
+    with Worker(tmp_path, runner=FakeRunner(delay=0.01)) as worker:
+        async with linked(worker.wire) as fleet:
+            Leaky(only(fleet), m.Abort, 1)
+            stays, leaves = [await fleet.submit([i], sampling(1500)) for i in range(2)]
+            await leaves.next()
+            fleet.abort([leaves])
+            await until(lambda: worker.scheduler.running == 1)
+            fleet.abort([stays])
+            await until(lambda: not worker.scheduler.has_work)
+            worker.scheduler.check()
+
+
+async def test_what_a_worker_forgot_is_submitted_again(tmp_path: Path) -> None:
+    """As after a lease that ran out and a new greeting, none of which the frontend heard."""
+    with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as worker:
+        async with linked(worker.wire) as fleet:
+            stream = await fleet.submit(PROMPT, sampling(200))
+            await until(lambda: len(stream.output) > 10)
+            worker.link._forget(fleet.id)
+            worker.link._greet(fleet.id, m.Hello(1, 1))
+            tokens, end = await asyncio.wait_for(whole(stream), 20)
+            assert tokens == expected(PROMPT, 200) and end.outcome is m.Outcome.LENGTH
+            worker.scheduler.check()
+
+
+async def test_numbers_beyond_32_bits_are_garbage(tmp_path: Path) -> None:
+    wrong = [
+        m.Resync(1, -1), m.Resync(1 << 32, 0), m.Abort((-1,)), m.Submit(1 << 40, pack_u32([1]), sampling(1)),
+        m.Submit(1, pack_u32([1]), sampling(1), first=-1), m.Lease(0, 1 << 32),
+    ]  # fmt: skip
+    with Worker(tmp_path) as worker:
+        async with linked(worker.wire) as fleet:
+            for message in wrong:
+                only(fleet)._requests.send(encode(message), zmq.NOBLOCK)
+            await until(lambda: worker.link.counts.garbage == len(wrong))
+            assert (await whole(await fleet.submit(PROMPT, sampling(5))))[0] == expected(PROMPT, 5)
