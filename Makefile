@@ -61,7 +61,7 @@ $(VENV)/.python:
 	"$$python" -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.run: pyproject.toml requirements.txt | $(VENV)/.python
+$(VENV)/.run: pyproject.toml requirements.txt requirements-frontend.txt | $(VENV)/.python
 	@echo "Installing what Sluice runs on (once; torch is large)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \

@@ -256,11 +256,18 @@ def _reload(words: list[str]) -> int:
     return reload(words)
 
 
+def _probe(words: list[str]) -> int:
+    from deploy.probe import probe
+
+    return probe(words)
+
+
 def _completion(words: list[str]) -> int:
     """Lends the scripts' writer the flags of every command that says them."""
     from deploy.completion import SHELLS, Offer, script, words_of
     from deploy.environment import parser as env_parser
     from deploy.keygen import parser as keygen_parser
+    from deploy.probe import parser as probe_parser
     from deploy.reload import parser as reload_parser
     from deploy.talk import chat_parser, complete_parser
 
@@ -271,6 +278,7 @@ def _completion(words: list[str]) -> int:
         "chat": chat_parser(),
         "complete": complete_parser(),
         "env": env_parser(),
+        "probe": probe_parser(),
         "reload": reload_parser(),
         "keygen": keygen_parser(),
         "completion": parser,
@@ -297,6 +305,7 @@ TOOLS = {
     "complete": Tool("continue a text with a running server", _complete),
     "keygen": Tool("make keys for worker and frontends on different hosts", _keygen),
     "reload": Tool("replace a running server's frontends without refusing a request", _reload),
+    "probe": Tool("ask whether a process is well, for health checks", _probe),
     "env": Tool("say what this machine and installation are", _env),
     "completion": Tool("print a script that completes these words in bash or zsh", _completion),
 }
