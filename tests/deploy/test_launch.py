@@ -15,12 +15,8 @@ import pytest
 
 from deploy import launch
 from deploy.child import Backoff, Role
-<<<<<<< HEAD
 from deploy.crew import Place
-from deploy.launch import follow
-=======
 from deploy.launch import follow, watched
->>>>>>> 4994d2b (Faults: a harness that breaks a running server, and what it found)
 from deploy.listen import listen, reachable
 from deploy.logs import Console
 from deploy.roles import FRONTEND_FLAGS, WORKER_FLAGS
