@@ -1,0 +1,151 @@
+"""A worker without a model and the client of its frontends, in one thread: a step begins when every stream has the last.
+
+So a frontend gets exactly what a step says, however busy the machine is, and its CPU time is the cost of just that.
+The worker's end of the wire is the real one (worker/link.py); the client counts events in plain sockets with epoll.
+"""
+
+import json
+import re
+import select
+import socket
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.server import BenchError
+from shared.codec import pack_u32
+from shared.config import WireConfig
+from shared.messages import Admitted, End, Limits, Outcome, Status, Step, Submit
+from worker.link import Identity, Link
+
+EPOCH = 1
+PATIENCE_S = 60.0
+PIECE = 1 << 18
+STATUS = re.compile(rb"HTTP/1\.1 (\d+)")
+
+
+class Script:
+    """Admits whatever is asked; `step` gives each sequence its next ids."""
+
+    def __init__(self, folder: Path, model: str, words: Sequence[int], vocab: int) -> None:
+        """`words`: the ids that every sequence gets, from the first again after the last."""
+        self.live: dict[bytes, list[int]] = defaultdict(list)  # frontend -> ids of its sequences
+        self._words = list(words)
+        self._at = 0  # output tokens of each sequence
+        self._link = Link(WireConfig(run_dir=str(folder)), Identity(EPOCH, model, "", Limits(1 << 20, vocab, ())), 30.0)
+        self._link.snapshot = lambda: Status(EPOCH, 1, model, "cpu", "float32", "ready", max_seq_len=1 << 20)
+        self._link.start()
+
+    def close(self) -> None:
+        self._link.close()
+
+    def receive(self, timeout: float = 0.01) -> int:
+        """Admit what has come; how many sequences that was."""
+        self._link.alive()
+        self._link.wait(timeout)
+        come: dict[bytes, list[int]] = defaultdict(list)
+        while self._link.inbox:
+            sender, message = self._link.inbox.popleft()
+            if isinstance(message, Submit):
+                come[sender].append(message.id)
+        for sender, ids in come.items():
+            self.live[sender] += ids
+            self._link.publish(sender, Step(EPOCH, 0, admitted=tuple(Admitted(id, 1) for id in ids)))
+        self._link.flush()
+        return sum(map(len, come.values()))
+
+    def step(self, count: int = 1, *, last: bool = False) -> None:
+        """`count` tokens for every sequence; with `last` they end with these."""
+        at, self._at = self._at, self._at + count
+        run = [self._words[(at + i) % len(self._words)] for i in range(count)]
+        for sender, ids in self.live.items():
+            n = len(ids)
+            ends = tuple(End(id, Outcome.LENGTH, self._at) for id in ids) if last else ()
+            self._link.publish(
+                sender,
+                Step(
+                    EPOCH, 0, pack_u32(ids), pack_u32([at]) * n, pack_u32([count]) * n, pack_u32(array("I", run)) * n,
+                    ends=ends,
+                ),
+            )  # fmt: skip
+        self._link.alive()
+        self._link.flush()
+        if last:
+            self.live.clear()
+            self._at = 0
+
+
+class Crowd:
+    """Streams that are read together."""
+
+    def __init__(self, ports: Sequence[int], streams: int) -> None:
+        """Connects them, to each port in turn; raises BenchError when one is refused."""
+        self._poll = select.epoll()
+        self._sockets: dict[int, socket.socket] = {}
+        self._due: dict[int, int] = {}  # events still to come
+        self._tails: dict[int, bytes] = {}
+        for i in range(streams):
+            one = socket.create_connection(("127.0.0.1", ports[i % len(ports)]), PATIENCE_S)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sockets[one.fileno()] = one
+            self._poll.register(one, select.EPOLLIN)
+
+    def close(self) -> None:
+        for one in self._sockets.values():
+            one.close()
+        self._poll.close()
+
+    def send(self, request: bytes) -> None:
+        for one in self._sockets.values():
+            one.sendall(request)
+
+    def read(self, events: int, mark: bytes = b"\n\n") -> None:
+        """Until each has brought so many marks more; raises BenchError for an end, an error, or a long silence."""
+        left = dict.fromkeys(self._sockets, events)
+        deadline = time.monotonic() + PATIENCE_S
+        while left:
+            for fd, _ in self._poll.poll(PATIENCE_S):
+                data = self._tails.pop(fd, b"") + self._sockets[fd].recv(PIECE)
+                self._check(data)
+                missing = left[fd] - data.count(mark) if fd in left else 0
+                if missing > 0:
+                    left[fd] = missing
+                    self._tails[fd] = data[-len(mark) + 1 :] if len(mark) > 1 else b""
+                else:
+                    left.pop(fd, None)
+            if time.monotonic() > deadline:
+                raise BenchError(f"{len(left)} streams of {len(self._sockets)} stand still")
+
+    def _check(self, data: bytes) -> None:
+        status = STATUS.match(data)
+        if not data or (status and status[1] != b"200"):
+            raise BenchError(f"a stream was not served: {data[:300].decode(errors='replace') or 'it was cut off'}")
+
+
+def request(path: str, body: dict[str, Any] | None = None) -> bytes:
+    """An HTTP request; without a body a GET."""
+    data = json.dumps(body).encode() if body is not None else b""
+    head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(data)}\r\n"
+    return head.encode() + b"content-type: application/json\r\n\r\n" + data
+
+
+@contextmanager
+def crowd(ports: Sequence[int], streams: int) -> Iterator[Crowd]:
+    one = Crowd(ports, streams)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def admit(script: Script, streams: int) -> None:
+    """Until so many more have come."""
+    deadline = time.monotonic() + PATIENCE_S
+    while streams > 0:
+        streams -= script.receive()
+        if time.monotonic() > deadline:
+            raise BenchError(f"{streams} requests never reached the worker")
