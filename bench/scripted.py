@@ -24,6 +24,7 @@ from worker.link import Identity, Link
 
 EPOCH = 1
 PATIENCE_S = 60.0
+NAP_S = 0.0005
 PIECE = 1 << 18
 STATUS = re.compile(rb"HTTP/1\.1 (\d+)")
 
@@ -108,7 +109,8 @@ class Crowd:
         left = dict.fromkeys(self._sockets, events)
         deadline = time.monotonic() + PATIENCE_S
         while left:
-            for fd, _ in self._poll.poll(PATIENCE_S):
+            time.sleep(NAP_S)  # not asleep on the sockets: to be woken is the sender's cost, for each one
+            for fd, _ in self._poll.poll(0):
                 data = self._tails.pop(fd, b"") + self._sockets[fd].recv(PIECE)
                 self._check(data)
                 missing = left[fd] - data.count(mark) if fd in left else 0
