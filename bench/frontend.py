@@ -25,7 +25,7 @@ from frontend.tokenizer import Tokenizer
 
 MODEL = Path(__file__).parent.parent / "deploy" / "demo" / "model"
 PROMPT = "Once upon a time there was a little"
-TEXT = """ girl who lived near the sea. Every day she went to the shore, and looked for shells that were white and round.
+TEXT = """ girl who lived near the sea. Every day she went to the shore, and looked for shells that were white.
 One morning she found a small boat. "Who are you?" asked the boat. "I am Anna," said the girl, "and I can row." """
 DONE = b"[DONE]"
 START_S = 30.0

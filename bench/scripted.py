@@ -1,4 +1,4 @@
-"""A worker without a model and the client of its frontends, in one thread: a step begins when every stream has the last.
+"""A worker without a model and its frontends' client in one thread: a step begins when every stream has the last.
 
 So a frontend gets exactly what a step says, however busy the machine is, and its CPU time is the cost of just that.
 The worker's end of the wire is the real one (worker/link.py); the client counts events in plain sockets with epoll.

@@ -6,7 +6,7 @@ routes that need them answer 503 and `/ready` says what is missing.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +20,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from frontend.accesslog import Exchange
-from frontend.border import CLOSED, DIALECT, EXCHANGE, REQUEST_ID, SEND, Border, Envelope, known
+from frontend.border import CLOSED, DIALECT, DIRECT, EXCHANGE, REQUEST_ID, SEND, Border, Envelope, known
 from frontend.errors import SluiceError, TooLarge
 from frontend.keys import Keys
 from frontend.metrics import Meters
 from frontend.observers import Observers, observers
 from frontend.openapi import document
 from frontend.protocols import chat, completions, events, messages, models, tokenize
-from frontend.protocols.common import Context, Meta, Wakes, json
+from frontend.protocols.common import Context, Meta, Pulls, Wakes, json
 from frontend.protocols.fields import decode
 from frontend.service import Run, Service
 from frontend.speech.style import Style
@@ -62,7 +62,7 @@ class Dialect(Protocol):
     PREFIX: str
 
     async def parse(self, body: dict[str, Any], context: Context) -> Ask: ...
-    def stream(self, meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]: ...
+    def stream(self, meta: Meta, pulls: Pulls) -> Iterator[bytes]: ...
     async def whole(self, meta: Meta, wakes: Wakes) -> bytes: ...
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
     def failure(self, exc: SluiceError, request_id: str) -> bytes: ...
@@ -202,11 +202,13 @@ class Api:
     def _stream(self, request: Request, dialect: Dialect, meta: Meta, run: Run) -> Response:
         request_id = request.scope[REQUEST_ID]
         return EventStream(
-            dialect.stream(meta, run.wakes()),
+            dialect.stream(meta, run.pulls()),
+            run.listen,
             failure=lambda exc: dialect.failure(known(exc, request_id), request_id),
             close=lambda: run.close(request.scope.get(CLOSED, "client")),
             keepalive_s=self._config.keepalive_s,
             send=request.scope[SEND],
+            direct=request.scope.get(DIRECT),
         )
 
     async def _body(self, request: Request) -> dict[str, Any]:

@@ -16,12 +16,12 @@ import logging
 import resource
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from frontend.border import CLOSED
+from frontend.border import CLOSED, DIRECT
 from shared.config import ConfigError, FrontendConfig
 
 log = logging.getLogger("sluice.frontend")
@@ -128,6 +128,7 @@ class Guarded(HttpToolsProtocol):
         self._received = 0
         before = self.cycle
         super().on_headers_complete()
+        cast("dict[str, Any]", self.scope)[DIRECT] = Direct(self.cycle)
         if self.scope["http_version"] == "1.0":
             self.cycle.transport = Unchunked(self.transport)  # type: ignore[assignment]
         if self.pipeline:
@@ -230,6 +231,22 @@ class Guarded(HttpToolsProtocol):
             return
         self.transport.write_eof()  # a close with bytes unread would take the answer with it
         self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+class Direct:
+    """Bodies of a chunked answer, written without waiting: what uvicorn's `send` does when the client takes them."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: Any) -> None:
+        self._cycle = cycle
+
+    def ready(self) -> bool:
+        cycle = self._cycle
+        return bool(cycle.chunked_encoding) and not (cycle.flow.write_paused or cycle.disconnected)
+
+    def write(self, body: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 class Unchunked:

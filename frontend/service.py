@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ import msgspec
 from frontend.choice import Choice
 from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError
 from frontend.stops import Stops
-from frontend.stream import Batch, Stream
+from frontend.stream import Batch, Stream, nobody
 from frontend.text import StreamText
 from frontend.tokenizer import Tokenizer
 from frontend.types import Ask, Delta, Finish
@@ -27,8 +27,6 @@ from shared.messages import End, Outcome, Sampling, Timings
 
 DRAINING_S = 5.0  # until another server may have taken over
 POLL_S = 0.02  # how often a drain looks whether the last request has ended
-
-Arrivals = list[tuple[Choice, Batch]]
 
 
 class Meter(Protocol):
@@ -161,7 +159,7 @@ class Service:
 
 
 class Run:
-    """An admitted request. Consume `wakes()` once; `close()` in any case, it aborts whatever still runs."""
+    """An admitted request. Consume `wakes()` or `pulls()` once; `close()` in any case, it aborts what still runs."""
 
     def __init__(self, service: Service, choices: list[Choice], begun: float) -> None:
         self._service = service
@@ -170,6 +168,10 @@ class Run:
         self.reason = ""  # why it was closed before every choice had its finish
         self._failure: SluiceError | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._open = len(choices)  # those that are not done
+        self._rung = False
+        self._news: Callable[[], None] = nobody
         service.runs.add(self)
 
     @property
@@ -200,48 +202,75 @@ class Run:
         for _ in live:
             self._service.meter.aborted(reason)
 
-    async def wakes(self) -> AsyncGenerator[list[Delta]]:
-        """All deltas, in lists of what came at once, until every choice has its finish.
+    def listen(self, news: Callable[[], None]) -> None:
+        """`news` is called by the event loop after something has come that no pull has taken yet, and once at first."""
+        self._news = news
+        for choice in self._choices:
+            choice.stream.bell = self._ring
+        self._ring()
+
+    def _ring(self) -> None:
+        """However much comes before the loop turns, it is told once."""
+        if not self._rung:
+            self._rung = True
+            self._loop.call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._rung = False
+        self._news()
+
+    def pulls(self) -> Iterator[list[Delta]]:
+        """For who listens: all that has come since the last pull, perhaps nothing, until every choice has its finish.
 
         Raises:
             SluiceError: a sequence ended without success; its last tokens have been handed on before.
         """
-        reason = "client"
-        choices = self._choices
-        arrivals = _One(choices[0]) if len(choices) == 1 else _Several(choices)
+        failed: End | None = None
+        while self._open and failed is None:
+            deltas, failed = self._take()
+            if failed is not None or not self._open:
+                self._ring()  # for what follows the last deltas
+            yield deltas
+        if failed is None:
+            return self.close()
+        error = self._failure or error_of(failed)
+        reason = error.code or failed.outcome.value
+        self._service.meter.aborted(reason)
+        self.close(reason)
+        raise error
+
+    async def wakes(self) -> AsyncGenerator[list[Delta]]:
+        """The pulls that bring something, waited for. Raises as they do."""
+        news = asyncio.Event()
+        self.listen(news.set)
         try:
-            while not all([choice.done for choice in choices]):
-                deltas, failed = self._take(await arrivals.next())
+            for deltas in self.pulls():
                 if deltas:
                     yield deltas
-                if failed is not None:
-                    error = self._failure or error_of(failed)
-                    reason = error.code or failed.outcome.value
-                    self._service.meter.aborted(reason)
-                    raise error
-        except asyncio.CancelledError:
-            reason = ""  # whoever cancels knows why, and closes
+                await news.wait()
+                news.clear()
+        except GeneratorExit:
+            self.close()
             raise
-        finally:
-            arrivals.close()
-            if reason:
-                self.close(reason)
 
-    def _take(self, arrivals: Arrivals) -> tuple[list[Delta], End | None]:
+    def _take(self) -> tuple[list[Delta], End | None]:
         now = time.perf_counter()
         deltas, failed = [], None
-        for choice, batch in arrivals:
-            if choice.done:
+        for choice in self._choices:
+            if choice.done or not choice.stream.fresh:
                 continue
+            batch = choice.stream.gather()
             if batch.tokens:
                 self._measure(choice, len(batch.tokens), now)
             delta = choice.take(batch)
             if delta is not None:
                 deltas.append(delta)
-            if choice.finish is not None:
-                self._finished(choice, batch, now)
-            elif batch.end is not None:
-                failed = batch.end
+            if choice.done:
+                self._open -= 1
+                if choice.finish is not None:
+                    self._finished(choice, batch, now)
+                else:
+                    failed = batch.end
         return deltas, failed
 
     def _measure(self, choice: Choice, tokens: int, now: float) -> None:
@@ -287,48 +316,3 @@ def error_of(end: End) -> SluiceError:
             return Internal(end.error or "the request was aborted by the server", code="aborted")
         case _:
             return Internal(end.error or "the worker failed", code="worker_error")
-
-
-class _One:
-    """Arrivals of a single choice."""
-
-    def __init__(self, choice: Choice) -> None:
-        self._choice = choice
-
-    async def next(self) -> Arrivals:
-        return [(self._choice, await self._choice.stream.next())]
-
-    def close(self) -> None: ...
-
-
-class _Several:
-    """Merges choices by one long-lived task each; none is made per token."""
-
-    def __init__(self, choices: list[Choice]) -> None:
-        self._inbox: Arrivals = []
-        self._news = asyncio.Event()
-        self._pumps = [asyncio.ensure_future(self._pump(choice)) for choice in choices]
-
-    async def _pump(self, choice: Choice) -> None:
-        ended = False
-        try:
-            while not ended:
-                batch = await choice.stream.next()
-                ended = batch.end is not None
-                self._inbox.append((choice, batch))
-                self._news.set()
-        finally:
-            self._news.set()
-
-    async def next(self) -> Arrivals:
-        await self._news.wait()
-        self._news.clear()
-        for task in self._pumps:
-            if task.done():
-                task.result()
-        arrivals, self._inbox = self._inbox, []
-        return arrivals
-
-    def close(self) -> None:
-        for task in self._pumps:
-            task.cancel()

@@ -3,10 +3,16 @@
 sse-starlette's response, with its per-event rendering replaced: one write for all that waits, a comment only
 after real silence, and an end that is always told. Draining is the service's business, so the library's own
 reaction to signals, which would cut streams off, is left out.
+
+There are two ways to the socket with the same bytes. A task awaits the server's `send`, as ASGI has it; and while the
+client takes what it is given, and the server offers it (http.py), what has come is put on its way right where it is
+told of, without the task, its future and the turns of the loop that these take.
 """
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Protocol
 
 import anyio
 from sse_starlette import EventSourceResponse
@@ -15,27 +21,55 @@ from starlette.types import Send
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-class EventStream(EventSourceResponse):
-    """Sends what `events` yields; `failure(exc)` is the last event when it raises; `close()` runs in any case.
+class Direct(Protocol):
+    """A way to the socket that never waits."""
 
-    The headers take the way through the middleware, the events go straight to `send`.
+    def ready(self) -> bool:
+        """Whether the client takes what is written now."""
+
+    def write(self, body: bytes) -> None:
+        """A piece of an answer whose head is written."""
+
+
+class Awaited:
+    """For a server that has no direct way."""
+
+    def ready(self) -> bool:
+        return False
+
+    def write(self, body: bytes) -> None:
+        raise NotImplementedError
+
+
+class EventStream(EventSourceResponse):
+    """Sends what `events` has whenever `listen`'s callback is called, until it is exhausted.
+
+    `events` gives empty bytes when there is nothing now; `failure(exc)` is the last event when it raises; `close()`
+    runs in any case. The headers take the way through the middleware, the events go straight to `send`.
     """
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes],
+        events: Iterator[bytes],
+        listen: Callable[[Callable[[], None]], None],
         *,
         failure: Callable[[Exception], bytes],
         close: Callable[[], None],
         keepalive_s: float,
         send: Send,
+        direct: Direct | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(events, headers=headers, ping=keepalive_s)
+        super().__init__(_nothing(), headers=headers, ping=keepalive_s)
         self._events = events
+        self._listen = listen
         self._failure = failure
         self._close = close
         self._send = send
+        self._direct = direct or Awaited()
+        self._news = asyncio.Event()  # for the task
+        self._sending = False  # the task has something that is not written yet
+        self._ended = False
         self._written = time.monotonic()
 
     async def _stream_response(self, send: Send) -> None:
@@ -43,21 +77,45 @@ class EventStream(EventSourceResponse):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await self._write(self._send)
         finally:
+            self._ended = True
             self._close()
-            await self._events.aclose()
         async with self._send_lock:
             self.active = False
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send) -> None:
-        try:
-            async for data in self._events:
-                self._written = time.monotonic()
+        self._listen(self._told)
+        while not self._ended:
+            await self._news.wait()
+            self._news.clear()
+            self._sending = True
+            while data := self._next():
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-        except OSError:
-            raise  # the client is gone
+            self._sending = False
+
+    def _told(self) -> None:
+        """Something has come."""
+        if self._sending or not self._direct.ready():
+            self._news.set()
+            return
+        while data := self._next():
+            self._direct.write(data)
+        if self._ended:
+            self._news.set()
+
+    def _next(self) -> bytes:
+        """What there is to send now."""
+        if self._ended:
+            return b""
+        self._written = time.monotonic()
+        try:
+            return next(self._events)
+        except StopIteration:
+            self._ended = True
+            return b""
         except Exception as exc:
-            await send({"type": "http.response.body", "body": self._failure(exc), "more_body": True})
+            self._ended = True
+            return self._failure(exc)
 
     async def _ping(self, send: Send) -> None:
         while self.active:
@@ -73,3 +131,9 @@ class EventStream(EventSourceResponse):
     @staticmethod
     async def _listen_for_exit_signal() -> None:
         await anyio.sleep_forever()
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    """For the library, which never gets to it."""
+    return
+    yield b""

@@ -8,6 +8,7 @@ Its truth is `have`, how many output tokens are here. Every run of tokens names 
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +18,10 @@ from shared import messages as m
 from shared.codec import pack_u32
 
 RESYNC_S = 0.25  # at most one Resync in this time
+
+
+def nobody() -> None:
+    """Who hears of news when nobody listens."""
 
 
 class Batch(NamedTuple):
@@ -41,11 +46,12 @@ class Stream:
     deaths: set[tuple[str, int]] = field(default_factory=set)  # workers (address, epoch) lost since its last token
     submitted: float = field(default_factory=time.monotonic)
     acknowledged: bool = False  # by the worker where it is now
+    fresh: bool = False  # there is something to gather
+    bell: Callable[[], None] = nobody  # called when there is
     _crashed_at: int = -1
     _taken: int = 0
     _logprobs: list[m.Logprobs] = field(default_factory=list)
     _scored: list[int] = field(default_factory=lambda: [0, 1])  # next offset in output, in prompt (its first has none)
-    _waiter: asyncio.Future[None] | None = None
     _resynced: float = 0.0
 
     @property
@@ -69,13 +75,13 @@ class Stream:
         given = self.submit.deadline_ms
         return max(1, given - int(1e3 * (now - self.submitted))) if given else 0
 
-    async def next(self) -> Batch:
-        """Wait for news and return all of it; not to be called after a Batch with an end."""
-        while self._taken == len(self.output) and self.end is None and not self._logprobs:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+    def gather(self) -> Batch:
+        """All news since the last time; empty when it is not `fresh`."""
+        self.fresh = False
         start, self._taken = self._taken, len(self.output)
-        logprobs, self._logprobs = self._logprobs, []
+        logprobs = self._logprobs
+        if logprobs:
+            self._logprobs = []
         return Batch(self.output[start:], start, logprobs, self.end)
 
     def take(self, start: int, run: list[int]) -> bool:
@@ -89,8 +95,8 @@ class Stream:
         return True
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self.fresh = True
+        self.bell()
 
     def finish(self, end: m.End) -> None:
         if self.end is None:

@@ -4,7 +4,7 @@ A stream is a chunk with each choice's role, text chunks, a chunk with each fini
 `[DONE]`. Chunks are rendered as in `completions`; here is what chat says differently.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from typing import Any
 
 from frontend.errors import SluiceError, Unprocessable
@@ -14,6 +14,7 @@ from frontend.protocols.common import (
     OPENAI,
     Context,
     Meta,
+    Pulls,
     Totals,
     Wakes,
     check_length,
@@ -93,19 +94,20 @@ def _max_tokens(values: dict[str, Any]) -> int | None:
     return given.pop() if given else None
 
 
-def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
-    """The answer as server-sent events, one `bytes` for all that came at once."""
+def stream(meta: Meta, pulls: Pulls) -> Iterator[bytes]:
+    """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
     if meta.ask.speech is not None:
-        return _stream(meta, wakes, SpokenChunks(meta, SHAPE, meta.ask.speech), SPOKEN_ROLE)
-    return _stream(meta, wakes, Chunks(meta, SHAPE), ROLE)
+        return _stream(meta, pulls, SpokenChunks(meta, SHAPE, meta.ask.speech), SPOKEN_ROLE)
+    return _stream(meta, pulls, Chunks(meta, SHAPE), ROLE)
 
 
-async def _stream(meta: Meta, wakes: Wakes, page: Chunks, role: bytes) -> AsyncGenerator[bytes]:
+def _stream(meta: Meta, pulls: Pulls, page: Chunks, role: bytes) -> Iterator[bytes]:
     opening = page.opening(role)
-    async for wake in wakes:
-        if data := opening + b"".join([page.write(delta) for delta in wake]):
-            yield data
-        opening = b""
+    for pull in pulls:
+        data = b"".join([page.write(delta) for delta in pull])
+        if pull and opening:
+            data, opening = opening + data, b""
+        yield data
     yield page.last() + DONE
 
 

@@ -5,7 +5,7 @@ Knows JSON and tokens; knows no dialect's envelope and no HTTP.
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ from frontend.types import Ask, Delta, Usage
 from shared.messages import Sampling, Timings
 
 Wakes = AsyncIterator[list[Delta]]  # each list is all that came since the last one
+Pulls = Iterator[list[Delta]]  # the same for who does not wait: nothing may have come
 
 MAX_STOPS = 16
 MAX_LOGPROBS = 20

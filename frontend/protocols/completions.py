@@ -5,7 +5,7 @@ Everything that waits goes out in one write, and what does not change from chunk
 which words the same things a little differently, takes its chunks from here.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from frontend.protocols.common import (
     OPENAI,
     Context,
     Meta,
+    Pulls,
     Totals,
     Wakes,
     check_ids,
@@ -106,12 +107,11 @@ async def _tokens(given: list[Prompt], context: Context) -> list[list[int]]:
     return tokens
 
 
-async def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
-    """The answer as server-sent events, one `bytes` for all that came at once."""
+def stream(meta: Meta, pulls: Pulls) -> Iterator[bytes]:
+    """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
     page = Chunks(meta, SHAPE)
-    async for wake in wakes:
-        if data := b"".join([page.write(delta) for delta in wake]):
-            yield data
+    for pull in pulls:
+        yield b"".join([page.write(delta) for delta in pull])
     yield page.last() + DONE
 
 

@@ -3,14 +3,14 @@
 Always a stream. One `token` event for every generated id, in order, then exactly one `done` or `error`.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
 from frontend.errors import SluiceError, Unprocessable
 from frontend.protocols import completions
-from frontend.protocols.common import Context, Meta, Totals, Wakes, json
+from frontend.protocols.common import Context, Meta, Pulls, Totals, Wakes, json
 from frontend.types import Ask, Delta
 
 PREFIX = completions.PREFIX
@@ -29,18 +29,19 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     return replace(ask, stream=True)
 
 
-async def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
+def stream(meta: Meta, pulls: Pulls) -> Iterator[bytes]:
     totals = Totals(meta.ask)
-    async for wake in wakes:
-        for delta in wake:
+    for pull in pulls:
+        data = b""
+        for delta in pull:
             totals.add(delta)
-            if data := _tokens(delta) + (_done(meta, delta, totals) if delta.finish else b""):
-                yield data
+            data += _tokens(delta) + (_done(meta, delta, totals) if delta.finish else b"")
+        yield data
 
 
 async def whole(meta: Meta, wakes: Wakes) -> bytes:
     """All events at once; nobody asks for this over HTTP."""
-    return b"".join([data async for data in stream(meta, wakes)])
+    return b"".join(stream(meta, iter([wake async for wake in wakes])))
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:

@@ -5,7 +5,7 @@ message_stop. Sampling fields that Anthropic lacks (`seed`, `stop_token_ids`, â€
 reproduces an answer are extensions.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -19,6 +19,7 @@ from frontend.protocols.common import (
     SAMPLING,
     Context,
     Meta,
+    Pulls,
     Totals,
     Wakes,
     check_length,
@@ -126,24 +127,24 @@ async def _prompt(values: dict[str, Any], context: Context) -> Prompt:
     return await prompt(turns, context, kwargs, values["tools"], not resume, resume)
 
 
-def stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
-    """The answer as server-sent events, one `bytes` for all that came at once."""
-    return _stream(meta, wakes) if meta.ask.speech is None else spoken_stream(meta, wakes, meta.ask.speech)
+def stream(meta: Meta, pulls: Pulls) -> Iterator[bytes]:
+    """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
+    return _stream(meta, pulls) if meta.ask.speech is None else spoken_stream(meta, pulls, meta.ask.speech)
 
 
-async def _stream(meta: Meta, wakes: Wakes) -> AsyncGenerator[bytes]:
+def _stream(meta: Meta, pulls: Pulls) -> Iterator[bytes]:
     totals = Totals(meta.ask)
     opening = start(meta) + BLOCK_START + PING
-    async for wake in wakes:
-        data = opening
-        for delta in wake:
+    for pull in pulls:
+        data = b""
+        if pull and opening:
+            data, opening = opening, b""
+        for delta in pull:
             totals.add(delta)
             data += text_delta(delta, totals if meta.ask.continuous_usage else None)
             if delta.finish is not None:
                 data += BLOCK_STOP + end(meta, delta, totals)
-        if data:
-            yield data
-        opening = b""
+        yield data
 
 
 async def whole(meta: Meta, wakes: Wakes) -> bytes:

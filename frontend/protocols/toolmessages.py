@@ -5,13 +5,13 @@ is not looked at when it comes back.
 """
 
 from base64 import b64encode
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
-from frontend.protocols.common import Meta, Totals, Wakes, json
+from frontend.protocols.common import Meta, Pulls, Totals, json
 from frontend.protocols.envelope import PING, end, named, running, start
 from frontend.speech.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
 from frontend.speech.reader import Reader
@@ -48,22 +48,22 @@ def spoken_blocks(said: Said, meta: Meta) -> list[dict[str, Any]]:
     return blocks or [{"type": "text", "text": ""}]
 
 
-async def spoken_stream(meta: Meta, wakes: Wakes, speech: Speech) -> AsyncGenerator[bytes]:
-    """The answer as server-sent events, one `bytes` for all that came at once."""
+def spoken_stream(meta: Meta, pulls: Pulls, speech: Speech) -> Iterator[bytes]:
+    """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
     totals, reader, page = Totals(meta.ask), Reader(speech), Blocks(meta)
     opening = start(meta) + PING
-    async for wake in wakes:
-        data = opening
-        for delta in wake:
+    for pull in pulls:
+        data = b""
+        if pull and opening:
+            data, opening = opening, b""
+        for delta in pull:
             totals.add(delta)
             events = reader.feed(delta.text) + (reader.finish() if delta.finish is not None else [])
             after = running(totals if meta.ask.continuous_usage else None) + b"}\n\n"
             data += b"".join([page.write(event, after) for event in events])
             if delta.finish is not None:
                 data += page.close() + end(meta, delta, totals, reader.called)
-        if data:
-            yield data
-        opening = b""
+        yield data
 
 
 class Blocks:

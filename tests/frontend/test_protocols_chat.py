@@ -286,6 +286,6 @@ def fold(chunks: list[Any]) -> dict[str, Any]:
 async def test_a_failure_passes_through_without_an_end(tokenizer: Tokenizer) -> None:
     written = []
     with pytest.raises(Internal):
-        async for data in chat.stream(asked(tokenizer), wakes([Delta(0, [5], ["a"])], Internal("broken"))):
+        for data in chat.stream(asked(tokenizer), wakes([Delta(0, [5], ["a"])], Internal("broken"))):
             written.append(data)
     assert len(written) == 1 and b"DONE" not in written[0] and b'"finish_reason":"' not in written[0]

@@ -227,7 +227,7 @@ def fold(events: list[Any]) -> dict[str, Any]:
 async def test_a_failure_passes_through_without_an_end(tokenizer: Tokenizer) -> None:
     written = []
     with pytest.raises(Internal):
-        async for data in messages.stream(meta(tokenizer), wakes([Delta(0, [5], ["a"])], Internal("broken"))):
+        for data in messages.stream(meta(tokenizer), wakes([Delta(0, [5], ["a"])], Internal("broken"))):
             written.append(data)
     assert len(written) == 1 and b"_stop" not in written[0].replace(b'"stop_', b"")
 

@@ -1,7 +1,7 @@
 """Golden transcripts of both dialects of /v1/completions, and that a folded stream is the whole answer."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -21,11 +21,21 @@ def meta(tokenizer: Tokenizer, **more: Any) -> Meta:
     return Meta(Ask(**settings), tokenizer, nonce="0", created=1)
 
 
-async def wakes(*lists: list[Delta] | Exception) -> AsyncIterator[list[Delta]]:
-    for one in lists:
-        if isinstance(one, Exception):
-            raise one
-        yield one
+class wakes:
+    """What comes, for who waits and for who does not."""
+
+    def __init__(self, *lists: list[Delta] | Exception) -> None:
+        self._lists = iter(lists)
+
+    def __iter__(self) -> Iterator[list[Delta]]:
+        for one in self._lists:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        for one in self:
+            yield one
 
 
 def last(index: int = 0, ids: tuple[int, ...] = (), texts: tuple[str, ...] = (), **more: Any) -> Delta:
@@ -33,8 +43,8 @@ def last(index: int = 0, ids: tuple[int, ...] = (), texts: tuple[str, ...] = (),
     return Delta(index, list(ids), list(texts), **settings)
 
 
-async def lines(stream: Any) -> list[str]:
-    return [data.decode() async for data in stream]
+async def lines(stream: Iterator[bytes]) -> list[str]:
+    return [data.decode() for data in stream if data]
 
 
 async def test_openai_transcript(tokenizer: Tokenizer) -> None:
@@ -100,7 +110,7 @@ async def test_a_failure_passes_through_a_stream_without_an_end(tokenizer: Token
     stream = dialect.stream(meta(tokenizer, stream=True), wakes([Delta(0, [5], ["a"])], Internal("broken")))
     written = []
     with pytest.raises(Internal):
-        async for data in stream:
+        for data in stream:
             written.append(data)
     assert len(written) == 1 and b"DONE" not in written[0] and b"done" not in written[0]
 

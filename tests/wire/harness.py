@@ -1,6 +1,7 @@
 """A whole worker without a model, in a thread: real sockets, desk, scheduler and loop; the next id is a hash of all
 ids so far, so that any mistake in order, offset or resumption shows in the text."""
 
+import asyncio
 import random
 import threading
 import time
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from frontend.stream import Batch, Stream
 from shared.config import WireConfig
 from shared.messages import Limits, Outcome, Sampling, Status
 from worker.desk import Desk
@@ -118,3 +120,13 @@ class Worker:
 
 def sampling(max_tokens: int, **options: object) -> Sampling:
     return Sampling(max_tokens, **options)  # type: ignore[arg-type]
+
+
+async def news(stream: Stream) -> Batch:
+    """Waits until something has come, and gathers it."""
+    told = asyncio.Event()
+    stream.bell = told.set
+    while not stream.fresh:
+        await told.wait()
+        told.clear()
+    return stream.gather()

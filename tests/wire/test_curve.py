@@ -19,7 +19,7 @@ from shared import messages as m
 from shared.codec import encode
 from shared.config import ConfigError, WireConfig
 from shared.curve import keys_for
-from tests.wire.harness import FakeRunner, Worker, expected, sampling
+from tests.wire.harness import FakeRunner, Worker, expected, news, sampling
 
 PROMPT = [5, 6, 7]
 
@@ -74,7 +74,7 @@ def silent(link: Fleet) -> bool:
 
 async def answer(link: Fleet, count: int) -> list[int]:
     stream = await link.submit(PROMPT, sampling(count))
-    while (await stream.next()).end is None:
+    while (await news(stream)).end is None:
         pass
     return stream.output
 
@@ -102,7 +102,7 @@ async def test_a_revoked_key_is_cut_off_and_does_not_come_back(tmp_path: Path, k
         async with linked(wire) as link:
             await until(lambda: link.state()[0])
             stream = await link.submit(PROMPT, sampling(1500))
-            await stream.next()
+            await news(stream)
             (keys / "allowed" / "frontend.key").unlink()
             await until(lambda: not worker.scheduler.has_work)  # while connected
             assert stream.end is None

@@ -18,7 +18,7 @@ from shared import messages as m
 from shared.codec import decode_event, encode, pack_u32
 from shared.config import ConfigError, WireConfig
 from shared.sockets import bind, connect
-from tests.wire.harness import FakeRunner, Worker, expected, sampling
+from tests.wire.harness import FakeRunner, Worker, expected, news, sampling
 from worker.schedule.sequence import Sequence
 
 PROMPT = [5, 6, 7]
@@ -46,7 +46,7 @@ async def until(true: Callable[[], bool], timeout: float = 10.0) -> None:
 async def whole(stream: Stream) -> tuple[list[int], m.End]:
     tokens: list[int] = []
     while True:
-        batch = await stream.next()
+        batch = await news(stream)
         assert batch.start == len(tokens)
         tokens += batch.tokens
         if batch.end is not None:
@@ -99,7 +99,7 @@ async def test_abort_frees_at_once_and_twice_does_no_harm(tmp_path: Path) -> Non
     with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as worker:
         async with linked(worker.wire) as link:
             stream = await link.submit(PROMPT, sampling(1000))
-            await stream.next()
+            await news(stream)
             link.abort([stream])
             link.abort([stream])
             assert stream.end is not None and stream.end.outcome is m.Outcome.ABORTED

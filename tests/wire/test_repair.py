@@ -10,7 +10,7 @@ from frontend.fleet import Fleet
 from frontend.link import Link
 from shared import messages as m
 from shared.codec import decode_request, encode, pack_u32
-from tests.wire.harness import FakeRunner, Worker, expected, sampling
+from tests.wire.harness import FakeRunner, Worker, expected, news, sampling
 from tests.wire.test_link import PROMPT, linked, until, whole
 
 
@@ -62,7 +62,7 @@ async def test_a_lost_abort_is_made_good_by_the_lease(tmp_path: Path) -> None:
         async with linked(worker.wire) as fleet:
             Leaky(only(fleet), m.Abort, 1)
             stays, leaves = [await fleet.submit([i], sampling(1500)) for i in range(2)]
-            await leaves.next()
+            await news(leaves)
             fleet.abort([leaves])
             await until(lambda: worker.scheduler.running == 1)
             fleet.abort([stays])
