@@ -1,5 +1,7 @@
 // Talks to the server: keys, JSON answers, streams. Knows its errors and nothing of the page.
 
+const PATIENCE_MS = 8000;
+
 export class Failure extends Error {
   // `param` is the field that was refused; `retryAfter` the seconds a 503 asks for.
   constructor(message, { status = 0, param = null, retryAfter = null } = {}) {
@@ -8,9 +10,17 @@ export class Failure extends Error {
   }
 }
 
+// Tells "changed" when there is another key, "refused" and "accepted" when an answer showed what the server thinks of it.
+export const access = new EventTarget();
+const tell = (name) => access.dispatchEvent(new Event(name));
+
 export const apiKey = {
   get: () => sessionStorage.getItem("api-key") ?? "",
-  set: (key) => (key ? sessionStorage.setItem("api-key", key) : sessionStorage.removeItem("api-key")),
+  set(key) {
+    if (key) sessionStorage.setItem("api-key", key);
+    else sessionStorage.removeItem("api-key");
+    tell("changed");
+  },
 };
 
 function headers() {
@@ -22,6 +32,7 @@ function headers() {
 async function refusal(answer) {
   const said = await answer.json().catch(() => null);
   const error = said?.error ?? {};
+  if (answer.status === 401) tell("refused");
   return new Failure(error.message ?? `the server answered ${answer.status} ${answer.statusText}`, {
     status: answer.status,
     param: error.param,
@@ -34,19 +45,23 @@ async function reach(path, options) {
     return await fetch(path, { cache: "no-store", headers: headers(), ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Failure("the server cannot be reached");
+    throw new Failure(error.name === "TimeoutError" ? "the server does not answer" : "the server cannot be reached");
   }
 }
 
+// Only for what is answered at once.
+const soon = () => ({ signal: AbortSignal.timeout(PATIENCE_MS) });
+
 export async function get(path) {
-  const answer = await reach(path);
+  const answer = await reach(path, soon());
   if (!answer.ok) throw await refusal(answer);
+  if (apiKey.get()) tell("accepted");
   return answer.json();
 }
 
 // {ready, reason}: /ready says why not with a 503, which is no failure here.
 export async function readiness() {
-  const said = await (await reach("ready")).json();
+  const said = await (await reach("ready", soon())).json();
   return { ready: said.status === "ready", reason: said.reason ?? "" };
 }
 

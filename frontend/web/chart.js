@@ -27,7 +27,8 @@ export class Chart {
     parent.append(fresh);
   }
 
-  draw(samples, now) {
+  // `marks`: when something happened that changes what the lines mean.
+  draw(samples, now, marks) {
     const { spec, canvas } = this;
     const latest = samples.at(-1)?.values;
     this.keys.forEach((key, i) => {
@@ -47,6 +48,7 @@ export class Chart {
       y: (value) => PAD.top + (1 - value / most) * (height - PAD.top - PAD.bottom),
     };
     this.#axes(pen, area, most, now, getComputedStyle(canvas));
+    for (const at of marks) if (now - at < WINDOW_MS) mark(pen, area.x(at), height, getComputedStyle(canvas));
     this.keys.forEach((key, i) => line(pen, area, samples, i, getComputedStyle(key).color));
   }
 
@@ -72,6 +74,16 @@ export class Chart {
       pen.fillText(text, area.x(now - ago), bottom);
     }
   }
+}
+
+function mark(pen, x, height, style) {
+  pen.strokeStyle = style.color;
+  pen.setLineDash([3, 3]);
+  pen.beginPath();
+  pen.moveTo(x, PAD.top);
+  pen.lineTo(x, height - PAD.bottom);
+  pen.stroke();
+  pen.setLineDash([]);
 }
 
 function line(pen, area, samples, i, color) {

@@ -1,5 +1,5 @@
-// What chat and text completion say differently: the path, the question in a request, the tokens in a chunk.
-// A token is {text, logprob, top: [[text, logprob], …]}; the texts of a chunk's tokens joined are its text.
+// What chat and text completion say differently: the path, the question in a request, what was said in a chunk.
+// A token is {text, name, logprob, top: [[name, logprob], …]}; the texts of a chunk's tokens joined are its text.
 
 const RIVALS = 5;
 
@@ -9,33 +9,45 @@ export const chat = {
   send: "Send",
   placeholder: "Say something. Enter sends, Shift+Enter makes a new line.",
   enterSends: true,
-  hasSystem: true,
+  extras: ["system", "tools", "response_format"],
   probabilities: { logprobs: "true", top_logprobs: String(RIVALS) },
 
-  // `turns` are the earlier ones that were answered.
-  question(text, turns, system) {
-    const messages = turns.flatMap((turn) => [
-      { role: "user", content: turn.question },
-      { role: "assistant", content: turn.text },
-    ]);
+  // `turn` is the new one, `turns` are the earlier ones that were answered.
+  question(turn, turns, system) {
+    const messages = turns.flatMap((earlier) => [...asked(earlier), answered(earlier)]);
     if (system) messages.unshift({ role: "system", content: system });
-    return { messages: JSON.stringify([...messages, { role: "user", content: text }]) };
+    return { messages: JSON.stringify([...messages, ...asked(turn)]) };
   },
 
-  text: (choice) => choice.delta.content ?? "",
+  said: ({ delta }) => ({ thought: delta.reasoning_content ?? "", text: delta.content ?? "", calls: delta.tool_calls ?? [] }),
 
   // A chunk has its tokens' bytes, but a character may span several tokens: `decoder` lives as long as the answer.
+  // Marks around thoughts and calls are tokens, too, but not in the text: those before it are left out.
   tokens(choice, decoder) {
-    const entries = choice.logprobs?.content ?? [];
-    let rest = chat.text(choice);
-    return entries.map((entry, i) => {
-      const decoded = decoder.decode(new Uint8Array(entry.bytes ?? []), { stream: true });
-      const text = i === entries.length - 1 ? rest : rest.slice(0, decoded.length);
-      rest = rest.slice(text.length);
-      return { text, name: entry.token, logprob: entry.logprob, top: entry.top_logprobs.map((e) => [e.token, e.logprob]) };
+    const { thought, text } = chat.said(choice);
+    const entries = (choice.logprobs?.content ?? []).map((entry) => ({
+      entry, decoded: decoder.decode(new Uint8Array(entry.bytes ?? []), { stream: true }),
+    }));
+    let rest = thought || text;
+    let hidden = rest ? Math.max(0, entries.map(({ decoded }) => decoded).join("").indexOf(rest)) : 0;
+    return entries.flatMap(({ entry, decoded }, i) => {
+      const before = Math.min(hidden, decoded.length);
+      hidden -= before;
+      if (before && before === decoded.length) return [];
+      const own = i === entries.length - 1 ? rest : rest.slice(0, decoded.length - before);
+      rest = rest.slice(own.length);
+      return { text: own, name: entry.token, logprob: entry.logprob, top: entry.top_logprobs.map((e) => [e.token, e.logprob]) };
     });
   },
 };
+
+const asked = ({ question, results }) => results ?? [{ role: "user", content: question }];
+
+// Thoughts go back only with calls, whose results they are to meet again.
+function answered({ text, thought, calls }) {
+  if (!calls.length) return { role: "assistant", content: text };
+  return { role: "assistant", content: text, tool_calls: calls, ...(thought && { reasoning_content: thought }) };
+}
 
 export const completion = {
   name: "completion",
@@ -43,12 +55,12 @@ export const completion = {
   send: "Complete",
   placeholder: "A text to go on with. Ctrl+Enter sends.",
   enterSends: false,
-  hasSystem: false,
+  extras: ["response_format"],
   probabilities: { logprobs: String(RIVALS) },
 
-  question: (text) => ({ prompt: JSON.stringify(text) }),
+  question: ({ question }) => ({ prompt: JSON.stringify(question) }),
 
-  text: (choice) => choice.text,
+  said: ({ text }) => ({ thought: "", text, calls: [] }),
 
   // The server counts characters, JavaScript counts UTF-16 units: hence the array.
   tokens(choice) {

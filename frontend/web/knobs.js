@@ -1,15 +1,10 @@
 // The settings, as the fields of a request. Values are JSON text, not JavaScript values: a seed has 64 bits, and what
 // is no number goes to the server as it was typed, which then says in its own words what is wrong with it.
 
-import { apiKey } from "./api.js";
-
 const form = document.getElementById("knobs");
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
 
-form.key.value = apiKey.get();
-form.key.addEventListener("input", () => apiKey.set(form.key.value.trim()));
 form.addEventListener("submit", (event) => event.preventDefault());
-form.addEventListener("input", (event) => event.target.removeAttribute("aria-invalid"));
 
 export const showsProbabilities = () => form.probabilities.checked;
 export const setProbabilities = (on) => (form.probabilities.checked = on);
@@ -25,8 +20,13 @@ export function sampling() {
   return stops.length ? { ...fields, stop: JSON.stringify(stops) } : fields;
 }
 
-// Marks the field that the server refused, and no other.
-export function blame(param) {
-  for (const field of form.elements) field.removeAttribute("aria-invalid");
-  form.elements.namedItem(param ?? "")?.setAttribute("aria-invalid", "true");
+// Marks the field among `fields` that the server refused, and no other. It may have named a part: `tools[0].function`.
+export function blame(param, fields = []) {
+  const name = /^\w+/.exec(param ?? "")?.[0];
+  for (const field of [...form.elements, ...fields]) {
+    if (name && field.name === name) field.setAttribute("aria-invalid", "true");
+    else field.removeAttribute("aria-invalid");
+  }
 }
+
+addEventListener("input", (event) => event.target.removeAttribute("aria-invalid"));

@@ -1,7 +1,8 @@
 // Asks /ready and /stats each second while the page is visible: the state in the header, and the charts.
 
-import { get, model, readiness } from "./api.js";
+import { access, get, model, readiness } from "./api.js";
 import { Chart, WINDOW_MS } from "./chart.js";
+import { Events } from "./events.js";
 import { milliseconds } from "./timing.js";
 
 const EVERY_MS = 1000;
@@ -24,11 +25,11 @@ const CHARTS = [
     read: ({ pages }) => [share(pages, "owned"), share(pages, "cached")],
   },
   {
-    title: "First token after", lines: ["p50", "p99"], least: 0.01, write: milli,
+    title: "TTFT (first token)", lines: ["p50", "p99"], least: 0.01, write: milli,
     read: ({ latency }) => [latency.ttft.p50, latency.ttft.p99],
   },
   {
-    title: "Between tokens", lines: ["p50", "p99"], least: 0.01, write: milli,
+    title: "ITL (next tokens)", lines: ["p50", "p99"], least: 0.01, write: milli,
     read: ({ latency }) => [latency.itl.p50, latency.itl.p99],
   },
 ];
@@ -39,12 +40,18 @@ facts.title = "Ready for: since this page first saw it";
 
 export class Live {
   #charts = CHARTS.map((spec) => new Chart(spec, document.getElementById("charts")));
+  #events = new Events(document.getElementById("events"));
   #samples = []; // {at, stats or null}
   #since = 0; // when the server was first seen ready, without a break
+  #shut = false; // whether /stats wants another key than the one it got
 
   // `onReady` is called each time the server becomes ready.
   constructor(onReady) {
     this.onReady = onReady;
+    access.addEventListener("changed", () => {
+      this.#shut = false;
+      this.#ask();
+    });
     this.#tick();
   }
 
@@ -54,37 +61,43 @@ export class Live {
   }
 
   async #ask() {
-    const [ready, stats] = await Promise.allSettled([readiness(), get("stats")]);
+    const [ready, stats] = await Promise.allSettled([readiness(), this.#shut ? null : get("stats")]);
     const now = Date.now();
+    if (stats.reason) this.#shut = stats.reason.status === 401;
     this.#samples.push({ at: now, stats: stats.value ?? null });
     this.#samples = this.#samples.filter((sample) => now - sample.at < WINDOW_MS);
     this.#sayState(ready.value ?? { ready: false, reason: ready.reason.message }, now);
-    this.#sayFacts(stats, now);
+    if (stats.value) this.#events.see(stats.value.workers, now);
+    this.#sayFacts(stats.value, now);
     this.draw();
   }
 
   #sayState({ ready, reason }, now) {
-    if (!ready) this.#since = 0;
-    const fresh = ready && !this.#since;
-    if (fresh) this.#since = now;
+    const [fresh, lost] = [ready && !this.#since, !ready && this.#since > 0];
+    if (!ready) this.#shut = false; // it may come back without keys
+    this.#since = ready ? this.#since || now : 0;
     const said = ready ? "ready" : `not ready: ${reason}`;
     if (state.textContent !== said) state.textContent = said; // else a screen reader would say it each second
     state.dataset.ready = ready;
+    if (lost) this.#events.add(said, now);
+    if (fresh) this.#events.add("ready", now);
     if (fresh) this.onReady();
   }
 
-  #sayFacts({ value: stats, reason }, now) {
-    if (!stats) return (facts.textContent = reason.status === 401 ? "the statistics need an API key" : "");
-    const { worker } = stats;
+  #sayFacts(stats, now) {
+    if (!stats) return (facts.textContent = this.#shut ? "the statistics need an API key" : "");
+    const { worker, workers } = stats;
+    const many = workers.length > 1 ? [`${workers.filter(({ ready }) => ready).length} of ${workers.length} workers ready`] : [];
     const up = this.#since ? [`ready for ${duration(now - this.#since)}`] : [];
-    const parts = [worker.model, worker.device, worker.dtype, worker.epoch && `epoch ${worker.epoch}`, ...up];
+    const epoch = workers.length === 1 && worker.epoch && `epoch ${worker.epoch}`;
+    const parts = [worker.model, worker.device, worker.dtype, ...many, epoch, ...up];
     facts.textContent = parts.filter(Boolean).join(" · ");
   }
 
   draw() {
     const now = this.#samples.at(-1)?.at ?? Date.now();
     this.#charts.forEach((chart) => {
-      chart.draw(this.#samples.map(({ at, stats }) => ({ at, values: stats && chart.spec.read(stats) })), now);
+      chart.draw(this.#samples.map(({ at, stats }) => ({ at, values: stats && chart.spec.read(stats) })), now, this.#events.marks);
     });
   }
 }

@@ -3,6 +3,7 @@
 // `/?prompt=…` fills in the question; `&send=1` asks it as soon as the server is ready; `&tab=completion`,
 // `&probabilities=1` and `&theme=dark` do what they say. Good for links, demonstrations and screenshots.
 
+import "./access.js";
 import * as dialects from "./dialects.js";
 import { setProbabilities } from "./knobs.js";
 import { Live } from "./live.js";

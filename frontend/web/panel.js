@@ -1,14 +1,17 @@
 // One tab: its questions and answers, and the buttons around them. What chat and completion say differently is in the
 // dialect; what an answer looks like while it comes is in Answer.
 
-import { Answer, copyOf } from "./answer.js";
+import { Answer } from "./answer.js";
 import { Failure, apiKey, model, stream } from "./api.js";
+import { closeCalls, copyOf } from "./calls.js";
+import { Extras } from "./extras.js";
 import { blame, sampling, showsProbabilities } from "./knobs.js";
 import { watch } from "./tokens.js";
 
 export class Panel {
   #dialect;
-  #turns = []; // {question, text, answered, article}; only the answered ones are part of the conversation
+  // {question or results, text, thought, calls, answered, article}; only the answered ones are part of the conversation
+  #turns = [];
   #running = null; // the AbortController of the answer that is coming
   #last = ""; // the body of the last request
 
@@ -18,10 +21,9 @@ export class Panel {
     this.#dialect = dialect;
     this.log = find(".log");
     this.input = find(".composer textarea");
-    this.system = find(".system textarea");
+    this.extras = new Extras(find(".extras"), dialect.extras);
     this.buttons = Object.fromEntries(["send", "stop", "again", "clear", "curl"].map((name) => [name, find(`.${name}`)]));
     root.dataset.kind = dialect.name;
-    find(".system").hidden = !dialect.hasSystem;
     this.buttons.send.textContent = dialect.send;
     this.input.placeholder = dialect.placeholder;
     this.input.setAttribute("aria-label", dialect.send);
@@ -55,14 +57,14 @@ export class Panel {
     const question = this.input.value;
     if (this.#running || !question.trim()) return;
     if (this.#dialect.enterSends) this.input.value = "";
-    this.#ask(question);
+    this.#ask({ question });
   }
 
   regenerate() {
     const turn = this.#running ? undefined : this.#turns.pop();
     if (!turn) return;
     turn.article.remove();
-    this.#ask(turn.question);
+    this.#ask(turn);
   }
 
   clear() {
@@ -73,33 +75,37 @@ export class Panel {
     this.input.focus();
   }
 
-  async #ask(question) {
+  async #ask({ question, results }) {
     const running = (this.#running = new AbortController());
     const answer = new Answer(this.log, question);
-    const turn = { question, text: "", answered: false, article: answer.article };
+    const turn = { question, results, answered: false, article: answer.article };
     const earlier = this.#answered();
-    const decoder = new TextDecoder();
     this.#turns.push(turn);
     this.#enable();
-    blame(null);
+    closeCalls(this.log);
+    blame(null, this.extras.fields);
     try {
-      const body = (this.#last = await this.#body(question, earlier));
+      const body = (this.#last = await this.#body(turn, earlier));
+      const decoder = new TextDecoder();
       for await (const chunk of stream(this.#dialect.path, body, running.signal)) answer.take(chunk, this.#dialect, decoder);
       answer.finish();
       turn.answered = true;
     } catch (error) {
-      if (running.signal.aborted) turn.answered = answer.stop() !== "";
+      if (running.signal.aborted) answer.stop();
       else this.#fail(answer, error);
+      turn.answered = running.signal.aborted && answer.text !== "";
     }
-    turn.text = answer.text;
+    const calls = answer.asksForCalls ? answer.calls.list : [];
+    Object.assign(turn, { text: answer.text, thought: answer.thought, calls });
     if (this.#running === running) this.#running = null;
     this.#enable();
+    if (calls.length) answer.offer((results) => this.#ask({ question: null, results }));
   }
 
   #fail(answer, error) {
     if (!(error instanceof Failure)) console.error(error);
     answer.fail(error);
-    blame(error.param);
+    blame(error.param, this.extras.fields);
   }
 
   #answered() {
@@ -107,10 +113,11 @@ export class Panel {
   }
 
   // The request as JSON text.
-  async #body(question, answered) {
+  async #body(turn, earlier) {
     const fields = {
       model: JSON.stringify(await model()),
-      ...this.#dialect.question(question, answered, this.system.value.trim()),
+      ...this.#dialect.question(turn, earlier, this.extras.system),
+      ...this.extras.asked,
       ...sampling(),
       ...(showsProbabilities() && this.#dialect.probabilities),
       stream: "true",
@@ -123,11 +130,13 @@ export class Panel {
   #enable() {
     const busy = this.#running !== null;
     const { send, stop, again, clear, curl } = this.buttons;
+    const focus = document.activeElement;
     send.disabled = busy || !this.input.value.trim();
     stop.disabled = !busy;
     again.disabled = busy || !this.#turns.length;
     clear.disabled = !this.#turns.length;
     curl.disabled = !this.#last && !this.input.value.trim();
+    if (focus.disabled) (busy ? stop : this.input).focus();
     this.log.setAttribute("aria-busy", String(busy));
   }
 
@@ -136,8 +145,8 @@ export class Panel {
     const { curl } = this.buttons;
     const typed = this.input.value.trim() && !this.#running;
     try {
-      const body = typed ? await this.#body(this.input.value, this.#answered()) : this.#last;
-      const key = apiKey.get() ? ` \\\n  -H "Authorization: Bearer $SLUICE_API_KEY"` : "";
+      const body = typed ? await this.#body({ question: this.input.value }, this.#answered()) : this.#last;
+      const key = apiKey.get() ? ` \\\n  -H "Authorization: Bearer $API_KEY"` : "";
       const url = new URL(this.#dialect.path, location.href).href;
       const quoted = body.replaceAll("'", "'\\''");
       await copy(`curl -N '${url}' \\\n  -H 'Content-Type: application/json'${key} \\\n  -d '${quoted}'\n`);

@@ -29,6 +29,7 @@ export function tokenSpan(token, first) {
 
 export function watch(log) {
   log.addEventListener("click", (event) => event.target.token && show(event.target));
+  log.addEventListener("scroll", () => rivals.hidePopover());
   log.addEventListener("keydown", (event) => {
     const span = event.target;
     if (!span.token) return;

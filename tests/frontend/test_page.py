@@ -1,6 +1,6 @@
 """The playground as files: served, closed to the outside, and in step with the routes and fields it uses.
 
-What it does in a browser is looked at by `tests/web/look.py`.
+What it does in a browser is tested in `tests/web`, by `make browser`.
 """
 
 import re
@@ -68,7 +68,7 @@ def test_the_page_has_nothing_that_its_policy_forbids() -> None:
 async def test_every_file_is_served_as_what_it_is_and_used(http: httpx.AsyncClient) -> None:
     tags = Tags()
     linked = {value for value in tags.values("src") | tags.values("href") if not value.startswith("data:")}
-    used = {value.removeprefix("web/") for value in linked} | set(re.findall(r'from "\./([\w.]+)"', ALL_JS))
+    used = {value.removeprefix("web/") for value in linked} | set(re.findall(r'(?:from|import) "\./([\w.]+)"', ALL_JS))
     assert used == set(FILES) - {"index.html"}
     for name in used:
         answer = await http.get(f"/web/{name}")
@@ -101,10 +101,10 @@ async def test_the_routes_that_it_calls_exist(tokenizer: Tokenizer) -> None:
 
 def test_the_fields_that_it_sends_are_known_to_both_dialects() -> None:
     inputs = {str(attrs["name"]) for tag, attrs in Tags().found if tag in ("input", "textarea") and "name" in attrs}
-    sampling = inputs - {"probabilities", "key", "system", "input"}
+    sampling = inputs - {"probabilities", "system", "tools", "input"}
     sent = sampling | set(re.findall(r'^      (\w+): (?:"|\')', SCRIPTS["panel.js"], re.MULTILINE))
     assert {"temperature", "seed", "stop", "stream", "stream_options", "timings"} <= sent
-    assert sent <= set(chat.FIELDS) & set(completions.FIELDS)
+    assert sent <= set(chat.FIELDS) & set(completions.FIELDS) and "tools" in inputs & set(chat.FIELDS)
 
 
 def test_the_statistics_that_it_draws_exist() -> None:

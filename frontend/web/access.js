@@ -1,0 +1,56 @@
+// The field for an API key: folded away until the server asks for one, or somebody wants to give one.
+
+import { access, apiKey } from "./api.js";
+
+const $ = (id) => document.getElementById(id);
+const [form, field, opener] = [$("access"), $("secret"), $("key")];
+
+const HINTS = {
+  none: "Needed only where the server has --api-keys. It stays in this browser tab, and goes to this server only.",
+  wanted: "This server wants an API key.",
+  refused: "This server does not know this key.",
+  tried: "Trying it…",
+  accepted: "The server accepts this key. It stays in this browser tab, and goes to this server only.",
+};
+
+function show(shown) {
+  form.hidden = !shown;
+  opener.setAttribute("aria-expanded", String(shown));
+}
+
+function say(hint) {
+  if ($("hint").textContent !== HINTS[hint]) $("hint").textContent = HINTS[hint];
+  form.dataset.hint = hint;
+  $("forget").disabled = !apiKey.get();
+  field.setAttribute("aria-invalid", String(hint === "refused"));
+}
+
+function take(key) {
+  say(key ? "tried" : "none");
+  apiKey.set(key);
+}
+
+field.value = apiKey.get();
+say(field.value ? "tried" : "none");
+opener.addEventListener("click", () => {
+  show(form.hidden);
+  if (!form.hidden) field.focus();
+});
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  take(field.value.trim());
+});
+$("forget").addEventListener("click", () => {
+  field.value = "";
+  field.focus();
+  take("");
+});
+access.addEventListener("refused", () => {
+  say(apiKey.get() ? "refused" : "wanted");
+  show(true);
+});
+access.addEventListener("accepted", () => {
+  if (form.dataset.hint === "tried") say("accepted");
+  if (form.dataset.hint !== "accepted" || form.contains(document.activeElement)) return;
+  show(false);
+});
