@@ -1,5 +1,6 @@
 # make run     serve a model:  make run [MODEL=demo] [DEVICE=auto] [PORT=8000] [FRONTENDS=1] [WORKERS=1] [ARGS="--flag value ..."]
 # make test    run the tests:  make test [ARGS="tests/shared -k codec"]
+# make browser test the page in the system's Chromium (BROWSER_PROGRAM=/path/to/another)
 # make bench   measure:        make bench [ARGS="..."]
 # make lint    ruff and mypy
 # make audit   look for known vulnerabilities in what requirements.txt pins (needs the network's advisories)
@@ -21,7 +22,7 @@ NATIVE := $(wildcard worker/kernels/native/*.c worker/kernels/native/*.h)
 FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)') \
         $(if $(FRONTENDS),--frontends '$(FRONTENDS)') $(if $(WORKERS),--workers '$(WORKERS)')
 
-.PHONY: run test bench lint audit clean
+.PHONY: run test browser bench lint audit clean
 .DEFAULT_GOAL := run
 .DELETE_ON_ERROR:
 
@@ -30,6 +31,9 @@ run: $(VENV)/.native
 
 test: $(VENV)/.native $(VENV)/.dev
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+browser: $(VENV)/.native $(VENV)/.dev
+	@$(BIN)/python -m pytest -q -m browser $(ARGS) tests/web
 
 bench: $(VENV)/.native $(VENV)/.dev
 	@$(BIN)/sluice bench $(ARGS)

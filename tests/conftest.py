@@ -15,3 +15,13 @@ torch.set_num_threads(1)  # tiny models: a second thread costs more than it brin
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     """`checkpoints("qwen3")` is the folder of a tiny checkpoint; see tests/checkpoints.py for the kinds."""
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `browser` run only where `-m` names them."""
+    if "browser" in config.option.markexpr:
+        return
+    apart = [item for item in items if item.get_closest_marker("browser")]
+    if apart:
+        config.hook.pytest_deselected(items=apart)
+        items[:] = [item for item in items if item not in apart]

@@ -34,10 +34,10 @@ def app_over(link: FakeLink, tokenizer: Tokenizer | None, **config: Any) -> Star
 
 @asynccontextmanager
 async def serving(
-    app: Starlette, limits: Limits | None = None, refused: Refused = lambda code: None
+    app: Starlette, limits: Limits | None = None, refused: Refused = lambda code: None, *, port: int = 0
 ) -> AsyncIterator[str]:
     """Yields the base URL. With `limits` over the protocol that frontends have, which tells `refused` why."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port))
     protocol: Any = partial(Guarded, limits, refused) if limits else "httptools"
     config = uvicorn.Config(
         app,

@@ -1,0 +1,91 @@
+"""The playground as its users have it: what they click, type and see."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from playwright.sync_api import Browser, Locator, Page, Route, expect
+
+from tests.web.browser import Watch, watched
+
+PATIENCE_MS = 60_000
+GENERATION = re.compile(r"/v1/(chat/)?completions$")
+
+# In the page, while it works: every length that the last answer has had.
+NOTE_LENGTHS = """() => {
+  window.lengths = [];
+  const note = () => lengths.push([...document.querySelectorAll(".answer")].at(-1)?.textContent.length ?? 0);
+  new MutationObserver(note).observe(document.body, {subtree: true, childList: true, characterData: true});
+}"""
+
+
+class Playground:
+    def __init__(self, page: Page, watch: Watch, url: str) -> None:
+        self.page, self.watch, self.url = page, watch, url
+        self.settings = page.locator("#settings")
+
+    def open(self, query: str = "") -> None:
+        self.page.goto(f"{self.url}/{query}")
+        expect(self.page.locator("#state")).to_have_text("ready")
+
+    @property
+    def panel(self) -> Locator:
+        return self.page.locator(".panel:not([hidden])")
+
+    @property
+    def turn(self) -> Locator:
+        return self.panel.locator(".turn").last
+
+    @property
+    def answer(self) -> str:
+        return self.turn.locator(".answer").text_content() or ""
+
+    @property
+    def error(self) -> str:
+        return self.turn.locator(".error").text_content() or ""
+
+    @property
+    def timing(self) -> str:
+        return self.turn.locator(".timing").text_content() or ""
+
+    def knob(self, name: str, value: str) -> None:
+        if self.settings.get_attribute("open") is None:
+            self.settings.locator("summary").click()
+        self.settings.locator(f"[name={name}]").fill(value)
+
+    def extra(self, name: str, value: str) -> None:
+        """A system prompt, tools or a schema."""
+        if self.panel.locator(".extras").get_attribute("open") is None:
+            self.panel.locator(".extras > summary").click()
+        self.panel.locator(f"[name={name}]").fill(value)
+
+    def ask(self, text: str, *, until: str = "done", key: str = "Enter") -> None:
+        turns = self.panel.locator(".turn").count()
+        self.panel.locator(".composer textarea").fill(text)
+        self.panel.locator(".composer textarea").press(key)
+        expect(self.panel.locator(".turn")).to_have_count(turns + 1)
+        self.until(until)
+
+    def until(self, state: str) -> None:
+        expect(self.turn).to_have_attribute("data-state", state)
+
+    def button(self, name: str) -> Locator:
+        return self.panel.get_by_role("button", name=name, exact=True)
+
+    def add_to_requests(self, **fields: Any) -> None:
+        """To what the page asks from now on: it has no field for everything."""
+
+        def change(route: Route) -> None:
+            route.continue_(post_data=json.dumps(json.loads(route.request.post_data or "{}") | fields))
+
+        self.page.route(GENERATION, change)
+
+
+@contextmanager
+def playground(browser: Browser, url: str, **context: Any) -> Iterator[Playground]:
+    """In a fresh context; at the end nothing may have gone wrong (see Watch)."""
+    with watched(browser, url, **context) as (page, watch):
+        page.set_default_timeout(PATIENCE_MS)
+        yield Playground(page, watch, url)
