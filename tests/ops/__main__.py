@@ -1,0 +1,27 @@
+"""`python -m tests.ops`: Sluice under a real Prometheus and behind a real nginx, on the files that deploy/ ships.
+
+Needs prometheus, promtool and nginx on the PATH; takes about two minutes, half of it to install the frontend's
+requirements. Prints what it found out; the exit code is 0 if all of it is as promised.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.ops.balanced import balanced
+from tests.ops.monitored import monitored
+from tests.ops.programs import DEPLOY
+
+
+def rules() -> None:
+    for words in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):
+        subprocess.run(["promtool", *words], cwd=DEPLOY / "monitoring", check=True, stdout=subprocess.DEVNULL)
+        print(f"promtool {' '.join(words)}: ok", flush=True)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="sluice-ops-") as room:
+        parts = {"rules": rules, "monitored": lambda: monitored(Path(room)), "balanced": lambda: balanced(Path(room))}
+        for name in sys.argv[1:] or parts:
+            parts[name]()
