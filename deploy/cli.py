@@ -7,6 +7,7 @@ Imports what a subcommand needs only when it runs, so that help and mistakes are
 import argparse
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ class Tool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (default: the process's own) and returns its exit code."""
+    _heed_sigterm()
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words and words[0] in (*COMMANDS, *TOOLS) else ""
     prog = f"sluice {name}".strip()
@@ -55,6 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(prog, error, error.code)
     except KeyboardInterrupt:
         return 130
+
+
+def _heed_sigterm() -> None:
+    """As the first process of a container: to it the kernel gives no signal that nobody handles, as yet."""
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def _dispatch(prog: str, name: str, words: list[str]) -> int:

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ def run(settings: Settings, epoch: int, pulse: Pulse) -> None:
     try:
         engine = load_engine(settings.model, settings.worker, state.loading)
         engine.runner.prove()
+        stop.serving = True
         _serve(settings, engine, link, state, stop)
     except Exception as error:
         state.failed = str(error)
@@ -99,9 +101,10 @@ def _open_metrics(metrics: Metrics, link: Link, settings: Settings) -> None:
 
 @dataclass(slots=True)
 class _Stop:
-    """Turned true by the first SIGTERM or SIGINT."""
+    """Turned true by the first SIGTERM or SIGINT. Before there is somebody to serve, the process ends then."""
 
     asked: bool = False
+    serving: bool = False
 
     @classmethod
     def on_signals(cls) -> "_Stop":
@@ -109,6 +112,8 @@ class _Stop:
 
         def ask(number: int, frame: FrameType | None) -> None:
             stop.asked = True
+            if not stop.serving:
+                sys.exit(0)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, ask)
