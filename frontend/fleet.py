@@ -210,7 +210,7 @@ class Fleet:
             self._put(stream, self._choose(stream, others))
         else:
             self._leave(stream)
-            stream.admission.set_exception(_refusal(rejected))
+            stream.admission.set_exception(refusal(rejected))
 
     def forgotten(self, stream: Stream) -> None:
         self._go_on(stream)
@@ -301,7 +301,8 @@ class Fleet:
             self._fail(stream, m.Outcome.ERROR, said)
 
 
-def _refusal(rejected: m.Rejected) -> SluiceError:
+def refusal(rejected: m.Rejected) -> SluiceError:
+    """What a client is told of a request that no worker takes."""
     if rejected.reason in (m.Refusal.TOO_LONG, m.Refusal.INVALID):
         return Unprocessable(rejected.message, code=rejected.reason.value)
     return Overloaded(rejected.message, code=rejected.reason.value, retry_after=rejected.retry_after_s)

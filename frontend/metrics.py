@@ -64,7 +64,7 @@ class Meters:
 
     def __init__(self, prefix: str = "sluice_") -> None:
         self._prefix = prefix
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         self._ttft = self._tally("time_to_first_token_seconds", "from the request to its first token", LATENCY)
         self._itl = self._tally("inter_token_latency_seconds", "between two tokens of a stream", GAPS)
@@ -105,13 +105,13 @@ class Meters:
         self._epochs: dict[str, Epochs] = {}  # by address, of all workers that ever were
 
     def _tally(self, name: str, text: str, bounds: Sequence[float]) -> Tally:
-        return Tally(Bulk(self._prefix + name, text, registry=self._registry, buckets=bounds), bounds)
+        return Tally(Bulk(self._prefix + name, text, registry=self.registry, buckets=bounds), bounds)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(self._prefix + name, text, labels, registry=self._registry)
+        return Counter(self._prefix + name, text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(self._prefix + name, text, registry=self._registry, multiprocess_mode="max")
+        return Gauge(self._prefix + name, text, registry=self.registry, multiprocess_mode="max")
 
     # the service's observations
 
@@ -185,7 +185,7 @@ class Meters:
         """Prometheus' text format: all frontends that share the folder, and the workers' state."""
         self.flush(wire, members)
         registry = CollectorRegistry()
-        source = MultiProcessCollector(None) if self._shared else self._registry  # type: ignore[no-untyped-call]
+        source = MultiProcessCollector(None) if self._shared else self.registry  # type: ignore[no-untyped-call]
         registry.register(_Page(source.collect(), self._prefix, members))
         return generate_latest(registry)
 

@@ -10,6 +10,7 @@ from typing import Any
 from frontend.protocols import chat, completions, messages, tokenize
 from frontend.protocols.answers import SHAPES, ref
 from frontend.protocols.fields import Schema, Table, schema
+from frontend.protocols.meanings import MEANINGS
 
 REQUESTS: Mapping[str, Table] = {
     "CompletionRequest": completions.FIELDS,
@@ -44,13 +45,20 @@ def document() -> dict[str, Any]:
         "paths": {**_generating(), **_counting(), **_looking()},
         "security": [{}, {"bearer": []}, {"key": []}],
         "components": {
-            "schemas": {**{name: schema(table) for name, table in REQUESTS.items()}, **SHAPES},
+            "schemas": {**{name: _request(table) for name, table in REQUESTS.items()}, **SHAPES},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
             },
         },
     }
+
+
+def _request(table: Table) -> dict[str, Any]:
+    """A body, each of its fields with what it means."""
+    said = schema(table)
+    told = {name: {"description": MEANINGS[name], **shape} for name, shape in said["properties"].items()}
+    return {**said, "properties": told}
 
 
 def _version() -> str:

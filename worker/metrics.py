@@ -70,12 +70,16 @@ class Metrics:
 
     def serve(self, source: Source, host: str, port: int) -> None:
         """Raises OSError when the port is taken."""
+        start_http_server(port, host, self.readable(source))
+
+    def readable(self, source: Source) -> CollectorRegistry:
+        """All that a scrape reads; call it once."""
         registry = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         registry.register(_Scrape(self._prefix, source))
-        start_http_server(port, host, registry)
+        return registry
 
     def carry(self, totals: Mapping[str, int]) -> None:
         """Running sums that somebody else keeps, named as in TOTALS; called from any thread, now and then."""

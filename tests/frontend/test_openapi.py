@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from frontend.openapi import REQUESTS, document
 from frontend.protocols.answers import SHAPES
+from frontend.protocols.meanings import MEANINGS
 from frontend.tokenizer import Tokenizer
 from tests.fakes import FakeLink
 from tests.frontend.serving import app_over
@@ -64,3 +65,9 @@ async def test_it_is_served_to_who_may_come_in(tokenizer: Tokenizer, tmp_path: P
     valid = Draft202012Validator({**request, "components": said["components"]}).is_valid
     assert valid({"model": "m", "prompt": ["a", [1, 2]], "max_tokens": 0, "echo": True, "seed": None})
     assert not valid({"model": "m"}) and not valid({"model": "m", "prompt": "a", "suffix": "b"})
+
+
+def test_every_field_says_what_it_means() -> None:
+    assert {name for table in REQUESTS.values() for name in table} == set(MEANINGS)
+    request = document()["components"]["schemas"]["MessageRequest"]
+    assert request["properties"]["priority"]["description"] == MEANINGS["priority"]

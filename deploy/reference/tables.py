@@ -1,0 +1,283 @@
+"""The tables of docs/, each made of what the programs themselves read and count.
+
+Every function gives Markdown; NAMED says which marker each stands behind.
+"""
+
+import ast
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml  # type: ignore[import-untyped]
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.cli import COMMANDS, TOOLS
+from deploy.reference.shapes import default, inner, merged, words
+from deploy.roles import FRONTEND_FLAGS, WORKER_FLAGS
+from frontend import errors, http
+from frontend.fleet import refusal
+from frontend.link import Counts
+from frontend.metrics import Meters
+from frontend.openapi import ERRORS, REQUESTS, document
+from frontend.protocols import completions, envelope
+from frontend.protocols.fields import NOTHING, Table
+from frontend.protocols.meanings import MEANINGS
+from frontend.workers import Member
+from shared import messages as m
+from shared.config import Settings
+from shared.flags import Flag, all_flags
+from worker.metrics import Metrics
+
+ROOT = Path(__file__).parents[2]
+DIALECTS = {"completions": "CompletionRequest", "chat": "ChatCompletionRequest", "messages": "MessageRequest"}
+STATUS = m.Status(0, 0, "", "", "", "ready")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def sentence(text: str) -> str:
+    return " ".join(text.split()).removesuffix(".")
+
+
+# api.md
+
+
+def routes() -> str:
+    said = document()["paths"]
+    rows = [
+        [f"`{method.upper()} {path}`", what["summary"], "" if what.get("security") == [] else "yes"]
+        for path, item in said.items()
+        for method, what in item.items()
+        if method in ("get", "post")
+    ]
+    return table(["route", "", "asks for a key"], rows)
+
+
+def fields() -> str:
+    """The three dialects side by side; a field that differs between them has a row for each of its kinds."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for dialect, request in DIALECTS.items():
+        for name, field in offered(REQUESTS[request]).items():
+            rows.setdefault((name, words(field.reader.schema), default(field)), []).append(dialect)
+    order = sorted(rows.items(), key=lambda row: list(MEANINGS).index(row[0][0]))
+    ticks = [["✓" if dialect in has else "" for dialect in DIALECTS] for _, has in order]
+    return table(
+        ["field", "value", "default", *DIALECTS, ""],
+        [
+            [f"`{name}`", kind, given, *tick, MEANINGS[name]]
+            for ((name, kind, given), _), tick in zip(order, ticks, strict=True)
+        ],
+    )
+
+
+def offered(given: Table) -> Table:
+    return {name: field for name, field in given.items() if field.reader.schema is not NOTHING}
+
+
+def refused() -> str:
+    """Known, and refused whatever they say."""
+    lines = []
+    for dialect, request in DIALECTS.items():
+        names = [name for name in REQUESTS[request] if name not in offered(REQUESTS[request])]
+        lines.append(f"- {dialect}: {', '.join(f'`{name}`' for name in names) or 'none'}")
+    return "\n".join(lines)
+
+
+def nested() -> str:
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for dialect, request in DIALECTS.items():
+        for name, field in offered(REQUESTS[request]).items():
+            for path, (kind, required) in merged(inner(name, field.reader.schema)).items():
+                found.setdefault((path, kind, "yes" if required else ""), []).append(dialect)
+    rows = [[f"`{path}`", kind, need, ", ".join(has)] for (path, kind, need), has in sorted(found.items())]
+    return table(["field", "value", "needed in its object", "in"], rows)
+
+
+def small() -> str:
+    """The bodies of the routes that only count."""
+    parts = {
+        "/v1/messages/count_tokens": "CountRequest",
+        "/tokenize": "TokenizeRequest",
+        "/detokenize": "DetokenizeRequest",
+    }
+    rows = [
+        [f"`{route}`", f"`{name}`", words(field.reader.schema), default(field)]
+        for route, request in parts.items()
+        for name, field in offered(REQUESTS[request]).items()
+    ]
+    return table(["route", "field", "value", "default"], rows)
+
+
+def failures() -> str:
+    kinds: dict[int, tuple[str, str]] = {one.status: (one.kind, "") for one in early()}
+    for error in _subclasses(errors.SluiceError):
+        openai, anthropic = completions.error(error(""), ""), envelope.error(error(""), "")
+        kinds[error.status] = _type(openai), _type(anthropic)
+    when = {**ERRORS, 404: "No such route, or no such name in it", 405: "The route has another method"}
+    rows = [
+        [str(status), when[status], *(f"`{kind}`" if kind else "as OpenAI's" for kind in kinds[status])]
+        for status in sorted(when)
+    ]
+    return table(["status", "when", "OpenAI's `type`", "Anthropic's `type`"], rows)
+
+
+def early() -> list[http.Refusal]:
+    """Before any route knows of it, and so in OpenAI's words for everybody."""
+    return [one for one in vars(http).values() if isinstance(one, http.Refusal)]
+
+
+def codes() -> str:
+    """Every `code` an error can have, by the status that it comes with."""
+    found: dict[int, set[str]] = {}
+    for status, code in (*_written(), *((one.status, one.code) for one in early()), *_workers()):
+        found.setdefault(status, set()).add(code)
+    rows = [[str(status), ", ".join(f"`{code}`" for code in sorted(found[status]))] for status in sorted(found)]
+    return table(["status", "`code`"], rows)
+
+
+def _written() -> Iterator[tuple[int, str]]:
+    """Those that stand beside an error in the frontend's source."""
+    classes = {error.__name__: error.status for error in _subclasses(errors.SluiceError)}
+    classes["_fail"] = errors.Overloaded.status  # fleet.py's, of a request that was not admitted
+    for file in sorted((ROOT / "frontend").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+            for word in node.keywords if isinstance(node, ast.Call) and name in classes else ():
+                if word.arg == "code" and isinstance(word.value, ast.Constant):
+                    yield classes[name], str(word.value.value)
+
+
+def _workers() -> Iterator[tuple[int, str]]:
+    for reason in m.Refusal:
+        error = refusal(m.Rejected(0, reason, ""))
+        yield error.status, error.code or ""
+
+
+def _subclasses(kind: type[errors.SluiceError]) -> Iterator[type[errors.SluiceError]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
+
+
+def _type(body: bytes) -> str:
+    return str(msgspec.json.decode(body)["error"]["type"])
+
+
+# flags.md
+
+
+def flags() -> str:
+    parts = []
+    for record in dict.fromkeys(flag.record for flag in all_flags()):
+        about = sentence(str(type(getattr(Settings(), record)).__doc__))
+        rows = [_flag(flag) for flag in all_flags() if flag.record == record]
+        head = ["flag, variable", "default", "value", "", "read by"]
+        parts.append(f"### {record}\n\n{about}.\n\n{table(head, rows)}")
+    return "\n\n".join(parts)
+
+
+def _flag(flag: Flag) -> list[str]:
+    meta, kind = flag.field.metadata, flag.field.type
+    no = " `--no-" + flag.option[2:] + "`" if kind is bool else ""
+    value = {bool: "on or off", int: "integer", float: "number"}.get(typing.cast(Any, kind), "text")
+    if meta["choices"]:
+        value = " / ".join(f"`{choice}`" for choice in meta["choices"])
+    bounds = {"above": "above", "at_least": "from", "at_most": "to"}
+    limits = " ".join(f"{word} {meta[name]:,}" for name, word in bounds.items() if meta[name] is not None)
+    value = f"{value} {limits}".strip() + (f", {meta['unit']}" if meta["unit"] else "")
+    shown = {"True": "on", "False": "off", "": ""}.get(str(flag.field.default), f"`{flag.field.default}`")
+    return [f"`{flag.option}`{no}<br>`{flag.variable}`", shown, value, meta["help"], _readers(flag)]
+
+
+def _readers(flag: Flag) -> str:
+    roles = {"worker": WORKER_FLAGS, "frontend": FRONTEND_FLAGS}
+    return ", ".join(role for role, own in roles.items() if flag in own) or "launcher"
+
+
+def commands() -> str:
+    told = {name: command.about for name, command in COMMANDS.items()} | {
+        name: tool.about for name, tool in TOOLS.items()
+    }
+    return table(["command", ""], [[f"`sluice {name}`", about] for name, about in told.items()])
+
+
+# metrics.md
+
+
+def frontend_metrics() -> str:
+    meters = Meters()
+    members = [Member(address, True, "ready", STATUS) for address in "ab"]
+    return _metrics(meters.text(Counts(), members), _labels(meters.registry))
+
+
+def worker_metrics() -> str:
+    metrics = Metrics()
+    return _metrics(generate_latest(metrics.readable(_Idle())), _labels(metrics.registry))
+
+
+class _Idle:
+    def status(self) -> m.Status:
+        return STATUS
+
+
+def _metrics(text: bytes, labels: Mapping[str, Sequence[str]]) -> str:
+    rows = []
+    for family in text_string_to_metric_families(text.decode()):
+        if family.name.endswith("_created"):
+            continue
+        name = family.name + ("_total" if family.type == "counter" else "")
+        seen = {label for sample in family.samples for label in sample.labels} - {"le"}
+        named = sorted(seen | set(labels.get(family.name, ())))
+        rows.append(
+            [f"`{name}`", family.type, ", ".join(f"`{label}`" for label in named), sentence(family.documentation)]
+        )
+    return table(["metric", "type", "labels", ""], sorted(rows))
+
+
+def _labels(registry: CollectorRegistry) -> Mapping[str, Sequence[str]]:
+    """By a family's name, also of those that nobody has added to yet."""
+    return {
+        name: getattr(collector, "_labelnames", ())
+        for collector, names in registry._collector_to_names.items()
+        for name in names
+    }
+
+
+def alerts() -> str:
+    groups = yaml.safe_load((ROOT / "deploy" / "monitoring" / "alerts.yml").read_text())["groups"]
+    rows = [
+        [f"`{rule['alert']}`", rule["labels"]["severity"], sentence(rule["annotations"]["description"])]
+        for group in groups
+        for rule in group["rules"]
+    ]
+    return table(["alert", "severity", "what it means"], rows)
+
+
+# architecture.md
+
+
+def wire() -> str:
+    ways = {"frontend → worker": m.Request, "worker → frontend": m.Event}
+    rows = [
+        [f"`{kind.__name__}`", way, ", ".join(f"`{name}`" for name in kind.__struct_fields__), _first(kind)]
+        for way, union in ways.items()
+        for kind in typing.get_args(union)
+    ]
+    return table(["message", "way", "fields", ""], rows)
+
+
+def _first(kind: type) -> str:
+    return sentence(str(kind.__doc__).split("\n\n")[0])
+
+
+NAMED: Mapping[str, Callable[[], str]] = {
+    "routes": routes, "fields": fields, "refused": refused, "nested": nested, "small": small, "failures": failures,
+    "codes": codes, "flags": flags, "commands": commands, "frontend metrics": frontend_metrics,
+    "worker metrics": worker_metrics, "alerts": alerts, "wire": wire,
+}  # fmt: skip

@@ -1,0 +1,99 @@
+"""What every field of a request means, in one sentence each, for /openapi.json and docs/api.md.
+
+A name means the same in every dialect that has it; a test holds that none of a table's fields is missing here, and
+none here is in no table. Knows no types and no bounds: those are the tables'.
+"""
+
+from collections.abc import Mapping
+
+NO_EFFECT = "accepted, no effect"
+REFUSED = "refused: not offered"
+
+SAMPLING = {
+    "temperature": "0 takes the likeliest token; higher draws more freely",
+    "top_p": "draw from the likeliest tokens that have this share of the probability",
+    "top_k": "draw from so many of the likeliest tokens; null: from all",
+    "min_p": "draw from tokens that are at least this share as likely as the likeliest",
+    "repetition_penalty": "above 1: tokens of the prompt and the answer are divided down",
+    "presence_penalty": "taken off the logit of every token that the answer has",
+    "frequency_penalty": "the same, for every time that the answer has it",
+    "logit_bias": "token ids and what is added to their logits",
+    "seed": "the same seed, the same bytes; none: one is drawn and told in the answer",
+    "min_tokens": "so many tokens come before the model may end its answer",
+    "ignore_eos": "go on until `max_tokens` where the model would end",
+    "stop_token_ids": "token ids that end the answer",
+    "stop": "texts that end the answer; they are not part of it",
+    "stop_sequences": "texts that end the answer; they are not part of it",
+}
+
+COMMON = {
+    "model": "the served name, see `/v1/models`; any other is refused",
+    "max_tokens": "most tokens of the answer",
+    "max_completion_tokens": "newer name of `max_tokens`; null: to the context's end",
+    "n": "so many answers to each prompt; their seeds are `seed`, `seed` + 1, …",
+    "stream": "answer in server-sent events",
+    "stream_options": "`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk",
+    "timings": "add `timings`: queue, prefill and decode in ms, cached tokens, time between tokens (p50, p99)",
+    "priority": "lower goes first, among requests of the same API key's name",
+    "deadline_ms": "for all of the request, from its arrival; then 504, or the stream's error event",
+    "user": NO_EFFECT,
+    "metadata": NO_EFFECT,
+    "store": NO_EFFECT,
+    "service_tier": NO_EFFECT,
+    "prompt_cache_key": NO_EFFECT,
+    "prompt_cache_retention": NO_EFFECT,
+    "safety_identifier": NO_EFFECT,
+}
+
+COMPLETIONS = {
+    "prompt": "a text, token ids, or several of either",
+    "logprobs": "log-probabilities of the tokens; in completions with so many of the likeliest ones",
+    "echo": "the prompt stands before the answer; with `logprobs` it is scored, too",
+    "best_of": "must equal `n`",
+    "suffix": "text after the gap; only empty",
+    "stream_format": "`events`: typed events instead of OpenAI's chunks; null: `--completions-stream-format`",
+}
+
+CHAT = {
+    "messages": "the conversation, oldest first",
+    "system": "what stands before the conversation",
+    "top_logprobs": "so many of the likeliest tokens with each; needs `logprobs`",
+    "chat_template_kwargs": "passed to the model's chat template as they are",
+    "add_generation_prompt": "false: do not open the assistant's turn",
+    "continue_final_message": "go on with the last message instead of answering it",
+    "tools": "functions that the model may call",
+    "tool_choice": "whether and which of them it must call",
+    "parallel_tool_calls": "false: one call an answer at most",
+    "reasoning_effort": "`none` and `minimal`: do not think; others: think; the degree is not enforced",
+    "thinking": "whether to think; `budget_tokens` is not enforced; `display: omitted` hides the words",
+    "cache_control": "accepted, no effect: equal beginnings are always found",
+    "modalities": "only text",
+    "functions": "the old name of `tools`; only empty",
+    "function_call": "the old name of `tool_choice`; only `none`",
+    "audio": REFUSED,
+    "prediction": REFUSED,
+    "verbosity": REFUSED,
+    "web_search_options": REFUSED,
+    "mcp_servers": "only empty",
+    "context_management": REFUSED,
+    "container": REFUSED,
+    "inference_geo": REFUSED,
+    "speed": REFUSED,
+}
+
+CONSTRAINT = {
+    "response_format": "`text`, `json_object`, or `json_schema` with the schema that the answer keeps to",
+    "guided_json": "a JSON schema (or the text of one) that the answer keeps to",
+    "guided_regex": "a regular expression that the whole answer matches",
+    "guided_choice": "the answer is one of these texts",
+    "guided_grammar": "a grammar (Lark or GBNF) that the answer keeps to",
+    "structured_outputs": "the same by vLLM's newer names",
+    "output_config": "`format` with a JSON schema that the answer keeps to; `effort` is refused",
+}
+
+TOKENS = {
+    "add_special_tokens": "false: without the tokenizer's special tokens",
+    "tokens": "token ids",
+}
+
+MEANINGS: Mapping[str, str] = {**COMMON, **SAMPLING, **COMPLETIONS, **CHAT, **CONSTRAINT, **TOKENS}

@@ -1,0 +1,94 @@
+"""The pages are true: made tables are fresh, links lead somewhere, every example runs and prints what is shown."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy.reference.__main__ import DOCS, MADE, main, renewed
+from deploy.reference.tables import NAMED
+from tests.docs.blocks import HOME, PAGES, ROOT, Block, Printed, blocks, matches, run_python, run_sh
+from tests.e2e.server import Server, serving
+
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<there>[^)\s]+)\)|<img[^>]* src=\"(?P<picture>[^\"]+)\"|!\[[^\]]*\]\((?P<image>[^)]+)\)")
+RUNNABLE = [block for page in PAGES for block in blocks(page)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_is_made_is_fresh(page: Path) -> None:
+    assert page.read_text() == renewed(page.read_text()), "run: python -m deploy.reference"
+
+
+def test_everything_that_is_made_stands_somewhere() -> None:
+    assert {part["name"] for page in PAGES for part in MADE.finditer(page.read_text())} == set(NAMED)
+
+
+def test_what_is_stale_is_made_anew(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- made: commands -->\nold\n<!-- end -->\nafter\n")
+    assert main(tmp_path) == 0
+    assert page.read_text().startswith("before\n") and page.read_text().endswith("<!-- end -->\nafter\n")
+    assert "`sluice keygen`" in page.read_text() and "old" not in page.read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [next(filter(None, link.groups())) for link in LINK.finditer(page.read_text())]
+    broken = [target for target in targets if not target.startswith("http") and not found(page, target)]
+    assert broken == []
+
+
+def found(page: Path, target: str) -> bool:
+    path, _, anchor = target.partition("#")
+    file = page.parent / path if path else page
+    return file.exists() and (not anchor or anchor in anchors(file.read_text()))
+
+
+def anchors(text: str) -> set[str]:
+    """As GitHub makes them of headings."""
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_pages_are_short() -> None:
+    for page in DOCS.glob("*.md"):
+        written = MADE.sub("", page.read_text())
+        assert len(written.splitlines()) <= 300, page.name
+
+
+def test_names_of_flags_exist() -> None:
+    """Every `--flag` of ours that a page names."""
+    known = (ROOT / "docs" / "flags.md").read_text()
+    for page in PAGES:
+        for flag in set(re.findall(r"`(--[a-z][a-z-]+)[` =]", page.read_text())):
+            assert f"`{flag}`" in known or flag in OTHERS, f"{page.name}: {flag}"
+
+
+OTHERS = {"--add", "--force", "--compare", "--json", "--serve"}  # of the small commands
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    with serving("demo", folder / "log", "--served-model-name", "demo") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def printed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Printed]:
+    """What every example printed, by its place."""
+    folder = tmp_path_factory.mktemp("examples")
+    there = [replace(block, source=block.source.replace(HOME, server.url.removeprefix("http://"))) for block in RUNNABLE]
+    python = [block for block in there if block.language == "python"]
+    said = dict(zip([block.place for block in python], run_python([block.source for block in python], folder), strict=True))
+    return said | {block.place: run_sh(block.source, folder) for block in there if block.language == "sh"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", RUNNABLE, ids=lambda block: block.place)
+def test_examples_run(block: Block, printed: dict[str, Printed]) -> None:
+    done = printed[block.place]
+    assert not done.failed, f"{done.failed}\n{done.text}"
+    assert block.shown is None or matches(block.shown, done.text), done.text
