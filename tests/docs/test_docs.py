@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from deploy.reference.tables import NAMED
 from tests.docs.blocks import HOME, PAGES, ROOT, Block, Printed, blocks, matches, run_python, run_sh
 from tests.e2e.server import Server, serving
 
-LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<there>[^)\s]+)\)|<img[^>]* src=\"(?P<picture>[^\"]+)\"|!\[[^\]]*\]\((?P<image>[^)]+)\)")
+LINK = re.compile(r"\[[^\]]*\]\((?P<there>[^)\s]+)\)|<img[^>]* src=\"(?P<picture>[^\"]+)\"")
 RUNNABLE = [block for page in PAGES for block in blocks(page)]
 
 
@@ -80,10 +81,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def printed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Printed]:
     """What every example printed, by its place."""
     folder = tmp_path_factory.mktemp("examples")
-    there = [replace(block, source=block.source.replace(HOME, server.url.removeprefix("http://"))) for block in RUNNABLE]
+    address = server.url.removeprefix("http://")
+    there = [replace(block, source=block.source.replace(HOME, address)) for block in RUNNABLE]
     python = [block for block in there if block.language == "python"]
-    said = dict(zip([block.place for block in python], run_python([block.source for block in python], folder), strict=True))
-    return said | {block.place: run_sh(block.source, folder) for block in there if block.language == "sh"}
+    with ThreadPoolExecutor(1) as beside:
+        said = beside.submit(run_python, [block.source for block in python], folder)
+        printed = {block.place: run_sh(block.source, folder) for block in there if block.language == "sh"}
+    return printed | dict(zip([block.place for block in python], said.result(), strict=True))
 
 
 @pytest.mark.slow
