@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
 HOME = "127.0.0.1:8000"
 
@@ -57,7 +57,7 @@ def blocks(page: Path) -> list[Block]:
     text, found = page.read_text(), list[Block]()
     for fence in FENCE.finditer(text):
         language, _, mark = fence["info"].partition(" ")
-        place = f"{page.name}:{text.count(chr(10), 0, fence.start()) + 1}"
+        place = f"{page.relative_to(ROOT)}:{text.count(chr(10), 0, fence.start()) + 1}"
         match mark:
             case "run":
                 found.append(Block(place, language, fence["body"]))
