@@ -1,4 +1,5 @@
-"""`python -m tests.ops`: Sluice under a real Prometheus and behind a real nginx, on the files that deploy/ ships.
+"""`python -m tests.ops [PART ...]`: Sluice under a real Prometheus and behind a real nginx, and its pods, on the files
+that deploy/ ships.
 
 Needs prometheus, promtool and nginx on the PATH; takes about two minutes, half of it to install the frontend's
 requirements. Prints what it found out; the exit code is 0 if all of it is as promised.
@@ -11,17 +12,20 @@ from pathlib import Path
 
 from tests.ops.balanced import balanced
 from tests.ops.monitored import monitored
+from tests.ops.pods import pods
 from tests.ops.programs import DEPLOY
 
 
-def rules() -> None:
+def rules(place: Path) -> None:
     for words in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):
         subprocess.run(["promtool", *words], cwd=DEPLOY / "monitoring", check=True, stdout=subprocess.DEVNULL)
         print(f"promtool {' '.join(words)}: ok", flush=True)
 
 
+PARTS = {"rules": rules, "monitored": monitored, "balanced": balanced, "pods": pods}
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="sluice-ops-") as room:
-        parts = {"rules": rules, "monitored": lambda: monitored(Path(room)), "balanced": lambda: balanced(Path(room))}
-        for name in sys.argv[1:] or parts:
-            parts[name]()
+        for name in sys.argv[1:] or PARTS:
+            (place := Path(room) / name).mkdir()
+            PARTS[name](place)
