@@ -1,7 +1,7 @@
 """`python -m tests.ops [PART ...]`: Sluice under a real Prometheus and behind a real nginx, and its pods, on the files
 that deploy/ ships.
 
-Needs prometheus, promtool and nginx on the PATH; takes about two minutes, half of it to install the frontend's
+Needs prometheus, promtool and nginx on the PATH; takes about three minutes, a third of it to install the frontend's
 requirements. Prints what it found out; the exit code is 0 if all of it is as promised.
 """
 
