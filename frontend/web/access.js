@@ -8,6 +8,7 @@ const [form, field, opener] = [$("access"), $("secret"), $("key")];
 const HINTS = {
   none: "Needed only where the server has --api-keys. It stays in this browser tab, and goes to this server only.",
   wanted: "This server wants an API key.",
+  odd: "No key looks like this: keys are letters, digits and signs of ASCII, without spaces.",
   refused: "This server does not know this key.",
   tried: "Trying it…",
   accepted: "The server accepts this key. It stays in this browser tab, and goes to this server only.",
@@ -22,10 +23,11 @@ function say(hint) {
   if ($("hint").textContent !== HINTS[hint]) $("hint").textContent = HINTS[hint];
   form.dataset.hint = hint;
   $("forget").disabled = !apiKey.get();
-  field.setAttribute("aria-invalid", String(hint === "refused"));
+  field.setAttribute("aria-invalid", String(hint === "refused" || hint === "odd"));
 }
 
 function take(key) {
+  if (!/^[!-~]*$/.test(key)) return say("odd"); // it could not be sent
   say(key ? "tried" : "none");
   apiKey.set(key);
 }

@@ -78,7 +78,7 @@ export class Live {
     this.#since = ready ? this.#since || now : 0;
     const said = ready ? "ready" : `not ready: ${reason}`;
     if (state.textContent !== said) state.textContent = said; // else a screen reader would say it each second
-    state.dataset.ready = ready;
+    state.dataset.ready = document.body.dataset.ready = ready;
     if (lost) this.#events.add(said, now);
     if (fresh) this.#events.add("ready", now);
     if (fresh) this.onReady();

@@ -87,6 +87,9 @@ def test_a_key_is_asked_for_tried_and_kept_in_the_tab(scripted: Model, opened: O
         expect(hint).to_have_text("This server wants an API key.")
         page.ask("Hi", until="failed")
         assert page.error.startswith("401: the API key is missing or wrong. Put a key into the field")
+        field.fill("sk-wröng")
+        field.press("Enter")
+        expect(hint).to_contain_text("No key looks like this")
         field.fill("sk-wrong")
         page.page.get_by_role("button", name="Use it").click()
         expect(hint).to_have_text("This server does not know this key.")
@@ -153,6 +156,24 @@ def test_an_error_in_midstream_keeps_what_was_said(scripted: Model, opened: Open
         assert page.error and "finished: " not in page.timing
         page.ask("Hi again", until="failed")
         expect(page.turn.locator(".thought > summary")).to_have_text(re.compile("^Thought, not to its end, for "))
+
+
+def test_an_answer_that_waits_for_its_worker_says_so(scripted: Model, opened: Opens) -> None:
+    said = "getComputedStyle(document.querySelector('.timing'), '::before').content"
+    scripted.link.play = lambda link, stream: None
+    with served(scripted) as url, opened(url) as page:
+        page.watch.expected = {503}
+        page.open()
+        page.ask("Hi", until="running")
+        assert page.page.evaluate(said) == "none"
+        scripted.link.ready = (False, "the worker is lost")
+        expect(page.page.locator("#state")).to_have_text("not ready: the worker is lost")
+        assert "This answer goes on" in page.page.evaluate(said)
+        scripted.link.ready = (True, "ready")
+        expect(page.page.locator("#state")).to_have_text("ready")
+        assert page.page.evaluate(said) == "none"
+        page.button("Stop").click()
+        page.until("stopped")
 
 
 def test_a_server_that_goes_and_comes_back(scripted: Model, opened: Opens) -> None:
