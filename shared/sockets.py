@@ -25,7 +25,8 @@ def connect(
     sock = _socket(context, kind)
     if identity:
         sock.setsockopt(zmq.IDENTITY, identity)
-    sock.setsockopt(zmq.IMMEDIATE, 1)
+    if kind != zmq.SUB:  # there, it would throw away what a worker said last, when its end closes before that is read
+        sock.setsockopt(zmq.IMMEDIATE, 1)
     sock.setsockopt(zmq.RECONNECT_IVL, 50)
     sock.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
     _secure(sock, address, wire, server=False)

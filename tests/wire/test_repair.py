@@ -83,6 +83,19 @@ async def test_what_a_worker_forgot_is_submitted_again(tmp_path: Path) -> None:
             worker.scheduler.check()
 
 
+async def test_a_workers_last_words_are_heard(tmp_path: Path) -> None:
+    with Worker(tmp_path) as worker:
+        async with linked(worker.wire) as fleet:
+            heard: list[m.Event] = []
+            only(fleet)._on_event = heard.append  # type: ignore[method-assign, assignment]
+            worker.stopped = True
+            worker.thread.join()
+            for _ in range(30):
+                worker.link.publish(fleet.id, m.Step(1, 0))
+            worker.link.close()
+            await until(lambda: sum(isinstance(event, m.Step) for event in heard) == 30)
+
+
 async def test_numbers_beyond_32_bits_are_garbage(tmp_path: Path) -> None:
     wrong = [
         m.Resync(1, -1), m.Resync(1 << 32, 0), m.Abort((-1,)), m.Submit(1 << 40, pack_u32([1]), sampling(1)),
