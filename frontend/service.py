@@ -229,8 +229,9 @@ class Run:
         while self._open and failed is None:
             deltas, failed = self._take()
             if failed is not None or not self._open:
-                self._ring()  # for what follows the last deltas
+                self._ring()  # for the next pull, which ends or raises
             yield deltas
+        self._ring()  # for what follows the pulls
         if failed is None:
             return self.close()
         error = self._failure or error_of(failed)

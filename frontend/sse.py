@@ -42,7 +42,7 @@ class Awaited:
 
 
 class EventStream(EventSourceResponse):
-    """Sends what `events` has whenever `listen`'s callback is called, until it is exhausted.
+    """Sends what `events` has next whenever `listen`'s callback is called, until it is exhausted.
 
     `events` gives empty bytes when there is nothing now; `failure(exc)` is the last event when it raises; `close()`
     runs in any case. The headers take the way through the middleware, the events go straight to `send`.
@@ -89,7 +89,7 @@ class EventStream(EventSourceResponse):
             await self._news.wait()
             self._news.clear()
             self._sending = True
-            while data := self._next():
+            if data := self._next():
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             self._sending = False
 
@@ -98,7 +98,7 @@ class EventStream(EventSourceResponse):
         if self._sending or not self._direct.ready():
             self._news.set()
             return
-        while data := self._next():
+        if data := self._next():
             self._direct.write(data)
         if self._ended:
             self._news.set()

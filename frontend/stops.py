@@ -68,10 +68,11 @@ class Search:
     ("bc" in "abcd"), the inner one is decided only when the outer one can no longer come.
     """
 
-    __slots__ = ("_automaton", "_state", "at", "decided", "end", "safe", "start", "stop")
+    __slots__ = ("_automaton", "_first", "_state", "at", "decided", "end", "safe", "start", "stop")
 
     def __init__(self, automaton: Stops) -> None:
         self._automaton = automaton
+        self._first = automaton.first.search
         self._state = 0
         self.at = 0  # characters read
         self.safe = 0  # characters that no stop can touch any more
@@ -79,6 +80,13 @@ class Search:
         self.start = 0
         self.end = 0
         self.decided = False  # nothing can beat `stop` any more; the rest of the text is not read
+
+    def passes(self, text: str) -> bool:
+        """Reads on if no stop has to do with `text`: none is on its way, none begins there. Else reads nothing."""
+        if self._state or self.stop or self._first(text):
+            return False
+        self.at = self.safe = self.at + len(text)
+        return True
 
     def feed(self, text: str) -> None:
         """Reads on; afterwards `safe`, `stop` and `decided` hold for all text so far. Time is O(len(text))."""

@@ -186,6 +186,10 @@ class StreamText:
         if self._search is None:
             self.consumed += len(ids)
             return Released(ids, texts)
+        if not self._texts and self._search.passes(texts[0] if len(texts) == 1 else "".join(texts)):
+            self._position = self._search.at
+            self.consumed += len(ids)
+            return Released(ids, texts)
         return self._watch(self._search, ids, texts)
 
     def finish(self, ids: list[int] | None = None) -> Released:
@@ -209,11 +213,7 @@ class StreamText:
     def _watch(self, search: Search, ids: list[int], texts: list[str]) -> Released:
         if self.stop is not None:
             return Released([], [], self.stop)
-        search.feed(texts[0] if len(texts) == 1 else "".join(texts))
-        if search.safe == search.at and not (self._texts or search.decided):
-            self._position = search.at
-            self.consumed += len(ids)
-            return Released(ids, texts)
+        search.feed("".join(texts))
         self._ids += ids
         self._texts += texts
         return self._cut(search) if search.decided else self._release(self._safe_count(search.safe))
