@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
@@ -24,7 +23,7 @@ def nobody() -> None:
     """Who hears of news when nobody listens."""
 
 
-class Batch(NamedTuple):
+class Batch(msgspec.Struct, gc=False):
     """All that a stream gained since it was last asked."""
 
     tokens: list[int]

@@ -7,6 +7,8 @@ file writes Deltas in its own words. Nobody else knows HTTP and tokens at once.
 import enum
 from dataclasses import dataclass, field
 
+import msgspec
+
 from frontend.speech.style import Speech
 from shared.messages import Sampling, Timings
 
@@ -64,8 +66,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct, gc=False):
     """What one choice gained since the last Delta. Ids and texts are released from the same boundary.
 
     `texts[i]` is what token `ids[i]` added to the text: empty while a character is incomplete, cut where a
