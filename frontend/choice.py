@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from frontend.stream import Batch, Stream
-from frontend.text import Released, StreamText
+from frontend.text import StreamText
 from frontend.types import Ask, Delta, Finish, TokenLogprob, Usage
 from shared.codec import unpack_f32, unpack_u32
 from shared.messages import End, Logprobs, Outcome, Timings
@@ -36,7 +36,7 @@ class Choice:
         self._released = 0  # ids handed on
         self._out: Scores = {}
         self._prompt_scores: Scores = {}
-        self._echo: Released | None = None
+        self._echo: tuple[list[int], list[str]] | None = None
 
     @property
     def consumed(self) -> int:
@@ -50,7 +50,7 @@ class Choice:
         exact = given[self._index // self._ask.n] if isinstance(given, list) else ""
         if exact and "".join(texts) != exact:  # a tokenizer that does not give back what it was given
             texts = [exact, *[""] * (len(ids) - 1)]
-        self._echo = Released(ids, texts)
+        self._echo = ids, texts
 
     def take(self, batch: Batch) -> Delta | None:
         """None when nothing became certain."""
@@ -59,25 +59,24 @@ class Choice:
         end = batch.end
         if not batch.tokens and end is None:
             return None
-        released = self._text.push(batch.tokens) if end is None else self._text.finish(batch.tokens)
-        stop: str | int | None = released.stop
-        if released.stop is not None:
+        ids, texts, found = self._text.push(batch.tokens) if end is None else self._text.finish(batch.tokens)
+        stop: str | int | None = found
+        if found is not None:
             self.finish = Finish.STOP
         elif end is not None:
             self.finish = FINISH.get(end.outcome)
             stop = self._stop_id(end)
         self.done = end is not None or self.finish is not None
-        return self._delta(released, stop, end)
+        return self._delta(ids, texts, stop, end)
 
     def _stop_id(self, end: End) -> int | None:
         return self.stream.output[-1] if end.outcome is Outcome.STOP and self.stream.output else None
 
-    def _delta(self, released: Released, stop: str | int | None, end: End | None) -> Delta | None:
-        ids, texts, _ = released
+    def _delta(self, ids: list[int], texts: list[str], stop: str | int | None, end: End | None) -> Delta | None:
         scores = None if self._ask.sampling.logprobs is None else self._scores(self._out, ids, self._released)
         self._released += len(ids)
         if self._echo is not None:
-            prompt, pieces, _ = self._echo
+            prompt, pieces = self._echo
             self._echo = None
             scores = None if scores is None else self._scores(self._prompt_scores, prompt, 0) + scores
             ids, texts = prompt + ids, pieces + texts

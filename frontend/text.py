@@ -6,7 +6,7 @@ gives. `StreamText` adds stop strings: what it releases can never be taken back,
 
 from codecs import utf_8_decode
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from frontend.stops import Search, Stops
 
@@ -150,15 +150,9 @@ class WindowText:
         return self._decode(self._window)[len(self._decode(self._window[: self._read])) :]
 
 
-class Released(NamedTuple):
-    """Ids and what each adds to the text, from one boundary. `stop` is the stop string that ended the stream.
-
-    Only `StreamText.finish` may give one text more than ids: the end of a text whose ids are all out already.
-    """
-
-    ids: list[int]
-    texts: list[str]
-    stop: str | None = None
+# Ids and what each adds to the text, from one boundary; and the stop string that ended the stream. A plain tuple, as
+# one is made for each token. Only `StreamText.finish` may give one text more than ids: the end of one that is out.
+Released = tuple[list[int], list[str], str | None]
 
 
 class StreamText:
@@ -185,17 +179,17 @@ class StreamText:
         texts = self._detokenizer.push(ids)
         if self._search is None:
             self.consumed += len(ids)
-            return Released(ids, texts)
+            return ids, texts, None
         if not self._texts and self._search.passes(texts[0] if len(texts) == 1 else "".join(texts)):
             self._position = self._search.at
             self.consumed += len(ids)
-            return Released(ids, texts)
+            return ids, texts, None
         return self._watch(self._search, ids, texts)
 
     def finish(self, ids: list[int] | None = None) -> Released:
         """Takes the last ids, if any, and gives all that was held; incomplete bytes join the last text."""
         if self.stop is not None:
-            return Released([], [], self.stop)
+            return [], [], self.stop
         texts = self._detokenizer.push(ids or [])
         tail = self._detokenizer.flush()
         self._ids += ids or []
@@ -212,7 +206,7 @@ class StreamText:
 
     def _watch(self, search: Search, ids: list[int], texts: list[str]) -> Released:
         if self.stop is not None:
-            return Released([], [], self.stop)
+            return [], [], self.stop
         search.feed("".join(texts))
         self._ids += ids
         self._texts += texts
@@ -231,7 +225,7 @@ class StreamText:
         del self._ids[:count], self._texts[:count]
         self._position += sum(map(len, texts))
         self.consumed += len(ids)
-        return Released(ids, texts)
+        return ids, texts, None
 
     def _cut(self, search: Search) -> Released:
         keep = (search.end if self._include_stop else search.start) - self._position
@@ -242,4 +236,4 @@ class StreamText:
             keep -= len(text)
         self._ids, self._texts = [], []
         self.stop = search.stop
-        return Released(ids, texts, self.stop)
+        return ids, texts, self.stop

@@ -49,7 +49,7 @@ def expected(texts: list[str], stops: list[str]) -> tuple[list[str], str | None]
 def run(text: StreamText, parts: list[list[int]], last: list[int] | None = None) -> tuple[list[Released], str | None]:
     releases = [text.push(part) for part in parts]
     releases.append(text.finish(last))
-    return releases, releases[-1].stop
+    return releases, releases[-1][2]
 
 
 ids_of_words = st.lists(st.integers(0, len(WORDS) - 1), max_size=14)
@@ -73,12 +73,12 @@ def test_any_pushes_give_what_the_whole_text_gives(
 
     text = StreamText(Spelled(WORDS, tail), Stops(stops))
     releases, found = run(text, parts, last)
-    released = [token for release in releases for token in release.ids]
+    released = [token for ids, _, _ in releases for token in ids]
     assert found == stop
-    assert "".join(t for release in releases for t in release.texts) == "".join(kept)
+    assert "".join(t for _, texts, _ in releases for t in texts) == "".join(kept)
     assert released == ids[: len(kept)]
     assert text.consumed == len(released)
-    assert all(len(release.ids) == len(release.texts) for release in releases[:-1])
+    assert all(len(ids) == len(texts) for ids, texts, _ in releases[:-1])
 
 
 @settings(max_examples=200, deadline=None)
@@ -87,8 +87,8 @@ def test_holds_back_only_what_can_still_become_a_stop(string: str, stops: list[s
     text = StreamText(Spelled("abcé"), Stops(stops))
     out = ""
     for end in range(1, len(string) + 1):
-        release = text.push(["abcé".index(string[end - 1])])
-        out += "".join(release.texts)
+        _, texts, _ = text.push(["abcé".index(string[end - 1])])
+        out += "".join(texts)
         so_far = string[:end]
         if any(stop in so_far for stop in stops):
             break
@@ -104,7 +104,7 @@ def test_include_stop_ends_after_it(ids: list[int], stops: list[str]) -> None:
     hits = [(whole.find(stop), len(stop)) for stop in stops if stop in whole]
     end = sum(min(hits)) if hits else len(whole)
     releases, _ = run(StreamText(Spelled(WORDS), Stops(stops), include_stop=True), [[token] for token in ids])
-    assert "".join(t for release in releases for t in release.texts) == whole[:end]
+    assert "".join(t for _, texts, _ in releases for t in texts) == whole[:end]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_examples(words: list[str], stops: list[str], kept: list[str], stop: str
     ids = list(range(len(words)))
     for parts in ([ids], [[token] for token in ids]):
         releases, found = run(StreamText(Spelled(words), Stops(stops)), parts)
-        assert [text for release in releases for text in release.texts] == kept
+        assert [text for _, texts, _ in releases for text in texts] == kept
         assert found == stop
 
 
@@ -166,7 +166,7 @@ def test_with_real_tokenizers(kind: str, string: str, stop: str, real: dict[str,
     tokenizer = real[kind]
     ids = tokenizer.encode_now([string], add_special_tokens=False)[0]
     releases, found = run(StreamText(tokenizer.detokenizer(), Stops([stop])), [[token] for token in ids])
-    assert "".join(t for release in releases for t in release.texts) == string.split(stop)[0]
+    assert "".join(t for _, texts, _ in releases for t in texts) == string.split(stop)[0]
     assert found == (stop if stop in string else None)
 
 
