@@ -295,19 +295,23 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; when the client leaves first, `work` is cancelled and ClientDisconnect raised."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(request))
+    here = asyncio.current_task()
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if here is not None:
+            here.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if gone and here is not None and not here.uncancel():
+            raise ClientDisconnect from None
+        raise
     finally:
-        gone.cancel()
-        if task.cancel():
-            await asyncio.wait({task})
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        watching.cancel()
