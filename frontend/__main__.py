@@ -208,6 +208,7 @@ def _uvicorn(settings: Settings, app: Any, protocol: Any) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nobody asks where a client is
         timeout_keep_alive=math.ceil(config.idle_timeout),
         timeout_graceful_shutdown=int(GRACE_S),
         ssl_certfile=config.ssl_certfile or None,
