@@ -11,7 +11,7 @@ import pytest
 from deploy.reference.__main__ import DOCS, MADE, main, renewed
 from deploy.reference.tables import NAMED
 from shared.flags import all_flags
-from tests.docs.blocks import HOME, PAGES, ROOT, Block, Printed, blocks, matches, run_python, run_sh
+from tests.docs.blocks import HOME, PAGES, ROOT, Block, Printed, blocks, environment, matches, run_python, run_sh
 from tests.e2e.server import Server, serving
 
 LINK = re.compile(r"\[[^\]]*\]\((?P<there>[^)\s]+)\)|<img[^>]* src=\"(?P<picture>[^\"]+)\"")
@@ -85,6 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def printed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Printed]:
     """What every example printed, by its place."""
     folder = tmp_path_factory.mktemp("examples")
+    environment(folder)  # made before two threads ask for it
     address = server.url.removeprefix("http://")
     there = [replace(block, source=block.source.replace(HOME, address)) for block in RUNNABLE]
     python = [block for block in there if block.language == "python"]
