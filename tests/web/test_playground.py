@@ -96,12 +96,14 @@ def test_a_raw_completion(here: Playground, demo: Server) -> None:
 
 
 @pytest.mark.parametrize("tab", ["chat", "completion"])
-def test_probabilities_of_a_token(here: Playground, tab: str) -> None:
+def test_probabilities_of_a_token(here: Playground, demo: Server, tab: str) -> None:
     """Also with keys alone."""
-    here.open(f"?tab={tab}&probabilities=1&send=1&prompt=Tell+me+a+story+about+a+fox")
-    here.until("done")
+    here.open(f"?tab={tab}&probabilities=1")
+    here.knob("seed", str(SEED))
+    here.ask(STORY, key="Control+Enter")
     tokens, rivals = here.turn.locator(".answer .token"), here.page.locator("#rivals .rival")
-    assert "".join(tokens.all_text_contents()) == here.answer != ""
+    plain = said(demo, "/v1/completions", prompt=STORY, seed=SEED) if tab == "completion" else ""
+    assert "".join(tokens.all_text_contents()) == here.answer == (plain or chatted(demo, STORY, seed=SEED))
     tokens.nth(4).click()
     expect(here.page.locator("#rivals")).to_be_visible()
     assert rivals.count() >= 5

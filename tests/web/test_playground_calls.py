@@ -85,6 +85,11 @@ def test_a_key_is_asked_for_tried_and_kept_in_the_tab(scripted: Model, opened: O
         page.open()
         hint, field = page.page.locator("#hint"), page.page.get_by_label("API key", exact=True)
         expect(hint).to_have_text("This server wants an API key.")
+        asked: list[str] = []
+        page.page.on("request", lambda request: asked.append(request.url))
+        for _ in range(2):
+            page.page.wait_for_event("request", lambda request: request.url.endswith("/ready"))
+        assert f"{url}/stats" not in asked  # until there is another key
         page.ask("Hi", until="failed")
         assert page.error.startswith("401: the API key is missing or wrong. Put a key into the field")
         field.fill("sk-wröng")
