@@ -28,8 +28,8 @@ SAMPLING = {
 
 COMMON = {
     "model": "the served name, see `/v1/models`; any other is refused",
-    "max_tokens": "most tokens of the answer",
-    "max_completion_tokens": "newer name of `max_tokens`; null: to the context's end",
+    "max_tokens": "most tokens of the answer; none given in a chat: to the context's end",
+    "max_completion_tokens": "newer name of `max_tokens`",
     "n": "so many answers to each prompt; their seeds are `seed`, `seed` + 1, …",
     "stream": "answer in server-sent events",
     "stream_options": "`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk",
@@ -47,7 +47,7 @@ COMMON = {
 
 COMPLETIONS = {
     "prompt": "a text, token ids, or several of either",
-    "logprobs": "log-probabilities of the tokens; in completions with so many of the likeliest ones",
+    "logprobs": "log-probabilities of the answer's tokens; a number: and of so many of the likeliest",
     "echo": "the prompt stands before the answer; with `logprobs` it is scored, too",
     "best_of": "must equal `n`",
     "suffix": "text after the gap; only empty",
