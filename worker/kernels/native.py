@@ -9,6 +9,7 @@ Pointers cross as plain ints and the GIL is released: a call costs a few microse
 """
 
 import ctypes
+import mmap
 import os
 from collections.abc import Callable
 from ctypes import c_float, c_int, c_long, c_void_p
@@ -144,6 +145,14 @@ def huge(fresh: Tensor) -> Tensor:
     if library is not None:
         library.advise_huge(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
     return fresh
+
+
+def touch(start: int, nbytes: int) -> bool:
+    """Writes every memory page from `start` (4-byte aligned) on and changes none; False without the library."""
+    library = _library()
+    if library is not None:
+        library.touch(c_void_p(start), c_long(nbytes), c_long(mmap.PAGESIZE))
+    return library is not None
 
 
 def linear(x: Tensor, weight: NativeWeight, out: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:

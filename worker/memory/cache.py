@@ -5,6 +5,7 @@ import mmap
 import torch
 from torch import Tensor
 
+from worker.memory.populate import Populator, Touch
 from worker.model.spec import ModelSpec
 
 
@@ -19,10 +20,23 @@ class Cache:
         self.k = _zeros(shape, dtype, torch.device(device))
         self.v = _zeros(shape, dtype, torch.device(device))
         self._layers = list(zip(self.k.unbind(), self.v.unbind(), strict=True))
+        self._populator: Populator | None = None
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, each [page, offset, kv_head, head_dim]."""
         return self._layers[index]
+
+    def populate_ahead(self, touch: Touch) -> None:
+        """From now on the system's memory is asked for before pages need it; on the CPU, where it comes lazily."""
+        if self.k.device.type == "cpu" and self._populator is None:
+            bases = [part.data_ptr() for layer in self._layers for part in layer]
+            page_bytes = self.k[0, 0].nbytes
+            self._populator = Populator(touch, bases, self.pages, page_bytes, self.page_size)
+
+    def reach(self, page: int) -> None:
+        """The highest page of a step, for populating ahead of it."""
+        if self._populator is not None:
+            self._populator.reach(page)
 
 
 def bytes_per_page(spec: ModelSpec, page_size: int, dtype: torch.dtype) -> int:

@@ -27,5 +27,6 @@ class Packed:
     tiles: Tensor  # [N, 2] int32: (sequence, first row within it), one a query tile of TILE_ROWS rows
     max_q: int  # most rows of one sequence
     max_kv: int  # longest kv_len
+    max_page: int = 0  # highest page
 
     TILE_ROWS = 16

@@ -44,6 +44,7 @@ def pack(chunks: Seq[Chunk], page_size: int, device: torch.device) -> tuple[Pack
         tiles=_to(_tiles(lengths), device),
         max_q=max(lengths),
         max_kv=int(kv_lens.max()),
+        max_page=int(pages.max()),
     )
     return packed, wanted
 

@@ -48,6 +48,7 @@ class Runner:
     def step(self, plan: Plan) -> Sampled:
         """Compute the plan's chunks; raises whatever the device raises, having changed no sequence."""
         packed, wanted = pack(plan.chunks, self._cache.page_size, self._device)
+        self._cache.reach(packed.max_page)
         logits = self._forward(packed)  # [R, V] float32
         sampled = logits if len(wanted.sampled) == logits.shape[0] else logits[wanted.sampled]
         sequences = [chunk.sequence for chunk in plan.sampling]

@@ -33,3 +33,9 @@ __attribute__((visibility("default"))) void advise_huge(void *start, long bytes)
     uintptr_t to = ((uintptr_t)start + bytes) / page * page;
     if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
 }
+
+/* Has the system hand over memory that others may be writing at this moment: every page is written, none is changed.
+ * (Advice to populate would hold the lock that all of the process's mappings share, however low our priority.) */
+__attribute__((visibility("default"))) void touch(uintptr_t start, long bytes, long page) {
+    for (uintptr_t at = start; at < start + bytes; at += page) __atomic_fetch_or((unsigned *)at, 0, __ATOMIC_RELAXED);
+}

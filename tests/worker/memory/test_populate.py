@@ -1,0 +1,64 @@
+"""Populating ahead of use: how far, in which order, and that it stops."""
+
+import mmap
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.worker.kernels.native_tiers import needs_library
+from worker.kernels.native import touch
+from worker.memory import populate
+from worker.memory.populate import Populator
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert true()
+
+
+pytestmark = needs_library
+
+
+@pytest.fixture
+def memory() -> torch.Tensor:
+    return torch.frombuffer(mmap.mmap(-1, 2 << 22), dtype=torch.uint8).view(2, 64, 1 << 16)
+
+
+def test_it_stays_ahead_of_the_highest_page_and_goes_no_further(
+    memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(populate, "AHEAD_TOKENS", 16 * 10)
+    monkeypatch.setattr(populate, "STRIDE_TOKENS", 16 * 2)
+    populator = Populator(touch, [part.data_ptr() for part in memory], 64, 1 << 16, 16)
+    wait_until(lambda: populator.populated == 10)
+    populator.reach(5)
+    wait_until(lambda: populator.populated == 16)
+    populator.reach(3)
+    populator.reach(63)
+    wait_until(lambda: populator.populated == 64)
+    assert int(memory.sum()) == 0  # touched, not changed
+
+
+def test_where_memory_cannot_be_touched_it_gives_up(memory: torch.Tensor) -> None:
+    asked: list[int] = []
+
+    def refuse(start: int, nbytes: int) -> bool:
+        asked.append(start)
+        return False
+
+    populator = Populator(refuse, [memory.data_ptr()], 64, 1 << 16, 16)
+    wait_until(lambda: bool(asked))
+    populator.reach(40)
+    time.sleep(0.05)
+    assert len(asked) == 1
+
+
+def test_touching_changes_nothing() -> None:
+    memory = torch.randint(0, 255, (3 << 12,), dtype=torch.uint8)
+    before = memory.clone()
+    assert touch(memory.data_ptr() // 4 * 4, memory.nbytes)
+    assert torch.equal(memory, before)
