@@ -48,17 +48,20 @@ typedef struct {
 } Item;
 
 typedef struct {
-    _Alignas(64) char k[KEYS * MOST_D * 4], v[KEYS * MOST_D * 4];
+    _Alignas(64) char k[ITEM_TILES * KEYS * MOST_D * 4], v[ITEM_TILES * KEYS * MOST_D * 4]; /* a block, head by head */
     float scores[2][KEYS * 16];
     Tile tiles[ITEM_TILES];
+    const Item *then; /* what this thread does next, or NULL */
 } Scratch;
 
-/* One block of one kv head, keys [from, to) of the sequence, from the pages to s->k and s->v; to - from <= KEYS. */
+/* One block of the item's kv heads, keys [from, to) of the sequence, from the pages to s->k and s->v, each head's
+ * head_bytes() behind the last; to - from <= KEYS. The heads of a key lie together: they are read in one go. */
 static void enter(void);  /* a thread's state before work on an item, */
 static void leave(void);  /* and after */
 static Scratch *scratch_here(void);
-static void take_block(const Attend *a, Scratch *s, const Item *item, int head, long block, long from, long to);
+static void take_block(const Attend *a, Scratch *s, const Item *item, long block, long from, long to);
 static void take_q(const Attend *a, Tile *tile, const Item *item);
+static long head_bytes(const Attend *a);
 static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block);
 SHARED void merge_span(const Attend *a, State *total, const State *span);
 static void put_rows(const Attend *a, const Tile *tile, const State *state, const Item *item);
@@ -113,20 +116,31 @@ static int begin_item(const Attend *a, Scratch *s, const Item *item) {
     return tiles;
 }
 
-/* Part `part` of `parts` of what the item will read in the next block. */
-static void ask_for_part(const Attend *a, const Item *item, long block, long part, long parts) {
-    long last = position_of(a, item->seq, item->row + item->rows - 1) + 1, next = block + KEYS;
-    ask_for_keys(a, item, next + part * KEYS / parts, least(next + (part + 1) * KEYS / parts, last));
+INLINE long last_key(const Attend *a, const Item *item) {
+    return position_of(a, item->seq, item->row + item->rows - 1) + 1;
+}
+
+INLINE long first_block(const Attend *a, const Item *item, long span) {
+    return most(span * SPAN, first_key(a, position_of(a, item->seq, item->row)) / KEYS * KEYS);
+}
+
+/* Part `part` of `parts` of what is read after this block: the item's next one, or the first of what comes then. */
+static void ask_for_part(const Attend *a, const Scratch *s, const Item *item, long block, long part, long parts) {
+    long next = block + KEYS;
+    if (next >= least(last_key(a, item), (item->span + item->spans) * SPAN)) {
+        item = s->then;
+        if (!item) return;
+        next = first_block(a, item, item->span);
+    }
+    ask_for_keys(a, item, next + part * KEYS / parts, least(next + (part + 1) * KEYS / parts, last_key(a, item)));
 }
 
 static void do_block(const Attend *a, Scratch *s, const Item *item, int tiles, long block) {
-    long last = position_of(a, item->seq, item->row + item->rows - 1) + 1;
-    long from = most(block, first_key(a, position_of(a, item->seq, item->row))), to = least(block + KEYS, last);
+    long from = most(block, first_key(a, position_of(a, item->seq, item->row)));
+    long to = least(block + KEYS, last_key(a, item));
     int each = tiles / item->heads;
-    for (int i = 0; i < tiles; i += each) {
-        take_block(a, s, item, s->tiles[i].head, block, from, to);
-        attend_block(a, s, item, &s->tiles[i], each, block);
-    }
+    take_block(a, s, item, block, from, to);
+    for (int i = 0; i < tiles; i += each) attend_block(a, s, item, &s->tiles[i], each, block);
 }
 
 /* Whether any row of the tile may see any key of the block. */
@@ -135,11 +149,9 @@ INLINE int in_sight(const Attend *a, const Tile *tile, long block) {
 }
 
 static void do_span(const Attend *a, Scratch *s, const Item *item, int tiles, long span) {
-    long last = position_of(a, item->seq, item->row + item->rows - 1) + 1;
-    long from = first_key(a, position_of(a, item->seq, item->row));
+    long end = least((span + 1) * SPAN, last_key(a, item));
     for (int i = 0; i < tiles; i++) begin(a, &s->tiles[i].span);
-    long block = most(span * SPAN, from / KEYS * KEYS);
-    for (; block < least((span + 1) * SPAN, last); block += KEYS) do_block(a, s, item, tiles, block);
+    for (long block = first_block(a, item, span); block < end; block += KEYS) do_block(a, s, item, tiles, block);
 }
 
 /* All spans of an item here; or one, left in `part` for the merge. */
@@ -207,9 +219,23 @@ static long list_items(const Attend *a, Item *items, int threads, int split) {
     return n;
 }
 
+/* Each thread takes its next item before it begins the one it has, so that what that needs can be asked for. */
+static void do_items(const Attend *a, const Work *work, State *parts, int threads) {
+    long next = 0;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        Scratch *s = scratch_here();
+        long i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+        for (long then; i < work->n; i = then) {
+            then = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+            s->then = then < work->n ? &work->items[then] : NULL;
+            do_item(a, s, &work->items[i], parts ? parts + i * ITEM_TILES : NULL);
+        }
+    }
+}
+
 static void do_split(const Attend *a, const Work *work, State *parts, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (long i = 0; i < work->n; i++) do_item(a, scratch_here(), &work->items[i], parts + i * ITEM_TILES);
+    do_items(a, work, parts, threads);
     for (long i = 0, n; i < work->n; i += n) {
         const Item *first = &work->items[i];
         for (n = 1; i + n < work->n; n++) {
@@ -218,11 +244,6 @@ static void do_split(const Attend *a, const Work *work, State *parts, int thread
         }
         merge_parts(a, scratch_here(), first, parts + i * ITEM_TILES, n);
     }
-}
-
-static void do_whole(const Attend *a, const Work *work, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (threads > 1)
-    for (long i = 0; i < work->n; i++) do_item(a, scratch_here(), &work->items[i], NULL);
 }
 
 /* Multiplications for one head's scores, roughly: too few and a second thread costs more than it brings. */
@@ -244,7 +265,7 @@ static int attend(const Attend *a, int threads) {
     if (!failed) {
         list_items(a, work.items, threads, work.split);
         if (work.split) do_split(a, &work, parts, threads);
-        else do_whole(a, &work, threads);
+        else do_items(a, &work, NULL, threads);
     }
     free(parts);
     free(work.items);

@@ -91,32 +91,39 @@ static void take_values(const bf16 *even, const bf16 *odd, char *tiles, long d) 
     }
 }
 
-static void take_block(const Attend *a, Scratch *s, const Item *item, int head, long block, long from, long to) {
+static long head_bytes(const Attend *a) { return KEYS * steps_of(a) * 64; }
+
+static void take_block(const Attend *a, Scratch *s, const Item *item, long block, long from, long to) {
     const bf16 *values[KEYS] = {0};
-    long wide = steps_of(a) * 32, row = a->kv_heads * a->d;
+    long wide = steps_of(a) * 32, row = a->kv_heads * a->d, each = head_bytes(a);
     for (long at = from, run; at < to; at += run) {
-        size_t slot = slot_of(a, item->seq, at, &run);
+        size_t first = slot_of(a, item->seq, at, &run) * row + item->head * a->d;
         run = least(run, to - at);
-        const bf16 *k = (const bf16 *)a->cache_k + slot * row + head * a->d;
-        const bf16 *v = (const bf16 *)a->cache_v + slot * row + head * a->d;
         for (long i = 0; i < run; i++) {
-            take_keys(k + i * row, (bf16 *)s->k + (at - block + i) * wide, a->d);
-            values[at - block + i] = v + i * row;
+            const bf16 *k = (const bf16 *)a->cache_k + first + i * row;
+            char *key = s->k + (at - block + i) * wide * 2;
+            for (int h = 0; h < item->heads; h++) take_keys(k + h * a->d, (bf16 *)(key + h * each), a->d);
+            values[at - block + i] = (const bf16 *)a->cache_v + first + i * row;
         }
     }
-    for (long i = 0; i < KEYS; i += 2)
-        take_values(values[i], values[i + 1], s->v + i / 32 * wide * 64 + i % 32 / 2 * 64, a->d);
+    for (long i = 0; i < KEYS; i += 2) {
+        char *tiles = s->v + i / 32 * wide * 64 + i % 32 / 2 * 64;
+        for (int h = 0; h < item->heads; h++, tiles += each) {
+            const bf16 *even = values[i], *odd = values[i + 1];
+            take_values(even ? even + h * a->d : NULL, odd ? odd + h * a->d : NULL, tiles, a->d);
+        }
+    }
 }
 
 /* scores[KEYS][16] = k q^T */
-static void score(const Attend *a, const Scratch *s, const Tile *tile, float *scores) {
+static void score(const Attend *a, const char *keys, const Tile *tile, float *scores) {
     long steps = steps_of(a), stride = steps * 64;
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
     for (long step = 0; step < steps; step++) {
-        const char *k = s->k + step * 64;
+        const char *k = keys + step * 64;
         TILE_LOAD(5, tile->q + step * 1024, 64);
         TILE_LOAD(4, k, stride);
         TILE_LOAD(6, k + 16 * stride, stride);
@@ -211,13 +218,13 @@ static void shrink_rows(float *out, __m512 shrink, long wide) {
 }
 
 /* out[16][wide] += weights times values */
-static void add_values(const Attend *a, const Scratch *s, Tile *tile) {
+static void add_values(const Attend *a, const char *values, Tile *tile) {
     float *out = tile->span.out;
     long tiles = padded(a->d) / 16, half = steps_of(a) * 2048;
     TILE_LOAD(6, tile->weights, 64);
     TILE_LOAD(7, (const char *)tile->weights + 1024, 64);
     for (long i = 0; i < tiles; i += 2) {
-        const char *v = s->v + i * 1024;
+        const char *v = values + i * 1024;
         TILE_LOAD(0, out + i * 16, tiles * 64);
         TILE_LOAD(4, v, 64);
         TILE_DOT(0, 6, 4);
@@ -248,17 +255,18 @@ static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *ti
     __m512 shrink[ITEM_TILES];
     Tile *seeing[ITEM_TILES];
     int n = 0, part = (tiles->head - item->head) * count;
+    long skip = (tiles->head - item->head) * head_bytes(a);
     for (int i = 0; i < count; i++)
         if (in_sight(a, &tiles[i], block)) seeing[n++] = &tiles[i];
-    if (n) score(a, s, seeing[0], s->scores[0]);
+    if (n) score(a, s->k + skip, seeing[0], s->scores[0]);
     for (int i = 0; i < n; i++) {
-        if (i + 1 < n) score(a, s, seeing[i + 1], s->scores[(i + 1) % 2]);
-        ask_for_part(a, item, block, part + i, count * item->heads);
+        if (i + 1 < n) score(a, s->k + skip, seeing[i + 1], s->scores[(i + 1) % 2]);
+        ask_for_part(a, s, item, block, part + i, count * item->heads);
         shrink[i] = weigh_tile(a, s->scores[i % 2], seeing[i], block);
     }
     for (int i = 0; i < n; i++) {
         shrink_rows(seeing[i]->span.out, shrink[i], padded(a->d));
-        add_values(a, s, seeing[i]);
+        add_values(a, s->v + skip, seeing[i]);
     }
 }
 

@@ -37,25 +37,30 @@ static void widen(const Attend *a, const char *from, float *to) {
         store_f32(to + i, i >= a->d ? splat(0) : a->element == 2 ? load(from, i, a->d, 1) : load(from, i, a->d, 0));
 }
 
-static void take_block(const Attend *a, Scratch *s, const Item *item, int head, long block, long from, long to) {
-    long wide = padded(a->d), bytes = a->d * a->element, row = a->kv_heads * bytes;
-    memset(s->v, 0, KEYS * wide * sizeof(float));
+static long head_bytes(const Attend *a) { return KEYS * padded(a->d) * sizeof(float); }
+
+static void take_block(const Attend *a, Scratch *s, const Item *item, long block, long from, long to) {
+    long wide = padded(a->d), bytes = a->d * a->element, row = a->kv_heads * bytes, each = head_bytes(a);
+    memset(s->v, 0, item->heads * each);
     for (long at = from, run; at < to; at += run) {
         size_t slot = slot_of(a, item->seq, at, &run);
         run = least(run, to - at);
         for (long i = 0; i < run; i++) {
-            size_t where = (slot + i) * row + head * bytes;
-            widen(a, a->cache_k + where, (float *)s->k + (at - block + i) * wide);
-            widen(a, a->cache_v + where, (float *)s->v + (at - block + i) * wide);
+            size_t where = (slot + i) * row + item->head * bytes;
+            char *k = s->k + (at - block + i) * wide * sizeof(float), *v = s->v + (k - s->k);
+            for (int h = 0; h < item->heads; h++, where += bytes, k += each, v += each) {
+                widen(a, a->cache_k + where, (float *)k);
+                widen(a, a->cache_v + where, (float *)v);
+            }
         }
     }
 }
 
-static void score(const Attend *a, const Scratch *s, Tile *tile) {
+static void score(const Attend *a, const char *keys, Tile *tile) {
     long wide = padded(a->d);
     const float *q = (const float *)tile->q;
     for (long i = 0; i < KEYS; i += TOGETHER) {
-        const float *k = (const float *)s->k + i * wide;
+        const float *k = (const float *)keys + i * wide;
         vf sum[TOGETHER];
         for (int j = 0; j < TOGETHER; j++) sum[j] = splat(0);
         for (long d = 0; d < wide; d++)
@@ -90,7 +95,7 @@ static vf weigh(const Attend *a, Tile *tile, const Sight *sight, long block) {
 }
 
 /* out[D][LANES] = out * shrink + values^T weights */
-static void add_values(const Attend *a, const Scratch *s, Tile *tile, vf shrink) {
+static void add_values(const Attend *a, const char *values, Tile *tile, vf shrink) {
     float *out = tile->span.out;
     long wide = padded(a->d);
     for (long d = 0; d < wide; d += TOGETHER) {
@@ -98,20 +103,21 @@ static void add_values(const Attend *a, const Scratch *s, Tile *tile, vf shrink)
         for (int j = 0; j < TOGETHER; j++) sum[j] = load_f32(out + (d + j) * LANES) * shrink;
         for (long i = 0; i < KEYS; i++)
             for (int j = 0; j < TOGETHER; j++)
-                sum[j] += load_f32(tile->weights + i * LANES) * ((const float *)s->v)[i * wide + d + j];
+                sum[j] += load_f32(tile->weights + i * LANES) * ((const float *)values)[i * wide + d + j];
         for (int j = 0; j < TOGETHER; j++) store_f32(out + (d + j) * LANES, sum[j]);
     }
 }
 
 static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block) {
-    ask_for_part(a, item, block, tiles->head - item->head, item->heads);
+    long head = tiles->head - item->head, skip = head * head_bytes(a);
+    ask_for_part(a, s, item, block, head, item->heads);
     for (Tile *tile = tiles; tile < tiles + count; tile++) {
         if (!in_sight(a, tile, block)) continue;
         Sight sight;
         __builtin_memcpy(&sight.last, tile->position, sizeof sight.last);
         sight.first = a->window ? sight.last - (int32_t)a->window + 1 : (vi){0};
-        score(a, s, tile);
-        add_values(a, s, tile, weigh(a, tile, &sight, block));
+        score(a, s->k + skip, tile);
+        add_values(a, s->v + skip, tile, weigh(a, tile, &sight, block));
     }
 }
 
