@@ -112,7 +112,7 @@ class WorkerConfig:
         "paged", "paged: pages of --page-size tokens; contiguous: one page of --max-seq-len tokens a sequence",
         choices=("paged", "contiguous"),
     )  # fmt: skip
-    page_size: int = setting(16, "tokens in a page", unit="tokens", at_least=1)
+    page_size: int = setting(32, "tokens in a page", unit="tokens", at_least=1)
     prefix_cache: bool = setting(True, "share the K/V of equal prompt beginnings")
     batch_invariant: bool = setting(True, "the same bits for a request whatever shares its steps")
     seed: int = setting(

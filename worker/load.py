@@ -61,7 +61,10 @@ def load_engine(
         log.warning("--batch-invariant: no C kernels for %s here, so bits may depend on who shares a step", dtype)
     decoder = Decoder(spec, weights, size.max_seq_len)
     cache = Cache(spec, size.pages, size.page_size, dtype, device)
-    cache.populate_ahead(native.touch)
+    if device.type == "cpu":
+        for part in (cache.k, cache.v):
+            native.huge(part)
+        cache.populate_ahead(native.touch)
     pool = PagePool(size.pages, size.page_size)
     return Engine(
         runner=Runner(decoder, cache),

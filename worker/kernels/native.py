@@ -33,10 +33,10 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_norm": _POINTERS * 5 + _LONGS * 2 + (c_float, c_float, c_int),
     "gate": _POINTERS * 2 + _LONGS * 2 + (c_int, c_int),
     "rotary": _POINTERS * 5 + _LONGS * 4 + (c_int,),
-    "qkv_post": _POINTERS * 10 + (c_float, c_float) + _LONGS * 4 + (c_int,),
+    "qkv_post": _POINTERS * 10 + (c_float, c_float) + _LONGS * 4 + (c_int, c_int),
     "gemm": _POINTERS * 4 + _LONGS * 3 + (c_int, c_int),
     "attend": _POINTERS * 7 + _LONGS * 8 + (c_float, c_int),
-    "write": _POINTERS * 5 + _LONGS * 4,
+    "write": _POINTERS * 5 + _LONGS * 4 + (c_int,),
     "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
 }
 _TIERS = {1: "avx2", 2: "avx512", 3: "avx512"}
@@ -88,13 +88,19 @@ def _library() -> ctypes.CDLL | None:
 
 
 @cache
+def _level() -> int:
+    """Of native/cpu.c's `tier`, or less if the environment asks for less."""
+    library = _library()
+    level = int(library.tier()) if library else 0
+    return min(level, int(os.environ.get("SLUICE_NATIVE_TIER", level)))
+
+
+@cache
 def _kernels() -> dict[torch.dtype, _Kernels]:
     library = _library()
-    level = library.tier() if library else 0
+    level = _level()
     if library is None or level not in _TIERS:
         return {}
-    most = int(os.environ.get("SLUICE_NATIVE_TIER", level))
-    level = min(level, most)
     lanes = _TIERS[level]
     matrix = "amx" if level == 3 else lanes
     return {
@@ -230,6 +236,22 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
     return out
 
 
+def paired(cache_v: Tensor) -> bool:
+    """Whether the values of neighbouring tokens lie in pairs: [pages, page_size / 2, Hk, D, 2] in the cache's memory.
+
+    So AMX tiles multiply them where they are; pages must be whole tiles. Keys always lie as their shape says.
+    """
+    page_size, d = cache_v.shape[1], cache_v.shape[3]
+    return cache_v.dtype == torch.bfloat16 and _level() == 3 and page_size % PANEL == 0 and d % PANEL == 0
+
+
+def as_written(cache_v: Tensor) -> Tensor:
+    """A copy of values [pages, page_size, Hk, D] as the functions of this file write and read them."""
+    if not paired(cache_v):
+        return cache_v.clone()
+    return cache_v.unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2).reshape(cache_v.shape)
+
+
 def write_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
     """As `write.write_kv_torch`: rows of k and v [T, Hk, D] to slots [T] int64 of the caches."""
     (k, heads, d), v = _rows(k), _rows(v)[0]
@@ -239,7 +261,7 @@ def write_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tens
     size = k.element_size()
     _kernels()[k.dtype].write(
         k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slots.data_ptr(),
-        k.shape[0], heads * d * size, k.stride(0) * size, v.stride(0) * size,
+        k.shape[0], heads * d * size, k.stride(0) * size, v.stride(0) * size, paired(cache_v),
     )  # fmt: skip
 
 
@@ -274,7 +296,7 @@ def qkv_post(
     _kernels()[qkv.dtype].qkv_post(
         qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), address(q_norm), address(k_norm),
         cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slots.data_ptr(), eps, offset,
-        qkv.shape[0], heads, kv_heads, d, torch.get_num_threads(),
+        qkv.shape[0], heads, kv_heads, d, paired(cache_v), torch.get_num_threads(),
     )  # fmt: skip
     return q
 

@@ -51,7 +51,7 @@ class _Model(Structure):
         *((name, c_void_p) for name in ("norm", "add_norm", "gate", "qkv_post", "gemm", "attend")),
         ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
         *((name, c_long) for name in ("count", "hidden", "inner", "heads", "kv_heads", "d", "page_size", "element")),
-        *((name, c_float) for name in ("eps", "offset", "scale")), ("gelu", c_int), ("is_bf16", c_int),
+        *((name, c_float) for name in ("eps", "offset", "scale")), ("gelu", c_int), ("is_bf16", c_int), ("paired", c_int),
         ("done", POINTER(c_uint64)),
     ]  # fmt: skip
 
@@ -92,6 +92,7 @@ class Stack:
             *native.stack_kernels(dtype), self._layers, last_norm.data_ptr(),
             len(layers), self._hidden, first.down.k, first.o.k // d, kv_heads, d, page_size, dtype.itemsize,
             eps, float(offset), scale, activation == "gelu_tanh", dtype == torch.bfloat16,
+            native.paired(first.cache_v),
             ctypes.pointer(done),
         )  # fmt: skip
         self._buffers: list[Tensor] = []

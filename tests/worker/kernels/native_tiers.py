@@ -15,8 +15,9 @@ needs_library = pytest.mark.skipif(not MOST, reason="the C library does not run 
 @pytest.fixture(params=range(1, MOST + 1))
 def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setenv("SLUICE_NATIVE_TIER", str(request.param))
-    native._kernels.cache_clear()
-    request.addfinalizer(native._kernels.cache_clear)
+    for cached in (native._level, native._kernels):
+        cached.cache_clear()
+        request.addfinalizer(cached.cache_clear)
     return int(request.param)
 
 

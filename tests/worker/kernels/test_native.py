@@ -111,22 +111,25 @@ def test_rotary(dtype: torch.dtype, d: int) -> None:
 
 
 @dtypes
-def test_write(dtype: torch.dtype) -> None:
-    k, v = random(9, 2, 24, dtype=dtype), random(9, 2, 24, dtype=dtype, seed=1)
-    ours, plain = ([torch.zeros(5, 4, 2, 24, dtype=dtype) for _ in "kv"] for _ in range(2))
-    slots = torch.randperm(20)[:9]
+@pytest.mark.parametrize("page_size, d", [(4, 24), (32, 64)])
+def test_write(dtype: torch.dtype, page_size: int, d: int) -> None:
+    k, v = random(9, 2, d, dtype=dtype), random(9, 2, d, dtype=dtype, seed=1)
+    ours, plain = ([torch.zeros(5, page_size, 2, d, dtype=dtype) for _ in "kv"] for _ in range(2))
+    slots = torch.randperm(5 * page_size)[:9]
     native.write_kv(strided(k), strided(v), *ours, slots)
     write.write_kv_torch(k, v, *plain, slots)
+    plain[1] = native.as_written(plain[1])
     assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
 
 
 @dtypes
 @pytest.mark.parametrize("normed", [False, True])
-def test_one_pass_has_the_bits_of_its_parts(dtype: torch.dtype, normed: bool) -> None:
-    t, heads, kv_heads, d = 37, 6, 2, 48
+@pytest.mark.parametrize("d", [48, 64])
+def test_one_pass_has_the_bits_of_its_parts(dtype: torch.dtype, normed: bool, d: int) -> None:
+    t, heads, kv_heads = 37, 6, 2
     qkv, weights = random(t, (heads + 2 * kv_heads) * d, dtype=dtype), [random(d, dtype=dtype, seed=s) for s in (1, 2)]
     positions, slots = torch.randperm(t), torch.randperm(64)[:t]
-    ours, parts = ([torch.zeros(4, 16, kv_heads, d, dtype=dtype) for _ in "kv"] for _ in range(2))
+    ours, parts = ([torch.zeros(2, 32, kv_heads, d, dtype=dtype) for _ in "kv"] for _ in range(2))
     q_norm, k_norm = weights if normed else (None, None)
     q = native.qkv_post(
         qkv, *ours, *tables(t, d), positions, slots, q_norm=q_norm, k_norm=k_norm, eps=1e-6, offset=True
@@ -147,7 +150,7 @@ def test_other_types_are_left_to_torch() -> None:
 
 
 def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    for cached in (native._library, native._kernels):
+    for cached in (native._library, native._level, native._kernels):
         cached.cache_clear()
         request.addfinalizer(cached.cache_clear)
     monkeypatch.setenv("SLUICE_NATIVE", "0")

@@ -38,6 +38,8 @@ class Story:
         q = torch.cat([self.q[s][begin:to] for s, begin, to in rows])
         q = torch.cat([q, torch.full_like(q, float("nan"))], 1)[:, : q.shape[1]]
         attend = attention_torch if plain else native.attention
+        if not plain:
+            caches[1] = native.as_written(caches[1])
         kv_lens = torch.tensor([to for _, _, to in rows], dtype=torch.int32)
         out = attend(q, *caches, starts, kv_lens, table, scale=d**-0.5, window=window)
         return list(out.split(starts.diff().tolist()))

@@ -52,6 +52,7 @@ typedef struct {
     float scores[2][KEYS * 16];
     Tile tiles[ITEM_TILES];
     const Item *then; /* what this thread does next, or NULL */
+    int taken;        /* for the kernel's own use: whether the block was copied */
 } Scratch;
 
 /* One block of the item's kv heads, keys [from, to) of the sequence, from the pages to s->k and s->v, each head's

@@ -93,8 +93,28 @@ static void take_values(const bf16 *even, const bf16 *odd, char *tiles, long d) 
 
 static long head_bytes(const Attend *a) { return KEYS * steps_of(a) * 64; }
 
+/* Whether the values of two neighbouring tokens lie in pairs, as the tiles want them (see native.py, which decides). */
+INLINE int paired(const Attend *a) { return a->page_size % 32 == 0 && a->d % 32 == 0; }
+
+/* The same from pairs: rows[i] is where key i's would be if it stood alone; what is missing becomes zeros. */
+static void take_pairs(const Attend *a, Scratch *s, const Item *item, const bf16 *const *rows, long each) {
+    long wide = steps_of(a) * 32, row = a->kv_heads * a->d;
+    for (long i = 0; i < KEYS; i += 2) {
+        char *tiles = s->v + i / 32 * wide * 64 + i % 32 / 2 * 64;
+        __mmask32 there = (rows[i] ? 0x55555555u : 0) | (rows[i + 1] ? 0xaaaaaaaau : 0);
+        const bf16 *pair = rows[i] ? rows[i] : rows[i + 1] ? rows[i + 1] - row : (const bf16 *)a->cache_v;
+        pair += item->head * a->d; /* a pair's heads are twice as long */
+        for (int h = 0; h < item->heads; h++, tiles += each, pair += 2 * a->d)
+            for (long j = 0; j < a->d; j += 16)
+                _mm512_store_si512(tiles + j * 64, _mm512_maskz_loadu_epi16(there, pair + 2 * j));
+    }
+}
+
 static void take_block(const Attend *a, Scratch *s, const Item *item, long block, long from, long to) {
     const bf16 *values[KEYS] = {0};
+    /* One tile a head reads a whole block just once: straight from its pages. What is missing must be zeros, though. */
+    s->taken = !paired(a) || to - from < KEYS || item->rows > ROWS;
+    if (!s->taken) return;
     long wide = steps_of(a) * 32, row = a->kv_heads * a->d, each = head_bytes(a);
     for (long at = from, run; at < to; at += run) {
         size_t first = slot_of(a, item->seq, at, &run) * row + item->head * a->d;
@@ -106,7 +126,8 @@ static void take_block(const Attend *a, Scratch *s, const Item *item, long block
             values[at - block + i] = (const bf16 *)a->cache_v + first + i * row;
         }
     }
-    for (long i = 0; i < KEYS; i += 2) {
+    if (paired(a)) take_pairs(a, s, item, values, each);
+    for (long i = 0; i < KEYS && !paired(a); i += 2) {
         char *tiles = s->v + i / 32 * wide * 64 + i % 32 / 2 * 64;
         for (int h = 0; h < item->heads; h++, tiles += each) {
             const bf16 *even = values[i], *odd = values[i + 1];
@@ -115,22 +136,49 @@ static void take_block(const Attend *a, Scratch *s, const Item *item, long block
     }
 }
 
+/* Where a tile's block lies: copied head by head, or whole in its pages, from which tiles can be loaded. */
+typedef struct {
+    const char *k[4];        /* of each 16 keys */
+    const char *v[2];        /* of each 32 keys */
+    long k_stride, v_stride; /* from key to key, from pair to pair */
+    long v_column;           /* from 16 columns of the values to the next */
+} Place;
+
+static Place copied(const Attend *a, const Scratch *s, long skip) {
+    long stride = steps_of(a) * 64;
+    Place p = {.k_stride = stride, .v_stride = 64, .v_column = 1024};
+    for (int i = 0; i < 4; i++) p.k[i] = s->k + skip + i * 16 * stride;
+    for (int i = 0; i < 2; i++) p.v[i] = s->v + skip + i * steps_of(a) * 2048;
+    return p;
+}
+
+static Place in_pages(const Attend *a, const Item *item, int head, long block) {
+    long row = a->kv_heads * a->d * 2, run;
+    Place p = {.k_stride = row, .v_stride = 2 * row, .v_column = 64};
+    for (int i = 0; i < 2; i++) {
+        size_t at = slot_of(a, item->seq, block + 32 * i, &run) * row;
+        p.k[2 * i] = a->cache_k + at + head * a->d * 2;
+        p.k[2 * i + 1] = p.k[2 * i] + 16 * row;
+        p.v[i] = a->cache_v + at + head * a->d * 4;
+    }
+    return p;
+}
+
 /* scores[KEYS][16] = k q^T */
-static void score(const Attend *a, const char *keys, const Tile *tile, float *scores) {
-    long steps = steps_of(a), stride = steps * 64;
+static void score(const Attend *a, const Place *p, const Tile *tile, float *scores) {
+    long steps = steps_of(a), stride = p->k_stride;
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
     for (long step = 0; step < steps; step++) {
-        const char *k = keys + step * 64;
         TILE_LOAD(5, tile->q + step * 1024, 64);
-        TILE_LOAD(4, k, stride);
-        TILE_LOAD(6, k + 16 * stride, stride);
+        TILE_LOAD(4, p->k[0] + step * 64, stride);
+        TILE_LOAD(6, p->k[1] + step * 64, stride);
         TILE_DOT(0, 4, 5);
-        TILE_LOAD(4, k + 32 * stride, stride);
+        TILE_LOAD(4, p->k[2] + step * 64, stride);
         TILE_DOT(1, 6, 5);
-        TILE_LOAD(6, k + 48 * stride, stride);
+        TILE_LOAD(6, p->k[3] + step * 64, stride);
         TILE_DOT(2, 4, 5);
         TILE_DOT(3, 6, 5);
     }
@@ -218,22 +266,22 @@ static void shrink_rows(float *out, __m512 shrink, long wide) {
 }
 
 /* out[16][wide] += weights times values */
-static void add_values(const Attend *a, const char *values, Tile *tile) {
+static void add_values(const Attend *a, const Place *p, Tile *tile) {
     float *out = tile->span.out;
-    long tiles = padded(a->d) / 16, half = steps_of(a) * 2048;
+    long tiles = padded(a->d) / 16, stride = p->v_stride, next = p->v_column;
     TILE_LOAD(6, tile->weights, 64);
     TILE_LOAD(7, (const char *)tile->weights + 1024, 64);
     for (long i = 0; i < tiles; i += 2) {
-        const char *v = values + i * 1024;
+        const char *v = p->v[0] + i * next, *w = p->v[1] + i * next;
         TILE_LOAD(0, out + i * 16, tiles * 64);
-        TILE_LOAD(4, v, 64);
+        TILE_LOAD(4, v, stride);
         TILE_DOT(0, 6, 4);
-        TILE_LOAD(5, v + half, 64);
+        TILE_LOAD(5, w, stride);
         if (i + 1 < tiles) {
             TILE_LOAD(1, out + i * 16 + 16, tiles * 64);
-            TILE_LOAD(2, v + 1024, 64);
+            TILE_LOAD(2, v + next, stride);
             TILE_DOT(1, 6, 2);
-            TILE_LOAD(3, v + half + 1024, 64);
+            TILE_LOAD(3, w + next, stride);
             TILE_DOT(1, 7, 3);
             TILE_STORE(1, out + i * 16 + 16, tiles * 64);
         }
@@ -255,18 +303,18 @@ static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *ti
     __m512 shrink[ITEM_TILES];
     Tile *seeing[ITEM_TILES];
     int n = 0, part = (tiles->head - item->head) * count;
-    long skip = (tiles->head - item->head) * head_bytes(a);
+    Place p = s->taken ? copied(a, s, (tiles->head - item->head) * head_bytes(a)) : in_pages(a, item, tiles->head, block);
     for (int i = 0; i < count; i++)
         if (in_sight(a, &tiles[i], block)) seeing[n++] = &tiles[i];
-    if (n) score(a, s->k + skip, seeing[0], s->scores[0]);
+    if (n) score(a, &p, seeing[0], s->scores[0]);
     for (int i = 0; i < n; i++) {
-        if (i + 1 < n) score(a, s->k + skip, seeing[i + 1], s->scores[(i + 1) % 2]);
+        if (i + 1 < n) score(a, &p, seeing[i + 1], s->scores[(i + 1) % 2]);
         ask_for_part(a, s, item, block, part + i, count * item->heads);
         shrink[i] = weigh_tile(a, s->scores[i % 2], seeing[i], block);
     }
     for (int i = 0; i < n; i++) {
         shrink_rows(seeing[i]->span.out, shrink[i], padded(a->d));
-        add_values(a, s->v + skip, seeing[i]);
+        add_values(a, &p, seeing[i]);
     }
 }
 

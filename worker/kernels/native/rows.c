@@ -111,6 +111,16 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
 ROW_FUNCTIONS(f32, 0)
 ROW_FUNCTIONS(bf16, 1)
 
+/* A row of values into its slot; `paired`: element by element beside its neighbour's (see native.py). */
+INLINE void put_values(const char *v, char *cache_v, int64_t slot, size_t bytes, int paired) {
+    if (!paired) {
+        memcpy(cache_v + slot * bytes, v, bytes);
+        return;
+    }
+    uint16_t *to = (uint16_t *)(cache_v + (slot & ~1L) * bytes) + (slot & 1);
+    for (size_t i = 0; i < bytes / 2; i++) to[2 * i] = ((const uint16_t *)v)[i];
+}
+
 /* Everything between the qkv matmul and attention. norm weights may be NULL. */
 typedef struct {
     const void *q_norm, *k_norm;
@@ -134,7 +144,7 @@ INLINE void heads_of(const QkvPost *p, const char *x, char *out, long heads, con
     EXPORT(qkv_post_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,          \
                              const void *k_norm, const float *cos, const float *sin, const int64_t *positions,    \
                              const int64_t *slots, float eps, float offset, long t, long q_heads, long kv_heads,  \
-                             long d, int threads) {                                                               \
+                             long d, int paired, int threads) {                                                   \
         QkvPost post = {q_norm, k_norm, cos, sin, eps, offset, q_heads, kv_heads, d};                             \
         size_t step = d * width(is_bf16), row = (q_heads + 2 * kv_heads) * step, kv = kv_heads * step;            \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * (long)row >= SMALL)")                     \
@@ -144,7 +154,7 @@ INLINE void heads_of(const QkvPost *p, const char *x, char *out, long heads, con
                      rotary_one_##dtype, step);                                                                   \
             heads_of(&post, k, cache_k + slots[i] * kv, kv_heads, k_norm, positions[i], norm_one_##dtype,         \
                      rotary_one_##dtype, step);                                                                   \
-            memcpy(cache_v + slots[i] * kv, k + kv, kv);                                                          \
+            put_values(k + kv, cache_v, slots[i], kv, paired);                                                    \
         }                                                                                                         \
     }
 
@@ -153,9 +163,9 @@ QKV_POST(bf16, 1)
 
 /* Bytes are bytes: the write serves every dtype. */
 EXPORT(write)(const char *k, const char *v, char *cache_k, char *cache_v, const int64_t *slots, long t, long bytes,
-              long k_stride, long v_stride) {
+              long k_stride, long v_stride, int paired) {
     for (long i = 0; i < t; i++) {
         memcpy(cache_k + slots[i] * bytes, k + i * k_stride, bytes);
-        memcpy(cache_v + slots[i] * bytes, v + i * v_stride, bytes);
+        put_values(v + i * v_stride, cache_v, slots[i], bytes, paired);
     }
 }
