@@ -51,8 +51,8 @@ class _Model(Structure):
         *((name, c_void_p) for name in ("norm", "add_norm", "gate", "qkv_post", "gemm", "attend")),
         ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
         *((name, c_long) for name in ("count", "hidden", "inner", "heads", "kv_heads", "d", "page_size", "element")),
-        *((name, c_float) for name in ("eps", "offset", "scale")), ("gelu", c_int), ("is_bf16", c_int), ("paired", c_int),
-        ("done", POINTER(c_uint64)),
+        *((name, c_float) for name in ("eps", "offset", "scale")), ("gelu", c_int),
+        ("is_bf16", c_int), ("paired", c_int), ("done", POINTER(c_uint64)),
     ]  # fmt: skip
 
 
