@@ -154,7 +154,7 @@ def test_remote_addresses_with_keys_or_without() -> None:
 
 def test_records_made_in_code_are_checked_by_what_differs_from_the_default() -> None:
     with pytest.raises(ConfigError, match="--page-size"):
-        check(with_values(Settings(), {"kv_cache_backend": "contiguous", "page_size": 32}))
+        check(with_values(Settings(), {"kv_cache_backend": "contiguous", "page_size": 16}))
     with pytest.raises(ConfigError, match="--max-batch-size must be at least 1"):
         check(with_values(Settings(), {"max_batch_size": -1}))
     with pytest.raises(ConfigError, match="no setting pagesize"):

@@ -29,9 +29,7 @@ class Cache:
     def populate_ahead(self, touch: Touch) -> None:
         """From now on the system's memory is asked for before pages need it; on the CPU, where it comes lazily."""
         if self.k.device.type == "cpu" and self._populator is None:
-            bases = [part.data_ptr() for layer in self._layers for part in layer]
-            page_bytes = self.k[0, 0].nbytes
-            self._populator = Populator(touch, bases, self.pages, page_bytes, self.page_size)
+            self._populator = Populator(touch, [part for layer in self._layers for part in layer])
 
     def reach(self, page: int) -> None:
         """The highest page of a step, for populating ahead of it."""

@@ -6,7 +6,10 @@ tokens ahead of the highest page in use.
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+
+from torch import Tensor
 
 AHEAD_TOKENS = 16_384
 STRIDE_TOKENS = 256  # touched at a time
@@ -16,19 +19,20 @@ Touch = Callable[[int, int], bool]  # an address, bytes; False: cannot
 
 
 class Populator:
-    """`reach(page)` says that pages up to this one are in use. Ends with the process."""
+    """`reach(page)` says that pages up to this one are in use. Its thread ends when nobody holds it any more."""
 
-    def __init__(self, touch: Touch, bases: Sequence[int], pages: int, page_bytes: int, page_size: int) -> None:
-        """`bases`: addresses of arrays of `pages` pages of `page_bytes` each (one a layer, for K and for V)."""
+    def __init__(self, touch: Touch, arrays: Sequence[Tensor]) -> None:
+        """`arrays`: of pages, [pages, page_size, …] each (K's and V's of every layer), contiguous."""
         self._touch = touch
-        self._bases = tuple(bases)
-        self._pages, self._page_bytes = pages, page_bytes
+        self._arrays = tuple(arrays)  # while the thread touches them they must not go
+        self._pages, page_size = arrays[0].shape[:2]
         self._stride = max(1, STRIDE_TOKENS // page_size)
         self._ahead = max(1, AHEAD_TOKENS // page_size)
         self._done = 0  # pages below are populated
         self._highest = 0
         self._news = threading.Event()
-        threading.Thread(target=self._run, name="populate", daemon=True).start()
+        weakref.finalize(self, self._news.set)
+        threading.Thread(target=_run, args=(weakref.ref(self), self._news), name="populate", daemon=True).start()
 
     @property
     def populated(self) -> int:
@@ -41,17 +45,20 @@ class Populator:
             self._highest = page
             self._news.set()
 
-    def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        while self._done < self._pages:
-            if self._done < self._highest + self._ahead:
-                if not self._populate(self._done, min(self._done + self._stride, self._pages)):
-                    return
-            else:
-                self._news.wait()
-                self._news.clear()
+    def advance(self) -> bool:
+        """Touches a little more; False when that is far enough for now."""
+        first, end = self._done, min(self._done + self._stride, self._pages)
+        if first == end or first >= self._highest + self._ahead:
+            return False
+        able = all([self._touch(part[first].data_ptr(), part[first:end].nbytes) for part in self._arrays])
+        self._done = end if able else self._pages
+        return True
 
-    def _populate(self, first: int, end: int) -> bool:
-        length = (end - first) * self._page_bytes
-        self._done = end
-        return all([self._touch(base + first * self._page_bytes, length) for base in self._bases])
+
+def _run(populator: "weakref.ref[Populator]", news: threading.Event) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    while (alive := populator()) is not None:
+        if not alive.advance():
+            del alive
+            news.wait()
+            news.clear()

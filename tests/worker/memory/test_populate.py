@@ -1,6 +1,7 @@
 """Populating ahead of use: how far, in which order, and that it stops."""
 
 import mmap
+import threading
 import time
 from collections.abc import Callable
 
@@ -25,7 +26,7 @@ pytestmark = needs_library
 
 @pytest.fixture
 def memory() -> torch.Tensor:
-    return torch.frombuffer(mmap.mmap(-1, 2 << 22), dtype=torch.uint8).view(2, 64, 1 << 16)
+    return torch.frombuffer(mmap.mmap(-1, 2 << 22), dtype=torch.uint8).view(2, 64, 16, 1 << 12)
 
 
 def test_it_stays_ahead_of_the_highest_page_and_goes_no_further(
@@ -33,7 +34,7 @@ def test_it_stays_ahead_of_the_highest_page_and_goes_no_further(
 ) -> None:
     monkeypatch.setattr(populate, "AHEAD_TOKENS", 16 * 10)
     monkeypatch.setattr(populate, "STRIDE_TOKENS", 16 * 2)
-    populator = Populator(touch, [part.data_ptr() for part in memory], 64, 1 << 16, 16)
+    populator = Populator(touch, list(memory))
     wait_until(lambda: populator.populated == 10)
     populator.reach(5)
     wait_until(lambda: populator.populated == 16)
@@ -50,11 +51,11 @@ def test_where_memory_cannot_be_touched_it_gives_up(memory: torch.Tensor) -> Non
         asked.append(start)
         return False
 
-    populator = Populator(refuse, [memory.data_ptr()], 64, 1 << 16, 16)
+    populator = Populator(refuse, list(memory))
     wait_until(lambda: bool(asked))
     populator.reach(40)
     time.sleep(0.05)
-    assert len(asked) == 1
+    assert len(asked) == 2  # once each
 
 
 def test_touching_changes_nothing() -> None:
@@ -62,3 +63,15 @@ def test_touching_changes_nothing() -> None:
     before = memory.clone()
     assert touch(memory.data_ptr() // 4 * 4, memory.nbytes)
     assert torch.equal(memory, before)
+
+
+def test_its_thread_ends_with_it(memory: torch.Tensor) -> None:
+    def threads() -> int:
+        return sum(thread.name == "populate" for thread in threading.enumerate())
+
+    before = threads()
+    held = [Populator(touch, list(memory))]
+    assert threads() == before + 1
+    wait_until(lambda: held[0].populated == 64)
+    held.clear()
+    wait_until(lambda: threads() == before)
