@@ -14,7 +14,6 @@
 
 typedef struct {
     const char *x;       /* [T, lda] */
-    const char *tail;    /* for the kernel's own use: its last rows, padded */
     const char *weight;  /* panels */
     const float *bias;   /* [N] or NULL */
     char *out;           /* [T, N] */

@@ -1,16 +1,20 @@
 /* bf16 matmul on AMX tiles. Weights lie in panels of 32 columns: [N/32][K/32][2 tiles][16 pairs][16 columns][2].
  *
  * Four accumulators (32 rows x 32 columns) take the k-steps in order. A few rows stream the weights once with the
- * accumulators in registers over the whole K, on tiles as short as the rows are few. Many rows are
- * walked in chunks of K whose weights stay in the first-level cache, the accumulators put down in between, which loses
- * no bit. So one row alone and the same row among a thousand have the same bits. */
+ * accumulators in registers over the whole K, on tiles as short as the rows are few. Many rows are laid out as tiles and
+ * walked in chunks of K, the accumulators put down in between, which loses no bit. So one row alone and the same row
+ * among a thousand have the same bits. */
 #include "gemm.h"
 #include "tiles.h"
 
 #define STEP_BYTES 2048 /* one k-step of a panel: two weight tiles */
 #define AHEAD 8192      /* how far ahead of its use a weight is asked for when few rows stream it */
-#define CHUNK 8         /* k-steps of a chunk */
+#define CHUNK 8         /* k-steps of a chunk: their weights stay in the first-level cache */
 #define FEW 32          /* rows up to which weights are streamed */
+#define MOST_ROWS 512   /* of a block, */
+#define BLOCK_BYTES (1L << 20)
+#define LAY_OUT 2048  /* columns from which on rows are laid out as tiles */
+#define LONG_OUTPUT (1L << 20) /* elements of a result that will not be in the caches when it is read */
 
 static void shape_rows(long top, long bottom) {
     TileShapes s = {.palette = 1};
@@ -80,90 +84,165 @@ static void do_few(const Gemm *g, Block b) {
     }
 }
 
-/* What a chunk asks for while it computes: the next weights, and in the last chunk the lines of the results. */
+/* Many rows: a core takes a block of them, laid out as tiles once, and lets the weights pass by. */
+
+/* Where a block's rows are read: 32 of them every `high` bytes, their rows every `row`, their k-steps every `step`. */
 typedef struct {
-    const char *weight;
-    long weight_bytes;
-    const char *out;
-    long out_rows, out_stride;
-} Ahead;
+    const char *at;
+    long high, row, step;
+} Rows;
 
-INLINE void ask_ahead(const Ahead *a, long s) {
-    for (long i = s * a->weight_bytes; i < (s + 1) * a->weight_bytes; i += 64) __builtin_prefetch(a->weight + i, 0, 3);
-    for (long r = s * 4; r < least(s * 4 + 4, a->out_rows); r++) __builtin_prefetch(a->out + r * a->out_stride, 1, 3);
-}
+typedef struct {
+    char *tiles; /* of x: [32 rows][k-steps][2 tiles], zeros where there is no x */
+    float *acc;  /* [32 rows][4 tiles] fp32 */
+    size_t bytes;
+} Room;
 
-static void chunk(const char *x, long stride, const char *weight, long steps, float *acc, int first, const Ahead *ahead) {
-    if (first) FOUR(CLEAR);
-    else FOUR(TILE_LOAD);
-    for (long s = 0; s < steps; s++, x += 64, weight += STEP_BYTES) {
-        ask_ahead(ahead, s);
-        step(x, x + 16 * stride, weight, stride);
+/* A thread's own, kept for the next product; no room: NULL. */
+static Room *room_here(long rows, long steps) {
+    static _Thread_local Room room;
+    size_t tiles = rows * steps * 64, acc = rows * PANEL * 4;
+    if (tiles + acc > room.bytes) {
+        free(room.tiles);
+        room.tiles = aligned_alloc(64, tiles + acc);
+        room.bytes = room.tiles ? tiles + acc : 0;
     }
-    FOUR(TILE_STORE);
+    room.acc = (float *)(room.tiles + tiles);
+    return room.tiles ? &room : NULL;
 }
 
-/* 32 rows from `row` on; the last ones of x stand in g->tail if they are fewer. */
-INLINE const char *rows_at(const Gemm *g, long row) { return row + 32 <= g->t ? g->x + row * 2 * g->lda : g->tail; }
+/* As many rows as leave the second-level cache room for the weights. */
+static long rows_each(long steps) { return at_least(least(BLOCK_BYTES / (steps * 64) / 32 * 32, MOST_ROWS), 64); }
 
-static void do_chunk(const Gemm *g, Block b, long panel, long s, float *acc) {
+INLINE __m512i part_of_row(const Gemm *g, long row, long step) {
+    long left = g->k - step * 32;
+    __mmask32 there = row >= g->t || left <= 0 ? 0 : left >= 32 ? 0xffffffffu : (1u << left) - 1;
+    return _mm512_maskz_loadu_epi16(there, g->x + (row * g->k + step * 32) * 2);
+}
+
+static void take_rows(const Gemm *g, long row, long rows, long steps, char *to) {
+    for (long r = 0; r < rows; r += 32)
+        for (long s = 0; s < steps; s += 4)
+            for (long i = 0; i < 32; i++) {
+                char *at = to + (r * steps + s * 32) * 64 + i * 64;
+                if (row + r + i < g->t)
+                    for (long ahead = 4; ahead < 8; ahead++)
+                        __builtin_prefetch(g->x + ((row + r + i) * g->k + (s + ahead) * 32) * 2, 0, 3);
+                for (long j = s; j < least(s + 4, steps); j++, at += STEP_BYTES)
+                    _mm512_store_si512(at, part_of_row(g, row + r + i, j));
+            }
+}
+
+#define FOUR_HERE(what)      \
+    do {                     \
+        what(0, acc, 64);       \
+        what(1, acc + 256, 64); \
+        what(2, acc + 512, 64); \
+        what(3, acc + 768, 64); \
+    } while (0)
+
+/* 32 rows through one chunk of K; `next`: the weights of the next chunk, of which each step asks for `share` bytes. */
+static void chunk(const Rows *x, const char *at, const char *weight, long steps, float *acc, int first, const char *next,
+                  long share) {
+    if (first) FOUR_HERE(CLEAR);
+    else FOUR_HERE(TILE_LOAD);
+    for (long s = 0; s < steps; s++, at += x->step, weight += STEP_BYTES, next += share) {
+        for (long i = 0; i < share; i += 64) __builtin_prefetch(next + i, 0, 3);
+        step(at, at + 16 * x->row, weight, x->row);
+    }
+    FOUR_HERE(TILE_STORE);
+}
+
+/* Rows of whole lines that nobody reads soon go past the caches: fetching the lines first would cost as much again. */
+static void put_lines(const Gemm *g, const float *acc, long row, long rows, long panel) {
+    for (long r = 0; r < rows; r++) {
+        const float *at = acc + r / 16 * 512 + r % 16 * 16;
+        __m512i line = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(at + 256), _mm512_load_ps(at));
+        _mm512_stream_si512((void *)(g->out + ((row + r) * g->n + panel * PANEL) * 2), line);
+    }
+}
+
+static void put_tiles(const Gemm *g, const float *acc, long row, long rows, long panel) {
+    _Alignas(64) float lines[32 * PANEL];
+    for (long r = 0; r < rows; r++)
+        for (long j = 0; j < PANEL; j += 16)
+            _mm512_store_ps(lines + r * PANEL + j, _mm512_load_ps(acc + r / 16 * 512 + j * 16 + r % 16 * 16));
+    put_block(g, lines, row, rows, panel);
+}
+
+static int whole_lines(const Gemm *g) {
+    return g->out_bf16 && !g->bias && g->n % PANEL == 0 && (uintptr_t)g->out % 64 == 0 && g->t * g->n > LONG_OUTPUT;
+}
+
+/* Laying rows out pays when many panels pass by, and is needed where they do not fill whole tiles. */
+static Rows rows_of(const Gemm *g, Block b, const Room *room) {
+    long steps = ceil_div(g->k, 32), high = ceil_div(b.rows, 32) * 32;
+    if (g->n < LAY_OUT && g->k % 32 == 0 && b.row + high <= g->t)
+        return (Rows){g->x + b.row * g->k * 2, 64 * g->k, 2 * g->k, 64};
+    take_rows(g, b.row, high, steps, room->tiles);
+    return (Rows){room->tiles, steps * STEP_BYTES, 64, STEP_BYTES};
+}
+
+static void do_many(const Gemm *g, Block b, const Room *room) {
     long steps = ceil_div(g->k, 32), high = ceil_div(b.rows, 32), share = ceil_div(STEP_BYTES, high * 64) * 64;
-    long out_row = g->n * (g->out_bf16 ? 2 : 4);
-    const char *weight = g->weight + (panel * steps + s) * STEP_BYTES;
-    for (long r = 0; r < high; r++) {
-        Ahead ahead = {weight + CHUNK * (STEP_BYTES + r * share), share, NULL, 0, out_row};
-        if (s + CHUNK >= steps) {
-            ahead.out = g->out + (b.row + r * 32) * out_row + panel * PANEL * out_row / g->n;
-            ahead.out_rows = least(32, b.rows - r * 32);
-        }
-        chunk(rows_at(g, b.row + r * 32) + s * 64, 2 * g->lda, weight, least(CHUNK, steps - s), acc + r * 32 * PANEL, s == 0,
-              &ahead);
-    }
-}
-
-static void do_many(const Gemm *g, Block b) {
-    _Alignas(64) float acc[MOST_BLOCK_ROWS * PANEL];
+    int lines = whole_lines(g);
     shape_rows(16, 16);
-    for (long p = b.panel; p < b.panel + b.panels; p++) {
-        for (long s = 0; s < ceil_div(g->k, 32); s += CHUNK) do_chunk(g, b, p, s, acc);
-        put_block(g, acc, b.row, b.rows, p);
-    }
+    Rows x = rows_of(g, b, room);
+    for (long p = b.panel; p < b.panel + b.panels; p++)
+        for (long s = 0; s < steps; s += CHUNK)
+            for (long r = 0; r < high; r++) {
+                const char *weight = g->weight + (p * steps + s) * STEP_BYTES;
+                float *acc = room->acc + r * 32 * PANEL;
+                chunk(&x, x.at + r * x.high + s * x.step, weight, least(CHUNK, steps - s), acc, s == 0,
+                      weight + CHUNK * (STEP_BYTES + r * share), share);
+                if (s + CHUNK < steps) continue;
+                (lines ? put_lines : put_tiles)(g, acc, b.row + r * 32, least(32, b.rows - r * 32), p);
+            }
+    _mm_sfence();
 }
 
-static void walk(const Gemm *g, int threads) {
-    int many = g->t > FEW;
-    Cut cut = cut_work(g, threads, many ? MOST_BLOCK_ROWS : FEW);
+/* Returns whether a thread had no room for its rows. */
+static int walk(const Gemm *g, int threads) {
+    int many = g->t > FEW, failed = 0;
+    long steps = ceil_div(g->k, 32);
+    Cut cut = cut_work(g, threads, many ? rows_each(steps) : FEW);
     long items = cut.row_blocks * cut.panel_blocks, next = 0;
-#pragma omp parallel num_threads(threads) if (threads > 1)
+#pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
         long item;
-        while ((item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items)
-            (many ? do_many : do_few)(g, block_of(g, &cut, item));
+        Room *room = many ? room_here(cut.rows_each, steps) : NULL;
+        failed = many && !room;
+        while (!failed && (item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items) {
+            if (many) do_many(g, block_of(g, &cut, item), room);
+            else do_few(g, block_of(g, &cut, item));
+        }
         tiles_release();
     }
+    return failed;
 }
 
-/* Rows [from, t) with zeros behind each and below them, to whole tiles: tiles read nothing else. */
-static char *padded_rows(const Gemm *g, long from) {
-    long row = ceil_div(g->k, 32) * 64, rows = ceil_div(g->t - from, 32) * 32;
+/* A few rows with zeros behind each and below them, to whole tiles: tiles read nothing else. */
+static char *padded_rows(const Gemm *g) {
+    long row = ceil_div(g->k, 32) * 64, rows = ceil_div(g->t, 32) * 32;
     char *copy = aligned_alloc(64, rows * row);
     if (!copy) return NULL;
     memset(copy, 0, rows * row);
-    for (long i = from; i < g->t; i++) memcpy(copy + (i - from) * row, g->x + 2 * i * g->k, 2 * g->k);
+    for (long i = 0; i < g->t; i++) memcpy(copy + i * row, g->x + 2 * i * g->k, 2 * g->k);
     return copy;
 }
 
-/* Returns 0, or 1 when memory for padding could not be had. */
+/* Returns 0, or 1 when memory could not be had. */
 __attribute__((visibility("default"))) int gemm_bf16_amx(const char *x, const char *weight, const float *bias, char *out,
                                                          long t, long n, long k, int out_bf16, int threads) {
-    Gemm g = {x, NULL, weight, bias, out, t, n, k, k, out_bf16};
-    int odd = k % 32 != 0, ragged = t > FEW && t % 32;
+    Gemm g = {x, weight, bias, out, t, n, k, k, out_bf16};
     if (!t) return 0;
-    char *copy = odd ? padded_rows(&g, 0) : ragged ? padded_rows(&g, t / 32 * 32) : NULL;
-    if ((odd || ragged) && !copy) return 1;
-    if (odd) g.x = copy, g.lda = ceil_div(k, 32) * 32;
-    g.tail = odd ? copy + t / 32 * 64 * g.lda : copy;
-    walk(&g, threads_for(&g, threads, 2));
+    char *copy = NULL;
+    if (t <= FEW && k % 32) {
+        copy = padded_rows(&g);
+        if (!copy) return 1;
+        g.x = copy, g.lda = ceil_div(k, 32) * 32;
+    }
+    int failed = walk(&g, threads_for(&g, threads, 2));
     free(copy);
-    return 0;
+    return failed;
 }

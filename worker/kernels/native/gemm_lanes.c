@@ -109,7 +109,7 @@ static void walk(const Gemm *g, int threads, PanelRows *panel_rows) {
 __attribute__((visibility("default"))) int JOIN(gemm_f32, SUFFIX)(const char *x, const char *weight, const float *bias,
                                                                   char *out, long t, long n, long k, int out_bf16,
                                                                   int threads) {
-    Gemm g = {x, NULL, weight, bias, out, t, n, k, k, out_bf16};
+    Gemm g = {x, weight, bias, out, t, n, k, k, out_bf16};
     walk(&g, threads_for(&g, threads, 4), panel_f32);
     return 0;
 }
@@ -125,7 +125,7 @@ __attribute__((visibility("default"))) int JOIN(gemm_bf16, SUFFIX)(const char *x
         memcpy(copy + 2 * i * padded, x + 2 * i * k, 2 * k);
         memset(copy + 2 * (i * padded + k), 0, 2 * (padded - k));
     }
-    Gemm g = {copy, NULL, weight, bias, out, t, n, k, padded, out_bf16};
+    Gemm g = {copy, weight, bias, out, t, n, k, padded, out_bf16};
     walk(&g, threads_for(&g, threads, 2), panel_bf16);
     free(copy);
     return 0;
