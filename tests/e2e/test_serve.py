@@ -136,7 +136,7 @@ def test_sigterm_finishes_what_runs_and_leaves_no_process(tmp_path: Path) -> Non
     with serving("demo", tmp_path / "log") as server:
         family = psutil.Process(server.process.pid).children(recursive=True)
         with ThreadPoolExecutor(1) as pool:
-            stream = pool.submit(server.events, "Once upon a time", 300, ignore_eos=True)
+            stream = pool.submit(server.events, "Once upon a time", 1500, ignore_eos=True)
             server.until(lambda stats: stats["running"] > 0)
             server.process.send_signal(signal.SIGTERM)
             events = stream.result(timeout=40)

@@ -48,8 +48,8 @@ def test_a_shared_prefix_is_not_computed_again(rate: float) -> None:
 
 def test_pages_hold_more_sequences_than_slots_in_the_same_memory() -> None:
     calls = workload("paged_attention")
-    paged = simulated(calls, CPU, 1024, 1024)
-    contiguous = simulated(calls, CPU, 1024, 1024, kv_cache_backend="contiguous", prefix_cache=False)
+    paged = simulated(calls, CPU, 512, 1024)
+    contiguous = simulated(calls, CPU, 512, 1024, kv_cache_backend="contiguous", prefix_cache=False)
     most = [max(sample.running for sample in result.timeline) for result in (paged, contiguous)]
     assert most[1] == 16 and most[0] >= 2 * most[1]
     assert paged.end < contiguous.end

@@ -114,9 +114,9 @@ def test_a_scheduler_that_stops_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 
 
 def test_contiguous_gets_the_same_memory() -> None:
-    _, paged = build(WorkerConfig(), 1024, 1000)
-    _, contiguous = build(WorkerConfig(kv_cache_backend="contiguous", prefix_cache=False), 1024, 1000)
+    _, paged = build(WorkerConfig(), 512, 1000)
+    _, contiguous = build(WorkerConfig(kv_cache_backend="contiguous", prefix_cache=False), 512, 1000)
     assert paged.usable * paged.page_size >= contiguous.usable * contiguous.page_size
     assert (contiguous.usable, contiguous.page_size) == (16, 1000)
     with pytest.raises(ValueError, match="1000 tokens"):
-        build(WorkerConfig(kv_cache_backend="contiguous", prefix_cache=False), 60, 1000)
+        build(WorkerConfig(kv_cache_backend="contiguous", prefix_cache=False), 30, 1000)
