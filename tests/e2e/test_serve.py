@@ -140,7 +140,7 @@ def test_sigterm_finishes_what_runs_and_leaves_no_process(tmp_path: Path) -> Non
             server.until(lambda stats: stats["running"] > 0)
             server.process.send_signal(signal.SIGTERM)
             events = stream.result(timeout=40)
-        assert events.done is not None and len(events.ids) == 300
+        assert events.done is not None and len(events.ids) == 1500
         server.process.wait(timeout=40)
     assert not [child for child in family if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
