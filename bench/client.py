@@ -72,11 +72,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server and the name of the model there; `extra` goes into every body."""
+    """A server and the name of the model there; `extra` goes into every body, `without` is what it does not know."""
 
     url: str
     model: str
     extra: dict[str, Any] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
 
     def body(self, call: Call) -> bytes:
         """Running usage, where the server knows it, tells how many tokens an event has, even one without text."""
@@ -84,7 +85,7 @@ class Target:
             "model": self.model, "prompt": call.prompt, "max_tokens": call.max_tokens, "temperature": 0, "stream": True,
             "ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, **self.extra,
         }  # fmt: skip
-        return json.dumps(fields).encode()
+        return json.dumps({name: value for name, value in fields.items() if name not in self.without}).encode()
 
 
 async def run(

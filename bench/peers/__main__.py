@@ -1,0 +1,101 @@
+"""Sluice beside its peers: same machine, same minutes, same weights. `python -m bench.peers --help`.
+
+The first run installs each peer into an environment of its own (gigabytes, and minutes of compiling llama.cpp).
+"""
+
+import sys
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from bench.checkpoints import SHAPES, cache_folder, checkpoint
+from bench.peers.arena import Fighter, fighting, install
+from bench.peers.catalog import PEERS
+from bench.peers.trials import Figures, Prompts, Trial, pooled, trials
+from bench.server import BenchError
+from bench.summary import aligned, number, to_json
+from shared.config import ConfigError
+from shared.flags import Parser
+
+OURS = "sluice"
+
+
+def main(words: list[str]) -> int:
+    parser = Parser(prog="python -m bench.peers", description="Sluice beside its peers, on the same weights.")
+    add = parser.add_argument
+    add("--shape", default="qwen3-0.6b", choices=sorted(SHAPES), help="of the random checkpoint (default: %(default)s)")
+    add("--peers", default=",".join(PEERS), metavar="NAME,...", help="who takes part (default: %(default)s)")
+    add(
+        "--trials",
+        default="",
+        metavar="NAME,...",
+        help=f"which of: {', '.join(t.name for t in trials())} (default: all)",
+    )
+    add("--rounds", type=int, default=3, help="times that each peer does each trial, in turns (default: %(default)s)")
+    add("--root", type=Path, default=cache_folder() / "peers", help="where the peers are installed")
+    add("--json", type=Path, help="write all figures of all rounds")
+    try:
+        args = parser.read(words)
+        print(compare(args.shape, args.peers.split(","), args.trials, args.rounds, args.root, args.json))
+    except (ConfigError, BenchError) as error:
+        print(f"python -m bench.peers: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def compare(shape: str, names: list[str], wanted: str, rounds: int, root: Path, out: Path | None) -> str:
+    """The table, in Markdown; `out` gets every round as JSON. Raises BenchError."""
+    if unknown := set(names) - PEERS.keys():
+        raise BenchError(f"there is no peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    folder, peers = checkpoint(shape), [PEERS[name] for name in names]
+    todo = [trial for trial in trials() if not wanted or trial.name in wanted.split(",")]
+    for peer in peers:
+        install(peer, root.absolute(), folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with fighting(peers, root.absolute(), folder) as fighters:
+        figures = {fighter.peer.name: found for fighter, found in _fight(fighters, todo, rounds, tokenizer)}
+    if out is not None:
+        out.write_text(to_json(figures))
+    return _table(shape, {name: pooled(all_rounds) for name, all_rounds in figures.items()})
+
+
+def _fight(
+    fighters: list[Fighter], todo: list[Trial], rounds: int, tokenizer: Tokenizer
+) -> list[tuple[Fighter, list[Figures]]]:
+    found: list[tuple[Fighter, list[Figures]]] = [(fighter, []) for fighter in fighters]
+    for at in range(rounds + 1):  # the first warms up
+        for trial in todo:
+            for fighter, figures in found:
+                with fighter.awake() as target:
+                    measured = trial.run(target, Prompts(tokenizer, at))
+                print(f"round {at}, {trial.name}, {fighter.peer.name}: {_said(measured)}", file=sys.stderr, flush=True)
+                if at:
+                    figures.append(measured)
+    return found
+
+
+def _said(figures: Figures) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in figures.items())
+
+
+def _table(shape: str, columns: dict[str, Figures]) -> str:
+    figures = list(dict.fromkeys(name for column in columns.values() for name in column))
+    peers = [name for name in columns if name != OURS]
+    rows = [[f"{shape}, bfloat16", *columns, "ours to the best peer"]]
+    for name in figures:
+        values = {peer: column.get(name, float("nan")) for peer, column in columns.items()}
+        rows.append([name, *(number(value) for value in values.values()), _ratio(name, values, peers)])
+    return aligned(rows)
+
+
+def _ratio(name: str, values: dict[str, float], peers: list[str]) -> str:
+    """Above 1: ours is better, be it more tokens or fewer milliseconds."""
+    theirs = [values[peer] for peer in peers if values[peer] == values[peer]]
+    ours = values.get(OURS, float("nan"))
+    if not theirs or ours != ours or name.endswith("failed"):
+        return number(float("nan"))
+    return f"{ours / max(theirs):.2f}" if name.endswith("tokens/s") else f"{min(theirs) / ours:.2f}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""All peers at once, one of them awake: what is measured one after another is compared within the same minutes.
+
+A server that is not being asked is stopped (SIGSTOP), so that it takes nothing from the one that is.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bench.client import Target
+from bench.peers.catalog import Command, Peer
+from bench.server import BenchError, free_port
+
+START_S = 900.0
+YAWN_S = 1.0  # for processes of one server that have not heard of each other for a while
+
+
+@dataclass(frozen=True, slots=True)
+class Fighter:
+    """One running server, asleep unless `awake()`."""
+
+    peer: Peer
+    target: Target
+    process: psutil.Process
+
+    @contextmanager
+    def awake(self) -> Iterator[Target]:
+        _signal(self.process, signal.SIGCONT)
+        try:
+            time.sleep(YAWN_S)
+            _wait(self.target.url + self.peer.alive, self.process)
+            yield self.target
+        finally:
+            _signal(self.process, signal.SIGSTOP)
+
+
+def install(peer: Peer, root: Path, folder: Path) -> None:
+    """What is not there yet; minutes, and gigabytes. Raises BenchError."""
+    root.mkdir(parents=True, exist_ok=True)
+    done = root / f"{peer.name}.done"
+    if not done.exists():
+        for command in peer.setup(root):
+            _run(peer, command, root)
+        done.touch()
+    for command in peer.prepare(root, folder):
+        _run(peer, command, root)
+
+
+@contextmanager
+def fighting(peers: list[Peer], root: Path, folder: Path) -> Iterator[list[Fighter]]:
+    """Started one after another, each stopped once it serves; ended in any case."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(_serving(peer, root, folder)) for peer in peers]
+
+
+@contextmanager
+def _serving(peer: Peer, root: Path, folder: Path) -> Iterator[Fighter]:
+    port = free_port()
+    log, environment = root / f"{peer.name}.log", os.environ | dict(peer.environment)
+    with log.open("wb") as out:
+        popen = subprocess.Popen(
+            peer.serve(root, folder, port),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+    process = psutil.Process(popen.pid)
+    try:
+        target = Target(f"http://127.0.0.1:{port}", peer.model(folder), without=peer.without)
+        _wait(target.url + peer.alive, process)
+        fighter = Fighter(peer, target, process)
+        _signal(process, signal.SIGSTOP)
+        yield fighter
+    finally:
+        _end(process)
+        popen.wait()
+
+
+def _wait(url: str, process: psutil.Process) -> None:
+    """Raises BenchError when the server ends, or is not there in time; its log says why."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            raise BenchError(f"the server behind {url} ended; its log beside the environments says why")
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(0.2)
+    raise BenchError(f"{url} did not answer well within {START_S:.0f} s; the server's log may say why")
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def _signal(process: psutil.Process, signum: int) -> None:
+    for one in _family(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.send_signal(signum)
+
+
+def _end(process: psutil.Process) -> None:
+    family = _family(process)
+    for signum in (signal.SIGCONT, signal.SIGTERM):
+        for one in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(signum)
+    _, left = psutil.wait_procs(family, timeout=20)
+    for one in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+
+
+def _run(peer: Peer, command: Command, root: Path) -> None:
+    path = f"{root / peer.tools}{os.pathsep}{os.environ['PATH']}" if peer.tools else os.environ["PATH"]
+    print(f"{peer.name}: {' '.join(command)[:150]}", file=sys.stderr, flush=True)
+    try:
+        subprocess.run(command, check=True, env=os.environ | {"PATH": path})
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BenchError(f"{peer.name} could not be installed: {error}") from error

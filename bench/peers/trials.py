@@ -1,0 +1,111 @@
+"""What every peer is put through, and the figures that come of it.
+
+Prompts are text that this tokenizer makes an exact number of tokens of, all different.
+"""
+
+import asyncio
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import nan
+
+from tokenizers import Tokenizer
+
+from bench.client import Call, Record, Target, run
+from bench.summary import percentile, summarize
+
+Figures = dict[str, float]
+Say = Callable[[str], None]
+
+PROMPT, NEW, LONG = 128, 64, 1024
+ARRIVALS, EVERY_S, RUNNING = 6, 1.5, 4
+
+
+class Prompts:
+    """Random text, cut so that this tokenizer makes exactly `tokens` of it."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._random = random.Random(seed)
+
+    def text(self, tokens: int) -> str:
+        ids = [self._random.randrange(300, self._tokenizer.get_vocab_size()) for _ in range(2 * tokens)]
+        words = " ".join(self._tokenizer.decode([id]).strip() for id in ids if self._tokenizer.decode([id]).isascii())
+        encoding = self._tokenizer.encode(words, add_special_tokens=False)
+        return words[: encoding.offsets[tokens - 1][1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    name: str
+    calls: Callable[[Prompts], list[Call]]
+    figures: Callable[[list[Record]], Figures]
+
+    def run(self, target: Target, prompts: Prompts) -> Figures:
+        """What could not be measured is nan."""
+        records = asyncio.run(run(target, self.calls(prompts)))
+        failed = [record.error for record in records if record.error]
+        if failed:
+            print(f"{target.url}: {failed[0]}", file=sys.stderr)
+        return {f"{self.name}: failed": float(len(failed))} if failed else self.figures(records)
+
+
+def trials() -> list[Trial]:
+    return [
+        Trial("prefill", _long, _prefill),
+        *(_together(n) for n in (1, 8, 32)),
+        Trial("arrivals", _arriving, _shaken),
+    ]
+
+
+def _long(prompts: Prompts) -> list[Call]:
+    return [Call(0.0, prompts.text(LONG), 2)]
+
+
+def _prefill(records: list[Record]) -> Figures:
+    ttft = records[0].ttft
+    return {f"prefill of {LONG} tokens, tokens/s": LONG / ttft if ttft > 0 else nan}
+
+
+def _together(count: int) -> Trial:
+    def calls(prompts: Prompts) -> list[Call]:
+        return [Call(0.0, prompts.text(PROMPT), NEW) for _ in range(count)]
+
+    def figures(records: list[Record]) -> Figures:
+        found = summarize(records)
+        return {
+            f"decode at {count}, tokens/s": found["decode_s"],
+            f"all at {count}, tokens/s": found["tokens_s"],
+            f"TTFT p50 at {count}, ms": found["ttft_p50"],
+            f"ITL p50 at {count}, ms": found["itl_p50"],
+            f"ITL p99 at {count}, ms": found["itl_p99"],
+        }
+
+    return Trial(f"{count} at once", calls, figures)
+
+
+def _arriving(prompts: Prompts) -> list[Call]:
+    """Some streams run; long prompts come in between."""
+    running = [Call(0.0, prompts.text(PROMPT), 2 * NEW) for _ in range(RUNNING)]
+    return running + [Call((i + 1) * EVERY_S, prompts.text(LONG), 4) for i in range(ARRIVALS)]
+
+
+def _shaken(records: list[Record]) -> Figures:
+    gaps = [gap for record in records[:RUNNING] for gap in record.gaps]
+    return {
+        "ITL p50 while long prompts arrive, ms": 1e3 * percentile(gaps, 0.5),
+        "ITL p99 while long prompts arrive, ms": 1e3 * percentile(gaps, 0.99),
+    }
+
+
+def pooled(rounds: list[Figures]) -> Figures:
+    """The median of each figure over the rounds that gave one."""
+    names = dict.fromkeys(name for figures in rounds for name in figures)
+    return {name: _median([figures.get(name, nan) for figures in rounds]) for name in names}
+
+
+def _median(values: list[float]) -> float:
+    known = [value for value in values if value == value]
+    return statistics.median(known) if known else nan
