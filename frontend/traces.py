@@ -13,6 +13,8 @@ from typing import Self
 from frontend.accesslog import Entry, Exchange
 from shared.config import ConfigError
 
+NEEDED = "--otlp-endpoint needs `pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http`"
+
 try:
     from opentelemetry import trace
     from opentelemetry.sdk.resources import Resource
@@ -21,7 +23,7 @@ try:
     from opentelemetry.trace import SpanKind, Status, StatusCode
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise ConfigError("--otlp-endpoint needs `pip install 'sluice[otel]'`") from error
+    raise ConfigError(NEEDED) from error
 
 OPERATIONS = {"chat": "chat", "messages": "chat", "completions": "text_completion", "events": "text_completion"}
 PHASES = ("queue", "prefill", "decode")
@@ -48,7 +50,7 @@ class Traces:
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ImportError as error:
-            raise ConfigError("--otlp-endpoint needs `pip install 'sluice[otel]'`") from error
+            raise ConfigError(NEEDED) from error
         for name in ("opentelemetry.sdk", "opentelemetry.exporter"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # a trace for every batch that nobody takes
         exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces" if endpoint else None, timeout=5)
