@@ -139,6 +139,28 @@ def load(script: Script, servers: Sequence[Process], streams: int, wake: int, st
     )  # fmt: skip
 
 
+def burst(script: Script, servers: Sequence[Process], streams: int, steps: int) -> str:
+    """All of them at once, each answered as soon as its request is there; then a few steps together, and all end."""
+    path, body = ASKS["completions"]
+    empty = sum(server.memory() for server in servers)
+    with crowd([server.port for server in servers], streams) as clients:
+        clients.send(request(path, body))
+        first = clients.read(1, meanwhile=lambda: script.receive(0.0, first=True))
+        full = sum(server.memory() for server in servers)
+        before = sum(server.cpu() for server in servers)
+        for _ in range(steps):
+            script.step()
+            clients.read(1)
+        spent = sum(server.cpu() for server in servers) - before
+        script.step(last=True)
+        whole = len(clients.read(1, DONE))
+    return (
+        f"{streams} streams at once on {len(servers)} frontends: first token p50 {first[streams // 2]:.2f} s, p99 "
+        f"{first[streams * 99 // 100]:.2f} s; {1e6 * spent / streams / steps:.1f} µs CPU a token, "
+        f"{(full - empty) / streams / 1024:.1f} KB a stream; {whole} ended with [DONE]"
+    )
+
+
 def _quantile(buckets: dict[float, float], q: float) -> float:
     """The bound below which a share `q` lies."""
     bounds = sorted(buckets)
@@ -199,7 +221,7 @@ def main() -> None:
     parser.add_argument("--ask", default="completions", choices=sorted(ASKS), help="dialect")
     parser.add_argument("--tokens", type=int, default=60_000, help="of a measurement, all streams together")
     parser.add_argument("--frontends", type=int, default=1)
-    parser.add_argument("--only", default="floors,streams,requests,first")
+    parser.add_argument("--only", default="floors,streams,requests,first", help="and burst")
     args = parser.parse_args()
     parts = args.only.split(",")
     streams = [int(count) for count in args.streams.split(",")]
@@ -209,6 +231,8 @@ def main() -> None:
         for wake in map(int, args.wake.split(",")) if "streams" in parts else ():
             for count in streams:
                 _show(load(script, servers, count, wake, max(10, args.tokens // count // wake), args.ask))
+        if "burst" in parts:
+            print(burst(script, servers, max(streams), 20))
         if "requests" in parts:
             for name, spent in requests(script, servers[0], 1000).items():
                 print(f"{name}: {spent:.0f} µs CPU, {1e6 / spent:.0f} a second and core")

@@ -9,9 +9,8 @@ import re
 import select
 import socket
 import time
-from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,8 +43,8 @@ class Script:
     def close(self) -> None:
         self._link.close()
 
-    def receive(self, timeout: float = 0.01) -> int:
-        """Admit what has come; how many sequences that was."""
+    def receive(self, timeout: float = 0.01, *, first: bool = False) -> int:
+        """Admit what has come; how many sequences that was. With `first` they get their first token at once."""
         self._link.alive()
         self._link.wait(timeout)
         come: dict[bytes, list[int]] = defaultdict(list)
@@ -56,6 +55,9 @@ class Script:
         for sender, ids in come.items():
             self.live[sender] += ids
             self._link.publish(sender, Step(EPOCH, 0, admitted=tuple(Admitted(id, 1) for id in ids)))
+            if first:
+                self._at = 1
+                self._link.publish(sender, _tokens(ids, 0, self._words[:1]))
         self._link.flush()
         return sum(map(len, come.values()))
 
@@ -64,20 +66,21 @@ class Script:
         at, self._at = self._at, self._at + count
         run = [self._words[(at + i) % len(self._words)] for i in range(count)]
         for sender, ids in self.live.items():
-            n = len(ids)
             ends = tuple(End(id, Outcome.LENGTH, self._at) for id in ids) if last else ()
-            self._link.publish(
-                sender,
-                Step(
-                    EPOCH, 0, pack_u32(ids), pack_u32([at]) * n, pack_u32([count]) * n, pack_u32(array("I", run)) * n,
-                    ends=ends,
-                ),
-            )  # fmt: skip
+            self._link.publish(sender, _tokens(ids, at, run, ends))
         self._link.alive()
         self._link.flush()
         if last:
             self.live.clear()
             self._at = 0
+
+
+def _tokens(ids: Sequence[int], at: int, run: Sequence[int], ends: tuple[End, ...] = ()) -> Step:
+    """The same `run` for each, from offset `at`."""
+    n = len(ids)
+    return Step(
+        EPOCH, 0, pack_u32(ids), pack_u32([at]) * n, pack_u32([len(run)]) * n, pack_u32(run) * n, ends=ends
+    )  # fmt: skip
 
 
 class Crowd:
@@ -104,11 +107,15 @@ class Crowd:
         for one in self._sockets.values():
             one.sendall(request)
 
-    def read(self, events: int, mark: bytes = b"\n\n") -> None:
-        """Until each has brought so many marks more; raises BenchError for an end, an error, or a long silence."""
-        left = dict.fromkeys(self._sockets, events)
-        deadline = time.monotonic() + PATIENCE_S
+    def read(self, events: int, mark: bytes = b"\n\n", meanwhile: Callable[[], object] = lambda: None) -> list[float]:
+        """Until each has brought so many marks more; when they had, in seconds.
+
+        Raises BenchError for an end, an error, or a long silence. `meanwhile` is called over and over.
+        """
+        left, done = dict.fromkeys(self._sockets, events), list[float]()
+        begun = time.monotonic()
         while left:
+            meanwhile()
             time.sleep(NAP_S)  # not asleep on the sockets: to be woken is the sender's cost, for each one
             for fd, _ in self._poll.poll(0):
                 data = self._tails.pop(fd, b"") + self._sockets[fd].recv(PIECE)
@@ -117,10 +124,11 @@ class Crowd:
                 if missing > 0:
                     left[fd] = missing
                     self._tails[fd] = data[-len(mark) + 1 :] if len(mark) > 1 else b""
-                else:
-                    left.pop(fd, None)
-            if time.monotonic() > deadline:
+                elif left.pop(fd, None):
+                    done.append(time.monotonic() - begun)
+            if time.monotonic() > begun + PATIENCE_S:
                 raise BenchError(f"{len(left)} streams of {len(self._sockets)} stand still")
+        return done
 
     def _check(self, data: bytes) -> None:
         status = STATUS.match(data)
