@@ -37,6 +37,8 @@ GRACE_S = 5.0  # for connections to take the last bytes after draining
 IDLE_S = 3.0  # when leaving: for a connection that nobody uses
 HOLD_S = 30.0  # for whoever is not to accept before it can serve
 BEAT_S = 0.2
+# A frame for thousands of streams makes far more than Python's 700 objects before it frees them: looks for nothing.
+GC_THRESHOLDS = (50_000, 20, 20)
 
 
 class Server(uvicorn.Server):
@@ -193,6 +195,7 @@ async def _load(folder: Path, server: Server, tokenizer: asyncio.Future[Tokenize
         server.should_exit = True
     gc.collect()
     gc.freeze()  # what lives now lives for ever: no pause to look through it again
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _uvicorn(settings: Settings, app: Any, protocol: Any) -> uvicorn.Config:
