@@ -122,6 +122,7 @@ def _worker(settings: Settings, namespace: argparse.Namespace) -> int:
     from worker.openmp import spin_briefly
 
     spin_briefly()
+    _share_metrics()
     from worker.__main__ import run
     from worker.model.checkpoint import CheckpointError
     from worker.model.families import UnsupportedModel
@@ -138,7 +139,7 @@ def _worker(settings: Settings, namespace: argparse.Namespace) -> int:
 
 def _frontend(settings: Settings, namespace: argparse.Namespace) -> int:
     settings = with_text_files(_begin(settings, namespace))
-    _share_metrics()  # before prometheus-client is imported
+    _share_metrics()
     from frontend.__main__ import serve
     from frontend.checkpoint import TokenizerError
 
@@ -150,12 +151,13 @@ def _frontend(settings: Settings, namespace: argparse.Namespace) -> int:
 
 
 def _share_metrics() -> None:
+    """Before prometheus-client is imported."""
     from deploy.rundir import reserve_metrics
 
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if folder and not reserve_metrics(Path(folder)):
         del os.environ["PROMETHEUS_MULTIPROC_DIR"]
-        logging.warning("no room in %s: this frontend's /metrics tells of itself alone", folder)
+        logging.warning("no room in %s: what this process counts is not kept for others", folder)
 
 
 def _begin(settings: Settings, namespace: argparse.Namespace) -> Settings:

@@ -23,6 +23,12 @@ async def _kill_worker(site: Site, dice: random.Random) -> Healed:
     return lambda stats: stats["worker"]["pid"] != pid and stats["worker"]["state"] == "ready"
 
 
+async def _kill_one_of_two(site: Site, dice: random.Random) -> Healed:
+    busiest = max((await site.stats())["workers"], key=lambda worker: worker["streams"])
+    os.kill(busiest["pid"], signal.SIGKILL)
+    return lambda stats: all(one["ready"] and one["pid"] != busiest["pid"] for one in stats["workers"])
+
+
 async def _kill_worker_thrice(site: Site, dice: random.Random) -> Healed:
     for _ in range(2):
         await site.until(await _kill_worker(site, dice))
@@ -137,6 +143,7 @@ FAULTS: dict[str, Fault] = {
     "none": Fault("nothing", _nothing),
     "kill-worker": Fault("kill -9 of the worker", _kill_worker),
     "kill-worker-thrice": Fault("kill -9 of the worker, three times in one stream", _kill_worker_thrice),
+    "kill-one-of-two": Fault("kill -9 of one worker of two", _kill_one_of_two, Plan(("--workers", "2"))),
     "pause-worker": Fault("worker stopped for 1 s", _stop_worker(1.0)),
     "pause-worker-long": Fault("worker stopped for 5 s: beyond the silence", _stop_worker(5.0)),
     "hang-worker": Fault("worker stopped for good", _hang_worker, Plan(("--stall-timeout", "3"))),
