@@ -100,7 +100,7 @@ class WorkerConfig:
     max_prefill_chunks_per_step: int = setting(
         0, "most prompts that advance in one step; 0: no limit", unit="prompts", at_least=0
     )
-    max_step_tokens: int = setting(1024, "token budget of one step", unit="tokens", at_least=1)
+    max_step_tokens: int = setting(512, "token budget of one step", unit="tokens", at_least=1)
     max_batch_size: int = setting(64, "most sequences in one step", unit="sequences", at_least=1)
     max_waiting_requests: int = setting(
         1024, "most sequences waiting; beyond it the answer is 503. With API keys a name may have seven times as many "
