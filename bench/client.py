@@ -17,6 +17,7 @@ from bench.answer import Answer, Broken
 
 PATIENCE_S = 900.0  # for one whole answer
 PIECE = 1 << 16
+NO_DONE = "the stream ended without [DONE]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,5 +206,5 @@ class _Events:
 
     def problem(self) -> str:
         if not self._ended:
-            return "the stream ended without [DONE]"
+            return NO_DONE
         return "" if self._record.stamps else "the stream ended without a token"

@@ -13,7 +13,7 @@ from math import nan
 
 from tokenizers import Tokenizer
 
-from bench.client import Call, Record, Target, run
+from bench.client import NO_DONE, Call, Record, Target, run
 from bench.summary import percentile, summarize
 
 Figures = dict[str, float]
@@ -46,7 +46,9 @@ class Trial:
     def run(self, target: Target, prompts: Prompts) -> Figures:
         """What could not be measured is nan."""
         records = asyncio.run(run(target, self.calls(prompts)))
-        failed = [record.error for record in records if record.error]
+        failed = [r.error for r in records if r.error and not (r.stamps and r.error == NO_DONE)]  # some never say it
+        for record in records:
+            record.error = ""
         if failed:
             print(f"{target.url}: {failed[0]}", file=sys.stderr)
         return {f"{self.name}: failed": float(len(failed))} if failed else self.figures(records)
