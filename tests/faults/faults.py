@@ -7,7 +7,7 @@ import signal
 
 import psutil
 
-from tests.faults import rude, surroundings
+from tests.faults import distance, rude, surroundings
 from tests.faults.fault import Fault, Healed, Strike, at_once
 from tests.faults.proxy import Mischief
 from tests.faults.site import Plan, Site
@@ -168,4 +168,5 @@ FAULTS: dict[str, Fault] = {
     "drain-at-once": Fault("SIGTERM, no time to finish", _drain, Plan(("--drain-timeout", "0.2")), ends=True),
     **rude.FAULTS,
     **surroundings.FAULTS,
+    **distance.FAULTS,
 }

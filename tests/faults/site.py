@@ -19,7 +19,9 @@ from typing import Any
 import httpx
 import psutil
 
+from deploy.keygen import make as make_keys
 from tests.e2e.server import ROOT, free_port
+from tests.faults.netns import Host, other_host
 from tests.faults.proxy import Proxy
 
 START_S = 60.0
@@ -54,14 +56,15 @@ class Footprint:
 
 @dataclass
 class Site:
-    """`url` is where clients go; `roots` are the processes that we started."""
+    """`url` is where clients go, first of `urls`; `roots` are the processes that we started."""
 
     urls: list[str]
     folder: Path
     log: Path
     roots: list[subprocess.Popen[bytes]] = field(default_factory=list)
     proxy: Proxy | None = None
-    restart: Callable[[], None] | None = None  # starts the worker again, where nobody else does
+    host: Host | None = None  # another one, where the last of `urls` is
+    restart: Callable[[], None] | None = None  # starts the worker again, where nobody else does; or what `host` ran
 
     @property
     def url(self) -> str:
@@ -72,12 +75,17 @@ class Site:
         return (await self._get("/stats")).json()  # type: ignore[no-any-return]
 
     async def ready(self) -> bool:
-        return (await self._get("/ready")).status_code == 200
+        """All of them."""
+        return all([(await self.readiness(url)).status_code == 200 for url in self.urls])
 
-    async def _get(self, path: str) -> httpx.Response:
+    async def readiness(self, url: str) -> httpx.Response:
+        return await self._get("/ready", url)
+
+    async def _get(self, path: str, *urls: str) -> httpx.Response:
+        """From whom of `urls` answers; none given: of all."""
         deadline = time.monotonic() + START_S
         while True:
-            for url in self.urls:
+            for url in urls or self.urls:
                 with suppress(httpx.TransportError):
                     async with httpx.AsyncClient(base_url=url, timeout=1.0) as http:
                         return await http.get(path)
@@ -136,10 +144,12 @@ def idle(stats: Stats) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to start it. `log` may be a device; `split`: worker and frontends by hand, with a proxy between."""
+    """How to start it. `log` may be a device; `split`: worker and frontends by hand, with a proxy between;
+    `distant`: by hand, too, over tcp:// with CURVE keys, one frontend beside the worker and one on another host."""
 
     flags: tuple[str, ...] = ()
     split: bool = False
+    distant: bool = False
     log: str = ""
     frontends: int = 2
     prepare: Callable[[Path], dict[str, str]] = lambda home: {}  # its home; gives environment
@@ -152,7 +162,8 @@ def running(plan: Plan) -> Iterator[Site]:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True)))
         environment = plan.prepare(home)
         stack.callback(_unmount, home / "run")
-        site = (_split if plan.split else _whole)(plan, home, environment, stack)
+        start = _distant if plan.distant else _split if plan.split else _whole
+        site = start(plan, home, environment, stack)
         asyncio.run(_started(site, plan.frontends))
         yield site
 
@@ -185,15 +196,38 @@ def _split(plan: Plan, home: Path, environment: Mapping[str, str], stack: ExitSt
     return site
 
 
+def _distant(plan: Plan, home: Path, environment: Mapping[str, str], stack: ExitStack) -> Site:
+    host = stack.enter_context(other_host())
+    make_keys(home / "keys", "worker", "frontend")
+    ports = [free_port() for _ in range(4)]
+    addresses = [f"tcp://{host.server.here}:{port}" for port in ports[:2]]
+    wire = ["--request-address", addresses[0], "--event-address", addresses[1], "--curve-dir", str(home / "keys")]
+    near, far = ("127.0.0.1", ports[2]), (host.clients.there, ports[3])
+    site = Site([f"http://{ip}:{port}" for ip, port in (near, far)], home / "run", home / "log", host=host)
+
+    def frontend(ip: str, port: int, where: Host | None) -> None:
+        words = ["frontend", *_MODEL, *wire, "--host", ip, "--port", str(port)]
+        _start(site, stack, environment, words, where)
+
+    site.restart = lambda: frontend(*far, host)
+    _start(site, stack, environment, ["worker", *_MODEL, *_THREADS, *wire, *plan.flags])
+    frontend(*near, None)
+    frontend(*far, host)
+    return site
+
+
 _MODEL = ("--model", "demo", "--served-model-name", "m")
 _THREADS = ("--threads", "1", "--worker-metrics-port", "0")
 
 
-def _start(site: Site, stack: ExitStack, extra: Mapping[str, str], words: Sequence[str]) -> None:
+def _start(
+    site: Site, stack: ExitStack, extra: Mapping[str, str], words: Sequence[str], host: Host | None = None
+) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     with site.log.open("ab") as out:
+        command = [sys.executable, "-m", "deploy.cli", *words]
         process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.cli", *words],
+            host.command(command) if host else command,
             cwd=ROOT, stdout=out, stderr=out, env=environment | dict(extra),
         )  # fmt: skip
     site.roots.append(process)
