@@ -19,6 +19,8 @@ import openai
 End = Literal["whole", "error", "cut", "lost"]
 
 PROMPTS = ["Once upon a time", "Q: What is the capital of France?\nA:", "Tell me a story about a cat", "Count to ten:"]
+_DIGITS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 60, "maxItems": 60}
+SCHEMA = {"type": "object", "properties": {"digits": _DIGITS}, "required": ["digits"], "additionalProperties": False}
 LONG = "The cat sat on the mat and looked at the moon. " * 60  # about 700 tokens
 
 
@@ -155,7 +157,7 @@ def _usage(usage: Any) -> tuple[int, ...]:
 
 def _as_chat(body: dict[str, Any]) -> dict[str, Any]:
     """What not every version of the SDKs offers by name goes in `extra_body`."""
-    extra = {key: body[key] for key in ("temperature", "seed", "ignore_eos")}
+    extra = {key: body[key] for key in ("temperature", "seed", "ignore_eos", "response_format") if key in body}
     messages = [{"role": "user", "content": body["prompt"]}]
     return {"model": body["model"], "max_tokens": body["max_tokens"], "messages": messages, "extra_body": extra}
 
@@ -217,6 +219,7 @@ KINDS: list[tuple[Kind, dict[str, Any]]] = [
     (_whole, {"echo": True, "logprobs": 2}),
     (_chunks, {"n": 2, "presence_penalty": 0.5}),
     (_chunks, {"prompt": ["A cat", "A dog", LONG]}),
+    (_chat_stream, {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}}),
 ]
 
 

@@ -57,14 +57,15 @@ def other_host() -> Iterator[Host]:
         _ip("netns", "add", name)
         stack.callback(_ip, "netns", "del", name)
         _ip("-n", name, "link", "set", "lo", "up")
-        yield Host(name, _wire(name, "server", 2 * number), _wire(name, "clients", 2 * number + 1))
+        yield Host(name, _wire(stack, name, "server", 2 * number), _wire(stack, name, "clients", 2 * number + 1))
 
 
-def _wire(name: str, there: str, number: int) -> Wire:
+def _wire(stack: ExitStack, name: str, there: str, number: int) -> Wire:
     """The `number`th subnet of 198.18.0.0/15, which is set apart for testing (RFC 2544)."""
     first, device = (198 << 24) + (18 << 16) + 4 * number, f"sl{number}"
     wire = Wire(device, _dotted(first + 1), _dotted(first + 2))
     _ip("link", "add", device, "type", "veth", "peer", "name", there, "netns", name)
+    stack.callback(_ip, "link", "del", device)  # a namespace's end takes its devices along, but later
     for end, address, own in (([], wire.here, device), (["-n", name], wire.there, there)):
         _ip(*end, "addr", "add", f"{address}/30", "dev", own)
         _ip(*end, "link", "set", own, "up")
