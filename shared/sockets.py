@@ -14,6 +14,7 @@ from shared.config import ConfigError, WireConfig
 from shared.curve import keys_for
 
 GREETING_MS = 3000  # for two ends to agree on keys; who was refused is hung up on then, and tries again
+REACH_MS = 3000  # for an answer from another host; the system's own patience doubles, to minutes between two attempts
 HIGH_WATER = 100_000  # frames; beyond it a peer counts as lagging
 SILENT_MS = 15_000  # a peer that does not even answer pings is disconnected: what waits for it would fill the memory
 
@@ -27,6 +28,8 @@ def connect(
         sock.setsockopt(zmq.IDENTITY, identity)
     if kind != zmq.SUB:  # there, it would throw away what a worker said last, when its end closes before that is read
         sock.setsockopt(zmq.IMMEDIATE, 1)
+    sock.setsockopt(zmq.CONNECT_TIMEOUT, REACH_MS)
+    sock.setsockopt(zmq.TCP_MAXRT, REACH_MS)
     sock.setsockopt(zmq.RECONNECT_IVL, 50)
     sock.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
     _secure(sock, address, wire, server=False)

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -86,6 +86,7 @@ class Link:
     pulse: Pulse = field(default_factory=Pulse)
     counts: LinkCounts = field(default_factory=LinkCounts)
     _peers: dict[bytes, Peer] = field(default_factory=dict)
+    _ears: Counter[bytes] = field(default_factory=Counter)  # connections that listen to a topic
     _strangers: deque[bytes] = field(default_factory=lambda: deque(maxlen=64))  # of another protocol's version
     _outbox: deque[tuple[bytes, m.Step]] = field(default_factory=deque)
     _bell: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
@@ -286,8 +287,15 @@ class Link:
                 message = self._xpub.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if message[:1] == b"\0" and len(message) == 1 + m.TOPIC_BYTES:
-                self._forget(message[1:])
+            if message[:1] in (b"\0", b"\1") and len(message) == 1 + m.TOPIC_BYTES:
+                self._count_ears(message[1:], 1 if message[0] else -1)
+
+    def _count_ears(self, id: bytes, change: int) -> None:
+        """A frontend that has come back over a new connection is not gone when its old one breaks at last."""
+        self._ears[id] += change
+        if self._ears[id] <= 0:
+            del self._ears[id]
+            self._forget(id)
 
     def _reap(self, now: float) -> None:
         silent = [id for id, peer in self._peers.items() if now - peer.seen > self.lease_timeout]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -197,6 +198,33 @@ async def test_a_frontend_that_leaves_is_reaped(tmp_path: Path) -> None:
             await until(lambda: not worker.scheduler.has_work)
             worker.scheduler.check()
             assert (worker.link.status().frontends, worker.link.totals()["leases_reaped"]) == ((), 1)
+
+
+async def test_an_old_connection_that_breaks_takes_along_nobody_who_has_come_back(tmp_path: Path) -> None:
+    with Worker(tmp_path) as worker, zmq.Context() as context:
+        async with linked(worker.wire):
+            id = bytes.fromhex(worker.link.status().frontends[0].id)
+            old = connect(context, zmq.SUB, worker.wire.events, worker.wire)
+            old.subscribe(id)
+            await until(lambda: worker.link._ears[id] == 2)
+            old.close()
+            await until(lambda: worker.link._ears[id] == 1)
+            assert worker.link.totals()["leases_reaped"] == 0
+
+
+def test_a_host_that_does_not_answer_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system alone would wait for two minutes. A listener whose queue is full swallows what comes."""
+    monkeypatch.setattr("shared.sockets.REACH_MS", 100)
+    with socket.socket() as deaf, socket.socket() as first, zmq.Context() as context:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        first.connect(deaf.getsockname())
+        address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
+        with connect(context, zmq.DEALER, address, WireConfig(insecure=True)) as sock:
+            monitor = sock.get_monitor_socket(zmq.EVENT_CONNECT_RETRIED)
+            assert monitor.poll(10_000), "asked once"
+            sock.disable_monitor()
+            monitor.close()
 
 
 def test_whoever_scrapes_a_worker_whose_loop_stands_still_sees_it(tmp_path: Path) -> None:
