@@ -9,6 +9,8 @@ import random
 import signal
 import time
 
+import httpx
+
 from tests.faults.fault import Fault, Healed, Strike
 from tests.faults.site import Plan, Site, Stats
 
@@ -56,7 +58,17 @@ async def _kill(site: Site, dice: random.Random) -> Healed:
     await asyncio.to_thread(victim.wait)
     assert site.restart is not None
     site.restart()
-    return lambda stats: _both(stats) and victim.pid not in {peer["pid"] for peer in stats["frontends"]}
+    await site.until(lambda stats: _both(stats) and victim.pid not in {peer["pid"] for peer in stats["frontends"]})
+    await site.until_ready()
+    near, far = [await _answer(url) for url in site.urls]
+    assert near == far, f"the new frontend answers {far!r} instead of {near!r}"
+    return _both
+
+
+async def _answer(url: str) -> str:
+    body = {"model": "m", "prompt": "Once upon a time", "max_tokens": 50, "temperature": 0, "seed": 1}
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        return str((await http.post("/v1/completions", json=body)).raise_for_status().json()["choices"])
 
 
 _PLAN = Plan(("--lease-timeout", f"{LEASE_S:g}"), distant=True)
