@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.server import Server, serving
 
-STREAMS, TOKENS = 8, 200
+STREAMS, TOKENS = 8, 800
 
 
 @pytest.fixture(scope="module")
