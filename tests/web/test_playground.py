@@ -124,7 +124,8 @@ def test_charts_move(here: Playground) -> None:
     before = figure.locator("canvas").evaluate("(canvas) => canvas.toDataURL()")
     here.ask(STORY)
     expect(figure.locator(".key").first).to_have_text(re.compile(r"generated [1-9]"))
-    assert figure.locator("canvas").evaluate("(canvas) => canvas.toDataURL()") != before
+    canvas = figure.locator("canvas").element_handle()
+    here.page.wait_for_function("([canvas, before]) => canvas.toDataURL() !== before", arg=[canvas, before])
     expect(figure.locator("canvas")).to_have_attribute("aria-label", re.compile(r"two minutes: generated [1-9]"))
     for title in ("TTFT", "ITL"):
         legend = here.page.locator("#charts figure").filter(has_text=title).locator(".key").first
