@@ -5,7 +5,7 @@ sum, threshold and cumulative sum after that is exact, whatever the row count, t
 hash of (request seed, output position). On a GPU no step reads a value back to the host.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -39,20 +39,21 @@ class Bias:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleParams:
-    """What each of R rows wants; the flags say on the host which stages any row needs at all."""
+class PlainParams:
+    """What each of R rows wants of its adjusted logits; enough for a row without penalties and bias."""
 
     temperature: Tensor  # [R] float32, 0: greedy
     top_k: Tensor  # [R] int64, 0: off
     top_p: Tensor  # [R] float32, 1: off
     min_p: Tensor  # [R] float32, 0: off
-    repetition: Tensor  # [R] float32, 1: off
-    presence: Tensor  # [R] float32, 0: off
-    frequency: Tensor  # [R] float32, 0: off
     seeds: Tensor  # [R] int64, the request's 64-bit seed reinterpreted as signed
     positions: Tensor  # [R] int64: how many output tokens the request has so far
-    history: History | None = None  # None: no row has a penalty
-    bias: Bias | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Which stages any row needs, where the host knows it: saves work, changes nothing."""
+
     all_greedy: bool = False
     any_greedy: bool = True
     any_top_k: bool = True
@@ -60,18 +61,38 @@ class SampleParams:
     any_min_p: bool = True
 
 
-def sample(logits: Tensor, params: SampleParams) -> Tensor:
-    """The chosen token of each row: logits [R, V] float32 -> ids [R] int64. Leaves logits as they are.
+EVERY = Stages()
 
-    Temperature 0 takes the highest adjusted logit, the lowest id of equals. A token less than 2**-40 times as likely as
+
+@dataclass(frozen=True, slots=True)
+class SampleParams:
+    """What each of R rows wants."""
+
+    plain: PlainParams
+    repetition: Tensor  # [R] float32, 1: off
+    presence: Tensor  # [R] float32, 0: off
+    frequency: Tensor  # [R] float32, 0: off
+    history: History | None = None  # None: no row has a penalty
+    bias: Bias | None = None
+    stages: Stages = EVERY
+
+
+def sample(logits: Tensor, params: SampleParams) -> Tensor:
+    """The chosen token of each row: logits [R, V] float32 -> ids [R] int64. Leaves logits as they are."""
+    return sample_plain(_adjust(logits, params), params.plain, params.stages)
+
+
+def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
+    """The chosen token of each row by its logits as they are: [R, V] float32 -> ids [R] int64.
+
+    Temperature 0 takes the highest logit, the lowest id of equals. A token less than 2**-40 times as likely as
     the row's most likely one is never drawn.
     """
-    adjusted = _adjust(logits, params)
-    if params.all_greedy:
-        return _first_highest(adjusted)
-    drawn = _draw(_weights(adjusted, params), uniform(params.seeds, params.positions))
-    if params.any_greedy:
-        return torch.where(params.temperature == 0, _first_highest(adjusted), drawn)
+    if stages.all_greedy:
+        return _first_highest(logits)
+    drawn = _draw(_weights(logits, params, stages), uniform(params.seeds, params.positions))
+    if stages.any_greedy:
+        return torch.where(params.temperature == 0, _first_highest(logits), drawn)
     return drawn
 
 
@@ -134,38 +155,38 @@ def _first_highest(logits: Tensor) -> Tensor:
     return logits.max(-1).indices
 
 
-def _weights(logits: Tensor, params: SampleParams) -> Tensor:
+def _weights(logits: Tensor, params: PlainParams, stages: Stages) -> Tensor:
     """Integer weights [R, V] after temperature, top-k, top-p and min-p: zero where a token may not be drawn."""
     temperature = params.temperature.masked_fill(params.temperature == 0, 1.0)[:, None]
     gap = (logits.amax(-1, keepdim=True) - logits) / temperature  # >= 0, 0 at the most likely
     weights = _integer_weights(gap)
-    if params.any_top_k or params.any_top_p:
-        _cut(gap, weights, params)
-    if params.any_min_p:
+    if stages.any_top_k or stages.any_top_p:
+        _cut(gap, weights, params.top_k, params.top_p, stages)
+    if stages.any_min_p:
         weights.masked_fill_(weights < (params.min_p[:, None].double() * ONE).long(), 0)
     return weights
 
 
-def _cut(gap: Tensor, weights: Tensor, params: SampleParams) -> None:
+def _cut(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, stages: Stages) -> None:
     """Top-k, then top-p: zeroes the weights [R, V] of the tokens left out."""
     if gap.device.type != "cpu" or gap.shape[1] <= SHORT:
-        return _cut_all(gap, weights, params)
-    rows = _cut_short(gap, weights, params.top_k, params.top_p)
+        return _cut_all(gap, weights, top_k, top_p, stages)
+    rows = _cut_short(gap, weights, top_k, top_p)
     if len(rows):
         some = weights[rows]
-        _cut_all(gap[rows], some, replace(params, top_k=params.top_k[rows], top_p=params.top_p[rows]))
+        _cut_all(gap[rows], some, top_k[rows], top_p[rows], stages)
         weights[rows] = some
 
 
-def _cut_all(gap: Tensor, weights: Tensor, params: SampleParams) -> None:
+def _cut_all(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, stages: Stages) -> None:
     keys = gap.view(torch.int32)  # non-negative floats order like their bits
-    if params.any_top_k:
-        need = _count(params.top_k, gap.shape[1])
+    if stages.any_top_k:
+        need = _count(top_k, gap.shape[1])
         dropped = _beyond(keys, torch.ones_like(need).expand_as(keys), need)
         weights.masked_fill_(dropped, 0)
         keys = keys.masked_fill(dropped, FARTHEST)
-    if params.any_top_p:
-        need = _share(params.top_p, weights.sum(-1, keepdim=True))
+    if stages.any_top_p:
+        need = _share(top_p, weights.sum(-1, keepdim=True))
         weights.masked_fill_(_beyond(keys, weights, need), 0)
 
 

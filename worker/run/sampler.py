@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shared.messages import Sampling
-from worker.kernels.sample import Bias, History, SampleParams
+from worker.kernels.sample import Bias, History, PlainParams, SampleParams, Stages
 from worker.kernels.sample import sample as sample_rows
 from worker.schedule.sequence import Sequence
 
@@ -50,15 +50,20 @@ def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.d
     top_k, seeds, positions = ints.unbind(1)
     hot = [p for p in params if p.temperature > 0]
     return SampleParams(
-        temperature, top_k, top_p, min_p, repetition, presence, frequency, seeds, positions,
-        history=_history(sequences, device),
-        bias=_bias(sequences, eos_ids, device),
-        all_greedy=not hot,
-        any_greedy=len(hot) < len(params),
-        any_top_k=any(p.top_k for p in hot),
-        any_top_p=any(p.top_p < 1 for p in hot),
-        any_min_p=any(p.min_p for p in hot),
-    )  # fmt: skip
+        PlainParams(temperature, top_k, top_p, min_p, seeds, positions),
+        repetition,
+        presence,
+        frequency,
+        _history(sequences, device),
+        _bias(sequences, eos_ids, device),
+        Stages(
+            all_greedy=not hot,
+            any_greedy=len(hot) < len(params),
+            any_top_k=any(p.top_k for p in hot),
+            any_top_p=any(p.top_p < 1 for p in hot),
+            any_min_p=any(p.min_p for p in hot),
+        ),
+    )
 
 
 def _signed(seed: int) -> int:

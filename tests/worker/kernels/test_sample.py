@@ -1,7 +1,7 @@
 import math
 import random as host_random
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import pytest
@@ -9,10 +9,21 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.cases import random
-from worker.kernels.sample import Bias, History, SampleParams, logprobs, sample, uniform
+from worker.kernels.sample import (
+    EVERY,
+    Bias,
+    History,
+    PlainParams,
+    SampleParams,
+    Stages,
+    logprobs,
+    sample,
+    sample_plain,
+    uniform,
+)
 
 MASK = (1 << 64) - 1
-Record = TypeVar("Record", SampleParams, History, Bias)
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -36,20 +47,24 @@ def params_of(rows: list[Row]) -> SampleParams:
     def column(name: str, dtype: torch.dtype) -> Tensor:
         return torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
 
-    floats = {n: column(n, torch.float32) for n in ("temperature", "top_p", "min_p", *PENALTIES)}
+    plain = {n: column(n, torch.float32) for n in ("temperature", "top_p", "min_p")}
+    top_k, positions = column("top_k", torch.int64), column("position", torch.int64)
     seeds = torch.tensor([row.seed - (row.seed >> 63 << 64) for row in rows])
     seen = [(r, token, count) for r, row in enumerate(rows) for token, count in row.history]
     biased = [(r, token, value) for r, row in enumerate(rows) for token, value in row.bias]
     return SampleParams(
-        **floats, top_k=column("top_k", torch.int64), seeds=seeds, positions=column("position", torch.int64),
+        PlainParams(**plain, top_k=top_k, seeds=seeds, positions=positions),
+        **{n: column(n, torch.float32) for n in PENALTIES},
         history=History(*torch.tensor(seen).T.contiguous()) if seen else None,
         bias=bias_of(biased) if biased else None,
-        all_greedy=all(row.temperature == 0 for row in rows),
-        any_greedy=any(row.temperature == 0 for row in rows),
-        any_top_k=any(row.top_k for row in rows),
-        any_top_p=any(row.top_p < 1 for row in rows),
-        any_min_p=any(row.min_p for row in rows),
-    )  # fmt: skip
+        stages=Stages(
+            all_greedy=all(row.temperature == 0 for row in rows),
+            any_greedy=any(row.temperature == 0 for row in rows),
+            any_top_k=any(row.top_k for row in rows),
+            any_top_p=any(row.top_p < 1 for row in rows),
+            any_min_p=any(row.min_p for row in rows),
+        ),
+    )
 
 
 PENALTIES = ("repetition", "presence", "frequency")
@@ -180,7 +195,7 @@ def test_a_row_does_not_depend_on_company_or_threads(width: int, threads: None) 
         for r, row in enumerate(rows):
             alone = logits[r : r + 1].clone()
             assert sample(alone, params_of([row])).item() == together[r]
-            assert sample(alone, replace(params_of([row]), any_top_k=True, any_top_p=True)).item() == together[r]
+            assert sample_plain(alone, params_of([row]).plain).item() == together[r]
             alone_chosen, alone_ids, alone_values = logprobs(alone, ids[r : r + 1], 5)
             assert torch.equal(alone_chosen[0], chosen[r])
             assert torch.equal(alone_ids[0], top_ids[r]) and torch.equal(alone_values[0], top_values[r])
@@ -191,8 +206,7 @@ def test_stages_nobody_needs_may_be_switched_off() -> None:
     rows = [Row(seed=seed) for seed in range(50)]
     logits = random(50, 100)
     params = params_of(rows)
-    everything = replace(params, any_greedy=True, any_top_k=True, any_top_p=True, any_min_p=True)
-    assert torch.equal(sample(logits, params), sample(logits, everything))
+    assert torch.equal(sample(logits, params), sample(logits, replace(params, stages=EVERY)))
 
 
 def test_uniform_is_splitmix64_on_every_seed() -> None:
@@ -207,17 +221,20 @@ def test_uniform_is_splitmix64_on_every_seed() -> None:
 def test_off_the_cpu_nothing_is_read_back_to_the_host() -> None:
     """On the meta device there is nothing to read: any value the host asked for would raise."""
     params = params_of([Row(top_k=3, top_p=0.5, min_p=0.1, history=((1, 2),), bias=((2, 1.0),)), Row(temperature=0)])
-    assert params.history and params.bias
-    moved = replace(params, history=moved_to_meta(params.history), bias=moved_to_meta(params.bias))
-    moved = moved_to_meta(moved)
+    moved = moved_to(params, "meta")
     logits = torch.empty(2, 50, device="meta")
     assert sample(logits, moved).shape == (2,)
-    assert logprobs(logits, moved.positions, 4)[1].shape == (2, 4)
+    assert logprobs(logits, moved.plain.positions, 4)[1].shape == (2, 4)
 
 
-def moved_to_meta(record: Record) -> Record:
-    tensors = {f.name: getattr(record, f.name) for f in fields(record)}
-    moved: dict[str, Any] = {name: x.to("meta") for name, x in tensors.items() if isinstance(x, Tensor)}
+def moved_to(record: Record, device: str) -> Record:
+    """A dataclass with all the tensors in it, however deep, on the device."""
+    values = ((f.name, getattr(record, f.name)) for f in fields(record))
+    moved: dict[str, Any] = {
+        name: value.to(device) if isinstance(value, Tensor) else moved_to(value, device)
+        for name, value in values
+        if isinstance(value, Tensor) or is_dataclass(value)
+    }
     return replace(record, **moved)
 
 
@@ -241,8 +258,7 @@ def test_cuda_draws_what_the_cpu_draws_without_a_sync() -> None:
     rows = [Row(seed=seed, top_k=50, top_p=0.9) for seed in range(32)]
     logits, params = random(32, 5000), params_of(rows)
     expected = sample(logits, params)
-    there = replace(params, **{f.name: getattr(params, f.name).cuda() for f in fields(params)
-                               if isinstance(getattr(params, f.name), Tensor)})  # fmt: skip
+    there = moved_to(params, "cuda")
     on_gpu = logits.cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
