@@ -19,9 +19,9 @@ from worker.link import Gone
 from worker.loop import Loop
 from worker.memory.pages import PagePool
 from worker.metrics import Metrics
+from worker.run.flight import Flight, ToHost
 from worker.run.pack import pack
-from worker.run.runner import Sampled
-from worker.run.sampler import sample
+from worker.run.sampler import choose
 from worker.schedule.plan import Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
@@ -56,15 +56,15 @@ class Empty:
     packing_s: float = 0.0
     sampling_s: float = 0.0
 
-    def step(self, plan: Plan) -> Sampled:
+    def launch(self, plan: Plan, before: Flight | None) -> Flight:
         begun = time.perf_counter()
         pack(plan.chunks, PAGE_SIZE, CPU)
         packed = time.perf_counter()
         sequences = [chunk.sequence for chunk in plan.sampling]
-        sample(self.logits[: len(sequences)], sequences, (2,))
+        ids = choose(self.logits[: len(sequences)], sequences, (2,)).fill_(7)
         self.packing_s += packed - begun
         self.sampling_s += time.perf_counter() - packed
-        return Sampled([7] * len(sequences))
+        return Flight(plan, False, ids, ToHost(ids))
 
 
 def measure(sequences: int, context: int) -> dict[str, float]:

@@ -67,7 +67,7 @@ def load_engine(
         cache.populate_ahead(native.touch)
     pool = PagePool(size.pages, size.page_size)
     return Engine(
-        runner=Runner(decoder, cache),
+        runner=Runner(decoder, cache, overlap=worker.overlap and device.type == "cuda"),
         scheduler=Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pool),
         pool=pool,
         spec=spec,

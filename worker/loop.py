@@ -1,14 +1,19 @@
-"""The compute loop: receive, plan, run, commit, publish; one turn is one step.
+"""The compute loop: receive, plan, launch, settle, publish; a turn launches one step and settles one.
 
-Knows the scheduler, the runner, the desk and the link by their few methods. A step that raises is cut in halves
-until the culprit stands alone: only it fails, and only after the device has shown that it still computes for others. A
-step that runs out of memory shrinks in the same way, down to single tokens, before it fails anybody. Who is
-suspected of having killed a worker (ledger.py) is run alone. A device that cannot compute ends the loop: nobody is
-told of a failure that is not theirs, and what runs goes on in the next worker.
+Knows the scheduler, the runner, the desk and the link by their few methods. Where a step may run ahead, the one that
+is settled is the one before it: the device computes while its last ids are read, told, and planned with. Otherwise it
+is settled in the turn that launched it.
+
+A step that raises is cut in halves until the culprit stands alone: only it fails, and only after the device has shown
+that it still computes for others. A step that runs out of memory shrinks in the same way, down to single tokens, before
+it fails anybody. What was launched behind a step that raised is forgotten, and planned again. Who is suspected of
+having killed a worker (ledger.py) is run alone. A device that cannot compute ends the loop: nobody is told of a failure
+that is not theirs, and what runs goes on in the next worker.
 """
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -17,7 +22,8 @@ from shared import messages as m
 from worker.desk import Desk
 from worker.link import Link
 from worker.metrics import Metrics
-from worker.run.runner import Runner, Sampled
+from worker.run.flight import Flight, Sampled
+from worker.run.runner import Runner
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.scheduler import Advance, Scheduler
 from worker.schedule.sequence import Sequence
@@ -52,13 +58,19 @@ class Loop:
         self._clock = clock
         self._canary_s = canary_s
         self._proved = clock()  # when the device last computed
+        self._flights: deque[Flight] = deque()  # launched, not settled; two at most, and one between turns
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Until `stopped()`; a turn without work waits for the inbox. Raises DeviceBroken."""
+        """Until `stopped()`, and what is under way is settled; a turn without work waits for the inbox.
+
+        Raises DeviceBroken.
+        """
         while not stopped():
             if not self.turn():
                 now = self._clock()
                 self._link.wait(max(0.0, min(IDLE_S, self._scheduler.next_wakeup(now) - now)))
+        self._land()
+        self._desk.publish(self._link, self._clock())
 
     def turn(self) -> bool:
         """One step; False when there was nothing to compute."""
@@ -67,16 +79,19 @@ class Loop:
         self._desk.receive(self._link.inbox, began)
         plan = self._scheduler.plan(began)
         planned = self._clock()
+        busy = bool(plan) or bool(self._flights)
         if plan:
             self._desk.publish(self._link, began)  # admissions need not wait for the step
             self._compute(plan.chunks)
             self._metrics.step(plan, planned - began, self._clock() - planned)
+        elif busy:
+            self._land()
         else:
             self._idle(began)
         self._desk.publish(self._link, began)
-        if plan and not self._scheduler.has_work:
+        if busy and not self._scheduler.has_work:
             self._link.refresh()
-        return bool(plan)
+        return busy
 
     def _idle(self, now: float) -> None:
         self._desk.ledger.rest()
@@ -89,28 +104,54 @@ class Loop:
 
     def _compute(self, chunks: list[Chunk]) -> None:
         """One step; where there are suspects, one for all others and then one for each of them."""
-        ledger = self._desk.ledger
-        for part in _apart(chunks):
-            ledger.running([chunk.sequence for chunk in part])
-            self._execute(part)
+        parts = _apart(chunks)
+        for part in parts:
+            self._launch(Plan(part))
+            ahead = len(parts) == 1 and not part[0].sequence.crashes
+            self._land(keep=1 if ahead and self._flights and self._flights[-1].ahead else 0)
             if part[0].sequence.crashes and part[0].samples:
-                ledger.acquit(part[0].sequence)
+                self._desk.ledger.acquit(part[0].sequence)
         self._proved = self._clock()
 
-    def _execute(self, chunks: list[Chunk]) -> None:
-        plan = Plan(chunks)
+    def _launch(self, plan: Plan) -> None:
+        """Puts a step behind those under way, or does what is to be done when that fails."""
+        before = self._flights[-1] if self._flights else None
+        self._desk.ledger.running(_members([*(flight.plan for flight in self._flights), plan]))
         try:
-            sampled = self._runner.step(plan)
+            flight = self._runner.launch(plan, before)
         except Exception as error:
-            log.exception("a step of %d sequences, %d tokens failed", len(chunks), plan.tokens)
-            self._recover(chunks, error)
+            if before is not None:  # whose fault it is shows when it is tried again with nothing under way
+                log.exception("a step behind another one could not be launched")
+                self._land()
+            else:
+                self._recover(plan, error)
             return
-        now = self._clock()
-        self._report(plan, sampled, self._scheduler.commit(plan, sampled.ids, now), now)
+        self._scheduler.advance(plan)
+        self._flights.append(flight)
 
-    def _recover(self, chunks: list[Chunk], error: Exception) -> None:
-        """Nothing was committed, so any part of the step can be tried again as it is."""
-        if len(chunks) > 1:
+    def _land(self, keep: int = 0) -> None:
+        """Settles steps, in their order, until no more than `keep` are under way."""
+        while len(self._flights) > keep:
+            flight = self._flights.popleft()
+            try:
+                sampled = flight.read()
+            except Exception as error:
+                self._flights.clear()
+                self._scheduler.abandon()
+                self._recover(flight.plan, error)
+                return
+            now = self._clock()
+            self._report(flight.plan, sampled, self._scheduler.settle(flight.plan, sampled.ids, now), now)
+
+    def _recover(self, plan: Plan, error: Exception) -> None:
+        """Nothing is under way, and nothing of this step was settled: any part of it can be tried again as it is."""
+        log.error("a step of %d sequences, %d tokens failed", len(plan.chunks), plan.tokens, exc_info=error)
+        chunks = self._scheduler.current(plan.chunks)
+        if 0 < len(chunks) < len(plan.chunks):  # somebody left meanwhile, whose fault it may have been
+            self._execute(chunks)
+        elif not chunks:
+            return
+        elif len(chunks) > 1:
             for part in _halves(chunks):
                 self._execute(part)
         elif chunks[0].length > 1 and isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -118,6 +159,10 @@ class Loop:
         else:
             self._prove()  # before anybody is told
             self._fail(chunks[0].sequence, error)
+
+    def _execute(self, chunks: list[Chunk]) -> None:
+        self._launch(Plan(chunks))
+        self._land()
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         self._scheduler.fail([sequence])
@@ -136,7 +181,7 @@ class Loop:
                 self._time(sequence, now, gaps)
             if advance.outcome is not None:
                 self._desk.end(sequence, advance.outcome, now, _why(advance))
-        prompt = plan.tokens - generated
+        prompt = plan.tokens - len(sampled.ids)
         self._stats.tokens(now, prompt, generated)
         self._stats.gaps(gaps)
         self._metrics.tokens(prompt, generated)
@@ -147,6 +192,11 @@ class Loop:
         elif len(gaps) < GAP_SAMPLES:
             gaps.append(now - sequence.last_token)
         sequence.last_token = now
+
+
+def _members(plans: list[Plan]) -> list[Sequence]:
+    """Whose steps these are, each once."""
+    return list(dict.fromkeys(chunk.sequence for plan in plans for chunk in plan.chunks))
 
 
 def _apart(chunks: list[Chunk]) -> list[list[Chunk]]:

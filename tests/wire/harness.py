@@ -18,7 +18,7 @@ from worker.link import Identity, Link
 from worker.loop import Loop
 from worker.memory.pages import PagePool
 from worker.metrics import Metrics
-from worker.run.runner import Sampled
+from worker.run.flight import Sampled
 from worker.schedule.plan import Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
@@ -39,6 +39,18 @@ def expected(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was over as soon as it was launched."""
+
+    plan: Plan
+    sampled: Sampled
+    ahead: bool = False
+
+    def read(self) -> Sampled:
+        return self.sampled
+
+
 @dataclass(slots=True)
 class FakeRunner:
     """`trouble(sequence)` may raise."""
@@ -48,12 +60,12 @@ class FakeRunner:
 
     def prove(self) -> None: ...
 
-    def step(self, plan: Plan) -> Sampled:
+    def launch(self, plan: Plan, before: Done | None) -> Done:
         if self.delay:
             time.sleep(self.delay)
         for chunk in plan.chunks:
             self.trouble(chunk.sequence)
-        return Sampled([next_id(chunk.sequence.tokens) for chunk in plan.sampling])
+        return Done(plan, Sampled([next_id(chunk.sequence.tokens) for chunk in plan.sampling]))
 
 
 @dataclass

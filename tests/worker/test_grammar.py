@@ -139,24 +139,24 @@ def test_a_matcher_moves_once_a_token_whatever_happens(bench: Bench, monkeypatch
     bench.turn()
     bench.compiled()
     failing = {8, 20}  # turns whose first try fails after its masks were made
-    step = bench.engine.runner.step
+    launch = bench.engine.runner.launch
     for turn in range(200):
         (target,) = [one for one in bench.scheduler.sequences() if one.key == (ME, 2)] or [None]
-        if turn in (5, 17) and target in bench.scheduler._running:
-            bench.scheduler._preempt(target, bench.now)
+        if turn in (5, 17) and target in bench.scheduler._state.running:
+            bench.scheduler._state.preempt(target, bench.now)
 
-        def trouble(plan: Any, turn: int = turn) -> Any:
-            sampled = step(plan)
+        def trouble(plan: Any, before: Any, turn: int = turn) -> Any:
+            flight = launch(plan, before)
             if turn in failing:
                 failing.remove(turn)
                 raise MemoryError
-            return sampled
+            return flight
 
-        monkeypatch.setattr(bench.engine.runner, "step", trouble)
+        monkeypatch.setattr(bench.engine.runner, "launch", trouble)
         bench.turn()
     assert not failing
     assert bench.heard()[0][2] == wanted and bench.heard()[1][2].outcome is m.Outcome.EOS
-    monkeypatch.setattr(bench.engine.runner, "step", step)
+    monkeypatch.setattr(bench.engine.runner, "launch", launch)
     for have in range(0, len(wanted) + 1, 3):
         bench.link.sent.clear()
         bench.desk._records.clear()

@@ -9,13 +9,13 @@ import pytest
 
 from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
-from tests.wire.harness import VOCAB, expected, next_id
+from tests.wire.harness import VOCAB, Done, expected, next_id
 from worker.desk import KEEP_S, Desk
 from worker.link import Gone
 from worker.loop import Loop
 from worker.memory.pages import PagePool
 from worker.metrics import Metrics
-from worker.run.runner import Sampled
+from worker.run.flight import Sampled
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
@@ -46,10 +46,10 @@ class FakeRunner:
 
     def prove(self) -> None: ...
 
-    def step(self, plan: Plan) -> Sampled:
+    def launch(self, plan: Plan, before: Done | None) -> Done:
         self.check(plan.chunks)
         self.steps.append(plan.tokens)
-        return Sampled([next_id(chunk.sequence.tokens) for chunk in plan.sampling])
+        return Done(plan, Sampled([next_id(chunk.sequence.tokens) for chunk in plan.sampling]))
 
 
 class Bench:
@@ -170,7 +170,7 @@ def test_only_the_culprit_fails(culprit: int) -> None:
         assert outputs[i] == (wanted[:2] if i == culprit else wanted)
         assert ends[i].outcome is (m.Outcome.ERROR if i == culprit else m.Outcome.LENGTH)
     assert "unlucky" in ends[culprit].error
-    assert bench.scheduler._paging.pool.counts().owned == 0
+    assert bench.scheduler._state.paging.pool.counts().owned == 0
 
 
 def test_out_of_memory_shrinks_the_step_and_fails_nobody() -> None:

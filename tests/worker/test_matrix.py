@@ -29,7 +29,7 @@ from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
 from worker.model.weights import load
 from worker.run.runner import Runner
-from worker.run.sampler import sample
+from worker.run.sampler import choose
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
@@ -78,11 +78,11 @@ class Recorder:
     rows: dict[int, Tensor] = field(default_factory=dict)
     agree: bool = True
 
-    def __call__(self, logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
+    def __call__(self, logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> Tensor:
         for row, sequence in zip(logits, sequences, strict=True):
             if sequence.key == (b"target", 0):
                 self.rows[sequence.output_len] = row.clone()
-        return sample(logits, sequences, eos_ids)
+        return choose(logits, sequences, eos_ids)
 
 
 def run(
@@ -96,7 +96,7 @@ def run(
     scheduler = Scheduler(mode.config(), PagePool(pages, page_size))
     runner = Runner(decoder, kv)
     recorder = Recorder()
-    monkeypatch.setattr(worker.run.runner, "sample", recorder)
+    monkeypatch.setattr(worker.run.runner, "choose", recorder)
     target = _sequence(b"target", 0, PROMPT, seed=5)
     others = _crowd(target) if mode.company == "crowd" else []
     for sequence in [target, *others[::2]] if grammar else []:
@@ -105,8 +105,8 @@ def run(
         scheduler.submit(sequence, 0.0)
     steps = 0
     while scheduler.has_work:
-        if mode.company == "preempted" and steps in (2, 9) and target in scheduler._running:
-            scheduler._preempt(target, float(steps))
+        if mode.company == "preempted" and steps in (2, 9) and target in scheduler._state.running:
+            scheduler._state.preempt(target, float(steps))
         plan = scheduler.plan(float(steps))
         scheduler.commit(plan, runner.step(plan).ids, float(steps))
         steps += 1

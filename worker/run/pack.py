@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from worker.model.packed import Packed
 from worker.schedule.plan import Chunk
 
+UNKNOWN = 0  # stands for an id that only the device knows yet
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -34,14 +36,14 @@ def pack(chunks: Seq[Chunk], page_size: int, device: torch.device) -> tuple[Pack
     slots = pages[owner, positions // page_size].astype(np.int64) * page_size + positions % page_size
     rows, wanted = _rows(chunks, starts)
     packed = Packed(
-        tokens=_to(tokens, device),
-        positions=_to(positions, device),
-        slots=_to(slots, device),
-        starts=_to(starts, device),
-        kv_lens=_to(kv_lens, device),
-        pages=_to(pages, device),
-        rows=_to(np.asarray(rows, np.int64), device),
-        tiles=_to(_tiles(lengths), device),
+        tokens=to_device(tokens, device),
+        positions=to_device(positions, device),
+        slots=to_device(slots, device),
+        starts=to_device(starts, device),
+        kv_lens=to_device(kv_lens, device),
+        pages=to_device(pages, device),
+        rows=to_device(np.asarray(rows, np.int64), device),
+        tiles=to_device(_tiles(lengths), device),
         max_q=max(lengths),
         max_kv=int(kv_lens.max()),
         max_page=int(pages.max()),
@@ -52,7 +54,8 @@ def pack(chunks: Seq[Chunk], page_size: int, device: torch.device) -> tuple[Pack
 def _tokens(chunks: Seq[Chunk]) -> Iterator[int]:
     for chunk in chunks:
         if chunk.length == 1:
-            yield chunk.sequence.tokens[chunk.start]
+            tokens = chunk.sequence.tokens
+            yield tokens[chunk.start] if chunk.start < len(tokens) else UNKNOWN
         else:
             yield from chunk.sequence.tokens[chunk.start : chunk.start + chunk.length]
 
@@ -86,6 +89,17 @@ def _tiles(lengths: list[int]) -> NDArray[np.int32]:
     return np.asarray(tiles, np.int32).reshape(-1, 2)
 
 
-def _to(values: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+def owed(chunks: Seq[Chunk], before: Seq[Chunk]) -> tuple[list[int], list[int]]:
+    """Which rows' tokens are not known yet, and which of the ids sampled for `before` they will be."""
+    unknown = [index for index, chunk in enumerate(chunks) if chunk.start >= len(chunk.sequence.tokens)]
+    if not unknown:
+        return [], []
+    source = {chunk.sequence: index for index, chunk in enumerate(chunk for chunk in before if chunk.samples)}
+    starts = list(accumulate([chunk.length for chunk in chunks], initial=0))
+    return [starts[index] for index in unknown], [source[chunks[index].sequence] for index in unknown]
+
+
+def to_device(values: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """Without waiting: on a GPU it is there for all that its stream does from now on."""
     tensor = torch.from_numpy(values)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

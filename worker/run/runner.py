@@ -4,28 +4,23 @@ Knows tensors and plans; decides nothing. The same path for prefill, chunk and d
 """
 
 from array import array
-from dataclasses import dataclass, field
+from functools import partial
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from shared import messages as m
 from worker.memory.cache import Cache
 from worker.memory.pages import SCRATCH
 from worker.model.decoder import Decoder
 from worker.run.constrain import Constrainer
+from worker.run.flight import Flight, Sampled, ToHost
 from worker.run.logprobs import output_logprobs, prompt_logprobs
-from worker.run.pack import pack
-from worker.run.sampler import sample
+from worker.run.pack import Wanted, owed, pack, to_device
+from worker.run.sampler import choose, is_plain
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The next id of each sampling chunk, in plan order, and the log-probabilities that were asked for."""
-
-    ids: list[int]
-    logprobs: list[tuple[Sequence, m.Logprobs]] = field(default_factory=list)
 
 
 class DeviceBroken(Exception):
@@ -33,27 +28,44 @@ class DeviceBroken(Exception):
 
 
 class Runner:
-    """A model and its K/V pool on one device."""
+    """A model and its K/V pool on one device.
 
-    def __init__(self, model: Decoder, cache: Cache) -> None:
+    `overlap`: steps whose tokens need no look at the ones before may be followed before they are read.
+    """
+
+    def __init__(self, model: Decoder, cache: Cache, *, overlap: bool = False) -> None:
         self._model = model
         self._cache = cache
         self._forward = model.on(cache)
         self._device = cache.k.device
         self._constrainer = Constrainer(model.spec.vocab_size, model.spec.eos_ids)
+        self._overlap = overlap
 
-    @torch.inference_mode()
     def step(self, plan: Plan) -> Sampled:
         """Compute the plan's chunks; raises whatever the device raises, having changed no sequence."""
+        return self.launch(plan).read()
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan, before: Flight | None = None) -> Flight:
+        """Have the plan's chunks computed; tokens that nobody knows yet are what `before`, the last step, samples."""
         packed, wanted = pack(plan.chunks, self._cache.page_size, self._device)
         self._cache.reach(packed.max_page)
+        if before is not None:
+            self._fill_in(packed.tokens, plan, before)
         logits = self._forward(packed)  # [R, V] float32
         sampled = logits if len(wanted.sampled) == logits.shape[0] else logits[wanted.sampled]
         sequences = [chunk.sequence for chunk in plan.sampling]
         allowed = self._constrainer.apply(sampled, sequences)
-        ids = sample(allowed, sequences, self._model.spec.eos_ids) if sequences else []
-        told = output_logprobs(sampled, ids, sequences) + prompt_logprobs(logits, wanted, plan)
-        return Sampled(ids, told)
+        ids = choose(allowed, sequences, self._model.spec.eos_ids) if sequences else logits.new_empty(0).long()
+        if any(sequence.sampling.logprobs is not None for sequence in sequences) or wanted.prompts:
+            return Flight(plan, False, ids, ToHost(ids), partial(_logprobs, plan, wanted, logits, sampled))
+        return Flight(plan, self._overlap and all(map(is_plain, sequences)), ids, ToHost(ids))
+
+    def _fill_in(self, tokens: Tensor, plan: Plan, before: Flight) -> None:
+        rows, sources = owed(plan.chunks, before.plan.chunks)
+        if rows:
+            at, source = to_device(np.array([rows, sources]), self._device)
+            tokens.index_copy_(0, at, before.ids[source])
 
     def prove(self) -> None:
         """One step for nobody: a token computed in the scratch page. Raises DeviceBroken, or hangs, if it cannot be."""
@@ -68,3 +80,10 @@ class Runner:
     def layers(self) -> int:
         """How many were begun in all steps so far, those of a step that runs now too: a long step is no hanging one."""
         return int(self._model.done.value)
+
+
+def _logprobs(
+    plan: Plan, wanted: Wanted, logits: Tensor, sampled: Tensor, ids: list[int]
+) -> list[tuple[Sequence, m.Logprobs]]:
+    sequences = [chunk.sequence for chunk in plan.sampling]
+    return output_logprobs(sampled, ids, sequences) + prompt_logprobs(logits, wanted, plan)

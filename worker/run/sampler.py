@@ -19,15 +19,27 @@ from worker.schedule.sequence import Sequence
 
 def sample(logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
     """The next id of each sequence; logits [R, V] float32, a row a sequence."""
-    if all(_is_plain(sequence) for sequence in sequences):
-        return logits.argmax(-1).tolist()
-    return sample_rows(logits, columns(sequences, eos_ids, logits.device)).tolist()
+    ids: list[int] = choose(logits, sequences, eos_ids).tolist()
+    return ids
 
 
-def _is_plain(sequence: Sequence) -> bool:
-    """Greedy, and nothing to adjust before."""
-    p = sequence.sampling
-    return not (p.temperature or p.logit_bias or _is_penalized(p) or _held_back(sequence))
+def choose(logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> Tensor:
+    """The same on the logits' device, [R] int64, without waiting for it."""
+    if all(not sequence.sampling.temperature and is_plain(sequence) for sequence in sequences):
+        return logits.argmax(-1)
+    return sample_rows(logits, columns(sequences, eos_ids, logits.device))
+
+
+def is_plain(sequence: Sequence) -> bool:
+    """Whether its next token can be chosen by one who does not know the last: nothing is adjusted but by temperature,
+    top-k, top-p and min-p. Once it is so, it stays so."""
+    sequence.plain = sequence.plain or not (
+        sequence.constraint is not None
+        or sequence.sampling.logit_bias
+        or _is_penalized(sequence.sampling)
+        or _held_back(sequence)
+    )
+    return sequence.plain
 
 
 def _is_penalized(p: Sampling) -> bool:
@@ -43,7 +55,7 @@ def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.d
         ],
         dtype=torch.float32,
     ).to(device)
-    ints = torch.tensor([(p.top_k, _signed(s.seed), s.output_len) for p, s in zip(params, sequences, strict=True)]).to(
+    ints = torch.tensor([(p.top_k, _signed(s.seed), s.next_output) for p, s in zip(params, sequences, strict=True)]).to(
         device
     )
     temperature, top_p, min_p, repetition, presence, frequency = floats.unbind(1)

@@ -41,6 +41,8 @@ class Sequence:
     crashes: int = 0  # that it is suspected of, see ledger.py
     resumed: bool = False  # it was admitted by a worker that is gone
     computed: int = 0
+    flying: int = 0  # tokens after those that steps under way compute
+    due: int = 0  # ids that these steps sample, which nobody knows yet
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # of C ints, which pack.py copies whole
     cached: int = 0  # prompt tokens found in the prefix cache at first admission
     preemptions: int = 0
@@ -52,6 +54,7 @@ class Sequence:
     helped: bool = False  # room was made for it once
     last_token: float = 0.0  # when its latest one was
     constraint: Constraint | None = None
+    plain: bool = False  # known to be sampled from its logits alone, see run/sampler.py
     first: int = 0  # its request id at its first worker, if that was another
 
     @property
@@ -62,6 +65,11 @@ class Sequence:
     @property
     def output_len(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def next_output(self) -> int:
+        """Which output token the next step samples, counted from 0."""
+        return len(self.tokens) - self.prompt_len + self.due
 
     @property
     def pending(self) -> int:

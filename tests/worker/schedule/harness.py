@@ -5,6 +5,7 @@ computes a token's hash from what the store holds for the position before it, an
 one wrongly shared, recycled or unwritten slot changes the output.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from math import inf
 from typing import Any
@@ -57,9 +58,14 @@ def reference(sequence: Sequence, config: SchedulerConfig) -> tuple[list[int], O
 
 
 class Rig:
-    """A scheduler with its pool and fake model; every step checks what must hold of any plan."""
+    """A scheduler with its pool and fake model; every step checks what must hold of any plan.
 
-    def __init__(self, pages: int = 65, page_size: int = 4, **settings: Any) -> None:
+    `overlap`: step() leaves the last step that it launched under way.
+    """
+
+    def __init__(self, pages: int = 65, page_size: int = 4, *, overlap: bool = False, **settings: Any) -> None:
+        self.overlap = overlap
+        self.flights: deque[tuple[Plan, list[int]]] = deque()  # launched, not settled
         self.config = SchedulerConfig(**{"max_seq_len": 64, **settings})
         self.pool = PagePool(pages, page_size)
         self.scheduler = Scheduler(self.config, self.pool)
@@ -103,10 +109,30 @@ class Rig:
 
     def step(self) -> list[Advance]:
         plan = self.plan()
-        return self.commit(plan, self.run(plan))
+        if not self.overlap:
+            return self.commit(plan, self.run(plan))
+        if plan:
+            self.launch(plan)
+        return self.land(keep=1 if plan else 0)
+
+    def launch(self, plan: Plan) -> None:
+        """The device computes it at once, and the ids are told later: a stream's order."""
+        ids = self.run(plan)
+        self.scheduler.advance(plan)
+        self.flights.append((plan, ids))
+        self.scheduler.check()
+
+    def land(self, keep: int = 0) -> list[Advance]:
+        advances: list[Advance] = []
+        while len(self.flights) > keep:
+            plan, ids = self.flights.popleft()
+            advances += self.told(self.scheduler.settle(plan, ids, self.now))
+        return advances
 
     def commit(self, plan: Plan, ids: list[int]) -> list[Advance]:
-        advances = self.scheduler.commit(plan, ids, self.now)
+        return self.told(self.scheduler.commit(plan, ids, self.now))
+
+    def told(self, advances: list[Advance]) -> list[Advance]:
         self.scheduler.check()
         for advance in advances:
             if advance.outcome is not None:
@@ -127,6 +153,13 @@ class Rig:
         assert not self.scheduler.has_work, f"{self.scheduler.running} run and {self.scheduler.waiting} wait for ever"
         return late
 
+    def tokens(self, sequence: Sequence) -> list[int]:
+        """As the device knows them."""
+        due = []
+        for plan, ids in self.flights:
+            due += [id for chunk, id in zip(plan.sampling, ids, strict=True) if chunk.sequence is sequence]
+        return sequence.tokens + due[len(due) - sequence.due :]
+
     def run(self, plan: Plan) -> list[int]:
         """The forward: reads and writes K/V through the pages, returns the sampled ids."""
         for chunk in plan.chunks:
@@ -134,9 +167,10 @@ class Rig:
         written: set[tuple[int, int]] = set()
         ids = []
         for chunk in plan.chunks:
+            tokens = self.tokens(chunk.sequence)
             last = self.store[self.slot(chunk.sequence, chunk.start - 1)] if chunk.start else root(chunk.sequence.salt)
             for position in range(chunk.start, chunk.start + chunk.length):
-                last = mix(last, chunk.sequence.tokens[position])
+                last = mix(last, tokens[position])
                 slot = self.slot(chunk.sequence, position)
                 assert slot not in written, f"{slot} is written twice in a step"
                 written.add(slot)
@@ -151,7 +185,7 @@ class Rig:
         return page, position % self.pool.page_size
 
     def check_read(self, sequence: Sequence, end: int) -> None:
-        expected = chain(sequence.tokens[:end], sequence.salt)
+        expected = chain(self.tokens(sequence)[:end], sequence.salt)
         held = [self.store.get(self.slot(sequence, position)) for position in range(end)]
         assert held == expected, f"{sequence.key} would read another sequence's K/V"
 
@@ -162,12 +196,15 @@ class Rig:
         assert not set(sequences) & set(plan.preempted)
         for chunk in chunks:
             sequence, end = chunk.sequence, chunk.start + chunk.length
-            assert chunk.length > 0 and chunk.start == sequence.computed and end <= len(sequence.tokens)
+            length = len(sequence.tokens) + sequence.due
+            assert chunk.length > 0 and chunk.start == sequence.computed + sequence.flying and end <= length
+            assert not sequence.due or sequence.next_output < sequence.sampling.max_tokens, "a row beyond its length"
+            assert not sequence.due or length < config.max_seq_len, "a row beyond its length"
             assert end <= len(sequence.pages) * self.pool.page_size, "no page to write to"
-            assert end == len(sequence.tokens) or not chunk.samples
+            assert end == length or not chunk.samples
             shared = sequence.pages[chunk.start // self.pool.page_size :]
             assert all(self.pool.owners()[page] == 1 for page in shared), "a shared page would be written"
-        prompts = [chunk for chunk in chunks if chunk.length > 1 or chunk.start + 1 < len(chunk.sequence.tokens)]
+        prompts = [chunk for chunk in chunks if chunk.length > 1 or chunk.start + 1 < len(self.tokens(chunk.sequence))]
         assert len(prompts) <= (config.max_prefill_chunks_per_step or len(prompts))
         if config.use_chunked_prefill:
             assert plan.tokens <= config.max_step_tokens
@@ -175,4 +212,4 @@ class Rig:
         else:
             last = chunks[-1].length if chunks else 0
             assert plan.tokens <= config.max_step_tokens or plan.tokens - last < config.max_step_tokens
-            assert all(chunk.start + chunk.length == len(chunk.sequence.tokens) for chunk in chunks)
+            assert all(chunk.start + chunk.length == len(self.tokens(chunk.sequence)) for chunk in chunks)

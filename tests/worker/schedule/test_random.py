@@ -50,12 +50,14 @@ submits = st.fixed_dictionaries(
 
 
 class Machine(RuleBasedStateMachine):
-    @initialize(config=configs, page_size=st.sampled_from([1, 3, 16, 0]), spare=st.integers(0, 20))
-    def start(self, config: dict[str, Any], page_size: int, spare: int) -> None:
+    @initialize(
+        config=configs, page_size=st.sampled_from([1, 3, 16, 0]), spare=st.integers(0, 20), overlap=st.booleans()
+    )
+    def start(self, config: dict[str, Any], page_size: int, spare: int, overlap: bool) -> None:
         if page_size == 0:  # contiguous: a page is a whole sequence
             page_size, spare = config["max_seq_len"], spare // 5
             config = config | {"prefix_cache": False, "watermark": 0.0}
-        self.rig = Rig(pages=2 + 24 // page_size + spare, page_size=page_size, **config)
+        self.rig = Rig(pages=2 + 24 // page_size + spare, page_size=page_size, overlap=overlap, **config)
         self.order: list[Sequence] = []  # as submitted
         self.left: set[Sequence] = set()
 
@@ -94,33 +96,64 @@ class Machine(RuleBasedStateMachine):
         assert not (plan.preempted and any(joined)), "a new sequence joined where another had to go"
         return plan
 
+    def launch(self) -> Plan:
+        """Plans a step and has it computed, behind the one under way if there is one."""
+        plan = self.plan()
+        if plan:
+            self.rig.launch(plan)
+        return plan
+
     @rule(times=st.integers(1, 6))
     def step(self, times: int) -> None:
         for _ in range(times):
-            plan = self.plan()
-            self.note_ends(plan, self.rig.run(plan))
+            if self.rig.overlap:
+                self.land(keep=1 if self.launch() else 0)
+            else:
+                plan = self.plan()
+                self.note_ends(plan, self.rig.run(plan))
 
     @rule(number=st.integers(0, 50))
     def step_while_one_leaves(self, number: int) -> None:
-        plan = self.plan()
-        ids = self.rig.run(plan)
+        self.launch()
         self.abort(number)
-        self.note_ends(plan, ids)
+        self.land()
+
+    @rule(number=st.integers(0, 50))
+    def step_after_one_left(self, number: int) -> None:
+        self.abort(number)
+        self.land(keep=1 if self.launch() and self.rig.overlap else 0)
 
     @rule()
     def step_that_raises(self) -> None:
         plan = self.plan()
         self.rig.run(plan)  # what it wrote must do no harm
+        self.land()
+
+    @rule(again=st.booleans())
+    def steps_under_way_are_lost(self, again: bool) -> None:
+        """The first of them is tried again, or planned again."""
+        self.launch()
+        lost = [plan for plan, _ in self.rig.flights]
+        self.abandon()
+        if lost and again:
+            rest = Plan(self.rig.scheduler.current(lost[0].chunks))
+            self.note_ends(rest, self.rig.run(rest))
+
+    def abandon(self) -> None:
+        self.rig.flights.clear()
+        self.rig.scheduler.abandon()
+        self.rig.scheduler.check()
 
     @rule(number=st.integers(0, 50))
     def step_whose_culprit_fails(self, number: int) -> None:
-        plan = self.plan()
-        self.rig.run(plan)
-        if plan:
-            culprit = plan.chunks[number % len(plan.chunks)].sequence
+        plan = self.launch()
+        self.abandon()
+        chunks = self.rig.scheduler.current(plan.chunks)
+        if chunks:
+            culprit = chunks[number % len(chunks)].sequence
             self.rig.scheduler.fail([culprit])
             self.left.add(culprit)
-            rest = Plan([chunk for chunk in plan.chunks if chunk.sequence is not culprit])
+            rest = Plan([chunk for chunk in chunks if chunk.sequence is not culprit])
             self.note_ends(rest, self.rig.run(rest))
 
     @rule(number=st.integers(0, 50))
@@ -140,6 +173,9 @@ class Machine(RuleBasedStateMachine):
         self.left.update(due)
         self.rig.scheduler.check()
 
+    def land(self, keep: int = 0) -> None:
+        self.left.update(advance.sequence for advance in self.rig.land(keep) if advance.outcome)
+
     def note_ends(self, plan: Plan, ids: list[int]) -> None:
         before = self.rig.scheduler.generation_tokens_total
         advances = self.rig.commit(plan, ids)
@@ -153,7 +189,8 @@ class Machine(RuleBasedStateMachine):
             return
         live = self.rig.scheduler.sequences()
         most = sum(sequence.prompt_len + sequence.sampling.max_tokens + 3 for sequence in live)
-        self.left |= self.rig.finish(2 * most * (self.rig.config.max_batch_size + 1) + 5)
+        turns = 3 if self.rig.overlap else 2  # who is preempted loses the token under way
+        self.left |= self.rig.finish(turns * most * (self.rig.config.max_batch_size + 1) + 5)
         assert set(self.order) == self.left | self.rig.ends.keys()
         assert self.rig.pool.counts().owned == 0 == self.rig.scheduler.waiting_tokens
 

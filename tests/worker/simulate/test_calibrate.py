@@ -7,7 +7,7 @@ import pytest
 from shared.messages import Limits
 from worker.load import Engine
 from worker.memory.pages import PagePool
-from worker.run.runner import Sampled
+from worker.run.flight import Sampled
 from worker.schedule.plan import Plan
 from worker.simulate.calibrate import BATCHES, CHUNKS, CONTEXTS, observe
 

@@ -6,7 +6,7 @@ import pytest
 
 from shared.config import WorkerConfig
 from tests.worker.simulate.harness import CPU, SECOND, simulated, traffic, workload
-from worker.schedule.scheduler import Scheduler
+from worker.schedule.state import State
 from worker.simulate.model import Stuck, build, replay
 from worker.simulate.traffic import Arrival, Synthetic, Traffic
 
@@ -107,7 +107,7 @@ def test_every_request_finishes_or_is_refused(seed: int, backend: str) -> None:
 
 
 def test_a_scheduler_that_stops_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "_join", lambda self, sequence, now: False)
+    monkeypatch.setattr(State, "join", lambda self, sequence, now: False)
     scheduler, pool = build(WorkerConfig(), 64)
     with pytest.raises(Stuck, match="1 wait"):
         replay(traffic((0, 4, 1)), scheduler, pool, SECOND)

@@ -1,0 +1,119 @@
+"""A step planned while another is under way: it goes on from there, and what that one brings changes nothing twice."""
+
+import pytest
+
+from shared.messages import Outcome
+from tests.worker.schedule.harness import EOS, Rig
+from tests.worker.schedule.test_continuous import members, shape
+
+
+def test_it_goes_on_from_where_the_one_under_way_will_have_come() -> None:
+    rig = Rig(prefill_chunk_size=4, overlap=True)
+    a, b = rig.submit(3), rig.submit(6)
+    rig.step()
+    assert (a.computed, a.output_len, a.next_output) == (0, 0, 1), "nothing counts before it is settled"
+    assert shape(rig.plan()) == [(a, 3, 1), (b, 4, 2)]
+    (first,) = rig.step()
+    assert first.sequence is a and a.output_len == 1 and (a.flying, a.due) == (1, 1)
+    assert shape(rig.plan()) == [(a, 4, 1), (b, 6, 1)]
+
+
+@pytest.mark.parametrize(("max_tokens", "max_seq_len"), [(1, 64), (2, 64), (3, 64), (3, 8)])
+def test_no_row_is_computed_beyond_a_length_that_ends_it(max_tokens: int, max_seq_len: int) -> None:
+    rig = Rig(overlap=True, max_seq_len=max_seq_len, max_batch_size=1)
+    sequence = rig.submit(5, max_tokens, ignore_eos=True)
+    rows = 0
+    while rig.scheduler.has_work:
+        rows += rig.plan().tokens
+        rig.step()
+    assert rig.ends == {sequence: Outcome.LENGTH} and not rig.flights
+    assert rows == len(sequence.tokens) - 1
+
+
+def test_a_prompt_that_samples_nothing_ends_once() -> None:
+    rig = Rig(overlap=True)
+    sequence = rig.submit(5, max_tokens=0)
+    rig.step()
+    assert not rig.plan(), "its end is under way"
+    (end,) = rig.step()
+    assert (end.sequence, end.token, end.outcome) == (sequence, None, Outcome.LENGTH)
+
+
+def test_an_eos_costs_one_row_whose_result_is_dropped() -> None:
+    rig = Rig(pages=4, page_size=2, overlap=True, prefix_cache=False)
+    sequence = rig.submit(3, max_tokens=3)
+    other = rig.sequence(2, max_tokens=2)
+    rig.launch(rig.plan())
+    rig.launch(rig.plan())
+    (first, _), (second, _) = rig.flights
+    rig.flights.clear()
+    told = rig.scheduler.settle(first, [EOS], rig.now)
+    assert told[0].outcome is None, "the rig has no eos: this one goes on"
+    assert rig.scheduler.abort(sequence.key) and rig.pool.counts().owned == 0
+    rig.scheduler.submit(other, rig.now)
+    taken = rig.plan()
+    assert set(other.pages) <= {1, 2, 3} and members(taken) == [other], "its pages are in use again"
+    rig.scheduler.advance(taken)
+    assert rig.scheduler.settle(second, [5], rig.now) == [] and sequence.tokens[3:] == [EOS]
+    assert other.due == 1 and other.output_len == 0
+    rig.scheduler.check()
+
+
+def test_a_sequence_ends_at_its_eos_whatever_was_launched_behind() -> None:
+    rig = Rig(overlap=True, eos_token_ids=frozenset({EOS}), max_seq_len=64)
+    every = [rig.submit([i, 3 * i % 7, 5], max_tokens=50) for i in range(1, 20)]
+    rig.finish(400)
+    outcomes = set(rig.ends.values())
+    assert set(rig.ends) == set(every) and outcomes == {Outcome.EOS}, "as the reference has it, in told()"
+    assert rig.pool.counts().owned == 0
+
+
+def test_who_is_preempted_loses_what_is_under_way_and_makes_it_again() -> None:
+    rig = Rig(pages=5, page_size=2, overlap=True, prefix_cache=False, watermark=0.0)
+    old, new = rig.submit([1, 2, 3], max_tokens=6, ignore_eos=True), rig.submit([4, 5, 6], 4, ignore_eos=True)
+    rig.step()
+    rig.step()
+    plan = rig.plan()
+    assert plan.preempted == [new] and members(plan) == [old] and new.output_len == 1
+    rig.launch(plan)
+    assert [advance.sequence for advance in rig.land(keep=1)] == [old], "the step under way had both"
+    assert new.output_len == 1 and not new.pages
+    rig.finish(60)
+    assert set(rig.ends) == {old, new}, "with the reference's tokens"
+
+
+def test_a_full_page_is_published_when_it_is_settled() -> None:
+    rig = Rig(page_size=4, overlap=True)
+    rig.submit([1, 2, 3, 4, 5], max_tokens=8, ignore_eos=True)
+    rig.launch(rig.plan())
+    assert rig.scheduler.submit(second := rig.sequence([1, 2, 3, 4, 5], 2, ignore_eos=True), rig.now) is None
+    rig.launch(rig.plan())
+    assert second.cached == 0, "nobody knows yet whether the step goes well"
+    rig.land()
+    rig.scheduler.submit(third := rig.sequence([1, 2, 3, 4, 5], 2, ignore_eos=True), rig.now)
+    rig.plan()
+    assert third.cached == 4
+
+
+def test_what_is_abandoned_is_planned_again() -> None:
+    rig = Rig(overlap=True)
+    a, b = rig.submit(3), rig.submit(6)
+    rig.step()
+    first = shape(rig.flights[0][0])
+    rig.launch(rig.plan())
+    rig.scheduler.abandon()
+    rig.flights.clear()
+    assert shape(rig.plan()) == first and (a.output_len, b.output_len) == (0, 0)
+
+
+def test_a_plan_that_does_not_go_on_from_the_last_step_is_an_error() -> None:
+    rig = Rig(overlap=True)
+    a = rig.submit(3)
+    plan = rig.plan()
+    rig.launch(plan)
+    with pytest.raises(ValueError, match="moved on"):
+        rig.scheduler.advance(plan)
+    assert (a.flying, a.due) == (3, 1)
+    with pytest.raises(ValueError, match="samples 1 tokens, but 2"):
+        rig.scheduler.settle(plan, [1, 2], rig.now)
+    assert len(rig.land()) == 1

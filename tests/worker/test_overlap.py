@@ -1,0 +1,254 @@
+"""The loop with a step under way while the next is planned: it tells what the loop without tells, whatever happens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from shared import messages as m
+from shared.codec import pack_u32
+from tests.wire.harness import expected, next_id
+from tests.worker.test_loop import ME, YOU, Bench, FakeRunner, submit
+from worker.link import Gone
+from worker.run.flight import Sampled
+from worker.schedule.plan import Chunk, Plan
+from worker.schedule.sequence import Sequence
+
+
+@dataclass(eq=False)
+class Under:
+    """A step under way: it went well or not, which shows when it is read."""
+
+    device: "Device"
+    plan: Plan
+    number: int
+    tokens: dict[Sequence, list[int]]  # of those that sampled, the new one included
+    ahead: bool = True
+
+    def read(self) -> Sampled:
+        self.device.said.append(("read", self.number))
+        self.device.trouble(self.plan.chunks)
+        return Sampled([self.tokens[chunk.sequence][-1] for chunk in self.plan.sampling])
+
+
+@dataclass
+class Device(FakeRunner):
+    """Computes in the order of the launches, with ids that the host may not know yet."""
+
+    said: list[tuple[str, int]] = field(default_factory=list)
+    trouble: Callable[[list[Chunk]], None] = lambda chunks: None
+    ahead: Callable[[Plan], bool] = lambda plan: True
+
+    def launch(self, plan: Plan, before: Under | None) -> Under:  # type: ignore[override]
+        self.check(plan.chunks)
+        self.steps.append(plan.tokens)
+        number = len(self.steps)
+        self.said.append(("launch", number))
+        tokens = {}
+        for chunk in plan.chunks:
+            known = chunk.sequence.tokens
+            if chunk.start >= len(known):
+                assert before is not None, "nobody knows this token"
+                known = before.tokens[chunk.sequence]
+            assert chunk.start + chunk.length <= len(known)
+            if chunk.samples:
+                tokens[chunk.sequence] = [*known, next_id(known)]
+        return Under(self, plan, number, tokens, self.ahead(plan))
+
+
+class Overlapped(Bench):
+    def __init__(self, check: Callable[[list[Chunk]], None] = lambda chunks: None) -> None:
+        super().__init__(check)
+        self.device = self.loop._runner = self.runner = Device(check)
+
+    def drain(self) -> None:
+        for _ in range(400):
+            self.turn()
+            if not self.scheduler.has_work and not self.loop._flights:
+                return
+        raise AssertionError("it runs for ever")
+
+
+def mixture(bench: Bench) -> None:
+    """Long and short, with ends that nobody foresees; some come later."""
+    for i in range(6):
+        stop = tuple(expected([i + 1] * (1 + 9 * i), 6)[3:5]) if i % 2 else ()
+        sampling = m.Sampling(3 + 4 * i, stop_token_ids=stop)
+        bench.say(m.Submit(i, pack_u32([i + 1] * (1 + 9 * i)), sampling))
+        bench.turn(2)
+
+
+def test_the_next_step_is_launched_before_the_last_is_read() -> None:
+    bench = Overlapped()
+    bench.say(submit(1, [1], 4))
+    bench.drain()
+    assert bench.device.said == [
+        ("launch", 1), ("launch", 2), ("read", 1), ("launch", 3), ("read", 2), ("launch", 4), ("read", 3), ("read", 4),
+    ]  # fmt: skip
+    assert bench.heard()[0] == {1: expected([1], 4)}
+
+
+def test_all_is_told_as_without_it() -> None:
+    plain, overlapped = Bench(), Overlapped()
+    for bench in (plain, overlapped):
+        mixture(bench)
+        bench.turn(40)
+    outputs, ends = plain.heard()
+    assert len(ends) == 6 and {end.outcome for end in ends.values()} == {m.Outcome.LENGTH, m.Outcome.STOP}
+    assert overlapped.heard()[0] == outputs
+    assert {id: (end.outcome, end.tokens) for id, end in overlapped.heard()[1].items()} == {
+        id: (end.outcome, end.tokens) for id, end in ends.items()
+    }
+    assert sum(overlapped.runner.steps) - sum(plain.runner.steps) <= 3, "a row for each end that nobody foresaw"
+    for name in ("generation_tokens", "prompt_tokens"):
+        counts = [bench.metrics.registry.get_sample_value(f"sluice_{name}_total") for bench in (plain, overlapped)]
+        assert counts[0] == counts[1], name
+    assert overlapped.scheduler.prefill_tokens_total == plain.scheduler.prefill_tokens_total
+
+
+def test_a_step_that_must_not_be_followed_is_read_at_once() -> None:
+    bench = Overlapped()
+    bench.device.ahead = lambda plan: not any(chunk.sequence.key[1] == 2 for chunk in plan.chunks)
+    bench.say(submit(1, [1], 6))
+    bench.turn(2)
+    bench.say(submit(2, [2], 2))
+    bench.turn()
+    assert bench.device.said[-3:] == [("launch", 3), ("read", 2), ("read", 3)] and not bench.loop._flights
+    bench.drain()
+    assert bench.heard()[0] == {1: expected([1], 6), 2: expected([2], 2)}
+
+
+def test_tokens_are_timed_when_they_are_told() -> None:
+    bench = Overlapped()
+    bench.say(submit(1, [1], 4))
+    bench.drain()
+    assert bench.stats.ttft.quantiles().p50 == 1.0, "read in the turn after the one that launched it"
+    assert list(bench.stats.itl._values) == [1.0] * 3
+
+
+@pytest.mark.parametrize("culprit", range(6))
+@pytest.mark.parametrize("late", [False, True])
+def test_only_the_culprit_fails(culprit: int, late: bool) -> None:
+    """Whether it shows when the step is launched or, with another step behind it, when it is read."""
+
+    def trouble(chunks: list[Chunk]) -> None:
+        if any(one.sequence.key == (ME, culprit) and one.start + one.length == 22 for one in chunks):
+            raise RuntimeError("unlucky")
+
+    bench = Overlapped() if late else Overlapped(trouble)
+    if late:
+        bench.device.trouble = trouble
+    bench.say(*(submit(i, [i + 1] * 20) for i in range(3)))
+    bench.turn(2)
+    bench.say(*(submit(i, [i + 1] * 20) for i in range(3, 6)))
+    bench.drain()
+    outputs, ends = bench.heard()
+    for i in range(6):
+        wanted = expected([i + 1] * 20, 5)
+        assert outputs[i] == (wanted[:2] if i == culprit else wanted)
+        assert ends[i].outcome is (m.Outcome.ERROR if i == culprit else m.Outcome.LENGTH)
+    assert "unlucky" in ends[culprit].error
+    assert bench.scheduler._state.paging.pool.counts().owned == 0
+
+
+def test_a_failure_whose_culprit_has_left_fails_nobody() -> None:
+    def trouble(chunks: list[Chunk]) -> None:
+        if any(chunk.sequence.key == (ME, 1) and chunk.start == 1 for chunk in chunks):
+            raise RuntimeError("unlucky")
+
+    bench = Overlapped()
+    bench.device.trouble = trouble
+    bench.say(submit(1, [1], 9), submit(2, [2], 9))
+    bench.turn(2)
+    bench.say(m.Abort((1,)))
+    bench.turn()
+    assert bench.device.said[-4:] == [("launch", 3), ("read", 2), ("launch", 4), ("read", 4)]
+    bench.drain()
+    outputs, ends = bench.heard()
+    assert ends[1].outcome is m.Outcome.ABORTED and ends[2].outcome is m.Outcome.LENGTH
+    assert outputs[2] == expected([2], 9)
+
+
+def test_out_of_memory_shrinks_the_step_and_fails_nobody() -> None:
+    def check(chunks: list[Chunk]) -> None:
+        if sum(chunk.length for chunk in chunks) > 30:
+            raise MemoryError("too large")
+
+    bench = Overlapped(check)
+    bench.say(submit(1, [1] * 200), submit(2, [2] * 100), submit(3, [3]))
+    bench.drain()
+    outputs, ends = bench.heard()
+    assert outputs == {1: expected([1] * 200, 5), 2: expected([2] * 100, 5), 3: expected([3], 5)}
+    assert {end.outcome for end in ends.values()} == {m.Outcome.LENGTH}
+
+
+def test_who_leaves_while_a_step_is_under_way_is_told_once_and_no_more() -> None:
+    bench = Overlapped()
+    bench.say(submit(1, [1], 100), submit(2, [2], 100), submit(3, [3], 9), submit(4, [4], 100, deadline_ms=3500))
+    bench.say(submit(1, [5], 100), who=YOU)
+    bench.turn(3)
+    bench.say(m.Abort((1,)))
+    bench.say(Gone(), who=YOU)
+    bench.turn()
+    bench.say(m.Abort((2,)))
+    bench.drain()
+    outputs, ends = bench.heard()
+    assert {id: end.outcome for id, end in ends.items()} == {
+        1: m.Outcome.ABORTED, 2: m.Outcome.ABORTED, 3: m.Outcome.LENGTH, 4: m.Outcome.DEADLINE,
+    }  # fmt: skip
+    for id in range(1, 5):
+        assert outputs[id] == expected([id], ends[id].tokens), "as many as the end says"
+    assert bench.scheduler._state.paging.pool.counts().owned == 0
+
+
+def test_resync_knows_nothing_of_what_is_not_settled() -> None:
+    bench = Overlapped()
+    bench.say(submit(1, [1], 9))
+    bench.turn(4)
+    told = bench.heard()[0][1]
+    bench.link.sent.clear()
+    bench.say(m.Resync(1, 0))
+    bench.loop._desk.receive(bench.link.inbox, bench.now)  # type: ignore[arg-type]
+    bench.loop._desk.publish(bench.link, bench.now)  # type: ignore[arg-type]
+    assert bench.heard()[0][1] == told and len(told) == 3
+
+
+def test_the_ledger_names_who_is_in_either_step() -> None:
+    bench = Overlapped()
+    named: list[set[int]] = []
+    running = bench.desk.ledger.running
+
+    def note(sequences: list[Sequence]) -> None:
+        named.append({sequence.key[1] for sequence in sequences})
+        assert len(sequences) == len(set(sequences))
+        running(sequences)
+
+    bench.desk.ledger.running = note  # type: ignore[method-assign]
+    bench.say(submit(1, [1], 2))
+    bench.turn()
+    bench.say(submit(2, [2], 3))
+    bench.drain()
+    assert named[:2] == [{1}, {1, 2}] and named[-1] == {2}
+
+
+def test_a_suspect_runs_alone() -> None:
+    bench = Overlapped()
+    alone: list[set[int]] = []
+    bench.device.trouble = lambda chunks: alone.append({chunk.sequence.key[1] for chunk in chunks})
+    bench.say(submit(1, [1], 8))
+    bench.turn(2)
+    bench.say(submit(2, [2], 4, crashes=1))
+    bench.drain()
+    assert {2} in alone
+    assert bench.device.said[bench.device.said.index(("launch", 4)) - 1][0] == "read", "nothing was under way"
+    assert bench.heard()[0] == {1: expected([1], 8), 2: expected([2], 4)}
+
+
+def test_nothing_is_under_way_when_the_loop_stops() -> None:
+    bench = Overlapped()
+    bench.say(submit(1, [1], 100))
+    turns = iter([False] * 5 + [True])
+    bench.loop.run(lambda: next(turns))
+    assert not bench.loop._flights and bench.heard()[0][1] == expected([1], 5)
+    bench.loop.run(lambda: not bench.scheduler.has_work)
+    assert bench.heard()[0][1] == expected([1], 100) and not bench.loop._flights
