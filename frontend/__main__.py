@@ -148,7 +148,7 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Pu
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.leave)
     beating = asyncio.create_task(_beat(pulse))
     watching = asyncio.create_task(watch(server.server_state.connections, limits))
-    loading = asyncio.create_task(_load(Path(settings.model.model), server, tokenizer))
+    loading = asyncio.create_task(_load(settings, server, tokenizer))
     try:
         await server.serve(sockets)
     finally:
@@ -186,10 +186,11 @@ async def _beat(pulse: Pulse) -> None:
         await asyncio.sleep(BEAT_S)
 
 
-async def _load(folder: Path, server: Server, tokenizer: asyncio.Future[Tokenizer]) -> None:
+async def _load(settings: Settings, server: Server, tokenizer: asyncio.Future[Tokenizer]) -> None:
+    folder, template = Path(settings.model.model), settings.frontend.chat_template
     await server.opened.wait()
     try:
-        tokenizer.set_result(await asyncio.to_thread(Tokenizer.load, folder))
+        tokenizer.set_result(await asyncio.to_thread(Tokenizer.load, folder, template))
     except Exception as exc:
         tokenizer.set_exception(exc)
         server.should_exit = True

@@ -39,8 +39,11 @@ class Checkpoint:
     eos_ids: tuple[int, ...]
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Raises TokenizerError saying what is missing or broken. Only tokenizer.json must be there."""
+    def read(cls, folder: Path, template: str = "") -> Self:
+        """`template`: a file in place of all chat templates of the folder, where only tokenizer.json must be.
+
+        Raises TokenizerError saying what is missing or broken.
+        """
         data, engine, how = read_engine(folder / "tokenizer.json")
         config = read_settings(folder / "tokenizer_config.json")
         names = named_tokens(config, read_settings(folder / "special_tokens_map.json"))
@@ -52,7 +55,8 @@ class Checkpoint:
                 names.setdefault(f"{name}_token", text)
         engine.add_special_tokens(missing_specials(engine, config, names))
         eos_ids = first_ids("eos_token_id", settings) or ids_of(engine.token_to_id(names.get("eos_token", "")))
-        return cls(data, engine, how, chat_templates(folder, config), names, eos_ids)
+        templates = given_template(Path(template)) if template else chat_templates(folder, config)
+        return cls(data, engine, how, templates, names, eos_ids)
 
 
 class _File(msgspec.Struct):
@@ -159,6 +163,13 @@ def missing_specials(engine: Engine, config: Settings, names: dict[str, str]) ->
     known = {entry.content for entry in engine.get_added_tokens_decoder().values()}
     missing = sorted(text for text in texts - known if engine.token_to_id(text) is not None)
     return [AddedToken(text, special=True, normalized=False) for text in missing]
+
+
+def given_template(file: Path) -> dict[str, str]:
+    source = read_text(file.expanduser())
+    if source is None:
+        raise TokenizerError(f"--chat-template {file}: there is no such file")
+    return {"default": source}
 
 
 def chat_templates(folder: Path, config: Settings) -> dict[str, str]:

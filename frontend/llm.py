@@ -254,9 +254,10 @@ async def _open(settings: Settings) -> AsyncIterator[Served]:
 
 async def _tokenizer(settings: Settings) -> Tokenizer:
     """Loaded while the worker starts. The thread is our own: asyncio's cannot be ended while Python exits."""
+    template = settings.frontend.chat_template
     with ThreadPoolExecutor(1) as thread:
         return await asyncio.get_running_loop().run_in_executor(
-            thread, lambda: Tokenizer.load(Path(with_text_files(settings).model.model))
+            thread, lambda: Tokenizer.load(Path(with_text_files(settings).model.model), template)
         )
 
 

@@ -90,9 +90,12 @@ class Tokenizer:
         self._texts = Lazy(self._make_text)
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Reads the checkpoint in `folder`; raises TokenizerError saying what is missing or broken."""
-        return cls(Checkpoint.read(folder))
+    def load(cls, folder: Path, template: str = "") -> Self:
+        """Reads the checkpoint in `folder`; raises TokenizerError saying what is missing or broken.
+
+        `template`: a file in place of its chat templates.
+        """
+        return cls(Checkpoint.read(folder, template))
 
     @property
     def bos(self) -> str | None:

@@ -138,6 +138,7 @@ class FrontendConfig:
     completions_stream_format: str = setting(
         "openai", "what /v1/completions speaks when the body does not say", choices=("openai", "events")
     )  # fmt: skip
+    chat_template: str = setting("", "file with a chat template (Jinja) to use instead of the model's own")
     tool_format: str = setting(
         "auto", "how the model writes a call of a function; auto: told from its chat template",
         choices=("auto", "hermes", "llama", "none"),

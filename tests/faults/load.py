@@ -21,6 +21,7 @@ End = Literal["whole", "error", "cut", "lost"]
 PROMPTS = ["Once upon a time", "Q: What is the capital of France?\nA:", "Tell me a story about a cat", "Count to ten:"]
 _DIGITS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 60, "maxItems": 60}
 SCHEMA = {"type": "object", "properties": {"digits": _DIGITS}, "required": ["digits"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "dial", "description": "Dials a number.", "parameters": SCHEMA}}
 LONG = "The cat sat on the mat and looked at the moon. " * 60  # about 700 tokens
 
 
@@ -157,7 +158,8 @@ def _usage(usage: Any) -> tuple[int, ...]:
 
 def _as_chat(body: dict[str, Any]) -> dict[str, Any]:
     """What not every version of the SDKs offers by name goes in `extra_body`."""
-    extra = {key: body[key] for key in ("temperature", "seed", "ignore_eos", "response_format") if key in body}
+    offered = ("temperature", "seed", "ignore_eos", "response_format", "tools", "tool_choice")
+    extra = {key: body[key] for key in offered if key in body}
     messages = [{"role": "user", "content": body["prompt"]}]
     return {"model": body["model"], "max_tokens": body["max_tokens"], "messages": messages, "extra_body": extra}
 
@@ -170,17 +172,23 @@ async def _chat(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
 
 
 async def _chat_stream(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
-    text, finish, usage = "", None, None
+    text, calls, finish, usage = "", "", None, None
     options: Any = {"include_usage": True}
     async for chunk in await c.openai.chat.completions.create(**_as_chat(body), stream=True, stream_options=options):
         tap.tick()
         for choice in chunk.choices:
             text += choice.delta.content or ""
+            calls += "".join(_call(call) for call in choice.delta.tool_calls or ())
             finish = choice.finish_reason or finish
         usage = chunk.usage or usage
     if finish is None or usage is None:
         raise Unfinished(text)
-    return text, finish, usage.prompt_tokens, usage.completion_tokens
+    return text, calls, finish, usage.prompt_tokens, usage.completion_tokens
+
+
+def _call(part: Any) -> str:
+    """A part of a call: its id is drawn anew for each answer."""
+    return (part.function.name or "") + (part.function.arguments or "")
 
 
 async def _messages(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
@@ -220,6 +228,7 @@ KINDS: list[tuple[Kind, dict[str, Any]]] = [
     (_chunks, {"n": 2, "presence_penalty": 0.5}),
     (_chunks, {"prompt": ["A cat", "A dog", LONG]}),
     (_chat_stream, {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}}),
+    (_chat_stream, {"tools": [TOOL], "tool_choice": "required"}),
 ]
 
 

@@ -179,7 +179,7 @@ async def _started(site: Site, frontends: int) -> None:
 def _whole(plan: Plan, home: Path, environment: Mapping[str, str], stack: ExitStack) -> Site:
     port = free_port()
     site = Site([f"http://127.0.0.1:{port}"], home / "run", Path(plan.log or home / "log"))
-    words = ["serve", *_MODEL, *_THREADS, "--port", str(port), "--frontends", str(plan.frontends)]
+    words = ["serve", *_MODEL, *_SPEECH, *_THREADS, "--port", str(port), "--frontends", str(plan.frontends)]
     _start(site, stack, environment, [*words, "--run-dir", str(home / "run"), *plan.flags])
     return site
 
@@ -192,7 +192,8 @@ def _split(plan: Plan, home: Path, environment: Mapping[str, str], stack: ExitSt
     _start(site, stack, environment, worker)
     site.proxy = stack.enter_context(Proxy(home / "run", home / "front"))
     for port in ports:
-        _start(site, stack, environment, ["frontend", *_MODEL, "--run-dir", str(home / "front"), "--port", str(port)])
+        words = ["frontend", *_MODEL, *_SPEECH, "--run-dir", str(home / "front"), "--port", str(port)]
+        _start(site, stack, environment, words)
     return site
 
 
@@ -206,7 +207,7 @@ def _distant(plan: Plan, home: Path, environment: Mapping[str, str], stack: Exit
     site = Site([f"http://{ip}:{port}" for ip, port in (near, far)], home / "run", home / "log", host=host)
 
     def frontend(ip: str, port: int, where: Host | None) -> None:
-        words = ["frontend", *_MODEL, *wire, "--host", ip, "--port", str(port)]
+        words = ["frontend", *_MODEL, *_SPEECH, *wire, "--host", ip, "--port", str(port)]
         _start(site, stack, environment, words, where)
 
     site.restart = lambda: frontend(*far, host)
@@ -217,6 +218,7 @@ def _distant(plan: Plan, home: Path, environment: Mapping[str, str], stack: Exit
 
 
 _MODEL = ("--model", "demo", "--served-model-name", "m")
+_SPEECH = ("--chat-template", str(Path(__file__).with_name("tools.jinja")))  # the demo's own shows no tools
 _THREADS = ("--threads", "1", "--worker-metrics-port", "0")
 
 

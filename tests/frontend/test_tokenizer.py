@@ -158,6 +158,15 @@ def test_templates_from_config_and_files(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).templates == {"default": "new", "tool_use": "tools", "rag": "rag"}
 
 
+def test_a_template_given_by_hand_is_the_only_one(tmp_path: Path) -> None:
+    config = {"chat_template": [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "tools"}]}
+    folder = kinds.save(kinds.byte_level(), tmp_path / "model", tokenizer_config=config)
+    (tmp_path / "mine.jinja").write_text("mine")
+    assert Tokenizer.load(folder, str(tmp_path / "mine.jinja")).templates == {"default": "mine"}
+    with pytest.raises(TokenizerError, match=r"--chat-template .*yours\.jinja: there is no such file"):
+        Tokenizer.load(folder, str(tmp_path / "yours.jinja"))
+
+
 def test_template_as_plain_text(tmp_path: Path) -> None:
     kinds.save(kinds.byte_level(), tmp_path, chat_template={"chat_template": "mine"})
     assert Tokenizer.load(tmp_path).templates == {"default": "mine"}
