@@ -256,10 +256,10 @@ class Api:
         return _json(await messages.count_tokens(await self._body(request), self._context()))
 
     async def models(self, request: Request) -> Response:
-        return _json(models.listing(self._name, self._created, self._max_seq_len))
+        return _json(models.listing(self._name, self._created, self._max_seq_len or None))
 
     async def model(self, request: Request) -> Response:
-        return _json(models.one(request.path_params["name"], self._name, self._created, self._max_seq_len))
+        return _json(models.one(request.path_params["name"], self._name, self._created, self._max_seq_len or None))
 
     async def health(self, request: Request) -> Response:
         return _json({"status": "ok", "model_loaded": self._link.state()[0]})

@@ -41,6 +41,7 @@ def columns(**items: Schema) -> Schema:
 
 
 WORD = either(TEXT, NULL)
+LENGTH = either(WHOLE, NULL)
 SEED = either(WHOLE, NULL)
 STOP = either(TEXT, WHOLE, NULL)
 FINISH = among("stop", "length")
@@ -105,7 +106,7 @@ OPENAI: dict[str, Schema] = {
         }),
         logprobs=CHAT_LOGPROBS,
     ),
-    "Model": record(id=TEXT, object=among("model"), created=WHOLE, owned_by=TEXT, max_model_len=WHOLE),
+    "Model": record(id=TEXT, object=among("model"), created=WHOLE, owned_by=TEXT, max_model_len=LENGTH),
     "ModelList": record(object=among("list"), data=array(ref("Model"))),
     "OpenAIError": record(
         error=record(message=TEXT, type=TEXT, param=either(TEXT, NULL), code=either(TEXT, NULL)),
@@ -173,7 +174,7 @@ WORKER: dict[str, Schema] = {
 }  # fmt: skip
 
 OURS: dict[str, Schema] = {
-    "Tokens": record(tokens=array(WHOLE), count=WHOLE, max_model_len=WHOLE),
+    "Tokens": record(tokens=array(WHOLE), count=WHOLE, max_model_len=LENGTH),
     "Text": record(prompt=TEXT),
     "TokenizerInfo": record(
         bos_token=WORD, eos_token=WORD, pad_token=WORD, unk_token=WORD, chat_template=WORD, vocab_size=WHOLE

@@ -84,7 +84,7 @@ class Context:
     """What must be known to read a request."""
 
     model: str  # the served name
-    max_seq_len: int  # tokens, prompt + output
+    max_seq_len: int  # tokens, prompt + output; 0 before a worker has said so
     vocab_size: int
     tokenizer: Tokenizer
     template: ChatTemplate

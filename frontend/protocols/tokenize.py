@@ -35,7 +35,7 @@ async def tokenize(body: dict[str, Any], context: Context) -> dict[str, Any]:
         ids = (await openai_prompt(values, context)).ids
     else:
         ids = await context.tokenizer.encode(prompt, special is not False) if prompt else []
-    return {"tokens": ids, "count": len(ids), "max_model_len": context.max_seq_len}
+    return {"tokens": ids, "count": len(ids), "max_model_len": context.max_seq_len or None}
 
 
 async def detokenize(body: dict[str, Any], context: Context) -> dict[str, Any]:

@@ -299,6 +299,16 @@ async def test_models(tokenizer: Tokenizer) -> None:
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_nobody_claims_a_length_before_a_worker_has_told_it(tokenizer: Tokenizer) -> None:
+    link = FakeLink(ready=(False, "loading 42%"), welcome=None)
+    async with client(link, tokenizer) as http:
+        paths = ("/v1/models", f"/v1/models/{MODEL}")
+        (listing, one) = [(await http.get(path)).json() for path in paths]
+        counted = (await http.post("/tokenize", json={"prompt": "ab"})).json()
+    assert [it["max_model_len"] for it in (*listing["data"], one, counted)] == [None] * 3
+    assert counted["count"] > 0
+
+
 async def test_ready_tells_progress(tokenizer: Tokenizer) -> None:
     loading = type(READY)(0, 0, MODEL, "cpu", "float32", "loading", 0.42)
     link = FakeLink(ready=(False, "loading 42%"), status=loading)
