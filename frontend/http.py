@@ -22,6 +22,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from frontend.border import CLOSED, DIRECT
+from frontend.tls import has_unsent, waits_for_goodbye
 from shared.config import ConfigError, FrontendConfig
 
 log = logging.getLogger("sluice.frontend")
@@ -29,6 +30,7 @@ log = logging.getLogger("sluice.frontend")
 UPGRADING = (b"connection", b"upgrade", b"http2-settings")
 PIPELINED = 32  # most requests that may wait behind the one that is answered
 LINGER_S = 1.0  # for a refused client to read why
+PART_S = 0.05  # between two looks whether a client has got everything
 OTHER_FILES = 64  # what a frontend has open besides its connections
 
 
@@ -116,6 +118,16 @@ class Guarded(HttpToolsProtocol):
         super().data_received(data)
         if self._received > self._limits.header_bytes and self._in_head() and not self._shut:
             self._refuse(LONG_HEAD)
+
+    # uvicorn calls these: the server is to end, an answer has ended
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._part()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._part()
 
     # the parser calls these; what they raise stops it
 
@@ -205,6 +217,19 @@ class Guarded(HttpToolsProtocol):
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     # ends
+
+    def _part(self) -> None:
+        """A close over TLS needs no goodbye from a client that has got everything."""
+        if waits_for_goodbye(self.transport):
+            self.loop.call_later(PART_S, self._abort_when_sent)
+
+    def _abort_when_sent(self) -> None:
+        if self not in self.connections:
+            return
+        if has_unsent(self.transport):
+            self._part()
+        else:
+            self.transport.abort()
 
     def _cut_off(self) -> None:
         self._refused("write_timeout")

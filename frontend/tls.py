@@ -1,6 +1,13 @@
-"""The certificate of https://, looked at before anything is opened. Serving with it is uvicorn's business."""
+"""The certificate of https://, looked at before anything is opened, and how a connection over TLS is left.
 
+Serving with it is uvicorn's business.
+"""
+
+import asyncio
+import contextlib
+import fcntl
 import ssl
+import termios
 from pathlib import Path
 
 from shared.config import ConfigError, FrontendConfig
@@ -27,3 +34,17 @@ def check_tls(config: FrontendConfig) -> None:
 
 def _no_password() -> str:
     raise ConfigError("the key of --ssl-certfile is encrypted; Sluice has nowhere to ask for its password")
+
+
+def waits_for_goodbye(transport: asyncio.Transport) -> bool:
+    """Whether it is closing, but over TLS, where the client has to agree; who keeps a connection for later is not there
+    to do so."""
+    return transport.is_closing() and not transport.can_write_eof()
+
+
+def has_unsent(transport: asyncio.Transport) -> bool:
+    """Whether the client's system has yet to confirm some of what was written, as long as there is a connection."""
+    left = bytearray(4)
+    with contextlib.suppress(OSError, ValueError):
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, left)
+    return any(left)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -34,9 +35,15 @@ def app_over(link: FakeLink, tokenizer: Tokenizer | None, **config: Any) -> Star
 
 @asynccontextmanager
 async def serving(
-    app: Starlette, limits: Limits | None = None, refused: Refused = lambda code: None, *, port: int = 0
+    app: Starlette,
+    limits: Limits | None = None,
+    refused: Refused = lambda code: None,
+    *,
+    port: int = 0,
+    certificate: Path | None = None,
 ) -> AsyncIterator[str]:
-    """Yields the base URL. With `limits` over the protocol that frontends have, which tells `refused` why."""
+    """Yields the base URL. With `limits` over the protocol that frontends have, which tells `refused` why; with
+    `certificate`, and its key in the same file, over TLS."""
     listener = socket.create_server(("127.0.0.1", port))
     protocol: Any = partial(Guarded, limits, refused) if limits else "httptools"
     config = uvicorn.Config(
@@ -47,6 +54,7 @@ async def serving(
         ws="none",
         timeout_graceful_shutdown=1,
         timeout_keep_alive=math.ceil(limits.idle_s) if limits else 5,
+        ssl_certfile=certificate,
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve([listener]))
@@ -54,7 +62,7 @@ async def serving(
     while not server.started:
         await asyncio.sleep(0.005)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http{'s' if certificate else ''}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         await task

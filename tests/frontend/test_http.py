@@ -6,10 +6,13 @@ import functools
 import json
 import resource
 import socket
+import ssl
+import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,3 +271,44 @@ def test_open_files_are_raised_to_what_the_system_allows() -> None:
         assert room_for(1 << 40) < 1 << 40
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def self_signed(folder: Path) -> Path:
+    """A certificate for 127.0.0.1 with its key."""
+    file = folder / "both.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = subprocess.run([*command, "-keyout", "-"], check=True, capture_output=True)
+    file.write_bytes(made.stdout)
+    return file
+
+
+def over_tls(url: str, certificate: Path, said: bytes) -> tuple[ssl.SSLSocket, bytes]:
+    """A connection as a client's pool keeps it: nobody looks at it once the answer is there."""
+    host, port = url.removeprefix("https://").split(":")
+    trust = ssl.create_default_context(cafile=certificate)
+    connection = trust.wrap_socket(socket.create_connection((host, int(port)), 10), server_hostname=host)
+    connection.sendall(said)
+    return connection, connection.recv(1 << 16) if said else b""
+
+
+@on_uvloop
+async def test_a_connection_that_is_kept_for_later_ends_with_the_server_over_tls_too(
+    tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, app = self_signed(tmp_path), app_over(FakeLink(SAY_A), tokenizer)
+    with contextlib.ExitStack() as clients:
+
+        async def connect(url: str, said: bytes) -> tuple[ssl.SSLSocket, bytes]:
+            connection, answer = await asyncio.to_thread(over_tls, url, certificate, said)
+            return clients.enter_context(connection), answer
+
+        async with serving(app, QUICK, certificate=certificate) as url:
+            kept, answer = await connect(url, HELLO)
+            unused, _ = await connect(url, b"")
+            last, _ = await connect(url, LAST)
+            assert status(answer) == 200
+        assert not [record.message for record in caplog.records if "graceful" in record.message]
+        for connection in (kept, unused, last):
+            while await asyncio.to_thread(connection.recv, 1 << 16):
+                pass  # what was left of the last answer, and then the end, not a reset
