@@ -1,11 +1,13 @@
 """A checkpoint on disk: finding it, its config, its tensors by name. It knows no model; weights.py asks by name.
 
-Files are mapped, and every tensor is copied out of the map into memory of the caller's: machines that page out
-idle file pages would stall a model that computes from the map.
+Every tensor is copied into memory of the caller's, out of the mapped file or by way of staging.py: machines that page
+out idle file pages would stall a model that computes from the map.
 """
 
 import json
+import os
 import re
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from worker.model.staging import Extent, Staging
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # what weights may be stored as, and the bytes of one
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # what weights may be stored as
 
 
 class CheckpointError(ValueError):
@@ -74,16 +78,21 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The tensors of a folder's safetensors files, by name; files stay mapped until `close`."""
+    """The tensors of a folder's safetensors files, by name; files stay open until `close`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, staging: Staging | None = None) -> None:
+        """With `staging`, which is closed with the checkpoint, tensors are read through it."""
         self.folder = folder
         self._files: dict[str, Any] = {}  # tensor name → open file
         self._paths: dict[str, Path] = {}
+        self._extents: dict[str, Extent] = {}  # where `staging` finds them
+        self._staging = staging
         self._open = ExitStack()
         try:
             for path in _files(folder):
                 self._add(path)
+            if staging is not None:
+                self._open.callback(staging.close)  # before the files it reads
         except BaseException:
             self._open.close()
             raise
@@ -91,6 +100,10 @@ class Checkpoint:
     def _add(self, path: Path) -> None:
         try:
             file = self._open.enter_context(safe_open(path, framework="pt"))
+            if self._staging is not None:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._open.callback(os.close, fd)
+                self._extents |= _extents(fd)
         except FileNotFoundError as error:
             raise CheckpointError(f"{path} is missing") from error
         except (SafetensorError, OSError) as error:
@@ -109,21 +122,49 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._files[name].get_slice(name).get_shape())
 
+    def dtype(self, name: str) -> torch.dtype:
+        """As it is stored; raises CheckpointError for a number format that weights cannot have."""
+        stored = self._files[name].get_slice(name).get_dtype()
+        if stored not in DTYPES:
+            raise CheckpointError(
+                f"{self.where(name)}: tensor {name} is stored as {stored}; supported are {', '.join(DTYPES)}"
+            )
+        return DTYPES[stored]
+
     def nbytes(self, name: str) -> int:
         """Stored size; raises CheckpointError for a number format that weights cannot have."""
-        part = self._files[name].get_slice(name)
-        if part.get_dtype() not in DTYPES:
-            raise CheckpointError(
-                f"{self.where(name)}: tensor {name} is stored as {part.get_dtype()}; supported are {', '.join(DTYPES)}"
-            )
-        return int(torch.Size(part.get_shape()).numel()) * DTYPES[part.get_dtype()]
+        return torch.Size(self.shape(name)).numel() * self.dtype(name).itemsize
+
+    def expect(self, names: Iterable[str]) -> None:
+        """The tensors that will be copied, in that order, so that they can be read ahead."""
+        if self._staging is not None:
+            self._staging.expect(self._extents[name] for name in names)
 
     def copy(self, name: str, into: Tensor) -> None:
-        """Into memory of any device and dtype, of the tensor's shape."""
-        into.copy_(self._files[name].get_tensor(name))
+        """Into contiguous memory of any device and dtype, of the tensor's shape; a GPU may have it only later than
+        this returns, but before it begins with anything launched then.
+
+        Raises CheckpointError when the file cannot be read.
+        """
+        if self._staging is None:
+            into.copy_(self._files[name].get_tensor(name))
+            return
+        try:
+            self._staging.copy(self._extents[name], self.dtype(name), into)
+        except (OSError, EOFError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{self.where(name)}: tensor {name} cannot be read: {reason}") from error
 
     def close(self) -> None:
         self._open.close()
+
+
+def _extents(fd: int) -> dict[str, Extent]:
+    """Where each tensor of a whole safetensors file lies: a length in 8 bytes, as much JSON, and the tensors."""
+    begin = 8 + int.from_bytes(os.pread(fd, 8, 0), "little")
+    header = json.loads(os.pread(fd, begin - 8, 8))
+    places = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    return {name: Extent(fd, begin + first, end - first) for name, (first, end) in places.items()}
 
 
 def _files(folder: Path) -> list[Path]:

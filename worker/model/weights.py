@@ -16,6 +16,7 @@ from worker.kernels.linear import PackedLinear, pack
 from worker.model.checkpoint import Checkpoint, CheckpointError
 from worker.model.decoder import Layer, Weights
 from worker.model.spec import ModelSpec
+from worker.model.staging import Staging
 
 EMBED, HEAD, NORM = "embed_tokens.weight", "lm_head.weight", "norm.weight"
 IGNORED = ("rotary_emb.inv_freq",)  # tables that old checkpoints carry along
@@ -47,14 +48,17 @@ def load(
     *,
     invariant: bool,
     on_progress: Progress = lambda done, total: None,
+    on_size: Callable[[int], None] = lambda needed: None,
 ) -> Weights:
     """All weights on `device` as `dtype`, linears packed (`invariant`: see kernels/linear.py).
 
-    `on_progress(done, total)` is called with bytes of the checkpoint, from (0, total) to (total, total).
+    `on_progress(done, total)` is called with bytes of the checkpoint, from (0, total) to (total, total), and before
+    that `on_size(needed)` with the bytes that the device must hold; it may raise what ends the load.
     Raises CheckpointError when a tensor is missing, superfluous or misshaped, or a file is broken.
     """
-    with closing(Checkpoint(folder)) as checkpoint:
-        return _Loader(checkpoint, spec, dtype, device, invariant, on_progress).load()
+    staging = Staging(device) if device.type == "cuda" else None
+    with closing(Checkpoint(folder, staging)) as checkpoint:
+        return _Loader(checkpoint, spec, dtype, device, invariant, on_progress, on_size).load()
 
 
 class _Loader:
@@ -68,15 +72,18 @@ class _Loader:
         device: torch.device,
         invariant: bool,
         on_progress: Progress,
+        on_size: Callable[[int], None],
     ) -> None:
         self.checkpoint, self.spec, self.dtype, self.device = checkpoint, spec, dtype, device
-        self.invariant, self.on_progress = invariant, on_progress
+        self.invariant, self.on_progress, self.on_size = invariant, on_progress, on_size
         self.prefix = _prefix(checkpoint)
         self.head = _named(checkpoint, HEAD)
         self.done, self.total = 0, 0
 
     def load(self) -> Weights:
         self._check()
+        self.on_size(sum(torch.Size(shape).numel() for _, shape in self._wanted()) * self.dtype.itemsize)
+        self.checkpoint.expect(name for name, _ in self._wanted())
         self.on_progress(0, self.total)
         hidden, vocab = self.spec.hidden_size, self.spec.vocab_size
         embed = self._read([(self.prefix + EMBED, (vocab, hidden))])
@@ -134,13 +141,14 @@ class _Loader:
         self.total = sum(checkpoint.nbytes(name) for name in wanted)
 
     def _wanted(self) -> Iterator[tuple[str, Shape]]:
+        """In the order in which they are read."""
         hidden, vocab = self.spec.hidden_size, self.spec.vocab_size
         yield self.prefix + EMBED, (vocab, hidden)
+        for i in range(len(self.spec.layers)):
+            yield from _layer_tensors(self.spec, f"{self.prefix}layers.{i}.")
         yield self.prefix + NORM, (hidden,)
         if self.head or not self.spec.tied:
             yield self.head or HEAD, (vocab, hidden)
-        for i in range(len(self.spec.layers)):
-            yield from _layer_tensors(self.spec, f"{self.prefix}layers.{i}.")
 
 
 def _prefix(checkpoint: Checkpoint) -> str:

@@ -1,0 +1,146 @@
+"""Reading weights through staging buffers: the same bytes as safetensors reads, in any order; errors that say where.
+
+On a machine without a GPU the buffers are plain memory and the device is the CPU; all else is what a GPU gets.
+"""
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.checkpoints import Checkpoints
+from tests.worker.model.harness import CPU
+from worker.model.checkpoint import Checkpoint, CheckpointError, read_config
+from worker.model.decoder import Weights
+from worker.model.families import spec_from_config
+from worker.model.staging import Buffer, Extent, Staging
+from worker.model.weights import _Loader
+
+SHAPES: dict[str, tuple[int, ...]] = {
+    "a": (1000,), "b": (3, 7), "scalar": (), "none": (0, 4), "one": (1,), "exact": (32,), "c": (5, 333),
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Tensors of every stored format, of all sizes around that of a piece."""
+    draw = torch.Generator().manual_seed(0)
+    formats = [torch.float32, torch.float16, torch.bfloat16]
+    state = {
+        f"{name}.{stored}": torch.randn(shape, generator=draw).to(stored)
+        for name, shape in SHAPES.items()
+        for stored in formats
+    }
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    return tmp_path
+
+
+def copied(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
+    into = torch.full(checkpoint.shape(name), float("nan")).to(dtype)
+    checkpoint.copy(name, into)
+    return into
+
+
+@pytest.fixture(params=["expected", "shuffled", "unexpected", "twice"])
+def order(request: pytest.FixtureRequest, folder: Path) -> tuple[list[str], list[str]]:
+    """(what is said to be asked for, what is)."""
+    names = list(load_file(folder / "model.safetensors"))
+    other = random.Random(1).sample(names, len(names))
+    return {
+        "expected": (names, names),
+        "shuffled": (names, other),
+        "unexpected": (names[:4], other),
+        "twice": (names, names[:9] + names),
+    }[request.param]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, None], ids=["float32", "bfloat16", "as stored"])
+@pytest.mark.parametrize(("piece", "buffers"), [(64, 3), (64, 1), (1 << 20, 4)])
+def test_every_tensor_is_what_safetensors_reads(
+    folder: Path, order: tuple[list[str], list[str]], dtype: torch.dtype | None, piece: int, buffers: int
+) -> None:
+    state, (said, asked) = load_file(folder / "model.safetensors"), order
+    with closing(Checkpoint(folder, Staging(CPU, piece=piece, buffers=buffers))) as checkpoint:
+        checkpoint.expect(said)
+        for name in asked:
+            into = copied(checkpoint, name, dtype or checkpoint.dtype(name))
+            assert torch.equal(into, state[name].to(into.dtype)), name
+
+
+def weights(folder: Path, staging: Staging | None, dtype: torch.dtype) -> Weights:
+    with closing(Checkpoint(folder, staging)) as checkpoint:
+        spec = spec_from_config(read_config(folder))
+        return _Loader(checkpoint, spec, dtype, CPU, False, lambda done, total: None, lambda needed: None).load()
+
+
+def tensors(value: object) -> Iterator[Tensor]:
+    """All that hang on a dataclass, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list):
+        for part in value:
+            yield from tensors(part)
+    else:
+        for name in getattr(value, "__dataclass_fields__", ()):
+            yield from tensors(getattr(value, name))
+
+
+@pytest.mark.parametrize("kind", ["llama-biased", "qwen3-tied", "gemma3"])
+@pytest.mark.parametrize("how", [{}, {"shard": "200KB"}], ids=["single", "sharded"])
+def test_a_model_is_loaded_to_the_bit_and_in_the_expected_order(
+    checkpoints: Checkpoints, kind: str, how: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Staging, "_bring_forward", lambda *_: pytest.fail("nobody had read ahead of this"))
+    folder = checkpoints(kind, **how)
+    plain = list(tensors(weights(folder, None, torch.float16)))
+    staged = list(tensors(weights(folder, Staging(CPU, piece=4096, buffers=3), torch.float16)))
+    assert len(plain) == len(staged) > 20 and all(map(torch.equal, plain, staged))
+
+
+def test_reads_go_on_while_nobody_copies_and_no_buffer_is_written_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, together = threading.Barrier(3, lambda: together.append(1), timeout=10), []
+    fill = Buffer.fill
+
+    def met(buffer: Buffer, extent: Extent) -> None:
+        reading.wait()
+        fill(buffer, extent)
+
+    monkeypatch.setattr(Buffer, "fill", met)
+    with (folder / "model.safetensors").open("rb") as file, closing(Staging(CPU, piece=8, buffers=3)) as staging:
+        staging.expect([Extent(file.fileno(), at, 8) for at in range(0, 48, 8)])
+        whole = torch.empty(24, dtype=torch.uint8)
+        staging.copy(Extent(file.fileno(), 0, 8), torch.uint8, whole[:8])  # only after all three have met
+        assert len(together) == 1
+        staging.copy(Extent(file.fileno(), 8, 8), torch.uint8, whole[8:16])
+        staging.copy(Extent(file.fileno(), 16, 8), torch.uint8, whole[16:])
+        assert whole.numpy().tobytes() == (folder / "model.safetensors").read_bytes()[:24]
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_named(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    with closing(Checkpoint(folder, Staging(CPU, piece=64, buffers=2))) as checkpoint:
+        os.truncate(path, path.stat().st_size - 100)
+        last = max(checkpoint.names(), key=lambda name: checkpoint._extents[name].offset)
+        with pytest.raises(CheckpointError, match="it ends early") as caught:
+            copied(checkpoint, last, torch.float32)
+    assert str(path) in str(caught.value) and last in str(caught.value)
+
+
+def test_a_disk_that_fails_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("worker.model.staging.os.preadv", fails)
+    with closing(Checkpoint(folder, Staging(CPU, piece=64, buffers=2))) as checkpoint:
+        checkpoint.expect(checkpoint.names())
+        with pytest.raises(CheckpointError, match=r"a\.torch\.float32 cannot be read: Input/output error"):
+            copied(checkpoint, "a.torch.float32", torch.float32)
