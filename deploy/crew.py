@@ -27,7 +27,7 @@ def crew(settings: Settings, gpus: Sequence[str], free_port: Callable[[int], int
     """The workers that `settings` ask for, in a run folder that they name.
 
     `gpus` are words for CUDA_VISIBLE_DEVICES; `free_port(port)` is that port, or another if it is taken.
-    Raises ConfigError when there are GPUs, but too few.
+    Raises ConfigError when there are GPUs, but too few, or none that are asked for.
     """
     count, port = settings.launch.workers, settings.worker.worker_metrics_port
     if count == 1:
@@ -36,7 +36,7 @@ def crew(settings: Settings, gpus: Sequence[str], free_port: Callable[[int], int
     if not count:
         return []
     devices = [] if settings.worker.device == "cpu" else list(gpus)
-    if 0 < len(devices) < count:
+    if len(devices) < count and (devices or settings.worker.device == "cuda"):
         raise ConfigError(f"--workers {count} needs a GPU each, and there are {len(devices)}; or --device cpu")
     if set(settings.wire.run_dir) & set(", \t\n"):
         raise ConfigError(f"--run-dir {settings.wire.run_dir!r} must have no comma or space with several --workers")

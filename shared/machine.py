@@ -1,6 +1,7 @@
 """What this machine has to give, without importing what uses it."""
 
 import os
+from itertools import takewhile
 from pathlib import Path
 
 CPU_SHARE = 0.4  # of free memory, for K/V on the CPU; the rest is the system's, the frontends' and the next model's
@@ -22,8 +23,12 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """NVIDIA devices by the words that CUDA_VISIBLE_DEVICES takes; what that variable leaves, if it is set."""
+    """NVIDIA devices by the words that CUDA_VISIBLE_DEVICES takes; what that variable leaves, if it is set.
+
+    As CUDA reads it: what follows a word that names no device, such as -1, does not count.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [word.strip() for word in visible.split(",") if word.strip()]
+        words = (word.strip() for word in visible.split(","))
+        return list(takewhile(lambda word: word and not word.startswith("-"), words))
     return [str(i) for i, _ in enumerate(sorted(Path("/dev").glob("nvidia[0-9]*")))]

@@ -42,6 +42,8 @@ def test_each_gets_a_gpu_of_its_own() -> None:
     assert not crew(given(workers=2, device="cpu"), ["0"], same)[0].environment
     with pytest.raises(ConfigError, match="--workers 3 needs a GPU each, and there are 2"):
         crew(given(workers=3), ["0", "1"], same)
+    with pytest.raises(ConfigError, match="--workers 2 needs a GPU each, and there are 0"):
+        crew(given(workers=2, device="cuda"), [], same)
 
 
 def test_workers_elsewhere_come_after_ours() -> None:
