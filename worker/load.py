@@ -2,7 +2,8 @@
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,17 +11,20 @@ import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.messages import Limits
+from worker.device import check_format, pick_device
 from worker.grammar.compiler import Compiler
 from worker.kernels import native
-from worker.memory.budget import size_pool
+from worker.memory.budget import Pool, longest, plain_budget, size_pool
 from worker.memory.cache import Cache
+from worker.memory.gpu import Gpu
 from worker.memory.pages import PagePool
 from worker.model.checkpoint import CheckpointError, read_config, resolve
-from worker.model.decoder import Decoder
+from worker.model.decoder import Decoder, Weights
 from worker.model.families import spec_from_config
 from worker.model.spec import ModelSpec
 from worker.model.weights import load
 from worker.run.runner import Runner
+from worker.run.warmup import rehearse
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 
@@ -50,17 +54,23 @@ def load_engine(
     folder = resolve(model.model)
     spec, tokenizer_hash = spec_from_config(read_config(folder)), _hash(folder)
     dtype = getattr(torch, spec.dtype if worker.dtype == "auto" else worker.dtype)
+    check_format(device, dtype)
+    longest(spec, model, worker)  # raises before the weights are read
     compiler = Compiler(folder, spec.vocab_size, spec.eos_ids)
-    weights = load(folder, spec, dtype, device, invariant=worker.batch_invariant, on_progress=on_progress)
-    size = size_pool(spec, dtype, device, model, worker)
+    gpu = Gpu(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
+    with _no_room(gpu):
+        weights = load(
+            folder, spec, dtype, device, invariant=worker.batch_invariant, on_progress=on_progress,
+            on_size=gpu.look().check_weights if gpu else lambda needed: None,
+        )  # fmt: skip
+        size, decoder = _sized(spec, weights, model, worker, gpu, lambda: on_progress(1, 1))
+        cache = Cache(spec, size.pages, size.page_size, dtype, device)
     log.info(
         "%s on %s in %s: %d pages of %d tokens, sequences up to %d",
-        spec.model_type, device, dtype, size.pages - 1, size.page_size, size.max_seq_len,
+        spec.model_type, gpu.name if gpu else device, dtype, size.pages - 1, size.page_size, size.max_seq_len,
     )  # fmt: skip
     if device.type == "cpu" and worker.batch_invariant and not native.available(dtype):
         log.warning("--batch-invariant: no C kernels for %s here, so bits may depend on who shares a step", dtype)
-    decoder = Decoder(spec, weights, size.max_seq_len)
-    cache = Cache(spec, size.pages, size.page_size, dtype, device)
     if device.type == "cpu":
         for part in (cache.k, cache.v):
             native.huge(part)
@@ -79,14 +89,42 @@ def load_engine(
     )
 
 
-def pick_device(name: str) -> torch.device:
-    """Raises ConfigError when `cuda` is asked for and cannot be had."""
-    if name == "cuda" and not torch.cuda.is_available():
-        why = "this PyTorch was built without CUDA" if torch.version.cuda is None else "no CUDA device was found"
-        raise ConfigError(f"--device cuda: {why}")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+def _sized(
+    spec: ModelSpec,
+    weights: Weights,
+    model: ModelConfig,
+    worker: WorkerConfig,
+    gpu: Gpu | None,
+    moved: Callable[[], None],
+) -> tuple[Pool, Decoder]:
+    """The pool, and the model for sequences as long as it allows. On a GPU kernels are compiled for that first."""
+    dtype = weights.embed.dtype
+    if gpu is None:
+        size = size_pool(spec, dtype, plain_budget(worker), model, worker)
+        return size, Decoder(spec, weights, size.max_seq_len)
+    log.info("preparing kernels for %s", gpu.name)
+    length = longest(spec, model, worker)
+    decoder = Decoder(spec, weights, length)
+    measured = rehearse(decoder, worker, length, gpu, moved)
+    return size_pool(spec, dtype, plain_budget(worker) if worker.kv_cache_gb else measured, model, worker), decoder
+
+
+@contextmanager
+def _no_room(gpu: Gpu | None) -> Iterator[None]:
+    """A GPU that turns out to be too small is a sentence."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        name = gpu.name if gpu else "the device"
+        raise ConfigError(
+            f"{name} has no room for this model with these settings ({_in_short(error)}): end what else runs there, "
+            "or lower --kv-cache-gb, --max-seq-len, --max-step-tokens or --max-batch-size, or serve a smaller model"
+        ) from error
+
+
+def _in_short(error: Exception) -> str:
+    """PyTorch says in its first two sentences what happened, and in many others what else is so."""
+    return ". ".join(str(error).split(". ")[:2])
 
 
 def _hash(folder: Path) -> str:

@@ -1,0 +1,89 @@
+"""Sizes in plain numbers: what a GPU leaves for the pool, and what is said when that is too little."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from shared.config import ConfigError, ModelConfig, WorkerConfig
+from tests.worker.memory.test_cache import SPEC
+from worker.memory.budget import GIB, RESERVE, Budget, Device, Pool, longest, plain_budget, size_pool
+from worker.memory.cache import bytes_per_page
+
+H200 = Device("NVIDIA H200", free=138 * GIB, total=140 * GIB, utilization=0.9)
+A_TOKEN = bytes_per_page(SPEC, 1, torch.bfloat16)
+
+
+def sized(tokens: int, max_seq_len: int = 0, **worker: Any) -> Pool:
+    """The pool for a budget that holds so many tokens."""
+    return size_pool(
+        SPEC,
+        torch.bfloat16,
+        Budget(tokens * A_TOKEN, "change something"),
+        ModelConfig(max_seq_len=max_seq_len),
+        WorkerConfig(**worker),
+    )
+
+
+def test_a_gpu_gives_its_share_less_what_is_in_use() -> None:
+    assert H200.room == pytest.approx(124 * GIB)
+    full = Device("full", free=10 * GIB, total=140 * GIB, utilization=0.9)
+    assert full.room == 0, "what is ours of it is in use, by whomever"
+    whole = Device("whole", free=10 * GIB, total=140 * GIB, utilization=1.0)
+    assert whole.room == 10 * GIB
+
+
+def test_the_pool_gets_what_a_step_and_graphs_and_a_reserve_leave() -> None:
+    assert H200.pool(step=3 * GIB, graphs=1 * GIB).nbytes == H200.room - 4 * GIB - RESERVE
+    assert H200.pool(step=200 * GIB, graphs=0).nbytes == 0
+
+
+def test_weights_that_fit_are_let_through_and_others_are_refused_in_one_sentence() -> None:
+    H200.check_weights(H200.room)
+    with pytest.raises(ConfigError) as caught:
+        H200.check_weights(150 * GIB)
+    said = str(caught.value)
+    assert "150.00 GiB" in said and "124.00 GiB" in said and "138.00 of 140.00 GiB" in said and "\n" not in said
+    assert "NVIDIA H200" in said and "--gpu-memory-utilization is 0.9" in said
+
+
+def test_a_pool_is_as_large_as_the_budget_or_as_all_sequences_need() -> None:
+    assert sized(6 * 16, max_seq_len=32, page_size=16) == Pool(6, 16, 32)
+    assert sized(10**6, max_seq_len=32, page_size=16, max_batch_size=4) == Pool(4 * 2 + 1, 16, 32)
+
+
+def test_a_length_that_nobody_asked_for_gives_way_to_the_pool() -> None:
+    assert sized(3 * 16, page_size=16) == Pool(3, 16, 32), "one page is scratch"
+    assert sized(10**6, page_size=16).max_seq_len == SPEC.max_positions
+
+
+@pytest.mark.parametrize(
+    ("tokens", "how"),
+    [
+        (2 * 16, {"max_seq_len": 32, "page_size": 16}),
+        (16, {"page_size": 16}),
+        (0, {"page_size": 16}),
+        (64, {"kv_cache_backend": "contiguous"}),
+    ],
+)
+def test_a_pool_for_no_sequence_is_refused_with_the_remedy(tokens: int, how: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"does not hold one sequence of \d+ tokens .* GiB\): change something"):
+        sized(tokens, **how)
+
+
+def test_the_remedy_names_the_gpu_and_the_flags() -> None:
+    small = Device("Tiny GPU", free=GIB, total=2 * GIB, utilization=0.6)
+    budget = small.pool(step=GIB // 4, graphs=0)
+    assert budget.nbytes == 0
+    for word in ("Tiny GPU", "a step takes 0.25 GiB", "--gpu-memory-utilization", "--max-step-tokens", "--max-seq-len"):
+        assert word in budget.remedy
+
+
+def test_more_than_the_model_was_made_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--max-seq-len 65 is more than the 64 the model was made for"):
+        longest(SPEC, ModelConfig(max_seq_len=65), WorkerConfig())
+
+
+def test_the_flag_is_the_budget() -> None:
+    assert plain_budget(WorkerConfig(kv_cache_gb=0.5)).nbytes == GIB // 2
+    assert plain_budget(WorkerConfig()).nbytes > 0, "a share of what is free here"

@@ -1,0 +1,139 @@
+"""Steps for nobody: every kind of them, within the settings, over the scratch page alone; and what they measure."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shared.config import ConfigError, ModelConfig, WorkerConfig
+from tests.checkpoints import Checkpoints
+from tests.worker.model.harness import CPU, decoder_of
+from worker.load import _no_room, _sized
+from worker.memory.budget import GIB, RESERVE, Device
+from worker.memory.cache import Cache
+from worker.model.checkpoint import read_config
+from worker.model.families import spec_from_config
+from worker.model.weights import load
+from worker.run.runner import Runner
+from worker.run.warmup import CHUNKS, ROWS, SAMPLINGS, Bounds, rehearse, steps, warm_up
+from worker.schedule.plan import Plan
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"max_batch_size": 1, "max_step_tokens": 1},
+    {"max_batch_size": 2, "max_step_tokens": 2, "page_size": 1},
+    {"max_batch_size": 256, "max_step_tokens": 2048},
+    {"use_chunked_prefill": False, "max_batch_size": 4, "max_step_tokens": 16},
+    {"kv_cache_backend": "contiguous"},
+]
+
+
+class Memory:
+    """A GPU on which nothing is free at once: `takes` are the heights of what is measured."""
+
+    name = "Fake GPU"
+
+    def __init__(self, free: int = 10 * GIB, total: int = 12 * GIB, takes: tuple[int, ...] = (1, 2)) -> None:
+        self.device = Device(self.name, free, total, 0.9)
+        self.takes = list(takes)
+        self.marks = 0
+
+    def look(self) -> Device:
+        return self.device
+
+    def mark(self) -> None:
+        self.marks += 1
+
+    def grown(self) -> int:
+        return self.takes[self.marks - 1]
+
+
+@pytest.mark.parametrize("length", [1, 40, 3000])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_no_step_is_larger_than_requests_could_cause(settings: dict[str, Any], length: int) -> None:
+    worker = WorkerConfig(**settings)
+    bounds = Bounds.of(worker, length)
+    for plan in (*steps(bounds), bounds.largest()):
+        assert plan.chunks
+        for chunk in plan.chunks:
+            sequence, end = chunk.sequence, chunk.start + chunk.length
+            assert chunk.start >= 0 < chunk.length and chunk.samples and end == len(sequence.tokens) <= length
+            assert set(sequence.pages) == {0} and len(sequence.pages) * bounds.page_size >= end
+
+
+def test_the_largest_step_has_every_row_and_all_tokens() -> None:
+    plan = Bounds.of(WorkerConfig(max_batch_size=8, max_step_tokens=512), 2000).largest()
+    assert (len(plan.sampling), plan.tokens) == (8, 512)
+    assert {len(chunk.sequence.tokens) for chunk in plan.chunks} == {2000}, "attention over all that can be"
+    short = Bounds.of(WorkerConfig(max_batch_size=8, max_step_tokens=512), 20).largest()
+    assert [chunk.length for chunk in short.chunks] == [20] * 8
+    whole = Bounds.of(WorkerConfig(max_batch_size=8, max_step_tokens=512, use_chunked_prefill=False), 2000).largest()
+    assert whole.tokens == 512 + 2000 - 1, "a prompt that is not cut may exceed the budget"
+
+
+def test_all_kinds_of_steps_are_there() -> None:
+    plans = list(steps(Bounds.of(WorkerConfig(max_batch_size=256), 4000)))
+    assert {len(plan.chunks) for plan in plans if plan.tokens == len(plan.chunks)} >= set(ROWS)
+    alone = [plan.chunks[0] for plan in plans if len(plan.chunks) == 1]
+    assert {chunk.length for chunk in alone if not chunk.start} >= set(CHUNKS)
+    assert {chunk.length for chunk in alone if chunk.start} >= set(CHUNKS)
+    asked = {chunk.sequence.sampling for plan in plans for chunk in plan.chunks}
+    assert asked >= set(SAMPLINGS) and any(sampling.prompt_logprobs for sampling in asked)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_rehearsal_runs_on_the_scratch_page_and_counts_every_step(checkpoints: Checkpoints, kind: str) -> None:
+    decoder, moved, memory = decoder_of(checkpoints(kind)), [], Memory(takes=(GIB // 8, GIB // 2))
+    worker = WorkerConfig(max_batch_size=20, max_step_tokens=64, prefill_chunk_size=64)
+    budget = rehearse(decoder, worker, 300, memory, lambda: moved.append(1))
+    assert budget.nbytes == memory.device.room - GIB // 2 - GIB // 8 - RESERVE
+    assert len(moved) == len(list(steps(Bounds.of(worker, 300)))) + 2 and memory.marks == 2
+
+
+def test_a_real_cache_keeps_all_but_its_scratch_page(checkpoints: Checkpoints) -> None:
+    decoder = decoder_of(checkpoints("qwen3"))
+    cache = Cache(decoder.spec, 4, 32, torch.float32, CPU)
+    for part in (cache.k, cache.v):
+        part[:, 1:] = 7.0
+    bounds = Bounds.of(WorkerConfig(max_batch_size=4, max_step_tokens=64), 200)
+    warm_up(Runner(decoder, cache), [*steps(bounds), bounds.largest()], lambda: None)
+    assert all((part[:, 1:] == 7.0).all() and part[:, 0].isfinite().all() for part in (cache.k, cache.v))
+
+
+def test_a_device_that_fails_is_not_passed_over() -> None:
+    class Broken:
+        def step(self, plan: Plan) -> object:
+            raise RuntimeError("no kernel image")
+
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        warm_up(Broken(), steps(Bounds.of(WorkerConfig(), 100)), lambda: pytest.fail("it has not moved"))
+
+
+def sized(folder: Path, memory: Memory, max_seq_len: int = 0, **settings: Any) -> Any:
+    spec = spec_from_config(read_config(folder))
+    weights = load(folder, spec, torch.float32, CPU, invariant=True)
+    worker = WorkerConfig(max_batch_size=2, max_step_tokens=32, prefill_chunk_size=32, **settings)
+    model = ModelConfig(model=str(folder), max_seq_len=max_seq_len)
+    return _sized(spec, weights, model, worker, memory, lambda: None)  # type: ignore[arg-type]
+
+
+def test_a_gpus_pool_is_what_the_rehearsal_leaves(checkpoints: Checkpoints) -> None:
+    folder = checkpoints("llama")
+    longest = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    size, decoder = sized(folder, Memory())
+    assert size.max_seq_len == longest and size.pages == 2 * longest // 32 + 1
+    assert len(decoder.ropes[0][0]) == longest
+    with pytest.raises(ConfigError, match=r"does not hold one sequence of 512 tokens .*Fake GPU has"):
+        sized(folder, Memory(takes=(0, 10 * GIB)), max_seq_len=512)
+    size, _ = sized(folder, Memory(takes=(0, 10 * GIB)), max_seq_len=512, kv_cache_gb=0.01)
+    assert size.pages > 16, "the flag has the last word"
+
+
+def test_a_gpu_that_is_full_is_one_sentence() -> None:
+    said = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which\nmore"
+    with pytest.raises(ConfigError) as caught, _no_room(Memory()):  # type: ignore[arg-type]
+        raise torch.OutOfMemoryError(said)
+    assert "Fake GPU has no room" in str(caught.value) and "Tried to allocate 2.00 GiB)" in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,109 @@
+"""Which device, and why not: a machine's answers are put into PyTorch's mouth."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from shared.config import ConfigError
+from shared.machine import gpus
+from worker.device import check_format, pick_device
+
+NO_DRIVER = (
+    "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from "
+    "http://www.nvidia.com/Download/index.aspx"
+)
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+ODD_DRIVER = (
+    "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() that "
+    "might have already set an error? Error 803: system has unsupported display driver / cuda driver combination"
+)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets what PyTorch finds; `said` is what it answers when CUDA is to start."""
+
+    def set(said: str = "", *, built: str | None = "13.0", capability: tuple[int, int] = (9, 0)) -> None:
+        def init() -> None:
+            if said:
+                raise RuntimeError(said)
+
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(torch.version, "cuda", built)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: not said and built is not None)
+        monkeypatch.setattr(torch.cuda, "init", init)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+
+    return set
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (NO_DRIVER, "--device cuda: Found no NVIDIA driver on your system"),
+        (OLD_DRIVER, "--device cuda: The NVIDIA driver on your system is too old (found version 11040)"),
+        (ODD_DRIVER, "--device cuda: Error 803: system has unsupported display driver / cuda driver combination"),
+        ("No CUDA GPUs are available", "--device cuda: No CUDA GPUs are available"),
+    ],
+)
+def test_why_there_is_no_gpu(machine: Any, said: str, words: str) -> None:
+    machine(said)
+    with pytest.raises(ConfigError) as caught:
+        pick_device("cuda")
+    assert str(caught.value) == words
+    assert pick_device("auto") == torch.device("cpu")
+
+
+def test_a_build_without_cuda(machine: Any) -> None:
+    machine("Torch not compiled with CUDA enabled", built=None)
+    with pytest.raises(ConfigError, match="--device cuda: this PyTorch was built without CUDA"):
+        pick_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("visible", "left"), [("", []), ("-1", []), ("-1,0", []), ("1,-1,2", ["1"]), ("0, 2", ["0", "2"])]
+)
+def test_a_variable_that_hides_all_gpus_is_named(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, visible: str, left: list[str]
+) -> None:
+    machine("No CUDA GPUs are available")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpus() == left
+    words = "No CUDA GPUs" if left else f"CUDA_VISIBLE_DEVICES is '{visible}', which leaves no GPU"
+    with pytest.raises(ConfigError, match=f"--device cuda: {words}"):
+        pick_device("cuda")
+
+
+def test_a_gpu_is_taken_where_there_is_one_and_not_where_nobody_wants_it(machine: Any) -> None:
+    machine()
+    assert [pick_device(name).type for name in ("cuda", "auto", "cpu")] == ["cuda", "cuda", "cpu"]
+
+
+def test_a_gpu_that_cannot_be_used_is_not_passed_over_in_silence(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine(OLD_DRIVER)
+    with caplog.at_level(logging.WARNING, "sluice.load"):
+        pick_device("auto")
+        said = len(caplog.messages)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        pick_device("auto")
+    assert said == 0 or gpus(), "nothing is said where there is none"
+    assert "too old (found version 11040)" in caplog.messages[-1]
+
+
+def test_an_old_gpu_is_refused_for_bfloat16_only(machine: Any) -> None:
+    gpu = torch.device("cuda")
+    machine(capability=(7, 5))
+    with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5.* --dtype float16 or --device cpu"):
+        check_format(gpu, torch.bfloat16)
+    check_format(gpu, torch.float16)
+    check_format(torch.device("cpu"), torch.bfloat16)
+    machine(capability=(8, 0))
+    check_format(gpu, torch.bfloat16)

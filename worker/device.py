@@ -1,0 +1,57 @@
+"""Which device computes and, in one sentence, why it cannot be the one that is asked for."""
+
+import logging
+import os
+
+import torch
+
+from shared.config import ConfigError
+from shared.machine import gpus
+
+log = logging.getLogger("sluice.load")
+
+BF16_SINCE = (8, 0)  # compute capability
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is a GPU where there is one. Raises ConfigError when `cuda` is asked for and cannot be had."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        if name == "auto" and gpus():
+            log.warning("there is a GPU, but it cannot be used: %s", _why_not())
+        return torch.device("cpu")
+    if why := _why_not():
+        raise ConfigError(f"--device cuda: {why}")
+    return torch.device("cuda")
+
+
+def check_format(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises ConfigError when the GPU is too old for the number format."""
+    if device.type != "cuda" or dtype is not torch.bfloat16:
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < BF16_SINCE:
+        raise ConfigError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and bfloat16 needs "
+            "8.0: choose --dtype float16 or --device cpu"
+        )
+
+
+def _why_not() -> str:
+    """Why there is no CUDA; empty: there is."""
+    if torch.version.cuda is None:
+        return "this PyTorch was built without CUDA"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not gpus():
+        return f"CUDA_VISIBLE_DEVICES is {visible!r}, which leaves no GPU"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return _first_words(str(error))
+    return "" if torch.cuda.is_available() else "no CUDA device was found"
+
+
+def _first_words(said: str) -> str:
+    """Of what PyTorch says: the reason without advice, which is "Error 803: …" at the end where there is such a one."""
+    _, error, code = said.partition(" Error ")
+    reason = error.strip() + " " + code if error else said.partition(". ")[0]
+    return (reason.strip().splitlines() or ["CUDA does not start"])[0].rstrip(".")

@@ -1,0 +1,148 @@
+"""Steps for nobody, before anybody is served: they have every kernel compiled, and show what the largest step takes.
+
+A GPU's kernels are compiled for what they are first called with: a number format, and whether a size is 1, a multiple
+of 16 or neither. So the steps here are of all kinds that requests can cause. They compute in the scratch page alone:
+their sequences' pages are all that one, whatever their length.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.config import WorkerConfig
+from shared.messages import Sampling
+from worker.memory.budget import Budget, Device, page_size
+from worker.memory.cache import Cache
+from worker.memory.pages import SCRATCH
+from worker.model.decoder import Decoder
+from worker.run.runner import Runner
+from worker.schedule.plan import Chunk, Plan
+from worker.schedule.sequence import Sequence
+
+GREEDY = Sampling(1, temperature=0.0)
+DRAWN = Sampling(1)
+EVERYTHING = Sampling(
+    1, temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, repetition_penalty=1.1, presence_penalty=0.1,
+    frequency_penalty=0.1, logit_bias=((0, 1.0),), min_tokens=1, logprobs=20,
+)  # fmt: skip
+SAMPLINGS = (
+    GREEDY,
+    DRAWN,
+    Sampling(1, top_p=0.9),
+    Sampling(1, top_k=40),
+    Sampling(1, min_p=0.05),
+    Sampling(1, top_p=0.9, top_k=40),
+    Sampling(1, top_p=0.9, top_k=40, min_p=0.05),
+    Sampling(1, temperature=0.0, repetition_penalty=1.1),
+    Sampling(1, presence_penalty=0.5, frequency_penalty=0.5),
+    Sampling(1, temperature=0.0, logit_bias=((0, 1.0),)),
+    Sampling(1, temperature=0.0, logprobs=0),
+    Sampling(1, logprobs=5),
+    EVERYTHING,
+)
+ROWS = (1, 3, 16, 67, 80)  # of decodes: one, few and many; multiples of 16 and not
+CHUNKS = (19, 32, 131, 256)  # tokens of a prompt
+FAR = 1100  # tokens before a step: more than what one program of the attention kernels reads alone
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The largest that a step can be."""
+
+    sequences: int
+    tokens: int
+    length: int  # tokens of a sequence
+    page_size: int
+
+    @classmethod
+    def of(cls, worker: WorkerConfig, length: int) -> "Bounds":
+        """Where prompts are not cut, the last one of a step may exceed the budget."""
+        beyond = 0 if worker.use_chunked_prefill else length - 1
+        tokens = min(worker.max_step_tokens + beyond, worker.max_batch_size * length)
+        return cls(worker.max_batch_size, tokens, length, page_size(length, worker))
+
+    def nobody(self, length: int, sampling: Sampling) -> Sequence:
+        """A sequence of so many tokens, all in the scratch page."""
+        pages = array("i", [SCRATCH]) * -(-length // self.page_size)
+        return Sequence((b"", 0), [0] * length, length, sampling, seed=0, arrival=0.0, pages=pages)
+
+    def decodes(self, count: int, after: int, *samplings: Sampling) -> Plan:
+        """One token of each of `count` sequences, as long as asked or as they may be; samplings in turn."""
+        length = min(after + 1, self.length)
+        kinds = [self.nobody(length, sampling) for sampling in samplings or (GREEDY,)]
+        return Plan([Chunk(kinds[i % len(kinds)], length - 1, 1, True) for i in range(min(count, self.sequences))])
+
+    def chunk(self, tokens: int, after: int, sampling: Sampling = GREEDY) -> Plan:
+        """So much of one prompt, `after` tokens of which were computed before."""
+        tokens = min(tokens, self.tokens, self.length)
+        after = min(after, self.length - tokens)
+        return Plan([Chunk(self.nobody(after + tokens, sampling), after, tokens, True)])
+
+    def largest(self) -> Plan:
+        """The step that needs most memory: all sequences as long as can be, all tokens of the budget, every row
+        sampled in every way."""
+        everybody, left = self.nobody(self.length, EVERYTHING), self.tokens
+        chunks: list[Chunk] = []
+        for others in reversed(range(self.sequences)):
+            length = max(1, min(self.length, left - others))
+            chunks.append(Chunk(everybody, self.length - length, length, True))
+            left -= length
+        return Plan(chunks)
+
+
+def steps(bounds: Bounds) -> Iterator[Plan]:
+    """Of every kind, from the simplest on."""
+    for after in (0, FAR):
+        for rows in ROWS:
+            yield bounds.decodes(rows, after)
+        for tokens in (*CHUNKS, bounds.tokens):
+            yield bounds.chunk(tokens, after)
+    yield Plan([*bounds.decodes(2, FAR).chunks, *bounds.chunk(40, 7).chunks])
+    for sampling in SAMPLINGS:
+        for rows in ROWS[:3]:
+            yield bounds.decodes(rows, 5, sampling)
+    yield bounds.decodes(len(SAMPLINGS), 5, *SAMPLINGS)
+    yield bounds.chunk(40, 0, Sampling(1, temperature=0.0, logprobs=2, prompt_logprobs=True))
+
+
+class Steps(Protocol):
+    def step(self, plan: Plan) -> object: ...
+
+
+def warm_up(runner: Steps, plans: Iterable[Plan], moved: Callable[[], None]) -> None:
+    """Runs them one after another; `moved` is called after each. Raises what the device raises."""
+    for plan in plans:
+        runner.step(plan)
+        moved()
+
+
+class Measured(Protocol):
+    """A device's memory; see memory/gpu.py."""
+
+    def look(self) -> Device: ...
+    def mark(self) -> None: ...
+    def grown(self) -> int: ...
+
+
+def rehearse(
+    decoder: Decoder, worker: WorkerConfig, length: int, memory: Measured, moved: Callable[[], None]
+) -> Budget:
+    """Have every kernel compiled, for sequences of up to `length` tokens, and measure what they leave for the pool.
+
+    All over a cache of the scratch page alone, which is given back. Raises torch.OutOfMemoryError when the largest
+    step does not fit beside the weights.
+    """
+    bounds = Bounds.of(worker, length)
+    embed = decoder.weights.embed
+    runner = Runner(decoder, Cache(decoder.spec, 1, bounds.page_size, embed.dtype, embed.device))
+    warm_up(runner, steps(bounds), moved)
+    taken = []
+    for plan in (bounds.decodes(bounds.sequences, bounds.length, DRAWN), bounds.largest()):
+        memory.mark()
+        runner.step(plan)
+        taken.append(memory.grown())
+        moved()
+    del runner
+    decoding, largest = taken
+    return memory.look().pool(largest, decoding)
