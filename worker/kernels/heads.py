@@ -1,13 +1,15 @@
 """Between the fused projection and attention: norm of queries and keys, rotation, K/V write.
 
-On the CPU one pass over the rows; elsewhere the three kernels one after the other, which give the same bits.
+On CUDA and on the CPU one pass over the rows, which gives the same bits as the three kernels one after the other.
 """
 
+import torch
 from torch import Tensor
 
 from worker.kernels import native
 from worker.kernels.norm import rms_norm
 from worker.kernels.rotary import rotary
+from worker.kernels.terms import added
 from worker.kernels.write import write_kv
 
 
@@ -24,12 +26,22 @@ def heads(
     k_norm: Tensor | None,
     eps: float,
     offset: bool,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """qkv [T, (Hq + 2 Hk) * D] -> q [T, Hq, D], rotated; k and v go to `slots` [T] of the caches.
+    """qkv [T, (Hq + 2 Hk) * D] -> q [T, Hq, D] in `dtype`, rotated; k and v go to `slots` [T] of the caches.
 
-    cache_k, cache_v [pages, page_size, Hk, D]; cos, sin [M, D] float32; norm weights [D], or None for none.
+    qkv in `dtype`, or its terms (see terms.py); cache_k, cache_v [pages, page_size, Hk, D] as in write.py; cos, sin
+    [M, D] float32; norm weights [D], or None for none.
     """
-    if not qkv.is_cuda and native.available(qkv.dtype):
+    if qkv.is_cuda:
+        from worker.kernels.heads_triton import heads_triton
+
+        return heads_triton(
+            qkv, cache_k, cache_v, cos, sin, positions, slots,
+            q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype,
+        )  # fmt: skip
+    qkv = added(qkv, 2, dtype)
+    if native.available(dtype) and cache_k.dtype == dtype:
         return native.qkv_post(
             qkv, cache_k, cache_v, cos, sin, positions, slots, q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset
         )

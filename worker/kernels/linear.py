@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kernels import native
+from worker.kernels.gate import Activation, gate
 from worker.kernels.native import NativeWeight
 
 
@@ -31,17 +32,29 @@ def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> Pack
     return PackedLinear(weight, bias, invariant)
 
 
-def linear(x: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
-    """x [T, K] @ weight.T + bias -> [T, N], in x's dtype, or float32 if `wide` (never rounded on the CPU)."""
+def linear(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool = False) -> Tensor:
+    """x [T, K] @ weight.T + bias -> [T, N], in x's dtype, or float32 if `wide` (unrounded, library GEMMs apart).
+
+    With `terms` it may also be the terms of that (see terms.py), where adding them later is cheaper.
+    """
     if packed.native is not None:
         return native.linear(x, packed.native, out_dtype=torch.float32 if wide else None)
     if x.is_cuda and packed.invariant:
         from worker.kernels.linear_triton import linear_triton
 
-        y = linear_triton(x, packed.weight, packed.bias)
-    else:
-        y = linear_torch(x, packed.weight, packed.bias)
+        return linear_triton(x, packed.weight, packed.bias, wide=wide, terms=terms)
+    y = linear_torch(x, packed.weight, packed.bias)
     return y.float() if wide else y
+
+
+def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
+    """gate(linear(x)) for x [T, K] and the weights of gate and up, one above the other, [2 I, K] -> [T, I]."""
+    if x.is_cuda and packed.invariant:
+        from worker.kernels.linear_triton import gated_linear_triton, uncut
+
+        if uncut(packed.weight):
+            return gated_linear_triton(x, packed.weight, packed.bias, activation)
+    return gate(linear(x, packed), activation)
 
 
 def linear_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels import native
+from worker.kernels.terms import added
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
@@ -26,19 +27,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> 
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, after: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(rms_norm(s), s) with s = x + residual rounded to x's dtype first, as Hugging Face models round it.
+    """(rms_norm(s), s) with s = x + residual rounded to the dtype first, as Hugging Face models round it.
 
-    x, residual [T, H]; weight [H].
+    x [T, H], or its terms (see terms.py); residual [T, H]; weight [H]; after [H]: x itself is normed with it first.
     """
     if x.is_cuda:
         from worker.kernels.norm_triton import add_rms_norm_triton
 
-        return add_rms_norm_triton(x, residual, weight, eps, offset=offset)
-    if native.available(x.dtype):
+        return add_rms_norm_triton(x, residual, weight, eps, offset=offset, after=after)
+    if native.available(residual.dtype):
+        x = added(x, residual.ndim, residual.dtype)
+        x = x if after is None else native.rms_norm(x, after, eps, offset)
         return native.add_rms_norm(x, residual, weight, eps, offset)
-    return add_rms_norm_torch(x, residual, weight, eps, offset=offset)
+    return add_rms_norm_torch(x, residual, weight, eps, offset=offset, after=after)
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
@@ -50,7 +53,8 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, offset: bool = Fals
 
 
 def add_rms_norm_torch(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, after: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    total = x + residual
+    x = added(x, residual.ndim, residual.dtype)
+    total = (x if after is None else rms_norm_torch(x, after, eps, offset=offset)) + residual
     return rms_norm_torch(total, weight, eps, offset=offset), total

@@ -1,5 +1,6 @@
 """Writes a step's keys and values into the paged cache. Knows slots, not sequences."""
 
+import torch
 from torch import Tensor
 
 from worker.kernels import native
@@ -8,18 +9,21 @@ from worker.kernels import native
 def write_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
     """Store row t of k and v at slot slots[t] = page * page_size + offset, in place.
 
-    k, v [T, Hk, D], tokens may be strided; cache_k, cache_v [pages, page_size, Hk, D] contiguous; slots [T] int64,
-    distinct except for the scratch page's.
+    k, v [T, Hk, D], tokens may be strided; cache_k, cache_v [pages, page_size, Hk, D] contiguous, of their dtype or
+    float8_e4m3fn, which holds +-448; slots [T] int64, distinct except for the scratch page's.
     """
     if k.is_cuda:
         from worker.kernels.write_triton import write_kv_triton
 
         return write_kv_triton(k, v, cache_k, cache_v, slots)
-    if native.available(k.dtype):
+    if native.available(k.dtype) and cache_k.dtype == k.dtype:
         return native.write_kv(k, v, cache_k, cache_v, slots)
     return write_kv_torch(k, v, cache_k, cache_v, slots)
 
 
 def write_kv_torch(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
-    cache_k.flatten(0, 1).index_copy_(0, slots, k.to(cache_k.dtype))
-    cache_v.flatten(0, 1).index_copy_(0, slots, v.to(cache_v.dtype))
+    for new, cache in ((k, cache_k), (v, cache_v)):
+        if cache.dtype == torch.float8_e4m3fn:  # which torch cannot index
+            limit = torch.finfo(cache.dtype).max
+            new, cache = new.clamp(-limit, limit).to(cache.dtype).view(torch.uint8), cache.view(torch.uint8)
+        cache.flatten(0, 1).index_copy_(0, slots, new.to(cache.dtype))

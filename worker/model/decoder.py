@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from worker.kernels.attention import attention
-from worker.kernels.gate import gate
 from worker.kernels.heads import heads
-from worker.kernels.linear import PackedLinear, linear
+from worker.kernels.linear import PackedLinear, gated_linear, linear
 from worker.kernels.norm import add_rms_norm, rms_norm
 from worker.kernels.stack import Stack, StackLayer
 from worker.memory.cache import Cache
@@ -74,12 +73,15 @@ class Decoder:
             if index == last:  # K/V are written: from here on only the rows that are asked for matter
                 if not len(packed.rows):
                     return x.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
-                h, x = h[packed.rows], x[packed.rows]
-            h = self._after(linear(h, layer.o), layer.after_attention)
-            h, x = add_rms_norm(h, x, layer.before_mlp, eps, offset=offset)
-            h = linear(gate(linear(h, layer.gate_up), self.spec.activation), layer.down)
-            h = self._after(h, layer.after_mlp)
-            h, x = add_rms_norm(h, x, self.norms[index + 1], eps, offset=offset)
+                if not packed.whole:
+                    h, x = h[packed.rows], x[packed.rows]
+            h, x = add_rms_norm(
+                linear(h, layer.o, terms=True), x, layer.before_mlp, eps, offset=offset, after=layer.after_attention
+            )
+            h = gated_linear(h, layer.gate_up, self.spec.activation)
+            h, x = add_rms_norm(
+                linear(h, layer.down, terms=True), x, self.norms[index + 1], eps, offset=offset, after=layer.after_mlp
+            )
         return self._logits(h)
 
     def on(self, cache: Cache) -> Callable[[Packed], Tensor]:
@@ -126,17 +128,14 @@ class Decoder:
     def _attend(self, h: Tensor, layer: Layer, kind: LayerSpec, packed: Packed, kv: tuple[Tensor, Tensor]) -> Tensor:
         spec = self.spec
         q = heads(
-            linear(h, layer.qkv), *kv, *self.ropes[kind.rope], packed.positions, packed.slots,
-            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps, offset=spec.norm_offset,
+            linear(h, layer.qkv, terms=True), *kv, *self.ropes[kind.rope], packed.positions, packed.slots,
+            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps, offset=spec.norm_offset, dtype=h.dtype,
         )  # fmt: skip
         mixed = attention(
             q, *kv, packed.starts, packed.kv_lens, packed.pages, packed.tiles, packed.max_q, packed.max_kv,
             scale=spec.attention_scale, window=kind.window,
         )  # fmt: skip
         return mixed.flatten(1)
-
-    def _after(self, h: Tensor, weight: Tensor | None) -> Tensor:
-        return h if weight is None else rms_norm(h, weight, self.spec.norm_eps, offset=self.spec.norm_offset)
 
     def _logits(self, h: Tensor) -> Tensor:
         logits = linear(h, self.weights.head, wide=True)  # [R, vocab]

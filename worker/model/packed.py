@@ -23,10 +23,15 @@ class Packed:
     starts: Tensor  # [S+1] int32
     kv_lens: Tensor  # [S] int32, the tokens of this step included
     pages: Tensor  # [S, P] int32, short rows end in page 0 (scratch)
-    rows: Tensor  # [R] int64: rows whose logits are wanted
+    rows: Tensor  # [R] int64, ascending: rows whose logits are wanted
     tiles: Tensor  # [N, 2] int32: (sequence, first row within it), one a query tile of TILE_ROWS rows
     max_q: int  # most rows of one sequence
     max_kv: int  # longest kv_len
     max_page: int = 0  # highest page
 
     TILE_ROWS = 16
+
+    @property
+    def whole(self) -> bool:
+        """Whether the logits of every row are wanted; told by the shapes, so no device is asked."""
+        return len(self.rows) == len(self.tokens)

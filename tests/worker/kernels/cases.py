@@ -1,5 +1,7 @@
 """Inputs shared by the kernel tests."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -24,6 +26,22 @@ def close(got: Tensor, expected: Tensor) -> None:
     assert got.dtype == expected.dtype and got.shape == expected.shape
     bound = TOLERANCE[got.dtype] * max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(got, expected, rtol=0, atol=bound)
+
+
+def near(got: Tensor, exact: Tensor) -> None:
+    """Within 1e-3 (bfloat16: 1e-2) of what a wider dtype gives for the same inputs, as a whole."""
+    error = float((got.double() - exact.double()).norm() / exact.double().norm())
+    assert got.shape == exact.shape and error < (1e-2 if got.dtype == torch.bfloat16 else 1e-3)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """New tensors are NaN until something is written to them."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @dataclass(frozen=True)

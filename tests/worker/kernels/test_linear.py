@@ -1,8 +1,11 @@
+import numpy as np
 import pytest
 import torch
 
-from tests.worker.kernels.cases import TRITON_DTYPES, close, random
-from worker.kernels.linear import linear, linear_torch, pack
+from tests.worker.kernels.cases import TRITON_DTYPES, close, near, poisoned, random
+from worker.kernels.gate import Activation, gate_torch
+from worker.kernels.linear import gated_linear, linear, linear_torch, pack
+from worker.kernels.terms import added
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -15,27 +18,100 @@ def test_product(invariant: bool, biased: bool) -> None:
     close(linear_torch(x, weight, bias), expected.float())
 
 
+def test_gated_product() -> None:
+    x, weight = random(5, 70), random(2 * 33, 70, seed=1) / 8
+    close(gated_linear(x, pack(weight, invariant=True), "silu"), gate_torch(linear_torch(x, weight, None), "silu"))
+
+
+SHAPES = [(1, 48, 70), (5, 130, 256), (70, 130, 72), (20, 40, 700), (40, 64, 64), (130, 66, 72)]
+
+
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
-@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 48, 70), (5, 130, 256), (70, 130, 72)])
+@pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
 def test_triton(rows: int, columns: int, depth: int, dtype: torch.dtype, device: str) -> None:
     from worker.kernels.linear_triton import linear_triton
 
-    x = random(rows, depth, dtype=dtype, device=device)
+    x = random(rows, 3 * depth, dtype=dtype, device=device)[:, depth : 2 * depth]  # strided
     weight = random(columns, depth, dtype=dtype, device=device, seed=1) / 8
     bias = random(columns, dtype=dtype, device=device, seed=2)
     expected = x.double() @ weight.double().T
-    close(linear_triton(x, weight, None), expected.to(dtype))
-    close(linear_triton(x, weight, bias), (expected + bias.double()).to(dtype))
+    with poisoned():
+        near(linear_triton(x, weight, None), expected)
+        biased, wide, terms = (linear_triton(x, weight, bias, **{how: True}) for how in ("terms", "wide", "terms"))
+    near(added(biased, 2, dtype), expected + bias.double())
+    close(wide, (expected + bias.double()).float())
+    assert wide.dtype == torch.float32 and torch.equal(terms, biased)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_triton_bits_of_a_row_do_not_depend_on_the_others(dtype: torch.dtype, device: str) -> None:
-    """Across both tile shapes. Only hardware can tell: the interpreter multiplies with a library."""
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
+@pytest.mark.parametrize("rows", [3, 70])
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+def test_gated_triton(rows: int, activation: Activation, dtype: torch.dtype, device: str) -> None:
+    from worker.kernels.linear_triton import gated_linear_triton
+
+    x = random(rows, 100, dtype=dtype, device=device)
+    weight = random(2 * 90, 100, dtype=dtype, device=device, seed=1) / 8
+    for bias in (None, random(2 * 90, dtype=dtype, device=device, seed=2)):
+        exact = gate_torch(
+            linear_torch(*(None if one is None else one.float() for one in (x, weight, bias))), activation
+        )
+        with poisoned():
+            near(gated_linear_triton(x, weight, bias, activation), exact)
+
+
+def test_a_product_is_cut_by_the_weights_shape_alone_and_only_where_it_is_narrow() -> None:
+    from worker.kernels.linear_triton import MAX_CHAINS, chain_length, uncut
+
+    for columns, depth in ((3072, 8192), (2560, 9728), (1152, 6912), (1152, 1024), (5120, 3072), (33, 70)):
+        chain = chain_length(columns, depth)
+        assert chain % 128 == 0 and -(-depth // chain) <= MAX_CHAINS
+        assert depth < 512 or -(-depth // chain) * -(-columns // 64) >= 72  # programs
+    assert all(uncut(torch.empty(shape, device="meta")) for shape in ((16384, 3072), (128256, 3072), (13824, 1152)))
+
+
+@pytest.fixture
+def dot_in_order(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the interpreter's dot add along K one by one, whatever the tile, where its library would not."""
+    if device == "cuda":
+        return
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def dot(_: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, *how: object) -> TensorHandle:
+        result = total.data.copy()
+        for k in range(a.data.shape[1]):
+            result += a.data[:, k : k + 1].astype(np.float32) * b.data[k : k + 1].astype(np.float32)
+        return TensorHandle(result, total.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+
+
+@pytest.mark.usefixtures("dot_in_order")
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
+@pytest.mark.parametrize(("columns", "depth"), [(130, 700), (70, 530), (192, 200)])
+def test_triton_bits_of_a_row_do_not_depend_on_the_others(
+    columns: int, depth: int, dtype: torch.dtype, device: str
+) -> None:
+    """Across tiles, and whether the chains of K have a program each or one together."""
     from worker.kernels.linear_triton import linear_triton
 
-    x = random(300, 1024, dtype=dtype, device=device)
-    weight = random(768, 1024, dtype=dtype, device=device, seed=1)
-    whole = linear_triton(x, weight, None)
-    for begin, end in ((0, 1), (7, 8), (10, 42), (100, 164), (100, 165)):
-        assert torch.equal(linear_triton(x[begin:end], weight, None), whole[begin:end])
+    x = random(150, depth, dtype=dtype, device=device)
+    weight = random(columns, depth, dtype=dtype, device=device, seed=1)
+    bias = random(columns, dtype=dtype, device=device, seed=2)
+    whole = linear_triton(x, weight, bias)
+    for begin, end in ((0, 1), (10, 30), (100, 140)):
+        part = linear_triton(x[begin:end], weight, bias, terms=True)
+        assert part.ndim == (3 if depth > 512 else 2)
+        assert torch.equal(added(part, 2, dtype), whole[begin:end])
+
+
+@pytest.mark.usefixtures("dot_in_order")
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
+def test_gated_triton_has_the_bits_of_the_product_and_the_gate(dtype: torch.dtype, device: str) -> None:
+    from worker.kernels.gate_triton import gate_triton
+    from worker.kernels.linear_triton import gated_linear_triton, linear_triton
+
+    x, weight = (random(*shape, dtype=dtype, device=device) for shape in ((70, 96), (2 * 80, 96)))
+    whole = gate_triton(linear_triton(x, weight, None), "silu")
+    for begin, end in ((0, 70), (3, 4), (20, 50)):
+        assert torch.equal(gated_linear_triton(x[begin:end], weight, None, "silu"), whole[begin:end])

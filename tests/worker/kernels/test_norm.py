@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.cases import TRITON_DTYPES, close, random
+from tests.worker.kernels.cases import TRITON_DTYPES, close, near, poisoned, random
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
+from worker.kernels.terms import added
 
 SHAPES = [(1, 8), (3, 96), (5, 1000), (2, 3, 64)]
 
@@ -51,10 +52,47 @@ def test_triton(shape: tuple[int, ...], offset: bool, dtype: torch.dtype, device
 
     x, residual = (random(*shape, dtype=dtype, device=device, seed=i) for i in range(2))
     weight = random(shape[-1], dtype=dtype, device=device, seed=2)
-    close(rms_norm_triton(x, weight, 1e-6, offset=offset), rms_norm_torch(x, weight, 1e-6, offset=offset))
-    normed, total = add_rms_norm_triton(x, residual, weight, 1e-6, offset=offset)
+    with poisoned():
+        alone = rms_norm_triton(x, weight, 1e-6, offset=offset)
+        normed, total = add_rms_norm_triton(x, residual, weight, 1e-6, offset=offset)
+    close(alone, rms_norm_torch(x, weight, 1e-6, offset=offset))
+    near(alone, rms_norm_torch(x.float(), weight.float(), 1e-6, offset=offset))
     assert torch.equal(total, x + residual)
     close(normed, rms_norm_torch(total, weight, 1e-6, offset=offset))
+
+
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
+@pytest.mark.parametrize("offset", [False, True])
+def test_triton_norms_before_it_adds_the_residual(offset: bool, dtype: torch.dtype, device: str) -> None:
+    """As one kernel after the other, to the bit."""
+    from worker.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
+
+    x, residual = (random(3, 600, dtype=dtype, device=device, seed=i) for i in range(2))
+    after, weight = (random(600, dtype=dtype, device=device, seed=i) for i in range(2, 4))
+    with poisoned():
+        got = add_rms_norm_triton(x, residual, weight, 1e-6, offset=offset, after=after)
+    first = rms_norm_triton(x, after, 1e-6, offset=offset)
+    for one, other in zip(got, add_rms_norm_triton(first, residual, weight, 1e-6, offset=offset), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(got, add_rms_norm(x, residual, weight, 1e-6, offset=offset, after=after), strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
+@pytest.mark.parametrize("count", [2, 5])
+def test_triton_adds_terms(count: int, dtype: torch.dtype, device: str) -> None:
+    from worker.kernels.norm_triton import add_rms_norm_triton
+
+    terms = random(count, 3, 600, device=device)
+    residual, weight = random(3, 600, dtype=dtype, device=device), random(600, dtype=dtype, device=device)
+    got = add_rms_norm_triton(terms, residual, weight, 1e-6, offset=True, after=weight)
+    whole = add_rms_norm_triton(added(terms, 2, dtype), residual, weight, 1e-6, offset=True, after=weight)
+    for one, other in zip(got, whole, strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(
+        add_rms_norm_torch(terms, residual, weight, 1e-6, offset=True, after=weight), whole, strict=True
+    ):
+        close(one, other)
 
 
 def test_triton_takes_strided_tokens(device: str) -> None:

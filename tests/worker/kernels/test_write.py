@@ -34,3 +34,26 @@ def test_triton(dtype: torch.dtype, device: str) -> None:
     from worker.kernels.write_triton import write_kv_triton
 
     check(write_kv_triton, dtype, device)
+
+
+def check_clamped(write: Callable[..., None], device: str) -> None:
+    """What float8_e4m3fn has no number for becomes its largest; what it has arrives as it is."""
+    k = random(3, HEADS, SIZE, device=device).to(torch.float8_e4m3fn).half()
+    k[0, 0, :4] = torch.tensor([1000.0, -1000.0, 448.0, -65504.0])
+    cache_k, cache_v = (torch.zeros(PAGES, PAGE_SIZE, HEADS, SIZE, device=device).to(torch.float8_e4m3fn) for _ in "kv")
+    write(k, -k, cache_k, cache_v, torch.tensor([17, 4, 11], device=device))
+    for new, cache in ((k, cache_k), (-k, cache_v)):
+        rows = cache.float().flatten(0, 1)
+        assert torch.equal(rows[[17, 4, 11]], new.float().clamp(-448, 448))
+        assert rows.count_nonzero() == new.count_nonzero()
+
+
+@pytest.mark.parametrize("write", [write_kv, write_kv_torch])
+def test_write_to_a_float8_cache(write: Callable[..., None]) -> None:
+    check_clamped(write, "cpu")
+
+
+def test_triton_writes_to_a_float8_cache(device: str) -> None:
+    from worker.kernels.write_triton import write_kv_triton
+
+    check_clamped(write_kv_triton, device)

@@ -1,0 +1,115 @@
+"""Every kernel but attention's and sampling's, in bfloat16, with the shapes of Llama-3.2-3B, Qwen3-4B and gemma-3-1b.
+
+Checks what the interpreter cannot see: no register is spilled, the products use wgmma with the same step and read 16
+bytes at a time, and a row's squares are added in one order whether the row comes as terms or not.
+"""
+
+from typing import Any
+
+import torch
+import triton
+
+from tests.worker.kernels.offline import Variant, copies, sums, tensor_core_steps, usage
+from worker.kernels import gate_triton, heads_triton, linear_triton, norm_triton, rotary_triton, write_triton
+
+X, F, L, F8 = "*bf16", "*fp32", "*i64", "*fp8e4nv"
+EXACT = {"enable_fp_fusion": False}
+SHARED = 227 << 10  # bytes a program may have on Hopper
+PRODUCTS = [  # rows, N, K, as terms
+    (1, 6144, 2560, True),
+    (1, 1152, 6912, True),
+    (1, 151936, 2560, False),
+    (32, 1152, 1024, True),
+    (64, 3072, 8192, True),
+    (64, 128256, 3072, False),
+    (8192, 3072, 8192, False),
+    (8192, 128256, 3072, False),
+    (64, 49155, 2880, False),
+    (8192, 49155, 2880, False),
+    (100, 1000, 333, False),
+]
+GATED = [(1, 8192, 3072), (32, 9728, 2560), (64, 6912, 1152), (128, 8192, 3072), (8192, 9728, 2560)]
+NORMS = [(3072, False, 3), (1152, True, 8)]  # size, a norm before the residual, terms
+HEADS = [(24, 8, 128, False, False, 2), (32, 8, 128, True, False, 2), (4, 1, 256, True, True, 4)]
+
+
+def linear(rows: int, columns: int, depth: int, spread: bool) -> Variant:
+    chains = triton.cdiv(depth, linear_triton.chain_length(columns, depth))
+    tile = linear_triton.choose_tile(rows, columns, depth, torch.bfloat16)
+    constants = linear_triton.tile_constants(tile, columns, depth, torch.bfloat16)
+    sizes = {"columns": columns, "depth": depth, "x_stride": depth}
+    return Variant(
+        linear_triton._linear_kernel, [X, X, X, F if spread else X] + ["i32"] * 5,
+        {"BIAS": not constants["EVEN"], "CUT": chains > 1, "SPREAD": spread} | constants,
+        EXACT | {"num_warps": tile.warps, "num_stages": tile.stages},
+        ("rows", *(name for name, size in sizes.items() if size % 16)), product=depth % 16 == 0,
+    )  # fmt: skip
+
+
+def gated(rows: int, columns: int, depth: int) -> Variant:
+    tile = linear_triton.choose_gated_tile(rows, columns, torch.bfloat16)
+    return Variant(
+        linear_triton._gated_kernel, [X] * 4 + ["i32"] * 4,
+        {"BIAS": False, "SILU": True} | linear_triton.tile_constants(tile, columns, depth, torch.bfloat16),
+        EXACT | {"num_warps": tile.warps, "num_stages": tile.stages}, ("rows",), product=True,
+    )  # fmt: skip
+
+
+def norm(size: int, after: bool, terms: int) -> Variant:
+    block = triton.next_power_of_2(size)
+    return Variant(
+        norm_triton._norm_kernel, [F if terms > 1 else X] + [X] * 5 + ["i32"] * 3 + ["fp32"],
+        {"heads": 1, "TERMS": terms, "AFTER": after, "ADD": True, "OFFSET": after, "BLOCK": block},
+        EXACT | {"num_warps": block // 512},
+    )  # fmt: skip
+
+
+def heads(q: int, kv: int, size: int, normed: bool, offset: bool, terms: int, cache: str = X) -> Variant:
+    constants: dict[str, Any] = {"TERMS": terms, "NORM": normed, "OFFSET": offset, "CLAMP": cache == F8}
+    block = triton.next_power_of_2(size)
+    return Variant(
+        heads_triton._heads_kernel,
+        [F if terms > 1 else X, X, X, F, F, L, L, X, cache, cache] + ["i32"] * 4 + ["fp32"],
+        constants | {"HEAD": size, "BLOCK_D": block, "BLOCK_H": heads_triton.LANES // block}, EXACT,
+        ("q_heads", "kv_heads") if q % 16 or kv % 16 else (),
+    )  # fmt: skip
+
+
+SMALL = [
+    heads(24, 8, 96, True, False, 1, F8),
+    Variant(
+        rotary_triton._rotary_kernel, [X, X, F, F, L, X, X] + ["i32"] * 4,
+        {"HALF": 48, "BLOCK": 64, "Q_BLOCK": 32, "K_BLOCK": 8}, odd=("q_heads", "k_heads"),
+    ),
+    Variant(write_triton._write_kernel, [X, X, F8, F8, L, "i32", "i32"], {"CLAMP": True, "ROW": 768, "BLOCK": 1024}),
+    Variant(gate_triton._gate_kernel, [X, X, "i32"], {"SILU": False, "BLOCK": 1024}, EXACT),
+]  # fmt: skip
+
+
+def check() -> None:
+    steps = set()
+    for variant in [linear(*shape) for shape in PRODUCTS] + [gated(*shape) for shape in GATED]:
+        compiled = light(variant)
+        if variant.product:
+            assert copies(compiled) == {16}, copies(compiled)
+        used = tensor_core_steps(compiled)
+        assert used and all(step.startswith("m64n") for step in used)
+        steps |= {step.partition("k")[2] for step in used}
+    assert steps == {"16.f32.bf16.bf16"}, steps
+    for size, after, terms in NORMS:
+        assert sums(light(norm(size, after, 1))) == sums(light(norm(size, after, terms))) != []
+    for q, kv, size, normed, offset, terms in HEADS:
+        whole, cut = (light(heads(q, kv, size, normed, offset, count)) for count in (1, terms))
+        assert sums(whole) == sums(cut) and bool(sums(whole)) == normed
+    for variant in SMALL:
+        light(variant)
+
+
+def light(variant: Variant) -> Any:
+    """Compiled, and seen to need no more than a multiprocessor has."""
+    compiled = variant.compiled()
+    used = usage(compiled)
+    print(variant.kernel.__name__, used)
+    assert used.shared <= SHARED, (variant, used)
+    assert used.stack == 0 or "depth" in variant.odd, (variant, used)
+    return compiled

@@ -1,0 +1,76 @@
+"""Compiles a Triton kernel for a GPU that need not be there, and reads what came out."""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel as a launcher would ask for it: types of the arguments that are not constants, in order."""
+
+    kernel: Any
+    types: list[str]
+    constants: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    odd: tuple[str, ...] = ()  # arguments that no 16 divides: the launcher finds the others so
+    product: bool = False  # must use Hopper's tensor-core instruction and copy 16 bytes at a time
+
+    def compiled(self) -> Any:
+        names, types = self.kernel.arg_names, iter(self.types)
+        signature = {name: "constexpr" if name in self.constants else next(types) for name in names}
+        sixteens = {
+            (index,): [["tt.divisibility", 16]]
+            for index, name in enumerate(names)
+            if name not in self.odd and (signature[name][0] == "*" or signature[name] in ("i32", "i64"))
+        }
+        source = ASTSource(self.kernel, signature, self.constants, sixteens)
+        return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=self.options)
+
+
+@dataclass(frozen=True)
+class Usage:
+    registers: int
+    stack: int  # bytes a thread, spilled registers among them
+    shared: int  # bytes
+
+
+def usage(compiled: Any) -> Usage:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        told = subprocess.run([tool, "-res-usage", cubin.name], check=True, capture_output=True, text=True).stdout
+    registers, stack, local = (int(re.search(rf"{name}:(\d+)", told)[1]) for name in ("REG", "STACK", "LOCAL"))
+    return Usage(registers, stack + local, compiled.metadata.shared)
+
+
+def tensor_core_steps(compiled: Any) -> set[str]:
+    """The instruction's shapes and types, say m64n16k16.f32.bf16.bf16."""
+    return set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", compiled.asm["ptx"]))
+
+
+def copies(compiled: Any) -> set[int]:
+    """Bytes of each asynchronous copy to shared memory."""
+    return {
+        int(size, 0) for size in re.findall(r"cp\.async\.c[ag]\S+ [^;]*?\], (0x[0-9a-f]+|\d+)", compiled.asm["ptx"])
+    }
+
+
+def accesses(compiled: Any) -> set[str]:
+    """Loads and stores of global memory, say ld.global.v4.b32."""
+    return set(re.findall(r"\b((?:ld|st)\.global\S*)", compiled.asm["ptx"]))
+
+
+def sums(compiled: Any) -> list[str]:
+    """How the lanes that are added up are laid out: what decides the order."""
+    graph = compiled.asm["ttgir"]
+    layouts = dict(re.findall(r"(#blocked\d*) = (#ttg\.blocked<[^\n]*)", graph))
+    found = re.findall(r'"tt\.reduce"\(.*?\}\)\s*:\s*\(tensor<([^,>]*), (#\w+)', graph, re.DOTALL)
+    return [f"{shape} {layouts.get(layout, layout)}" for shape, layout in found]
