@@ -17,7 +17,7 @@ from pathlib import Path
 from shared.flags import Parser
 
 PACKAGES = ("sluice", "torch", "triton", "transformers", "tokenizers", "pyzmq", "msgspec", "starlette", "uvicorn")
-TIERS = ("none", "avx2", "avx512", "amx")
+TIERS = ("none", "avx2", "avx512", "avx512bf16", "amx")
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # of /proc/cpuinfo: what the CPU kernels can use
 NATIVE = Path(__file__).resolve().parents[1] / "worker" / "kernels" / "native"
 GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")

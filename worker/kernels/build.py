@@ -17,7 +17,8 @@ SOURCES = Path(__file__).with_name("native")
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
-AMX = (*AVX512, "-mavx512bf16", "-mprfchw")
+AVX512BF16 = (*AVX512, "-mavx512bf16")
+AMX = (*AVX512BF16, "-mprfchw")
 UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cpu.c", ()),
     ("pack.c", ()),
@@ -26,9 +27,11 @@ UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("rows.c", AVX512),
     ("gemm_lanes.c", AVX2),
     ("gemm_lanes.c", AVX512),
+    ("gemm_bf16.c", AVX512BF16),
     ("gemm_amx.c", AMX),
     ("attend_lanes.c", AVX2),
     ("attend_lanes.c", AVX512),
+    ("attend_bf16.c", AVX512BF16),
     ("attend_amx.c", AMX),
 )
 

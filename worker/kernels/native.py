@@ -23,7 +23,7 @@ from torch import Tensor
 from worker.kernels.build import build
 
 PANEL = 32  # columns of a packed panel
-STEP = 32  # depth of an AMX step
+STEP = 32  # depth of a step of bf16 panels
 MOST_D = 256  # longest head of attention
 Call = Callable[..., int]
 
@@ -39,7 +39,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "write": _POINTERS * 5 + _LONGS * 4 + (c_int,),
     "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
 }
-_TIERS = {1: "avx2", 2: "avx512", 3: "avx512"}
+_TIERS = ("none", "avx2", "avx512", "avx512bf16", "amx")  # by native/cpu.c's `tier`
+_BF16 = 3  # from here on bf16 is multiplied as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,8 @@ def available(dtype: torch.dtype) -> bool:
 
 
 def tier() -> str:
-    """The instruction set in use, for logs and benchmarks: "amx", "avx512", "avx2" or "none"."""
-    library = _library()
-    return ("none", "avx2", "avx512", "amx")[library.tier()] if library else "none"
+    """The instruction set in use, for logs and benchmarks: "amx", "avx512bf16", "avx512", "avx2" or "none"."""
+    return _TIERS[_level()]
 
 
 @cache
@@ -99,13 +99,12 @@ def _level() -> int:
 def _kernels() -> dict[torch.dtype, _Kernels]:
     library = _library()
     level = _level()
-    if library is None or level not in _TIERS:
+    if library is None or not level:
         return {}
-    lanes = _TIERS[level]
-    matrix = "amx" if level == 3 else lanes
+    lanes = "avx512" if level >= _BF16 else _TIERS[level]
     return {
         torch.float32: _bind(library, "f32", lanes, lanes),
-        torch.bfloat16: _bind(library, "bf16", lanes, matrix),
+        torch.bfloat16: _bind(library, "bf16", lanes, _TIERS[level]),
     }
 
 
@@ -239,10 +238,10 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
 def paired(cache_v: Tensor) -> bool:
     """Whether the values of neighbouring tokens lie in pairs: [pages, page_size / 2, Hk, D, 2] in the cache's memory.
 
-    So AMX tiles multiply them where they are; pages must be whole tiles. Keys always lie as their shape says.
+    So bf16 is multiplied where it lies; pages must be whole tiles of AMX. Keys always lie as their shape says.
     """
     page_size, d = cache_v.shape[1], cache_v.shape[3]
-    return cache_v.dtype == torch.bfloat16 and _level() == 3 and page_size % PANEL == 0 and d % PANEL == 0
+    return cache_v.dtype == torch.bfloat16 and _level() >= _BF16 and page_size % PANEL == 0 and d % PANEL == 0
 
 
 def as_written(cache_v: Tensor) -> Tensor:

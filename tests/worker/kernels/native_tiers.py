@@ -6,7 +6,7 @@ from torch import Tensor
 
 from worker.kernels import native
 
-TIERS = {"none": 0, "avx2": 1, "avx512": 2, "amx": 3}
+TIERS = {"none": 0, "avx2": 1, "avx512": 2, "avx512bf16": 3, "amx": 4}
 MOST = TIERS[native.tier()]
 
 needs_library = pytest.mark.skipif(not MOST, reason="the C library does not run here: no compiler, or no AVX2")

@@ -55,14 +55,13 @@ typedef struct {
     int taken;        /* for the kernel's own use: whether the block was copied */
 } Scratch;
 
-/* One block of the item's kv heads, keys [from, to) of the sequence, from the pages to s->k and s->v, each head's
- * head_bytes() behind the last; to - from <= KEYS. The heads of a key lie together: they are read in one go. */
+/* One block of the item's kv heads, keys [from, to) of the sequence, from the pages to s->k and s->v, one head
+ * after the other; to - from <= KEYS. The heads of a key lie together: they are read in one go. */
 static void enter(void);  /* a thread's state before work on an item, */
 static void leave(void);  /* and after */
 static Scratch *scratch_here(void);
 static void take_block(const Attend *a, Scratch *s, const Item *item, long block, long from, long to);
 static void take_q(const Attend *a, Tile *tile, const Item *item);
-static long head_bytes(const Attend *a);
 static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block);
 SHARED void merge_span(const Attend *a, State *total, const State *span);
 static void put_rows(const Attend *a, const Tile *tile, const State *state, const Item *item);
@@ -81,20 +80,6 @@ INLINE size_t slot_of(const Attend *a, int seq, long position, long *run) {
     long page = position / a->page_size, offset = position - page * a->page_size;
     *run = a->page_size - offset;
     return (size_t)a->pages[seq * a->page_stride + page] * a->page_size + offset;
-}
-
-/* Keys and values of the item's heads at positions [from, to), for later. */
-INLINE void ask_for_keys(const Attend *a, const Item *item, long from, long to) {
-    long bytes = a->d * a->element, row = a->kv_heads * bytes;
-    for (long run; from < to; from += run) {
-        size_t at = slot_of(a, item->seq, from, &run) * row + item->head * bytes;
-        run = least(run, to - from);
-        for (long i = 0; i < run; i++, at += row)
-            for (long j = 0; j < item->heads * bytes; j += 64) {
-                __builtin_prefetch(a->cache_k + at + j, 0, 2);
-                __builtin_prefetch(a->cache_v + at + j, 0, 2);
-            }
-    }
 }
 
 INLINE long padded(long d) { return (d + 15) / 16 * 16; }
@@ -123,17 +108,6 @@ INLINE long last_key(const Attend *a, const Item *item) {
 
 INLINE long first_block(const Attend *a, const Item *item, long span) {
     return most(span * SPAN, first_key(a, position_of(a, item->seq, item->row)) / KEYS * KEYS);
-}
-
-/* Part `part` of `parts` of what is read after this block: the item's next one, or the first of what comes then. */
-static void ask_for_part(const Attend *a, const Scratch *s, const Item *item, long block, long part, long parts) {
-    long next = block + KEYS;
-    if (next >= least(last_key(a, item), (item->span + item->spans) * SPAN)) {
-        item = s->then;
-        if (!item) return;
-        next = first_block(a, item, item->span);
-    }
-    ask_for_keys(a, item, next + part * KEYS / parts, least(next + (part + 1) * KEYS / parts, last_key(a, item)));
 }
 
 static void do_block(const Attend *a, Scratch *s, const Item *item, int tiles, long block) {

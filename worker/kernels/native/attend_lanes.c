@@ -4,6 +4,7 @@
 #include "lanes.h"
 #define ROWS LANES
 #include "attend.h"
+#include "attend_ahead.h"
 
 #define TOGETHER 8 /* keys, or elements of values, whose chains run side by side */
 
@@ -110,7 +111,7 @@ static void add_values(const Attend *a, const char *values, Tile *tile, vf shrin
 
 static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block) {
     long head = tiles->head - item->head, skip = head * head_bytes(a);
-    ask_for_part(a, s, item, block, head, item->heads);
+    if (item->heads == 1) ask_for_part(a, s, item, block, 0, 1); /* where heads are read in one go it would disturb */
     for (Tile *tile = tiles; tile < tiles + count; tile++) {
         if (!in_sight(a, tile, block)) continue;
         Sight sight;

@@ -20,10 +20,10 @@ static int has_avx512(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-/* 0: nothing of use; 1: AVX2 with FMA; 2: AVX-512; 3: AVX-512 with bf16 and AMX tiles. */
+/* 0: nothing of use; 1: AVX2 with FMA; 2: AVX-512; 3: AVX-512 with bf16; 4: with AMX tiles, too. */
 __attribute__((visibility("default"))) int tier(void) {
     __builtin_cpu_init();
-    if (has_avx512()) return __builtin_cpu_supports("avx512bf16") && has_amx_bf16() ? 3 : 2;
+    if (has_avx512()) return !__builtin_cpu_supports("avx512bf16") ? 2 : has_amx_bf16() ? 4 : 3;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
 }
 

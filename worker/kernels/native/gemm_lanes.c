@@ -1,6 +1,6 @@
-/* Matmul on vector registers: fp32 everywhere, bf16 (widened to fp32) where there are no tiles.
+/* Matmul on vector registers: fp32 everywhere, bf16 (widened to fp32) where no instruction multiplies it.
  *
- * fp32 panels are [N/32][K][32]; bf16 panels are the AMX ones, so a packed weight serves every processor.
+ * fp32 panels are [N/32][K][32]; bf16 panels are those of gemm_bf16.c and gemm_amx.c.
  * An element is one chain of fused multiply-adds over k = 0, 1, ...; blocks of rows only share the loads. */
 #include "gemm.h"
 
