@@ -23,7 +23,7 @@ SHAPES = {
     },
     "tiny": {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 32_768,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 32_768,
         "rope_theta": 1e4,
     },
 }  # fmt: skip

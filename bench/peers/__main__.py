@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from bench.checkpoints import SHAPES, cache_folder, checkpoint
 from bench.peers.arena import Fighter, fighting, install
-from bench.peers.catalog import PEERS
+from bench.peers.catalog import PEERS, Peer
+from bench.peers.serving import compare_serving
 from bench.peers.trials import Figures, Prompts, Trial, pooled, trials
 from bench.server import BenchError
 from bench.summary import aligned, number, to_json
@@ -18,6 +19,7 @@ from shared.config import ConfigError
 from shared.flags import Parser
 
 OURS = "sluice"
+SERVED_TOKENS = 200  # of a stream
 
 
 def main(words: list[str]) -> int:
@@ -34,8 +36,15 @@ def main(words: list[str]) -> int:
     add("--rounds", type=int, default=3, help="times that each peer does each trial, in turns (default: %(default)s)")
     add("--root", type=Path, default=cache_folder() / "peers", help="where the peers are installed")
     add("--json", type=Path, help="write all figures of all rounds")
+    add(
+        "--serving", default="", metavar="STREAMS,...",
+        help="instead: the CPU time a token costs around a model of one tiny layer, with so many streams at once",
+    )  # fmt: skip
     try:
         args = parser.read(words)
+        if args.serving:
+            print(serving(args.peers.split(","), [int(count) for count in args.serving.split(",")], args.root))
+            return 0
         print(compare(args.shape, args.peers.split(","), args.trials, args.rounds, args.root, args.json))
     except (ConfigError, BenchError) as error:
         print(f"python -m bench.peers: {error}", file=sys.stderr)
@@ -43,11 +52,23 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def compare(shape: str, names: list[str], wanted: str, rounds: int, root: Path, out: Path | None) -> str:
-    """The table, in Markdown; `out` gets every round as JSON. Raises BenchError."""
+def serving(names: list[str], streams: list[int], root: Path) -> str:
+    """The table, in Markdown. Raises BenchError."""
+    folder, peers = checkpoint("tiny"), _chosen(names)
+    for peer in peers:
+        install(peer, root.absolute(), folder)
+    return compare_serving(peers, root, folder, streams, SERVED_TOKENS)
+
+
+def _chosen(names: list[str]) -> list[Peer]:
     if unknown := set(names) - PEERS.keys():
         raise BenchError(f"there is no peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
-    folder, peers = checkpoint(shape), [PEERS[name] for name in names]
+    return [PEERS[name] for name in names]
+
+
+def compare(shape: str, names: list[str], wanted: str, rounds: int, root: Path, out: Path | None) -> str:
+    """The table, in Markdown; `out` gets every round as JSON. Raises BenchError."""
+    folder, peers = checkpoint(shape), _chosen(names)
     todo = [trial for trial in trials() if not wanted or trial.name in wanted.split(",")]
     for peer in peers:
         install(peer, root.absolute(), folder)

@@ -1,0 +1,67 @@
+"""What a streamed token costs each server around the model: CPU time of its processes, with a model of one tiny layer.
+
+The process that listens at the port is what carries the streams; the others compute, schedule and supervise.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from bench.frontend import DONE, Process
+from bench.peers.arena import Fighter, fighting
+from bench.peers.catalog import Peer
+from bench.scripted import crowd, request
+from bench.summary import aligned
+
+PROMPT = "def main"
+WIDE = {"sluice": ["--max-batch-size", "256"], "vllm": ["--max-num-seqs", "256"]}  # overrule the catalog's
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU µs a token."""
+
+    front: float  # of the process that clients are connected to
+    rest: float  # of all others together
+
+
+def compare_serving(peers: list[Peer], root: Path, folder: Path, streams: list[int], tokens: int) -> str:
+    """A Markdown table of all peers at so many streams at once, of `tokens` tokens each. Raises BenchError."""
+    rows = [["CPU µs a token: front, rest", *(f"{count} streams" for count in streams)]]
+    with fighting([_wide(peer) for peer in peers], root.absolute(), folder) as fighters:
+        for fighter in fighters:
+            with fighter.awake():
+                costs = [_measured(fighter, count, tokens) for count in streams]
+            rows.append([fighter.peer.name, *(f"{cost.front:.1f}, {cost.rest:.1f}" for cost in costs)])
+    return aligned(rows)
+
+
+def _wide(peer: Peer) -> Peer:
+    return replace(peer, serve=lambda root, folder, port: [*peer.serve(root, folder, port), *WIDE.get(peer.name, [])])
+
+
+def _measured(fighter: Fighter, streams: int, tokens: int) -> Cost:
+    """The second of two rounds."""
+    port = int(fighter.target.url.rpartition(":")[2])
+    body = {"model": fighter.target.model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0,
+            "ignore_eos": True, "stream": True}  # fmt: skip
+    front, rest = _processes(fighter.process, port)
+    for _ in range(2):
+        before = front.cpu(), sum(one.cpu() for one in rest)
+        with crowd([port], streams) as clients:
+            clients.send(request("/v1/completions", body))
+            clients.read(1, DONE)
+        spent = front.cpu() - before[0], sum(one.cpu() for one in rest) - before[1]
+    return Cost(*(1e6 * part / (streams * tokens) for part in spent))
+
+
+def _processes(root: psutil.Process, port: int) -> tuple[Process, list[Process]]:
+    """Who accepts at `port`: the youngest that listens, as parents hand their sockets down."""
+    family = [root, *root.children(recursive=True)]
+    front = [one.pid for one in family if port in _listens(one)][-1]
+    return Process(front, port), [Process(one.pid, port) for one in family if one.pid != front]
+
+
+def _listens(process: psutil.Process) -> set[int]:
+    return {one.laddr.port for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
