@@ -115,6 +115,7 @@ class WorkerConfig:
     page_size: int = setting(32, "tokens in a page", unit="tokens", at_least=1)
     prefix_cache: bool = setting(True, "share the K/V of equal prompt beginnings")
     batch_invariant: bool = setting(True, "the same bits for a request whatever shares its steps")
+    cuda_graphs: bool = setting(True, "on a GPU, record decodes once and replay them")
     overlap: bool = setting(True, "on a GPU, launch the next step before the ids of the last one are read")
     seed: int = setting(
         -1, "draws the seeds of requests that bring none; -1: from the system's entropy", at_least=-1, at_most=2**64 - 1

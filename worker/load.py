@@ -77,7 +77,13 @@ def load_engine(
         cache.populate_ahead(native.touch)
     pool = PagePool(size.pages, size.page_size)
     return Engine(
-        runner=Runner(decoder, cache, overlap=worker.overlap and device.type == "cuda"),
+        runner=Runner(
+            decoder,
+            cache,
+            max_batch_size=worker.max_batch_size,
+            overlap=worker.overlap and device.type == "cuda",
+            graphs=worker.cuda_graphs and device.type == "cuda",
+        ),
         scheduler=Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pool),
         pool=pool,
         spec=spec,

@@ -24,8 +24,9 @@ class ToHost:
 
     def __init__(self, values: Tensor) -> None:
         self._event = torch.cuda.Event() if values.is_cuda else None  # type: ignore[no-untyped-call]
-        self._host = values
-        if self._event is not None:
+        if self._event is None:
+            self._host = values.clone()
+        else:
             self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self._host.copy_(values, non_blocking=True)
             self._event.record()
@@ -47,7 +48,7 @@ class Flight:
 
     plan: Plan
     ahead: bool
-    ids: Tensor  # [R] int64 on the device, in the order of plan.sampling; kept until the step after the next one
+    ids: Tensor  # [R] int64 on the device, in the order of plan.sampling; the next step reads them, and may write there
     on_host: ToHost
     logprobs: Callable[[list[int]], list[tuple[Sequence, m.Logprobs]]] = nothing
 

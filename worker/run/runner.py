@@ -16,6 +16,7 @@ from worker.memory.pages import SCRATCH
 from worker.model.decoder import Decoder
 from worker.run.constrain import Constrainer
 from worker.run.flight import Flight, Sampled, ToHost
+from worker.run.graphs import Eager, Graphs, Record, cuda_recorder
 from worker.run.logprobs import output_logprobs, prompt_logprobs
 from worker.run.pack import Wanted, owed, pack, to_device
 from worker.run.sampler import choose, is_plain
@@ -30,16 +31,32 @@ class DeviceBroken(Exception):
 class Runner:
     """A model and its K/V pool on one device.
 
-    `overlap`: steps whose tokens need no look at the ones before may be followed before they are read.
+    `overlap`: a step whose rows are sampled by their logits alone may be followed before it is read. `graphs`: decodes
+    of up to `max_batch_size` such rows are recorded and replayed; on the CPU they are computed anew, as a replay would.
     """
 
-    def __init__(self, model: Decoder, cache: Cache, *, overlap: bool = False) -> None:
+    def __init__(
+        self, model: Decoder, cache: Cache, *, overlap: bool = False, graphs: bool = False, max_batch_size: int = 64
+    ) -> None:
         self._model = model
         self._cache = cache
         self._forward = model.on(cache)
         self._device = cache.k.device
         self._constrainer = Constrainer(model.spec.vocab_size, model.spec.eos_ids)
         self._overlap = overlap
+        self._graphs = self._recording(max_batch_size) if graphs else None
+
+    def _recording(self, max_batch_size: int) -> Graphs:
+        record: Record = Eager
+        if self._device.type == "cuda":
+            record = cuda_recorder()
+        return Graphs(
+            self._forward, record, page_size=self._cache.page_size, max_batch_size=max_batch_size,
+            max_seq_len=len(self._model.ropes[0][0]), device=self._device, replayed=self._replayed,
+        )  # fmt: skip
+
+    def _replayed(self) -> None:
+        self._model.done.value += len(self._model.weights.layers)
 
     def step(self, plan: Plan) -> Sampled:
         """Compute the plan's chunks; raises whatever the device raises, having changed no sequence."""
@@ -48,6 +65,8 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: Plan, before: Flight | None = None) -> Flight:
         """Have the plan's chunks computed; tokens that nobody knows yet are what `before`, the last step, samples."""
+        if self._graphs is not None and self._graphs.take(plan):
+            return self._graphs.launch(plan, before, ahead=self._overlap)
         packed, wanted = pack(plan.chunks, self._cache.page_size, self._device)
         self._cache.reach(packed.max_page)
         if before is not None:

@@ -55,7 +55,7 @@ def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.d
         ],
         dtype=torch.float32,
     ).to(device)
-    ints = torch.tensor([(p.top_k, _signed(s.seed), s.next_output) for p, s in zip(params, sequences, strict=True)]).to(
+    ints = torch.tensor([(p.top_k, signed(s.seed), s.next_output) for p, s in zip(params, sequences, strict=True)]).to(
         device
     )
     temperature, top_p, min_p, repetition, presence, frequency = floats.unbind(1)
@@ -78,7 +78,7 @@ def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.d
     )
 
 
-def _signed(seed: int) -> int:
+def signed(seed: int) -> int:
     """An unsigned 64-bit seed with the same bits as int64."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 

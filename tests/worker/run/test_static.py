@@ -1,0 +1,95 @@
+"""Decodes laid out at fixed places, against the same steps packed: whoever came, left and grew in between."""
+
+from array import array
+from dataclasses import fields
+from itertools import pairwise
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.messages import Sampling
+from worker.run.pack import pack
+from worker.run.sampler import columns
+from worker.run.static import ALIGN, KNOWN, Columns, Staging, block_bytes
+from worker.schedule.plan import Chunk
+from worker.schedule.sequence import Sequence
+
+CPU = torch.device("cpu")
+BATCH, PAGES = 6, 8
+
+
+def sequence(id: int, length: int, page_size: int) -> Sequence:
+    sampling = Sampling(
+        50, temperature=0.1 * id, top_k=id % 4, top_p=1 - 0.01 * (id % 7), min_p=0.01 * (id % 3)
+    )  # fmt: skip
+    pages = array("i", range(1 + 100 * id, 1 + 100 * id + -(-length // page_size)))
+    return Sequence((b"f", id), [7 * id + i for i in range(length)], 1, sampling, id << 62, 0.0, pages=pages)
+
+
+def decodes(sequences: list[Sequence]) -> list[Chunk]:
+    return [Chunk(one, len(one.tokens) + one.due - 1, 1, True) for one in sequences]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from([1, 3, 16]))
+def test_a_step_is_the_same_as_packed(data: st.DataObject, page_size: int) -> None:
+    staging, block = Staging(BATCH, PAGES, CPU), torch.zeros(block_bytes(BATCH, PAGES), dtype=torch.uint8)
+    most = PAGES * page_size
+    running: list[Sequence] = []
+    count = 0
+    for _ in range(8):
+        left = data.draw(st.sets(st.integers(0, BATCH)))
+        running = [one for at, one in enumerate(running) if at not in left and len(one.tokens) < most]
+        for _ in range(data.draw(st.integers(not running, BATCH - len(running)))):
+            count += 1
+            running.append(sequence(count, data.draw(st.integers(1, most)), page_size))
+        chunks = decodes(running)
+        staging.fill(chunks, [], page_size)
+        staging.send(block)
+        check(Columns.of(block, BATCH, PAGES), chunks, running, page_size)
+        for one in running:
+            one.tokens.append(len(one.tokens))
+            if len(one.tokens) > len(one.pages) * page_size:
+                one.pages.append(1000 + one.key[1])
+
+
+def check(got: Columns, chunks: list[Chunk], running: list[Sequence], page_size: int) -> None:
+    packed, _ = pack(chunks, page_size, CPU)
+    n, width = packed.pages.shape
+    for name in ("tokens", "positions", "slots", "kv_lens"):
+        assert torch.equal(getattr(got, name)[:n], getattr(packed, name)), name
+    assert torch.equal(got.pages[:n, :width], packed.pages) and not got.pages[:, width:].any()
+    wanted = columns(running, (), CPU).plain
+    for item in fields(wanted):
+        assert torch.equal(getattr(got.sampling, item.name)[:n], getattr(wanted, item.name)), item.name
+    assert (got.sources == KNOWN).all()
+    for name in ("tokens", "positions", "slots", "temperature", "outputs", "pages"):
+        assert not getattr(got, name)[n:].any(), f"{name} of padding"
+    assert (got.kv_lens[n:] == 1).all() and (got.top_p[n:] == 1).all()
+
+
+def test_a_token_that_is_not_known_yet_has_its_place_among_the_last_ids() -> None:
+    a, b, c, prompt = (sequence(id, 5, 16) for id in range(1, 5))
+    before = [Chunk(a, 4, 1, True), Chunk(prompt, 0, 3, False), Chunk(b, 4, 1, True), Chunk(c, 0, 5, True)]
+    b.due = c.due = 1
+    staging, block = Staging(BATCH, PAGES, CPU), torch.zeros(block_bytes(BATCH, PAGES), dtype=torch.uint8)
+    staging.fill(decodes([c, a, b]), before, 16)
+    staging.send(block)
+    got = Columns.of(block, BATCH, PAGES)
+    assert got.sources.tolist() == [2, KNOWN, 1, *[KNOWN] * 3]
+    assert got.tokens[1] == a.tokens[-1] and got.positions[:3].tolist() == [5, 4, 5]
+    assert got.outputs[:3].tolist() == [5, 4, 5], "as many as there are when it is sampled"
+
+
+def test_columns_begin_where_kernels_like_it_and_share_no_byte() -> None:
+    for batch in (1, 3, 64):
+        size = block_bytes(batch, 5)
+        block = torch.zeros(size, dtype=torch.uint8)
+        views = [getattr(Columns.of(block, batch, 5), item.name) for item in fields(Columns)]
+        for view in views:
+            assert (view.data_ptr() - block.data_ptr()) % ALIGN == 0
+            view.fill_(1)
+        assert sum(view.numel() * view.element_size() for view in views) <= size
+        spans = sorted((view.data_ptr(), view.data_ptr() + view.numel() * view.element_size()) for view in views)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))

@@ -1,0 +1,233 @@
+"""Decodes recorded once as CUDA graphs and replayed: one call instead of hundreds, sampling included.
+
+A graph is of a shape: so many rows, padded, and keys up to so many positions. Each is recorded after its first step,
+which runs without. What is replayed was compared with what it stands for, before anybody is served by it; whatever
+goes wrong with graphs, steps run as they do without.
+"""
+
+import logging
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shared.messages import Sampling
+from worker.kernels.sample import sample_plain
+from worker.memory.pages import SCRATCH
+from worker.model.packed import Packed
+from worker.run.flight import Flight, ToHost
+from worker.run.sampler import is_plain
+from worker.run.static import Columns, Staging, block_bytes
+from worker.schedule.plan import Chunk, Plan
+from worker.schedule.sequence import Sequence
+
+log = logging.getLogger("sluice.graphs")
+
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+SHORTEST = 512  # positions: what one program of the attention kernels reads alone
+
+Forward = Callable[[Packed], Tensor]
+
+
+class Graph(Protocol):
+    def replay(self) -> None: ...
+
+
+Record = Callable[[Callable[[], object]], Graph]
+
+
+class Eager:
+    """Stands in for a graph where there are none: does it again."""
+
+    def __init__(self, body: Callable[[], object]) -> None:
+        self._body = body
+
+    def replay(self) -> None:
+        self._body()
+
+
+def cuda_recorder() -> Record:
+    """Records on the current device. All graphs share one pool of memory: they never run at the same time."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(body: Callable[[], object]) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            body()
+        return graph
+
+    return record
+
+
+class Shape:
+    """Decodes of `batch` rows over keys of at most `max_kv` positions, with the memory that they are read from."""
+
+    def __init__(self, batch: int, max_kv: int, page_size: int, ids: Tensor, forward: Forward) -> None:
+        """`ids` [batch or more] int64: those of the last step before, and of this one after."""
+        device, pages = ids.device, -(-max_kv // page_size)
+        self.graph: Graph | None = None
+        self._page_size, self._ids, self._forward = page_size, ids, forward
+        self._block = torch.zeros(block_bytes(batch, pages), dtype=torch.uint8, device=device)
+        self._columns = Columns.of(self._block, batch, pages)
+        self._staging = [Staging(batch, pages, device) for _ in range(2)]  # the last one may not be sent yet
+        rows = torch.arange(batch, device=device)
+        self.packed = Packed(
+            tokens=torch.zeros_like(rows),
+            positions=self._columns.positions,
+            slots=self._columns.slots,
+            starts=torch.arange(batch + 1, dtype=torch.int32, device=device),
+            kv_lens=self._columns.kv_lens,
+            pages=self._columns.pages,
+            rows=rows,
+            tiles=torch.stack([rows, torch.zeros_like(rows)], 1).int(),
+            max_q=1,
+            max_kv=max_kv,
+        )
+
+    def fill(self, plan: Plan, before: Flight | None) -> None:
+        """From now on compute() computes this step. `before`: the one whose ids its tokens may be."""
+        if before is not None and before.ids.data_ptr() != self._ids.data_ptr():
+            self._ids[: len(before.ids)].copy_(before.ids)
+        self._staging.reverse()
+        self._staging[0].fill(plan.chunks, before.plan.chunks if before is not None else [], self._page_size)
+        self._staging[0].send(self._block)
+
+    def compute(self) -> Tensor:
+        """Leaves the ids in `ids`, and returns the logits [batch, vocab] float32. Asks the device nothing."""
+        columns, packed = self._columns, self.packed
+        sampled = self._ids[columns.sources.clamp(min=0)]
+        torch.where(columns.sources < 0, columns.tokens, sampled, out=packed.tokens)
+        logits = self._forward(packed)
+        self._ids[: len(logits)].copy_(sample_plain(logits, columns.sampling))
+        return logits
+
+
+class Graphs:
+    """All shapes of one runner. `on`: they may be used; it never comes back once it is off."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        record: Record,
+        *,
+        page_size: int,
+        max_batch_size: int,
+        max_seq_len: int,
+        device: torch.device,
+        replayed: Callable[[], None],
+    ) -> None:
+        """`replayed` is called after each replay, in which none of the code that was recorded runs."""
+        self.on = True
+        self._forward, self._record, self._replayed = forward, record, replayed
+        self._page_size, self._max_seq_len = page_size, max_seq_len
+        self._sizes = sizes(max_batch_size)
+        self._ids = torch.zeros(self._sizes[-1], dtype=torch.int64, device=device)
+        self._shapes: dict[tuple[int, int], Shape] = {}
+        self._compared = False
+
+    def take(self, plan: Plan) -> bool:
+        """Whether it is a step for them: decodes only, each sampled by its logits alone."""
+        chunks = plan.chunks
+        if not self.on or len(chunks) > self._sizes[-1] or not all(map(_is_decode, chunks)):
+            return False
+        if not self._compared:
+            self._compare()
+        return self.on
+
+    def launch(self, plan: Plan, before: Flight | None, *, ahead: bool) -> Flight:
+        """A step that they take; otherwise as Runner.launch."""
+        shape = self._shape(plan)
+        shape.fill(plan, before)
+        if shape.graph is not None:
+            self._replay(shape.graph)
+        else:
+            shape.compute()
+        ids = self._ids[: len(plan.chunks)]
+        flight = Flight(plan, ahead, ids, ToHost(ids))
+        if shape.graph is None and self.on:
+            shape.graph = self._recorded(shape.compute)
+        return flight
+
+    def _shape(self, plan: Plan) -> Shape:
+        longest = max([chunk.start for chunk in plan.chunks]) + 1
+        batch = self._sizes[bisect_left(self._sizes, len(plan.chunks))]
+        max_kv = max(longest, min(self._max_seq_len, max(SHORTEST, 1 << (longest - 1).bit_length())))
+        key = batch, max_kv
+        if key not in self._shapes:
+            self._shapes[key] = Shape(batch, max_kv, self._page_size, self._ids, self._forward)
+        return self._shapes[key]
+
+    def _replay(self, graph: Graph) -> None:
+        try:
+            graph.replay()
+        except Exception as error:
+            self._off(f"one could not be replayed: {type(error).__name__}: {error}")
+            raise
+        self._replayed()
+
+    def _recorded(self, body: Callable[[], object]) -> Graph | None:
+        try:
+            return self._record(body)
+        except Exception as error:
+            self._off(f"one could not be recorded: {type(error).__name__}: {error}")
+            return None
+
+    def _off(self, why: str) -> None:
+        if self.on:
+            log.warning("decodes run without CUDA graphs from now on, which is slower: %s", why)
+        self.on = False
+
+    def _compare(self) -> None:
+        """One recorded with one step, replayed with another, against that one without. For nobody, in scratch."""
+        self._compared = True
+        try:
+            wrong = self._differs()
+        except Exception as error:
+            wrong = f"the first one failed: {type(error).__name__}: {error}"
+        if wrong:
+            self._off(wrong)
+
+    def _differs(self) -> str:
+        first, second = _nobody(self._page_size, 0, self._sizes[-1]), _nobody(self._page_size, 3, self._sizes[-1])
+        shape = self._shape(second)
+        shape.fill(first, None)
+        seen = shape.compute().clone()
+        graph = self._record(lambda: seen.copy_(shape.compute()))
+        shape.fill(second, None)
+        expected = shape.compute().clone()
+        ids = self._ids.clone()
+        seen.fill_(torch.nan)
+        self._ids.fill_(-1)
+        graph.replay()
+        shape.graph = graph
+        rows = len(seen)
+        if not torch.equal(self._ids[:rows], ids[:rows]):
+            return "what one samples is not what is sampled without"
+        if not torch.equal(seen.view(torch.int32), expected.view(torch.int32)):
+            return "the logits of one are not those without"
+        return ""
+
+
+def sizes(most: int) -> list[int]:
+    """Batches are padded to the next of these."""
+    beyond = range(SIZES[-1] + 128, most, 128)
+    return [*(size for size in (*SIZES, *beyond) if size < most), most]
+
+
+def _is_decode(chunk: Chunk) -> bool:
+    sequence = chunk.sequence
+    return chunk.length == 1 and chunk.samples and sequence.sampling.logprobs is None and is_plain(sequence)
+
+
+def _nobody(page_size: int, first: int, most: int) -> Plan:
+    """A decode of several sequences that have their tokens in the scratch page, each at a place of its own."""
+    chunks = []
+    for row in range(min(page_size, most, 4)):
+        tokens = [first + i for i in range(row + 1)]
+        sampling = Sampling(1, temperature=0.9 * (row % 2))
+        nobody = Sequence((b"", 0), tokens, len(tokens), sampling, first + row, 0.0, pages=array("i", [SCRATCH]))
+        chunks.append(Chunk(nobody, row, 1, True))
+    return Plan(chunks)
