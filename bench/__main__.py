@@ -17,6 +17,7 @@ from shared.flags import Parser
 
 DEMO_SCALE = 0.5  # the demo model takes 2,048 tokens
 QUICK = "Sluice over HTTP beside a plain transformers loop, same weights, at concurrency 1, 8 and 32."
+ELSE = "`sluice bench workloads --help`: workloads and modes; `sluice bench gpu --help`: everything about one GPU."
 ABOUT = """Runs workloads against a server, or against one started here for each mode that is compared.
 
 workloads:
@@ -26,8 +27,8 @@ workloads:
 def main(argv: Sequence[str] | None = None) -> int:
     """0 well, 1 something could not be measured, 2 bad flags."""
     words = list(sys.argv[1:] if argv is None else argv)
-    named = words[:1] in (["workloads"], ["quick"])
-    command = _workloads if words[:1] == ["workloads"] or (not named and "--compare" in words) else _quick
+    named = words[:1] in (["workloads"], ["quick"], ["gpu"])
+    command = COMMANDS[words[0]] if named else _workloads if "--compare" in words else _quick
     try:
         return command(words[1:] if named else words)
     except ConfigError as error:
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _quick(words: list[str]) -> int:
-    parser = Parser(prog="sluice bench", description=f"{QUICK} `sluice bench workloads --help`: workloads and modes.")
+    parser = Parser(prog="sluice bench", description=f"{QUICK} {ELSE}")
     parser.add_argument(
         "--models", default="demo,qwen3-0.6b", help="demo, or shapes of bench/checkpoints.py (default: %(default)s)"
     )
@@ -49,6 +50,12 @@ def _quick(words: list[str]) -> int:
 
     print(quick(args.models.split(","), args.json))
     return 0
+
+
+def _gpu(words: list[str]) -> int:
+    from bench.gpu.command import main as gpu
+
+    return gpu(words)
 
 
 def _workloads(words: list[str]) -> int:
@@ -156,6 +163,8 @@ def _write(args: argparse.Namespace, results: Sequence[Result], command: str, pr
 
         args.png.write_bytes(png(by_workload(results)))
 
+
+COMMANDS = {"workloads": _workloads, "quick": _quick, "gpu": _gpu}
 
 if __name__ == "__main__":
     raise SystemExit(main())

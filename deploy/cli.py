@@ -309,7 +309,7 @@ COMMANDS = {
     "frontend": Command("start one frontend, for a worker started elsewhere", FRONTEND_FLAGS, _frontend),
 }
 TOOLS = {
-    "bench": Tool("measure a running server", _bench),
+    "bench": Tool("measure a running server, its modes, or a GPU", _bench),
     "simulate": Tool("replay traffic through the scheduler in virtual time", _simulate),
     "chat": Tool("talk to a running server at the terminal", _chat),
     "complete": Tool("continue a text with a running server", _complete),

@@ -1,0 +1,77 @@
+"""What each part of the fast path brings: the same steps with it and without it, everything else as it is served."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench.gpu.decode import longest, steady
+from bench.gpu.place import NEEDS_CUDA, Place, Row, spec_of
+from bench.gpu.prefill import to_first_token
+from bench.gpu.rig import Setup, rig
+from bench.gpu.unfused import INSTEAD, without
+from bench.gpu.weights import random_weights
+from worker.model.spec import ModelSpec
+
+BASE = Setup()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    without: Setup
+    prefill: bool = False  # it matters to long prompts, too
+    cuda: bool = False  # it is not there elsewhere
+    fusion: str = ""
+
+
+PARTS = (
+    Part("batch invariance", Setup(invariant=False), prefill=True),
+    Part("overlap", Setup(overlap=False), cuda=True),
+    *(Part(name, BASE, prefill=True, cuda=True, fusion=name) for name in INSTEAD),
+)
+
+
+def measure(place: Place, model: str) -> Iterator[Row]:
+    spec = spec_of(model)
+    base = _figures(place, spec, BASE, prefill=True)
+    for part in PARTS:
+        if part.cuda and not place.cuda:
+            yield {"without": part.name, "note": NEEDS_CUDA}
+            continue
+        if late := place.short(12):
+            yield {"without": part.name, "note": late}
+            continue
+        with without(part.fusion):
+            found = _figures(place, spec, part.without, prefill=part.prefill)
+        for what, seconds in found.items():
+            yield _row(part.name, what, base[what], seconds)
+    yield from _sampling(place, spec)
+
+
+def _figures(place: Place, spec: ModelSpec, setup: Setup, *, prefill: bool) -> dict[str, float]:
+    """Seconds of a decode step at one sequence and at many, and of a long prompt."""
+    weights = random_weights(spec, place.dtype, place.device, invariant=setup.invariant, seed=place.seed)
+    made = rig(place, spec, setup, slots=place.sizes.idle_batch, longest=longest(place), weights=weights)
+    made.scatter()
+    found = {f"decode, batch {n}": steady(place, made, n)[0] for n in (1, place.sizes.idle_batch)}
+    if prefill:
+        prompt = place.sizes.prompt
+        long = rig(place, spec, setup, slots=1, longest=prompt + 8, weights=weights)
+        found[f"prefill, {prompt}"] = to_first_token(place, long, prompt)
+    return found
+
+
+def _sampling(place: Place, spec: ModelSpec) -> Iterator[Row]:
+    """What temperature and top-p cost beside greedy."""
+    batch = place.sizes.idle_batch
+    made = rig(place, spec, BASE, slots=batch, longest=longest(place))
+    made.scatter()
+    greedy, drawn = steady(place, made, batch)[0], steady(place, made, batch, temperature=0.8, top_p=0.95)[0]
+    yield _row("temperature and top-p", f"decode, batch {batch}", drawn, greedy)
+
+
+def _row(part: str, what: str, having: float, lacking: float) -> Row:
+    """A negative gain is a price."""
+    return {
+        "without": part, "what": what, "ms with": 1e3 * having, "ms without": 1e3 * lacking,
+        "gain %": 100 * (lacking / having - 1),
+    }  # fmt: skip

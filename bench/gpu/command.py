@@ -1,0 +1,89 @@
+"""`sluice bench gpu`: everything about one NVIDIA GPU in one call, with random weights and without a network."""
+
+import argparse
+import random
+import shlex
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench.gpu.drive import Drive
+from bench.gpu.sections import SECTIONS, Options, tasks
+from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS
+from bench.gpu.tables import Table, as_data, page
+from bench.server import BenchError
+from bench.summary import to_json
+from shared.flags import Parser
+
+BUDGET_S = 520.0
+ABOUT = """Measures the worker on one GPU: random weights of real shapes made there, no network.
+
+sections:
+""" + "\n".join(f"  {section.name:10} {section.title}" for section in SECTIONS)
+
+
+def main(words: Sequence[str]) -> int:
+    """0 when all is well, 1 when a check or a measurement failed. Raises BenchError."""
+    args = _parser().read(list(words))
+    options = _options(args)
+    chosen = tasks(_sections(args.only, options), options)
+    command = shlex.join(["sluice", "bench", "gpu", *words])
+    with ExitStack() as stack:
+        log = stack.enter_context(args.log.open("wb")) if args.log else None
+        drive = Drive(options, time.time() + args.budget, log, lambda table: _show(table, drive, args, command))
+        begun = time.time()
+        tables = drive.run(chosen)
+    print(f"{time.time() - begun:.0f} s in all")
+    return 0 if all(table.well for table in tables) else 1
+
+
+def _show(table: Table, drive: Drive, args: argparse.Namespace, command: str) -> None:
+    """As soon as there is something to see; the files hold what there is so far, whatever comes."""
+    tables = list(drive.tables.values())
+    if len(tables) == 1:
+        print(*drive.about, "", sep="\n", flush=True)
+    print(table.text(), flush=True)
+    if args.out:
+        args.out.write_text(page(tables, [f"`{command}`", "", *drive.about]) + "\n")
+    if args.json:
+        data = {"command": command, "about": drive.about, "facts": drive.facts, "sections": as_data(tables)}
+        args.json.write_text(to_json(data))
+
+
+def _options(args: argparse.Namespace) -> Options:
+    models = tuple(args.models.split(","))
+    if unknown := set(models) - CONFIGS.keys():
+        raise BenchError(f"there is no model {', '.join(sorted(unknown))}; there are {', '.join(CONFIGS)}")
+    for path in filter(None, (args.json, args.out, args.trace, args.log)):
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise BenchError(f"{path} cannot be written: its folder is missing, or it is one itself")
+    seed = args.seed if args.seed >= 0 else random.randrange(1 << 31)
+    return Options(args.device, models, args.device == "cpu", seed, args.trace)
+
+
+def _sections(only: str, options: Options) -> tuple[str, ...]:
+    names = [section.name for section in SECTIONS]
+    chosen = only.split(",") if only else names
+    if unknown := set(chosen) - set(names):
+        raise BenchError(f"there is no section {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    return (*chosen, "trace") if options.trace else tuple(chosen)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="sluice bench gpu", description=ABOUT)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: tiny sizes, to see that all of it runs")
+    add(
+        "--models", default=",".join(DEFAULT_MODELS), metavar="NAME,...",
+        help=f"of {', '.join(CONFIGS)}; sections of one model take the first (default: %(default)s)",
+    )  # fmt: skip
+    add("--only", default="", metavar="SECTION,...", help="these sections (default: all)")
+    add("--budget", type=float, default=BUDGET_S, metavar="SECONDS", help="in all (default: %(default).0f)")
+    add("--seed", type=int, default=-1, help="of inputs and weights (default: drawn, and said)")
+    add("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto, and a table of its kernels")
+    add("--json", type=Path, metavar="FILE", help="write all rows")
+    add("--out", type=Path, metavar="FILE", help="write the tables as Markdown")
+    add("--log", type=Path, metavar="FILE", help="where tracebacks go (default: standard error)")
+    return parser

@@ -1,0 +1,105 @@
+"""Promises about whole steps: the same bits in any company and any chunks, the same ids by every road."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from bench.gpu.place import Place, Row, spec_of
+from bench.gpu.rig import PAGE_SIZE, Setup, rig
+from bench.gpu.steps import last, packed, sequences
+from bench.gpu.tables import FAIL, PASS
+from bench.gpu.unfused import INSTEAD, without
+from bench.gpu.weights import random_weights
+from shared.messages import Sampling
+from worker.memory.cache import Cache
+from worker.model.decoder import Decoder
+from worker.schedule.plan import Chunk
+from worker.schedule.sequence import Sequence
+
+COMPANY = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # tokens of others
+NEW = 24
+
+
+@torch.inference_mode()
+def same_bits(place: Place, model: str) -> Iterator[Row]:
+    """Logits of a real model's first layers: one sequence alone, beside others, in chunks, as a decode."""
+    spec, length = spec_of(model, place.sizes.layers), place.sizes.check
+    decoder = Decoder(spec, random_weights(spec, place.dtype, place.device, seed=place.seed), length + 1)
+    lengths = (length, *(min(n, length) for n in COMPANY))
+    made, pages = sequences(lengths, PAGE_SIZE, spec.vocab_size, place.seed)
+    cache = Cache(spec, pages, PAGE_SIZE, place.dtype, place.device)
+    one, others = made[0], made[1:]
+
+    def logits(*chunks: Chunk) -> Tensor:
+        """Of the first chunk's last row."""
+        return decoder.forward(packed(list(chunks), PAGE_SIZE, place.device), cache)[0].clone()
+
+    def in_chunks(cuts: tuple[int, ...]) -> Tensor:
+        for begin, end in zip((0, *cuts), (*cuts, length), strict=True):
+            found = logits(last(one, end - begin, upto=end))
+        return found
+
+    def decoded(company: list[Sequence]) -> Tensor:
+        logits(last(one, length - 1, upto=length - 1))
+        for other in company:
+            if len(other.tokens) > 1:
+                logits(last(other, len(other.tokens) - 1, upto=len(other.tokens) - 1))
+        return logits(last(one, 1), *(last(other, 1) for other in company))
+
+    alone = logits(last(one, length))
+    ways: dict[str, Callable[[], Tensor]] = {
+        "twice": lambda: logits(last(one, length)),
+        "beside prompts": lambda: logits(last(one, length), *(last(o, len(o.tokens)) for o in others)),
+        "in two chunks": lambda: in_chunks((length // 3,)),
+        "in odd chunks": lambda: in_chunks((1, length // 5, length // 5 + 1, length - 7)),
+        "as a decode": lambda: decoded([]),
+        "as a decode beside decodes": lambda: decoded(others),
+    }
+    for way, run in ways.items():
+        yield _bits(f"bits, {model}, {way}", alone, run())
+
+
+def _bits(what: str, alone: Tensor, other: Tensor) -> Row:
+    differ = int((alone != other).sum())
+    well = torch.isfinite(alone).all() and torch.equal(alone, other)
+    row: Row = {"what": what, "cases": 1, "worst": float((alone - other).abs().max()), "bound": 0.0}
+    note = "" if well else f"{differ} of {len(alone)} logits differ"
+    return row | {"result": PASS if well else FAIL} | ({"note": note} if note else {})
+
+
+def same_ids(place: Place, model: str) -> Iterator[Row]:
+    """Ids of several sequences, some greedy and some drawn, through the whole loop."""
+    base = Setup()
+    ways = {
+        "again": base,
+        "prompts in chunks of 64": Setup(step_tokens=64),
+        "prompts in chunks of 33": Setup(step_tokens=33),
+        "without overlap": Setup(overlap=False),
+    }
+    expected = _ids(place, model, base)
+    distinct = len({id for ids in expected for id in ids})
+    for way in (*ways, *INSTEAD):
+        with without(way):
+            found = _ids(place, model, ways.get(way, base))
+        wrong = sum(one != other for one, other in zip(expected, found, strict=True))
+        row: Row = {
+            "what": f"ids, {model}, {'not ' if way in INSTEAD else ''}{way}",
+            "cases": len(expected),
+            "worst": wrong,
+            "bound": 0.0,
+        }
+        row |= {"result": FAIL if wrong else PASS}
+        yield row | ({"note": f"{wrong} sequences differ ({distinct} distinct ids in all)"} if wrong else {})
+
+
+def _ids(place: Place, model: str, setup: Setup) -> list[list[int]]:
+    spec, check = spec_of(model, place.sizes.layers), place.sizes.check
+    made = rig(place, spec, setup, slots=16, longest=check + NEW + 1)
+    lengths = (check, 1, 7, check // 2, 30, 64)
+    taken = []
+    for at, length in enumerate(lengths):
+        sampling = Sampling(NEW, temperature=at % 2 * 0.9, top_p=0.9, seed=at, ignore_eos=True)
+        taken += made.submit([made.prompt(min(length, check))], sampling)
+    made.drain()
+    return [sequence.tokens[sequence.prompt_len :] for sequence in taken]

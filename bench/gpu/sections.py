@@ -1,0 +1,142 @@
+"""What `sluice bench gpu` measures, as data: sections in order, each cut into tasks that can fail alone.
+
+Loads no torch: the process that keeps the time and the tables must outlive a device that breaks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+KERNELS = ("norm", "rotary", "write", "heads", "attention", "gate", "linear", "fused", "sample")
+CHECKS = ("invariance", "ids")
+NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    device: str
+    models: tuple[str, ...]
+    small: bool
+    seed: int
+    trace: Path | None = None
+
+
+Arguments = Callable[[Options], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table: `columns` are keys of its rows and their heads. `call` is module:function, taking (place, argument).
+
+    One task an argument. `need_s`: what it takes; with less left it is not begun. `cap_s`: after that it is ended.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    call: str
+    arguments: Arguments
+    need_s: float
+    cap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    section: Section
+    argument: str
+
+
+def _models(options: Options) -> tuple[str, ...]:
+    return options.models
+
+
+def _first_model(options: Options) -> tuple[str, ...]:
+    return options.models[:1]
+
+
+def _once(options: Options) -> tuple[str, ...]:
+    return ("",)
+
+
+def _checks(options: Options) -> tuple[str, ...]:
+    return (*KERNELS, *(f"{check} {model}" for check in CHECKS for model in options.models))
+
+
+def _traces(options: Options) -> tuple[str, ...]:
+    return options.models[:1] if options.trace else ()
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section(
+        "correct", "Correctness: kernels against their fp32 twins, fresh inputs, outputs poisoned first; bits; ids",
+        ("what", "cases", "worst", "bound", "result"),
+        "bench.gpu.correct:check", _checks, 5, 120,
+    ),
+    Section(
+        "floors", "Floors: what the device does at best",
+        ("what", "value", "unit"),
+        "bench.gpu.floors:measure", _once, 3, 60,
+    ),
+    Section(
+        "decode", "Decode: a step of the whole loop (schedule, pack, forward, sample, commit, publish), greedy",
+        ("model", "batch", "context", "ms a step", "tokens/s", "floor ms", "% of floor"),
+        "bench.gpu.decode:measure", _models, 15, 120,
+    ),
+    Section(
+        "attention", "Attention alone: decode against the copy bandwidth, prefill against the GEMM rate",
+        ("heads of", "what", "ms", "rate", "unit", "%"),
+        "bench.gpu.alone:attention_alone", _models, 8, 60,
+    ),
+    Section(
+        "prefill", "Prefill of one prompt through the loop, to its first token",
+        ("model", "prompt", "tokens a step", "ms", "tokens/s", "TFLOP/s", "% of GEMM rate"),
+        "bench.gpu.prefill:measure", _models, 10, 90,
+    ),
+    Section(
+        "idle", "Between steps: the device without work, and what a step costs the host",
+        ("what", "batch", "value", "unit"),
+        "bench.gpu.idle:measure", _first_model, 15, 90,
+    ),
+    Section(
+        "ablations", "What each part brings: ms with it and without it",
+        ("without", "what", "ms with", "ms without", "gain %"),
+        "bench.gpu.ablations:measure", _first_model, 20, 120,
+    ),
+    Section(
+        "linear", "Matrix products alone: few rows against the copy bandwidth, many against the GEMM rate",
+        ("model", "weight", "rows", "µs invariant", "%", "µs library", "% library", "of"),
+        "bench.gpu.alone:linear_alone", _first_model, 10, 60,
+    ),
+    Section(
+        "kernels", "Small kernels alone, against the copy bandwidth",
+        ("kernel", "rows", "µs", "MB", "% of floor"),
+        "bench.gpu.alone:kernels_alone", _first_model, 10, 60,
+    ),
+    Section(
+        "trace", "Kernels of one decode step at a time, from the trace",
+        ("kernel", "calls a step", "µs a step", "% of device time", "MB", "% of floor"),
+        "bench.gpu.trace:measure", _traces, 10, 90,
+    ),
+    Section(
+        "start", "Start of `sluice serve` to the first token, from local disk",
+        ("model", "page cache", "ready s", "first token s", "GB"),
+        "bench.gpu.start:measure", _first_model, 40, 150,
+    ),
+    Section(
+        "served", "Workloads through HTTP, random weights, ignore_eos",
+        ("engine", "workload", "requests", "failed", "tokens/s", "TTFT p50 ms", "TTFT p99", "ITL p50 ms", "ITL p99"),
+        "bench.gpu.served:measure", _first_model, 60, 200,
+    ),
+    Section(
+        "peer", "The same through transformers' continuous batching, in its own process: no HTTP, no text",
+        ("engine", "workload", "requests", "failed", "tokens/s", "TTFT p50 ms", "TTFT p99", "ITL p50 ms", "ITL p99"),
+        "bench.gpu.peer:measure", _first_model, 45, 200,
+    ),
+)  # fmt: skip
+ALWAYS = ("floors",)  # others are told as shares of them
+
+
+def tasks(names: tuple[str, ...], options: Options) -> list[Task]:
+    """Of the sections named, in the catalogue's order."""
+    chosen = [section for section in SECTIONS if section.name in names or section.name in ALWAYS]
+    return [Task(section, argument) for section in chosen for argument in section.arguments(options)]

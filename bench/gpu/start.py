@@ -1,0 +1,37 @@
+"""`sluice serve` from nothing to a first token, cold and warm. Kernels that were compiled before are cached."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.client import Call, run
+from bench.gpu.folder import checkpoint, forget
+from bench.gpu.place import Place, Row
+from bench.gpu.served import flags
+from bench.server import BenchError, served
+
+PROMPT = 16
+
+
+def measure(place: Place, model: str) -> Iterator[Row]:
+    folder = checkpoint(place, model)
+    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e9
+    for state in (forget(place, folder), "warm"):
+        if late := place.short(15):
+            yield {"model": model, "page cache": state, "note": late}
+            continue
+        ready, first = _start(place, folder)
+        yield {"model": model, "page cache": state, "ready s": ready, "first token s": first, "GB": size}
+
+
+def _start(place: Place, folder: Path) -> tuple[float, float]:
+    """Seconds until it is ready (looked at ten times a second), and until it has answered with a token."""
+    begun = time.perf_counter()
+    with served(str(folder), flags(place)) as target:
+        ready = time.perf_counter() - begun
+        record = asyncio.run(run(target, [Call(0.0, list(range(300, 300 + PROMPT)), 1)]))[0]
+        first = time.perf_counter() - begun
+    if record.error:
+        raise BenchError(record.error)
+    return ready, first

@@ -1,0 +1,38 @@
+"""Steps laid out by hand: chunks of sequences over a shuffled page pool, without a scheduler."""
+
+import random
+from array import array
+from collections.abc import Iterable
+
+import torch
+
+from shared.messages import Sampling
+from worker.model.packed import Packed
+from worker.run.pack import pack
+from worker.schedule.plan import Chunk
+from worker.schedule.sequence import Sequence
+
+GREEDY = Sampling(1 << 20, temperature=0.0, ignore_eos=True)
+
+
+def sequences(lengths: Iterable[int], page_size: int, vocab: int, seed: int) -> tuple[list[Sequence], int]:
+    """One of each length, pages at random places; and how many pages the pool needs, scratch included."""
+    rng = random.Random(seed)
+    made = [Sequence((b"", at), rng.choices(range(vocab), k=n), n, GREEDY, at, 0.0) for at, n in enumerate(lengths)]
+    counts = [-(-len(sequence.tokens) // page_size) for sequence in made]
+    pages = list(range(1, sum(counts) + 1))
+    rng.shuffle(pages)
+    for sequence, count in zip(made, counts, strict=True):
+        sequence.pages = array("i", pages[:count])
+        del pages[:count]
+    return made, sum(counts) + 1
+
+
+def last(sequence: Sequence, count: int, *, upto: int = 0) -> Chunk:
+    """The last `count` tokens of it, or of its first `upto`; samples."""
+    end = upto or len(sequence.tokens)
+    return Chunk(sequence, end - count, count, True)
+
+
+def packed(chunks: list[Chunk], page_size: int, device: torch.device) -> Packed:
+    return pack(chunks, page_size, device)[0]

@@ -1,0 +1,63 @@
+"""Rows as they come in, and as they are shown: text, Markdown, JSON."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bench.gpu.sections import NOTE, Section
+from bench.summary import aligned, number
+
+Cell = str | float | None
+PASS, FAIL = "pass", "FAIL"
+
+
+@dataclass(slots=True)
+class Table:
+    """A section's rows. `failures` are tasks that raised, hung or died."""
+
+    section: Section
+    rows: list[dict[str, Cell]] = field(default_factory=list)
+    failures: int = 0
+    seconds: float = 0.0
+
+    def add(self, row: Mapping[str, Cell]) -> None:
+        self.rows.append(dict(row))
+
+    def fail(self, argument: str, why: str) -> None:
+        self.failures += 1
+        self.rows.append({self.section.columns[0]: argument or self.section.name, NOTE: f"failed: {why}"})
+
+    @property
+    def well(self) -> bool:
+        return not self.failures and all(row.get("result", PASS) == PASS for row in self.rows)
+
+    def text(self) -> str:
+        columns = [*self.section.columns]
+        if any(row.get(NOTE) for row in self.rows):
+            columns.append(NOTE)
+        cells = [[shown(row.get(column)) for column in columns] for row in self.rows]
+        table = aligned([columns, *cells]) if cells else "nothing was measured"
+        return f"### {self.section.title}\n\n{table}\n"
+
+
+def shown(cell: Cell) -> str:
+    match cell:
+        case None:
+            return ""
+        case float() | int():
+            return number(cell) if not math.isinf(cell) else "inf"
+        case _:
+            return cell.replace("|", "/").replace("\n", " ")
+
+
+def page(tables: Iterable[Table], head: Iterable[str]) -> str:
+    """Markdown."""
+    return "\n".join([*head, "", *(table.text() for table in tables)])
+
+
+def as_data(tables: Iterable[Table]) -> dict[str, object]:
+    """For JSON."""
+    return {
+        table.section.name: {"title": table.section.title, "seconds": round(table.seconds, 1), "rows": table.rows}
+        for table in tables
+    }

@@ -1,0 +1,56 @@
+"""Random weights of any spec, made on the device: no files, no copies."""
+
+import torch
+from torch import Tensor
+
+from worker.kernels.linear import PackedLinear, pack
+from worker.model.decoder import Layer, Weights
+from worker.model.spec import ModelSpec
+
+EMBED_STD = 0.02  # small beside what the layers add: a tied head would else repeat its input for ever
+
+
+def random_weights(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, invariant: bool = True, seed: int = 0
+) -> Weights:
+    """Values of about 1 everywhere between the layers, so that sums, maxima and powers are those of real work."""
+    maker = _Maker(spec, dtype, torch.Generator(device).manual_seed(seed), invariant)
+    embed = maker.normal(spec.vocab_size, spec.hidden_size, std=EMBED_STD)
+    head = embed if spec.tied else maker.normal(spec.vocab_size, spec.hidden_size, std=EMBED_STD)
+    return Weights(
+        embed=embed,
+        layers=[maker.layer() for _ in spec.layers],
+        norm=maker.norm(spec.hidden_size),
+        head=pack(head, invariant=invariant),
+    )
+
+
+class _Maker:
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, generator: torch.Generator, invariant: bool) -> None:
+        self._spec, self._dtype, self._generator, self._invariant = spec, dtype, generator, invariant
+
+    def normal(self, *shape: int, std: float) -> Tensor:
+        made = torch.empty(shape, dtype=self._dtype, device=self._generator.device)
+        return made.normal_(0.0, std, generator=self._generator)
+
+    def norm(self, size: int) -> Tensor:
+        return self.normal(size, std=0.1).add_(0.0 if self._spec.norm_offset else 1.0)
+
+    def linear(self, rows: int, columns: int, bias: bool) -> PackedLinear:
+        weight = self.normal(rows, columns, std=columns**-0.5)
+        return pack(weight, self.normal(rows, std=0.1) if bias else None, invariant=self._invariant)
+
+    def layer(self) -> Layer:
+        spec, hidden, inner = self._spec, self._spec.hidden_size, self._spec.intermediate_size
+        return Layer(
+            before_attention=self.norm(hidden),
+            qkv=self.linear(spec.qkv_size, hidden, spec.qkv_bias),
+            q_norm=self.norm(spec.head_dim) if spec.qk_norm else None,
+            k_norm=self.norm(spec.head_dim) if spec.qk_norm else None,
+            o=self.linear(hidden, spec.heads * spec.head_dim, spec.o_bias),
+            after_attention=self.norm(hidden) if spec.sandwich_norms else None,
+            before_mlp=self.norm(hidden),
+            gate_up=self.linear(2 * inner, hidden, spec.mlp_bias),
+            down=self.linear(hidden, inner, spec.mlp_bias),
+            after_mlp=self.norm(hidden) if spec.sandwich_norms else None,
+        )

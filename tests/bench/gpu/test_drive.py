@@ -1,0 +1,59 @@
+"""A process that measures may raise, die or hang: each costs what it was at, and nothing else."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from bench.gpu.drive import Drive
+from bench.gpu.sections import Options, Section, Task
+from bench.gpu.tables import Table
+
+OPTIONS = Options("cpu", ("tiny",), True, 1)
+
+
+def section(name: str, cap_s: float = 60.0) -> Section:
+    return Section(name, name, ("what", "value"), f"tests.bench.gpu.misbehave:{name}", lambda options: (), 0.0, cap_s)
+
+
+@pytest.fixture
+def handed_out() -> list[Table]:
+    return []
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[IO[bytes]]:
+    with (tmp_path / "log").open("wb") as file:
+        yield file
+
+
+def drive(handed_out: list[Table], log: IO[bytes], budget: float = 200.0) -> Drive:
+    return Drive(OPTIONS, time.time() + budget, log, handed_out.append)
+
+
+def test_each_failure_costs_one_task_and_is_told(log: IO[bytes], handed_out: list[Table]) -> None:
+    fine, raises, dies = section("fine"), section("raises"), section("dies")
+    hangs = section("hangs", 1.0)
+    tasks = [Task(fine, "a"), Task(raises, "b"), Task(dies, "c"), Task(dies, "d"), Task(hangs, "e"), Task(fine, "f")]
+    tables = drive(handed_out, log).run(tasks)
+    said = {table.section.name: [row.get("note", "") for row in table.rows] for table in tables}
+    assert [table.section.name for table in tables] == ["fine", "raises", "dies", "hangs"]
+    assert said["raises"] == ["", "failed: ValueError: no such thing (misbehave.py:17)"]
+    assert said["dies"] == ["", "failed: its process ended with 9"] * 2
+    assert said["hangs"] == ["", "failed: it took too long and was ended"]
+    assert [row["value"] for row in tables[0].rows] == [1.0, 2.0]  # what was found outlives the process that found it
+    assert [table.well for table in tables] == [True, False, False, False]
+
+
+def test_tables_are_handed_out_when_they_are_whole(log: IO[bytes], handed_out: list[Table]) -> None:
+    drive(handed_out, log).run([Task(section("fine"), "a"), Task(section("raises"), "b")])
+    assert [table.section.name for table in handed_out] == ["fine", "raises"]
+
+
+def test_a_budget_that_is_spent_leaves_everything_out_and_says_so(log: IO[bytes], handed_out: list[Table]) -> None:
+    late = Section("fine", "fine", ("what", "value"), "tests.bench.gpu.misbehave:fine", lambda options: (), 9.0, 9.0)
+    (table,) = drive(handed_out, log, 5.0).run([Task(late, "a")])
+    assert table.rows[0]["what"] == "a" and str(table.rows[0]["note"]).startswith("left out: ")
+    assert table.well

@@ -1,0 +1,145 @@
+"""`sluice bench gpu` as a whole, on the CPU with tiny sizes; and that its checks would notice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.gpu import sections
+from bench.gpu.cases import CASES, Case
+from bench.gpu.clock import HostClock
+from bench.gpu.correct import kernel
+from bench.gpu.floor import head_parameters, kv_bytes, linear_parameters, prefill_operations
+from bench.gpu.folder import tokenizer
+from bench.gpu.place import Place, spec_of
+from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS, SMALL
+from bench.gpu.spans import Span, extent, gaps
+from bench.gpu.tables import Table
+from deploy import cli
+
+
+def bench(*words: str) -> int:
+    return cli.main(["bench", "gpu", *words])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(torch.device("cpu"), torch.bfloat16, SMALL, HostClock(), ("tiny",), tmp_path, 1, 1e12)
+
+
+@pytest.mark.slow
+def test_all_of_it_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {name: tmp_path / name for name in ("json", "out", "trace", "log")}
+    flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    code = bench("--device", "cpu", "--models", "tiny", "--seed", "1", *flags)
+    printed = capsys.readouterr().out
+    assert code == 0, printed + files["log"].read_text()
+    tables: dict[str, Any] = json.loads(files["json"].read_text())["sections"]
+    assert list(tables) == [section.name for section in sections.SECTIONS]
+    titles = [printed.index(section.title) for section in sections.SECTIONS]
+    assert titles == sorted(titles) and "### Correctness" in printed[: titles[1]]
+    assert files["out"].read_text().count("\n### ") == len(tables)
+    assert all(row.get("result", "pass") == "pass" for row in tables["correct"]["rows"])
+    _figures(tables, "decode", "ms a step", len(SMALL.batches))
+    _figures(tables, "decode", "% of floor", len(SMALL.batches))
+    _figures(tables, "prefill", "% of GEMM rate", 2)
+    _figures(tables, "attention", "%", 3)
+    _figures(tables, "ablations", "gain %", 4)
+    _figures(tables, "linear", "µs invariant", 9)
+    _figures(tables, "start", "first token s", 2)
+    _figures(tables, "served", "tokens/s", 2)
+    _figures(tables, "peer", "tokens/s", 2)
+    assert all(row.get("failed", 0) == 0 for name in ("served", "peer") for row in tables[name]["rows"])
+    assert [row["note"] for row in tables["idle"]["rows"] if "note" in row] == ["needs CUDA"]
+    assert json.loads(files["trace"].read_text())["traceEvents"] and len(tables["trace"]["rows"]) > 3
+
+
+def _figures(tables: dict[str, Any], name: str, column: str, count: int) -> None:
+    found = [row[column] for row in tables[name]["rows"] if row.get(column) is not None]
+    assert len(found) == count, (name, tables[name])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--models", "gpt-5"), "there is no model gpt-5; there are llama-3.2-3b,"),
+        (("--only", "decode,dreams"), "there is no section dreams; there are correct,"),
+        (("--out", "/nowhere/at/all"), "/nowhere/at/all cannot be written"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(*words) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_every_kernel_that_is_named_has_cases() -> None:
+    assert set(sections.KERNELS) == set(CASES)
+
+
+def test_a_kernel_that_computes_something_else_fails(place: Place) -> None:
+    x = torch.randn(8, 8)
+    assert _result(place, Case("same", lambda: (x * 1.001,), lambda: (x,))) == "pass"
+    assert _result(place, Case("off", lambda: (x * 1.1,), lambda: (x,))) == "FAIL"
+    assert _result(place, Case("shape", lambda: (x[:4],), lambda: (x,))) == "FAIL"
+    assert _result(place, Case("raises", lambda: (x[9],), lambda: (x,))) == "FAIL"
+
+
+def test_a_kernel_that_leaves_something_out_fails(place: Place) -> None:
+    def half() -> tuple[torch.Tensor]:
+        out = torch.empty(1000)
+        out[:500] = 1
+        return (out,)
+
+    assert _result(place, Case("half", half, lambda: (torch.ones(1000),))) == "FAIL"
+
+
+def test_ids_must_be_equal(place: Place) -> None:
+    ids = torch.arange(9)
+    assert kernel(place, "sample", [Case("same", lambda: (ids,), lambda: (ids,))])["result"] == "pass"
+    assert kernel(place, "sample", [Case("one", lambda: (ids.clamp(max=7),), lambda: (ids,))])["result"] == "FAIL"
+
+
+def _result(place: Place, case: Case) -> str | float:
+    return kernel(place, "some", [case])["result"]
+
+
+def test_a_failed_check_is_no_good_run() -> None:
+    table = Table(sections.SECTIONS[0])
+    table.add({"what": "norm", "result": "pass"})
+    assert table.well
+    table.add({"what": "gate", "result": "FAIL"})
+    assert not table.well
+
+
+@pytest.mark.parametrize("model", [*DEFAULT_MODELS, "llama-3.2-1b", "tiny"])
+def test_floors_count_the_parameters_that_transformers_counts(model: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIGS[model]))
+    count = sum(part.numel() for part in whole.parameters() if part.dim() > 1)  # a tied head counts once
+    spec = spec_of(model)
+    assert linear_parameters(spec) + head_parameters(spec) == count
+
+
+def test_windows_bound_what_a_decode_reads() -> None:
+    spec = spec_of("gemma-3-1b")
+    windowed = sum(bool(layer.window) for layer in spec.layers)
+    assert kv_bytes(spec, [1024]) == 2 * 2 * 256 * (512 * windowed + 1024 * (26 - windowed))
+    full = 4 * spec.heads * spec.head_dim * (512 * 513 / 2) * 26
+    assert prefill_operations(spec, 512) == 2 * linear_parameters(spec) * 512 + full + 2 * head_parameters(spec)
+
+
+def test_gaps_are_where_nothing_runs() -> None:
+    spans = [Span("a", 0, 10), Span("b", 5, 2), Span("c", 12, 3), Span("d", 15, 1), Span("e", 20, 5)]
+    assert gaps(spans) == [2, 4] and extent(spans) == 25
+    assert gaps([]) == [] and extent([]) == 0
+
+
+@pytest.mark.parametrize("size", [300, 2048, 128_256, 262_144])
+def test_a_tokenizer_has_as_many_words_as_it_is_asked_for(size: int) -> None:
+    made = tokenizer(size)
+    assert made.get_vocab_size() == size
+    assert made.decode([size - 1]) and made.decode(made.encode("so it goes").ids) == "so it goes"
