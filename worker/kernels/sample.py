@@ -3,6 +3,8 @@
 A row's result depends on nothing but the row: probabilities become 40-bit integers as soon as they exist, so every
 sum, threshold and cumulative sum after that is exact, whatever the row count, thread count or device. Randomness is a
 hash of (request seed, output position). On a GPU no step reads a value back to the host.
+
+Devices differ in the last bit of exp: then a weight differs in its last bit of 24, and now and then a draw with it.
 """
 
 from dataclasses import dataclass
@@ -86,11 +88,21 @@ def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) ->
     """The chosen token of each row by its logits as they are: [R, V] float32 -> ids [R] int64.
 
     Temperature 0 takes the highest logit, the lowest id of equals. A token less than 2**-40 times as likely as
-    the row's most likely one is never drawn.
+    the row's most likely one is never drawn; a row without a finite highest logit draws token 0.
     """
+    if logits.is_cuda:
+        from worker.kernels.sample_triton import sample_triton
+
+        return sample_triton(logits, params, stages)
+    return sample_torch(logits, params, stages)
+
+
+def sample_torch(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
     if stages.all_greedy:
         return _first_highest(logits)
-    drawn = _draw(_weights(logits, params, stages), uniform(params.seeds, params.positions))
+    peak = logits.amax(-1, keepdim=True) + 0.0  # not -0.0
+    drawn = _draw(_weights(peak, logits, params, stages), uniform(params.seeds, params.positions))
+    drawn.masked_fill_(~peak[:, 0].isfinite(), 0)
     if stages.any_greedy:
         return torch.where(params.temperature == 0, _first_highest(logits), drawn)
     return drawn
@@ -155,10 +167,10 @@ def _first_highest(logits: Tensor) -> Tensor:
     return logits.max(-1).indices
 
 
-def _weights(logits: Tensor, params: PlainParams, stages: Stages) -> Tensor:
+def _weights(peak: Tensor, logits: Tensor, params: PlainParams, stages: Stages) -> Tensor:
     """Integer weights [R, V] after temperature, top-k, top-p and min-p: zero where a token may not be drawn."""
     temperature = params.temperature.masked_fill(params.temperature == 0, 1.0)[:, None]
-    gap = (logits.amax(-1, keepdim=True) - logits) / temperature  # >= 0, 0 at the most likely
+    gap = (peak - logits) / temperature  # >= 0, 0 at the most likely
     weights = _integer_weights(gap)
     if stages.any_top_k or stages.any_top_p:
         _cut(gap, weights, params.top_k, params.top_p, stages)
@@ -219,8 +231,9 @@ def _count(top_k: Tensor, width: int) -> Tensor:
 
 
 def _share(top_p: Tensor, total: Tensor) -> Tensor:
-    """The integer weight that top-p asks for, [R, 1]: at least one, at most `total`."""
-    return (top_p[:, None].double() * total.double()).ceil().long().clamp(min=1).minimum(total)
+    """The integer weight that top-p asks for, [R, 1]: at least one, at most `total`, and that where it is off."""
+    need = (top_p[:, None].double() * total.double()).ceil().long().clamp(min=1).minimum(total)
+    return torch.where(top_p[:, None] < 1, need, total)
 
 
 def _integer_weights(gap: Tensor) -> Tensor:

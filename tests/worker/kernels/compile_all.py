@@ -3,7 +3,7 @@
 Run in a process of its own, because the tests' process has Triton in interpreter mode.
 """
 
-from tests.worker.kernels import compile_dense
+from tests.worker.kernels import compile_dense, compile_sampling
 from tests.worker.kernels.offline import Variant
 from worker.kernels import attention_triton
 
@@ -25,6 +25,7 @@ def main() -> None:
         variant.compiled()
         print(variant.kernel.__name__)
     compile_dense.check()
+    compile_sampling.check()
 
 
 if __name__ == "__main__":
