@@ -16,7 +16,6 @@ X, F, L, F8 = "*bf16", "*fp32", "*i64", "*fp8e4nv"
 EXACT = {"enable_fp_fusion": False}
 SHARED = 227 << 10  # bytes a program may have on Hopper
 PRODUCTS = [  # rows, N, K, as terms
-    (1, 6144, 2560, True),
     (1, 1152, 6912, True),
     (1, 151936, 2560, False),
     (32, 1152, 1024, True),
@@ -24,13 +23,12 @@ PRODUCTS = [  # rows, N, K, as terms
     (64, 128256, 3072, False),
     (8192, 3072, 8192, False),
     (8192, 128256, 3072, False),
-    (64, 49155, 2880, False),
     (8192, 49155, 2880, False),
     (100, 1000, 333, False),
 ]
-GATED = [(1, 8192, 3072), (32, 9728, 2560), (64, 6912, 1152), (128, 8192, 3072), (8192, 9728, 2560)]
+GATED = [(1, 8192, 3072), (32, 6912, 1152), (128, 8192, 3072), (8192, 9728, 2560)]
 NORMS = [(3072, False, 3), (1152, True, 8)]  # size, a norm before the residual, terms
-HEADS = [(24, 8, 128, False, False, 2), (32, 8, 128, True, False, 2), (4, 1, 256, True, True, 4)]
+HEADS = [(32, 8, 128, True, False, 2), (4, 1, 256, True, True, 4)]
 
 
 def linear(rows: int, columns: int, depth: int, spread: bool) -> Variant:
@@ -76,6 +74,7 @@ def heads(q: int, kv: int, size: int, normed: bool, offset: bool, terms: int, ca
 
 
 SMALL = [
+    heads(24, 8, 128, False, False, 2),
     heads(24, 8, 96, True, False, 1, F8),
     Variant(
         rotary_triton._rotary_kernel, [X, X, F, F, L, X, X] + ["i32"] * 4,

@@ -4,6 +4,7 @@ interpreted bf16 is wrong)."""
 import os
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,3 +34,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def device() -> str:
     """Where Triton launchers run."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def dot_in_order(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the interpreter's dot add along K one by one, whatever the tile, where its library would not."""
+    if device == "cuda":
+        return
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def dot(_: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, *how: object) -> TensorHandle:
+        result = total.data.copy()
+        for k in range(a.data.shape[1]):
+            result += a.data[:, k : k + 1].astype(np.float32) * b.data[k : k + 1].astype(np.float32)
+        return TensorHandle(result, total.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)

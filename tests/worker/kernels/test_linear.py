@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 
@@ -70,48 +69,45 @@ def test_a_product_is_cut_by_the_weights_shape_alone_and_only_where_it_is_narrow
     assert all(uncut(torch.empty(shape, device="meta")) for shape in ((16384, 3072), (128256, 3072), (13824, 1152)))
 
 
-@pytest.fixture
-def dot_in_order(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the interpreter's dot add along K one by one, whatever the tile, where its library would not."""
-    if device == "cuda":
-        return
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    def dot(_: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, *how: object) -> TensorHandle:
-        result = total.data.copy()
-        for k in range(a.data.shape[1]):
-            result += a.data[:, k : k + 1].astype(np.float32) * b.data[k : k + 1].astype(np.float32)
-        return TensorHandle(result, total.dtype.scalar)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
-
-
 @pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
-@pytest.mark.parametrize(("columns", "depth"), [(130, 700), (70, 530), (192, 200)])
+@pytest.mark.parametrize(("rows", "columns", "depth", "cut"), [
+    (150, 130, 700, True),
+    (150, 70, 530, True),
+    (150, 192, 200, False),
+    pytest.param(700, 3072, 8192, True, marks=pytest.mark.gpu),
+    pytest.param(700, 1152, 1024, True, marks=pytest.mark.gpu),
+    pytest.param(1100, 16384, 3072, False, marks=pytest.mark.gpu),
+])  # fmt: skip
 def test_triton_bits_of_a_row_do_not_depend_on_the_others(
-    columns: int, depth: int, dtype: torch.dtype, device: str
+    rows: int, columns: int, depth: int, cut: bool, dtype: torch.dtype, device: str
 ) -> None:
     """Across tiles, and whether the chains of K have a program each or one together."""
     from worker.kernels.linear_triton import linear_triton
 
-    x = random(150, depth, dtype=dtype, device=device)
+    x = random(rows, depth, dtype=dtype, device=device)
     weight = random(columns, depth, dtype=dtype, device=device, seed=1)
     bias = random(columns, dtype=dtype, device=device, seed=2)
     whole = linear_triton(x, weight, bias)
-    for begin, end in ((0, 1), (10, 30), (100, 140)):
+    for begin, end in ((0, 1), (10, 30), (60, 120), (0, 140)):
         part = linear_triton(x[begin:end], weight, bias, terms=True)
-        assert part.ndim == (3 if depth > 512 else 2)
+        assert part.ndim == 2 + cut or end - begin > 64
         assert torch.equal(added(part, 2, dtype), whole[begin:end])
 
 
 @pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
-def test_gated_triton_has_the_bits_of_the_product_and_the_gate(dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize(("rows", "columns", "depth"), [
+    (70, 80, 96),
+    pytest.param(700, 9728, 2560, marks=pytest.mark.gpu),
+])  # fmt: skip
+def test_gated_triton_has_the_bits_of_the_product_and_the_gate(
+    rows: int, columns: int, depth: int, dtype: torch.dtype, device: str
+) -> None:
     from worker.kernels.gate_triton import gate_triton
     from worker.kernels.linear_triton import gated_linear_triton, linear_triton
 
-    x, weight = (random(*shape, dtype=dtype, device=device) for shape in ((70, 96), (2 * 80, 96)))
+    x, weight = (random(*shape, dtype=dtype, device=device) for shape in ((rows, depth), (2 * columns, depth)))
     whole = gate_triton(linear_triton(x, weight, None), "silu")
-    for begin, end in ((0, 70), (3, 4), (20, 50)):
+    for begin, end in ((0, rows), (3, 4), (20, 50), (5, 69)):
         assert torch.equal(gated_linear_triton(x[begin:end], weight, None, "silu"), whole[begin:end])

@@ -57,6 +57,7 @@ def test_every_row_is_where_its_definition_says(plan: tuple[int, list[Chunk]]) -
     assert packed.starts[-1] == row == len(packed.tokens)
     assert packed.tiles.tolist() == tiles
     assert (packed.max_q, packed.max_kv) == (max(c.length for c in chunks), int(packed.kv_lens.max()))
+    assert packed.whole == (packed.rows.tolist() == list(range(row)))
     ends = [int(packed.starts[s + 1]) - 1 for s, chunk in enumerate(chunks) if chunk.samples]
     assert [int(packed.rows[at]) for at in wanted.sampled] == ends
 

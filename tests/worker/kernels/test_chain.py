@@ -1,0 +1,113 @@
+"""The decoder's loop through the Triton kernels, attention apart: that they fit together, and change nothing."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.worker.kernels.cases import close, random
+from tests.worker.model.harness import Row, pack
+from worker.kernels.linear import PackedLinear
+from worker.memory.cache import Cache
+from worker.model import decoder
+from worker.model.decoder import Decoder, Layer, Weights
+from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
+
+PLAIN = ModelSpec(
+    model_type="llama", vocab_size=70, hidden_size=256, intermediate_size=576, heads=8, kv_heads=2, head_dim=64,
+    layers=(LayerSpec(0, 0),), ropes=(RopeSpec("default", 10_000.0),), max_positions=64, norm_eps=1e-6,
+    attention_scale=0.125, activation="silu", tied=False, eos_ids=(), dtype="float32",
+)  # fmt: skip
+SANDWICH = replace(
+    PLAIN,
+    layers=2 * PLAIN.layers,
+    norm_offset=True,
+    sandwich_norms=True,
+    qk_norm=True,
+    activation="gelu_tanh",
+    embed_scale=4.0,
+)
+PAGE = 4
+
+
+def weight(*shape: int, seed: int) -> Tensor:
+    return random(*shape, seed=seed) / shape[-1] ** 0.5 if len(shape) > 1 else random(*shape, seed=seed)
+
+
+def layer(spec: ModelSpec, seed: int) -> Layer:
+    hidden, inner, d = spec.hidden_size, spec.intermediate_size, spec.head_dim
+    shapes = {"qkv": (spec.qkv_size, hidden), "o": (hidden, spec.heads * d), "gate_up": (2 * inner, hidden),
+              "down": (hidden, inner)}  # fmt: skip
+    norms = {"before_attention": hidden, "before_mlp": hidden}
+    norms |= {"after_attention": hidden, "after_mlp": hidden} if spec.sandwich_norms else {}
+    norms |= {"q_norm": d, "k_norm": d} if spec.qk_norm else {}
+    fields: dict[str, Any] = {name: weight(size, seed=seed + i) for i, (name, size) in enumerate(norms.items())}
+    for i, (name, shape) in enumerate(shapes.items()):
+        fields[name] = PackedLinear(weight(*shape, seed=seed + 10 + i), None, True)
+    return Layer(**fields)
+
+
+def decoder_of(spec: ModelSpec) -> Decoder:
+    head = PackedLinear(weight(spec.vocab_size, spec.hidden_size, seed=1), None, True)
+    layers = [layer(spec, 100 * i) for i in range(len(spec.layers))]
+    embed = random(spec.vocab_size, spec.hidden_size, seed=2)
+    return Decoder(spec, Weights(embed, layers, weight(spec.hidden_size, seed=3), head), 64)
+
+
+def logits(model: Decoder, sequences: list[Row]) -> Tensor:
+    """Of each one's last token, after its prompt and after one token more."""
+    cache = Cache(model.spec, 20, PAGE, torch.float32, "cpu")
+    told = []
+    for length in (len(sequences[0].tokens), 1):
+        chunks = [(row, length if row is sequences[0] else len(row.tokens) - row.computed) for row in sequences]
+        told.append(model.forward(pack(chunks, PAGE), cache))
+        for row, computed in chunks:
+            row.computed += computed
+            row.tokens.append(7)
+    return torch.cat(told)
+
+
+def one() -> Row:
+    return Row([5, 9, 60, 2, 33], [3, 7])
+
+
+def others() -> list[Row]:
+    return [Row([8] * 3, [8]), Row([8] * 14, [9, 10, 11, 12])]
+
+
+@pytest.fixture
+def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the decoder calls goes where tensors on a GPU go."""
+    from worker.kernels.heads_triton import heads_triton
+    from worker.kernels.linear_triton import gated_linear_triton, linear_triton, uncut
+    from worker.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
+
+    def linear(x: Tensor, packed: PackedLinear, **how: bool) -> Tensor:
+        return linear_triton(x, packed.weight, packed.bias, **how)
+
+    def gated_linear(x: Tensor, packed: PackedLinear, activation: str) -> Tensor:
+        assert uncut(packed.weight)
+        return gated_linear_triton(x, packed.weight, packed.bias, activation)
+
+    for kernel in (linear, gated_linear):
+        monkeypatch.setattr(decoder, kernel.__name__, kernel)
+    for kernel in (heads_triton, add_rms_norm_triton, rms_norm_triton):
+        monkeypatch.setattr(decoder, kernel.__name__.removesuffix("_triton"), kernel)
+
+
+@pytest.mark.parametrize("spec", [PLAIN, SANDWICH], ids=["plain", "sandwich"])
+def test_the_loop_means_the_same(spec: ModelSpec, request: pytest.FixtureRequest) -> None:
+    model = decoder_of(spec)
+    expected = logits(model, [one(), *others()])
+    request.getfixturevalue("triton_kernels")
+    close(logits(model, [one(), *others()]), expected)
+
+
+@pytest.mark.usefixtures("triton_kernels", "dot_in_order")
+def test_a_sequence_has_the_same_bits_alone_and_in_company() -> None:
+    """Of one row, of a few and of more than a tile of them."""
+    model = decoder_of(PLAIN)
+    alone, company = logits(model, [one()]), logits(model, [one(), *others()])
+    assert torch.equal(company[[0, 3]], alone)
