@@ -14,13 +14,13 @@ BF16_SINCE = (8, 0)  # compute capability
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is a GPU where there is one. Raises ConfigError when `cuda` is asked for and cannot be had."""
+    """`auto` is a GPU where there is one. Raises ConfigError when a GPU is asked for, or found, and cannot compute."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         if name == "auto" and gpus():
             log.warning("there is a GPU, but it cannot be used: %s", _why_not())
         return torch.device("cpu")
     if why := _why_not():
-        raise ConfigError(f"--device cuda: {why}")
+        raise ConfigError(f"--device {name}: {why}")
     return torch.device("cuda")
 
 
@@ -45,9 +45,15 @@ def _why_not() -> str:
         return f"CUDA_VISIBLE_DEVICES is {visible!r}, which leaves no GPU"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
+        _compute()
     except (RuntimeError, AssertionError) as error:
         return _first_words(str(error))
-    return "" if torch.cuda.is_available() else "no CUDA device was found"
+    return ""
+
+
+def _compute() -> None:
+    """Fails where another process has the GPU, or all of its memory, or where PyTorch was not compiled for it."""
+    torch.ones(1, device="cuda").add_(1).item()
 
 
 def _first_words(said: str) -> str:

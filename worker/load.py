@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from worker.model.families import spec_from_config
 from worker.model.spec import ModelSpec
 from worker.model.weights import load
 from worker.run.runner import Runner
-from worker.run.warmup import rehearse
+from worker.run.warmup import Bounds, commonest, rehearse, warm_up
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 
@@ -58,12 +59,13 @@ def load_engine(
     longest(spec, model, worker)  # raises before the weights are read
     compiler = Compiler(folder, spec.vocab_size, spec.eos_ids)
     gpu = Gpu(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
+    moved = partial(on_progress, 1, 1)
     with _no_room(gpu):
         weights = load(
             folder, spec, dtype, device, invariant=worker.batch_invariant, on_progress=on_progress,
             on_size=gpu.look().check_weights if gpu else lambda needed: None,
         )  # fmt: skip
-        size, decoder = _sized(spec, weights, model, worker, gpu, lambda: on_progress(1, 1))
+        size, decoder = _sized(spec, weights, model, worker, gpu, moved)
         cache = Cache(spec, size.pages, size.page_size, dtype, device)
     log.info(
         "%s on %s in %s: %d pages of %d tokens, sequences up to %d",
@@ -76,14 +78,18 @@ def load_engine(
             native.huge(part)
         cache.populate_ahead(native.touch)
     pool = PagePool(size.pages, size.page_size)
+    on_gpu = gpu is not None
+    runner = Runner(
+        decoder,
+        cache,
+        max_batch_size=worker.max_batch_size,
+        overlap=worker.overlap and on_gpu,
+        graphs=worker.cuda_graphs and on_gpu,
+    )
+    if on_gpu:
+        warm_up(runner, commonest(Bounds.of(worker, size.max_seq_len)), moved)
     return Engine(
-        runner=Runner(
-            decoder,
-            cache,
-            max_batch_size=worker.max_batch_size,
-            overlap=worker.overlap and device.type == "cuda",
-            graphs=worker.cuda_graphs and device.type == "cuda",
-        ),
+        runner=runner,
         scheduler=Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pool),
         pool=pool,
         spec=spec,
@@ -120,7 +126,9 @@ def _no_room(gpu: Gpu | None) -> Iterator[None]:
     """A GPU that turns out to be too small is a sentence."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:  # torch.OutOfMemoryError, or the driver's own by way of CUDA or Triton
+        if "out of memory" not in str(error):
+            raise
         name = gpu.name if gpu else "the device"
         raise ConfigError(
             f"{name} has no room for this model with these settings ({_in_short(error)}): end what else runs there, "
@@ -129,8 +137,8 @@ def _no_room(gpu: Gpu | None) -> Iterator[None]:
 
 
 def _in_short(error: Exception) -> str:
-    """PyTorch says in its first two sentences what happened, and in many others what else is so."""
-    return ". ".join(str(error).split(". ")[:2])
+    """PyTorch says in its first two sentences, or its first line, what happened, and in others what else is so."""
+    return ". ".join(str(error).split("\n")[0].split(". ")[:2])
 
 
 def _hash(folder: Path) -> str:

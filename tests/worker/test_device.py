@@ -26,17 +26,20 @@ ODD_DRIVER = (
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets what PyTorch finds; `said` is what it answers when CUDA is to start."""
+    """Sets what PyTorch finds; `said` is what it answers when CUDA is to start, `computes` when it is to compute."""
 
-    def set(said: str = "", *, built: str | None = "13.0", capability: tuple[int, int] = (9, 0)) -> None:
-        def init() -> None:
-            if said:
-                raise RuntimeError(said)
+    def set(
+        said: str = "", *, computes: str = "", built: str | None = "13.0", capability: tuple[int, int] = (9, 0)
+    ) -> None:
+        def fail(words: str) -> None:
+            if words:
+                raise RuntimeError(words)
 
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(torch.version, "cuda", built)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: not said and built is not None)
-        monkeypatch.setattr(torch.cuda, "init", init)
+        monkeypatch.setattr(torch.cuda, "init", lambda: fail(said))
+        monkeypatch.setattr("worker.device._compute", lambda: fail(computes))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
 
@@ -58,6 +61,16 @@ def test_why_there_is_no_gpu(machine: Any, said: str, words: str) -> None:
         pick_device("cuda")
     assert str(caught.value) == words
     assert pick_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["cuda", "auto"])
+def test_a_gpu_that_is_there_but_cannot_compute_is_not_left_for_the_cpu(machine: Any, name: str) -> None:
+    machine(
+        computes="CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported. For debugging ..."
+    )
+    with pytest.raises(ConfigError) as caught:
+        pick_device(name)
+    assert str(caught.value) == f"--device {name}: CUDA error: out of memory"
 
 
 def test_a_build_without_cuda(machine: Any) -> None:

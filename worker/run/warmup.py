@@ -21,19 +21,19 @@ from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
 
 GREEDY = Sampling(1, temperature=0.0)
-DRAWN = Sampling(1)
+CHOSEN = Sampling(1, temperature=0.7, top_p=0.9, top_k=40, min_p=0.05)  # by the logits alone
 EVERYTHING = Sampling(
     1, temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, repetition_penalty=1.1, presence_penalty=0.1,
     frequency_penalty=0.1, logit_bias=((0, 1.0),), min_tokens=1, logprobs=20,
 )  # fmt: skip
 SAMPLINGS = (
     GREEDY,
-    DRAWN,
+    Sampling(1),
     Sampling(1, top_p=0.9),
     Sampling(1, top_k=40),
     Sampling(1, min_p=0.05),
     Sampling(1, top_p=0.9, top_k=40),
-    Sampling(1, top_p=0.9, top_k=40, min_p=0.05),
+    CHOSEN,
     Sampling(1, temperature=0.0, repetition_penalty=1.1),
     Sampling(1, presence_penalty=0.5, frequency_penalty=0.5),
     Sampling(1, temperature=0.0, logit_bias=((0, 1.0),)),
@@ -42,6 +42,7 @@ SAMPLINGS = (
     EVERYTHING,
 )
 ROWS = (1, 3, 16, 67, 80)  # of decodes: one, few and many; multiples of 16 and not
+FIRST_ROWS = (1, 2, 4, 8)
 CHUNKS = (19, 32, 131, 256)  # tokens of a prompt
 FAR = 1100  # tokens before a step: more than what one program of the attention kernels reads alone
 
@@ -106,6 +107,12 @@ def steps(bounds: Bounds) -> Iterator[Plan]:
     yield bounds.chunk(40, 0, Sampling(1, temperature=0.0, logprobs=2, prompt_logprobs=True))
 
 
+def commonest(bounds: Bounds) -> Iterator[Plan]:
+    """Decodes of the first few requests; a runner that records decodes records these."""
+    for rows in FIRST_ROWS:
+        yield bounds.decodes(rows, 8, CHOSEN)
+
+
 class Steps(Protocol):
     def step(self, plan: Plan) -> object: ...
 
@@ -138,7 +145,7 @@ def rehearse(
     runner = Runner(decoder, Cache(decoder.spec, 1, bounds.page_size, embed.dtype, embed.device))
     warm_up(runner, steps(bounds), moved)
     taken = []
-    for plan in (bounds.decodes(bounds.sequences, bounds.length, DRAWN), bounds.largest()):
+    for plan in (bounds.decodes(bounds.sequences, bounds.length, CHOSEN), bounds.largest()):
         memory.mark()
         runner.step(plan)
         taken.append(memory.grown())

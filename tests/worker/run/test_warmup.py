@@ -17,7 +17,7 @@ from worker.model.checkpoint import read_config
 from worker.model.families import spec_from_config
 from worker.model.weights import load
 from worker.run.runner import Runner
-from worker.run.warmup import CHUNKS, ROWS, SAMPLINGS, Bounds, rehearse, steps, warm_up
+from worker.run.warmup import CHUNKS, ROWS, SAMPLINGS, Bounds, commonest, rehearse, steps, warm_up
 from worker.schedule.plan import Plan
 
 SETTINGS: list[dict[str, Any]] = [
@@ -55,7 +55,7 @@ class Memory:
 def test_no_step_is_larger_than_requests_could_cause(settings: dict[str, Any], length: int) -> None:
     worker = WorkerConfig(**settings)
     bounds = Bounds.of(worker, length)
-    for plan in (*steps(bounds), bounds.largest()):
+    for plan in (*steps(bounds), *commonest(bounds), bounds.largest()):
         assert plan.chunks
         for chunk in plan.chunks:
             sequence, end = chunk.sequence, chunk.start + chunk.length
@@ -131,9 +131,21 @@ def test_a_gpus_pool_is_what_the_rehearsal_leaves(checkpoints: Checkpoints) -> N
     assert size.pages > 16, "the flag has the last word"
 
 
-def test_a_gpu_that_is_full_is_one_sentence() -> None:
-    said = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which\nmore"
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a capacity of\nmore"),
+            "(CUDA out of memory. Tried to allocate 2.00 GiB)",
+        ),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "(Triton Error [CUDA]: out of memory)"),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "(CUDA error: out of memory)"),
+    ],
+)
+def test_a_gpu_that_is_full_is_one_sentence(error: RuntimeError, words: str) -> None:
     with pytest.raises(ConfigError) as caught, _no_room(Memory()):  # type: ignore[arg-type]
-        raise torch.OutOfMemoryError(said)
-    assert "Fake GPU has no room" in str(caught.value) and "Tried to allocate 2.00 GiB)" in str(caught.value)
+        raise error
+    assert "Fake GPU has no room" in str(caught.value) and words in str(caught.value)
     assert "\n" not in str(caught.value)
+    with pytest.raises(RuntimeError, match="no kernel image"), _no_room(Memory()):  # type: ignore[arg-type]
+        raise RuntimeError("no kernel image")
