@@ -91,10 +91,10 @@ def _leave(client: httpx.Client, body: dict[str, Any]) -> None:
 
 
 def test_a_killed_worker_is_replaced_and_streams_go_on(demo: Server) -> None:
-    undisturbed = demo.events("Once upon a time", 400, ignore_eos=True)
+    undisturbed = demo.events("Once upon a time", 1500, ignore_eos=True)
     before = demo.stats()["worker"]
     with ThreadPoolExecutor(2) as pool:
-        stream = pool.submit(demo.events, "Once upon a time", 400, ignore_eos=True)
+        stream = pool.submit(demo.events, "Once upon a time", 1500, ignore_eos=True)
         demo.until(lambda stats: stats["running"] > 0)
         time.sleep(0.2)
         os.kill(before["pid"], signal.SIGKILL)
