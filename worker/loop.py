@@ -116,7 +116,7 @@ class Loop:
     def _launch(self, plan: Plan) -> None:
         """Puts a step behind those under way, or does what is to be done when that fails."""
         before = self._flights[-1] if self._flights else None
-        self._desk.ledger.running(_members([*(flight.plan for flight in self._flights), plan]))
+        self._desk.ledger.running(_members(plan, before.plan if before is not None else None))
         try:
             flight = self._runner.launch(plan, before)
         except Exception as error:
@@ -194,9 +194,10 @@ class Loop:
         sequence.last_token = now
 
 
-def _members(plans: list[Plan]) -> list[Sequence]:
-    """Whose steps these are, each once."""
-    return list(dict.fromkeys(chunk.sequence for plan in plans for chunk in plan.chunks))
+def _members(plan: Plan, before: Plan | None) -> list[Sequence]:
+    """Who is in a step, or in the one before, which is under way; each once."""
+    members = [chunk.sequence for chunk in plan.chunks]
+    return members if before is None else list(dict.fromkeys([*members, *(one.sequence for one in before.chunks)]))
 
 
 def _apart(chunks: list[Chunk]) -> list[list[Chunk]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from shared.messages import Sampling
 from worker.kernels.sample import Bias, History, PlainParams, SampleParams, Stages
 from worker.kernels.sample import sample as sample_rows
+from worker.run.pack import to_device
 from worker.schedule.sequence import Sequence
 
 
@@ -48,16 +49,11 @@ def _is_penalized(p: Sampling) -> bool:
 
 def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
     params = [sequence.sampling for sequence in sequences]
-    floats = torch.tensor(
-        [
-            (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
-            for p in params
-        ],
-        dtype=torch.float32,
-    ).to(device)
-    ints = torch.tensor([(p.top_k, signed(s.seed), s.next_output) for p, s in zip(params, sequences, strict=True)]).to(
-        device
-    )
+    wanted = [
+        (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params
+    ]
+    counts = [(p.top_k, signed(s.seed), s.next_output) for p, s in zip(params, sequences, strict=True)]
+    floats, ints = to_device(np.array(wanted, np.float32), device), to_device(np.array(counts, np.int64), device)
     temperature, top_p, min_p, repetition, presence, frequency = floats.unbind(1)
     top_k, seeds, positions = ints.unbind(1)
     hot = [p for p in params if p.temperature > 0]
@@ -94,7 +90,7 @@ def _history(sequences: list[Sequence], device: torch.device) -> History | None:
         rows.append(np.full(len(seen), row))
     if not rows:
         return None
-    columns = (torch.from_numpy(np.concatenate(column)).to(device) for column in (rows, ids, counts))
+    columns = (to_device(np.concatenate(column), device) for column in (rows, ids, counts))
     return History(*columns)
 
 
@@ -106,9 +102,9 @@ def _bias(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.dev
         return None
     rows, ids, values = zip(*entries, strict=True)
     return Bias(
-        torch.tensor(rows, device=device),
-        torch.tensor(ids, device=device),
-        torch.tensor(values, dtype=torch.float32, device=device),
+        to_device(np.array(rows), device),
+        to_device(np.array(ids), device),
+        to_device(np.array(values, np.float32), device),
     )
 
 

@@ -26,14 +26,14 @@ class Settler:
     def advance(self, plan: Plan) -> None:
         """Raises ValueError, and applies nothing, if the plan does not go on from what is computed or under way."""
         running = self._state.running
-        for chunk in plan.chunks:
+        chunks = [chunk for chunk in plan.chunks if chunk.sequence in running]
+        for chunk in chunks:
+            if chunk.start != chunk.sequence.computed + chunk.sequence.flying:
+                raise ValueError(f"{chunk.sequence.key} has moved on since this plan was made")
+        for chunk in chunks:
             sequence = chunk.sequence
-            if sequence.computed + sequence.flying != chunk.start and sequence in running:
-                raise ValueError(f"{sequence.key} has moved on since this plan was made")
-        for chunk in plan.chunks:
-            if chunk.sequence in running:
-                chunk.sequence.flying += chunk.length
-                chunk.sequence.due += chunk.samples
+            sequence.flying += chunk.length
+            sequence.due += chunk.samples
 
     def settle(self, plan: Plan, ids: list[int], now: float) -> list[Advance]:
         """`ids[i]` was sampled for `plan.sampling[i]`. Steps are settled in the order in which they were launched.
