@@ -1,8 +1,8 @@
 """Steps for nobody, before anybody is served: they have every kernel compiled, and show what the largest step takes.
 
-A GPU's kernels are compiled for what they are first called with: a number format, and whether a size is 1, a multiple
-of 16 or neither. So the steps here are of all kinds that requests can cause. They compute in the scratch page alone:
-their sequences' pages are all that one, whatever their length.
+A GPU's kernels are compiled for what they are first called with: a number format, tiles that suit the number of rows,
+and whether a size is 1, a multiple of 16 or neither. So the steps here are of all kinds that requests can cause. They
+compute in the scratch page alone: their sequences' pages are all that one, whatever their length.
 """
 
 from array import array
@@ -41,9 +41,9 @@ SAMPLINGS = (
     Sampling(1, logprobs=5),
     EVERYTHING,
 )
-ROWS = (1, 3, 16, 67, 80)  # of decodes: one, few and many; multiples of 16 and not
+EVEN = (16, 64, 256)  # sizes that are multiples of 16, beside those of sizes()
+FEW_ROWS, FEW_TOKENS = (1, 3, 16, 67), (19, 131, 512)  # of the first few decodes and prompts
 FIRST_ROWS = (1, 2, 4, 8)
-CHUNKS = (19, 32, 131, 256)  # tokens of a prompt
 FAR = 1100  # tokens before a step: more than what one program of the attention kernels reads alone
 
 
@@ -92,16 +92,27 @@ class Bounds:
         return Plan(chunks)
 
 
+def sizes(most: int) -> list[int]:
+    """From 1 to `most`, each at most a quarter more than the last: between two of them no kernel changes its tiles."""
+    found = [1]
+    while found[-1] < most:
+        found.append(min(most, max(found[-1] + 1, found[-1] * 5 // 4)))
+    return sorted({*found, *(even for even in EVEN if even <= most)})
+
+
 def steps(bounds: Bounds) -> Iterator[Plan]:
     """Of every kind, from the simplest on."""
-    for after in (0, FAR):
-        for rows in ROWS:
-            yield bounds.decodes(rows, after)
-        for tokens in (*CHUNKS, bounds.tokens):
-            yield bounds.chunk(tokens, after)
+    for rows in sizes(bounds.sequences):
+        yield bounds.decodes(rows, 0)
+    for tokens in sizes(min(bounds.tokens, bounds.length)):
+        yield bounds.chunk(tokens, 0)
+    for rows in FEW_ROWS:
+        yield bounds.decodes(rows, FAR)
+    for tokens in FEW_TOKENS:
+        yield bounds.chunk(tokens, FAR)
     yield Plan([*bounds.decodes(2, FAR).chunks, *bounds.chunk(40, 7).chunks])
     for sampling in SAMPLINGS:
-        for rows in ROWS[:3]:
+        for rows in FEW_ROWS[:3]:
             yield bounds.decodes(rows, 5, sampling)
     yield bounds.decodes(len(SAMPLINGS), 5, *SAMPLINGS)
     yield bounds.chunk(40, 0, Sampling(1, temperature=0.0, logprobs=2, prompt_logprobs=True))

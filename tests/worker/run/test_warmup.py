@@ -1,5 +1,6 @@
 """Steps for nobody: every kind of them, within the settings, over the scratch page alone; and what they measure."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from worker.model.checkpoint import read_config
 from worker.model.families import spec_from_config
 from worker.model.weights import load
 from worker.run.runner import Runner
-from worker.run.warmup import CHUNKS, ROWS, SAMPLINGS, Bounds, commonest, rehearse, steps, warm_up
+from worker.run.warmup import FAR, FEW_TOKENS, SAMPLINGS, Bounds, commonest, rehearse, sizes, steps, warm_up
 from worker.schedule.plan import Plan
 
 SETTINGS: list[dict[str, Any]] = [
@@ -73,14 +74,23 @@ def test_the_largest_step_has_every_row_and_all_tokens() -> None:
     assert whole.tokens == 512 + 2000 - 1, "a prompt that is not cut may exceed the budget"
 
 
+@pytest.mark.parametrize("most", [1, 2, 15, 64, 300, 8192])
+def test_sizes_leave_no_gap(most: int) -> None:
+    found = sizes(most)
+    assert (found[0], found[-1]) == (1, most) and found == sorted(set(found))
+    assert all(after <= max(before + 1, before * 5 // 4) for before, after in itertools.pairwise(found))
+    assert {16, 64, 256} & set(found) == {even for even in (16, 64, 256) if even <= most}
+
+
 def test_all_kinds_of_steps_are_there() -> None:
-    plans = list(steps(Bounds.of(WorkerConfig(max_batch_size=256), 4000)))
-    assert {len(plan.chunks) for plan in plans if plan.tokens == len(plan.chunks)} >= set(ROWS)
+    plans = list(steps(Bounds.of(WorkerConfig(max_batch_size=256, max_step_tokens=2048), 4000)))
+    assert {len(plan.chunks) for plan in plans if plan.tokens == len(plan.chunks)} >= set(sizes(256))
     alone = [plan.chunks[0] for plan in plans if len(plan.chunks) == 1]
-    assert {chunk.length for chunk in alone if not chunk.start} >= set(CHUNKS)
-    assert {chunk.length for chunk in alone if chunk.start} >= set(CHUNKS)
+    assert {chunk.length for chunk in alone if not chunk.start} >= set(sizes(2048))
+    assert {chunk.length for chunk in alone if chunk.start == FAR} >= {1, *FEW_TOKENS}
     asked = {chunk.sequence.sampling for plan in plans for chunk in plan.chunks}
     assert asked >= set(SAMPLINGS) and any(sampling.prompt_logprobs for sampling in asked)
+    assert len(plans) < 130, "each is a few milliseconds of every start"
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
