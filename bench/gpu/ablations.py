@@ -25,7 +25,9 @@ class Part:
 
 PARTS = (
     Part("batch invariance", Setup(invariant=False), prefill=True),
+    Part("graphs", Setup(graphs=False), cuda=True),
     Part("overlap", Setup(overlap=False), cuda=True),
+    Part("graphs and overlap", Setup(graphs=False, overlap=False), cuda=True),
     *(Part(name, BASE, prefill=True, cuda=True, fusion=name) for name in INSTEAD),
 )
 

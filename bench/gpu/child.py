@@ -19,6 +19,9 @@ from bench.gpu.clock import clock_of
 from bench.gpu.place import Place, Row
 from bench.gpu.sections import NOTE
 from bench.gpu.shapes import FULL, SMALL
+from bench.gpu.tables import FAIL
+from shared.config import ConfigError
+from worker.device import pick_device
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -27,19 +30,24 @@ def main(pipe: int) -> None:
     os.set_inheritable(pipe, False)
     order = json.load(sys.stdin)
     warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+    heard = _Heard()
+    logging.getLogger("sluice").addHandler(heard)
     with os.fdopen(pipe, "w", buffering=1) as out:
 
         def say(event: dict[str, Any]) -> None:
             out.write(json.dumps(event) + "\n")
 
+        try:
+            pick_device(order["options"]["device"])
+        except ConfigError as error:
+            return say({"refused": str(error)})
         place = _place(order)
         if not place.cuda:
             torch.set_num_threads(1)  # tiny sizes: more would only wait for each other
         say({"about": _about(place)})
         for task in order["tasks"]:
             say({"begin": task["call"]})
-            if not _task(place, task, say):
+            if not _task(place, task, say, heard):
                 return
 
 
@@ -60,9 +68,21 @@ def _place(order: dict[str, Any]) -> Place:
     )
 
 
-def _task(place: Place, task: dict[str, Any], say: Say) -> bool:
+class _Heard(logging.Handler):
+    """What the worker warns of, each thing once: a fast path that is switched off should not go unseen."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines[record.getMessage()] = None
+
+
+def _task(place: Place, task: dict[str, Any], say: Say, heard: _Heard) -> bool:
     """One task from begin to end; False when the device is not to be used any more."""
     begun, failed, known = time.monotonic(), "", dict(place.facts)
+    heard.lines.clear()
     try:
         for row in _rows(place, task):
             say({"row": row})
@@ -72,6 +92,8 @@ def _task(place: Place, task: dict[str, Any], say: Say) -> bool:
     except Exception as error:
         traceback.print_exc()
         failed = _why(error)
+    for line in heard.lines:
+        say({"row": {task["first"]: task["argument"], "result": FAIL, NOTE: f"warned: {line[:300]}"}})
     broken = bool(failed) and not _works(place)
     say({"end": time.monotonic() - begun, "failed": failed, "broken": broken})
     gc.collect()

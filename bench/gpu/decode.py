@@ -8,6 +8,7 @@ from bench.gpu.floor import kv_bytes, weight_bytes
 from bench.gpu.place import Place, Row, spec_of
 from bench.gpu.rig import Rig, rig
 
+PROFILED = 64  # steps that may follow
 WARM_UP = 12  # steps: kernels are compiled and graphs captured in them
 
 
@@ -30,7 +31,7 @@ def measure(place: Place, model: str) -> Iterator[Row]:
 
 
 def longest(place: Place) -> int:
-    return place.sizes.context + WARM_UP + place.sizes.steps * place.sizes.rounds + 8
+    return place.sizes.context + WARM_UP + place.sizes.steps * place.sizes.rounds + PROFILED + 8
 
 
 def steady(place: Place, made: Rig, batch: int, *, temperature: float = 0.0, top_p: float = 1.0) -> tuple[float, float]:

@@ -20,8 +20,10 @@ from typing import IO, Any
 
 from bench.gpu.sections import Options, Task
 from bench.gpu.tables import Table
+from bench.server import BenchError
 
 GRACE_S = 10.0  # past the budget, for a task that is nearly through
+STDERR = 2
 START_S = 120.0  # until a process says its first word
 
 
@@ -50,8 +52,9 @@ class Drive:
                 before = len(queue)
                 with _Child(self._order(queue, folder), self.log) as child:
                     self._follow(child, queue)
-                if len(queue) == before:  # it did not even begin
+                while queue and len(queue) == before:  # it did not even begin: nor would another
                     self._end(queue, "the process that was to measure it did not start")
+                    before -= 1
         return list(self.tables.values())
 
     def _order(self, queue: list[Task], folder: str) -> dict[str, Any]:
@@ -75,6 +78,8 @@ class Drive:
                     self._table(queue[0]).add(row)
                 case {"fact": fact}:
                     self.facts.update(fact)
+                case {"refused": why}:
+                    raise BenchError(why)
                 case {"about": line}:
                     if line not in self.about:
                         self.about.append(line)
@@ -112,8 +117,8 @@ class _Child:
         path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.gpu.child", str(theirs)],
-            stdin=subprocess.PIPE, stdout=log or sys.stderr, stderr=log, pass_fds=(theirs,), start_new_session=True,
-            env=os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.PIPE, stdout=log or STDERR, stderr=log, pass_fds=(theirs,), start_new_session=True,
+            env=os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         os.close(theirs)
         assert self._process.stdin is not None

@@ -23,7 +23,7 @@ def measure(place: Place, model: str) -> Iterator[Row]:
     made.scatter()
     seconds, _ = steady(place, made, batch)
     yield {"what": f"a step, {model}, not profiled", "batch": batch, "value": 1e3 * seconds, "unit": "ms"}
-    spans = record(place, lambda: made.turns(STEPS), place.folder / "idle.json")
+    spans = record(place, lambda: made.turns(STEPS))
     whole, between = extent(spans), gaps(spans)
     long = [gap for gap in between if gap >= LONG_US]
     rows = {

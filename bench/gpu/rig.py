@@ -36,6 +36,7 @@ class Setup:
     """What of the fast path is on, and how prompts are cut. `step_tokens` 0: a prompt is one chunk."""
 
     invariant: bool = True
+    graphs: bool = True
     overlap: bool = True
     step_tokens: int = 0
 
@@ -54,7 +55,7 @@ class Rig:
         stats, metrics = Stats(), Metrics()
         self._desk = Desk(self.scheduler, stats, metrics, vocab_size=spec.vocab_size, seeds=random.Random(place.seed))
         self._sink = Sink()
-        runner = Runner(decoder, self.cache, overlap=setup.overlap)
+        runner = Runner(decoder, self.cache, overlap=setup.overlap, graphs=setup.graphs, max_batch_size=slots)
         self._loop = Loop(self.scheduler, runner, self._desk, self._sink, stats, metrics)  # type: ignore[arg-type]
         self._rng = random.Random(place.seed)
         self._next = 0

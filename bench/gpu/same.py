@@ -75,7 +75,9 @@ def same_ids(place: Place, model: str) -> Iterator[Row]:
         "again": base,
         "prompts in chunks of 64": Setup(step_tokens=64),
         "prompts in chunks of 33": Setup(step_tokens=33),
+        "without graphs": Setup(graphs=False),
         "without overlap": Setup(overlap=False),
+        "without either": Setup(graphs=False, overlap=False),
     }
     expected = _ids(place, model, base)
     distinct = len({id for ids in expected for id in ids})

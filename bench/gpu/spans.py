@@ -1,6 +1,7 @@
 """What ran on the device and when, from torch's profiler: read from the trace it writes, which every version has."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,20 @@ class Span:
     length: float
 
 
-def record(place: Place, run: Callable[[], object], trace: Path) -> list[Span]:
-    """Runs it under the profiler, leaves the trace at `trace`; spans on the device, by time. On the CPU: operators."""
+def record(place: Place, run: Callable[[], object], copy: Path | None = None) -> list[Span]:
+    """Runs it twice, under the profiler the second time; spans on the device, by time. On the CPU: operators.
+
+    `copy`: where the trace is left. The profiler itself is warmed up first: it takes a second to begin.
+    """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if place.cuda else [])
-    with profile(activities=activities) as profiler:
-        run()
-        place.clock.wait()
+    trace = place.folder / "trace.json"
+    for _ in range(2):
+        with profile(activities=activities) as profiler:
+            run()
+            place.clock.wait()
     profiler.export_chrome_trace(str(trace))
+    if copy is not None:
+        shutil.copy(trace, copy)
     wanted = ON_DEVICE if place.cuda else ("cpu_op",)
     events = json.loads(trace.read_text())["traceEvents"]
     spans = [

@@ -1,5 +1,6 @@
 """Tasks for a measuring process: what goes well, and every way in which it may not."""
 
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -10,6 +11,11 @@ from bench.gpu.place import Place, Row
 def fine(place: Place, argument: str) -> Iterator[Row]:
     place.facts["seen"] = place.facts.get("seen", 0.0) + 1
     yield {"what": argument, "value": place.facts["seen"]}
+
+
+def warns(place: Place, argument: str) -> Iterator[Row]:
+    logging.getLogger("sluice.graphs").warning("slower from now on")
+    yield {"what": argument, "value": 1.0}
 
 
 def raises(place: Place, argument: str) -> Iterator[Row]:

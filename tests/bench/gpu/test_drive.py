@@ -1,7 +1,10 @@
 """A process that measures may raise, die or hang: each costs what it was at, and nothing else."""
 
+import re
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -10,6 +13,7 @@ import pytest
 from bench.gpu.drive import Drive
 from bench.gpu.sections import Options, Section, Task
 from bench.gpu.tables import Table
+from bench.server import BenchError
 
 OPTIONS = Options("cpu", ("tiny",), True, 1)
 
@@ -40,7 +44,7 @@ def test_each_failure_costs_one_task_and_is_told(log: IO[bytes], handed_out: lis
     tables = drive(handed_out, log).run(tasks)
     said = {table.section.name: [row.get("note", "") for row in table.rows] for table in tables}
     assert [table.section.name for table in tables] == ["fine", "raises", "dies", "hangs"]
-    assert said["raises"] == ["", "failed: ValueError: no such thing (misbehave.py:17)"]
+    assert re.fullmatch(r"failed: ValueError: no such thing \(misbehave\.py:\d+\)", str(said["raises"][1]))
     assert said["dies"] == ["", "failed: its process ended with 9"] * 2
     assert said["hangs"] == ["", "failed: it took too long and was ended"]
     assert [row["value"] for row in tables[0].rows] == [1.0, 2.0]  # what was found outlives the process that found it
@@ -50,6 +54,32 @@ def test_each_failure_costs_one_task_and_is_told(log: IO[bytes], handed_out: lis
 def test_tables_are_handed_out_when_they_are_whole(log: IO[bytes], handed_out: list[Table]) -> None:
     drive(handed_out, log).run([Task(section("fine"), "a"), Task(section("raises"), "b")])
     assert [table.section.name for table in handed_out] == ["fine", "raises"]
+
+
+def test_what_the_worker_warns_of_is_no_good_run(log: IO[bytes], handed_out: list[Table]) -> None:
+    (table,) = drive(handed_out, log).run([Task(section("warns"), "a")])
+    assert table.rows[1]["note"] == "warned: slower from now on"
+    assert not table.well
+
+
+def test_where_no_process_starts_nothing_is_waited_for(
+    log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    tables = drive(handed_out, log).run([Task(section("fine"), "a"), Task(section("dies"), "b")])
+    assert [table.rows[0]["note"] for table in tables] == [
+        "failed: the process that was to measure it did not start"
+    ] * 2
+
+
+def test_without_a_gpu_there_is_a_sentence(
+    log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(BenchError, match="--device cuda: "):
+        Drive(replace(OPTIONS, device="cuda"), time.time() + 100, log, handed_out.append).run(
+            [Task(section("fine"), "a")]
+        )
 
 
 def test_a_budget_that_is_spent_leaves_everything_out_and_says_so(log: IO[bytes], handed_out: list[Table]) -> None:
