@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.grammar.matcher import Matcher
+from worker.run.pack import to_device
 from worker.run.sampler import enders
 from worker.schedule.sequence import Sequence
 
@@ -41,7 +42,7 @@ class Constrainer:
         forbidden = _unpacked(~bits, logits.device)[:, : logits.shape[1]]
         if len(rows) == len(sequences):
             return logits.masked_fill(forbidden, -torch.inf)
-        at = torch.tensor(rows, device=logits.device)
+        at = to_device(np.array(rows), logits.device)
         return logits.index_copy(0, at, logits[at].masked_fill_(forbidden, -torch.inf))
 
     def _allowed(self, sequences: list[Sequence]) -> Bits:
@@ -81,4 +82,4 @@ def _unpacked(bits: Bits, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return torch.from_numpy(np.unpackbits(bits, axis=1, bitorder="little")).view(torch.bool)
     places = torch.arange(8, dtype=torch.uint8, device=device)
-    return (torch.from_numpy(bits).to(device)[:, :, None] >> places & 1).bool().flatten(1)
+    return (to_device(bits, device)[:, :, None] >> places & 1).bool().flatten(1)

@@ -5,10 +5,11 @@ batch, and how often the sequence was preempted or resumed, changes nothing.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from shared.messages import Sampling
@@ -53,9 +54,8 @@ def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.d
         (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params
     ]
     counts = [(p.top_k, signed(s.seed), s.next_output) for p, s in zip(params, sequences, strict=True)]
-    floats, ints = to_device(np.array(wanted, np.float32), device), to_device(np.array(counts, np.int64), device)
-    temperature, top_p, min_p, repetition, presence, frequency = floats.unbind(1)
-    top_k, seeds, positions = ints.unbind(1)
+    temperature, top_p, min_p, repetition, presence, frequency = _uploaded(wanted, np.float32, device)
+    top_k, seeds, positions = _uploaded(counts, np.int64, device)
     hot = [p for p in params if p.temperature > 0]
     return SampleParams(
         PlainParams(temperature, top_k, top_p, min_p, seeds, positions),
@@ -74,6 +74,11 @@ def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.d
     )
 
 
+def _uploaded(rows: Iterable[tuple[float, ...]], dtype: DTypeLike, device: torch.device) -> tuple[Tensor, ...]:
+    """Columns, each contiguous, in one copy."""
+    return to_device(np.ascontiguousarray(np.array(list(rows), dtype).T), device).unbind()
+
+
 def signed(seed: int) -> int:
     """An unsigned 64-bit seed with the same bits as int64."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -90,8 +95,7 @@ def _history(sequences: list[Sequence], device: torch.device) -> History | None:
         rows.append(np.full(len(seen), row))
     if not rows:
         return None
-    columns = (to_device(np.concatenate(column), device) for column in (rows, ids, counts))
-    return History(*columns)
+    return History(*to_device(np.stack([np.concatenate(column) for column in (rows, ids, counts)]), device))
 
 
 def _bias(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.device) -> Bias | None:
@@ -101,11 +105,8 @@ def _bias(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.dev
     if not entries:
         return None
     rows, ids, values = zip(*entries, strict=True)
-    return Bias(
-        to_device(np.array(rows), device),
-        to_device(np.array(ids), device),
-        to_device(np.array(values, np.float32), device),
-    )
+    at_rows, at_ids = to_device(np.array([rows, ids], np.int64), device)
+    return Bias(at_rows, at_ids, to_device(np.array(values, np.float32), device))
 
 
 def _biases(sequence: Sequence, eos_ids: tuple[int, ...]) -> dict[int, float]:
