@@ -54,9 +54,12 @@ def cuda_recorder() -> Record:
     pool = torch.cuda.graph_pool_handle()
 
     def record(body: Callable[[], object]) -> Graph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            body()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                body()
+        finally:
+            torch.cuda.set_stream(stream)  # a recording that fails would leave its own behind
         return graph
 
     return record

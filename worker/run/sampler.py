@@ -5,11 +5,11 @@ batch, and how often the sequence was preempted or resumed, changes nothing.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.messages import Sampling
@@ -17,6 +17,8 @@ from worker.kernels.sample import Bias, History, PlainParams, SampleParams, Stag
 from worker.kernels.sample import sample as sample_rows
 from worker.run.pack import to_device
 from worker.schedule.sequence import Sequence
+
+COLUMN = 32  # entries, 128 bytes or more: kernels are compiled for what an address is a multiple of
 
 
 def sample(logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
@@ -54,8 +56,8 @@ def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.d
         (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params
     ]
     counts = [(p.top_k, signed(s.seed), s.next_output) for p, s in zip(params, sequences, strict=True)]
-    temperature, top_p, min_p, repetition, presence, frequency = _uploaded(wanted, np.float32, device)
-    top_k, seeds, positions = _uploaded(counts, np.int64, device)
+    temperature, top_p, min_p, repetition, presence, frequency = _columns(np.array(wanted, np.float32), device)
+    top_k, seeds, positions = _columns(np.array(counts, np.int64), device)
     hot = [p for p in params if p.temperature > 0]
     return SampleParams(
         PlainParams(temperature, top_k, top_p, min_p, seeds, positions),
@@ -74,9 +76,12 @@ def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.d
     )
 
 
-def _uploaded(rows: Iterable[tuple[float, ...]], dtype: DTypeLike, device: torch.device) -> tuple[Tensor, ...]:
-    """Columns, each contiguous, in one copy."""
-    return to_device(np.ascontiguousarray(np.array(list(rows), dtype).T), device).unbind()
+def _columns(rows: NDArray[np.generic], device: torch.device) -> tuple[Tensor, ...]:
+    """The columns of [R, C], in one copy. Each begins at a multiple of COLUMN entries, as kernels like it."""
+    count, width = rows.shape
+    columns = np.zeros((width, -(-count // COLUMN) * COLUMN), rows.dtype)
+    columns[:, :count] = rows.T
+    return to_device(columns, device)[:, :count].unbind(0)
 
 
 def signed(seed: int) -> int:

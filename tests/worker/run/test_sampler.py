@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.messages import Sampling
-from worker.run.sampler import sample
+from worker.run.sampler import columns, sample
 from worker.schedule.sequence import Sequence
 
 V, EOS = 50, (3,)
@@ -87,3 +87,16 @@ def test_draws_follow_the_distribution() -> None:
         counts[sample(logits, [sequence([0], 1, seed=seed)], ())[0]] += 1
     for count, share in zip(counts, (0.5, 0.3, 0.15, 0.05), strict=True):
         assert abs(count / 3000 - share) < 5 * math.sqrt(share * (1 - share) / 3000)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 31, 32, 33])
+def test_columns_are_whole_and_begin_where_kernels_like_it(rows: int) -> None:
+    params = columns(
+        [sequence([0], 1, seed=i, temperature=0.5, top_k=i) for i in range(rows)], EOS, torch.device("cpu")
+    )
+    plain, others = params.plain, (params.repetition, params.presence, params.frequency)
+    floats, ints = (plain.temperature, plain.top_p, plain.min_p, *others), (plain.top_k, plain.seeds, plain.positions)
+    for group in (floats, ints):
+        assert all(column.shape == (rows,) and column.is_contiguous() for column in group)
+        assert all((column.data_ptr() - group[0].data_ptr()) % 128 == 0 for column in group)
+    assert plain.top_k.tolist() == plain.seeds.tolist() == list(range(rows))
