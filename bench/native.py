@@ -65,7 +65,7 @@ def product(t: int, weights: list[Tensor], packed: list[native.NativeWeight]) ->
     return took[0] / len(packed), took[1] / len(packed)
 
 
-def attend(sequences: int, rows: int, length: int, dtype: torch.dtype, page: int = 16) -> None:
+def attend(sequences: int, rows: int, length: int, dtype: torch.dtype, page: int = 32) -> None:
     """Ours reads shuffled pages; torch gets dense keys and values, gathered beforehand for nothing."""
     heads, kv_heads, d = 16, 8, 128
     each = -(-length // page)

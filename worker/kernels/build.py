@@ -25,6 +25,7 @@ UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("stack.c", ()),
     ("rows.c", AVX2),
     ("rows.c", AVX512),
+    ("rows.c", AVX512BF16),
     ("gemm_lanes.c", AVX2),
     ("gemm_lanes.c", AVX512),
     ("gemm_bf16.c", AVX512BF16),

@@ -1,6 +1,6 @@
 """The CPU at hardware speed: a small C library (native/*.c, compiled by build.py) behind torch tensors.
 
-Knows tensors, strides and which kernel this processor can run; not models. Every function gives each row bits that
+Knows tensors and strides; not models, nor instruction sets (library.py). Every function gives each row bits that
 depend on that row alone: not on how many rows come with it, how a prompt is cut into chunks, the page size, or the
 number of threads. What the library cannot do (`available` False: other dtypes, other processors, no compiler,
 SLUICE_NATIVE=0) is done by plain torch, whose functions beside the callers say what each of these means.
@@ -10,52 +10,20 @@ Pointers cross as plain ints and the GIL is released: a call costs a few microse
 
 import ctypes
 import mmap
-import os
-from collections.abc import Callable
-from ctypes import c_float, c_int, c_long, c_void_p
+from ctypes import c_long, c_void_p
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from worker.kernels.build import build
+from worker.kernels.library import available as available
+from worker.kernels.library import kernels, library, multiplies_bf16
+from worker.kernels.library import tier as tier
 
 PANEL = 32  # columns of a packed panel
 STEP = 32  # depth of a step of bf16 panels
 MOST_D = 256  # longest head of attention
-Call = Callable[..., int]
-
-_POINTERS, _LONGS = (c_void_p,), (c_long,)
-_SIGNATURES: dict[str, tuple[type, ...]] = {
-    "norm": _POINTERS * 3 + _LONGS * 4 + (c_float, c_float, c_int),
-    "add_norm": _POINTERS * 5 + _LONGS * 2 + (c_float, c_float, c_int),
-    "gate": _POINTERS * 2 + _LONGS * 2 + (c_int, c_int),
-    "rotary": _POINTERS * 5 + _LONGS * 4 + (c_int,),
-    "qkv_post": _POINTERS * 10 + (c_float, c_float) + _LONGS * 4 + (c_int, c_int),
-    "gemm": _POINTERS * 4 + _LONGS * 3 + (c_int, c_int),
-    "attend": _POINTERS * 7 + _LONGS * 8 + (c_float, c_int),
-    "write": _POINTERS * 5 + _LONGS * 4 + (c_int,),
-    "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
-}
-_TIERS = ("none", "avx2", "avx512", "avx512bf16", "amx")  # by native/cpu.c's `tier`
-_BF16 = 3  # from here on bf16 is multiplied as it is
-
-
-@dataclass(frozen=True, slots=True)
-class _Kernels:
-    """The library's functions for one dtype on this processor."""
-
-    norm: Call
-    add_norm: Call
-    gate: Call
-    rotary: Call
-    qkv_post: Call
-    gemm: Call
-    attend: Call
-    write: Call
-    pack: Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,69 +37,18 @@ class NativeWeight:
     dtype: torch.dtype
 
 
-def available(dtype: torch.dtype) -> bool:
-    """Whether the functions of this file serve tensors of `dtype` here. The first call may compile the library."""
-    return dtype in _kernels()
-
-
-def tier() -> str:
-    """The instruction set in use, for logs and benchmarks: "amx", "avx512bf16", "avx512", "avx2" or "none"."""
-    return _TIERS[_level()]
-
-
-@cache
-def _library() -> ctypes.CDLL | None:
-    if os.environ.get("SLUICE_NATIVE", "1") == "0":
-        return None
-    path = build()
-    return ctypes.CDLL(str(path)) if path else None
-
-
-@cache
-def _level() -> int:
-    """Of native/cpu.c's `tier`, or less if the environment asks for less."""
-    library = _library()
-    level = int(library.tier()) if library else 0
-    return min(level, int(os.environ.get("SLUICE_NATIVE_TIER", level)))
-
-
-@cache
-def _kernels() -> dict[torch.dtype, _Kernels]:
-    library = _library()
-    level = _level()
-    if library is None or not level:
-        return {}
-    lanes = "avx512" if level >= _BF16 else _TIERS[level]
-    return {
-        torch.float32: _bind(library, "f32", lanes, lanes),
-        torch.bfloat16: _bind(library, "bf16", lanes, _TIERS[level]),
-    }
-
-
-def _bind(library: ctypes.CDLL, dtype: str, lanes: str, matrix: str) -> _Kernels:
-    def function(name: str) -> Call:
-        symbol = {"write": f"write_{lanes}", "pack": f"pack_{dtype}"}.get(name)
-        suffix = matrix if name in ("gemm", "attend") else lanes
-        found = getattr(library, symbol or f"{name}_{dtype}_{suffix}")
-        found.argtypes, found.restype = _SIGNATURES[name], c_int if name in ("gemm", "attend") else None
-        bound: Call = found
-        return bound
-
-    return _Kernels(**{name: function(name) for name in _SIGNATURES})
-
-
 def stack_kernels(dtype: torch.dtype) -> list[int]:
     """Addresses of the functions that the stack of layers calls, in the order of its table (native/stack.c)."""
-    kernels = _kernels()[dtype]
-    calls = (kernels.norm, kernels.add_norm, kernels.gate, kernels.qkv_post, kernels.gemm, kernels.attend)
+    own = kernels()[dtype]
+    calls = (own.norm, own.add_norm, own.gate, own.qkv_post, own.gemm, own.attend)
     return [ctypes.cast(cast(Any, call), c_void_p).value or 0 for call in calls]
 
 
 def stack(model: Any, step: Any) -> int:
     """native/stack.c's `stack`, for pointers to its two structures; 1: no memory."""
-    library = _library()
-    assert library is not None
-    return int(library.stack(model, step))
+    found = library()
+    assert found is not None
+    return int(found.stack(model, step))
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
@@ -140,24 +57,24 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
     assert available(weight.dtype) and weight.is_contiguous() and (bias is None or bias.shape == (n,))
     depth = -(-k // STEP) * STEP if weight.dtype == torch.bfloat16 else k
     panels = huge(torch.empty(-(-n // PANEL), depth, PANEL, dtype=weight.dtype))
-    _kernels()[weight.dtype].pack(weight.data_ptr(), panels.data_ptr(), n, k, torch.get_num_threads())
+    kernels()[weight.dtype].pack(weight.data_ptr(), panels.data_ptr(), n, k, torch.get_num_threads())
     return NativeWeight(panels, None if bias is None else bias.float().contiguous(), n, k, weight.dtype)
 
 
 def huge(fresh: Tensor) -> Tensor:
     """`fresh`, its memory (contiguous, not yet written) asked to be huge pages: streams of it then miss no TLB."""
-    library = _library()
-    if library is not None:
-        library.advise_huge(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
+    found = library()
+    if found is not None:
+        found.advise_huge(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
     return fresh
 
 
 def touch(start: int, nbytes: int) -> bool:
     """Writes every memory page from `start` (4-byte aligned) on and changes none; False without the library."""
-    library = _library()
-    if library is not None:
-        library.touch(c_void_p(start), c_long(nbytes), c_long(mmap.PAGESIZE))
-    return library is not None
+    found = library()
+    if found is not None:
+        found.touch(c_void_p(start), c_long(nbytes), c_long(mmap.PAGESIZE))
+    return found is not None
 
 
 def linear(x: Tensor, weight: NativeWeight, out: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -170,7 +87,7 @@ def linear(x: Tensor, weight: NativeWeight, out: Tensor | None = None, out_dtype
         out = torch.empty(x.shape[0], weight.n, dtype=out_dtype or x.dtype)
     assert out.shape == (x.shape[0], weight.n) and out.is_contiguous()
     assert out.dtype == x.dtype or out.dtype == torch.float32
-    if _kernels()[x.dtype].gemm(
+    if kernels()[x.dtype].gemm(
         x.data_ptr(), weight.panels.data_ptr(), address(weight.bias), out.data_ptr(),
         x.shape[0], weight.n, weight.k, out.dtype == torch.bfloat16, torch.get_num_threads(),
     ):  # fmt: skip
@@ -185,7 +102,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False, out: T
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype)
     assert out.shape == x.shape and out.is_contiguous() and out.dtype == x.dtype
-    _kernels()[x.dtype].norm(
+    kernels()[x.dtype].norm(
         x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], heads, n, x.stride(0), eps, offset,
         torch.get_num_threads(),
     )  # fmt: skip
@@ -199,7 +116,7 @@ def add_rms_norm(
     assert x.is_contiguous() and residual.is_contiguous() and x.shape == residual.shape and x.ndim == 2
     assert weight.dtype == x.dtype == residual.dtype and weight.shape == x.shape[1:] and weight.is_contiguous()
     out, total = torch.empty_like(x), torch.empty_like(x)
-    _kernels()[x.dtype].add_norm(
+    kernels()[x.dtype].add_norm(
         x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
         x.shape[0], x.shape[1], eps, offset, torch.get_num_threads(),
     )  # fmt: skip
@@ -213,7 +130,7 @@ def gate(x: Tensor, activation: str, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = torch.empty(x.shape[0], n, dtype=x.dtype)
     assert out.shape == (x.shape[0], n) and out.is_contiguous() and out.dtype == x.dtype
-    _kernels()[x.dtype].gate(
+    kernels()[x.dtype].gate(
         x.data_ptr(), out.data_ptr(), x.shape[0], n, activation == "gelu_tanh", torch.get_num_threads()
     )
     return out
@@ -228,7 +145,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
     x, heads, d = _rows(x)
     _check_tables(cos, sin, positions, x.shape[0], d)
     out = torch.empty(x.shape, dtype=x.dtype)
-    _kernels()[x.dtype].rotary(
+    kernels()[x.dtype].rotary(
         x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(),
         x.shape[0], heads, d, x.stride(0), torch.get_num_threads(),
     )  # fmt: skip
@@ -241,7 +158,7 @@ def paired(cache_v: Tensor) -> bool:
     So bf16 is multiplied where it lies; pages must be whole tiles of AMX. Keys always lie as their shape says.
     """
     page_size, d = cache_v.shape[1], cache_v.shape[3]
-    return cache_v.dtype == torch.bfloat16 and _level() >= _BF16 and page_size % PANEL == 0 and d % PANEL == 0
+    return cache_v.dtype == torch.bfloat16 and multiplies_bf16() and page_size % PANEL == 0 and d % PANEL == 0
 
 
 def as_written(cache_v: Tensor) -> Tensor:
@@ -258,7 +175,7 @@ def write_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tens
     _check_cache(cache_k, cache_v, k.dtype, heads, d)
     assert slots.dtype == torch.int64 and slots.shape == (k.shape[0],) and slots.is_contiguous()
     size = k.element_size()
-    _kernels()[k.dtype].write(
+    kernels()[k.dtype].write(
         k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slots.data_ptr(),
         k.shape[0], heads * d * size, k.stride(0) * size, v.stride(0) * size, paired(cache_v),
     )  # fmt: skip
@@ -292,7 +209,7 @@ def qkv_post(
     for weight in (q_norm, k_norm):
         assert weight is None or (weight.dtype == qkv.dtype and weight.shape == (d,) and weight.is_contiguous())
     q = torch.empty(qkv.shape[0], heads, d, dtype=qkv.dtype)
-    _kernels()[qkv.dtype].qkv_post(
+    kernels()[qkv.dtype].qkv_post(
         qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), address(q_norm), address(k_norm),
         cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slots.data_ptr(), eps, offset,
         qkv.shape[0], heads, kv_heads, d, paired(cache_v), torch.get_num_threads(),
@@ -323,7 +240,7 @@ def attention(
     assert starts.is_contiguous() and kv_lens.is_contiguous() and pages.stride(1) == 1
     assert len(starts) == len(kv_lens) + 1 == len(pages) + 1
     out = torch.empty(q.shape, dtype=q.dtype)
-    if _kernels()[q.dtype].attend(
+    if kernels()[q.dtype].attend(
         q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), starts.data_ptr(), kv_lens.data_ptr(), pages.data_ptr(),
         out.data_ptr(), len(kv_lens), q.stride(0), heads, kv_heads, d, size, pages.stride(0), window,
         scale, torch.get_num_threads(),

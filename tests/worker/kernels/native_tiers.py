@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker.kernels import native
+from worker.kernels import library, native
 
 TIERS = {"none": 0, "avx2": 1, "avx512": 2, "avx512bf16": 3, "amx": 4}
 MOST = TIERS[native.tier()]
@@ -15,7 +15,7 @@ needs_library = pytest.mark.skipif(not MOST, reason="the C library does not run 
 @pytest.fixture(params=range(1, MOST + 1))
 def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setenv("SLUICE_NATIVE_TIER", str(request.param))
-    for cached in (native._level, native._kernels):
+    for cached in (library.level, library.kernels):
         cached.cache_clear()
         request.addfinalizer(cached.cache_clear)
     return int(request.param)

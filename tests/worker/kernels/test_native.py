@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tests.worker.kernels.native_tiers import close, dtypes, needs_library, tier  # noqa: F401
-from worker.kernels import gate, native, norm, rotary, write
+from worker.kernels import gate, library, native, norm, rotary, write
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 NAN = float("nan")
@@ -150,7 +150,7 @@ def test_other_types_are_left_to_torch() -> None:
 
 
 def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    for cached in (native._library, native._level, native._kernels):
+    for cached in (library.library, library.level, library.kernels):
         cached.cache_clear()
         request.addfinalizer(cached.cache_clear)
     monkeypatch.setenv("SLUICE_NATIVE", "0")

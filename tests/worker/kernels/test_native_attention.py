@@ -74,9 +74,12 @@ def test_long_sequences_in_spans(dtype: torch.dtype, window: int) -> None:
 
 
 @dtypes
+@pytest.mark.parametrize("heads, kv_heads, d", [(4, 2, 64), (9, 1, 40)])
 @pytest.mark.parametrize("window", [0, 70])
-def test_bits_do_not_depend_on_chunks_pages_threads_or_company(dtype: torch.dtype, window: int) -> None:
-    some = story([1200, 333, 70, 1], 4, 2, 64, dtype)
+def test_bits_do_not_depend_on_chunks_pages_threads_or_company(
+    dtype: torch.dtype, window: int, heads: int, kv_heads: int, d: int
+) -> None:
+    some = story([1200, 333, 70, 1], heads, kv_heads, d, dtype)
     whole = some.step((0, 0, 1200), window=window)[0]
     threads = torch.get_num_threads()
     try:

@@ -13,13 +13,25 @@
 #define MOST_ROWS 512   /* of a thread's item, */
 #define BLOCK_BYTES (256L << 10)
 
-/* Rows [0, rows) of an item are cut evenly into `high` strips of at most HIGH rows, laid out as [K/32][rows of it][32]. */
+/* What is asked for with every pair of k: two lines, `second` bytes apart. */
 typedef struct {
-    long rows, high, steps;
+    const char *next;
+    long each, second;
+} Ahead;
+
+/* Some rows through some k-steps of a panel; x: [steps][rows][32], acc: [rows][32]; `first`: no step came before. */
+typedef void Run(const char *x, const char *weight, long steps, float *acc, int first, const Ahead *ahead);
+
+/* An item's rows, cut evenly into strips of at most HIGH, each laid out as [K/32][rows of it][32]. */
+typedef struct {
+    long high, steps;
+    struct {
+        Run *run;
+        long row, rows;
+    } strip[MOST_ROWS / HIGH + 1];
 } Strips;
 
-INLINE long strip_row(const Strips *s, long strip) { return strip * s->rows / s->high; }
-
+/* Where a thread lays out an item's rows and puts accumulators down. */
 typedef struct {
     char *x;
     float *acc; /* [rows][32] */
@@ -44,11 +56,11 @@ static long rows_each(long steps) { return at_least(least(BLOCK_BYTES / (steps *
 
 static void take_rows(const Gemm *g, long row, const Strips *s, char *to) {
     long whole = g->k / 32, left = g->k % 32;
-    for (long strip = 0, r = 0; strip < s->high; strip++) {
-        long end = strip_row(s, strip + 1), rows = end - r;
-        for (long i = 0; i < rows; i++, r++) {
-            const char *from = g->x + (row + r) * g->k * 2;
-            char *at = to + i * 64;
+    for (long i = 0; i < s->high; i++) {
+        long rows = s->strip[i].rows;
+        for (long r = 0; r < rows; r++) {
+            const char *from = g->x + (row + s->strip[i].row + r) * g->k * 2;
+            char *at = to + r * 64;
             for (long j = 0; j < whole; j++, from += 64, at += rows * 64)
                 _mm512_store_si512(at, _mm512_loadu_si512(from));
             if (left) _mm512_store_si512(at, _mm512_maskz_loadu_epi16((1u << left) - 1, from));
@@ -57,21 +69,17 @@ static void take_rows(const Gemm *g, long row, const Strips *s, char *to) {
     }
 }
 
-/* What is asked for with every pair of k: two lines, `second` bytes apart. */
-typedef struct {
-    const char *next;
-    long each, second;
-} Ahead;
-
-/* A strip through some k-steps of a panel; `first`: none came before. */
-INLINE void strip_steps(const char *x, const char *weight, long steps, float *acc, int first, Ahead ahead, const int rows) {
+INLINE void run_strip(const char *x, const char *weight, long steps, float *acc, int first, const Ahead *ahead,
+                      const int rows) {
+    const char *next = ahead->next;
+    long each = ahead->each, second = ahead->second;
     __m512 sum[HIGH][2];
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < 2; j++) sum[r][j] = first ? _mm512_setzero_ps() : _mm512_load_ps(acc + r * PANEL + j * 16);
-    for (long i = 0; i < steps * 16; i++) {
+    for (long i = 0; i < steps * 16; i++, next += each) {
         const char *w = weight + i / 16 * STEP_BYTES + i % 16 * 64, *at = x + i / 16 * rows * 64 + i % 16 * 4;
-        __builtin_prefetch(ahead.next + i * ahead.each, 0, 3);
-        __builtin_prefetch(ahead.next + i * ahead.each + ahead.second, 0, 3);
+        __builtin_prefetch(next, 0, 3);
+        __builtin_prefetch(next + second, 0, 3);
         __m512bh left = (__m512bh)_mm512_load_si512(w), right = (__m512bh)_mm512_load_si512(w + 1024);
         for (int r = 0; r < rows; r++) {
             __m512i pair = _mm512_set1_epi32(*(const int32_t *)(at + r * 64));
@@ -84,34 +92,38 @@ INLINE void strip_steps(const char *x, const char *weight, long steps, float *ac
         for (int j = 0; j < 2; j++) _mm512_store_ps(acc + r * PANEL + j * 16, sum[r][j]);
 }
 
-#define STRIP(n) \
-    static void strip_of_##n(const char *x, const char *w, long steps, float *acc, int first, Ahead ahead) { \
-        strip_steps(x, w, steps, acc, first, ahead, n);                                                     \
+#define RUN(n)                                                                                                     \
+    static void run_##n(const char *x, const char *w, long steps, float *acc, int first, const Ahead *ahead) {     \
+        run_strip(x, w, steps, acc, first, ahead, n);                                                              \
     }
-STRIP(1) STRIP(2) STRIP(3) STRIP(4) STRIP(5) STRIP(6) STRIP(7) STRIP(8) STRIP(9) STRIP(10) STRIP(11) STRIP(12)
+RUN(1) RUN(2) RUN(3) RUN(4) RUN(5) RUN(6) RUN(7) RUN(8) RUN(9) RUN(10) RUN(11) RUN(12)
 
-typedef void Strip(const char *, const char *, long, float *, int, Ahead);
-static Strip *const strip_of[HIGH + 1] = {
-    NULL,       strip_of_1, strip_of_2, strip_of_3, strip_of_4,  strip_of_5,  strip_of_6,
-    strip_of_7, strip_of_8, strip_of_9, strip_of_10, strip_of_11, strip_of_12,
-};
+static void cut_strips(Strips *s, long rows) {
+    static Run *const run[] = {run_1, run_2, run_3, run_4, run_5, run_6, run_7, run_8, run_9, run_10, run_11, run_12};
+    s->high = ceil_div(rows, HIGH);
+    for (long i = 0; i < s->high; i++) {
+        long row = i * rows / s->high, end = (i + 1) * rows / s->high;
+        s->strip[i].row = row, s->strip[i].rows = end - row, s->strip[i].run = run[end - row - 1];
+    }
+}
 
 /* More than one strip ask for the next chunk together; one asks for what it will read itself. */
-INLINE Ahead ahead_of(const Strips *s, const char *weight, long strip) {
+INLINE Ahead ahead_of(const Strips *s, const char *weight) {
     if (s->high == 1) return (Ahead){weight + AHEAD, 128, 64};
-    long each = ceil_div(128, s->high);
-    return (Ahead){weight + CHUNK * (STEP_BYTES + strip * each * 16), each, 0};
+    return (Ahead){weight + CHUNK * STEP_BYTES, ceil_div(128, s->high), 0};
 }
 
 static void do_panel(const Strips *s, const Room *room, const char *weight) {
     long each = s->high > 1 ? CHUNK : s->steps;
-    for (long step = 0; step < s->steps; step += each, weight += each * STEP_BYTES)
-        for (long strip = 0; strip < s->high; strip++) {
-            long row = strip_row(s, strip), rows = strip_row(s, strip + 1) - row;
-            const char *x = room->x + (row * s->steps + step * rows) * 64;
-            float *acc = room->acc + row * PANEL;
-            strip_of[rows](x, weight, least(each, s->steps - step), acc, step == 0, ahead_of(s, weight, strip));
+    for (long step = 0; step < s->steps; step += each, weight += each * STEP_BYTES) {
+        long steps = least(each, s->steps - step);
+        Ahead ahead = ahead_of(s, weight);
+        for (long i = 0; i < s->high; i++, ahead.next += CHUNK * 16 * ahead.each) {
+            long row = s->strip[i].row;
+            const char *x = room->x + (row * s->steps + step * s->strip[i].rows) * 64;
+            s->strip[i].run(x, weight, steps, room->acc + row * PANEL, step == 0, &ahead);
         }
+    }
 }
 
 /* Returns whether a thread had no room for its rows. */
@@ -123,12 +135,15 @@ static int walk(const Gemm *g, int threads) {
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
         Room *room = room_here(least(cut.rows_each, g->t), steps);
+        Strips s = {.steps = steps};
         long item, taken = -1; /* the rows in the room */
         failed = !room;
         while (!failed && (item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items) {
             Block b = block_of(g, &cut, item);
-            Strips s = {b.rows, ceil_div(b.rows, HIGH), steps};
-            if (b.row != taken) take_rows(g, taken = b.row, &s, room->x);
+            if (b.row != taken) {
+                cut_strips(&s, b.rows);
+                take_rows(g, taken = b.row, &s, room->x);
+            }
             for (long p = b.panel; p < b.panel + b.panels; p++) {
                 do_panel(&s, room, g->weight + p * steps * STEP_BYTES);
                 put_block(g, room->acc, b.row, b.rows, p);

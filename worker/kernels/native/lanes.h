@@ -10,7 +10,11 @@
 
 #ifdef __AVX512F__
 #define LANES 16
+#ifdef __AVX512BF16__
+#define SUFFIX avx512bf16
+#else
 #define SUFFIX avx512
+#endif
 #else
 #define LANES 8
 #define SUFFIX avx2
@@ -62,7 +66,7 @@ INLINE vf load_bf16(const bf16 *p) {
     return as_float(__builtin_convertvector(half, vu) << 16);
 }
 
-/* Nearest even; a NaN stays a NaN. (The instruction makes a denormal zero, as the tiles do.) */
+/* Nearest even; a NaN stays a NaN. (The instruction makes a denormal zero, as do those that multiply bf16.) */
 #ifdef __AVX512BF16__
 INLINE vh to_bf16(vf x) { return (vh)_mm512_cvtneps_pbh((__m512)x); }
 #else
