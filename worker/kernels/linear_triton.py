@@ -163,7 +163,8 @@ def choose_tile(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Tile
         return Tile(64, 128, 4, 4) if wide else Tile(64, 64, 4, 6)
     large = Tile(256, 128, 8, 4)
     plain = chains == 1 and columns % 128 == depth % 64 == 0  # leaves the registers for it
-    return large if plain and large.count(rows, columns) >= 2 * PROCESSORS else Tile(128, 128, 8, 4)
+    fills = rows > 128 and large.count(rows, columns) >= 2 * PROCESSORS
+    return large if plain and fills else Tile(128, 128, 8, 4)
 
 
 def choose_gated_tile(rows: int, columns: int, dtype: torch.dtype) -> Tile:

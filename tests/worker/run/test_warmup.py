@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,18 @@ def test_all_kinds_of_steps_are_there() -> None:
     asked = {chunk.sequence.sampling for plan in plans for chunk in plan.chunks}
     assert asked >= set(SAMPLINGS) and any(sampling.prompt_logprobs for sampling in asked)
     assert len(plans) < 130, "each is a few milliseconds of every start"
+
+
+def test_every_tile_of_the_products_is_there() -> None:
+    """Each is a kernel to compile. Llama-3.2-3B's head, its feed-forward's end, and its beginning."""
+    from worker.kernels.linear_triton import choose_gated_tile, choose_tile
+
+    def tiles(rows: Iterable[int], tokens: Iterable[int]) -> tuple[set[object], ...]:
+        head = {choose_tile(count, 128256, 3072, torch.bfloat16) for count in rows}
+        down = {choose_tile(count, 3072, 8192, torch.bfloat16) for count in tokens}
+        return head, down, {choose_gated_tile(count, 8192, torch.bfloat16) for count in tokens}
+
+    assert tiles(range(1, 257), range(1, 4097)) == tiles(sizes(256), sizes(4096))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
