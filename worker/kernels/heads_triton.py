@@ -89,7 +89,7 @@ def heads_triton(
     out = torch.empty(tokens, q_heads, size, dtype=dtype, device=qkv.device)
     block_d = triton.next_power_of_2(size)
     block_h = max(1, LANES // block_d)
-    _heads_kernel[(tokens, triton.cdiv(q_heads + 2 * kv_heads, block_h))](
+    _heads_kernel[(tokens, -(-(q_heads + 2 * kv_heads) // block_h))](
         qkv, q_norm if q_norm is not None else out, k_norm if k_norm is not None else out,
         cos, sin, positions, slots, out, cache_k, cache_v,
         qkv.stride(-2), term_stride, q_heads, kv_heads, eps,

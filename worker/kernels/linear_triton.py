@@ -16,7 +16,7 @@ would fill shared memory, and its ports, at the weights' expense.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 import triton
@@ -138,28 +138,35 @@ class Tile:
     stages: int
 
     def count(self, rows: int, columns: int) -> int:
-        return int(triton.cdiv(rows, self.rows) * triton.cdiv(columns, self.columns))
+        return cdiv(rows, self.rows) * cdiv(columns, self.columns)
 
 
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up; triton.cdiv takes twenty times as long."""
+    return -(-a // b)
+
+
+@lru_cache(maxsize=4096)
 def chain_length(columns: int, depth: int) -> int:
     """Where K is cut: so that a narrow product of few rows still has a program for every multiprocessor.
 
     Of the weight's shape and nothing else.
     """
-    chains = min(triton.cdiv(PROCESSORS + 12, triton.cdiv(columns, 64)), MAX_CHAINS, max(1, depth // MIN_CHAIN))
-    return int(triton.cdiv(triton.cdiv(depth, chains), CHAIN_STEP) * CHAIN_STEP)
+    chains = min(cdiv(PROCESSORS + 12, cdiv(columns, 64)), MAX_CHAINS, max(1, depth // MIN_CHAIN))
+    return cdiv(cdiv(depth, chains), CHAIN_STEP) * CHAIN_STEP
 
 
+@lru_cache(maxsize=4096)
 def choose_tile(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Tile:
     """Few rows: many small programs, two or three to a multiprocessor. Many: what keeps the tensor cores busy."""
-    chains = triton.cdiv(depth, chain_length(columns, depth))
+    chains = cdiv(depth, chain_length(columns, depth))
     if dtype == torch.float32:  # not for the tensor cores
         return Tile(16 if rows <= 16 else 64, 64, 4, 3)
     if rows <= 32:
-        fits = triton.cdiv(columns, 64) * chains <= 2 * PROCESSORS
+        fits = cdiv(columns, 64) * chains <= 2 * PROCESSORS
         return Tile(16 if rows <= 16 else 32, 64, 4, 8 if fits else 6)
     if rows <= 64:  # by now reading the tokens once for each tile costs as much as the weights
-        wide = triton.cdiv(columns, 128) * chains >= 96
+        wide = cdiv(columns, 128) * chains >= 96
         return Tile(64, 128, 4, 4) if wide else Tile(64, 64, 4, 6)
     large = Tile(256, 128, 8, 4)
     plain = chains == 1 and columns % 128 == depth % 64 == 0  # leaves the registers for it
@@ -167,6 +174,7 @@ def choose_tile(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Tile
     return large if plain and fills else Tile(128, 128, 8, 4)
 
 
+@lru_cache(maxsize=4096)
 def choose_gated_tile(rows: int, columns: int, dtype: torch.dtype) -> Tile:
     """Each of gate and up has `columns`."""
     if dtype == torch.float32:
@@ -187,7 +195,7 @@ def linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool 
     columns = weight.shape[0]
     rows, depth = _check(x, weight, bias, columns)
     chain = chain_length(columns, depth)
-    chains = triton.cdiv(depth, chain)
+    chains = cdiv(depth, chain)
     tile = choose_tile(rows, columns, depth, x.dtype)
     count = tile.count(rows, columns)
     spread = terms and chains > 1 and count < (PROCESSORS if rows <= 64 else PROCESSORS // 2)

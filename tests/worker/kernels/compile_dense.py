@@ -15,30 +15,30 @@ from worker.kernels import gate_triton, heads_triton, linear_triton, norm_triton
 X, F, L, F8 = "*bf16", "*fp32", "*i64", "*fp8e4nv"
 EXACT = {"enable_fp_fusion": False}
 SHARED = 227 << 10  # bytes a program may have on Hopper
-PRODUCTS = [  # rows, N, K, as terms
-    (1, 1152, 6912, True),
-    (1, 151936, 2560, False),
-    (32, 1152, 1024, True),
-    (64, 3072, 8192, True),
-    (64, 128256, 3072, False),
-    (8192, 3072, 8192, False),
-    (8192, 128256, 3072, False),
-    (8192, 49155, 2880, False),
-    (100, 1000, 333, False),
+PRODUCTS = [  # rows, N, K, what comes out
+    (1, 1152, 6912, "terms"),
+    (1, 151936, 2560, "wide"),
+    (32, 1152, 1024, "terms"),
+    (64, 3072, 8192, "terms"),
+    (64, 128256, 3072, "wide"),
+    (8192, 3072, 8192, ""),
+    (8192, 128256, 3072, ""),
+    (8192, 49155, 2880, ""),
+    (100, 1000, 333, ""),
 ]
 GATED = [(1, 8192, 3072), (32, 6912, 1152), (128, 8192, 3072), (8192, 9728, 2560)]
 NORMS = [(3072, False, 3), (1152, True, 8)]  # size, a norm before the residual, terms
 HEADS = [(32, 8, 128, True, False, 2), (4, 1, 256, True, True, 4)]
 
 
-def linear(rows: int, columns: int, depth: int, spread: bool) -> Variant:
+def linear(rows: int, columns: int, depth: int, out: str) -> Variant:
     chains = triton.cdiv(depth, linear_triton.chain_length(columns, depth))
     tile = linear_triton.choose_tile(rows, columns, depth, torch.bfloat16)
     constants = linear_triton.tile_constants(tile, columns, depth, torch.bfloat16)
     sizes = {"columns": columns, "depth": depth, "x_stride": depth}
     return Variant(
-        linear_triton._linear_kernel, [X, X, X, F if spread else X] + ["i32"] * 5,
-        {"BIAS": not constants["EVEN"], "CUT": chains > 1, "SPREAD": spread} | constants,
+        linear_triton._linear_kernel, [X, X, X, F if out else X] + ["i32"] * 5,
+        {"BIAS": not constants["EVEN"], "CUT": chains > 1, "SPREAD": out == "terms"} | constants,
         EXACT | {"num_warps": tile.warps, "num_stages": tile.stages},
         ("rows", *(name for name, size in sizes.items() if size % 16)), product=depth % 16 == 0,
     )  # fmt: skip
