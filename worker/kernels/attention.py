@@ -2,7 +2,7 @@
 
 Row i of a sequence with q_len rows sits at position p = kv_len - q_len + i and attends to positions
 max(0, p - window + 1) .. p (window 0: all of 0 .. p), whose keys and values lie in the pages of its page table.
-Query heads come in groups that share a key/value head.
+Query heads come in groups that share a key/value head. A cache of float8_e4m3fn is read as q's dtype.
 """
 
 import torch
@@ -31,15 +31,15 @@ def attention(
 ) -> Tensor:
     """softmax(q k^T * scale) v for every row, over the cache. The tokens' own K/V must have been written.
 
-    q [T, Hq, D], rows may be strided; cache_k, cache_v [pages, page_size, Hk, D], Hq a multiple of Hk; starts [S + 1],
-    kv_lens [S], pages [S, P], tiles [N, 2] int32, max_q and max_kv as in `Packed`; window in tokens, 0: none.
-    Returns [T, Hq, D] in q's dtype.
+    q [T, Hq, D], rows may be strided; cache_k, cache_v [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn, Hq a
+    multiple of Hk; starts [S + 1], kv_lens [S], pages [S, P], tiles [N, 2] int32, max_q and max_kv as in `Packed` or
+    above; window in tokens, 0: none. Returns [T, Hq, D] in q's dtype.
     """
     if q.is_cuda:
         from worker.kernels.attention_triton import attention_triton
 
-        return attention_triton(q, cache_k, cache_v, starts, kv_lens, pages, tiles, max_kv, scale=scale, window=window)
-    if native.available(q.dtype) and q.shape[2] <= native.MOST_D:
+        return attention_triton(q, cache_k, cache_v, starts, kv_lens, pages, max_kv, scale=scale, window=window)
+    if native.available(q.dtype) and cache_k.dtype == q.dtype and q.shape[2] <= native.MOST_D:
         return native.attention(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
     return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
 
@@ -93,8 +93,7 @@ def _attend(
     inside = where.minimum(kv_lens[:, None] - 1)  # beyond a sequence's end, read its last key again and mask it
     page_size = cache_k.shape[1]
     slots = pages.gather(1, inside // page_size) * page_size + inside % page_size
-    k = cache_k.flatten(0, 1)[slots].transpose(1, 2)  # [B, Hk, L, D]
-    v = cache_v.flatten(0, 1)[slots].transpose(1, 2)
+    k, v = (_gather(cache, slots, q.dtype).transpose(1, 2) for cache in (cache_k, cache_v))  # [B, Hk, L, D]
     longest = int(q_lens.max())
     slab = max(1, MASK_ELEMENTS // (where.numel() * (heads // kv_heads)))
     for begin in range(0, longest, slab):
@@ -111,3 +110,10 @@ def _attend(
         seen = F.scaled_dot_product_attention(grouped, k, v, attn_mask=wide, scale=scale)
         seen = seen.unflatten(2, (-1, rows.shape[1])).permute(0, 3, 1, 2, 4).reshape(*rows.shape, heads, size)
         out[index[mine]] = seen[mine]
+
+
+def _gather(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """Entries of the cache at slots [B, L], in `dtype`: [B, L, Hk, D]."""
+    if cache.dtype == torch.float8_e4m3fn:  # which torch cannot index
+        return cache.view(torch.uint8).flatten(0, 1)[slots].view(cache.dtype).to(dtype)
+    return cache.flatten(0, 1)[slots]

@@ -1,3 +1,7 @@
+import dataclasses
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +12,8 @@ from worker.kernels import attention as twin
 from worker.kernels.attention import attention_torch
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (3, 99), (1, 2), (33, 33)]
+FEW = [(1, 37), (17, 90), (1, 1), (3, 70)]
+FP8 = torch.float8_e4m3fn
 
 
 def one_by_one(case: Batch, scale: float, window: int) -> Tensor:
@@ -24,17 +30,48 @@ def one_by_one(case: Batch, scale: float, window: int) -> Tensor:
     return torch.cat(out).to(case.q.dtype)
 
 
+def in_fp8(case: Batch) -> Batch:
+    """The same with keys and values rounded to eight bits."""
+    keys, values = (tuple(x.to(FP8).to(x.dtype) for x in parts) for parts in (case.keys, case.values))
+    return dataclasses.replace(
+        case, cache_k=case.cache_k.to(FP8), cache_v=case.cache_v.to(FP8), keys=keys, values=values
+    )
+
+
 def run_torch(case: Batch, scale: float, window: int) -> Tensor:
     fields = case.starts, case.kv_lens, case.pages
     return attention_torch(case.q, case.cache_k, case.cache_v, *fields, scale=scale, window=window)
 
 
-def run_triton(case: Batch, scale: float, window: int, device: str) -> Tensor:
+def run_triton(case: Batch, scale: float, window: int, device: str, longer: int = 0) -> Tensor:
+    """Into an output full of NaN; the bound on the lengths may be larger than need be."""
     from worker.kernels.attention_triton import attention_triton
 
     there = case.to(device)
-    fields = there.starts, there.kv_lens, there.pages, there.tiles, there.max_kv
-    return attention_triton(there.q, there.cache_k, there.cache_v, *fields, scale=scale, window=window).cpu()
+    out = torch.full_like(there.q, torch.nan)
+    fields = there.starts, there.kv_lens, there.pages, there.max_kv + longer
+    got = attention_triton(there.q, there.cache_k, there.cache_v, *fields, scale=scale, window=window, out=out)
+    assert got is out
+    return got.cpu()
+
+
+@pytest.fixture
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits of 128, 512 and 2,048 positions: a short sequence has all three kinds."""
+    from worker.kernels import attention_triton
+
+    monkeypatch.setattr(attention_triton, "SPLIT", 128)
+    monkeypatch.setattr(attention_triton, "NEAR", 4)
+
+
+@pytest.fixture
+def steady_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter multiplies by numpy, where a row's bits depend on its place in the tile; a GPU's do not."""
+
+    def matmul(a: Any, b: Any, dtype: Any) -> Any:
+        return np.add.reduce(a.astype(dtype)[:, :, None] * b.astype(dtype)[None], axis=1)
+
+    monkeypatch.setattr(np, "matmul", matmul)
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
@@ -58,6 +95,14 @@ def test_twin_in_half_precision(dtype: torch.dtype) -> None:
     close(run_torch(case, 0.125, 0), one_by_one(case, 0.125, 0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_of_eight_bits_is_read_as_the_queries_dtype(dtype: torch.dtype) -> None:
+    """By the public function, for the C kernels know no such cache."""
+    case = in_fp8(batch(MIXED, 4, 2, 64, 16, dtype))
+    got = twin.attention(case.q, case.cache_k, case.cache_v, *case.fields, scale=0.125, window=24)
+    close(got, one_by_one(case, 0.125, 24))
+
+
 def test_twin_within_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut into many groups of sequences and slabs of rows, the result is the same."""
     case = batch(MIXED, 4, 2, 64, 16)
@@ -78,25 +123,51 @@ def test_public_function_takes_a_strided_query() -> None:
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "page_size", "window"),
-    [(2, 1, 64, 16, 0), (3, 1, 96, 1, 24), (4, 4, 64, 64, 1), (8, 1, 32, 16, 0), (4, 2, 256, 16, 40)],
-)
-def test_triton_agrees_with_the_twin(
+    [
+        (2, 1, 64, 16, 0), (3, 1, 96, 1, 24), (4, 4, 64, 64, 1), (8, 1, 32, 16, 0), (4, 2, 256, 32, 40),
+        (6, 2, 128, 256, 0), (5, 1, 80, 45, 50),
+    ],
+)  # fmt: skip
+def test_triton_agrees_with_each_sequence_alone(
     dtype: torch.dtype, heads: int, kv_heads: int, size: int, page_size: int, window: int, device: str
 ) -> None:
-    case = batch([(1, 37), (17, 90), (1, 1), (3, 70)], heads, kv_heads, size, page_size, dtype)
+    case = batch(FEW, heads, kv_heads, size, page_size, dtype)
     close(run_triton(case, size**-0.5, window, device), one_by_one(case, size**-0.5, window))
+
+
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
+def test_triton_reads_a_cache_of_eight_bits(dtype: torch.dtype, device: str) -> None:
+    case = in_fp8(batch(FEW, 4, 2, 64, 16, dtype))
+    close(run_triton(case, 0.125, 30, device), one_by_one(case, 0.125, 30))
+
+
+def test_triton_takes_a_strided_query(device: str) -> None:
+    case = batch(FEW, 2, 1, 64, 16)
+    fused = torch.cat((case.q, torch.full_like(case.q, torch.nan)), dim=1)
+    close(run_triton(dataclasses.replace(case, q=fused[:, :2]), 0.2, 0, device), one_by_one(case, 0.2, 0))
 
 
 @pytest.mark.parametrize("window", [0, 700])
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
-def test_triton_joins_splits(dtype: torch.dtype, window: int, device: str) -> None:
-    case = batch([(1, 1100), (1, 20), (4, 1030)], 2, 1, 32, 64, dtype)
+def test_triton_joins_splits(dtype: torch.dtype, window: int, device: str, short_splits: None) -> None:
+    case = batch([(1, 2600), (1, 20), (4, 1030)], 2, 1, 32, 64, dtype)
     close(run_triton(case, 0.2, window, device), one_by_one(case, 0.2, window))
+
+
+@pytest.mark.parametrize("sequences", [1, 256])
+def test_triton_with_any_number_of_sequences(sequences: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from worker.kernels import attention_triton
+
+    monkeypatch.setattr(attention_triton, "AHEAD", 1)  # the interpreter's time goes there
+    case = batch([(3 if i == sequences // 2 else 1, 3 + i % 5) for i in range(sequences)], 1, 1, 16, 4)
+    close(run_triton(case, 0.2, 0, device), one_by_one(case, 0.2, 0))
 
 
 @pytest.mark.parametrize("window", [0, 600])
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
-def test_triton_bits_do_not_depend_on_chunking_or_company(dtype: torch.dtype, window: int, device: str) -> None:
+def test_triton_bits_do_not_depend_on_chunking_or_company(
+    dtype: torch.dtype, window: int, device: str, short_splits: None, steady_products: None
+) -> None:
     """The last row of a chunk = the same row decoded alone = decoded beside others of any length."""
     chunk = batch([(20, 1100)], 2, 1, 32, 16, dtype)
     as_chunk = run_triton(chunk, 0.2, window, device)
@@ -107,6 +178,35 @@ def test_triton_bits_do_not_depend_on_chunking_or_company(dtype: torch.dtype, wi
         row = as_chunk[length - 1100 - 1]
         assert torch.equal(run_triton(alone, 0.2, window, device)[0], row)
         assert torch.equal(run_triton(beside, 0.2, window, device)[-1], row)
+
+
+@pytest.mark.parametrize("window", [0, 200])
+def test_triton_bits_do_not_depend_on_bounds_workers_or_padding(
+    window: int, device: str, short_splits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a captured step: a bound far above all lengths, and rows of nobody that look at the scratch page."""
+    from worker.kernels import attention_triton
+
+    case = batch([(1, 700), (1, 130)], 2, 1, 32, 16)
+    exact = run_triton(case, 0.2, window, device)
+    padded = dataclasses.replace(
+        case, q=torch.cat((case.q, torch.full_like(case.q, torch.nan))), starts=torch.arange(5, dtype=torch.int32),
+        kv_lens=torch.cat((case.kv_lens, torch.ones(2, dtype=torch.int32))),
+        pages=F.pad(case.pages, (0, 300, 0, 2)),
+    )  # fmt: skip
+    monkeypatch.setattr(attention_triton, "DECODE_PROGRAMS", 1)
+    monkeypatch.setattr(attention_triton, "LEAST_WORKERS", 2)
+    assert torch.equal(run_triton(padded, 0.2, window, device, longer=5000)[:2], exact)
+
+
+def test_the_number_of_splits_covers_every_position() -> None:
+    from worker.kernels.splits_triton import count_splits
+
+    begins = [*range(0, 1024, 128), *range(1024, 4096, 512), *range(4096, 100_000, 2048)]
+    for length in (1, 128, 129, 1024, 1025, 4096, 4097, 9000, 65_536):
+        assert count_splits(length, 0, 128, 8) == sum(begin < length for begin in begins)
+    for last in range(1000):  # a window of 300 anywhere
+        assert count_splits(last + 1, 300, 128, 8) >= last // 128 - max(0, last - 299) // 128 + 1
 
 
 def first_rows(case: Batch, rows: list[tuple[Tensor, int]], other: Batch | None = None) -> Batch:
