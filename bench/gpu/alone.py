@@ -54,7 +54,7 @@ def _attend(place: Place, spec: ModelSpec, lengths: list[int], rows: int) -> tup
     q = fresh(len(step.tokens), spec.heads, spec.head_dim)
     moved = 2 * sum(lengths) * spec.kv_heads * spec.head_dim * place.dtype.itemsize
     return lambda: attention(
-        q, k, v, step.starts, step.kv_lens, step.pages, step.tiles, step.max_q, step.max_kv,
+        q, k, v, step.starts, step.kv_lens, step.pages, step.max_kv,
         scale=spec.attention_scale, window=0,
     ), moved  # fmt: skip
 

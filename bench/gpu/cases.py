@@ -185,7 +185,7 @@ def _attention(
         f"attention {q_heads}/{kv_heads} heads of {dim}, page {page}, {len(mix)} sequences, window {window}",
         lambda: (
             attention(
-                q, caches[0], caches[1], step.starts, step.kv_lens, step.pages, step.tiles, step.max_q, step.max_kv,
+                q, caches[0], caches[1], step.starts, step.kv_lens, step.pages, step.max_kv,
                 scale=scale, window=window,
             ),
         ),

@@ -22,8 +22,6 @@ def attention(
     starts: Tensor,
     kv_lens: Tensor,
     pages: Tensor,
-    tiles: Tensor,
-    max_q: int,
     max_kv: int,
     *,
     scale: float,
@@ -32,8 +30,8 @@ def attention(
     """softmax(q k^T * scale) v for every row, over the cache. The tokens' own K/V must have been written.
 
     q [T, Hq, D], rows may be strided; cache_k, cache_v [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn, Hq a
-    multiple of Hk; starts [S + 1], kv_lens [S], pages [S, P], tiles [N, 2] int32, max_q and max_kv as in `Packed` or
-    above; window in tokens, 0: none. Returns [T, Hq, D] in q's dtype.
+    multiple of Hk; starts [S + 1], kv_lens [S], pages [S, P] int32; max_kv at least the longest of
+    kv_lens; window in tokens, 0: none. Returns [T, Hq, D] in q's dtype.
     """
     if q.is_cuda:
         from worker.kernels.attention_triton import attention_triton

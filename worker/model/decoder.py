@@ -132,7 +132,7 @@ class Decoder:
             q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps, offset=spec.norm_offset, dtype=h.dtype,
         )  # fmt: skip
         mixed = attention(
-            q, *kv, packed.starts, packed.kv_lens, packed.pages, packed.tiles, packed.max_q, packed.max_kv,
+            q, *kv, packed.starts, packed.kv_lens, packed.pages, packed.max_kv,
             scale=spec.attention_scale, window=kind.window,
         )  # fmt: skip
         return mixed.flatten(1)

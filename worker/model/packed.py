@@ -24,12 +24,8 @@ class Packed:
     kv_lens: Tensor  # [S] int32, the tokens of this step included
     pages: Tensor  # [S, P] int32, short rows end in page 0 (scratch)
     rows: Tensor  # [R] int64, ascending: rows whose logits are wanted
-    tiles: Tensor  # [N, 2] int32: (sequence, first row within it), one a query tile of TILE_ROWS rows
-    max_q: int  # most rows of one sequence
-    max_kv: int  # longest kv_len
+    max_kv: int  # at least the longest kv_len
     max_page: int = 0  # highest page
-
-    TILE_ROWS = 16
 
     @property
     def whole(self) -> bool:

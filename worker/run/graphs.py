@@ -27,7 +27,7 @@ from worker.schedule.sequence import Sequence
 log = logging.getLogger("sluice.graphs")
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-SHORTEST = 512  # positions: what one program of the attention kernels reads alone
+SHORTEST = 512  # positions: fewer are not worth graphs of their own
 
 Forward = Callable[[Packed], Tensor]
 
@@ -85,8 +85,6 @@ class Shape:
             kv_lens=self._columns.kv_lens,
             pages=self._columns.pages,
             rows=rows,
-            tiles=torch.stack([rows, torch.zeros_like(rows)], 1).int(),
-            max_q=1,
             max_kv=max_kv,
         )
 

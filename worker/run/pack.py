@@ -43,8 +43,6 @@ def pack(chunks: Seq[Chunk], page_size: int, device: torch.device) -> tuple[Pack
         kv_lens=to_device(kv_lens, device),
         pages=to_device(pages, device),
         rows=to_device(np.asarray(rows, np.int64), device),
-        tiles=to_device(_tiles(lengths), device),
-        max_q=max(lengths),
         max_kv=int(kv_lens.max()),
         max_page=int(pages.max()),
     )
@@ -82,11 +80,6 @@ def _rows(chunks: Seq[Chunk], starts: NDArray[np.int32]) -> tuple[list[int], Wan
             wanted.sampled.append(len(rows))
             rows.append(begin + chunk.length - 1)
     return rows, wanted
-
-
-def _tiles(lengths: list[int]) -> NDArray[np.int32]:
-    tiles = [(s, row) for s, length in enumerate(lengths) for row in range(0, length, Packed.TILE_ROWS)]
-    return np.asarray(tiles, np.int32).reshape(-1, 2)
 
 
 def owed(chunks: Seq[Chunk], before: Seq[Chunk]) -> tuple[list[int], list[int]]:

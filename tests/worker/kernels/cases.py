@@ -54,15 +54,13 @@ class Batch:
     starts: Tensor
     kv_lens: Tensor
     pages: Tensor
-    tiles: Tensor
     keys: tuple[Tensor, ...]  # each sequence's keys [kv_len, Hk, D], in order
     values: tuple[Tensor, ...]
-    max_q: int
     max_kv: int
 
     @property
-    def fields(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
-        return self.starts, self.kv_lens, self.pages, self.tiles, self.max_q, self.max_kv
+    def fields(self) -> tuple[Tensor, Tensor, Tensor, int]:
+        return self.starts, self.kv_lens, self.pages, self.max_kv
 
     def to(self, device: str) -> "Batch":
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -91,8 +89,7 @@ def batch(
         cache_k.flatten(0, 1)[slots] = keys[i]
         cache_v.flatten(0, 1)[slots] = values[i]
     starts = torch.tensor([0, *(q for q, _ in lengths)]).cumsum(0).int()
-    tiles = [(i, first) for i, (q, _) in enumerate(lengths) for first in range(0, q, 16)]
     return Batch(
         torch.cat(rows), cache_k, cache_v, starts, torch.tensor([kv for _, kv in lengths], dtype=torch.int32), pages,
-        torch.tensor(tiles, dtype=torch.int32), keys, values, max(q for q, _ in lengths), max(kv for _, kv in lengths),
+        keys, values, max(kv for _, kv in lengths),
     )  # fmt: skip

@@ -220,5 +220,5 @@ def first_rows(case: Batch, rows: list[tuple[Tensor, int]], other: Batch | None 
     return Batch(
         torch.cat([q for q, _ in rows]), cache_k, cache_v, torch.arange(count + 1, dtype=torch.int32),
         torch.tensor([kv for _, kv in rows], dtype=torch.int32), pages,
-        torch.tensor([(i, 0) for i in range(count)], dtype=torch.int32), (), (), 1, max(kv for _, kv in rows),
+        (), (), max(kv for _, kv in rows),
     )  # fmt: skip

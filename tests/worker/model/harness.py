@@ -61,7 +61,6 @@ def pack(chunks: list[tuple[Row, int]], page_size: int, *, all_rows: bool = Fals
     ends = [start - 1 for start, (row, length) in zip(starts[1:], chunks, strict=True)
             if row.computed + length == len(row.tokens)]  # fmt: skip
     widest = max(len(row.pages) for row, _ in chunks)
-    tiles = [(i, first) for i, span in enumerate(spans) for first in range(0, len(span), Packed.TILE_ROWS)]
     return Packed(
         tokens=torch.tensor([row.tokens[p] for (row, _), span in zip(chunks, spans, strict=True) for p in span]),
         positions=torch.tensor([p for span in spans for p in span]),
@@ -71,8 +70,6 @@ def pack(chunks: list[tuple[Row, int]], page_size: int, *, all_rows: bool = Fals
         kv_lens=torch.tensor([span.stop for span in spans], dtype=torch.int32),
         pages=torch.tensor([row.pages + [0] * (widest - len(row.pages)) for row, _ in chunks], dtype=torch.int32),
         rows=torch.arange(starts[-1]) if all_rows else torch.tensor(ends, dtype=torch.int64),
-        tiles=torch.tensor(tiles, dtype=torch.int32),
-        max_q=max(map(len, spans)),
         max_kv=max(span.stop for span in spans),
     )  # fmt: skip
 
