@@ -78,6 +78,10 @@ class WorkerConfig:
         "number format of weights and K/V; auto: the checkpoint's",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
+    kv_cache_dtype: str = setting(
+        "auto", "number format of K/V; auto: the model's; fp8: eight bits each, so that twice as many tokens fit",
+        choices=("auto", "fp8"),
+    )  # fmt: skip
     threads: int = setting(0, "compute threads on the CPU; 0: one a core", unit="threads", at_least=0)
     kv_cache_gb: float = setting(0.0, "size of the K/V pool; 0: from free memory", unit="GiB", at_least=0)
     gpu_memory_utilization: float = setting(

@@ -10,7 +10,10 @@ from shared.machine import gpus
 
 log = logging.getLogger("sluice.load")
 
-BF16_SINCE = (8, 0)  # compute capability
+SINCE = {  # compute capability, and what else there is to choose
+    torch.bfloat16: ((8, 0), "--dtype float16 or --device cpu"),
+    torch.float8_e4m3fn: ((8, 9), "--kv-cache-dtype auto"),
+}
 
 
 def pick_device(name: str) -> torch.device:
@@ -26,13 +29,14 @@ def pick_device(name: str) -> torch.device:
 
 def check_format(device: torch.device, dtype: torch.dtype) -> None:
     """Raises ConfigError when the GPU is too old for the number format."""
-    if device.type != "cuda" or dtype is not torch.bfloat16:
+    if device.type != "cuda" or dtype not in SINCE:
         return
+    needed, instead = SINCE[dtype]
     major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) < BF16_SINCE:
+    if (major, minor) < needed:
         raise ConfigError(
-            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and bfloat16 needs "
-            "8.0: choose --dtype float16 or --device cpu"
+            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and "
+            f"{str(dtype).removeprefix('torch.')} needs {needed[0]}.{needed[1]}: choose {instead}"
         )
 
 

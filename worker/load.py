@@ -16,7 +16,7 @@ from worker.device import check_format, pick_device
 from worker.grammar.compiler import Compiler
 from worker.kernels import native
 from worker.memory.budget import Pool, longest, plain_budget, size_pool
-from worker.memory.cache import Cache
+from worker.memory.cache import Cache, kv_format
 from worker.memory.gpu import Gpu
 from worker.memory.pages import PagePool
 from worker.model.checkpoint import CheckpointError, read_config, resolve
@@ -55,7 +55,9 @@ def load_engine(
     folder = resolve(model.model)
     spec, tokenizer_hash = spec_from_config(read_config(folder)), _hash(folder)
     dtype = getattr(torch, spec.dtype if worker.dtype == "auto" else worker.dtype)
-    check_format(device, dtype)
+    kv = kv_format(worker.kv_cache_dtype, dtype)
+    for needed in (dtype, kv):
+        check_format(device, needed)
     longest(spec, model, worker)  # raises before the weights are read
     compiler = Compiler(folder, spec.vocab_size, spec.eos_ids)
     gpu = Gpu(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
@@ -66,13 +68,18 @@ def load_engine(
             on_size=gpu.look().check_weights if gpu else lambda needed: None,
         )  # fmt: skip
         size, decoder = _sized(spec, weights, model, worker, gpu, moved)
-        cache = Cache(spec, size.pages, size.page_size, dtype, device)
+        cache = Cache(spec, size.pages, size.page_size, kv, device)
     log.info(
-        "%s on %s in %s: %d pages of %d tokens, sequences up to %d",
-        spec.model_type, gpu.name if gpu else device, dtype, size.pages - 1, size.page_size, size.max_seq_len,
+        "%s on %s in %s, K/V in %s: %d pages of %d tokens, sequences up to %d",
+        spec.model_type, gpu.name if gpu else device, dtype, kv, size.pages - 1, size.page_size, size.max_seq_len,
     )  # fmt: skip
     if device.type == "cpu" and worker.batch_invariant and not native.available(dtype):
         log.warning("--batch-invariant: no C kernels for %s here, so bits may depend on who shares a step", dtype)
+    if device.type == "cpu" and kv is not dtype:
+        log.warning(
+            "--kv-cache-dtype saves memory here, not time: no C kernels read %s, plain PyTorch does, and bits may "
+            "depend on who shares a step", kv,
+        )  # fmt: skip
     if device.type == "cpu":
         for part in (cache.k, cache.v):
             native.huge(part)
@@ -110,15 +117,15 @@ def _sized(
     moved: Callable[[], None],
 ) -> tuple[Pool, Decoder]:
     """The pool, and the model for sequences as long as it allows. On a GPU kernels are compiled for that first."""
-    dtype = weights.embed.dtype
+    kv = kv_format(worker.kv_cache_dtype, weights.embed.dtype)
     if gpu is None:
-        size = size_pool(spec, dtype, plain_budget(worker), model, worker)
+        size = size_pool(spec, kv, plain_budget(worker), model, worker)
         return size, Decoder(spec, weights, size.max_seq_len)
     log.info("preparing kernels for %s", gpu.name)
     length = longest(spec, model, worker)
     decoder = Decoder(spec, weights, length)
     measured = rehearse(decoder, worker, length, gpu, moved)
-    return size_pool(spec, dtype, plain_budget(worker) if worker.kv_cache_gb else measured, model, worker), decoder
+    return size_pool(spec, kv, plain_budget(worker) if worker.kv_cache_gb else measured, model, worker), decoder
 
 
 @contextmanager

@@ -111,6 +111,14 @@ def test_a_gpu_that_cannot_be_used_is_not_passed_over_in_silence(
     assert "too old (found version 11040)" in caplog.messages[-1]
 
 
+def test_a_cache_of_eight_bits_needs_a_newer_gpu(machine: Any) -> None:
+    machine(capability=(8, 0))
+    with pytest.raises(ConfigError, match=r"8\.0, and float8_e4m3fn needs 8\.9: choose --kv-cache-dtype auto"):
+        check_format(torch.device("cuda"), torch.float8_e4m3fn)
+    machine(capability=(8, 9))
+    check_format(torch.device("cuda"), torch.float8_e4m3fn)
+
+
 def test_an_old_gpu_is_refused_for_bfloat16_only(machine: Any) -> None:
     gpu = torch.device("cuda")
     machine(capability=(7, 5))

@@ -37,6 +37,11 @@ class Cache:
             self._populator.reach(page)
 
 
+def kv_format(name: str, dtype: torch.dtype) -> torch.dtype:
+    """What K/V are kept in, by the name of a --kv-cache-dtype; dtype: the model's."""
+    return torch.float8_e4m3fn if name == "fp8" else dtype
+
+
 def bytes_per_page(spec: ModelSpec, page_size: int, dtype: torch.dtype) -> int:
     """K and V of `page_size` tokens, all layers."""
     return 2 * len(spec.layers) * page_size * spec.kv_heads * spec.head_dim * dtype.itemsize
@@ -53,4 +58,4 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(shape, dtype=dtype, device=device)
     size = torch.Size(shape).numel() * dtype.itemsize
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)

@@ -101,7 +101,9 @@ class Decoder:
         return forward
 
     def _stack(self, cache: Cache) -> Stack | None:
-        """The C library's, where it has all the weights."""
+        """The C library's, where it has all the weights and knows the cache's format."""
+        if cache.k.dtype != self.weights.embed.dtype:
+            return None
         layers = [self._stack_layer(index, cache) for index in range(len(self.weights.layers))]
         whole = [layer for layer in layers if layer is not None]
         if len(whole) < len(layers):

@@ -13,7 +13,7 @@ from typing import Protocol
 from shared.config import WorkerConfig
 from shared.messages import Sampling
 from worker.memory.budget import Budget, Device, page_size
-from worker.memory.cache import Cache
+from worker.memory.cache import Cache, kv_format
 from worker.memory.pages import SCRATCH
 from worker.model.decoder import Decoder
 from worker.run.runner import Runner
@@ -44,7 +44,7 @@ SAMPLINGS = (
 EVEN = (16, 64, 256)  # sizes that are multiples of 16, beside those of sizes()
 FEW_ROWS, FEW_TOKENS = (1, 3, 16, 67), (19, 131, 512)  # of the first few decodes and prompts
 FIRST_ROWS = (1, 2, 4, 8)
-FAR = 1100  # tokens before a step: more than what one program of the attention kernels reads alone
+FAR = 1100  # tokens before a step: more than one split of attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,8 @@ def rehearse(
     """
     bounds = Bounds.of(worker, length)
     embed = decoder.weights.embed
-    runner = Runner(decoder, Cache(decoder.spec, 1, bounds.page_size, embed.dtype, embed.device))
+    kept = kv_format(worker.kv_cache_dtype, embed.dtype)
+    runner = Runner(decoder, Cache(decoder.spec, 1, bounds.page_size, kept, embed.device))
     warm_up(runner, steps(bounds), moved)
     taken = []
     for plan in (bounds.decodes(bounds.sequences, bounds.length, CHOSEN), bounds.largest()):

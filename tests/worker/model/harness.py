@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import VOCAB
-from worker.memory.cache import Cache
+from worker.memory.cache import Cache, kv_format
 from worker.model.checkpoint import read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
@@ -39,9 +39,9 @@ def decoder_of(folder: Path, *, dtype: torch.dtype = torch.float32, positions: i
     return Decoder(spec, load(folder, spec, dtype, CPU, invariant=False), positions)
 
 
-def cache_for(decoder: Decoder, *, tokens: int, page_size: int = 16) -> Cache:
+def cache_for(decoder: Decoder, *, tokens: int, page_size: int = 16, kept: str = "auto") -> Cache:
     """Room for `tokens` tokens and the scratch page; what no one wrote is NaN, so that reading it shows."""
-    dtype = decoder.weights.embed.dtype
+    dtype = kv_format(kept, decoder.weights.embed.dtype)
     cache = Cache(decoder.spec, 1 + tokens // page_size, page_size, dtype, CPU)
     cache.k.fill_(float("nan"))
     cache.v.fill_(float("nan"))
