@@ -20,7 +20,7 @@ class Part:
     without: Setup
     prefill: bool = False  # it matters to long prompts, too
     cuda: bool = False  # it is not there elsewhere
-    fusion: str = ""
+    fusions: tuple[str, ...] = ()
 
 
 PARTS = (
@@ -28,7 +28,7 @@ PARTS = (
     Part("graphs", Setup(graphs=False), cuda=True),
     Part("overlap", Setup(overlap=False), cuda=True),
     Part("graphs and overlap", Setup(graphs=False, overlap=False), cuda=True),
-    *(Part(name, BASE, prefill=True, cuda=True, fusion=name) for name in INSTEAD),
+    *(Part(name, BASE, prefill=True, cuda=True, fusions=(name,)) for name in INSTEAD),
 )
 
 
@@ -42,7 +42,7 @@ def measure(place: Place, model: str) -> Iterator[Row]:
         if late := place.short(12):
             yield {"without": part.name, "note": late}
             continue
-        with without(part.fusion):
+        with without(*part.fusions):
             found = _figures(place, spec, part.without, prefill=part.prefill)
         for what, seconds in found.items():
             yield _row(part.name, what, base[what], seconds)

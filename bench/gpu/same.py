@@ -1,6 +1,7 @@
 """Promises about whole steps: the same bits in any company and any chunks, the same ids by every road."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,12 +14,14 @@ from bench.gpu.unfused import INSTEAD, without
 from bench.gpu.weights import random_weights
 from shared.messages import Sampling
 from worker.memory.cache import Cache
-from worker.model.decoder import Decoder
+from worker.model.decoder import Decoder, Weights
+from worker.model.spec import ModelSpec
 from worker.schedule.plan import Chunk
 from worker.schedule.sequence import Sequence
 
 COMPANY = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # tokens of others
 NEW = 24
+BASE = Setup()
 
 
 @torch.inference_mode()
@@ -68,36 +71,45 @@ def _bits(what: str, alone: Tensor, other: Tensor) -> Row:
     return row | {"result": PASS if well else FAIL} | ({"note": note} if note else {})
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    name: str
+    setup: Setup = BASE
+    unfused: tuple[str, ...] = ()
+
+
+WAYS = (
+    Way("again"),
+    Way("prompts in chunks of 33", Setup(step_tokens=33)),
+    Way("without graphs and overlap", Setup(graphs=False, overlap=False)),
+    Way("nothing fused", BASE, tuple(INSTEAD)),
+)
+MORE_WAYS = (  # for one model
+    Way("prompts in chunks of 64", Setup(step_tokens=64)),
+    Way("without graphs", Setup(graphs=False)),
+    Way("without overlap", Setup(overlap=False)),
+    *(Way(f"not {fusion}", BASE, (fusion,)) for fusion in INSTEAD),
+)
+
+
 def same_ids(place: Place, model: str) -> Iterator[Row]:
     """Ids of several sequences, some greedy and some drawn, through the whole loop."""
-    base = Setup()
-    ways = {
-        "again": base,
-        "prompts in chunks of 64": Setup(step_tokens=64),
-        "prompts in chunks of 33": Setup(step_tokens=33),
-        "without graphs": Setup(graphs=False),
-        "without overlap": Setup(overlap=False),
-        "without either": Setup(graphs=False, overlap=False),
-    }
-    expected = _ids(place, model, base)
+    spec = spec_of(model, place.sizes.layers)
+    weights = random_weights(spec, place.dtype, place.device, seed=place.seed)
+    expected = _ids(place, spec, weights, BASE)
     distinct = len({id for ids in expected for id in ids})
-    for way in (*ways, *INSTEAD):
-        with without(way):
-            found = _ids(place, model, ways.get(way, base))
+    for way in (*WAYS, *(MORE_WAYS if model == place.models[0] else ())):
+        with without(*way.unfused):
+            found = _ids(place, spec, weights, way.setup)
         wrong = sum(one != other for one, other in zip(expected, found, strict=True))
-        row: Row = {
-            "what": f"ids, {model}, {'not ' if way in INSTEAD else ''}{way}",
-            "cases": len(expected),
-            "worst": wrong,
-            "bound": 0.0,
-        }
+        row: Row = {"what": f"ids, {model}, {way.name}", "cases": len(expected), "worst": wrong, "bound": 0.0}
         row |= {"result": FAIL if wrong else PASS}
         yield row | ({"note": f"{wrong} sequences differ ({distinct} distinct ids in all)"} if wrong else {})
 
 
-def _ids(place: Place, model: str, setup: Setup) -> list[list[int]]:
-    spec, check = spec_of(model, place.sizes.layers), place.sizes.check
-    made = rig(place, spec, setup, slots=16, longest=check + NEW + 1)
+def _ids(place: Place, spec: ModelSpec, weights: Weights, setup: Setup) -> list[list[int]]:
+    check = place.sizes.check
+    made = rig(place, spec, setup, slots=16, longest=check + NEW + 1, weights=weights)
     lengths = (check, 1, 7, check // 2, 30, 64)
     taken = []
     for at, length in enumerate(lengths):

@@ -12,7 +12,7 @@ from bench.gpu.spans import Span, record
 
 STEPS = 5
 MOST = 24  # kernels shown
-PRODUCTS = re.compile(r"linear|gemm|gemv|nvjet|cutlass|xmma|splitk|addmm|aten::mm", re.IGNORECASE)
+PRODUCTS = re.compile(r"linear|gated|gemm|gemv|nvjet|cutlass|xmma|splitk|addmm|aten::mm", re.IGNORECASE)
 ATTENTION = re.compile(r"attention|attend|combine|flash", re.IGNORECASE)
 
 

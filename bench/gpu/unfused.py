@@ -71,9 +71,9 @@ INSTEAD: Mapping[str, Mapping[str, Callable[..., object]]] = {
 
 
 @contextmanager
-def without(fusion: str) -> Iterator[None]:
-    """The decoder calls the separate kernels, as long as this lasts; for an empty name it is left alone."""
-    instead = INSTEAD.get(fusion, {})
+def without(*fusions: str) -> Iterator[None]:
+    """The decoder calls the separate kernels, as long as this lasts."""
+    instead = {name: function for fusion in fusions for name, function in INSTEAD[fusion].items()}
     before = {name: getattr(decoder, name) for name in instead}
     for name, function in instead.items():
         setattr(decoder, name, function)
