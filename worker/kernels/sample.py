@@ -16,6 +16,7 @@ ONE = 1 << 40  # the integer weight of the most likely token; 2**18 tokens of it
 KEY_LEVELS = (20, 10, 0)  # a 31-bit key is narrowed down by its top 11, next 10 and last 10 bits
 BINS = 2048
 FARTHEST = 0x7FFFFFFF
+SLAB = 1 << 24  # logits whose log-probabilities are computed at once
 SHORT = 256  # tokens looked at first on the CPU
 
 
@@ -114,12 +115,10 @@ def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Ten
     logits [R, V] float32, ids [R] int64 -> (log p of ids [R], the `top` most likely ids [R, top], theirs [R, top]);
     float32, most likely first, the lowest id of equals first.
     """
-    peak = logits.amax(-1, keepdim=True)
-    total = _integer_weights(peak - logits).sum(-1, keepdim=True)
-    norm = peak + (total.double() / ONE).log().float()
-    chosen = logits.gather(1, ids[:, None]) - norm
-    best = _best(logits, top)
-    return chosen[:, 0], best, logits.gather(1, best) - norm
+    count = max(1, SLAB // logits.shape[1])
+    slabs = [_logprobs(*slab, top) for slab in zip(logits.split(count), ids.split(count), strict=True)]
+    chosen, best, values = (torch.cat(column) for column in zip(*slabs, strict=True))
+    return chosen, best, values
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
@@ -268,6 +267,15 @@ def _draw(weights: Tensor, u: Tensor) -> Tensor:
     total = reached[:, -1]
     target = (u * total.double()).long().minimum(total - 1)
     return torch.searchsorted(reached, target[:, None], right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
+
+
+def _logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    peak = logits.amax(-1, keepdim=True)
+    total = _integer_weights(peak - logits).sum(-1, keepdim=True)
+    norm = peak + (total.double() / ONE).log().float()
+    chosen = logits.gather(1, ids[:, None]) - norm
+    best = _best(logits, top)
+    return chosen[:, 0], best, logits.gather(1, best) - norm
 
 
 def _best(logits: Tensor, count: int) -> Tensor:

@@ -38,7 +38,7 @@ class ToHost:
         return self._host
 
 
-def nothing(ids: list[int]) -> list[tuple[Sequence, m.Logprobs]]:
+def nothing() -> list[tuple[Sequence, m.Logprobs]]:
     return []
 
 
@@ -50,10 +50,10 @@ class Flight:
     ahead: bool
     ids: Tensor  # [R] int64 on the device, in the order of plan.sampling; the next step reads them, and may write there
     on_host: ToHost
-    logprobs: Callable[[list[int]], list[tuple[Sequence, m.Logprobs]]] = nothing
+    logprobs: Callable[[], list[tuple[Sequence, m.Logprobs]]] = nothing
 
     @torch.inference_mode()
     def read(self) -> Sampled:
         """Waits for it; raises whatever the device raises."""
         ids: list[int] = self.on_host.read().tolist()
-        return Sampled(ids, self.logprobs(ids))
+        return Sampled(ids, self.logprobs())

@@ -4,7 +4,6 @@ Knows tensors and plans; decides nothing. The same path for prefill, chunk and d
 """
 
 from array import array
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,8 +16,8 @@ from worker.model.decoder import Decoder
 from worker.run.constrain import Constrainer
 from worker.run.flight import Flight, Sampled, ToHost
 from worker.run.graphs import Eager, Graphs, Record, cuda_recorder
-from worker.run.logprobs import output_logprobs, prompt_logprobs
-from worker.run.pack import Wanted, owed, pack, to_device
+from worker.run.logprobs import launch_logprobs
+from worker.run.pack import owed, pack, to_device
 from worker.run.sampler import choose, is_plain
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
@@ -72,12 +71,14 @@ class Runner:
         if before is not None:
             self._fill_in(packed.tokens, plan, before)
         logits = self._forward(packed)  # [R, V] float32
-        sampled = logits if len(wanted.sampled) == logits.shape[0] else logits[wanted.sampled]
+        sampled = logits
+        if len(wanted.sampled) < len(logits):
+            sampled = logits[to_device(np.array(wanted.sampled, np.int64), self._device)]
         sequences = [chunk.sequence for chunk in plan.sampling]
         allowed = self._constrainer.apply(sampled, sequences)
         ids = choose(allowed, sequences, self._model.spec.eos_ids) if sequences else logits.new_empty(0).long()
         if any(sequence.sampling.logprobs is not None for sequence in sequences) or wanted.prompts:
-            return Flight(plan, False, ids, ToHost(ids), partial(_logprobs, plan, wanted, logits, sampled))
+            return Flight(plan, False, ids, ToHost(ids), launch_logprobs(plan, wanted, logits, sampled, ids))
         return Flight(plan, self._overlap and all(map(is_plain, sequences)), ids, ToHost(ids))
 
     def _fill_in(self, tokens: Tensor, plan: Plan, before: Flight) -> None:
@@ -99,10 +100,3 @@ class Runner:
     def layers(self) -> int:
         """How many were begun in all steps so far, those of a step that runs now too: a long step is no hanging one."""
         return int(self._model.done.value)
-
-
-def _logprobs(
-    plan: Plan, wanted: Wanted, logits: Tensor, sampled: Tensor, ids: list[int]
-) -> list[tuple[Sequence, m.Logprobs]]:
-    sequences = [chunk.sequence for chunk in plan.sampling]
-    return output_logprobs(sampled, ids, sequences) + prompt_logprobs(logits, wanted, plan)

@@ -248,6 +248,13 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
     assert torch.equal(top_ids, expected.topk(3).indices)
 
 
+def test_logprobs_of_many_rows_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, ids = random(7, 50), torch.arange(7)
+    whole = logprobs(logits, ids, 3)
+    monkeypatch.setattr("worker.kernels.sample.SLAB", 100)
+    assert all(torch.equal(*pair) for pair in zip(whole, logprobs(logits, ids, 3), strict=True))
+
+
 def test_logprobs_order_equals_by_id() -> None:
     logits = torch.tensor([[-1.0, 2.0, -3.0, 2.0, -1.0]])
     assert logprobs(logits, torch.tensor([0]), 5)[1].tolist() == [[1, 3, 0, 4, 2]]

@@ -1,0 +1,61 @@
+"""Log-probabilities of one step, asked for in different ways, against each message computed by itself."""
+
+import pytest
+import torch
+
+import worker.run.logprobs
+from shared.codec import unpack_f32, unpack_u32
+from shared.messages import Logprobs, Sampling
+from worker.run.flight import ToHost
+from worker.run.logprobs import launch_logprobs
+from worker.run.pack import Wanted
+from worker.schedule.plan import Chunk, Plan
+from worker.schedule.sequence import Sequence
+
+
+def sequence(id: int, tokens: list[int], prompt_len: int, **options: object) -> Sequence:
+    return Sequence((b"f", id), tokens, prompt_len, Sampling(9, **options), 0, 0.0)  # type: ignore[arg-type]
+
+
+def check(told: Logprobs, logits: torch.Tensor, tokens: list[int], top: int) -> None:
+    """logits [N, V], the token of each row."""
+    expected = logits.double().log_softmax(-1)
+    assert told.top == top
+    chosen = torch.tensor(unpack_f32(told.chosen)).double()
+    torch.testing.assert_close(chosen, expected[range(len(tokens)), tokens], atol=3e-6, rtol=0)
+    best = expected.topk(top)
+    assert list(unpack_u32(told.top_ids)) == best.indices.flatten().tolist()
+    values = torch.tensor(unpack_f32(told.top_logprobs)).double()
+    torch.testing.assert_close(values, best.values.flatten(), atol=3e-6, rtol=0)
+
+
+def test_each_message_has_its_own_rows_and_all_come_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[torch.Tensor] = []
+
+    def counted(values: torch.Tensor) -> ToHost:
+        copies.append(values)
+        return ToHost(values)
+
+    monkeypatch.setattr(worker.run.logprobs, "ToHost", counted)
+    running = sequence(1, [5, 6, 7, 8], 2, logprobs=3)
+    silent = sequence(2, [5, 6], 2)
+    asked = sequence(3, [9, 8, 7, 6], 4, logprobs=2, prompt_logprobs=True)
+    begun = sequence(4, [1, 2, 3, 4, 5], 5, prompt_logprobs=True)
+    chunks = [
+        Chunk(running, 3, 1, True),
+        Chunk(silent, 1, 1, True),
+        Chunk(asked, 1, 3, True),
+        Chunk(begun, 0, 2, False),
+    ]
+    logits = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
+    wanted = Wanted(sampled=[0, 1, 4], prompts=[(2, 2, 2), (3, 5, 2)])
+    ids = torch.tensor([11, 12, 13])
+    told = launch_logprobs(Plan(chunks), wanted, logits, logits[wanted.sampled], ids)()
+    assert [(who, one.id, one.start, one.prompt) for who, one in told] == [
+        (running, 1, 2, False), (asked, 3, 0, False), (asked, 3, 2, True), (begun, 4, 1, True)
+    ]  # fmt: skip
+    check(told[0][1], logits[:1], [11], 3)
+    check(told[1][1], logits[4:5], [13], 2)
+    check(told[2][1], logits[2:4], [7, 6], 2)
+    check(told[3][1], logits[5:], [2, 3], 0)
+    assert len(copies) == 1
