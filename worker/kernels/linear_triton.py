@@ -140,6 +140,10 @@ class Tile:
     def count(self, rows: int, columns: int) -> int:
         return cdiv(rows, self.rows) * cdiv(columns, self.columns)
 
+    def busiest(self, rows: int, columns: int) -> int:
+        """Elements that the multiprocessor with most programs computes."""
+        return cdiv(self.count(rows, columns), PROCESSORS) * self.rows * self.columns
+
 
 def cdiv(a: int, b: int) -> int:
     """a / b, rounded up; triton.cdiv takes twenty times as long."""
@@ -181,10 +185,10 @@ def choose_gated_tile(rows: int, columns: int, dtype: torch.dtype) -> Tile:
         return Tile(16 if rows <= 16 else 32, 64, 4, 3)
     if rows <= 32:
         return Tile(16, 64, 4, 6) if rows <= 16 else Tile(32, 64, 4, 5)
-    large = Tile(128, 128, 8, 4)
-    if rows > 64 and large.count(rows, columns) >= 96:
-        return large
-    return Tile(64, 64, 4, 4) if rows <= 64 else Tile(128, 64, 4, 3)
+    if rows <= 64:
+        return Tile(64, 64, 4, 4)
+    large, small = Tile(128, 128, 8, 4), Tile(128, 64, 4, 3)
+    return large if large.busiest(rows, columns) <= 1.25 * small.busiest(rows, columns) else small
 
 
 def linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False, terms: bool = False) -> Tensor:

@@ -1,6 +1,6 @@
 """The decoder's loop through the Triton kernels, attention apart: that they fit together, and change nothing."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from worker.kernels.linear import PackedLinear
 from worker.memory.cache import Cache
 from worker.model import decoder
 from worker.model.decoder import Decoder, Layer, Weights
+from worker.model.packed import Packed
 from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
 
 PLAIN = ModelSpec(
@@ -49,11 +50,23 @@ def layer(spec: ModelSpec, seed: int) -> Layer:
     return Layer(**fields)
 
 
-def decoder_of(spec: ModelSpec) -> Decoder:
+def decoder_of(spec: ModelSpec, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
     head = PackedLinear(weight(spec.vocab_size, spec.hidden_size, seed=1), None, True)
     layers = [layer(spec, 100 * i) for i in range(len(spec.layers))]
     embed = random(spec.vocab_size, spec.hidden_size, seed=2)
-    return Decoder(spec, Weights(embed, layers, weight(spec.hidden_size, seed=3), head), 64)
+    whole = Weights(embed, layers, weight(spec.hidden_size, seed=3), head)
+    return Decoder(spec, moved(whole, device, dtype), 64)
+
+
+def moved(value: Any, device: str, dtype: torch.dtype) -> Any:
+    """A dataclass of tensors, lists and such, on another device; what is float32, as `dtype`."""
+    if isinstance(value, Tensor):
+        return value.to(device, dtype if value.dtype == torch.float32 else value.dtype)
+    if isinstance(value, list):
+        return [moved(one, device, dtype) for one in value]
+    if isinstance(value, Weights | Layer | PackedLinear | Packed):
+        return replace(value, **{f.name: moved(getattr(value, f.name), device, dtype) for f in fields(value)})
+    return value
 
 
 def logits(model: Decoder, sequences: list[Row]) -> Tensor:
@@ -111,3 +124,25 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company() -> None:
     model = decoder_of(PLAIN)
     alone, company = logits(model, [one()]), logits(model, [one(), *others()])
     assert torch.equal(company[[0, 3]], alone)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_decode_waits_for_nothing_and_can_be_recorded(dtype: torch.dtype, device: str) -> None:
+    """The host never asks the device; replayed from a CUDA graph, a step gives the same bits."""
+    model = decoder_of(SANDWICH, device, dtype)
+    cache = Cache(model.spec, 20, PAGE, dtype, device)
+    packed = moved(pack([(Row([7], [3]), 1), (Row([9], [4]), 1)], PAGE), device, dtype)
+    model.forward(packed, cache)  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        expected = model.forward(packed, cache)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = model.forward(packed, cache)
+    graph.replay()
+    assert torch.equal(got, expected) and expected.isfinite().all()
+    exact = decoder_of(SANDWICH).forward(moved(packed, "cpu", dtype), Cache(SANDWICH, 20, PAGE, torch.float32, "cpu"))
+    assert float((got.cpu() - exact).norm() / exact.norm()) < 5e-2  # several layers' roundings
