@@ -82,6 +82,12 @@ class WorkerConfig:
         "auto", "number format of K/V; auto: the model's; fp8: eight bits each, so that twice as many tokens fit",
         choices=("auto", "fp8"),
     )  # fmt: skip
+    quantization: str = setting(
+        "auto",
+        "weights of eight bits in the layers, with a scale a row; auto: what the checkpoint says; fp8, int8: quantized "
+        "while loading; none: a quantized checkpoint is widened. On the CPU they are widened in any case",
+        choices=("auto", "none", "fp8", "int8"),
+    )
     threads: int = setting(0, "compute threads on the CPU; 0: one a core", unit="threads", at_least=0)
     kv_cache_gb: float = setting(0.0, "size of the K/V pool; 0: from free memory", unit="GiB", at_least=0)
     gpu_memory_utilization: float = setting(

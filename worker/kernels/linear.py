@@ -1,7 +1,7 @@
 """Matrix product with a weight that is prepared once and read every step.
 
 `invariant` asks that a row's result never depends on the other rows: library GEMMs choose their K order by the row
-count, so it needs a product with fixed tiles.
+count, so it needs a product with fixed tiles. A quantized weight (quantize.py) always gets one.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,18 @@ from torch import Tensor
 from worker.kernels import native
 from worker.kernels.gate import Activation, gate
 from worker.kernels.native import NativeWeight
+from worker.kernels.quantize import dequantize, linear_quantized_torch
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
     """A weight as `linear` wants it."""
 
-    weight: Tensor  # [N, K]; empty where `native` holds it
+    weight: Tensor  # [N, K]; empty where `native` holds it; int8 or float8_e4m3fn where there is a `scale`
     bias: Tensor | None  # [N]
     invariant: bool
     native: NativeWeight | None = None  # the same in the CPU library's order
+    scale: Tensor | None = None  # [N] float32
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> PackedLinear:
@@ -30,6 +32,18 @@ def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> Pack
     if not weight.is_cuda and native.available(weight.dtype):
         return PackedLinear(weight.new_empty(0), None, True, native.pack_linear(weight, bias))
     return PackedLinear(weight, bias, invariant)
+
+
+def pack_quantized(
+    values: Tensor, scale: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, invariant: bool
+) -> PackedLinear:
+    """Prepare values [N, K] (int8 or float8_e4m3fn) with scale [N] for inputs of `dtype`.
+
+    Where no kernel reads such values, which is anywhere but on a GPU, they become a weight of `dtype`.
+    """
+    if values.is_cuda:
+        return PackedLinear(values, bias, True, scale=scale)
+    return pack(dequantize(values, scale, dtype), bias, invariant=invariant)
 
 
 def linear(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool = False) -> Tensor:
@@ -42,8 +56,11 @@ def linear(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool =
     if x.is_cuda and packed.invariant:
         from worker.kernels.linear_triton import linear_triton
 
-        return linear_triton(x, packed.weight, packed.bias, wide=wide, terms=terms)
-    y = linear_torch(x, packed.weight, packed.bias)
+        return linear_triton(x, packed.weight, packed.bias, packed.scale, wide=wide, terms=terms)
+    if packed.scale is not None:
+        y = linear_quantized_torch(x, packed.weight, packed.scale, packed.bias)
+    else:
+        y = linear_torch(x, packed.weight, packed.bias)
     return y.float() if wide else y
 
 
@@ -53,7 +70,7 @@ def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Ten
         from worker.kernels.linear_triton import gated_linear_triton, uncut
 
         if uncut(packed.weight):
-            return gated_linear_triton(x, packed.weight, packed.bias, activation)
+            return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale)
     return gate(linear(x, packed), activation)
 
 

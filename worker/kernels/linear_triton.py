@@ -12,7 +12,8 @@ hardware: that wgmma m64nNk16 gives an element the same bits for every N.
 Why the weights stand where textbooks put the tokens. With few tokens the time is that of reading the weights. That
 takes some 3 MB in flight on an H200, 24 KB a multiprocessor; here 64 rows of 64 weights are 8 KB a stage, at least six
 of eight stages ahead, and two programs share a multiprocessor. The other way round 64 rows of mostly absent tokens
-would fill shared memory, and its ports, at the weights' expense.
+would fill shared memory, and its ports, at the weights' expense. It also is the side that may come from registers:
+eight-bit weights (quantize.py) are widened there, and each chain is scaled by its row before it is added.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.kernels.gate_triton import activated
+from worker.kernels.quantize_triton import FORMATS, widen
 
 PROCESSORS = 132  # of the GPU the tiles are made for; on another the bits are the same
 CHAIN_STEP, MIN_CHAIN, MAX_CHAINS = 128, 256, 8
@@ -57,23 +59,31 @@ def _load_tokens(at, real, k, depth, EVEN: tl.constexpr):
 
 @triton.jit
 def _chain(
-    weight_at, x_at, real_n, real_m, begin, end, depth,
-    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    weight_at, x_at, real_n, real_m, begin, end, depth, scale,
+    EVEN: tl.constexpr, FORMAT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """[N, M] over K = begin .. end - 1, from zero."""
+    """[N, M] over K = begin .. end - 1, from zero; where the weight has a FORMAT, times scale [N]."""
+    dtype: tl.constexpr = x_at.dtype.element_ty
     total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for at in range(begin, end, BLOCK_K):
         k = at + tl.arange(0, BLOCK_K)
         weight = _load_weights(weight_at + at, real_n, k, depth, EVEN)
         x = _load_tokens(x_at + at, real_m, k, depth, EVEN)
-        total = tl.dot(weight, x, total, input_precision="ieee")
-    return total
+        total = tl.dot(widen(weight, dtype, FORMAT), x, total, input_precision="ieee")
+    return total * scale[:, None] if FORMAT else total
+
+
+@triton.jit
+def _scales(scale_ptr, n, real, FORMAT: tl.constexpr):
+    """[N]; anything where the weight has no FORMAT."""
+    return tl.load(scale_ptr + n, mask=real, other=0.0) if FORMAT else 0.0
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _linear_kernel(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, rows, columns, depth, chain, x_stride,
-    BIAS: tl.constexpr, CUT: tl.constexpr, SPREAD: tl.constexpr, EVEN: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, scale_ptr, out_ptr, rows, columns, depth, chain, x_stride,
+    BIAS: tl.constexpr, CUT: tl.constexpr, SPREAD: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M tokens times BLOCK_N rows of weights. CUT: in several chains; SPREAD: of which this is one,
@@ -87,22 +97,25 @@ def _linear_kernel(
     part = tl.program_id(1)
     begin = part * chain
     end = min(begin + chain, depth) if CUT else depth
-    total = _chain(weight_at, x_at, real_n, real_m, begin, end, depth, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)
+    scale = _scales(scale_ptr + first_n, n, real_n, FORMAT)
+    total = _chain(weight_at, x_at, real_n, real_m, begin, end, depth, scale, EVEN, FORMAT, BLOCK_M, BLOCK_N, BLOCK_K)
     if BIAS:  # noqa: SIM102  # known when compiling; the next only when running
         if part == 0:
             total += tl.load(bias_ptr + first_n + n, mask=real_n, other=0.0).to(tl.float32)[:, None]
     if CUT and not SPREAD:
         for begin in range(chain, depth, chain):
             end = min(begin + chain, depth)
-            total += _chain(weight_at, x_at, real_n, real_m, begin, end, depth, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)
+            total += _chain(
+                weight_at, x_at, real_n, real_m, begin, end, depth, scale, EVEN, FORMAT, BLOCK_M, BLOCK_N, BLOCK_K
+            )
     out_at = out_ptr + (part * rows + first_m) * columns + first_n + m[None, :] * columns + n[:, None]
     tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=real_n[:, None] & real_m[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _gated_kernel(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, rows, columns, depth, x_stride,
-    BIAS: tl.constexpr, SILU: tl.constexpr, EVEN: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, scale_ptr, out_ptr, rows, columns, depth, x_stride,
+    BIAS: tl.constexpr, SILU: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """act(x @ gate) * (x @ up), where up's rows of the weight come `columns` after gate's, with gate.py's roundings."""
@@ -113,17 +126,22 @@ def _gated_kernel(
     x_at = x_ptr + first_m * x_stride + m[None, :] * x_stride + k[:, None]
     gate_at = weight_ptr + first_n * depth + n[:, None] * depth + k[None, :]
     up_at = gate_at + columns.to(tl.int64) * depth
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
     gate = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for at in range(0, depth, BLOCK_K):
         k = at + tl.arange(0, BLOCK_K)
         x = _load_tokens(x_at + at, real_m, k, depth, EVEN)
-        gate = tl.dot(_load_weights(gate_at + at, real_n, k, depth, EVEN), x, gate, input_precision="ieee")
-        up = tl.dot(_load_weights(up_at + at, real_n, k, depth, EVEN), x, up, input_precision="ieee")
+        gate_weight = widen(_load_weights(gate_at + at, real_n, k, depth, EVEN), dtype, FORMAT)
+        up_weight = widen(_load_weights(up_at + at, real_n, k, depth, EVEN), dtype, FORMAT)
+        gate = tl.dot(gate_weight, x, gate, input_precision="ieee")
+        up = tl.dot(up_weight, x, up, input_precision="ieee")
+    if FORMAT:
+        gate *= _scales(scale_ptr + first_n, n, real_n, FORMAT)[:, None]
+        up *= _scales(scale_ptr + columns + first_n, n, real_n, FORMAT)[:, None]
     if BIAS:
         gate += tl.load(bias_ptr + first_n + n, mask=real_n, other=0.0).to(tl.float32)[:, None]
         up += tl.load(bias_ptr + columns + first_n + n, mask=real_n, other=0.0).to(tl.float32)[:, None]
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
     out_at = out_ptr + first_m * columns + first_n + m[None, :] * columns + n[:, None]
     tl.store(out_at, activated(gate.to(dtype), SILU) * up.to(dtype), mask=real_n[:, None] & real_m[None, :])
 
@@ -191,13 +209,22 @@ def choose_gated_tile(rows: int, columns: int, dtype: torch.dtype) -> Tile:
     return large if large.busiest(rows, columns) <= 1.25 * small.busiest(rows, columns) else small
 
 
-def linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False, terms: bool = False) -> Tensor:
+def linear_triton(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None = None,
+    *,
+    wide: bool = False,
+    terms: bool = False,
+) -> Tensor:
     """x [T, K] @ weight [N, K].T + bias [N] -> [T, N] in x's dtype, or float32 if `wide`.
 
-    With `terms` perhaps [S, T, N] float32 instead: see terms.py.
+    With a `scale` [N] the weight is of int8 or float8_e4m3fn. With `terms` perhaps [S, T, N] float32 instead: see
+    terms.py.
     """
     columns = weight.shape[0]
-    rows, depth = _check(x, weight, bias, columns)
+    rows, depth = _check(x, weight, bias, scale, columns)
     chain = chain_length(columns, depth)
     chains = cdiv(depth, chain)
     tile = choose_tile(rows, columns, depth, x.dtype)
@@ -206,38 +233,51 @@ def linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool 
     dtype = torch.float32 if wide or spread else x.dtype
     out = torch.empty((chains, rows, columns) if spread else (rows, columns), dtype=dtype, device=x.device)
     _linear_kernel[(count, chains if spread else 1)](
-        x, weight, bias if bias is not None else x, out, rows, columns, depth, chain, x.stride(0),
-        BIAS=bias is not None, CUT=chains > 1, SPREAD=spread,
-        num_warps=tile.warps, num_stages=_stages(tile, tile.columns, x), enable_fp_fusion=False,
-        **tile_constants(tile, columns, depth, x.dtype),
+        x, _bytes(weight), bias if bias is not None else x, scale if scale is not None else x, out,
+        rows, columns, depth, chain, x.stride(0), BIAS=bias is not None, CUT=chains > 1, SPREAD=spread,
+        num_warps=tile.warps, num_stages=_stages(tile, tile.columns, x, weight), enable_fp_fusion=False,
+        **tile_constants(tile, columns, depth, x.dtype, weight.dtype),
     )  # fmt: skip
     return out
 
 
-def gated_linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """x [T, K], weight [2 I, K], gate above up, bias [2 I] -> act(x @ gate) * (x @ up) [T, I].
+def gated_linear_triton(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, scale: Tensor | None = None
+) -> Tensor:
+    """x [T, K], weight [2 I, K], gate above up, bias and scale [2 I] -> act(x @ gate) * (x @ up) [T, I].
 
     The bits of the two products are those of `linear_triton`; the weight must be one that it does not cut.
     """
     columns = weight.shape[0] // 2
-    rows, depth = _check(x, weight, bias, 2 * columns)
+    rows, depth = _check(x, weight, bias, scale, 2 * columns)
     assert uncut(weight) and activation in ("silu", "gelu_tanh")
     tile = choose_gated_tile(rows, columns, x.dtype)
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     _gated_kernel[(tile.count(rows, columns),)](
-        x, weight, bias if bias is not None else x, out, rows, columns, depth, x.stride(0),
-        BIAS=bias is not None, SILU=activation == "silu",
-        num_warps=tile.warps, num_stages=_stages(tile, 2 * tile.columns, x), enable_fp_fusion=False,
-        **tile_constants(tile, columns, depth, x.dtype),
+        x, _bytes(weight), bias if bias is not None else x, scale if scale is not None else x, out,
+        rows, columns, depth, x.stride(0), BIAS=bias is not None, SILU=activation == "silu",
+        num_warps=tile.warps, num_stages=_stages(tile, 2 * tile.columns, x, weight), enable_fp_fusion=False,
+        **tile_constants(tile, columns, depth, x.dtype, weight.dtype),
     )  # fmt: skip
     return out
 
 
-def tile_constants(tile: Tile, columns: int, depth: int, dtype: torch.dtype) -> dict[str, int]:
-    """The tile as the kernels' constants; a stage is one line of 128 bytes of each row."""
-    block_k = 128 // dtype.itemsize
+def tile_constants(
+    tile: Tile, columns: int, depth: int, dtype: torch.dtype, stored: torch.dtype | None = None
+) -> dict[str, int]:
+    """The tile as the kernels' constants, for tokens of `dtype` and weights that are `stored` otherwise, if so."""
+    block_k = _step(tile, dtype, stored or dtype)
     even = columns % tile.columns == 0 and depth % block_k == 0
-    return {"EVEN": even, "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": block_k, "GROUP": GROUP}
+    return {
+        "EVEN": even, "FORMAT": FORMATS.get(stored or dtype, 0), "BLOCK_M": tile.rows, "BLOCK_N": tile.columns,
+        "BLOCK_K": block_k, "GROUP": GROUP,
+    }  # fmt: skip
+
+
+def _step(tile: Tile, dtype: torch.dtype, stored: torch.dtype) -> int:
+    """Numbers of a row in a stage: a line of 128 bytes, of a weight if tokens are few, or else of a token."""
+    few = tile.rows <= 64 and dtype.itemsize == 2
+    return 128 // (stored if few else dtype).itemsize
 
 
 def uncut(weight: Tensor) -> bool:
@@ -245,18 +285,27 @@ def uncut(weight: Tensor) -> bool:
     return chain_length(*weight.shape) >= weight.shape[1]
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> tuple[int, int]:
+def _bytes(weight: Tensor) -> Tensor:
+    """float8 as the kernels take it."""
+    return weight.view(torch.int8) if weight.dtype.itemsize == 1 else weight
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, columns: int) -> tuple[int, int]:
     rows, depth = x.shape
-    assert weight.shape == (columns, depth) and weight.is_contiguous() and weight.dtype == x.dtype
+    assert weight.shape == (columns, depth) and weight.is_contiguous()
+    assert weight.dtype == x.dtype if scale is None else weight.dtype in FORMATS
+    assert scale is None or (scale.shape == (columns,) and scale.is_contiguous() and scale.dtype == torch.float32)
     assert rows and (x.stride(1) == 1 or depth == 1)
     assert bias is None or (bias.shape == (columns,) and bias.is_contiguous())
     return rows, depth
 
 
-def _stages(tile: Tile, columns: int, x: Tensor) -> int:
-    """As many of the tile's as this device has shared memory for."""
-    stage = (tile.rows + columns) * 128
-    return max(1, min(tile.stages, _shared_memory(x.device) // stage))
+def _stages(tile: Tile, columns: int, x: Tensor, weight: Tensor) -> int:
+    """As many of the tile's as this device has shared memory for; `columns` rows of weights are in each."""
+    step = _step(tile, x.dtype, weight.dtype)
+    stage = (tile.rows * x.element_size() + columns * weight.element_size()) * step
+    shared = _shared_memory(x.device) // (2 if tile.rows <= 32 and step > 64 else 1)  # longer steps, of two programs
+    return max(1, min(tile.stages, shared // stage))
 
 
 @cache

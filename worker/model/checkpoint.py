@@ -7,7 +7,7 @@ out idle file pages would stall a model that computes from the map.
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,10 @@ from worker.model.staging import Extent, Staging
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # what weights may be stored as
+DTYPES = {
+    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32,  # only where quantization.py reads them
+}  # fmt: skip
 
 
 class CheckpointError(ValueError):
@@ -115,6 +118,9 @@ class Checkpoint:
     def names(self) -> list[str]:
         return list(self._files)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
     def where(self, name: str) -> Path:
         """The file that holds a tensor, or the folder when none does."""
         return self._paths.get(name, self.folder)
@@ -122,14 +128,14 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._files[name].get_slice(name).get_shape())
 
-    def dtype(self, name: str) -> torch.dtype:
-        """As it is stored; raises CheckpointError for a number format that weights cannot have."""
+    def dtype(self, name: str, among: Collection[torch.dtype] = DTYPES.values()) -> torch.dtype:
+        """As it is stored; raises CheckpointError for a number format that is not `among` those it may have."""
         stored = self._files[name].get_slice(name).get_dtype()
-        if stored not in DTYPES:
-            raise CheckpointError(
-                f"{self.where(name)}: tensor {name} is stored as {stored}; supported are {', '.join(DTYPES)}"
-            )
-        return DTYPES[stored]
+        dtype = DTYPES.get(stored)
+        if dtype is None or dtype not in among:
+            supported = ", ".join(code for code, known in DTYPES.items() if known in among)
+            raise CheckpointError(f"{self.where(name)}: tensor {name} is stored as {stored}; supported are {supported}")
+        return dtype
 
     def nbytes(self, name: str) -> int:
         """Stored size; raises CheckpointError for a number format that weights cannot have."""

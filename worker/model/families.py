@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker.model import quantization
 from worker.model.spec import Activation, LayerSpec, ModelSpec, RopeSpec
 
 Config = Mapping[str, Any]
@@ -94,8 +95,8 @@ INSIDE = {"gemma3": "gemma3_text"}  # multimodal configs that hold a text model 
 def spec_from_config(config: Config) -> ModelSpec:
     """The spec of a checkpoint's config.json (as a dict, in any spelling since transformers 4.40).
 
-    Raises UnsupportedModel for a family, rotary kind, activation or quantization that is not here, and for a
-    config that lacks a size.
+    Raises UnsupportedModel for a family, rotary kind or activation that is not here, and for a config that lacks a
+    size; CheckpointError for a quantization that is not here.
     """
     model_type = config.get("model_type")
     name = INSIDE.get(str(model_type), str(model_type))
@@ -104,8 +105,6 @@ def spec_from_config(config: Config) -> ModelSpec:
         supported = ", ".join(sorted([*FAMILIES, *INSIDE]))
         raise UnsupportedModel(f"model_type {model_type!r} is not supported; supported are {supported}")
     given = {**config, **config.get("text_config", {})}
-    if given.get("quantization_config"):
-        raise UnsupportedModel("quantized checkpoints are not supported; use a bfloat16, float16 or float32 one")
     try:
         return _spec(name, family, {**COMMON, **family.defaults, **given})
     except KeyError as error:
@@ -144,6 +143,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         tied=config["tie_word_embeddings"],
         eos_ids=_ids(config["eos_token_id"]),
         dtype=_dtype(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        stored=quantization.read(config),
     )
 
 

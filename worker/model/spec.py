@@ -33,6 +33,30 @@ class LayerSpec:
     rope: int  # index into ModelSpec.ropes
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a checkpoint has its quantized linears. Which of them are is told by their tensors."""
+
+    kind: Literal["int8", "fp8"]
+    block: tuple[int, int]  # rows and columns that share a scale; 0: all of them
+    packed: bool = False  # four values in an int32
+    activations: bool = False  # it would have them quantized, too
+
+    @property
+    def by_row(self) -> bool:
+        """Whether no row has more than one scale."""
+        return self.block[1] == 0
+
+    def grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """How many scales a weight of that shape has, down and across."""
+        rows, columns = (-(-size // step) if step else 1 for size, step in zip(shape, self.block, strict=True))
+        return rows, columns
+
+    def __str__(self) -> str:
+        shared = {(0, 0): "a tensor", (1, 0): "a row"}.get(self.block, f"{self.block[0]} x {self.block[1]} values")
+        return f"{self.kind}, one scale for {shared}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A family and its sizes. Every layer has a norm before attention and one before the feed-forward."""
@@ -61,6 +85,7 @@ class ModelSpec:
     tied: bool  # the head is the embedding
     eos_ids: tuple[int, ...]
     dtype: str  # the checkpoint's: float32, bfloat16, float16
+    stored: Stored | None = None  # how linears of eight bits are stored; None: there are none
 
     @property
     def qkv_size(self) -> int:

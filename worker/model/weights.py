@@ -4,17 +4,21 @@ anything is read; projections that read the same input are stacked into one line
 Layer by layer, so that never more than one linear exists twice.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from worker.kernels.linear import PackedLinear, pack
+from worker.kernels.linear import PackedLinear, pack, pack_quantized
+from worker.kernels.quantize import Kind, dequantize, quantize
+from worker.model import quantization
 from worker.model.checkpoint import Checkpoint, CheckpointError
 from worker.model.decoder import Layer, Weights
+from worker.model.quantization import Source, Wanted, source_of, spread, stacked, unpacked
 from worker.model.spec import ModelSpec
 from worker.model.staging import Staging
 
@@ -35,6 +39,7 @@ class Stack:
     bias: bool
 
     def tensors(self, prefix: str, kind: str) -> list[tuple[str, Shape]]:
+        """Of kind `weight` or `bias`."""
         columns = (self.columns,) if kind == "weight" else ()
         parts = zip(self.modules, self.rows, strict=True)
         return [(f"{prefix}{module}.{kind}", (rows, *columns)) for module, rows in parts]
@@ -47,10 +52,15 @@ def load(
     device: torch.device,
     *,
     invariant: bool,
+    kind: Kind | None = None,
     on_progress: Progress = lambda done, total: None,
     on_size: Callable[[int], None] = lambda needed: None,
 ) -> Weights:
     """All weights on `device` as `dtype`, linears packed (`invariant`: see kernels/linear.py).
+
+    With `kind` the linears of the layers are quantized, unless the checkpoint has them so already or has quantized
+    others and not them. Embedding and head are not: the head decides between tokens that lie close together, and a
+    tied one is the embedding, of which rows are looked up. Without `kind` quantized ones become `dtype`.
 
     `on_progress(done, total)` is called with bytes of the checkpoint, from (0, total) to (total, total), and before
     that `on_size(needed)` with the bytes that the device must hold; it may raise what ends the load.
@@ -58,7 +68,7 @@ def load(
     """
     staging = Staging(device) if device.type == "cuda" else None
     with closing(Checkpoint(folder, staging)) as checkpoint:
-        return _Loader(checkpoint, spec, dtype, device, invariant, on_progress, on_size).load()
+        return _Loader(checkpoint, spec, dtype, device, invariant, kind, on_progress, on_size).load()
 
 
 class _Loader:
@@ -71,19 +81,21 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
         invariant: bool,
+        kind: Kind | None,
         on_progress: Progress,
         on_size: Callable[[int], None],
     ) -> None:
         self.checkpoint, self.spec, self.dtype, self.device = checkpoint, spec, dtype, device
-        self.invariant, self.on_progress, self.on_size = invariant, on_progress, on_size
+        self.invariant, self.kind = invariant, kind
+        self.on_progress, self.on_size = on_progress, on_size
         self.prefix = _prefix(checkpoint)
         self.head = _named(checkpoint, HEAD)
         self.done, self.total = 0, 0
 
     def load(self) -> Weights:
         self._check()
-        self.on_size(sum(torch.Size(shape).numel() for _, shape in self._wanted()) * self.dtype.itemsize)
-        self.checkpoint.expect(name for name, _ in self._wanted())
+        self.on_size(self._needed())
+        self.checkpoint.expect(one.name for one in self._wanted())
         self.on_progress(0, self.total)
         hidden, vocab = self.spec.hidden_size, self.spec.vocab_size
         embed = self._read([(self.prefix + EMBED, (vocab, hidden))])
@@ -103,20 +115,64 @@ class _Loader:
         return Layer(**linears, **norms)  # type: ignore[arg-type]  # the tables' keys are its fields
 
     def _linear(self, stack: Stack, prefix: str) -> PackedLinear:
-        weight = self._read(stack.tensors(prefix, "weight"))
-        bias = self._read(stack.tensors(prefix, "bias")) if stack.bias else None
-        return pack(weight, bias, invariant=self.invariant)
+        sources = [self._source(*tensor) for tensor in stack.tensors(prefix, "weight")]
+        quantized = self._quantized(sources)
+        if quantized is None:
+            return pack(self._weight(sources), self._bias(stack, prefix), invariant=self.invariant)
+        return pack_quantized(*quantized, self._bias(stack, prefix), dtype=self.dtype, invariant=self.invariant)
+
+    def _bias(self, stack: Stack, prefix: str) -> Tensor | None:
+        return self._read(stack.tensors(prefix, "bias")) if stack.bias else None
+
+    def _eight(self, sources: Sequence[Source]) -> bool:
+        """Whether the linear made of them is held in eight bits."""
+        return self.kind is not None and (
+            self.spec.stored is None or all(source.stored is not None for source in sources)
+        )
+
+    def _quantized(self, sources: Sequence[Source]) -> tuple[Tensor, Tensor] | None:
+        """Values [N, K] and scales [N]; None for a linear that is in full."""
+        if self.kind is None or not self._eight(sources):
+            return None
+        stored = self.spec.stored
+        if stored is None or not stored.by_row or stored.kind != self.kind:
+            return quantize(self._weight(sources), self.kind)
+        values, scales = zip(*map(self._eight_bits, sources), strict=True)
+        return stacked(values), torch.cat(scales)
+
+    def _source(self, name: str, shape: Shape) -> Source:
+        return source_of(name, shape, self.spec.stored, self.checkpoint)
+
+    def _weight(self, sources: Sequence[Source]) -> Tensor:
+        """In full, one below the other."""
+        if all(source.stored is None for source in sources):
+            return self._read([(source.name, source.shape) for source in sources])
+        return torch.cat([self._full(source) for source in sources])
+
+    def _full(self, source: Source) -> Tensor:
+        if source.stored is None:
+            return self._read([(source.name, source.shape)])
+        return dequantize(*self._eight_bits(source), self.dtype)
+
+    def _eight_bits(self, source: Source) -> tuple[Tensor, Tensor]:
+        """Values [N, K], and scales [N] or [N, K]."""
+        values = self._read([(source.name, source.held)], source.format)
+        scale = self._read([(source.scale, source.scale_shape or (1,))], torch.float32)
+        return (unpacked(values, source.shape[1]) if source.packed else values), spread(scale, source)
 
     def _head_weight(self, embed: Tensor) -> Tensor:
         """A tied checkpoint may hold a head all the same: a copy of the embedding, or else it is what counts."""
         if not self.head:
             return embed
-        head = self._read([(self.head, (self.spec.vocab_size, self.spec.hidden_size))])
+        head = self._full(self._head_source())
         return embed if self.spec.tied and torch.equal(head, embed) else head
 
-    def _read(self, tensors: list[tuple[str, Shape]]) -> Tensor:
+    def _head_source(self) -> Source:
+        return self._source(self.head or HEAD, (self.spec.vocab_size, self.spec.hidden_size))
+
+    def _read(self, tensors: list[tuple[str, Shape]], dtype: torch.dtype | None = None) -> Tensor:
         rows = [shape[0] for _, shape in tensors]
-        whole = torch.empty((sum(rows), *tensors[0][1][1:]), dtype=self.dtype, device=self.device)
+        whole = torch.empty((sum(rows), *tensors[0][1][1:]), dtype=dtype or self.dtype, device=self.device)
         for (name, _), part in zip(tensors, whole.split_with_sizes(rows), strict=True):
             self.checkpoint.copy(name, part)
             self.done += self.checkpoint.nbytes(name)
@@ -125,30 +181,52 @@ class _Loader:
 
     def _check(self) -> None:
         """Everything that can be known without reading a weight."""
-        checkpoint, wanted = self.checkpoint, dict(self._wanted())
-        held = set(checkpoint.names())
-        for name, shape in wanted.items():
-            if name not in held:
+        checkpoint, wanted = self.checkpoint, {one.name: one for one in self._wanted()}
+        for name, one in wanted.items():
+            if name not in checkpoint:
                 raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing")
-            if checkpoint.shape(name) != shape:
+            if checkpoint.shape(name) != one.shape:
                 raise CheckpointError(
                     f"{checkpoint.where(name)}: tensor {name} has shape {list(checkpoint.shape(name))}; "
-                    f"config.json makes it {list(shape)}"
+                    f"config.json makes it {list(one.shape)}"
                 )
-        for name in sorted(held - wanted.keys()):
-            if name.startswith(self.prefix) and not name.endswith(IGNORED):
+            checkpoint.dtype(name, one.formats)
+        ignored = IGNORED if self.spec.stored is None else IGNORED + quantization.IGNORED
+        for name in sorted(set(checkpoint.names()) - wanted.keys()):
+            if name.startswith(self.prefix) and not name.endswith(ignored):
                 raise CheckpointError(f"{checkpoint.where(name)}: tensor {name} has no place in this model")
         self.total = sum(checkpoint.nbytes(name) for name in wanted)
 
-    def _wanted(self) -> Iterator[tuple[str, Shape]]:
+    def _needed(self) -> int:
+        """Bytes of what will be held, scales apart."""
+        full = sum(torch.Size(one.becomes or one.shape).numel() for one in self._wanted())
+        small = (source for sources in self._linears() if self._eight(sources) for source in sources)
+        eight = sum(torch.Size(source.shape).numel() for source in small)
+        return full * self.dtype.itemsize - eight * (self.dtype.itemsize - 1)
+
+    def _linears(self) -> Iterator[list[Source]]:
+        """Of all layers, each with the parts it is made of."""
+        for i, stack in product(range(len(self.spec.layers)), _stacks(self.spec).values()):
+            yield [self._source(*weight) for weight in stack.tensors(f"{self.prefix}layers.{i}.", "weight")]
+
+    def _wanted(self) -> Iterator[Wanted]:
         """In the order in which they are read."""
         hidden, vocab = self.spec.hidden_size, self.spec.vocab_size
-        yield self.prefix + EMBED, (vocab, hidden)
+        yield Wanted(self.prefix + EMBED, (vocab, hidden))
         for i in range(len(self.spec.layers)):
-            yield from _layer_tensors(self.spec, f"{self.prefix}layers.{i}.")
-        yield self.prefix + NORM, (hidden,)
+            yield from self._layer_tensors(f"{self.prefix}layers.{i}.")
+        yield Wanted(self.prefix + NORM, (hidden,))
         if self.head or not self.spec.tied:
-            yield self.head or HEAD, (vocab, hidden)
+            yield from self._head_source().tensors()
+
+    def _layer_tensors(self, prefix: str) -> Iterator[Wanted]:
+        for stack in _stacks(self.spec).values():
+            for weight in stack.tensors(prefix, "weight"):
+                yield from self._source(*weight).tensors()
+            for bias in stack.tensors(prefix, "bias") if stack.bias else ():
+                yield Wanted(*bias)
+        for module, size in _norms(self.spec).values():
+            yield Wanted(f"{prefix}{module}.weight", (size,))
 
 
 def _prefix(checkpoint: Checkpoint) -> str:
@@ -162,15 +240,6 @@ def _prefix(checkpoint: Checkpoint) -> str:
 def _named(checkpoint: Checkpoint, ending: str) -> str:
     names = (name for name in checkpoint.names() if name == ending or name.endswith("." + ending))
     return min(names, key=len, default="")
-
-
-def _layer_tensors(spec: ModelSpec, prefix: str) -> Iterable[tuple[str, Shape]]:
-    for stack in _stacks(spec).values():
-        yield from stack.tensors(prefix, "weight")
-        if stack.bias:
-            yield from stack.tensors(prefix, "bias")
-    for module, size in _norms(spec).values():
-        yield f"{prefix}{module}.weight", (size,)
 
 
 def _stacks(spec: ModelSpec) -> dict[str, Stack]:

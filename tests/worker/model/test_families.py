@@ -127,7 +127,6 @@ def test_yarn_in_both_spellings() -> None:
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
         ({"hidden_act": "relu"}, ["'relu'", "silu"]),
         ({"layer_types": ["linear_attention"] * 16}, ["'linear_attention'", "full_attention"]),
-        ({"quantization_config": {"quant_method": "fp8"}}, ["quantized"]),
         ({"torch_dtype": "float8_e4m3fn"}, ["'float8_e4m3fn'", "bfloat16"]),
         ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
     ],

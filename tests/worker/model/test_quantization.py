@@ -1,0 +1,271 @@
+"""Checkpoints with linears of eight bits: each kind gives the logits of its weights written out in full."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shared.config import ConfigError, ModelConfig, WorkerConfig
+from tests.checkpoints import Checkpoints
+from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, prompts_of
+from worker.kernels.quantize import Kind, dequantize, quantize
+from worker.load import load_engine
+from worker.model.checkpoint import CheckpointError, read_config
+from worker.model.decoder import Decoder
+from worker.model.families import spec_from_config
+from worker.model.quantization import kind_in_memory
+from worker.model.spec import Stored
+from worker.model.weights import load
+
+State = dict[str, torch.Tensor]
+
+
+def logits(folder: Path, flag: str = "auto") -> torch.Tensor:
+    spec = spec_from_config(read_config(folder))
+    kind = kind_in_memory(spec.stored, flag)
+    decoder = Decoder(spec, load(folder, spec, torch.float32, CPU, invariant=False, kind=kind), 512)
+    (prompt,) = prompts_of([40])
+    return all_logits(decoder, cache_for(decoder, tokens=64), [prompt], chunk=40)[0]
+
+
+def is_linear(name: str) -> bool:
+    return name.endswith("_proj.weight")
+
+
+def rewrite(folder: Path, change: Callable[[State, str], Any], config: dict[str, Any] | None = None) -> Path:
+    """Every linear of the layers is changed in the state, by its name."""
+    state = load_file(folder / "model.safetensors")
+    for name in [name for name in state if is_linear(name)]:
+        change(state, name)
+    save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | ({"quantization_config": config} if config else {})))
+    return folder
+
+
+def compressed(type: str, strategy: str, format: str, **more: Any) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": type, "strategy": strategy, "symmetric": True, "dynamic": False, **more}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8, "dynamic": True}}
+    return {
+        "quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group},
+        "ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed",
+    }  # fmt: skip
+
+
+class Format:
+    """Quantizes a weight in blocks, and writes its values and scales as a kind of checkpoint has them."""
+
+    def __init__(
+        self, config: dict[str, Any], kind: str, block: tuple[int, int], scale: str = "weight_scale", **shape: Any
+    ) -> None:
+        """`block`: rows and columns with one scale, 0 for all."""
+        self.config, self.kind, self.block, self.scale = config, kind, block, scale
+        self.flat, self.packed = shape.get("flat", False), shape.get("packed", False)
+
+    def divided(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values of the format [N, K], scales down and across."""
+        rows, columns = weight.shape
+        high, wide = self.block[0] or rows, self.block[1] or columns
+        down, across = -(-rows // high), -(-columns // wide)
+        scale, values = torch.empty(down, across), torch.empty(rows, columns)
+        most = 127.0 if self.kind == "int8" else 448.0
+        for i in range(down):
+            for j in range(across):
+                part = slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide)
+                scale[i, j] = weight[part].abs().max() / most
+                values[part] = weight[part] / scale[i, j]
+        return (values.round().to(torch.int8) if self.kind == "int8" else values.to(torch.float8_e4m3fn)), scale
+
+    def write(self, state: State, name: str) -> None:
+        values, scale = self.divided(state[name])
+        module = name.removesuffix("weight")
+        state[module + self.scale] = scale.reshape(()) if self.flat else scale
+        state[module + "input_scale"] = torch.ones(1)
+        if self.packed:
+            del state[name]
+            bytes_ = (values.to(torch.int32) + 128).reshape(len(values), -1, 4)
+            state[module + "weight_packed"] = (bytes_ << torch.tensor([0, 8, 16, 24])).sum(-1).to(torch.int32)
+            state[module + "weight_shape"] = torch.tensor(values.shape)
+        else:
+            state[name] = values
+
+    def full(self, state: State, name: str) -> None:
+        """The weight that this stands for."""
+        values, scale = self.divided(state[name])
+        high, wide = (one or size for one, size in zip(self.block, values.shape, strict=True))
+        spread = scale.repeat_interleave(high, 0).repeat_interleave(wide, 1)
+        state[name] = values.float() * spread[: len(values), : values.shape[1]]
+
+
+BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [48, 40]}
+TENSOR = {"quant_method": "fp8", "activation_scheme": "static"}
+FORMATS = {
+    "int8 a row": Format(compressed("int", "channel", "int-quantized"), "int8", (1, 0)),
+    "int8 a row, packed": Format(compressed("int", "channel", "pack-quantized"), "int8", (1, 0), packed=True),
+    "int8 a group": Format(compressed("int", "group", "pack-quantized", group_size=32), "int8", (1, 32), packed=True),
+    "fp8 a row": Format(compressed("float", "channel", "float-quantized"), "fp8", (1, 0)),
+    "fp8 a tensor": Format(compressed("float", "tensor", "float-quantized"), "fp8", (0, 0)),
+    "fp8 a tensor, plainly": Format(TENSOR, "fp8", (0, 0), flat=True),
+    "fp8 a block": Format(BLOCKS, "fp8", (48, 40), "weight_scale_inv"),
+}
+
+
+@pytest.fixture
+def copy(checkpoints: Checkpoints, tmp_path: Path) -> Callable[..., Path]:
+    return lambda kind, name="copy": Path(shutil.copytree(checkpoints(kind), tmp_path / name))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_quantized_checkpoint_is_its_weights_in_full(copy: Callable[..., Path], name: str) -> None:
+    form = FORMATS[name]
+    folder = rewrite(copy("llama-biased"), form.write, form.config)
+    full = rewrite(copy("llama-biased", "full"), form.full)
+    got = logits(folder)
+    assert torch.equal(got, logits(full))
+    (prompt,) = prompts_of([40])
+    torch.testing.assert_close(got, Oracle(full).logits(prompt), atol=1e-4, rtol=0)
+    assert torch.equal(got, logits(folder, "none"))
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("model", ["qwen3-tied", "gemma3"])
+def test_quantized_while_loading(copy: Callable[..., Path], checkpoints: Checkpoints, model: str, kind: Kind) -> None:
+    """A row's scale is its own, so stacking changes nothing."""
+
+    def by_hand(state: State, name: str) -> None:
+        state[name] = dequantize(*quantize(state[name], kind), torch.float32)
+
+    got = logits(checkpoints(model), kind)
+    assert torch.equal(got, logits(rewrite(copy(model), by_hand)))
+    plain = logits(checkpoints(model))
+    assert not torch.equal(got, plain)
+    assert torch.nn.functional.cosine_similarity(got, plain).min() > 0.95
+
+
+def test_blocks_are_quantized_again_where_that_is_asked_for(copy: Callable[..., Path]) -> None:
+    folder = rewrite(copy("llama"), FORMATS["fp8 a block"].write, BLOCKS)
+    full = rewrite(copy("llama", "full"), FORMATS["fp8 a block"].full)
+    assert torch.equal(logits(folder, "fp8"), logits(full, "fp8"))
+
+
+@pytest.mark.parametrize("flag", ["auto", "int8"])
+def test_what_a_checkpoint_leaves_in_full_stays_so(copy: Callable[..., Path], flag: str) -> None:
+    """A whole stack, and one part of another."""
+    form = FORMATS["int8 a row"]
+
+    def but_some(change: Callable[[State, str], Any]) -> Callable[[State, str], Any]:
+        return lambda state, name: (
+            None if "down_proj" in name or "layers.1.self_attn.k" in name else change(state, name)
+        )
+
+    folder = rewrite(copy("llama"), but_some(form.write), form.config)
+    assert torch.equal(logits(folder, flag), logits(rewrite(copy("llama", "full"), but_some(form.full))))
+
+
+def test_a_quantized_head_is_widened(copy: Callable[..., Path]) -> None:
+    form, head = FORMATS["fp8 a row"], "lm_head.weight"
+    folder, full = copy("llama"), copy("llama", "full")
+    for place, change in ((folder, form.write), (full, form.full)):
+        state = load_file(place / "model.safetensors")
+        change(state, head)
+        save_file(state, place / "model.safetensors")
+    assert torch.equal(logits(rewrite(folder, form.write, form.config)), logits(rewrite(full, form.full)))
+
+
+def test_progress_counts_scales_too(copy: Callable[..., Path]) -> None:
+    folder = rewrite(copy("llama"), FORMATS["int8 a row"].write, FORMATS["int8 a row"].config)
+    seen: list[tuple[int, int]] = []
+    spec = spec_from_config(read_config(folder))
+    load(folder, spec, torch.float32, CPU, invariant=False, kind="int8", on_progress=lambda *at: seen.append(at))
+    state = load_file(folder / "model.safetensors")
+    total = sum(tensor.nbytes for name, tensor in state.items() if not name.endswith("input_scale"))
+    assert seen[0] == (0, total) and seen[-1] == (total, total)
+
+
+Q = "model.layers.1.self_attn.q_proj.weight"
+BROKEN: dict[str, tuple[Callable[[State], Any], list[str]]] = {
+    "no scale": (lambda state: state.pop(Q + "_scale"), [Q, "I8"]),
+    "no values": (lambda state: state.pop(Q), [Q, "missing"]),
+    "scales of another shape": (
+        lambda state: state.update({Q + "_scale": torch.ones(64, 1)}),
+        [Q + "_scale", "[64, 1]", "[128, 1]"],
+    ),
+    "values of another format": (
+        lambda state: state.update({Q: state[Q].to(torch.float8_e4m3fn)}),
+        [Q, "F8_E4M3", "I8"],
+    ),
+    "scales of another format": (
+        lambda state: state.update({Q + "_scale": torch.ones(128, 1, dtype=torch.int8)}),
+        [Q + "_scale", "I8", "BF16"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_wrong_tensor_is_named(copy: Callable[..., Path], case: str) -> None:
+    change, words = BROKEN[case]
+    folder = rewrite(copy("llama"), FORMATS["int8 a row"].write, FORMATS["int8 a row"].config)
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        logits(folder)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+UNSUPPORTED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "another method": ({"quant_method": "gptq", "bits": 4}, ["quant_method 'gptq'", "compressed-tensors", "fp8"]),
+    "no method": ({"load_in_8bit": True}, ["quant_method None"]),
+    "four bits": (compressed("int", "group", "pack-quantized", num_bits=4, group_size=128), ["4-bit int", "8-bit"]),
+    "asymmetric": (compressed("int", "channel", "int-quantized", symmetric=False), ["asymmetric"]),
+    "an unknown format": (compressed("float", "channel", "marlin-24"), ["'marlin-24'", "float-quantized"]),
+    "an unknown strategy": (compressed("float", "token", "float-quantized"), ["'token'", "channel"]),
+    "a group without a size": (compressed("int", "group", "pack-quantized"), ["[1, None]"]),
+    "no weights": ({"quant_method": "compressed-tensors", "config_groups": {}}, ["config_groups"]),
+    "other floats": ({"quant_method": "fp8", "fmt": "e5m2"}, ["'e5m2'", "e4m3"]),
+    "a block in one number": ({"quant_method": "fp8", "weight_block_size": 128}, ["128"]),
+}
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_what_is_not_supported_is_named(copy: Callable[..., Path], case: str) -> None:
+    config, words = UNSUPPORTED[case]
+    with pytest.raises(CheckpointError) as caught:
+        spec_from_config(read_config(copy("llama")) | {"quantization_config": config})
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+ROW, BLOCK = Stored("fp8", (1, 0)), Stored("fp8", (128, 128))
+
+
+@pytest.mark.parametrize(
+    ("stored", "flag", "kind"),
+    [
+        (None, "auto", None), (None, "none", None), (None, "fp8", "fp8"), (None, "int8", "int8"),
+        (ROW, "auto", "fp8"), (ROW, "none", None), (ROW, "fp8", "fp8"),
+        (BLOCK, "auto", None), (BLOCK, "none", None), (BLOCK, "fp8", "fp8"),
+    ],
+)  # fmt: skip
+def test_the_flag_and_the_checkpoint(stored: Stored | None, flag: str, kind: Kind | None) -> None:
+    assert kind_in_memory(stored, flag) == kind
+
+
+@pytest.mark.parametrize("stored", [ROW, BLOCK])
+def test_a_contradiction_names_the_flag(stored: Stored) -> None:
+    with pytest.raises(ConfigError, match=r"--quantization int8 .* fp8"):
+        kind_in_memory(stored, "int8")
+
+
+def test_an_engine_tells_what_it_holds(copy: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    folder = rewrite(copy("llama"), FORMATS["fp8 a row"].write, FORMATS["fp8 a row"].config)
+    caplog.set_level("INFO", "sluice.load")
+    engine = load_engine(ModelConfig(model=str(folder)), WorkerConfig(device="cpu", kv_cache_gb=0.01))
+    engine.compiler.close()
+    assert engine.dtype == "float32"
+    assert "(fp8, one scale for a row) are kept in fp8" in caplog.text and "widened to float32 here" in caplog.text
+    assert "activations" in caplog.text

@@ -1,0 +1,39 @@
+"""Weights of eight bits: one fp32 scale for each output channel, which is a row; symmetric, no zero points.
+
+`int8` keeps seven bits and a sign of every value beside its row's largest; `fp8` is e4m3 (float8_e4m3fn), whose steps
+grow with the value, so that small weights beside a large one keep more.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Kind = Literal["int8", "fp8"]
+FORMATS: Mapping[Kind, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+LARGEST: Mapping[Kind, float] = {"int8": 127.0, "fp8": 448.0}
+
+
+def quantize(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    """weight [N, K] of any float format -> values [N, K] of FORMATS[kind], scale [N] float32.
+
+    A row's largest value becomes the largest of the format; a row of zeros stays one.
+    """
+    wide, most = weight.float(), LARGEST[kind]
+    scale = (wide.abs().amax(dim=1) / most).clamp(min=torch.finfo(torch.float32).tiny)  # [N]
+    scaled = (wide / scale[:, None]).clamp(-most, most)
+    return (scaled.round() if kind == "int8" else scaled).to(FORMATS[kind]), scale
+
+
+def dequantize(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """values [N, K] times scale ([N], or anything that spreads over [N, K]) in float32, rounded once to `dtype`."""
+    return (values.float() * (scale[:, None] if scale.dim() == 1 else scale)).to(dtype)
+
+
+def linear_quantized_torch(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """What a linear with such a weight means: x [T, K] @ values.T in float32, times scale [N], plus bias [N], rounded
+    once to x's dtype -> [T, N]. Activations stay as they are."""
+    total = F.linear(x.float(), values.float()) * scale
+    return (total if bias is None else total + bias.float()).to(x.dtype)
