@@ -187,6 +187,19 @@ def test_progress_counts_scales_too(copy: Callable[..., Path]) -> None:
     assert seen[0] == (0, total) and seen[-1] == (total, total)
 
 
+@pytest.mark.parametrize("name", ["int8 a row", "int8 a row, packed", "fp8 a block"])
+def test_the_memory_needed_is_told(copy: Callable[..., Path], name: str) -> None:
+    """As the widened weights need it, or with one byte for each number of a linear."""
+    state = load_file(copy("llama") / "model.safetensors")
+    numbers = sum(tensor.numel() for tensor in state.values())
+    small = sum(tensor.numel() for module, tensor in state.items() if is_linear(module))
+    folder = rewrite(copy("llama", "quantized"), FORMATS[name].write, FORMATS[name].config)
+    spec, told = spec_from_config(read_config(folder)), list[int]()
+    for kind in (None, spec.stored.kind if spec.stored else None):
+        load(folder, spec, torch.bfloat16, CPU, invariant=False, kind=kind, on_size=told.append)
+    assert told == [2 * numbers, 2 * numbers - small]
+
+
 Q = "model.layers.1.self_attn.q_proj.weight"
 BROKEN: dict[str, tuple[Callable[[State], Any], list[str]]] = {
     "no scale": (lambda state: state.pop(Q + "_scale"), [Q, "I8"]),
