@@ -14,12 +14,14 @@ from bench.gpu.steps import last, packed, sequences
 from worker.kernels.attention import attention
 from worker.kernels.gate import gate
 from worker.kernels.heads import heads
-from worker.kernels.linear import gated_linear, linear, pack
+from worker.kernels.linear import PackedLinear, gated_linear, linear, pack, pack_quantized
 from worker.kernels.norm import add_rms_norm
+from worker.kernels.quantize import Kind, quantize
 from worker.kernels.sample import sample_plain
 from worker.model.spec import ModelSpec
 
 SPREAD = 256 << 20  # bytes of different weights in turn: more than a cache holds
+WAYS = ("invariant", "library", "int8", "fp8")  # the last two with eight-bit weights
 FEW = 512  # rows up to which a product is bound by reading its weight
 
 
@@ -75,13 +77,17 @@ def linear_alone(place: Place, model: str) -> Iterator[Row]:
             if late := place.short(3):
                 yield {"model": model, "weight": name, "rows": rows, "note": late}
                 continue
-            found = {way: _product(place, spec, name, rows, way == "invariant") for way in ("invariant", "library")}
+            ways = WAYS if name != "head" else WAYS[:2]
+            found = {way: _product(place, spec, name, rows, way) for way in ways}
             few = rows <= FEW
             share, work = (place.share_of_copy, n * k * 2) if few else (place.share_of_gemm, 2 * n * k * rows)
+            eight = work // 2 if few else work
             yield {
                 "model": model, "weight": f"{name} {n} x {k}", "rows": rows,
                 "µs invariant": 1e6 * found["invariant"], "%": share(work, found["invariant"]),
                 "µs library": 1e6 * found["library"], "% library": share(work, found["library"]),
+                **{f"µs {way}": 1e6 * found[way] for way in ways[2:]},
+                **{f"% {way}": share(eight, found[way]) for way in ways[2:]},
                 "of": "copy" if few else "GEMM",
             }  # fmt: skip
 
@@ -95,11 +101,12 @@ def _products(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     }  # fmt: skip
 
 
-def _product(place: Place, spec: ModelSpec, name: str, rows: int, invariant: bool) -> float:
+def _product(place: Place, spec: ModelSpec, name: str, rows: int, way: str) -> float:
     """Seconds of one as the decoder asks for it, several weights in turn."""
     fresh, (n, k) = Fresh(place), _products(spec)[name]
     spread = SPREAD if place.cuda else 1
-    weights = [pack(fresh(n, k), invariant=invariant) for _ in range(min(16, 1 + spread // (n * k * 2)))]
+    size = 2 if way in WAYS[:2] else 1
+    weights = [_packed(place, fresh(n, k), way) for _ in range(min(16, 1 + spread // (n * k * size)))]
     x = fresh(rows, k)
 
     def run() -> None:
@@ -110,6 +117,13 @@ def _product(place: Place, spec: ModelSpec, name: str, rows: int, invariant: boo
                 linear(x, weight, wide=name == "head", terms=name != "head")
 
     return place.clock.seconds(run) / len(weights)
+
+
+def _packed(place: Place, weight: Tensor, way: str) -> PackedLinear:
+    kinds: dict[str, Kind] = {"int8": "int8", "fp8": "fp8"}
+    if way in kinds:
+        return pack_quantized(*quantize(weight, kinds[way]), dtype=place.dtype, invariant=True)
+    return pack(weight, invariant=way == "invariant")
 
 
 @torch.inference_mode()

@@ -12,8 +12,9 @@ from bench.gpu.steps import last, packed, sequences
 from worker.kernels.attention import attention, attention_torch
 from worker.kernels.gate import Activation, gate, gate_torch
 from worker.kernels.heads import heads
-from worker.kernels.linear import gated_linear, linear, linear_torch, pack
+from worker.kernels.linear import gated_linear, linear, linear_torch, pack, pack_quantized
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
+from worker.kernels.quantize import linear_quantized_torch, quantize
 from worker.kernels.rotary import rotary, rotary_torch
 from worker.kernels.sample import PlainParams, Stages, sample_plain
 from worker.kernels.write import write_kv, write_kv_torch
@@ -218,6 +219,41 @@ def _linears(place: Place) -> Iterator[Case]:
         yield _linear(fresh(rows, k), weight, bias, invariant=False)
 
 
+def _quantized(place: Place) -> Iterator[Case]:
+    """Weights of eight bits, in every kind of tile; and each byte that there is, exactly."""
+    fresh = Fresh(place)
+    shapes = ((1536, 1152), (1000, 520), (5120, 3072))
+    for at, (rows, (n, k)) in enumerate(place.some(product((1, 3, 16, 33, 64, 65, 130, 257), shapes))):
+        eight = quantize(fresh(n, k, dtype=torch.float32).mul_(k**-0.5), "fp8" if at % 2 else "int8")
+        bias = fresh(n) if rows % 2 else None
+        yield _eight_bits(fresh(rows, k), *eight, bias, place.dtype)
+        yield _eight_bits_gated(fresh(rows, k), *eight, "gelu_tanh" if at % 2 else "silu", place.dtype)
+    every = torch.arange(256, dtype=torch.uint8, device=place.device)
+    numbers = torch.where(every % 128 == 127, torch.zeros_like(every), every)  # two bytes are none in fp8
+    for bytes_, format in ((every, torch.int8), (numbers, torch.float8_e4m3fn)):
+        one = torch.eye(256, dtype=place.dtype, device=place.device)
+        scale = torch.ones(64, device=place.device)
+        yield _eight_bits(one, bytes_.view(format).repeat(64, 1), scale, None, place.dtype)
+
+
+def _eight_bits(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Case:
+    ready = pack_quantized(values, scale, bias, dtype=dtype, invariant=True)
+    return Case(
+        f"linear {tuple(x.shape)} x {tuple(values.shape)} of {values.dtype}",
+        lambda: (linear(x, ready),),
+        lambda: (linear_quantized_torch(x.float(), values, scale, bias),),
+    )
+
+
+def _eight_bits_gated(x: Tensor, values: Tensor, scale: Tensor, kind: Activation, dtype: torch.dtype) -> Case:
+    ready = pack_quantized(values, scale, dtype=dtype, invariant=True)
+    return Case(
+        f"gated_linear {tuple(x.shape)} x {tuple(values.shape)} of {values.dtype}, {kind}",
+        lambda: (gated_linear(x, ready, kind),),
+        lambda: (gate_torch(linear_quantized_torch(x.float(), values, scale, None), kind),),
+    )
+
+
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, invariant: bool) -> Case:
     ready = pack(weight, bias, invariant=invariant)
     return Case(
@@ -295,5 +331,5 @@ def _sample(logits: Tensor, kind: Kind) -> Case:
 
 CASES: Mapping[str, Callable[[Place], Iterator[Case]]] = {
     "norm": _norms, "rotary": _rotaries, "write": _writes, "heads": _all_heads, "attention": _attentions,
-    "gate": _gates, "linear": _linears, "fused": _fused, "sample": _samples,
+    "gate": _gates, "linear": _linears, "quantized": _quantized, "fused": _fused, "sample": _samples,
 }  # fmt: skip

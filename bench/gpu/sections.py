@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-KERNELS = ("norm", "rotary", "write", "heads", "attention", "gate", "linear", "fused", "sample")
+KERNELS = ("norm", "rotary", "write", "heads", "attention", "gate", "linear", "quantized", "fused", "sample")
 CHECKS = ("invariance", "ids")
 NOTE = "note"
 
@@ -104,7 +104,8 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "linear", "Matrix products alone: few rows against the copy bandwidth, many against the GEMM rate",
-        ("model", "weight", "rows", "µs invariant", "%", "µs library", "% library", "of"),
+        ("model", "weight", "rows", "µs invariant", "%", "µs library", "% library",
+         "µs int8", "% int8", "µs fp8", "% fp8", "of"),
         "bench.gpu.alone:linear_alone", _first_model, 10, 60,
     ),
     Section(

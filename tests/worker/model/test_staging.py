@@ -77,7 +77,7 @@ def test_every_tensor_is_what_safetensors_reads(
 def weights(folder: Path, staging: Staging | None, dtype: torch.dtype) -> Weights:
     with closing(Checkpoint(folder, staging)) as checkpoint:
         spec = spec_from_config(read_config(folder))
-        return _Loader(checkpoint, spec, dtype, CPU, False, lambda done, total: None, lambda needed: None).load()
+        return _Loader(checkpoint, spec, dtype, CPU, False, None, lambda done, total: None, lambda needed: None).load()
 
 
 def tensors(value: object) -> Iterator[Tensor]:
