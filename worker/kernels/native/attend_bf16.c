@@ -216,7 +216,7 @@ static void weigh(const Attend *a, const float *scores, Tile *tile, long block, 
 
 typedef struct {
     const char *const *pairs; /* of values, */
-    long from, to;            /* those that there are; */
+    long from, to;            /* those that any row of a tile sees: others would add nothing; */
     long wide;                /* an output's row */
     Ahead ahead;
 } Values;
@@ -281,9 +281,13 @@ static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *ti
         weigh(a, s->scores[0], &tiles[i], block, shrink[i]);
     }
     find_values(a, p, tiles->head, s->v, count > 1, pairs);
-    Values v = {pairs, p->from / 2, (p->to + 1) / 2, padded(a->d), find_ahead(a, next, item, quarter + 3)};
-    for (int i = 0; i < count; i++, v.ahead = nothing)
-        if (in_sight(a, &tiles[i], block)) add_values(&v, &tiles[i], shrink[i]);
+    Values v = {.pairs = pairs, .wide = padded(a->d), .ahead = find_ahead(a, next, item, quarter + 3)};
+    for (int i = 0; i < count; i++, v.ahead = nothing) {
+        if (!in_sight(a, &tiles[i], block)) continue;
+        v.from = most(p->from, first_key(a, tiles[i].position[0]) - block) / 2;
+        v.to = (least(p->to, tiles[i].position[ROWS - 1] + 1 - block) + 1) / 2;
+        add_values(&v, &tiles[i], shrink[i]);
+    }
 }
 
 __attribute__((visibility("default"))) int attend_bf16_avx512bf16(ATTEND_ARGUMENTS) {
