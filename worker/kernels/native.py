@@ -9,6 +9,7 @@ Pointers cross as plain ints and the GIL is released: a call costs a few microse
 """
 
 import ctypes
+import math
 import mmap
 from ctypes import c_long, c_void_p
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from worker.kernels.library import tier as tier
 PANEL = 32  # columns of a packed panel
 STEP = 32  # depth of a step of bf16 panels
 MOST_D = 256  # longest head of attention
+HUGE = 1 << 21  # bytes of a huge page
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,17 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
     n, k = weight.shape
     assert available(weight.dtype) and weight.is_contiguous() and (bias is None or bias.shape == (n,))
     depth = -(-k // STEP) * STEP if weight.dtype == torch.bfloat16 else k
-    panels = huge(torch.empty(-(-n // PANEL), depth, PANEL, dtype=weight.dtype))
+    panels = huge(_aligned(-(-n // PANEL), depth, PANEL, dtype=weight.dtype))
     kernels()[weight.dtype].pack(weight.data_ptr(), panels.data_ptr(), n, k, torch.get_num_threads())
     return NativeWeight(panels, None if bias is None else bias.float().contiguous(), n, k, weight.dtype)
+
+
+def _aligned(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Memory not yet written; if large, it begins where a huge page may, so that hardly any is left to small ones."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    room = torch.empty(nbytes + (HUGE if nbytes >= HUGE else 0), dtype=torch.uint8)
+    start = -room.data_ptr() % HUGE if nbytes >= HUGE else 0
+    return room[start : start + nbytes].view(dtype).view(shape)
 
 
 def huge(fresh: Tensor) -> Tensor:
