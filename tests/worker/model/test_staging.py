@@ -1,6 +1,7 @@
 """Reading weights through staging buffers: the same bytes as safetensors reads, in any order; errors that say where.
 
-On a machine without a GPU the buffers are plain memory and the device is the CPU; all else is what a GPU gets.
+Where there is a GPU it is the device, and the buffers are pinned; elsewhere they are plain memory, and all else is the
+same.
 """
 
 import os
@@ -16,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.checkpoints import Checkpoints
-from tests.worker.model.harness import CPU
 from worker.model.checkpoint import Checkpoint, CheckpointError, read_config
 from worker.model.decoder import Weights
 from worker.model.families import spec_from_config
 from worker.model.staging import Buffer, Extent, Staging
 from worker.model.weights import _Loader
 
+HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPES: dict[str, tuple[int, ...]] = {
     "a": (1000,), "b": (3, 7), "scalar": (), "none": (0, 4), "one": (1,), "exact": (32,), "c": (5, 333),
 }  # fmt: skip
@@ -43,9 +44,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def copied(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
-    into = torch.full(checkpoint.shape(name), float("nan")).to(dtype)
+    into = torch.full(checkpoint.shape(name), float("nan"), device=HERE).to(dtype)
     checkpoint.copy(name, into)
-    return into
+    return into.cpu()
 
 
 @pytest.fixture(params=["expected", "shuffled", "unexpected", "twice"])
@@ -67,7 +68,7 @@ def test_every_tensor_is_what_safetensors_reads(
     folder: Path, order: tuple[list[str], list[str]], dtype: torch.dtype | None, piece: int, buffers: int
 ) -> None:
     state, (said, asked) = load_file(folder / "model.safetensors"), order
-    with closing(Checkpoint(folder, Staging(CPU, piece=piece, buffers=buffers))) as checkpoint:
+    with closing(Checkpoint(folder, Staging(HERE, piece=piece, buffers=buffers))) as checkpoint:
         checkpoint.expect(said)
         for name in asked:
             into = copied(checkpoint, name, dtype or checkpoint.dtype(name))
@@ -77,7 +78,7 @@ def test_every_tensor_is_what_safetensors_reads(
 def weights(folder: Path, staging: Staging | None, dtype: torch.dtype) -> Weights:
     with closing(Checkpoint(folder, staging)) as checkpoint:
         spec = spec_from_config(read_config(folder))
-        return _Loader(checkpoint, spec, dtype, CPU, False, None, lambda done, total: None, lambda needed: None).load()
+        return _Loader(checkpoint, spec, dtype, HERE, False, None, lambda done, total: None, lambda needed: None).load()
 
 
 def tensors(value: object) -> Iterator[Tensor]:
@@ -100,7 +101,7 @@ def test_a_model_is_loaded_to_the_bit_and_in_the_expected_order(
     monkeypatch.setattr(Staging, "_bring_forward", lambda *_: pytest.fail("nobody had read ahead of this"))
     folder = checkpoints(kind, **how)
     plain = list(tensors(weights(folder, None, torch.float16)))
-    staged = list(tensors(weights(folder, Staging(CPU, piece=4096, buffers=3), torch.float16)))
+    staged = list(tensors(weights(folder, Staging(HERE, piece=4096, buffers=3), torch.float16)))
     assert len(plain) == len(staged) > 20 and all(map(torch.equal, plain, staged))
 
 
@@ -115,19 +116,19 @@ def test_reads_go_on_while_nobody_copies_and_no_buffer_is_written_over(
         fill(buffer, extent)
 
     monkeypatch.setattr(Buffer, "fill", met)
-    with (folder / "model.safetensors").open("rb") as file, closing(Staging(CPU, piece=8, buffers=3)) as staging:
+    with (folder / "model.safetensors").open("rb") as file, closing(Staging(HERE, piece=8, buffers=3)) as staging:
         staging.expect([Extent(file.fileno(), at, 8) for at in range(0, 48, 8)])
-        whole = torch.empty(24, dtype=torch.uint8)
+        whole = torch.empty(24, dtype=torch.uint8, device=HERE)
         staging.copy(Extent(file.fileno(), 0, 8), torch.uint8, whole[:8])  # only after all three have met
         assert len(together) == 1
         staging.copy(Extent(file.fileno(), 8, 8), torch.uint8, whole[8:16])
         staging.copy(Extent(file.fileno(), 16, 8), torch.uint8, whole[16:])
-        assert whole.numpy().tobytes() == (folder / "model.safetensors").read_bytes()[:24]
+        assert whole.cpu().numpy().tobytes() == (folder / "model.safetensors").read_bytes()[:24]
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_named(folder: Path) -> None:
     path = folder / "model.safetensors"
-    with closing(Checkpoint(folder, Staging(CPU, piece=64, buffers=2))) as checkpoint:
+    with closing(Checkpoint(folder, Staging(HERE, piece=64, buffers=2))) as checkpoint:
         os.truncate(path, path.stat().st_size - 100)
         last = max(checkpoint.names(), key=lambda name: checkpoint._extents[name].offset)
         with pytest.raises(CheckpointError, match="it ends early") as caught:
@@ -140,7 +141,7 @@ def test_a_disk_that_fails_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("worker.model.staging.os.preadv", fails)
-    with closing(Checkpoint(folder, Staging(CPU, piece=64, buffers=2))) as checkpoint:
+    with closing(Checkpoint(folder, Staging(HERE, piece=64, buffers=2))) as checkpoint:
         checkpoint.expect(checkpoint.names())
         with pytest.raises(CheckpointError, match=r"a\.torch\.float32 cannot be read: Input/output error"):
             copied(checkpoint, "a.torch.float32", torch.float32)
