@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu.cases import EPS, Fresh, wanted
+from bench.gpu.cases import wanted
 from bench.gpu.floor import attention_operations
+from bench.gpu.inputs import EPS, Fresh
 from bench.gpu.place import Place, Row, spec_of
 from bench.gpu.rig import PAGE_SIZE
 from bench.gpu.steps import last, packed, sequences

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from bench.gpu.cases import CASES, Case
+from bench.gpu.cases import CASES
+from bench.gpu.inputs import Case
 from bench.gpu.place import Place, Row
 from bench.gpu.same import same_bits, same_ids
 from bench.gpu.tables import FAIL, PASS
@@ -52,8 +53,10 @@ def _error(got: Tensor, want: Tensor) -> float:
         return float("inf")
     if not want.is_floating_point():
         return float((got != want.to(got.device)).sum())
-    difference = (got.float() - want.float().to(got.device)).abs().max() if got.numel() else torch.zeros(())
-    value = float(difference / want.abs().max().clamp(min=1e-6)) if got.numel() else 0.0
+    if not got.numel():
+        return 0.0
+    wide = want.float().to(got.device)
+    value = float((got.float() - wide).abs().max() / wide.abs().max().clamp(min=1e-6))
     return value if value == value else float("inf")
 
 

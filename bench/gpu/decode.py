@@ -3,28 +3,61 @@
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from bench.gpu.floor import kv_bytes, weight_bytes
 from bench.gpu.place import Place, Row, spec_of
-from bench.gpu.rig import Rig, rig
+from bench.gpu.rig import Rig, Setup, rig
 
 PROFILED = 64  # steps that may follow
 WARM_UP = 12  # steps: kernels are compiled and graphs captured in them
 
 
+BASE = Setup()
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Sizes are bytes: of a weight in the layers and of a number in the cache; 0: the model's own."""
+
+    name: str
+    setup: Setup = BASE
+    weight: int = 0
+    kv: int = 0
+
+
+PLAIN = Format("")
+FORMATS = (
+    Format("fp8 K/V", Setup(kv="fp8"), kv=1),
+    Format("int8 weights", Setup(weights="int8"), weight=1),
+    Format("fp8 weights", Setup(weights="fp8"), weight=1),
+    Format("fp8 weights and K/V", Setup(weights="fp8", kv="fp8"), weight=1, kv=1),
+)
+
+
 def measure(place: Place, model: str) -> Iterator[Row]:
-    spec, sizes = spec_of(model), place.sizes
-    made = rig(place, spec, slots=max(sizes.batches), longest=longest(place))
+    yield from _decode(place, model, PLAIN, place.sizes.batches)
+    for format in FORMATS:
+        yield from _decode(place, model, format, place.sizes.batches[::2])
+
+
+def _decode(place: Place, model: str, format: Format, batches: tuple[int, ...]) -> Iterator[Row]:
+    spec, own = spec_of(model), place.dtype.itemsize
+    what: Row = {"model": model, "format": format.name or str(place.dtype).removeprefix("torch.")}
+    if late := place.short(10):
+        yield what | {"note": late}
+        return
+    made = rig(place, spec, format.setup, slots=max(batches), longest=longest(place))
     made.scatter()
-    for batch in sizes.batches:
-        if late := place.short(8):
-            yield {"model": model, "batch": batch, "note": late}
+    for batch in batches:
+        if late := place.short(5):
+            yield what | {"batch": batch, "note": late}
             continue
         seconds, context = steady(place, made, batch)
-        size = place.dtype.itemsize
-        moved = weight_bytes(spec, size, size) + kv_bytes(spec, [round(context)] * batch, size)
-        yield {
-            "model": model, "batch": batch, "context": round(context), "ms a step": 1e3 * seconds,
+        cached = kv_bytes(spec, [round(context)] * batch, format.kv or own)
+        moved = weight_bytes(spec, format.weight or own, own) + cached
+        yield what | {
+            "batch": batch, "context": round(context), "ms a step": 1e3 * seconds,
             "tokens/s": batch / seconds, "floor ms": 1e3 * moved / place.facts.get("copy", float("nan")),
             "% of floor": place.share_of_copy(moved, seconds),
         }  # fmt: skip

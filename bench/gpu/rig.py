@@ -7,6 +7,8 @@ import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import torch
+
 from bench.gpu.place import Place
 from bench.gpu.weights import random_weights
 from bench.step import Sink
@@ -14,8 +16,9 @@ from shared.codec import pack_u32
 from shared.config import WorkerConfig
 from shared.messages import Abort, Sampling, Submit
 from worker.desk import Desk
+from worker.kernels.quantize import Kind
 from worker.loop import Loop
-from worker.memory.cache import Cache
+from worker.memory.cache import Cache, kv_format
 from worker.memory.pages import PagePool
 from worker.metrics import Metrics
 from worker.model.decoder import Decoder, Weights
@@ -33,12 +36,23 @@ PAGE_SIZE = WorkerConfig().page_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What of the fast path is on, and how prompts are cut. `step_tokens` 0: a prompt is one chunk."""
+    """What of the fast path is on, what K/V (a --kv-cache-dtype) and weights are kept in, how prompts are cut.
+
+    `step_tokens` 0: a prompt is one chunk.
+    """
 
     invariant: bool = True
     graphs: bool = True
     overlap: bool = True
+    kv: str = "auto"
+    weights: Kind | None = None
     step_tokens: int = 0
+
+    @property
+    def said(self) -> str:
+        """What of the formats is not the model's own."""
+        kept = f", {self.kv} K/V" if self.kv != "auto" else ""
+        return kept + (f", {self.weights} weights" if self.weights else "")
 
 
 class Rig:
@@ -50,7 +64,7 @@ class Rig:
         pages = slots * -(-longest // PAGE_SIZE) + 1
         decoder = Decoder(spec, weights, longest)
         self.spec, self._place, self._longest = spec, place, longest
-        self.cache = Cache(spec, pages, PAGE_SIZE, place.dtype, place.device)
+        self.cache = Cache(spec, pages, PAGE_SIZE, kv_format(setup.kv, place.dtype), place.device)
         self.scheduler = Scheduler(_config(setup, slots, longest), PagePool(pages, PAGE_SIZE))
         stats, metrics = Stats(), Metrics()
         self._desk = Desk(self.scheduler, stats, metrics, vocab_size=spec.vocab_size, seeds=random.Random(place.seed))
@@ -86,10 +100,10 @@ class Rig:
 
     def scatter(self) -> None:
         """Random keys and values everywhere."""
-        generator = self._place.generator()
+        generator, place = self._place.generator(), self._place
         for part in (self.cache.k, self.cache.v):
             for layer in part:
-                layer.normal_(generator=generator)
+                layer.copy_(torch.randn(layer.shape, generator=generator, dtype=place.dtype, device=place.device))
 
     def clear(self) -> None:
         """Ends them all, and what is under way."""
@@ -122,7 +136,9 @@ def rig(
 ) -> Rig:
     """A rig with weights of its own, unless they are given."""
     setup = setup or Setup()
-    made = weights or random_weights(spec, place.dtype, place.device, invariant=setup.invariant, seed=place.seed)
+    made = weights or random_weights(
+        spec, place.dtype, place.device, invariant=setup.invariant, seed=place.seed, kind=setup.weights
+    )
     return Rig(place, spec, made, setup, slots=slots, longest=longest)
 
 

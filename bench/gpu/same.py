@@ -13,7 +13,7 @@ from bench.gpu.tables import FAIL, PASS
 from bench.gpu.unfused import INSTEAD, without
 from bench.gpu.weights import random_weights
 from shared.messages import Sampling
-from worker.memory.cache import Cache
+from worker.memory.cache import Cache, kv_format
 from worker.model.decoder import Decoder, Weights
 from worker.model.spec import ModelSpec
 from worker.schedule.plan import Chunk
@@ -22,45 +22,69 @@ from worker.schedule.sequence import Sequence
 COMPANY = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # tokens of others
 NEW = 24
 BASE = Setup()
+WIDENED = (Setup(weights="int8"), Setup(weights="fp8"))  # on the CPU, where K/V of eight bits promise nothing
+FORMATS = (Setup(kv="fp8"), *WIDENED)
 
 
 @torch.inference_mode()
 def same_bits(place: Place, model: str) -> Iterator[Row]:
     """Logits of a real model's first layers: one sequence alone, beside others, in chunks, as a decode."""
-    spec, length = spec_of(model, place.sizes.layers), place.sizes.check
-    decoder = Decoder(spec, random_weights(spec, place.dtype, place.device, seed=place.seed), length + 1)
-    lengths = (length, *(min(n, length) for n in COMPANY))
-    made, pages = sequences(lengths, PAGE_SIZE, spec.vocab_size, place.seed)
-    cache = Cache(spec, pages, PAGE_SIZE, place.dtype, place.device)
-    one, others = made[0], made[1:]
+    spec = spec_of(model, place.sizes.layers)
+    formats = (BASE, *(FORMATS if place.cuda else WIDENED)) if model == place.models[0] else (BASE,)
+    for format in formats:
+        forwards = _Forwards(place, spec, format)
+        alone = forwards.alone()
+        for way, run in forwards.ways().items():
+            forwards.poison()
+            yield _bits(f"bits, {model}{format.said}, {way}", alone, run())
 
-    def logits(*chunks: Chunk) -> Tensor:
+
+class _Forwards:
+    """Steps of a decoder without a scheduler; `one` is the sequence whose last logits they give."""
+
+    def __init__(self, place: Place, spec: ModelSpec, setup: Setup) -> None:
+        length = place.sizes.check
+        weights = random_weights(spec, place.dtype, place.device, seed=place.seed, kind=setup.weights)
+        lengths = (length, *(min(n, length) for n in COMPANY))
+        (self._one, *self._others), pages = sequences(lengths, PAGE_SIZE, spec.vocab_size, place.seed)
+        self._length, self._device = length, place.device
+        self._decoder = Decoder(spec, weights, length + 1)
+        self._cache = Cache(spec, pages, PAGE_SIZE, kv_format(setup.kv, place.dtype), place.device)
+
+    def poison(self) -> None:
+        """Nothing that an earlier step wrote is to be read again: NaN in every format."""
+        for part in (self._cache.k, self._cache.v):
+            part.view(torch.uint8).fill_(0xFF)
+
+    def ways(self) -> dict[str, Callable[[], Tensor]]:
+        length, whole = self._length, [last(other, len(other.tokens)) for other in self._others]
+        return {
+            "twice": self.alone,
+            "beside prompts": lambda: self._logits(last(self._one, length), *whole),
+            "in two chunks": lambda: self._in_chunks((length // 3,)),
+            "in odd chunks": lambda: self._in_chunks((1, length // 5, length // 5 + 1, length - 7)),
+            "as a decode": lambda: self._decoded([]),
+            "as a decode beside decodes": lambda: self._decoded(self._others),
+        }
+
+    def alone(self) -> Tensor:
+        return self._logits(last(self._one, self._length))
+
+    def _logits(self, *chunks: Chunk) -> Tensor:
         """Of the first chunk's last row."""
-        return decoder.forward(packed(list(chunks), PAGE_SIZE, place.device), cache)[0].clone()
+        return self._decoder.forward(packed(list(chunks), PAGE_SIZE, self._device), self._cache)[0].clone()
 
-    def in_chunks(cuts: tuple[int, ...]) -> Tensor:
-        for begin, end in zip((0, *cuts), (*cuts, length), strict=True):
-            found = logits(last(one, end - begin, upto=end))
+    def _in_chunks(self, cuts: tuple[int, ...]) -> Tensor:
+        for begin, end in zip((0, *cuts), (*cuts, self._length), strict=True):
+            found = self._logits(last(self._one, end - begin, upto=end))
         return found
 
-    def decoded(company: list[Sequence]) -> Tensor:
-        logits(last(one, length - 1, upto=length - 1))
-        for other in company:
-            if len(other.tokens) > 1:
-                logits(last(other, len(other.tokens) - 1, upto=len(other.tokens) - 1))
-        return logits(last(one, 1), *(last(other, 1) for other in company))
-
-    alone = logits(last(one, length))
-    ways: dict[str, Callable[[], Tensor]] = {
-        "twice": lambda: logits(last(one, length)),
-        "beside prompts": lambda: logits(last(one, length), *(last(o, len(o.tokens)) for o in others)),
-        "in two chunks": lambda: in_chunks((length // 3,)),
-        "in odd chunks": lambda: in_chunks((1, length // 5, length // 5 + 1, length - 7)),
-        "as a decode": lambda: decoded([]),
-        "as a decode beside decodes": lambda: decoded(others),
-    }
-    for way, run in ways.items():
-        yield _bits(f"bits, {model}, {way}", alone, run())
+    def _decoded(self, company: list[Sequence]) -> Tensor:
+        for each in (self._one, *company):
+            before = len(each.tokens) - 1
+            if before:
+                self._logits(last(each, before, upto=before))
+        return self._logits(last(self._one, 1), *(last(other, 1) for other in company))
 
 
 def _bits(what: str, alone: Tensor, other: Tensor) -> Row:

@@ -79,7 +79,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "decode", "Decode: a step of the whole loop (schedule, pack, forward, sample, commit, publish), greedy",
-        ("model", "batch", "context", "ms a step", "tokens/s", "floor ms", "% of floor"),
+        ("model", "format", "batch", "context", "ms a step", "tokens/s", "floor ms", "% of floor"),
         "bench.gpu.decode:measure", _models, 15, 120,
     ),
     Section(

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from worker.kernels.linear import PackedLinear, pack
+from worker.kernels.linear import PackedLinear, pack, pack_quantized
+from worker.kernels.quantize import Kind, quantize
 from worker.model.decoder import Layer, Weights
 from worker.model.spec import ModelSpec
 
@@ -11,10 +12,19 @@ EMBED_STD = 0.02  # small beside what the layers add: a tied head would else rep
 
 
 def random_weights(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, invariant: bool = True, seed: int = 0
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    invariant: bool = True,
+    seed: int = 0,
+    kind: Kind | None = None,
 ) -> Weights:
-    """Values of about 1 everywhere between the layers, so that sums, maxima and powers are those of real work."""
-    maker = _Maker(spec, dtype, torch.Generator(device).manual_seed(seed), invariant)
+    """Values of about 1 everywhere between the layers, so that sums, maxima and powers are those of real work.
+
+    kind: what the layers' weights are quantized to.
+    """
+    maker = _Maker(spec, dtype, torch.Generator(device).manual_seed(seed), invariant, kind)
     embed = maker.normal(spec.vocab_size, spec.hidden_size, std=EMBED_STD)
     head = embed if spec.tied else maker.normal(spec.vocab_size, spec.hidden_size, std=EMBED_STD)
     return Weights(
@@ -26,8 +36,11 @@ def random_weights(
 
 
 class _Maker:
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, generator: torch.Generator, invariant: bool) -> None:
-        self._spec, self._dtype, self._generator, self._invariant = spec, dtype, generator, invariant
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, generator: torch.Generator, invariant: bool, kind: Kind | None
+    ) -> None:
+        self._spec, self._dtype, self._generator = spec, dtype, generator
+        self._invariant, self._kind = invariant, kind
 
     def normal(self, *shape: int, std: float) -> Tensor:
         made = torch.empty(shape, dtype=self._dtype, device=self._generator.device)
@@ -38,7 +51,11 @@ class _Maker:
 
     def linear(self, rows: int, columns: int, bias: bool) -> PackedLinear:
         weight = self.normal(rows, columns, std=columns**-0.5)
-        return pack(weight, self.normal(rows, std=0.1) if bias else None, invariant=self._invariant)
+        added = self.normal(rows, std=0.1) if bias else None
+        if self._kind is None:
+            return pack(weight, added, invariant=self._invariant)
+        eight = quantize(weight, self._kind)
+        return pack_quantized(*eight, added, dtype=self._dtype, invariant=self._invariant)
 
     def layer(self) -> Layer:
         spec, hidden, inner = self._spec, self._spec.hidden_size, self._spec.intermediate_size
