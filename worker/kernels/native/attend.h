@@ -19,6 +19,9 @@
 #define HEAD_TILES 16    /* most tiles of one head in an item: they share what is done once per block */
 #define ITEM_TILES 16    /* most tiles of an item */
 #define NOTHING (-1e30f) /* the maximum of no scores */
+#ifndef FEW_HEADS
+#define FEW_HEADS 1 /* heads of an item where there are too few sequences to give each thread some */
+#endif
 
 typedef struct {
     const char *q, *cache_k, *cache_v;
@@ -171,7 +174,7 @@ typedef struct {
 /* Heads of one item: all of them where there are sequences enough, so that the cache is read in one stream. */
 INLINE long heads_each(const Attend *a, long rows, int threads) {
     long tiles = most(1, least(HEAD_TILES, (rows + ROWS - 1) / ROWS));
-    return a->seqs < 4 * threads ? 1 : most(1, least(a->kv_heads, ITEM_TILES / tiles));
+    return a->seqs < 4 * threads ? FEW_HEADS : most(1, least(a->kv_heads, ITEM_TILES / tiles));
 }
 
 /* Later rows see more keys: they come first, so that the threads finish together. */

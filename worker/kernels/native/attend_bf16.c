@@ -2,6 +2,8 @@
  * chain over pairs of d in a lane of its own; the weights, rounded to bf16 in pairs of keys, multiply values that lie in
  * pairs of keys, so that an output is one chain over the pairs of a block. Nothing is done for the 16 rows of a tile that
  * is not there: a decode pays for the heads of its group. */
+/* Neighbouring heads are read in one go even where sequences are few, as long as every thread gets some items. */
+#define FEW_HEADS most(1, least(a->kv_heads * a->seqs / (4 * threads), ITEM_TILES / tiles))
 #include "attend_rows.h"
 
 /* s->k: [D / 2 padded to 16][KEYS][2] of one head; s->v: [KEYS / 2][D padded to 16][2] of one head;
@@ -17,7 +19,8 @@ typedef struct {
 
 typedef struct {
     Scratch common;
-    Place here, next; /* next: what is read after this block */
+    Place here, next; /* next: what is read after this block, */
+    int next_head;    /* from this head on */
 } Own;
 
 static const char zeros[MOST_D * 4];
@@ -58,6 +61,11 @@ static void find_keys(const Attend *a, Place *p, int seq, long block, long from,
 static void take_block(const Attend *a, Scratch *s, const Item *item, long block, long from, long to) {
     long next = block + KEYS, end = least(last_key(a, item), (item->span + item->spans) * SPAN);
     find_keys(a, &own(s)->here, item->seq, block, from, to);
+    if (next >= end && s->then) {
+        item = s->then;
+        next = first_block(a, item, item->span), end = last_key(a, item);
+    }
+    own(s)->next_head = item->head;
     if (next < end) find_keys(a, &own(s)->next, item->seq, next, next, least(next + KEYS, end));
     else own(s)->next = own(s)->here;
 }
@@ -74,11 +82,11 @@ typedef struct {
 } Ahead;
 
 /* One of 4 quarters a head: of the keys of all heads, then of the values. */
-INLINE Ahead find_ahead(const Attend *a, const Place *next, const Item *item, long quarter) {
+INLINE Ahead find_ahead(const Attend *a, Scratch *s, const Item *item, long quarter) {
     long grains = most(1, item->heads * a->d * 2 / GRAIN), shift = 63 - __builtin_clzl(grains), half = item->heads * 2;
-    ptrdiff_t skip = item->head * a->d * 2;
+    ptrdiff_t skip = own(s)->next_head * a->d * 2;
     if (quarter >= half) skip += a->cache_v - a->cache_k, quarter -= half;
-    return (Ahead){next, quarter * KEYS / half, skip, shift, (1 << shift) - 1};
+    return (Ahead){&own(s)->next, quarter * KEYS / half, skip, shift, (1 << shift) - 1};
 }
 
 /* The i-th grain from there on. */
@@ -267,21 +275,21 @@ static void add_values(const Values *v, Tile *tile, const float *shrink) {
 
 /* First the weights of all tiles, then their values, so that keys, then values, stay in the first-level cache. */
 static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block) {
-    const Place *p = &own(s)->here, *next = &own(s)->next;
+    const Place *p = &own(s)->here;
     const Ahead nothing = {p, 0, 0, 31, 0};
     const char *pairs[KEYS / 2];
     float shrink[ITEM_TILES][ROWS];
     long quarter = (tiles->head - item->head) * 4;
-    Ahead ahead = find_ahead(a, next, item, quarter);
+    Ahead ahead = find_ahead(a, s, item, quarter);
     take_keys(a, p, tiles->head * a->d * 2, s->k, &ahead);
-    ahead = find_ahead(a, next, item, quarter + 2);
+    ahead = find_ahead(a, s, item, quarter + 2);
     for (int i = 0; i < count; i++, ahead = nothing) {
         if (!in_sight(a, &tiles[i], block)) continue;
         score(a, s->k, &tiles[i], s->scores[0], &ahead);
         weigh(a, s->scores[0], &tiles[i], block, shrink[i]);
     }
     find_values(a, p, tiles->head, s->v, count > 1, pairs);
-    Values v = {.pairs = pairs, .wide = padded(a->d), .ahead = find_ahead(a, next, item, quarter + 3)};
+    Values v = {.pairs = pairs, .wide = padded(a->d), .ahead = find_ahead(a, s, item, quarter + 3)};
     for (int i = 0; i < count; i++, v.ahead = nothing) {
         if (!in_sight(a, &tiles[i], block)) continue;
         v.from = most(p->from, first_key(a, tiles[i].position[0]) - block) / 2;
