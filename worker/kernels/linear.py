@@ -1,7 +1,8 @@
 """Matrix product with a weight that is prepared once and read every step.
 
 `invariant` asks that a row's result never depends on the other rows: library GEMMs choose their K order by the row
-count, so it needs a product with fixed tiles. A quantized weight (quantize.py) always gets one.
+count, so it needs a product whose order of addition only the weight's shape decides. A quantized weight (quantize.py)
+always gets one.
 """
 
 from dataclasses import dataclass
