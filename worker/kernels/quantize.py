@@ -13,6 +13,7 @@ from torch import Tensor
 
 Kind = Literal["int8", "fp8"]
 FORMATS: Mapping[Kind, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+ROWS = 1024  # at a time: no whole weight is ever in float32
 LARGEST: Mapping[Kind, float] = {"int8": 127.0, "fp8": 448.0}
 
 
@@ -21,15 +22,22 @@ def quantize(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
 
     A row's largest value becomes the largest of the format; a row of zeros stays one.
     """
-    wide, most = weight.float(), LARGEST[kind]
-    scale = (wide.abs().amax(dim=1) / most).clamp(min=torch.finfo(torch.float32).tiny)  # [N]
-    scaled = (wide / scale[:, None]).clamp(-most, most)
-    return (scaled.round() if kind == "int8" else scaled).to(FORMATS[kind]), scale
+    values, most = torch.empty(weight.shape, dtype=FORMATS[kind], device=weight.device), LARGEST[kind]
+    scale = torch.empty(len(weight), device=weight.device)
+    for part, into, largest in zip(*(whole.split(ROWS) for whole in (weight, values, scale)), strict=True):
+        wide = part.float()
+        largest.copy_((wide.abs().amax(dim=1) / most).clamp(min=torch.finfo(torch.float32).tiny))
+        scaled = (wide / largest[:, None]).clamp(-most, most)
+        into.copy_(scaled.round() if kind == "int8" else scaled)
+    return values, scale
 
 
 def dequantize(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """values [N, K] times scale ([N], or anything that spreads over [N, K]) in float32, rounded once to `dtype`."""
-    return (values.float() * (scale[:, None] if scale.dim() == 1 else scale)).to(dtype)
+    """values [N, K] times scale ([N], or [N, K]) in float32, rounded once to `dtype`."""
+    weight = torch.empty(values.shape, dtype=dtype, device=values.device)
+    for part, into, own in zip(*(whole.split(ROWS) for whole in (values, weight, scale)), strict=True):
+        into.copy_(part.float() * (own[:, None] if own.dim() == 1 else own))
+    return weight
 
 
 def linear_quantized_torch(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.worker.kernels.cases import close, random
 from tests.worker.model.harness import Row, pack
 from worker.kernels.linear import PackedLinear
+from worker.kernels.quantize import Kind, quantize
 from worker.memory.cache import Cache
 from worker.model import decoder
 from worker.model.decoder import Decoder, Layer, Weights
@@ -58,6 +59,20 @@ def decoder_of(spec: ModelSpec, device: str = "cpu", dtype: torch.dtype = torch.
     return Decoder(spec, moved(whole, device, dtype), 64)
 
 
+def eight_bits(model: Decoder, kind: Kind | None) -> Decoder:
+    """With the linears of its layers quantized, as a GPU has them."""
+    if kind is None:
+        return model
+
+    def quantized(packed: PackedLinear) -> PackedLinear:
+        values, scale = quantize(packed.weight, kind)
+        return replace(packed, weight=values, scale=scale)
+
+    names = ("qkv", "o", "gate_up", "down")
+    layers = [replace(one, **{name: quantized(getattr(one, name)) for name in names}) for one in model.weights.layers]
+    return Decoder(model.spec, replace(model.weights, layers=layers), 64)
+
+
 def moved(value: Any, device: str, dtype: torch.dtype) -> Any:
     """A dataclass of tensors, lists and such, on another device; what is float32, as `dtype`."""
     if isinstance(value, Tensor):
@@ -98,11 +113,11 @@ def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     from worker.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
 
     def linear(x: Tensor, packed: PackedLinear, **how: bool) -> Tensor:
-        return linear_triton(x, packed.weight, packed.bias, **how)
+        return linear_triton(x, packed.weight, packed.bias, packed.scale, **how)
 
     def gated_linear(x: Tensor, packed: PackedLinear, activation: str) -> Tensor:
         assert uncut(packed.weight)
-        return gated_linear_triton(x, packed.weight, packed.bias, activation)
+        return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale)
 
     for kernel in (linear, gated_linear):
         monkeypatch.setattr(decoder, kernel.__name__, kernel)
@@ -110,18 +125,21 @@ def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(decoder, kernel.__name__.removesuffix("_triton"), kernel)
 
 
-@pytest.mark.parametrize("spec", [PLAIN, SANDWICH], ids=["plain", "sandwich"])
-def test_the_loop_means_the_same(spec: ModelSpec, request: pytest.FixtureRequest) -> None:
-    model = decoder_of(spec)
+@pytest.mark.parametrize(
+    ("spec", "kind"), [(PLAIN, None), (SANDWICH, None), (PLAIN, "fp8")], ids=["plain", "sandwich", "eight bits"]
+)
+def test_the_loop_means_the_same(spec: ModelSpec, kind: Kind | None, request: pytest.FixtureRequest) -> None:
+    model = eight_bits(decoder_of(spec), kind)
     expected = logits(model, [one(), *others()])
     request.getfixturevalue("triton_kernels")
     close(logits(model, [one(), *others()]), expected)
 
 
 @pytest.mark.usefixtures("triton_kernels", "dot_in_order")
-def test_a_sequence_has_the_same_bits_alone_and_in_company() -> None:
+@pytest.mark.parametrize("kind", [None, "int8"])
+def test_a_sequence_has_the_same_bits_alone_and_in_company(kind: Kind | None) -> None:
     """Of one row, of a few and of more than a tile of them."""
-    model = decoder_of(PLAIN)
+    model = eight_bits(decoder_of(PLAIN), kind)
     alone, company = logits(model, [one()]), logits(model, [one(), *others()])
     assert torch.equal(company[[0, 3]], alone)
 

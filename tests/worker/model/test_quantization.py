@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from safetensors.torch import load_file, save_file
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, prompts_of
+from worker.kernels.linear import linear
 from worker.kernels.quantize import Kind, dequantize, quantize
 from worker.load import load_engine
-from worker.model.checkpoint import CheckpointError, read_config
+from worker.model.checkpoint import Checkpoint, CheckpointError, read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
 from worker.model.quantization import kind_in_memory
 from worker.model.spec import Stored
-from worker.model.weights import load
+from worker.model.staging import Staging
+from worker.model.weights import _Loader, load
 
 State = dict[str, torch.Tensor]
 
@@ -175,6 +178,19 @@ def test_a_quantized_head_is_widened(copy: Callable[..., Path]) -> None:
         change(state, head)
         save_file(state, place / "model.safetensors")
     assert torch.equal(logits(rewrite(folder, form.write, form.config)), logits(rewrite(full, form.full)))
+
+
+@pytest.mark.parametrize("name", ["int8 a row, packed", "fp8 a tensor, plainly", "fp8 a block"])
+def test_read_through_staging(copy: Callable[..., Path], name: str) -> None:
+    """As for a GPU, in pieces that cut tensors, and of a scale without dimensions."""
+    folder = rewrite(copy("llama"), FORMATS[name].write, FORMATS[name].config)
+    spec, mapped, staged = spec_from_config(read_config(folder)), [], []
+    for staging, told in ((None, mapped), (Staging(CPU, piece=1024, buffers=2), staged)):
+        with closing(Checkpoint(folder, staging)) as checkpoint:
+            loader = _Loader(checkpoint, spec, torch.float32, CPU, False, None, lambda *at: None, lambda size: None)
+            eye = torch.eye(spec.hidden_size)
+            told += [linear(eye, layer.qkv) for layer in loader.load().layers]
+    assert all(torch.equal(*pair) for pair in zip(mapped, staged, strict=True)) and len(mapped) == 3
 
 
 def test_progress_counts_scales_too(copy: Callable[..., Path]) -> None:
