@@ -49,7 +49,7 @@ def tiles_for(head: int, group: int, dtype: torch.dtype) -> Tiles:
         return Tiles(32, max(16, least), 4, max(16, least), 4, 1)
     if head > 128:
         return Tiles(32, max(64, least), 8, max(64, least), 8, 5)
-    return Tiles(128 if head <= 64 else 64, max(128, least), 8, max(64, least), 4, 5)
+    return Tiles(128 if head <= 64 else 64, max(128, least), 8, max(64, least), 4 if least <= 64 else 8, 5)
 
 
 @triton.jit

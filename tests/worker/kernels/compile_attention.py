@@ -5,6 +5,8 @@ once on a multiprocessor, nothing spilled, and that what a row goes through is t
 """
 
 import re
+import subprocess
+import tempfile
 from typing import Any
 
 import torch
@@ -59,12 +61,22 @@ def way_of_a_row(made: Any) -> list[tuple[str, str]]:
     """Each product's step, and over how many groups of four warps its columns are spread."""
     assert max(copies(made)) == 16
     assert all(step.startswith("m64n") for step in tensor_core_steps(made))
+    assert "serialized" not in complaints(made), complaints(made)
     layouts = re.findall(
         r"nvidia_mma<{versionMajor = 3[^}]*warpsPerCTA = \[\d+, (\d+)\][^}]*instrShape = \[([^\]]*)\]",
         made.asm["ttgir"],
     )
     assert len(layouts) == 2, layouts
     return sorted(layouts)
+
+
+def complaints(made: Any) -> str:
+    """The assembler's: products that it has to do one after another, as something else touches their sums meanwhile."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
+        ptx.write(made.asm["ptx"])
+        ptx.flush()
+        command = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", ptx.name, "-o", "/dev/null"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stderr
 
 
 def check() -> None:

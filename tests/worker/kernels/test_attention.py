@@ -165,15 +165,19 @@ def test_triton_with_any_number_of_sequences(sequences: int, device: str, monkey
 
 @pytest.mark.parametrize("window", [0, 600])
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 1, 32), *(pytest.param(shape, marks=pytest.mark.gpu) for shape in [(32, 8, 64), (24, 8, 128), (4, 1, 256)])],
+)
 def test_triton_bits_do_not_depend_on_chunking_or_company(
-    dtype: torch.dtype, window: int, device: str, short_splits: None, steady_products: None
+    shape: tuple[int, int, int], dtype: torch.dtype, window: int, device: str, short_splits: None, steady_products: None
 ) -> None:
     """The last row of a chunk = the same row decoded alone = decoded beside others of any length."""
-    chunk = batch([(20, 1100)], 2, 1, 32, 16, dtype)
+    chunk = batch([(20, 1100)], *shape, 16, dtype)
     as_chunk = run_triton(chunk, 0.2, window, device)
     for length in (1100, 1095):
         alone = first_rows(chunk, [(chunk.q[length - 1100 - 1 :][:1], length)])
-        company = batch([(1, 3000), (20, 1100)], 2, 1, 32, 16, dtype)
+        company = batch([(1, 3000), (20, 1100)], *shape, 16, dtype)
         beside = first_rows(company, [(company.q[:1], 7), (chunk.q[length - 1100 - 1 :][:1], length)], chunk)
         row = as_chunk[length - 1100 - 1]
         assert torch.equal(run_triton(alone, 0.2, window, device)[0], row)
