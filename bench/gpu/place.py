@@ -16,7 +16,7 @@ from worker.model.spec import ModelSpec
 
 Row = dict[str, str | float]
 NEEDS_CUDA = "needs CUDA"
-FEW = 6  # of how many kinds one is tried without a GPU
+FEW = 12  # of how many kinds one is tried without a GPU
 T = TypeVar("T")
 
 

@@ -3,6 +3,7 @@
 Sequences may begin with K/V that nobody computed (random numbers), so that a thousand tokens of context cost nothing.
 """
 
+import gc
 import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -135,6 +136,7 @@ def rig(
     weights: Weights | None = None,
 ) -> Rig:
     """A rig with weights of its own, unless they are given."""
+    gc.collect()  # the rig before holds itself in circles, and most of the device's memory
     setup = setup or Setup()
     made = weights or random_weights(
         spec, place.dtype, place.device, invariant=setup.invariant, seed=place.seed, kind=setup.weights

@@ -20,7 +20,6 @@ from worker.schedule.plan import Chunk
 from worker.schedule.sequence import Sequence
 
 COMPANY = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # tokens of others
-NEW = 24
 BASE = Setup()
 WIDENED = (Setup(weights="int8"), Setup(weights="fp8"))  # on the CPU, where K/V of eight bits promise nothing
 FORMATS = (Setup(kv="fp8"), *WIDENED)
@@ -132,12 +131,12 @@ def same_ids(place: Place, model: str) -> Iterator[Row]:
 
 
 def _ids(place: Place, spec: ModelSpec, weights: Weights, setup: Setup) -> list[list[int]]:
-    check = place.sizes.check
-    made = rig(place, spec, setup, slots=16, longest=check + NEW + 1, weights=weights)
+    check, new = place.sizes.check, place.sizes.new
+    made = rig(place, spec, setup, slots=16, longest=check + new + 1, weights=weights)
     lengths = (check, 1, 7, check // 2, 30, 64)
     taken = []
     for at, length in enumerate(lengths):
-        sampling = Sampling(NEW, temperature=at % 2 * 0.9, top_p=0.9, seed=at, ignore_eos=True)
+        sampling = Sampling(new, temperature=at % 2 * 0.9, top_p=0.9, seed=at, ignore_eos=True)
         taken += made.submit([made.prompt(min(length, check))], sampling)
     made.drain()
     return [sequence.tokens[sequence.prompt_len :] for sequence in taken]

@@ -70,7 +70,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "correct", "Correctness: kernels against their fp32 twins, fresh inputs, outputs poisoned first; bits; ids",
         ("what", "cases", "worst", "bound", "result"),
-        "bench.gpu.correct:check", _checks, 5, 120,
+        "bench.gpu.correct:check", _checks, 5, 240,
     ),
     Section(
         "floors", "Floors: what the device does at best",
@@ -80,7 +80,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "decode", "Decode: a step of the whole loop (schedule, pack, forward, sample, commit, publish), greedy",
         ("model", "format", "batch", "context", "ms a step", "tokens/s", "floor ms", "% of floor"),
-        "bench.gpu.decode:measure", _models, 15, 120,
+        "bench.gpu.decode:measure", _models, 15, 150,
     ),
     Section(
         "attention", "Attention alone: decode against the copy bandwidth, prefill against the GEMM rate",
@@ -100,7 +100,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "ablations", "What each part brings: ms with it and without it",
         ("without", "what", "ms with", "ms without", "gain %"),
-        "bench.gpu.ablations:measure", _first_model, 20, 120,
+        "bench.gpu.ablations:measure", _first_model, 20, 150,
     ),
     Section(
         "linear", "Matrix products alone: few rows against the copy bandwidth, many against the GEMM rate",
@@ -121,7 +121,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "start", "Start of `sluice serve` to the first token, from local disk",
         ("model", "page cache", "ready s", "first token s", "GB"),
-        "bench.gpu.start:measure", _first_model, 40, 150,
+        "bench.gpu.start:measure", _first_model, 60, 240,
     ),
     Section(
         "served", "Workloads through HTTP, random weights, ignore_eos",

@@ -63,6 +63,7 @@ class Sizes:
     host_batches: tuple[int, int]
     layers: int  # of a real model's, in checks
     check: int  # prompt tokens in checks
+    new: int  # tokens after them
     length_scale: float
     rate_scale: float
     workloads: str
@@ -70,11 +71,11 @@ class Sizes:
 
 FULL = Sizes(
     copy_bytes=4 << 30, gemm=8192, batches=(1, 8, 32, 128, 256), context=1024, steps=32, rounds=4, prompt=8192,
-    attention=(64, 4096), rows=(1, 32, 256, 8192), idle_batch=32, host_batches=(32, 256), layers=6, check=700,
+    attention=(64, 4096), rows=(1, 32, 256, 8192), idle_batch=32, host_batches=(32, 256), layers=6, check=700, new=24,
     length_scale=1.0, rate_scale=1.0, workloads="all",
 )  # fmt: skip
 SMALL = Sizes(
     copy_bytes=4 << 20, gemm=128, batches=(1, 4), context=40, steps=2, rounds=2, prompt=96,
-    attention=(4, 64), rows=(1, 16), idle_batch=4, host_batches=(2, 4), layers=2, check=70,
+    attention=(4, 64), rows=(1, 16), idle_batch=4, host_batches=(2, 4), layers=2, check=70, new=6,
     length_scale=0.02, rate_scale=100.0, workloads="paged_attention,offline",
 )  # fmt: skip
