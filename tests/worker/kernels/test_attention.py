@@ -30,6 +30,12 @@ def one_by_one(case: Batch, scale: float, window: int) -> Tensor:
     return torch.cat(out).to(case.q.dtype)
 
 
+def near(got: Tensor, expected: Tensor) -> None:
+    """By the whole's norm, within what the dtype's own rounding explains."""
+    away = (got.float() - expected.float()).norm() / expected.float().norm()
+    assert away < (1e-2 if got.dtype == torch.bfloat16 else 1e-3), away  # NaN is not
+
+
 def in_fp8(case: Batch) -> Batch:
     """The same with keys and values rounded to eight bits."""
     keys, values = (tuple(x.to(FP8).to(x.dtype) for x in parts) for parts in (case.keys, case.values))
@@ -132,26 +138,26 @@ def test_triton_agrees_with_each_sequence_alone(
     dtype: torch.dtype, heads: int, kv_heads: int, size: int, page_size: int, window: int, device: str
 ) -> None:
     case = batch(FEW, heads, kv_heads, size, page_size, dtype)
-    close(run_triton(case, size**-0.5, window, device), one_by_one(case, size**-0.5, window))
+    near(run_triton(case, size**-0.5, window, device), one_by_one(case, size**-0.5, window))
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 def test_triton_reads_a_cache_of_eight_bits(dtype: torch.dtype, device: str) -> None:
     case = in_fp8(batch(FEW, 4, 2, 64, 16, dtype))
-    close(run_triton(case, 0.125, 30, device), one_by_one(case, 0.125, 30))
+    near(run_triton(case, 0.125, 30, device), one_by_one(case, 0.125, 30))
 
 
 def test_triton_takes_a_strided_query(device: str) -> None:
     case = batch(FEW, 2, 1, 64, 16)
     fused = torch.cat((case.q, torch.full_like(case.q, torch.nan)), dim=1)
-    close(run_triton(dataclasses.replace(case, q=fused[:, :2]), 0.2, 0, device), one_by_one(case, 0.2, 0))
+    near(run_triton(dataclasses.replace(case, q=fused[:, :2]), 0.2, 0, device), one_by_one(case, 0.2, 0))
 
 
 @pytest.mark.parametrize("window", [0, 700])
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 def test_triton_joins_splits(dtype: torch.dtype, window: int, device: str, short_splits: None) -> None:
     case = batch([(1, 2600), (1, 20), (4, 1030)], 2, 1, 32, 64, dtype)
-    close(run_triton(case, 0.2, window, device), one_by_one(case, 0.2, window))
+    near(run_triton(case, 0.2, window, device), one_by_one(case, 0.2, window))
 
 
 @pytest.mark.parametrize("sequences", [1, 256])
@@ -160,7 +166,7 @@ def test_triton_with_any_number_of_sequences(sequences: int, device: str, monkey
 
     monkeypatch.setattr(attention_triton, "AHEAD", 1)  # the interpreter's time goes there
     case = batch([(3 if i == sequences // 2 else 1, 3 + i % 5) for i in range(sequences)], 1, 1, 16, 4)
-    close(run_triton(case, 0.2, 0, device), one_by_one(case, 0.2, 0))
+    near(run_triton(case, 0.2, 0, device), one_by_one(case, 0.2, 0))
 
 
 @pytest.mark.parametrize("window", [0, 600])
