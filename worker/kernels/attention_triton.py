@@ -228,6 +228,7 @@ def _prefill_kernel(
         peak, mass, total = _empty(BLOCK_M, BLOCK_D)
         peak_2, mass_2, total_2 = _empty(BLOCK_M, BLOCK_D)
         for start in range(begin, before + last_row + 1, BLOCK_N):
+            # not at the loop's foot: Triton does not wait for a product there before its sum is read
             if begins_split(start, SPLIT, NEAR, EVEN):
                 peak, mass, total = _join(peak, mass, total, peak_2, mass_2, total_2, scale)
                 peak_2, mass_2, total_2 = _empty(BLOCK_M, BLOCK_D)
