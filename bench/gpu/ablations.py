@@ -7,7 +7,7 @@ from bench.gpu.decode import longest, steady
 from bench.gpu.place import NEEDS_CUDA, Place, Row, spec_of
 from bench.gpu.prefill import to_first_token
 from bench.gpu.rig import Setup, rig
-from bench.gpu.unfused import INSTEAD, without
+from bench.gpu.unfused import AFTER, INSTEAD, without
 from bench.gpu.weights import random_weights
 from worker.model.spec import ModelSpec
 
@@ -23,30 +23,40 @@ class Part:
     fusions: tuple[str, ...] = ()
 
 
+SANDWICH = Part(AFTER, BASE, prefill=True, cuda=True, fusions=(AFTER,))
 PARTS = (
     Part("batch invariance", Setup(invariant=False), prefill=True),
     Part("graphs", Setup(graphs=False), cuda=True),
     Part("overlap", Setup(overlap=False), cuda=True),
     Part("graphs and overlap", Setup(graphs=False, overlap=False), cuda=True),
-    *(Part(name, BASE, prefill=True, cuda=True, fusions=(name,)) for name in INSTEAD),
+    *(Part(name, BASE, prefill=True, cuda=True, fusions=(name,)) for name in INSTEAD if name != AFTER),
+    SANDWICH,
 )
 
 
 def measure(place: Place, model: str) -> Iterator[Row]:
-    spec = spec_of(model)
+    spec, parts, what = spec_of(model), _parts(place, model), Row(model=model)
+    if not parts:
+        return
     base = _figures(place, spec, BASE, prefill=True)
-    for part in PARTS:
-        if part.cuda and not place.cuda:
-            yield {"without": part.name, "note": NEEDS_CUDA}
-            continue
-        if late := place.short(12):
-            yield {"without": part.name, "note": late}
+    for part in parts:
+        if why := NEEDS_CUDA if part.cuda and not place.cuda else place.short(12):
+            yield what | {"without": part.name, "note": why}
             continue
         with without(*part.fusions):
             found = _figures(place, spec, part.without, prefill=part.prefill)
-        for what, seconds in found.items():
-            yield _row(part.name, what, base[what], seconds)
-    yield from _sampling(place, spec)
+        for figure, seconds in found.items():
+            yield what | _row(part.name, figure, base[figure], seconds)
+    if model == place.models[0]:
+        yield what | _sampling(place, spec)
+
+
+def _parts(place: Place, model: str) -> list[Part]:
+    """Of the first model all that it has, of others what only they have."""
+    first = place.models[0]
+    if model == first:
+        return [part for part in PARTS if part is not SANDWICH or spec_of(model).sandwich_norms]
+    return [SANDWICH] if spec_of(model).sandwich_norms > spec_of(first).sandwich_norms else []
 
 
 def _figures(place: Place, spec: ModelSpec, setup: Setup, *, prefill: bool) -> dict[str, float]:
@@ -62,13 +72,13 @@ def _figures(place: Place, spec: ModelSpec, setup: Setup, *, prefill: bool) -> d
     return found
 
 
-def _sampling(place: Place, spec: ModelSpec) -> Iterator[Row]:
+def _sampling(place: Place, spec: ModelSpec) -> Row:
     """What temperature and top-p cost beside greedy."""
     batch = place.sizes.idle_batch
     made = rig(place, spec, BASE, slots=batch, longest=longest(place))
     made.scatter()
     greedy, drawn = steady(place, made, batch)[0], steady(place, made, batch, temperature=0.8, top_p=0.95)[0]
-    yield _row("temperature and top-p", f"decode, batch {batch}", drawn, greedy)
+    return _row("temperature and top-p", f"decode, batch {batch}", drawn, greedy)
 
 
 def _row(part: str, what: str, having: float, lacking: float) -> Row:

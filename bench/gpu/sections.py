@@ -99,8 +99,8 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "ablations", "What each part brings: ms with it and without it",
-        ("without", "what", "ms with", "ms without", "gain %"),
-        "bench.gpu.ablations:measure", _first_model, 20, 150,
+        ("model", "without", "what", "ms with", "ms without", "gain %"),
+        "bench.gpu.ablations:measure", _models, 20, 150,
     ),
     Section(
         "linear", "Matrix products alone: few rows against the copy bandwidth, many against the GEMM rate",

@@ -41,6 +41,8 @@ def record(place: Place, run: Callable[[], object], copy: Path | None = None) ->
     spans = [
         Span(event["name"], float(event["ts"]), float(event["dur"])) for event in events if event.get("cat") in wanted
     ]
+    if not spans:
+        raise RuntimeError("the profiler saw nothing run on the device")
     return sorted(spans, key=lambda span: span.begin)
 
 
