@@ -3,6 +3,7 @@
 The sockets are up before the weights are: every frontend shows the loading's progress from the first second.
 """
 
+import gc
 import logging
 import os
 import random
@@ -81,6 +82,8 @@ def _serve(settings: Settings, engine: Engine, link: Link, state: "_State", stop
         _open_metrics(metrics, link, settings)
     link.identity = Identity(link.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits)
     log.info("ready: %s", settings.model.name)
+    gc.collect()
+    gc.freeze()  # torch's modules and the model live for ever: no step pauses to look through them again
     loop.run(lambda: stop.asked)
     log.info("draining for at most %g s", settings.worker.drain_timeout)
     desk.draining = state.draining = True
