@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from bench.gpu.sections import Options, Task
+from bench.gpu.sections import NOTE, Options, Task
 from bench.gpu.tables import Table
 from bench.server import BenchError
 
@@ -48,13 +48,19 @@ class Drive:
         """All tables, in order. A process that dies costs the task it was at."""
         queue = list(tasks)
         with TemporaryDirectory(prefix="sluice-bench-") as folder:
-            while queue:
+            while queue and time.time() < self.deadline:
                 before = len(queue)
                 with _Child(self._order(queue, folder), self.log) as child:
                     self._follow(child, queue)
-                while queue and len(queue) == before:  # it did not even begin: nor would another
+                while (
+                    queue and len(queue) == before and time.time() < self.deadline
+                ):  # it never began: nor would another
                     self._end(queue, "the process that was to measure it did not start")
                     before -= 1
+        while queue:
+            section, argument = queue[0].section, queue[0].argument
+            self._table(queue[0]).add({section.columns[0]: argument or section.name, NOTE: "left out: no time is left"})
+            self._end(queue, "")
         return list(self.tables.values())
 
     def _order(self, queue: list[Task], folder: str) -> dict[str, Any]:

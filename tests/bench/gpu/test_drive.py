@@ -10,6 +10,7 @@ from typing import IO
 
 import pytest
 
+from bench.gpu import drive as driving
 from bench.gpu.drive import Drive
 from bench.gpu.sections import Options, Section, Task
 from bench.gpu.tables import Table
@@ -60,6 +61,15 @@ def test_what_the_worker_warns_of_is_no_good_run(log: IO[bytes], handed_out: lis
     (table,) = drive(handed_out, log).run([Task(section("warns"), "a")])
     assert table.rows[1]["note"] == "warned: slower from now on"
     assert not table.well
+
+
+def test_what_comes_after_the_budget_is_left_out_not_failed(
+    log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driving, "GRACE_S", 0.0)
+    hung, rest = drive(handed_out, log, 20.0).run([Task(section("hangs"), "a"), Task(section("fine"), "b")])
+    assert not hung.well and rest.well
+    assert rest.rows == [{"what": "b", "note": "left out: no time is left"}]
 
 
 def test_where_no_process_starts_nothing_is_waited_for(
