@@ -41,20 +41,21 @@ def work(folder: Path, words: list[str]) -> int:
         file = folder / fault
         return file.exists() and file.read_text() == os.environ["SLUICE_EPOCH"]
 
-    turn, step, load = Loop.turn, Runner.step, worker.__main__.load_engine
+    turn, launch, load = Loop.turn, Runner.launch, worker.__main__.load_engine
 
     def faulty_turn(self: Any) -> bool:
         while suffers("hang"):
             time.sleep(0.01)
         return turn(self)
 
-    def faulty_step(self: Any, plan: Any) -> Any:
+    def faulty_launch(self: Any, plan: Any, before: Any = None) -> Any:
         if any(chunk.sequence.tokens[: len(POISON)] == POISON for chunk in plan.chunks):
+            time.sleep(0.1)  # so that its frontend has heard of its admission, and tries it again elsewhere
             os.abort()
         if suffers("broken"):
             raise RuntimeError("device lost")
         time.sleep(0.002)
-        return step(self, plan)
+        return launch(self, plan, before)
 
     def slow_load(model: Any, settings: Any, progress: Any) -> Any:
         for done in range(10 if os.environ["SLUICE_EPOCH"] == "1" else 0):
@@ -62,7 +63,7 @@ def work(folder: Path, words: list[str]) -> int:
             time.sleep(0.3)
         return load(model, settings, progress)
 
-    Loop.turn, Runner.step, worker.__main__.load_engine = faulty_turn, faulty_step, slow_load  # type: ignore[method-assign]
+    Loop.turn, Runner.launch, worker.__main__.load_engine = faulty_turn, faulty_launch, slow_load  # type: ignore[method-assign]
     return main(words)
 
 
