@@ -48,20 +48,29 @@ class Drive:
         """All tables, in order. A process that dies costs the task it was at."""
         queue = list(tasks)
         with TemporaryDirectory(prefix="sluice-bench-") as folder:
-            while queue and time.time() < self.deadline:
+            while queue and not self._late:
                 before = len(queue)
                 with _Child(self._order(queue, folder), self.log) as child:
                     self._follow(child, queue)
-                while (
-                    queue and len(queue) == before and time.time() < self.deadline
-                ):  # it never began: nor would another
-                    self._end(queue, "the process that was to measure it did not start")
-                    before -= 1
+                if len(queue) == before and not self._late:
+                    self._give_up(queue)
+        self._leave_out(queue)
+        return list(self.tables.values())
+
+    @property
+    def _late(self) -> bool:
+        return time.time() >= self.deadline
+
+    def _give_up(self, queue: list[Task]) -> None:
+        """A process never began: nor would another."""
+        while queue:
+            self._end(queue, "the process that was to measure it did not start")
+
+    def _leave_out(self, queue: list[Task]) -> None:
         while queue:
             section, argument = queue[0].section, queue[0].argument
             self._table(queue[0]).add({section.columns[0]: argument or section.name, NOTE: "left out: no time is left"})
             self._end(queue, "")
-        return list(self.tables.values())
 
     def _order(self, queue: list[Task], folder: str) -> dict[str, Any]:
         options = asdict(self.options) | {"trace": str(self.options.trace or "")}
