@@ -88,7 +88,7 @@ def _fight(
         for trial in todo:
             for fighter, figures in found:
                 with fighter.awake() as target:
-                    measured = trial.run(target, Prompts(tokenizer, at))
+                    measured = trial.run(target, Prompts(tokenizer, f"{trial.name} {at}"))
                 print(f"round {at}, {trial.name}, {fighter.peer.name}: {_said(measured)}", file=sys.stderr, flush=True)
                 if at:
                     figures.append(measured)
