@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--fault", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(FAULTS)}")
     parser.add_argument("--rounds", type=int, default=1, help="how often each")
     parser.add_argument("--streams", type=int, default=32, help="in flight at a time")
-    parser.add_argument("--length", type=int, default=150, help="fewest tokens of an answer")
+    parser.add_argument("--length", type=int, default=400, help="fewest tokens of an answer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS", help="mixed load, a fault every 30 s")
     parser.add_argument("--json", type=Path, help="the figures and all that was noted go here, too")
