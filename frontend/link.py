@@ -83,7 +83,7 @@ class Link:
         self._owner = owner
         self._counts = counts
         self._stall_timeout = stall_timeout
-        self._missing: set[int] = set()  # streams with a hole
+        self._missing: dict[int, int] = {}  # streams with a hole, and the first frame that can come after it
         self._unheard: dict[int, tuple[float, float]] = {}  # not answered yet: when to submit again, and then to wait
         self._last_id = 0  # of those submitted here; ids only grow
         self._orphans: dict[int, Stream] = {}  # taken from a worker that could not be told
@@ -172,9 +172,9 @@ class Link:
         """Ten times a second."""
         self._drain()
         self._keep_alive(now)
-        self._missing &= self.streams.keys()
-        for id in list(self._missing):
-            self._resync(self.streams[id])
+        self._missing = {id: seq for id, seq in self._missing.items() if id in self.streams}
+        for id in self._missing:
+            self._ask(self.streams[id])
         self._submit_again(now)
 
     def _keep_alive(self, now: float) -> None:
@@ -246,7 +246,7 @@ class Link:
             self._lose(now)
         elif seq != self._seq:  # the last frames before this Status were lost, or it has begun to count anew
             self._seq = seq
-            self._gap()
+            self._gap(seq)
 
     def _on_welcome(self, welcome: m.Welcome) -> None:
         if welcome.nonce != self._nonce or self.welcome is not None:
@@ -257,7 +257,7 @@ class Link:
         self.welcome, self._seq = welcome, welcome.seq
         if same:
             self._settle()
-            self._resync_all()
+            self._resync_all(welcome.seq)
             return
         self._orphans.clear()
         self._owner.greeted(self)
@@ -271,7 +271,7 @@ class Link:
         if step.epoch != self.epoch:
             return
         if step.seq > self._seq:
-            self._gap()
+            self._gap(step.seq)
         self._seq = max(self._seq, step.seq + 1)
         for admitted in step.admitted:
             self._unheard.pop(admitted.id, None)
@@ -292,7 +292,7 @@ class Link:
         if step.ids:
             self._take_tokens(step)
         for end in step.ends:
-            self._on_end(end)
+            self._on_end(end, step.seq)
         for unknown in step.unknown:
             if unknown not in self._unheard and (stream := self.streams.pop(unknown, None)):
                 self._owner.forgotten(stream)
@@ -308,34 +308,38 @@ class Link:
             stream = streams.get(id)
             if stream is None:
                 continue
-            if stream.take(start, run):
-                self._missing.discard(id)
-            else:
-                self._resync(stream)
+            if not stream.take(start, run):
+                self._resync(stream, step.seq + 1)
+            elif step.seq >= self._missing.get(id, 0):  # a late frame from before the hole fills nothing
+                self._missing.pop(id, None)
 
-    def _on_end(self, end: m.End) -> None:
+    def _on_end(self, end: m.End, seq: int) -> None:
         stream = self.streams.get(end.id)
         if stream is None:
             return
         if end.tokens > len(stream.output):
-            self._resync(stream)
+            self._resync(stream, seq + 1)
             return
         del self.streams[end.id]
         self._owner.ended(stream, end)
 
     # repair
 
-    def _gap(self) -> None:
+    def _gap(self, seq: int) -> None:
+        """Of the frames before `seq` some are missing."""
         self._counts.gaps += 1
-        self._resync_all()
+        self._resync_all(seq)
 
-    def _resync_all(self) -> None:
+    def _resync_all(self, seq: int) -> None:
         for stream in list(self.streams.values()):
-            self._resync(stream)
+            self._resync(stream, seq)
 
-    def _resync(self, stream: Stream) -> None:
-        """Ask for what is missing, and go on asking (see tick) until it is there."""
-        self._missing.add(stream.id)
+    def _resync(self, stream: Stream, seq: int) -> None:
+        """Ask for what is missing, and go on asking (see tick) until a frame from `seq` on continues what is here."""
+        self._missing[stream.id] = max(seq, self._missing.get(stream.id, 0))
+        self._ask(stream)
+
+    def _ask(self, stream: Stream) -> None:
         if stream.may_resync(time.monotonic()):
             self._counts.resyncs += 1
             unheard = stream.id in self._unheard  # nobody can know what nobody was told
