@@ -219,7 +219,8 @@ def _distant(plan: Plan, home: Path, environment: Mapping[str, str], stack: Exit
 
 _MODEL = ("--model", "demo", "--served-model-name", "m")
 _SPEECH = ("--chat-template", str(Path(__file__).with_name("tools.jinja")))  # the demo's own shows no tools
-_THREADS = ("--threads", "1", "--worker-metrics-port", "0")
+_POOL = ("--kv-cache-gb", "0.1")  # soon used up: what grows after that is no K/V
+_THREADS = ("--threads", "1", "--worker-metrics-port", "0", *_POOL)
 
 
 def _start(
