@@ -30,8 +30,9 @@ class Bench:
         return row
 
 
-def benches(plan: Plan) -> Iterator[Bench]:
-    calls = mixture(len(KINDS), 120)
+def benches(plan: Plan, length: int = 400) -> Iterator[Bench]:
+    """`length`: so many tokens that streams are still under way when the fault comes, on a fast machine, too."""
+    calls = mixture(len(KINDS), length)
     with running(plan) as site:
         yield Bench(site, calls, *asyncio.run(undisturbed(site, calls)))
 
@@ -48,7 +49,7 @@ def split() -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Bench]:
-    yield from benches(Plan(("--kv-cache-gb", "0.006"), frontends=1))
+    yield from benches(Plan(("--kv-cache-gb", "0.006"), frontends=1), length=120)
 
 
 @pytest.mark.parametrize("name", ["pause-worker", "kill-worker"])
