@@ -74,12 +74,14 @@ def test_the_sdks_get_what_they_parse(demo: Server) -> None:
 
 def test_a_killed_worker_changes_no_answer(demo: Server, tmp_path: Path) -> None:
     fields = {"guided_json": LONG, "temperature": 1.0, "seed": 4}
+    demo.events("Once upon a time", 400, **fields)  # the grammar is compiled
+    began = time.monotonic()
     undisturbed = demo.events("Once upon a time", 400, **fields)
+    lasted = time.monotonic() - began
     pid = demo.stats()["worker"]["pid"]
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(demo.events, "Once upon a time", 400, **fields)
-        demo.until(lambda stats: stats["running"] > 0)
-        time.sleep(0.1)
+        time.sleep(lasted / 2)
         os.kill(pid, signal.SIGKILL)
         assert stream.result(timeout=60) == undisturbed
     assert undisturbed.done and len(undisturbed.ids) > 100

@@ -22,6 +22,7 @@ def seen(tally: Counter[Any], *kind: str) -> set[int]:
     return {status for *what, status in tally if tuple(what) == kind}
 
 
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")  # the library does, at times
 def test_whatever_the_description_allows_is_answered_as_it_says(server: Server) -> None:
     tally = fuzz_described(server.url, "m", 20, again=True)
     for route in ROUTES:
