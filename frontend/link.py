@@ -299,7 +299,7 @@ class Link:
 
     def _take_tokens(self, step: m.Step) -> None:
         tokens = unpack_u32(step.tokens).tolist()
-        streams, at = self.streams, 0
+        streams, missing, at = self.streams, self._missing, 0
         for id, start, count in zip(
             unpack_u32(step.ids), unpack_u32(step.starts), unpack_u32(step.counts), strict=True
         ):
@@ -310,8 +310,8 @@ class Link:
                 continue
             if not stream.take(start, run):
                 self._resync(stream, step.seq + 1)
-            elif step.seq >= self._missing.get(id, 0):  # a late frame from before the hole fills nothing
-                self._missing.pop(id, None)
+            elif missing and step.seq >= missing.get(id, 0):  # a late frame from before the hole fills nothing
+                missing.pop(id, None)
 
     def _on_end(self, end: m.End, seq: int) -> None:
         stream = self.streams.get(end.id)

@@ -71,33 +71,18 @@ def load_engine(
             folder, spec, dtype, device, invariant=worker.batch_invariant, kind=kind, on_progress=on_progress,
             on_size=gpu.look().check_weights if gpu else lambda needed: None,
         )  # fmt: skip
-        size, decoder = _sized(spec, weights, model, worker, gpu, moved)
+        size, decoder = _sized(spec, weights, kv, model, worker, gpu, moved)
         cache = Cache(spec, size.pages, size.page_size, kv, device)
     log.info(
         "%s on %s in %s, K/V in %s: %d pages of %d tokens, sequences up to %d",
         spec.model_type, gpu.name if gpu else device, dtype, kv, size.pages - 1, size.page_size, size.max_seq_len,
     )  # fmt: skip
-    if device.type == "cpu" and worker.batch_invariant and not native.available(dtype):
-        log.warning("--batch-invariant: no C kernels for %s here, so bits may depend on who shares a step", dtype)
-    if device.type == "cpu" and kv is not dtype:
-        log.warning(
-            "--kv-cache-dtype saves memory here, not time: no C kernels read %s, plain PyTorch does, and bits may "
-            "depend on who shares a step", kv,
-        )  # fmt: skip
-    if device.type == "cpu":
-        for part in (cache.k, cache.v):
-            native.huge(part)
-        cache.populate_ahead(native.touch)
+    if gpu is None:
+        _warn(worker, dtype, kv)
+        _prepare(cache)
     pool = PagePool(size.pages, size.page_size)
-    on_gpu = gpu is not None
-    runner = Runner(
-        decoder,
-        cache,
-        max_batch_size=worker.max_batch_size,
-        overlap=worker.overlap and on_gpu,
-        graphs=worker.cuda_graphs and on_gpu,
-    )
-    if on_gpu:
+    runner = _runner(decoder, cache, worker, on_gpu=gpu is not None)
+    if gpu is not None:
         warm_up(runner, commonest(Bounds.of(worker, size.max_seq_len)), moved)
     return Engine(
         runner=runner,
@@ -108,20 +93,48 @@ def load_engine(
         tokenizer_hash=tokenizer_hash,
         compiler=compiler,
         device=str(device),
-        dtype=_format(dtype, kind if device.type == "cuda" else None),
+        dtype=_format(dtype, kind if gpu is not None else None),
+    )
+
+
+def _warn(worker: WorkerConfig, dtype: torch.dtype, kv: torch.dtype) -> None:
+    """Of what the CPU does not do as well as it could."""
+    if worker.batch_invariant and not native.available(dtype):
+        log.warning("--batch-invariant: no C kernels for %s here, so bits may depend on who shares a step", dtype)
+    if kv is not dtype:
+        log.warning(
+            "--kv-cache-dtype saves memory here, not time: no C kernels read %s, plain PyTorch does, and bits may "
+            "depend on who shares a step", kv,
+        )  # fmt: skip
+
+
+def _prepare(cache: Cache) -> None:
+    """The system's memory for it, which on the CPU comes page by page."""
+    for part in (cache.k, cache.v):
+        native.huge(part)
+    cache.populate_ahead(native.touch)
+
+
+def _runner(decoder: Decoder, cache: Cache, worker: WorkerConfig, *, on_gpu: bool) -> Runner:
+    return Runner(
+        decoder,
+        cache,
+        max_batch_size=worker.max_batch_size,
+        overlap=worker.overlap and on_gpu,
+        graphs=worker.cuda_graphs and on_gpu,
     )
 
 
 def _sized(
     spec: ModelSpec,
     weights: Weights,
+    kv: torch.dtype,
     model: ModelConfig,
     worker: WorkerConfig,
     gpu: Gpu | None,
     moved: Callable[[], None],
 ) -> tuple[Pool, Decoder]:
     """The pool, and the model for sequences as long as it allows. On a GPU kernels are compiled for that first."""
-    kv = kv_format(worker.kv_cache_dtype, weights.embed.dtype)
     if gpu is None:
         size = size_pool(spec, kv, plain_budget(worker), model, worker)
         return size, Decoder(spec, weights, size.max_seq_len)

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from worker.kernels.gate import Activation, gate
+from worker.kernels.heads import heads_apart
 from worker.kernels.linear import PackedLinear, linear
 from worker.kernels.norm import add_rms_norm, rms_norm
-from worker.kernels.rotary import rotary
 from worker.kernels.terms import added
-from worker.kernels.write import write_kv
 from worker.model import decoder
 
 GATE = "gate inside its product"
@@ -36,30 +36,8 @@ def _after(
     return add_rms_norm(x, residual, weight, eps, offset=offset)
 
 
-def _heads(
-    qkv: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    *,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    offset: bool,
-    dtype: torch.dtype,
-) -> Tensor:
-    kv_heads, dim = cache_k.shape[2:]
-    whole = added(qkv, 2, dtype)
-    parts = whole.view(len(whole), -1, dim)
-    q, k, v = parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-    if q_norm is not None and k_norm is not None:
-        q, k = rms_norm(q, q_norm, eps, offset=offset), rms_norm(k, k_norm, eps, offset=offset)
-    q, k = rotary(q, k, cos, sin, positions)
-    write_kv(k, v, cache_k, cache_v, slots)
-    return q
+def _heads(qkv: Tensor, *places: Tensor, dtype: torch.dtype, **norms: Any) -> Tensor:
+    return heads_apart(added(qkv, 2, dtype), *places, **norms)
 
 
 INSTEAD: Mapping[str, Mapping[str, Callable[..., object]]] = {

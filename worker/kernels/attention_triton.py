@@ -262,12 +262,9 @@ def attention_triton(
     tokens, heads, head = q.shape
     page, kv_heads = cache_k.shape[1:3]
     sequences = len(kv_lens)
-    assert cache_v.shape == cache_k.shape and cache_k.shape[3] == head and heads % kv_heads == 0
-    assert cache_k.is_contiguous() and cache_v.is_contiguous() and q.stride()[1:] == (head, 1) and scale > 0
-    assert starts.shape == (sequences + 1,) and pages.shape[0] == sequences and pages.stride(1) == 1
-    assert starts.is_contiguous() and kv_lens.is_contiguous() and 0 < sequences <= tokens
-    assert starts.dtype == kv_lens.dtype == pages.dtype == torch.int32
-    assert cache_k.dtype == cache_v.dtype and cache_k.dtype in (q.dtype, torch.float8_e4m3fn)
+    assert q.stride()[1:] == (head, 1) and 0 < sequences <= tokens and scale > 0
+    _check_caches(q, cache_k, cache_v)
+    _check_layout(starts, kv_lens, pages)
     if out is None:
         out = torch.empty(tokens, heads, head, dtype=q.dtype, device=q.device)
     assert out.shape == q.shape and out.is_contiguous() and out.dtype == q.dtype
@@ -301,3 +298,16 @@ def attention_triton(
             peak, mass, total, out, starts, kv_lens, scaled, reach, parts, AHEAD=AHEAD, num_warps=1, **common
         )
     return out
+
+
+def _check_caches(q: Tensor, cache_k: Tensor, cache_v: Tensor) -> None:
+    assert cache_v.shape == cache_k.shape and cache_k.shape[3] == q.shape[2] and q.shape[1] % cache_k.shape[2] == 0
+    assert cache_k.is_contiguous() and cache_v.is_contiguous()
+    assert cache_k.dtype == cache_v.dtype and cache_k.dtype in (q.dtype, torch.float8_e4m3fn)
+
+
+def _check_layout(starts: Tensor, kv_lens: Tensor, pages: Tensor) -> None:
+    sequences = len(kv_lens)
+    assert starts.shape == (sequences + 1,) and pages.shape[0] == sequences and pages.stride(1) == 1
+    assert starts.is_contiguous() and kv_lens.is_contiguous()
+    assert starts.dtype == kv_lens.dtype == pages.dtype == torch.int32

@@ -45,8 +45,28 @@ def heads(
         return native.qkv_post(
             qkv, cache_k, cache_v, cos, sin, positions, slots, q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset
         )
+    return heads_apart(
+        qkv, cache_k, cache_v, cos, sin, positions, slots, q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset
+    )
+
+
+def heads_apart(
+    qkv: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    *,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    offset: bool,
+) -> Tensor:
+    """The same for qkv that is no terms, by the three kernels one after the other."""
     kv_heads, dim = cache_k.shape[2:]
-    parts = qkv.view(qkv.shape[0], -1, dim)
+    parts = qkv.view(len(qkv), -1, dim)
     q, k, v = parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps, offset=offset), rms_norm(k, k_norm, eps, offset=offset)
