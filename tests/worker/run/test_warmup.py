@@ -151,7 +151,7 @@ def sized(folder: Path, memory: Memory, max_seq_len: int = 0, **settings: Any) -
     weights = load(folder, spec, torch.float32, CPU, invariant=True)
     worker = WorkerConfig(max_batch_size=2, max_step_tokens=32, prefill_chunk_size=32, **settings)
     model = ModelConfig(model=str(folder), max_seq_len=max_seq_len)
-    return _sized(spec, weights, model, worker, memory, lambda: None)  # type: ignore[arg-type]
+    return _sized(spec, weights, torch.float32, model, worker, memory, lambda: None)  # type: ignore[arg-type]
 
 
 def test_a_gpus_pool_is_what_the_rehearsal_leaves(checkpoints: Checkpoints) -> None:
