@@ -198,8 +198,7 @@ class Desk:
             sampling,
             seed,
             now,
-            # a prompt token found in the cache has no logits, so these keep to themselves
-            salt=f"\0{key[0].hex()}{key[1]}" if sampling.prompt_logprobs else submit.salt,
+            salt=submit.salt,
             group=submit.group,
             priority=submit.priority,
             deadline=now + submit.deadline_ms / 1e3 if submit.deadline_ms else float("inf"),
