@@ -114,7 +114,7 @@ class Link:
         if status is None:
             return False, "no worker yet"
         if status.state == "loading":
-            return False, f"loading {status.progress:.0%}"
+            return False, f"loading {status.progress:.0%}" if status.progress < 1 else "loaded, preparing to compute"
         if status.state == "draining":
             return False, "draining"
         if status.state == "failed":
