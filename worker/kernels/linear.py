@@ -68,7 +68,8 @@ def linear(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool =
 def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
     """gate(linear(x)) for x [T, K] and the weights of gate and up, one above the other, [2 I, K] -> [T, I]."""
     if x.is_cuda and packed.invariant:
-        from worker.kernels.linear_triton import gated_linear_triton, uncut
+        from worker.kernels.linear_triton import gated_linear_triton
+        from worker.kernels.tiles import uncut
 
         if uncut(packed.weight):
             return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale)

@@ -1,6 +1,6 @@
 """The Triton kernels of linear.py: matrix products whose bits for one row do not depend on the other rows.
 
-Why. K is cut at absolute positions into chains of `chain_length(N, K)`; each output element is one fp32 chain over
+Why. K is cut at absolute positions into chains (tiles.py); each output element is one fp32 chain over
 each of them, from zero, and the chains are added in order (the bias after the first). How the work is shared out never
 shows in the bits: a program may compute all chains of its tile, or each chain has a program of its own and the
 terms are added by whoever reads them (terms.py). Inside a chain K advances by the tensor core's own step (16 for
@@ -16,20 +16,14 @@ would fill shared memory, and its ports, at the weights' expense. It also is the
 eight-bit weights (quantize.py) are widened there, and each chain is scaled by its row before it is added.
 """
 
-from dataclasses import dataclass
-from functools import cache, lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels import tiles
 from worker.kernels.gate_triton import activated
 from worker.kernels.quantize_triton import FORMATS, widen
-
-PROCESSORS = 132  # of the GPU the tiles are made for; on another the bits are the same
-CHAIN_STEP, MIN_CHAIN, MAX_CHAINS = 128, 256, 8
-GROUP = 8
 
 
 @triton.jit
@@ -146,69 +140,6 @@ def _gated_kernel(
     tl.store(out_at, activated(gate.to(dtype), SILU) * up.to(dtype), mask=real_n[:, None] & real_m[None, :])
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a product is shared out. No field may show in the bits."""
-
-    rows: int  # tokens
-    columns: int  # of the product; rows of the weight
-    warps: int
-    stages: int
-
-    def count(self, rows: int, columns: int) -> int:
-        return cdiv(rows, self.rows) * cdiv(columns, self.columns)
-
-    def busiest(self, rows: int, columns: int) -> int:
-        """Elements that the multiprocessor with most programs computes."""
-        return cdiv(self.count(rows, columns), PROCESSORS) * self.rows * self.columns
-
-
-def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up; triton.cdiv takes twenty times as long."""
-    return -(-a // b)
-
-
-@lru_cache(maxsize=4096)
-def chain_length(columns: int, depth: int) -> int:
-    """Where K is cut: so that a narrow product of few rows still has a program for every multiprocessor.
-
-    Of the weight's shape and nothing else.
-    """
-    chains = min(cdiv(PROCESSORS + 12, cdiv(columns, 64)), MAX_CHAINS, max(1, depth // MIN_CHAIN))
-    return cdiv(cdiv(depth, chains), CHAIN_STEP) * CHAIN_STEP
-
-
-@lru_cache(maxsize=4096)
-def choose_tile(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Tile:
-    """Few rows: many small programs, two or three to a multiprocessor. Many: what keeps the tensor cores busy."""
-    chains = cdiv(depth, chain_length(columns, depth))
-    if dtype == torch.float32:  # not for the tensor cores
-        return Tile(16 if rows <= 16 else 64, 64, 4, 3)
-    if rows <= 32:
-        fits = cdiv(columns, 64) * chains <= 2 * PROCESSORS
-        return Tile(16 if rows <= 16 else 32, 64, 4, 8 if fits else 6)
-    if rows <= 64:  # by now reading the tokens once for each tile costs as much as the weights
-        wide = cdiv(columns, 128) * chains >= 96
-        return Tile(64, 128, 4, 4) if wide else Tile(64, 64, 4, 6)
-    large = Tile(256, 128, 8, 4)
-    plain = chains == 1 and columns % 128 == depth % 64 == 0  # leaves the registers for it
-    fills = rows > 128 and large.count(rows, columns) >= 2 * PROCESSORS
-    return large if plain and fills else Tile(128, 128, 8, 4)
-
-
-@lru_cache(maxsize=4096)
-def choose_gated_tile(rows: int, columns: int, dtype: torch.dtype) -> Tile:
-    """Each of gate and up has `columns`."""
-    if dtype == torch.float32:
-        return Tile(16 if rows <= 16 else 32, 64, 4, 3)
-    if rows <= 32:
-        return Tile(16, 64, 4, 6) if rows <= 16 else Tile(32, 64, 4, 5)
-    if rows <= 64:
-        return Tile(64, 64, 4, 4)
-    large, small = Tile(128, 128, 8, 4), Tile(128, 64, 4, 3)
-    return large if large.busiest(rows, columns) <= 1.25 * small.busiest(rows, columns) else small
-
-
 def linear_triton(
     x: Tensor,
     weight: Tensor,
@@ -225,18 +156,18 @@ def linear_triton(
     """
     columns = weight.shape[0]
     rows, depth = _check(x, weight, bias, scale, columns)
-    chain = chain_length(columns, depth)
-    chains = cdiv(depth, chain)
-    tile = choose_tile(rows, columns, depth, x.dtype)
+    chain = tiles.chain_length(columns, depth)
+    chains = tiles.cdiv(depth, chain)
+    tile = tiles.choose_tile(rows, columns, depth, x.dtype)
     count = tile.count(rows, columns)
-    spread = terms and chains > 1 and count < (PROCESSORS if rows <= 64 else PROCESSORS // 2)
+    spread = terms and chains > 1 and count < (tiles.PROCESSORS if rows <= 64 else tiles.PROCESSORS // 2)
     dtype = torch.float32 if wide or spread else x.dtype
     out = torch.empty((chains, rows, columns) if spread else (rows, columns), dtype=dtype, device=x.device)
     _linear_kernel[(count, chains if spread else 1)](
         x, _bytes(weight), bias if bias is not None else x, scale if scale is not None else x, out,
         rows, columns, depth, chain, x.stride(0), BIAS=bias is not None, CUT=chains > 1, SPREAD=spread,
-        num_warps=tile.warps, num_stages=_stages(tile, tile.columns, x, weight), enable_fp_fusion=False,
-        **tile_constants(tile, columns, depth, x.dtype, weight.dtype),
+        num_warps=tile.warps, num_stages=tiles.stages_of(tile, tile.columns, x, weight), enable_fp_fusion=False,
+        **tiles.tile_constants(tile, columns, depth, x.dtype, weight.dtype),
     )  # fmt: skip
     return out
 
@@ -250,39 +181,16 @@ def gated_linear_triton(
     """
     columns = weight.shape[0] // 2
     rows, depth = _check(x, weight, bias, scale, 2 * columns)
-    assert uncut(weight) and activation in ("silu", "gelu_tanh")
-    tile = choose_gated_tile(rows, columns, x.dtype)
+    assert tiles.uncut(weight) and activation in ("silu", "gelu_tanh")
+    tile = tiles.choose_gated_tile(rows, columns, x.dtype)
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     _gated_kernel[(tile.count(rows, columns),)](
         x, _bytes(weight), bias if bias is not None else x, scale if scale is not None else x, out,
         rows, columns, depth, x.stride(0), BIAS=bias is not None, SILU=activation == "silu",
-        num_warps=tile.warps, num_stages=_stages(tile, 2 * tile.columns, x, weight), enable_fp_fusion=False,
-        **tile_constants(tile, columns, depth, x.dtype, weight.dtype),
+        num_warps=tile.warps, num_stages=tiles.stages_of(tile, 2 * tile.columns, x, weight), enable_fp_fusion=False,
+        **tiles.tile_constants(tile, columns, depth, x.dtype, weight.dtype),
     )  # fmt: skip
     return out
-
-
-def tile_constants(
-    tile: Tile, columns: int, depth: int, dtype: torch.dtype, stored: torch.dtype | None = None
-) -> dict[str, int]:
-    """The tile as the kernels' constants, for tokens of `dtype` and weights that are `stored` otherwise, if so."""
-    block_k = _step(tile, dtype, stored or dtype)
-    even = columns % tile.columns == 0 and depth % block_k == 0
-    return {
-        "EVEN": even, "FORMAT": FORMATS.get(stored or dtype, 0), "BLOCK_M": tile.rows, "BLOCK_N": tile.columns,
-        "BLOCK_K": block_k, "GROUP": GROUP,
-    }  # fmt: skip
-
-
-def _step(tile: Tile, dtype: torch.dtype, stored: torch.dtype) -> int:
-    """Numbers of a row in a stage: a line of 128 bytes, of a weight if tokens are few, or else of a token."""
-    few = tile.rows <= 64 and dtype.itemsize == 2
-    return 128 // (stored if few else dtype).itemsize
-
-
-def uncut(weight: Tensor) -> bool:
-    """Whether each element of a product with weight [N, K] is a single chain."""
-    return chain_length(*weight.shape) >= weight.shape[1]
 
 
 def _bytes(weight: Tensor) -> Tensor:
@@ -298,19 +206,3 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None,
     assert rows and (x.stride(1) == 1 or depth == 1)
     assert bias is None or (bias.shape == (columns,) and bias.is_contiguous())
     return rows, depth
-
-
-def _stages(tile: Tile, columns: int, x: Tensor, weight: Tensor) -> int:
-    """As many of the tile's as this device has shared memory for; `columns` rows of weights are in each."""
-    step = _step(tile, x.dtype, weight.dtype)
-    stage = (tile.rows * x.element_size() + columns * weight.element_size()) * step
-    shared = _shared_memory(x.device) // (2 if tile.rows <= 32 and step > 64 else 1)  # longer steps, of two programs
-    return max(1, min(tile.stages, shared // stage))
-
-
-@cache
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that one program may have."""
-    if device.type != "cuda":
-        return 1 << 30
-    return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])

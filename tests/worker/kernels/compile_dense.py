@@ -10,7 +10,7 @@ import torch
 import triton
 
 from tests.worker.kernels.offline import Variant, copies, sums, tensor_core_steps, usage
-from worker.kernels import gate_triton, heads_triton, linear_triton, norm_triton, rotary_triton, write_triton
+from worker.kernels import gate_triton, heads_triton, linear_triton, norm_triton, rotary_triton, tiles, write_triton
 
 X, F, L, F8 = "*bf16", "*fp32", "*i64", "*fp8e4nv"
 STORED = {torch.bfloat16: X, torch.int8: "*i8", torch.float8_e4m3fn: "*i8"}
@@ -33,9 +33,9 @@ HEADS = [(32, 8, 128, True, False, 2), (4, 1, 256, True, True, 4)]
 
 
 def linear(rows: int, columns: int, depth: int, out: str, stored: torch.dtype = torch.bfloat16) -> Variant:
-    chains = triton.cdiv(depth, linear_triton.chain_length(columns, depth))
-    tile = linear_triton.choose_tile(rows, columns, depth, torch.bfloat16)
-    constants = linear_triton.tile_constants(tile, columns, depth, torch.bfloat16, stored)
+    chains = triton.cdiv(depth, tiles.chain_length(columns, depth))
+    tile = tiles.choose_tile(rows, columns, depth, torch.bfloat16)
+    constants = tiles.tile_constants(tile, columns, depth, torch.bfloat16, stored)
     sizes = {"columns": columns, "depth": depth, "x_stride": depth}
     return Variant(
         linear_triton._linear_kernel, [X, STORED[stored], X, F, F if out else X] + ["i32"] * 5,
@@ -46,10 +46,10 @@ def linear(rows: int, columns: int, depth: int, out: str, stored: torch.dtype = 
 
 
 def gated(rows: int, columns: int, depth: int, stored: torch.dtype = torch.bfloat16) -> Variant:
-    tile = linear_triton.choose_gated_tile(rows, columns, torch.bfloat16)
+    tile = tiles.choose_gated_tile(rows, columns, torch.bfloat16)
     return Variant(
         linear_triton._gated_kernel, [X, STORED[stored], X, F, X] + ["i32"] * 4,
-        {"BIAS": False, "SILU": True} | linear_triton.tile_constants(tile, columns, depth, torch.bfloat16, stored),
+        {"BIAS": False, "SILU": True} | tiles.tile_constants(tile, columns, depth, torch.bfloat16, stored),
         EXACT | {"num_warps": tile.warps, "num_stages": tile.stages}, ("rows",), product=True,
     )  # fmt: skip
 

@@ -109,8 +109,9 @@ def others() -> list[Row]:
 def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the decoder calls goes where tensors on a GPU go."""
     from worker.kernels.heads_triton import heads_triton
-    from worker.kernels.linear_triton import gated_linear_triton, linear_triton, uncut
+    from worker.kernels.linear_triton import gated_linear_triton, linear_triton
     from worker.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
+    from worker.kernels.tiles import uncut
 
     def linear(x: Tensor, packed: PackedLinear, **how: bool) -> Tensor:
         return linear_triton(x, packed.weight, packed.bias, packed.scale, **how)

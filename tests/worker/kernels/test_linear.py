@@ -60,7 +60,7 @@ def test_gated_triton(rows: int, activation: Activation, dtype: torch.dtype, dev
 
 
 def test_a_product_is_cut_by_the_weights_shape_alone_and_only_where_it_is_narrow() -> None:
-    from worker.kernels.linear_triton import MAX_CHAINS, chain_length, uncut
+    from worker.kernels.tiles import MAX_CHAINS, chain_length, uncut
 
     for columns, depth in ((3072, 8192), (2560, 9728), (1152, 6912), (1152, 1024), (5120, 3072), (33, 70)):
         chain = chain_length(columns, depth)

@@ -99,7 +99,7 @@ def test_all_kinds_of_steps_are_there() -> None:
 
 def test_every_tile_of_the_products_is_there() -> None:
     """Each is a kernel to compile. Llama-3.2-3B's head, its feed-forward's end, and its beginning."""
-    from worker.kernels.linear_triton import choose_gated_tile, choose_tile
+    from worker.kernels.tiles import choose_gated_tile, choose_tile
 
     def tiles(rows: Iterable[int], tokens: Iterable[int]) -> tuple[set[object], ...]:
         head = {choose_tile(count, 128256, 3072, torch.bfloat16) for count in rows}

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from shared.config import WorkerConfig
 from shared.messages import Sampling
-from worker.kernels import linear, linear_triton
+from worker.kernels import linear, tiles
 from worker.memory.cache import Cache
 from worker.model.decoder import Decoder, Layer, Weights
 from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
@@ -66,7 +66,7 @@ def pretend(asked: list[tuple[str, str]]) -> None:
 
     triton.runtime.driver.set_active(Driver())
     JITFunction._do_compile = write_down
-    linear_triton._shared_memory = lambda device: 232_448
+    tiles._shared_memory = lambda device: 232_448
     for make, zero in (("empty", torch.zeros), ("empty_like", torch.zeros_like)):
         setattr(torch, make, zeroed(getattr(torch, make), zero))
     ToHost.__init__ = keep  # type: ignore[method-assign]
