@@ -16,8 +16,8 @@ from shared.config import ConfigError
 from shared.flags import Parser
 
 DEMO_SCALE = 0.5  # the demo model takes 2,048 tokens
-QUICK = "Sluice over HTTP beside a plain transformers loop, same weights, at concurrency 1, 8 and 32."
-ELSE = "`sluice bench workloads --help`: workloads and modes; `sluice bench gpu --help`: everything about one GPU."
+QUICK = "quick, or no word: Sluice over HTTP beside a plain transformers loop, same weights, 1, 8 and 32 at once."
+ELSE = "workloads: a server or several modes under load. gpu: everything about one GPU. Each has a --help of its own."
 ABOUT = """Runs workloads against a server, or against one started here for each mode that is compared.
 
 workloads:
@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _quick(words: list[str]) -> int:
-    parser = Parser(prog="sluice bench", description=f"{QUICK} {ELSE}")
+    parser = Parser(prog="sluice bench", usage="%(prog)s [quick|workloads|gpu] [--flag value ...]")
+    parser.description = f"{QUICK} {ELSE}"
     parser.add_argument(
         "--models", default="demo,qwen3-0.6b", help="demo, or shapes of bench/checkpoints.py (default: %(default)s)"
     )

@@ -15,13 +15,14 @@ from shared.flags import Parser
 
 TOLD = """\
 {folder} now holds
-  worker.key_secret, worker.key              the worker's pair, secret and public
-  {name}.key_secret, {name}.key  a frontend's
-  allowed/{name}.key                    lets that frontend in; take it away to shut it out
+  {worker}  the worker's pair, secret and public
+  {frontend}  a frontend's
+  {allowed}  lets that frontend in; take it away to shut it out
 
 copy to the worker's host:     worker.key_secret and the folder allowed
 copy to the frontend's host:   {name}.key_secret{renamed} and worker.key
-Start both with --curve-dir naming that folder, and tcp:// in --request-address and --event-address."""
+Start both with --curve-dir naming that folder; the worker with tcp:// in --request-address and --event-address,
+the frontend with it in --worker-addresses."""
 
 
 def parser() -> Parser:
@@ -41,9 +42,19 @@ def keygen(words: list[str]) -> int:
         make(folder, *([given.add] if given.add else ["worker", "frontend"]), force=given.force)
     except OSError as error:
         raise Failure(f"cannot make keys in {folder}: {error.strerror or error}", 1) from error
-    name = given.add or "frontend"
-    print(TOLD.format(folder=folder, name=name, renamed="" if name == "frontend" else " as frontend.key_secret"))
+    print(told(folder, given.add or "frontend"))
     return 0
+
+
+def told(folder: Path, name: str) -> str:
+    """What is there now and where it goes, after a pair for the frontend `name` was made."""
+    pairs = {role: f"{file}.key_secret, {file}.key" for role, file in (("worker", "worker"), ("frontend", name))}
+    files = {**pairs, "allowed": f"{ALLOWED}/{name}.key"}
+    width = max(map(len, files.values()))
+    renamed = "" if name == "frontend" else " as frontend.key_secret"
+    return TOLD.format(
+        folder=folder, name=name, renamed=renamed, **{role: file.ljust(width) for role, file in files.items()}
+    )
 
 
 def make(folder: Path, *names: str, force: bool = False) -> None:

@@ -25,7 +25,7 @@ from frontend.protocols.common import (
 )
 from frontend.protocols.completions import DONE, FINISH, Chunks, Shape, error, failure
 from frontend.protocols.conversation import OPENAI_CHAT, openai_prompt
-from frontend.protocols.fields import Field, Table, boolean, integer, only, read, refused
+from frontend.protocols.fields import Field, Table, boolean, integer, only, read, refused, some_text
 from frontend.protocols.functions import offer, spoken
 from frontend.protocols.toolchat import SpokenChunks, message, reason
 from frontend.speech.said import Said
@@ -41,6 +41,7 @@ SPOKEN_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
 FIELDS: Table = {
     **OPENAI,
     **OPENAI_CHAT,
+    "model": Field(some_text),  # none given: the one that is served
     "messages": Field(OPENAI_CHAT["messages"].reader, required=True),
     "max_tokens": Field(integer(1)),
     "max_completion_tokens": Field(integer(1)),
@@ -60,7 +61,7 @@ FIELDS: Table = {
 async def parse(body: dict[str, Any], context: Context) -> Ask:
     """Raises BadRequest or Unprocessable, naming the field."""
     values = read(FIELDS, body)
-    check_model(values["model"], context)
+    check_model(values["model"] or context.model, context)
     logprobs, most = _logprobs_asked(values), _max_tokens(values)
     offered = offer(values["tools"], values["tool_choice"], values["parallel_tool_calls"], context)
     ids, begins = await openai_prompt(values, context)

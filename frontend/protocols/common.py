@@ -110,7 +110,9 @@ class Meta:
 def check_model(name: str, context: Context) -> None:
     if name != context.model:
         raise Unprocessable(
-            f"the model `{name}` is not served here; `{context.model}` is", param="model", code="model_not_found"
+            f"`model` is `{name}`, which is not served here; `{context.model}` is",
+            param="model",
+            code="model_not_found",
         )
 
 
@@ -123,7 +125,8 @@ def check_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> N
 def check_length(param: str, prompt: int, output: int, context: Context) -> None:
     if prompt + output > context.max_seq_len:
         raise Unprocessable(
-            f"{prompt} prompt tokens and {output} to generate are more than this model's {context.max_seq_len}",
+            f"`{param}` has {prompt} tokens; with {output} more (`max_tokens`) that is more than this model's "
+            f"{context.max_seq_len}",
             param=param,
             code="context_length_exceeded",
         )

@@ -27,7 +27,7 @@ SAMPLING = {
 }
 
 COMMON = {
-    "model": "the served name, see `/v1/models`; any other is refused",
+    "model": "the served name, see `/v1/models`; any other is refused; a chat may leave it out",
     "max_tokens": "most tokens of the answer; none given in a chat: to the context's end",
     "max_completion_tokens": "newer name of `max_tokens`",
     "n": "so many answers to each prompt; their seeds are `seed`, `seed` + 1, …",

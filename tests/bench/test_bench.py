@@ -107,6 +107,9 @@ def test_help_names_workloads_modes_and_flags(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     assert left.value.code == 0
     assert all(word in text for word in (*(workload.name for workload in chosen("all")), *MODES, "--length-scale"))
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "sluice bench [quick|workloads|gpu]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [[], ["quick"]])

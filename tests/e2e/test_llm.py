@@ -165,4 +165,4 @@ def test_the_terminals_commands_with_the_real_server(server: Server, capsys: pyt
     assert cli.main(["complete", PROMPTS[0], *flags]) == 0
     assert capsys.readouterr().out == said.text + "\n"
     assert cli.main(["complete", PROMPTS[0], *flags, "--model=other"]) == 1
-    assert "the model `other` is not served here; `m` is" in capsys.readouterr().err
+    assert "`model` is `other`, which is not served here; `m` is" in capsys.readouterr().err
