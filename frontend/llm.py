@@ -51,6 +51,8 @@ from frontend.tokenizer import Tokenizer, TokenizerError
 from frontend.types import Finish, Usage
 from shared.config import ConfigError, Settings, check, with_values
 from shared.flags import Flag, select
+from shared.machine import gpus
+from shared.sizes import with_sizes
 
 __all__ = ["LLM", "Answer", "CannotStart", "ChatOptions", "Closed", "ConfigError", "Finish", "Options", "SluiceError",
            "Usage"]  # fmt: skip
@@ -269,7 +271,8 @@ async def _ready(worker: Owned, link: Fleet, tokenizer: Tokenizer, settings: Set
         worker.check()
         await asyncio.sleep(POLL_S)
     worker.trust()
-    limits, sizes = link.welcome.limits, settings.worker
+    limits = link.welcome.limits
+    sizes = with_sizes(settings.worker, on_gpu=settings.worker.device != "cpu" and bool(gpus()))
     template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
     style = Style.of(tokenizer.templates)
     context = Context(

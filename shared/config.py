@@ -14,6 +14,8 @@ from typing import Any
 
 from shared.address import parse_all
 
+BY_DEVICE = 0  # default of what the worker finds for its device, see sizes.py; nobody can ask for it
+
 
 class ConfigError(ValueError):
     """One sentence naming the flags that do not fit; the command prints it and exits with 2."""
@@ -28,9 +30,11 @@ def setting(
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
+    shown: str = "",
 ) -> Any:
+    """`shown`: the default in words, where it stands for one that is found later."""
     bounds = {"at_least": at_least, "above": above, "at_most": at_most}
-    return field(default=default, metadata={"help": help, "unit": unit, "choices": choices, **bounds})
+    return field(default=default, metadata={"help": help, "unit": unit, "choices": choices, "shown": shown, **bounds})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +110,18 @@ class WorkerConfig:
         choices=("fcfs", "prefill_first", "decode_round_robin"),
     )  # fmt: skip
     use_chunked_prefill: bool = setting(True, "cut long prompts into chunks that share steps with decodes")
-    prefill_chunk_size: int = setting(512, "most tokens of one prompt in one step", unit="tokens", at_least=1)
+    prefill_chunk_size: int = setting(
+        BY_DEVICE, "most tokens of one prompt in one step", unit="tokens", at_least=1, shown="512, on a GPU 2048"
+    )
     max_prefill_chunks_per_step: int = setting(
         0, "most prompts that advance in one step; 0: no limit", unit="prompts", at_least=0
     )
-    max_step_tokens: int = setting(512, "token budget of one step", unit="tokens", at_least=1)
-    max_batch_size: int = setting(64, "most sequences in one step", unit="sequences", at_least=1)
+    max_step_tokens: int = setting(
+        BY_DEVICE, "token budget of one step", unit="tokens", at_least=1, shown="512, on a GPU 2048"
+    )
+    max_batch_size: int = setting(
+        BY_DEVICE, "most sequences in one step", unit="sequences", at_least=1, shown="64, on a GPU 256"
+    )
     max_waiting_requests: int = setting(
         1024, "most sequences waiting; beyond it the answer is 503. With API keys a name may have seven times as many "
         "waiting as it leaves free, so one alone fills 7/8 and the next one finds a place",
@@ -299,7 +309,8 @@ def _check_values(settings: Settings) -> None:
     for record in dataclasses.fields(settings):
         values = getattr(settings, record.name)
         for item in dataclasses.fields(values):
-            problem = value_problem(item, getattr(values, item.name))
+            value = getattr(values, item.name)
+            problem = "" if value == item.default else value_problem(item, value)
             if problem:
                 raise ConfigError(f"{flag_name(item.name)} {problem}, not {getattr(values, item.name)!r}")
     if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", settings.frontend.metrics_prefix):
@@ -364,17 +375,14 @@ def _chunks(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
 
 def _budget(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
     """One step can hold a chunk, and a decode of every running sequence."""
-    worker, changed = settings.worker, dict[str, Any]()
+    worker = settings.worker
     sizes = {"max_batch_size": worker.max_batch_size}
     if worker.use_chunked_prefill:
         sizes["prefill_chunk_size"] = worker.prefill_chunk_size
     for name, size in sizes.items():
-        if size <= changed.get("max_step_tokens", worker.max_step_tokens):
-            continue
-        if name in asked and "max_step_tokens" in asked:
+        if size > worker.max_step_tokens > 0:
             raise ConfigError(f"{flag_name(name)} {size} must not exceed --max-step-tokens {worker.max_step_tokens}")
-        changed |= {"max_step_tokens": size} if name in asked else {name: worker.max_step_tokens}
-    return changed
+    return {}
 
 
 def _stopping(settings: Settings, asked: Collection[str]) -> dict[str, Any]:

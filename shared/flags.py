@@ -40,7 +40,7 @@ class Flag:
     @property
     def help(self) -> str:
         unit = f"{self.field.metadata['unit']}; " if self.field.metadata["unit"] else ""
-        default = self._words(self.field.default)
+        default = self.field.metadata["shown"] or self._words(self.field.default)
         return f"{self.field.metadata['help']} [{unit}default {default}; {self.variable}]".replace("%", "%%")
 
     def _words(self, value: Any) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.messages import Limits
+from shared.sizes import with_sizes
 from worker.device import check_format, pick_device
 from worker.grammar.compiler import Compiler
 from worker.kernels import native
@@ -54,6 +55,7 @@ def load_engine(
 ) -> Engine:
     """Raises ConfigError (flags that do not fit the model or the machine) or CheckpointError, in one sentence."""
     device = pick_device(worker.device)
+    worker = with_sizes(worker, on_gpu=device.type == "cuda")
     folder = resolve(model.model)
     spec, tokenizer_hash = spec_from_config(read_config(folder)), _hash(folder)
     dtype = getattr(torch, spec.dtype if worker.dtype == "auto" else worker.dtype)

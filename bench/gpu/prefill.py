@@ -1,4 +1,4 @@
-"""One long prompt, alone: whole in one step, and in the steps that the server cuts by default."""
+"""One long prompt, alone: whole in one step, and in the steps that the server cuts by default on a GPU and on a CPU."""
 
 import statistics
 import time
@@ -8,8 +8,8 @@ from bench.gpu.floor import prefill_operations
 from bench.gpu.place import Place, Row, spec_of
 from bench.gpu.rig import Rig, Setup, rig
 from bench.gpu.weights import random_weights
-from shared.config import WorkerConfig
 from shared.messages import Sampling
+from shared.sizes import GPU_TOKENS, TOKENS
 
 ROUNDS = 4  # the first is not counted
 
@@ -17,7 +17,7 @@ ROUNDS = 4  # the first is not counted
 def measure(place: Place, model: str) -> Iterator[Row]:
     spec, prompt = spec_of(model), place.sizes.prompt
     weights = random_weights(spec, place.dtype, place.device, seed=place.seed)
-    for step_tokens in dict.fromkeys((prompt, min(prompt, 2048), WorkerConfig().max_step_tokens)):
+    for step_tokens in dict.fromkeys((prompt, min(prompt, GPU_TOKENS), TOKENS)):
         if late := place.short(5):
             yield {"model": model, "tokens a step": step_tokens, "note": late}
             continue

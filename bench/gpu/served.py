@@ -38,11 +38,11 @@ def scale(place: Place) -> Scale:
 
 
 def flags(place: Place) -> tuple[str, ...]:
-    """What a machine like this is for: many sequences at once, long steps."""
+    """A GPU takes what it takes by default."""
     where = ("--device", place.device.type, "--max-seq-len", str(LONGEST))
     if not place.cuda:
         return (*where, "--max-batch-size", "32", "--kv-cache-gb", "0.1")
-    return (*where, "--max-batch-size", "256", "--max-step-tokens", "2048", "--prefill-chunk-size", "2048")
+    return where
 
 
 def summary(engine: str, workload: str, records: Sequence[Record]) -> Row:

@@ -191,7 +191,8 @@ def _flag(flag: Flag) -> list[str]:
     bounds = {"above": "above", "at_least": "from", "at_most": "to"}
     limits = " ".join(f"{word} {meta[name]:,}" for name, word in bounds.items() if meta[name] is not None)
     value = f"{value} {limits}".strip() + (f", {meta['unit']}" if meta["unit"] else "")
-    shown = {"True": "on", "False": "off", "": ""}.get(str(flag.field.default), f"`{flag.field.default}`")
+    plain = {"True": "on", "False": "off", "": ""}.get(str(flag.field.default), f"`{flag.field.default}`")
+    shown = flag.field.metadata["shown"] or plain
     return [f"`{flag.option}`{no}<br>`{flag.variable}`", shown, value, meta["help"], _readers(flag)]
 
 

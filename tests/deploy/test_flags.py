@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shared.config import ConfigError, Settings, check, with_values
 from shared.flags import Parser, add_flags, all_flags, read, select, to_argv, without_settings
+from shared.sizes import with_sizes
 
 FLAGS = all_flags()
 
@@ -54,7 +55,9 @@ def test_help_names_every_flag_its_unit_default_and_variable() -> None:
     for flag in FLAGS:
         assert flag.option in text
         assert f"{flag.variable}]" in text
-    assert "most tokens of one prompt in one step [tokens; default 512; SLUICE_PREFILL_CHUNK_SIZE]" in text
+    assert (
+        "most tokens of one prompt in one step [tokens; default 512, on a GPU 2048; SLUICE_PREFILL_CHUNK_SIZE]" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,10 +131,6 @@ def test_being_asked_for_counts_in_the_environment_too() -> None:
         ("--batching-mode static", {"use_chunked_prefill": False}),
         ("--kv-cache-backend contiguous", {"prefix_cache": False}),
         ("--kv-cache-backend contiguous --no-prefix-cache", {"prefix_cache": False}),
-        ("--prefill-chunk-size 4096", {"max_step_tokens": 4096, "prefill_chunk_size": 4096}),
-        ("--max-step-tokens 32", {"prefill_chunk_size": 32, "max_batch_size": 32}),
-        ("--max-batch-size 2000 --prefill-chunk-size 3000", {"max_step_tokens": 3000}),
-        ("--no-use-chunked-prefill --max-step-tokens 64", {"prefill_chunk_size": 512}),
         ("--port 8001", {"worker_metrics_port": 8002}),
         ("--worker-metrics-port 0 --port 0", {"worker_metrics_port": 0}),
     ],
@@ -139,6 +138,26 @@ def test_being_asked_for_counts_in_the_environment_too() -> None:
 def test_a_default_gives_way_to_what_was_asked_for(argv: str, expected: dict[str, Any]) -> None:
     worker = parse(*argv.split()).worker
     assert {name: getattr(worker, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "on_gpu", "step", "batch", "chunk"),
+    [
+        ("", False, 512, 64, 512),
+        ("", True, 2048, 256, 2048),
+        ("--prefill-chunk-size 4096", True, 4096, 256, 4096),
+        ("--max-step-tokens 32", False, 32, 32, 32),
+        ("--max-batch-size 2000 --prefill-chunk-size 3000", False, 3000, 2000, 3000),
+        ("--max-batch-size 8 --prefill-chunk-size 100", True, 2048, 8, 100),
+        ("--no-use-chunked-prefill --prefill-chunk-size 900", False, 512, 64, 900),
+    ],
+)
+def test_a_step_fits_the_device_and_what_was_asked_for(
+    argv: str, on_gpu: bool, step: int, batch: int, chunk: int
+) -> None:
+    worker = with_sizes(parse(*argv.split()).worker, on_gpu=on_gpu)
+    assert (worker.max_step_tokens, worker.max_batch_size, worker.prefill_chunk_size) == (step, batch, chunk)
+    assert with_sizes(worker, on_gpu=not on_gpu) == worker
 
 
 def test_children_are_killed_only_after_they_had_time_to_drain() -> None:
@@ -171,7 +190,7 @@ def test_check_leaves_alone_what_it_returned() -> None:
 @generated(st.fixed_dictionaries({}, optional={
     "port": st.integers(0, 65535), "model": st.text("aZ9-_./= ", min_size=1),
     "seed": st.integers(-1, 2**64 - 1), "prefix_cache": st.booleans(), "keepalive_s": st.floats(0.001, 1e9),
-    "batching_mode": st.sampled_from(["continuous", "static"]), "max_step_tokens": st.integers(1, 1 << 20),
+    "batching_mode": st.sampled_from(["continuous", "static"]), "max_step_tokens": st.integers(0, 1 << 20),
 }))  # fmt: skip
 def test_settings_survive_the_way_to_a_child(values: dict[str, Any]) -> None:
     settings = check(with_values(Settings(), values), values.keys())

@@ -8,12 +8,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shared.config import ConfigError, Settings, with_values
 from shared.flags import Parser, add_flags, read, select
+from shared.sizes import with_sizes
 from worker.openmp import spin_briefly
 from worker.simulate import cost as costs
 from worker.simulate import report
@@ -112,6 +113,7 @@ def _bounds(text: str) -> tuple[int, int]:
 
 def _simulate(args: argparse.Namespace, settings: Settings, lent: Lent) -> int:
     cost = costs.load(args.cost)
+    settings = replace(settings, worker=with_sizes(settings.worker, on_gpu=args.cost in costs.GPUS))
     replays: dict[str, Replay] = {}
     for name in _names(args.workload, lent.workloads):
         replays[name] = _replay(_traffic(name, args, lent).faster(args.speedup_of_traffic), args, settings, cost)

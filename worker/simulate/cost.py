@@ -66,6 +66,7 @@ PRESETS = {
         sequence=1.2e-3 / 256,
     ),
 }
+GPUS = frozenset({"h200-3b"})  # those of the presets that are
 
 
 def fit(steps: Sequence[Observation]) -> CostModel:

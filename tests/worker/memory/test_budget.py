@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.sizes import with_sizes
 from tests.worker.memory.test_cache import SPEC
 from worker.memory.budget import GIB, RESERVE, Budget, Device, Pool, longest, plain_budget, size_pool
 from worker.memory.cache import bytes_per_page
@@ -21,7 +22,7 @@ def sized(tokens: int, max_seq_len: int = 0, **worker: Any) -> Pool:
         torch.bfloat16,
         Budget(tokens * A_TOKEN, "change something"),
         ModelConfig(max_seq_len=max_seq_len),
-        WorkerConfig(**worker),
+        with_sizes(WorkerConfig(**worker), on_gpu=False),
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.sizes import with_sizes
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, decoder_of
 from worker.load import _no_room, _sized
@@ -58,7 +59,7 @@ class Memory:
 @pytest.mark.parametrize("length", [1, 40, 3000])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_no_step_is_larger_than_requests_could_cause(settings: dict[str, Any], length: int) -> None:
-    worker = WorkerConfig(**settings)
+    worker = with_sizes(WorkerConfig(**settings), on_gpu=True)
     bounds = Bounds.of(worker, length)
     for plan in (*steps(bounds), *commonest(bounds), bounds.largest()):
         assert plan.chunks
@@ -143,7 +144,11 @@ def test_a_device_that_fails_is_not_passed_over() -> None:
             raise RuntimeError("no kernel image")
 
     with pytest.raises(RuntimeError, match="no kernel image"):
-        warm_up(Broken(), steps(Bounds.of(WorkerConfig(), 100)), lambda: pytest.fail("it has not moved"))
+        warm_up(
+            Broken(),
+            steps(Bounds.of(with_sizes(WorkerConfig(), on_gpu=True), 100)),
+            lambda: pytest.fail("it has not moved"),
+        )
 
 
 def sized(folder: Path, memory: Memory, max_seq_len: int = 0, **settings: Any) -> Any:

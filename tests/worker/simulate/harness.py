@@ -4,6 +4,7 @@ from typing import Any
 
 from bench.workloads import WORKLOADS, Scale
 from shared.config import WorkerConfig
+from shared.sizes import with_sizes
 from worker.simulate.cost import PRESETS, CostModel
 from worker.simulate.model import Replay, Request, build, replay
 from worker.simulate.traffic import VOCAB, Arrival, Traffic
@@ -21,7 +22,7 @@ def simulated(
     **flags: Any,
 ) -> Replay:
     """A replay that leaves nothing behind; the scheduler's invariants hold at its end, or even after each step."""
-    scheduler, pool = build(WorkerConfig(**flags), pages, max_seq_len)
+    scheduler, pool = build(with_sizes(WorkerConfig(**flags), on_gpu=False), pages, max_seq_len)
     result = replay(traffic, scheduler, pool, cost, on_step=lambda sample: scheduler.check() if every_step else None)
     scheduler.check()
     assert not scheduler.has_work and pool.counts().owned == 0
