@@ -153,9 +153,10 @@ class Tokenizer:
             return self.decode([token], skip_special=False)
         return self._raw[token].decode(errors="replace")
 
-    def has_special(self, text: str) -> bool:
-        """Whether `text` is one special token, which an answer never shows."""
-        return text in self._special_texts
+    def special_id(self, text: str) -> int | None:
+        """The id of `text` if that is one special token, which an answer never shows."""
+        id: int | None = self._engine.token_to_id(text) if text in self._special_texts else None
+        return id
 
     def close(self) -> None:
         """Ends the encoding threads, waiting for the texts they are at."""

@@ -162,7 +162,7 @@ class FrontendConfig:
     chat_template: str = setting("", "file with a chat template (Jinja) to use instead of the model's own")
     tool_format: str = setting(
         "auto", "how the model writes a call of a function; auto: told from its chat template",
-        choices=("auto", "hermes", "llama", "none"),
+        choices=("auto", "hermes", "llama", "mistral", "none"),
     )  # fmt: skip
     reasoning_format: str = setting(
         "auto", "how the model marks what it thinks; auto: told from its chat template",

@@ -32,9 +32,9 @@ from frontend.protocols.fields import (
     some_text,
     wrong_type,
 )
+from frontend.speech.forms import MARKS
 from frontend.speech.grammar import after_thought, speaking
 from frontend.speech.offer import Function, Mode, Offer
-from frontend.speech.reader import PYTHON
 from frontend.speech.style import Format, Speech, Thinking
 
 MAX_TOOLS = 128
@@ -235,8 +235,8 @@ async def spoken(offer: Offer, begins: Thinking, form: str, context: Context) ->
     calls = context.style.calls
     make: Callable[[], str] | None = None
     if offer.functions:
-        python = context.tokenizer.has_special(PYTHON)
-        make = partial(speaking, offer, calls, begins, python=python, answer=form)
+        mark = context.tokenizer.special_id(MARKS.get(calls, ""))
+        make = partial(speaking, offer, calls, begins, mark=mark, answer=form)
     elif form and begins is not Thinking.OVER:
         make = partial(after_thought, begins, form, "response_format")
     grammar = await made.apart(make) if make else form

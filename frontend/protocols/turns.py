@@ -1,5 +1,7 @@
 """Messages as chat templates know them: what is in one, and which may follow which. Knows no dialect."""
 
+import hashlib
+import re
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -8,6 +10,8 @@ from frontend.errors import Unprocessable
 from frontend.speech.style import Format, Style
 
 Turn = dict[str, Any]  # role, content (a text), and what else a template may use of a message
+
+MISTRALS_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 def turn(role: str, said: str, thought: str | None = None, calls: Sequence[Turn] = ()) -> Turn:
@@ -44,7 +48,26 @@ def checked(turns: Sequence[Turn], style: Style, *, answered: bool) -> Sequence[
             raise Unprocessable(
                 "`messages` end in a tool call that has no result", param="messages", code="out_of_range"
             )
-    return _one_by_one(turns) if style.calls is Format.LLAMA else turns
+    match style.calls:
+        case Format.LLAMA:
+            return _one_by_one(turns)
+        case Format.MISTRAL:
+            return [_with_short_ids(one) for one in turns]
+    return turns
+
+
+def _with_short_ids(one: Turn) -> Turn:
+    """For templates that take no ids of calls but such of nine letters and digits: others become one."""
+    changed = dict(one)
+    if calls := one.get("tool_calls"):
+        changed["tool_calls"] = [{**each, "id": _short(each["id"])} for each in calls]
+    if id := one.get("tool_call_id"):
+        changed["tool_call_id"] = _short(id)
+    return changed
+
+
+def _short(id: str) -> str:
+    return id if MISTRALS_ID.fullmatch(id) else hashlib.sha256(id.encode(errors="replace")).hexdigest()[:9]
 
 
 def _one_by_one(turns: Sequence[Turn]) -> list[Turn]:

@@ -7,15 +7,18 @@ cannot be enforced are left to the model. Whatever is accepted here `reader` rea
 
 from frontend import grammar as made
 from frontend.errors import Unprocessable
+from frontend.speech.forms import TAG
 from frontend.speech.offer import Function, Mode, Offer
-from frontend.speech.reader import PYTHON, TAG
 from frontend.speech.style import Format, Thinking
 
 W = r"[ \n]{0,2}"  # as much as a model needs between the signs of a call
-KEYS = {Format.HERMES: "arguments", Format.LLAMA: "parameters"}
-CALL = {Format.HERMES: rf'call: "{TAG}" fun', Format.LLAMA: "call: fun"}
+KEYS = {Format.HERMES: "arguments", Format.LLAMA: "parameters", Format.MISTRAL: "arguments"}
 THOUGHT = {Thinking.MAYBE: r"\s*<think>(?s:.*)<\/think>", Thinking.INSIDE: r"(?s:.*)<\/think>"}
-CLOSED = {Format.HERMES: rf"{W}\}}{W}<\/tool_call>", Format.LLAMA: rf"{W}\}}"}
+CLOSED = {Format.HERMES: rf"{W}\}}{W}<\/tool_call>", Format.LLAMA: rf"{W}\}}", Format.MISTRAL: rf"{W}\}}"}
+BEGUN = {  # how an answer begins that can only be a call; NAMES are those of the functions
+    Format.LLAMA: r'\s*(<\|python_tag\|>\s*)?\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(NAMES)"',
+    Format.MISTRAL: r'\s*(\[TOOL_CALLS\]|\[\s*\{\s*"name"\s*:\s*"(NAMES)")',
+}
 THINKS = r"\s*<think>(?s:.*)"
 
 
@@ -26,15 +29,15 @@ def after_thought(thinking: Thinking, answer: str, param: str) -> str:
     return made.composed("\n".join([f"start: {_lead(thinking)} @answer", *_thought(thinking)]), param, answer)
 
 
-def speaking(offer: Offer, format: Format, thinking: Thinking, *, python: bool = False, answer: str = "") -> str:
+def speaking(offer: Offer, format: Format, thinking: Thinking, *, mark: int | None = None, answer: str = "") -> str:
     """The grammar of an answer to somebody who offers functions; `answer` is one for its text, if any was asked for.
 
-    `python`: the model's vocabulary has a special token <|python_tag|>. Raises Unprocessable naming the function's
-    parameters, or `tools` when they are too much together.
+    `mark`: the format's mark, if that is a special token of the model's vocabulary. Raises Unprocessable naming the
+    function's parameters, or `tools` when they are too much together.
     """
-    several = offer.several and format is Format.HERMES
+    several = offer.several and format is not Format.LLAMA
     lines = _start(offer.mode, thinking, bool(answer)) + _thought(thinking)
-    lines += _called(offer.callable, format, python, several)
+    lines += _called(offer.callable, format, mark, several)
     if offer.mode is not Mode.REQUIRED and not answer:
         lines += _said([one.name for one in offer.functions], format, several, bool(offer.callable))
     try:
@@ -67,19 +70,41 @@ def _thought(thinking: Thinking) -> list[str]:
     return [] if thinking is Thinking.OVER else [f"think[lazy]: /{THOUGHT[thinking]}/", r"GAP: /\n*/"]
 
 
-def _called(functions: list[Function], format: Format, python: bool, several: bool) -> list[str]:
+def _called(functions: list[Function], format: Format, mark: int | None, several: bool) -> list[str]:
     """`calls`, and the rules below it."""
     if not functions:
         return []
-    tag = f"{PYTHON}? " if python and format is Format.LLAMA else ""
-    lines = [r"calls: call (SEP call)*" if several else "calls: call", r"SEP: /\n{0,2}/"]
-    lines += [CALL[format].replace("fun", f"{tag}fun"), f"CLOSED: /{CLOSED[format]}/"]
-    lines += ["fun: " + " | ".join(f"fun_{i}" for i in range(len(functions)))]
+    ways = {"fun": "", **_lead_of_calls(format, mark)}
+    lines = [*_calls(format, mark, several), f"CLOSED: /{CLOSED[format]}/"]
+    lines += [f"{way}: " + " | ".join(f"{way}_{i}" for i in range(len(functions))) for way in ways]
     for i, one in enumerate(functions):
         schema = made.embedded(one.parameters, one.param, lenient=not one.strict)
-        lines += [f"fun_{i}: HEAD_{i} args_{i} CLOSED", f"HEAD_{i}: /{_head(one.name, format)}/"]
         lines += [f"args_{i}: %json {schema}"]
+        for way, lead in ways.items():
+            lines += [f"{way}_{i}: {way.upper()}_{i} args_{i} CLOSED"]
+            lines += [f"{way.upper()}_{i}: /{lead}{_head(one.name, format)}/"]
     return lines
+
+
+def _lead_of_calls(format: Format, mark: int | None) -> dict[str, str]:
+    """A second way to write a function: with what the first call's begins. One lexeme, for text may begin so, too."""
+    if format is not Format.MISTRAL:
+        return {}
+    return {"opened": rf"{W}\[" if mark is not None else rf"{W}\[TOOL_CALLS\]{W}\["}
+
+
+def _calls(format: Format, mark: int | None, several: bool) -> list[str]:
+    """What stands around the functions of an answer that only calls."""
+    special = "" if mark is None else f"<[{mark}]>"
+    match format:
+        case Format.MISTRAL:
+            more = "(COMMA fun)*" if several else ""
+            return [f"calls: {special} opened {more} ENDED", f"COMMA: /{W},/", rf"ENDED: /{W}\]/"]
+        case Format.LLAMA:
+            return [f"calls: {special}? fun" if special else "calls: fun"]
+        case _:
+            more = "(SEP call)*" if several else ""
+            return [f"calls: call {more}", r"SEP: /\n{0,2}/", f'call: "{TAG}" fun']
 
 
 def _head(name: str, format: Format) -> str:
@@ -89,12 +114,11 @@ def _head(name: str, format: Format) -> str:
 
 def _said(names: list[str], format: Format, several: bool, calling: bool) -> list[str]:
     """`rest` and, where it may think first but has not, `first`: free text, and calls in it."""
-    if format is Format.LLAMA:
-        start = r'\s*(<\|python_tag\|>\s*)?\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*'
-        calls = ["calls |"] if calling else [""]
+    if (begun := BEGUN.get(format)) is not None:
+        calls = "calls |" if calling else ""
         return [
-            f"rest: {calls[0]} SAID", f"first: {calls[0]} SAID_FIRST",
-            rf'SAID: /(?s:.*)/ & ~/{start}"({"|".join(names)})"(?s:.*)/',
+            f"rest: {calls} SAID", f"first: {calls} SAID_FIRST",
+            f"SAID: /(?s:.*)/ & ~/{begun.replace('NAMES', '|'.join(names))}(?s:.*)/",
             f"SAID_FIRST: SAID & ~/{THINKS}/",
         ]  # fmt: skip
     last = [f"END: /(?s:.*)/ & ~/(?s:.*){TAG}(?s:.*)/", f"END_FIRST: END & ~/{THINKS}/"]

@@ -11,23 +11,8 @@ from typing import NamedTuple, Protocol
 
 from frontend.speech.arguments import ObjectText
 from frontend.speech.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
-from frontend.speech.style import CLOSE, OPEN, Format, Speech, Thinking
-
-TAG, END_TAG, PYTHON = "<tool_call>", "</tool_call>", "<|python_tag|>"
-NAME = ""  # in a head: any string, the function's name
-
-Head = tuple[str, ...]  # what stands before the arguments; blanks may stand anywhere between
-
-HEADS: dict[Format, tuple[Head, ...]] = {
-    Format.HERMES: ((TAG, "{", '"name"', ":", NAME, ",", '"arguments"', ":"),),
-    Format.LLAMA: tuple(
-        (*tag, "{", *kind, '"name"', ":", NAME, ",", key, ":")
-        for tag in ((), (PYTHON,))
-        for kind in ((), ('"type"', ":", '"function"', ","))
-        for key in ('"parameters"', '"arguments"')
-    ),
-}
-TAILS: dict[Format, Head] = {Format.HERMES: ("}", END_TAG), Format.LLAMA: ("}",)}
+from frontend.speech.forms import FORMS, Head
+from frontend.speech.style import CLOSE, OPEN, Speech, Thinking
 
 BLANKS = re.compile(r"\s*")
 STRING = re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)("?)')
@@ -137,9 +122,8 @@ class Calls:
 
     def __init__(self, speech: Speech) -> None:
         self._names = speech.names
-        self._heads = HEADS[speech.calls]
-        self._tail = TAILS[speech.calls]
-        self._tag = TAG if speech.calls is Format.HERMES else ""  # without one a call is all there is
+        self._form = FORMS[speech.calls]
+        self._tag = self._form.tag
         self._text = ""
         self._due: list[str] = []  # of the last call's tail
         self._told = False  # whether there was text
@@ -188,12 +172,17 @@ class Calls:
         self.arguments = ObjectText()
         return True
 
+    @property
+    def _heads(self) -> tuple[Head, ...]:
+        """Of the next call."""
+        return self._form.further if self._count else self._form.heads
+
     def _candidate(self) -> int | None:
-        """Where a call may begin: at a tag or, without tags, at the answer's first character."""
+        """Where a call may begin: at a tag or, without tags, at the answer's first character or behind a call."""
         if self._tag:
             at = self._text.find(self._tag)
             return at if at >= 0 else None
-        if self._told or self._count:
+        if self._told or not self._heads:
             return None
         return len(self._text) - len(self._text.lstrip())
 
@@ -213,7 +202,7 @@ class Calls:
         if arguments.done:
             events.append(CallEnd(self._count - 1))
             self.ended += 1
-            self._text, self.arguments, self._due = arguments.rest, None, list(self._tail)
+            self._text, self.arguments, self._due = arguments.rest, None, list(self._form.tail)
         return self.arguments is None
 
     def _leave(self) -> bool:

@@ -16,6 +16,7 @@ class Format(StrEnum):
     NONE = "none"
     HERMES = "hermes"  # <tool_call>{"name": …, "arguments": {…}}</tool_call>, also Qwen's
     LLAMA = "llama"  # {"name": …, "parameters": {…}} and nothing else
+    MISTRAL = "mistral"  # [TOOL_CALLS] [{"name": …, "arguments": {…}}, …] and nothing else
 
 
 class Thinking(StrEnum):
@@ -68,6 +69,8 @@ class Style:
 def _calls(source: str) -> Format:
     if "<tool_call>" in source:  # which others put around XML
         return Format.NONE if "<function=" in source or "<arg_key>" in source else Format.HERMES
+    if "[TOOL_CALLS]" in source:  # which newer ones write without JSON around the name
+        return Format.NONE if "[ARGS]" in source else Format.MISTRAL
     llama = "<|python_tag|>" in source or "ipython" in source
     return Format.LLAMA if llama and '"parameters"' in source else Format.NONE
 

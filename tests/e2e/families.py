@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken
 
 from tests.checkpoints import VOCAB, byte_level_tokenizer, save
-from tests.templates import LLAMA3, QWEN3
+from tests.templates import LLAMA3, MISTRAL, QWEN3
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 MOST = 4096  # tokens of a conversation with tools, byte by byte
@@ -19,6 +19,10 @@ def qwen3(folder: Path) -> Path:
 
 def llama3(folder: Path) -> Path:
     return _speaking("llama", folder, LLAMA3, [AddedToken("<|python_tag|>", normalized=False, special=True)])
+
+
+def mistral(folder: Path) -> Path:
+    return _speaking("mistral", folder, MISTRAL, [AddedToken("[TOOL_CALLS]", normalized=False, special=True)])
 
 
 def _speaking(kind: str, folder: Path, template: str, tags: list[AddedToken]) -> Path:

@@ -13,7 +13,7 @@ import openai
 import pytest
 from jsonschema_rs import Draft202012Validator
 
-from tests.e2e.families import llama3, qwen3
+from tests.e2e.families import llama3, mistral, qwen3
 from tests.e2e.server import Server, serving
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ ASKED: dict[str, Any] = {"model": "m", "messages": QUESTION, "max_tokens": 400}
 SEED = {"seed": 5}
 
 
-@pytest.fixture(scope="module", params=[qwen3, llama3])
+@pytest.fixture(scope="module", params=[qwen3, llama3, mistral])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     make: Callable[[Path], Path] = request.param
     folder = tmp_path_factory.mktemp("family")
@@ -110,7 +110,7 @@ def test_the_same_for_claude(claude: anthropic.Anthropic) -> None:
         **ASKED,
         "tools": CLAUDES,
         "extra_body": SEED,
-        "tool_choice": {"type": "tool", "name": "get_weather"},
+        "tool_choice": {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True},
     }
     first = claude.messages.create(**asked)
     with claude.messages.stream(**asked) as stream:
@@ -137,7 +137,7 @@ def test_whatever_is_drawn_is_told_alike(chat: openai.OpenAI) -> None:
 
 def test_a_model_that_is_led_to_its_tag_calls(server: Server, chat: openai.OpenAI) -> None:
     """The tag is one token, special or not, and what begins with it has to be a call."""
-    bodies = [{"prompt": tag, "add_special_tokens": False} for tag in ("<tool_call>", "<|python_tag|>")]
+    bodies = [{"prompt": tag, "add_special_tokens": False} for tag in ("<tool_call>", "<|python_tag|>", "[TOOL_CALLS]")]
     ids = [server.client.post("/tokenize", json=body).json()["tokens"] for body in bodies]
     (lead,) = [str(found[0]) for found in ids if len(found) == 1]
     fields: dict[str, Any] = {**ASKED, "tools": TOOLS, "reasoning_effort": "none", "temperature": 0, "max_tokens": 200}

@@ -14,6 +14,7 @@ from frontend.speech.style import Format, Speech, Thinking
 NAMES = frozenset({"add", "get_weather"})
 HERMES = Speech(calls=Format.HERMES, names=NAMES)
 LLAMA = Speech(calls=Format.LLAMA, names=NAMES)
+MISTRAL = Speech(calls=Format.MISTRAL, names=NAMES)
 THINKING = Speech(Thinking.MAYBE, Format.HERMES, NAMES)
 ARGUMENTS = '{"city": "São \\"P\\" </tool_call>", "days": [1, -2.5e3, {"x": null}], "ok": true, "e": {}, "l": []}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
@@ -89,6 +90,23 @@ CASES: dict[str, tuple[Speech, str, list[Event]]] = {
     "llama, JSON that is no call": (LLAMA, '{"name": "Ada"}', [Text('{"name": "Ada"}')]),
     "llama, nothing": (LLAMA, " \n", [Text(" \n")]),
     "llama, more": (LLAMA, '{"name": "add", "parameters": {}} done', [*call(0, "add", "{}"), Text(" done")]),
+    "mistral": (MISTRAL, ' [{"name": "add", "arguments": {"a": "]"}}]', call(0, "add", '{"a": "]"}')),
+    "mistral, tagged": (MISTRAL, '[TOOL_CALLS] [ {"name": "add", "arguments": {}} ]\n', call(0, "add", "{}")),
+    "mistral, two": (
+        MISTRAL,
+        f'[{{"name": "get_weather", "arguments": {ARGUMENTS}}}, {{"name":"add","arguments":{{}}}}]',
+        [*W, *call(1, "add", "{}")],
+    ),
+    "mistral, text": (MISTRAL, "[1] is a call", [Text("[1] is a call")]),
+    "mistral, text first": (MISTRAL, 'Use [{"name": "add", "arguments": {}}]',
+                            [Text('Use [{"name": "add", "arguments": {}}]')]),
+    "mistral, not closed": (MISTRAL, '[{"name": "add", "arguments": {}}', call(0, "add", "{}")),
+    "mistral, more": (MISTRAL, '[{"name": "add", "arguments": {}}] done', [*call(0, "add", "{}"), Text(" done")]),
+    "mistral, then an unknown function": (
+        MISTRAL,
+        '[{"name": "add", "arguments": {}}, {"name": "sub", "arguments": {}}]',
+        [*call(0, "add", "{}"), Text(', {"name": "sub", "arguments": {}}]')],
+    ),
     "a thought": (THINKING, "\n<think>\n\nHm <tool_call>\n\nyes\n</think>\n\nHi",
                   [Reasoning("Hm <tool_call>\n\nyes"), Text("Hi")]),
     "a thought and a call": (THINKING, f"<think>I\n</think>\n\n{CALL}", [Reasoning("I"), *W]),
@@ -112,9 +130,11 @@ def test_what_a_text_says_however_it_is_cut(speech: Speech, text: str, events: l
 ODDS = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "\n", " ", '{"name": "add", "arguments": ', "{}", "}", "{",
     '{"name": "', 'get_weather"', ', "parameters": ', '"arguments": ', "a", '"', "\\", ":", ",", "1", "[", "]", CALL,
+    "[TOOL_CALLS]", '[{"name": "add", "arguments": {}}', ', {"name": "add", "arguments": {}}',
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(ODDS), max_size=12).map("".join)
-SPEECHES = st.builds(Speech, st.sampled_from(Thinking), st.sampled_from([Format.HERMES, Format.LLAMA]), st.just(NAMES))
+FORMATS = st.sampled_from([Format.HERMES, Format.LLAMA, Format.MISTRAL])
+SPEECHES = st.builds(Speech, st.sampled_from(Thinking), FORMATS, st.just(NAMES))
 
 
 @settings(max_examples=60)
