@@ -204,5 +204,6 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None,
     assert weight.dtype == x.dtype if scale is None else weight.dtype in FORMATS
     assert scale is None or (scale.shape == (columns,) and scale.is_contiguous() and scale.dtype == torch.float32)
     assert rows and (x.stride(1) == 1 or depth == 1)
+    assert rows == 1 or x.stride(0) <= 1 << 23  # of a tile's 256 rows 32 bits count the elements
     assert bias is None or (bias.shape == (columns,) and bias.is_contiguous())
     return rows, depth

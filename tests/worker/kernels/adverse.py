@@ -1,0 +1,160 @@
+"""Launches in Triton's interpreter with what it hides brought to light: it runs programs one after another, in order,
+in memory where whatever lies beside a tensor may be read.
+
+Here programs run in another order. Every tensor is moved to a place of its own, and each access must be to an element
+of one of them. And no element may be both loaded and stored in one launch, nor stored twice: on a GPU nothing orders
+the programs of a launch, nor the threads of a program, as far as memory goes. Atomics are ordered among themselves.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Order = Literal["backwards", "shuffled"]
+GAP = 1 << 14  # bytes of nobody on either side of a tensor
+LARGE = 1 << 28  # bytes; what is larger stays where it is
+LOADED, STORED, ATOMIC = 1, 2, 4
+FORBIDDEN = {LOADED: STORED | ATOMIC, STORED: LOADED | STORED | ATOMIC, ATOMIC: LOADED | STORED}  # beside what
+NAMES = {LOADED: "loaded", STORED: "stored", ATOMIC: "changed atomically"}
+
+
+class Fault(Exception):
+    """A kernel does what a GPU would not forgive."""
+
+
+class Area:
+    """One tensor in a place of its own, and what a launch has done with each element so far."""
+
+    def __init__(self, given: Tensor) -> None:
+        self._given = _distinct(given)
+        shape, strides = self._given.shape, self._given.stride()
+        span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        self.size = given.element_size()
+        if span * self.size > LARGE:
+            self.moved, self._copy = given, None
+        else:
+            place = torch.full((span * self.size + 2 * GAP,), 0xFF, dtype=torch.uint8)  # NaN
+            whole = place[GAP : GAP + span * self.size].view(given.dtype)
+            self._copy = whole.as_strided(shape, strides)
+            self._copy.copy_(self._given)
+            self.moved = whole.as_strided(given.shape, given.stride())
+        self.begin = self.moved.data_ptr()
+        self._done = np.zeros(span, np.uint8)
+        self._own: NDArray[np.bool_] | None = None
+        if self._given.numel() < span and self._copy is not None:
+            own = torch.zeros(span, dtype=torch.bool)
+            own.as_strided(shape, strides).fill_(True)
+            self._own = own.numpy()
+
+    def access(self, offsets: NDArray[np.int64], how: int) -> None:
+        """At these bytes, each once."""
+        at, rest = np.divmod(offsets, self.size)
+        if rest.any() or at.min() < 0 or at.max() >= len(self._done) or not self._owns(at):
+            raise Fault(f"outside of the {tuple(self.moved.shape)} {self.moved.dtype} nearest to it is {NAMES[how]}")
+        twice = how == STORED and len(np.unique(at)) < len(at)
+        if twice or (self._done[at] & FORBIDDEN[how]).any():
+            raise Fault(f"what else is done to it is not ordered: {NAMES[how]} is {tuple(self.moved.shape)}")
+        self._done[at] |= how
+
+    def _owns(self, at: NDArray[np.int64]) -> bool:
+        return self._own is None or bool(self._own[at].all())
+
+    def give_back(self) -> None:
+        if self._copy is not None and (self._done & (STORED | ATOMIC)).any():
+            self._given.copy_(self._copy)
+
+
+class Launch:
+    """One of a kernel: its tensors, and the order of its programs."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._areas: dict[tuple[object, ...], Area] = {}
+        self._programs: list[tuple[int, int, int]] = []
+        self._dim = (1, 1, 1)
+        self._begins = np.empty(0, np.uint64)
+
+    def move(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        key = (value.data_ptr(), value.dtype, value.shape, value.stride())
+        return self._areas.setdefault(key, Area(value)).moved if value.numel() else value
+
+    def begin(self, grid: tuple[int, int, int]) -> None:
+        self._areas = dict(sorted(self._areas.items(), key=lambda item: item[1].begin))
+        self._begins = np.array([area.begin for area in self._areas.values()], np.uint64)
+        self._dim = grid
+        self._programs = [(x, y, z) for x in range(grid[0]) for y in range(grid[1]) for z in range(grid[2])]
+        if self._order == "backwards":
+            self._programs.reverse()
+        else:
+            random.Random(len(self._programs)).shuffle(self._programs)
+
+    def instead(self, x: int, y: int, z: int) -> tuple[int, int, int]:
+        return self._programs[(x * self._dim[1] + y) * self._dim[2] + z]
+
+    def access(self, pointers: Any, mask: Any, how: int) -> None:
+        where, lanes = np.broadcast_arrays(pointers.data, mask.data)
+        addresses = where[lanes.astype(bool)]
+        areas, nearest = list(self._areas.values()), np.searchsorted(self._begins, addresses, "right") - 1
+        for index in np.unique(nearest):
+            area = areas[max(0, int(index))]
+            area.access(addresses[nearest == index].astype(np.int64) - area.begin, how)
+
+    def end(self) -> None:
+        for area in self._areas.values():
+            area.give_back()
+
+
+def _distinct(given: Tensor) -> Tensor:
+    """Every element once, where some dimension repeats them."""
+    shape = [1 if stride == 0 else n for n, stride in zip(given.shape, given.stride(), strict=True)]
+    return given.as_strided(shape, given.stride())
+
+
+@contextmanager
+def adverse(order: Order) -> Iterator[set[str]]:
+    """Every launch within is such a one; gives the names of the kernels that were launched. Raises Fault in Triton's
+    InterpreterError."""
+    from triton.runtime import interpreter
+
+    builder, launched, current = interpreter.InterpreterBuilder, set[str](), [Launch(order)]
+
+    def watch(name: str, how: int, pointer: int, mask: int) -> None:
+        plain: Callable[..., Any] = getattr(builder, name)
+
+        def watched(self: Any, *given: Any) -> Any:
+            current[0].access(given[pointer], given[mask], how)
+            return plain(self, *given)
+
+        stack.enter_context(patch.object(builder, name, watched))
+
+    def move(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        current[0] = Launch(order)
+        launched.add(self.fn.__name__)
+        return [current[0].move(arg) for arg in args], {name: current[0].move(arg) for name, arg in kwargs.items()}
+
+    def begin(self: Any, *grid: int) -> None:
+        set_dim(self, *grid)
+        current[0].begin(grid)  # type: ignore[arg-type]
+
+    set_dim, set_index = builder.set_grid_dim, builder.set_grid_idx
+    with ExitStack() as stack:
+        watch("create_masked_load", LOADED, 0, 1)
+        watch("create_masked_store", STORED, 0, 2)
+        watch("create_atomic_rmw", ATOMIC, 1, 3)
+        for owner, name, instead in (
+            (interpreter.GridExecutor, "_init_args_hst", move),
+            (interpreter.GridExecutor, "_restore_args_dev", lambda *_: current[0].end()),
+            (builder, "set_grid_dim", begin),
+            (builder, "set_grid_idx", lambda self, *at: set_index(self, *current[0].instead(*at))),
+        ):
+            stack.enter_context(patch.object(owner, name, instead))
+        yield launched

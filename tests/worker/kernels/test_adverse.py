@@ -1,0 +1,234 @@
+"""Every kernel in every order of its programs, with each access looked at: see adverse.py."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+import worker.kernels
+from tests.worker.kernels.adverse import Order, adverse
+from tests.worker.kernels.cases import batch, poisoned, random
+from tests.worker.kernels.test_rotary import tables
+from tests.worker.kernels.test_sample import Row, params_of
+from worker.kernels.quantize import quantize
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="about what the interpreter hides"),
+    pytest.mark.filterwarnings("ignore:overflow encountered in"),
+]
+HALF = torch.float16
+Run = Callable[[], Iterable[Tensor]]
+
+
+def strided(tokens: int, width: int, seed: int = 0) -> Tensor:
+    """In the middle of something wider, at no round address."""
+    return random(tokens, 3 * width + 1, dtype=HALF, seed=seed)[:, width + 1 : 2 * width + 1]
+
+
+def norms() -> Iterable[Tensor]:
+    from worker.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
+
+    weight, residual = random(70, dtype=HALF, seed=1), random(5, 70, dtype=HALF, seed=2)
+    yield rms_norm_triton(strided(5, 70), weight, 1e-6, offset=False)
+    yield rms_norm_triton(strided(5, 3 * 24).unflatten(1, (3, 24)), random(24, dtype=HALF), 1e-6, offset=True)
+    yield from add_rms_norm_triton(random(5, 70, dtype=HALF), residual, weight, 1e-6, offset=True, after=weight)
+    yield from add_rms_norm_triton(random(3, 5, 70), residual, weight, 1e-6, offset=False)
+
+
+def gates() -> Iterable[Tensor]:
+    from worker.kernels.gate_triton import gate_triton
+
+    yield gate_triton(random(3, 2 * 1500, dtype=HALF), "silu")
+    yield gate_triton(random(1, 2 * 3, dtype=HALF), "gelu_tanh")
+
+
+def writes() -> Iterable[Tensor]:
+    from worker.kernels.rotary_triton import rotary_triton
+    from worker.kernels.write_triton import write_kv_triton
+
+    positions, slots = torch.tensor([0, 9, 3]), torch.tensor([7, 4, 8])
+    q, k = (strided(3, heads * 24).unflatten(1, (heads, 24)) for heads in (3, 1))
+    yield from rotary_triton(q, k, *tables(10, 24), positions)
+    for dtype in (HALF, torch.float8_e4m3fn):
+        caches = [torch.zeros(3, 4, 1, 24).to(dtype) for _ in "kv"]
+        write_kv_triton(k, k, *caches, slots)
+        yield from caches
+
+
+def heads() -> Iterable[Tensor]:
+    from worker.kernels.heads_triton import heads_triton
+
+    positions, slots = torch.tensor([0, 9, 3]), torch.tensor([7, 4, 8])
+    norm = random(24, dtype=HALF)
+    for qkv, dtype in ((strided(3, 13 * 24), HALF), (random(2, 3, 13 * 24), torch.float8_e4m3fn)):
+        caches = [torch.zeros(3, 4, 5, 24).to(dtype) for _ in "kv"]
+        yield heads_triton(
+            qkv, *caches, *tables(10, 24), positions, slots,
+            q_norm=norm, k_norm=norm, eps=1e-6, offset=True, dtype=HALF,
+        )  # fmt: skip
+        yield from caches
+
+
+def products() -> Iterable[Tensor]:
+    from worker.kernels.linear_triton import linear_triton
+
+    for rows, columns, depth in ((1, 48, 70), (20, 130, 256), (70, 130, 72), (3, 64, 700), (130, 128, 64)):
+        x, weight = strided(rows, depth), random(columns, depth, dtype=HALF, seed=1)
+        bias = random(columns, dtype=HALF, seed=2)
+        yield linear_triton(x, weight, bias)
+        yield linear_triton(x, weight, None, terms=True)
+        yield linear_triton(x, weight, None, wide=True)
+        for kind in ("int8", "fp8"):
+            yield linear_triton(x, *quantize(weight, kind)[:1], bias, quantize(weight, kind)[1])
+
+
+def gated_products() -> Iterable[Tensor]:
+    from worker.kernels.linear_triton import gated_linear_triton
+
+    for rows in (1, 33, 70):
+        x, weight = strided(rows, 100), random(2 * 90, 100, dtype=HALF, seed=1)
+        yield gated_linear_triton(x, weight, None, "silu")
+        values, scale = quantize(weight, "int8")
+        yield gated_linear_triton(x, values, random(180, dtype=HALF), "gelu_tanh", scale)
+
+
+def attentions() -> Iterable[Tensor]:
+    from worker.kernels.attention_triton import attention_triton
+
+    for lengths in ([(1, 37), (17, 90), (1, 1), (3, 300)], [(1, 700)]):
+        for group, size, page, window in ((2, 24, 16, 0), (3, 64, 1, 24), (1, 32, 256, 300)):
+            case = batch(lengths, 2 * group, 2, size, page, HALF)
+            fused = torch.cat((case.q, case.q), dim=1)[:, : 2 * group]
+            fields = case.starts, case.kv_lens, case.pages, case.max_kv + 40
+            yield attention_triton(fused, case.cache_k, case.cache_v, *fields, scale=0.2, window=window)
+
+
+def samples() -> Iterable[Tensor]:
+    from worker.kernels.sample import EVERY
+    from worker.kernels.sample_triton import sample_triton
+
+    logits = random(9, 501)[:, :500] * 3
+    logits[3], logits[4, 5], logits[5, ::2], logits[6] = -torch.inf, torch.nan, -torch.inf, 1.0
+    wishes = [
+        Row(temperature=0), Row(top_k=40), Row(top_p=0.5, min_p=0.1), Row(top_k=9), Row(top_p=0.3), Row(),
+        Row(top_k=300), Row(top_p=0.99, top_k=200), Row(top_k=1),
+    ]  # fmt: skip
+    for sizes in ({"part": 128, "few": 16, "listed": 256}, {"part": 512, "few": 0, "listed": 3}):
+        yield sample_triton(logits, params_of(wishes).plain, EVERY, **sizes)
+
+
+RUNS: list[Run] = [norms, gates, writes, heads, products, gated_products, attentions, samples]
+
+
+@pytest.mark.parametrize("order", get_args(Order))
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_order_and_neighbours_do_not_show(run: Run, order: Order) -> None:
+    expected = list(run())
+    with poisoned(), adverse(order):
+        got = list(run())
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def test_every_kernel_is_among_them() -> None:
+    folder = Path(next(iter(worker.kernels.__path__)))
+    kernels = {
+        line.split("(")[0].removeprefix("def ")
+        for file in folder.glob("*_triton.py")
+        for line in file.read_text().splitlines()
+        if line.startswith("def _") and "_kernel(" in line
+    }
+    with adverse("shuffled") as launched:
+        for run in RUNS:
+            list(run())
+    assert launched == kernels and len(kernels) > 10
+
+
+@triton.jit
+def _load_beyond(x_ptr, y_ptr, size):
+    tl.store(y_ptr, tl.sum(tl.load(x_ptr + tl.arange(0, 8)), axis=0))
+
+
+@triton.jit
+def _load_what_another_stores(x_ptr, y_ptr, size):
+    program = tl.program_id(0)
+    tl.store(y_ptr + program, tl.load(y_ptr + (program + 1) % size))
+
+
+@triton.jit
+def _load_what_it_stores(x_ptr, y_ptr, size):
+    at = tl.program_id(0)
+    tl.store(y_ptr + at, tl.load(x_ptr + 3 * at))
+    tl.store(x_ptr + 3 * at, tl.load(y_ptr + at))
+
+
+@triton.jit
+def _store_what_another_stores(x_ptr, y_ptr, size):
+    tl.store(y_ptr, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fault"),
+    [
+        (_load_beyond, "outside"), (_load_what_another_stores, "not ordered"), (_load_what_it_stores, "not ordered"),
+        (_store_what_another_stores, "not ordered"),
+    ],
+)  # fmt: skip
+def test_faults_are_seen(kernel: Any, fault: str) -> None:
+    x = random(20)
+    with adverse("backwards"), pytest.raises(Exception, match=fault):  # the interpreter's, around it
+        kernel[(3,)](x[::3], random(3), 3)
+
+
+FAR = (1 << 31) + (1 << 20)  # elements: more than 32 bits count; memory that nothing is written to costs nothing
+
+
+def test_a_cache_of_more_elements_than_32_bits_count() -> None:
+    from worker.kernels.attention_triton import attention_triton
+    from worker.kernels.heads_triton import heads_triton
+    from worker.kernels.write_triton import write_kv_triton
+
+    page, size = 16, 64
+    shape = (FAR // (page * size), page, 1, size)
+    cache_k, cache_v = (torch.empty(shape, dtype=torch.float8_e4m3fn) for _ in "kv")
+    k = random(3, 1, size, dtype=HALF).to(cache_k.dtype).to(HALF)
+    slots = (shape[0] - 1) * page + torch.arange(3)
+    qkv = torch.cat((k, k, k), dim=1).flatten(1)
+    where = torch.ones(20, size), torch.zeros(20, size), torch.arange(3), slots
+    with adverse("shuffled"):
+        write_kv_triton(k, k, cache_k, cache_v, slots)
+        assert torch.equal(cache_k.flatten(0, 1)[slots[0] :][:3].to(HALF), k)
+        heads_triton(
+            -qkv, cache_k, cache_v, *where, q_norm=None, k_norm=None, eps=1e-6, offset=False, dtype=HALF
+        )  # fmt: skip
+        assert torch.equal(cache_v.flatten(0, 1)[slots[0] :][:3].to(HALF), -k)
+        seen = attention_triton(
+            k, cache_k, cache_v, torch.tensor([0, 3], dtype=torch.int32), torch.tensor([3], dtype=torch.int32),
+            torch.tensor([[shape[0] - 1]], dtype=torch.int32), 3, scale=0.1, window=0,
+        )  # fmt: skip
+    assert torch.equal(seen[0], -k[0])
+
+
+def test_rows_farther_apart_than_32_bits_count() -> None:
+    from worker.kernels.linear_triton import linear_triton
+    from worker.kernels.norm_triton import rms_norm_triton
+    from worker.kernels.sample import EVERY
+    from worker.kernels.sample_triton import sample_triton
+
+    weight, wishes = random(16, 64), params_of([Row(), Row(top_k=3, top_p=0.9), Row(temperature=0)]).plain
+    runs: list[tuple[int, Callable[[Tensor], Tensor]]] = [
+        (3, lambda x: rms_norm_triton(x, weight[0], 1e-6, offset=False)),
+        (3, lambda x: sample_triton(x, wishes, EVERY, part=32)),
+        (300, lambda x: linear_triton(x, weight, None)),
+    ]
+    for rows, run in runs:
+        near = random(rows, 64)
+        far = torch.empty(FAR + 64).as_strided((rows, 64), (FAR // (rows - 1), 1))
+        far.copy_(near)
+        with adverse("shuffled"):
+            assert torch.equal(run(far), run(near))
