@@ -7,6 +7,7 @@
         for index, text in llm.generate(["A", "B"], stream=True): ...
         async for text in llm.generate_async("Hello"): ...
         llm.chat([{"role": "user", "content": "Hi"}])                           # the same forms
+    llm.generate_with_request({"messages": [...], "temperature": 0})        # the same as `chat`
         llm.complete(["A", "B"])                                                # list[Answer]: ids, finish, usage, seed
 
 Requests are read, checked and run by the same code as the server's, so that equal requests get equal answers. The
@@ -15,7 +16,7 @@ worker is another process (see deploy/solo.py); this one loads no torch. All met
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
@@ -171,8 +172,12 @@ class LLM:
     def chat(self, messages: Any, *, stream: bool = False, progress: bool | None = None, **options: Any) -> Any:
         """As `generate`, for one conversation (dicts with `role` and `content`) or a list of them, put into words by
         the model's chat template. Options and their defaults are those of `/v1/chat/completions`."""
-        chats, one = several_chats(messages)
-        return self._text(of_chats(chats, options), len(chats), one, stream, progress)
+        return self._chat(messages, stream, progress, options)
+
+    def generate_with_request(self, request: Mapping[str, Any], *, progress: bool | None = None) -> Any:
+        """As `chat`, with all of it in one mapping: `messages`, `stream` and options."""
+        options = {name: value for name, value in request.items() if name not in ("messages", "stream")}
+        return self._chat(request["messages"], bool(request.get("stream")), progress, options)
 
     def complete(
         self, prompts: Prompt | Prompts, *, progress: bool | None = None, **options: Unpack[Options]
@@ -197,6 +202,10 @@ class LLM:
         return TextStream(self._background.pieces_async(self._served.texts(of_chats([messages], options))))
 
     # how it is answered
+
+    def _chat(self, messages: Any, stream: bool, progress: bool | None, options: Mapping[str, Any]) -> Any:
+        chats, one = several_chats(messages)
+        return self._text(of_chats(chats, options), len(chats), one, stream, progress)
 
     def _text(self, read: Read, total: int, one: bool, stream: bool, progress: bool | None) -> Any:
         if stream:

@@ -136,6 +136,9 @@ def test_a_chat_is_put_into_the_templates_words(tokenizer: Tokenizer) -> None:
         assert llm.chat(first) == "<user>q\n<assistant>"
         assert llm.chat([first, second]) == ["<user>q\n<assistant>", "<system>s\n<assistant>"]
         assert "".join(llm.chat(first, stream=True)) == "<user>q\n<assistant>"
+        asked = {"messages": first, "temperature": 0}
+        assert llm.generate_with_request(asked) == "<user>q\n<assistant>"
+        assert "".join(llm.generate_with_request(asked | {"stream": True})) == "<user>q\n<assistant>"
         [answer] = llm.complete_chat(first, temperature=0)
         assert (answer.text, answer.finish) == ("<user>q\n<assistant>", "eos")
 
