@@ -24,6 +24,14 @@ GAPS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0
 LAGS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 MOST_KEYS = 256  # names of keys that are counted apart
 
+# Labels that are known beforehand begin at 0: what first appears as 1 has no rate, and no alert would see it.
+REJECTED = ("queue_full", "draining", "not_ready", "worker_lost", "shutdown")
+ABORTED = ("client", "stop", "deadline_exceeded", "write_timeout", "worker_error", "aborted", "shutdown")
+REFUSED = (
+    "bad_request", "head_too_large", "request_timeout", "too_many_connections", "too_many_pipelined", "upgrade",
+    "write_timeout",
+)  # fmt: skip
+
 
 class Bulk(Histogram):
     """A histogram that also takes many observations at once."""
@@ -76,10 +84,12 @@ class Meters:
         self._tallies = (self._ttft, self._itl, self._e2e, self._queue, self._prefill, self._decode, self._lag)
         self._prompt = self._counter("prompt_tokens", "prompt tokens of admitted requests")
         self._generation = self._counter("generation_tokens", "tokens received from the worker")
-        self._success = self._counter("request_success", "sequences that ended well", "finished_reason")
-        self._rejected = self._counter("rejected", "requests answered with 503", "reason")
-        self._aborts = self._counter("aborts", "sequences that were cut off", "reason")
-        self._refused = self._counter("http_refused", "connections and requests that reached no route", "reason")
+        self._success = self._counter("request_success", "sequences that ended well", "finished_reason", Finish)
+        self._rejected = self._counter("rejected", "requests answered with 503", "reason", REJECTED)
+        self._aborts = self._counter("aborts", "sequences that were cut off", "reason", ABORTED)
+        self._refused = self._counter(
+            "http_refused", "connections and requests that reached no route", "reason", REFUSED
+        )
         self._keyed = {
             what: self._counter(f"key_{what}", text, "key")
             for what, text in (
@@ -107,8 +117,11 @@ class Meters:
     def _tally(self, name: str, text: str, bounds: Sequence[float]) -> Tally:
         return Tally(Bulk(self._prefix + name, text, registry=self.registry, buckets=bounds), bounds)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(self._prefix + name, text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, label: str = "", known: Iterable[str] = ()) -> Counter:
+        counter = Counter(self._prefix + name, text, [label] if label else [], registry=self.registry)
+        for value in known:
+            counter.labels(value)
+        return counter
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(self._prefix + name, text, registry=self.registry, multiprocess_mode="max")

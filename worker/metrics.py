@@ -5,7 +5,7 @@ folder, and a scrape adds up those of this worker and of all that were there bef
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import Lock
 from typing import Protocol
 
@@ -29,6 +29,8 @@ TOTALS = {
     "leases_reaped": "Frontends that went away or fell silent; what they had asked for was ended.",
     "wire_refused": "Greetings and messages with a key that is not allowed.",
 }
+WELL = (Outcome.EOS, Outcome.STOP, Outcome.LENGTH)
+OTHERWISE = tuple(outcome for outcome in Outcome if outcome not in WELL)
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -56,17 +58,21 @@ class Metrics:
         self._decode = histogram("request_decode_time_seconds", "From the first token to the end.", REQUEST_S)
         self._ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.", REQUEST_S)
         self._e2e = histogram("e2e_request_latency_seconds", "From arrival to the end.", REQUEST_S)
-        counter: Callable[..., Counter] = lambda name, text, labels=(): Counter(  # noqa: E731
-            prefix + name, text, labels, registry=self.registry
-        )
-        self._success = counter("request_success_total", "Requests that ended well.", ("finished_reason",))
-        self._failed = counter("request_failed_total", "Requests that ended otherwise.", ("outcome",))
-        self._rejected = counter("rejected_total", "Requests that were not admitted.", ("reason",))
-        self._prompt = counter("prompt_tokens_total", "Prompt tokens computed.")
-        self._generation = counter("generation_tokens_total", "Tokens generated.")
-        self._totals = {name: counter(name, text) for name, text in TOTALS.items()}
+        self._success = self._counter("request_success", "Requests that ended well.", "finished_reason", WELL)
+        self._failed = self._counter("request_failed", "Requests that ended otherwise.", "outcome", OTHERWISE)
+        self._rejected = self._counter("rejected", "Requests that were not admitted.", "reason", Refusal)
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens computed.")
+        self._generation = self._counter("generation_tokens", "Tokens generated.")
+        self._totals = {name: self._counter(name, text) for name, text in TOTALS.items()}
         self._carried = dict.fromkeys(TOTALS, 0)
         self._carrying = Lock()
+
+    def _counter(self, name: str, text: str, label: str = "", known: Iterable[str] = ()) -> Counter:
+        """Labels begin at 0: what first appears as 1 has no rate, and no alert would see it."""
+        counter = Counter(self._prefix + name, text, [label] if label else [], registry=self.registry)
+        for value in known:
+            counter.labels(value)
+        return counter
 
     def serve(self, source: Source, host: str, port: int) -> None:
         """Raises OSError when the port is taken."""
@@ -101,7 +107,7 @@ class Metrics:
         self._rejected.labels(reason.value).inc()
 
     def ended(self, outcome: Outcome, sequence: Sequence, now: float) -> None:
-        if outcome not in (Outcome.EOS, Outcome.STOP, Outcome.LENGTH):
+        if outcome not in WELL:
             self._failed.labels(outcome.value).inc()
             return
         self._success.labels(outcome.value).inc()

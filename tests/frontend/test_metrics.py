@@ -1,12 +1,14 @@
 """What /metrics says, alone and for several processes."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.reference import tables
 from frontend.link import Counts
 from frontend.metrics import Meters
 from frontend.types import Finish
@@ -58,6 +60,19 @@ def test_observations_arrive_under_the_names_dashboards_know() -> None:
     assert (got["x_num_requests_running"], got["x_num_requests_waiting"], got["x_kv_cache_usage_perc"]) == (2, 1, 0.1)
     assert (got["x_worker_epoch"], got["x_worker_last_step_age_seconds"]) == (1, 0)
     assert (got["x_prefix_cache_queries_total"], got["x_prefix_cache_hits_total"]) == (100, 40)
+
+
+def test_what_may_happen_is_counted_from_zero() -> None:
+    """A series that appears as 1 has no rate: its first event would be seen by no alert."""
+    [codes] = re.findall(r"^\| 503 \| (.*) \|$", tables.codes(), re.MULTILINE)
+    refused = {one.code for one in tables.early()} | {"write_timeout"}
+    rejected = set(re.findall(r"`(\w+)`", codes)) - refused
+    expected = {f"sluice_rejected_total|{code}" for code in rejected}
+    expected |= {f"sluice_http_refused_total|{code}" for code in refused}
+    expected |= {f"sluice_aborts_total|{why}" for why in ("client", "stop", "deadline_exceeded", "write_timeout")}
+    expected |= {f"sluice_request_success_total|{finish}" for finish in ("eos", "stop", "length")}
+    got = samples(Meters().text(Counts(), []))
+    assert {name: got.get(name) for name in expected} == dict.fromkeys(expected, 0)
 
 
 def test_a_bucket_holds_what_equals_its_bound_as_prometheus_has_it() -> None:
