@@ -1,0 +1,310 @@
+"""The HTTP contract row by row, asked of a real server: fields, streams, refusals, statistics, metrics."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.contract import (
+    ALL,
+    CHAT,
+    COMPLETIONS,
+    FIELDS,
+    GREEDY,
+    KEY,
+    LEAST,
+    LENGTH,
+    LONG,
+    MESSAGES,
+    MOST_BYTES,
+    OPENAI,
+    QUESTION,
+    Row,
+    Site,
+)
+from tests.e2e.server import free_port, serving
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder, port = tmp_path_factory.mktemp("contract"), free_port()
+    (folder / "keys").write_text(f"{KEY}\n")
+    flags = ["--max-seq-len", str(LENGTH), "--worker-metrics-port", str(port), "--frontends", "2"]
+    flags += ["--api-keys", str(folder / "keys"), "--max-body-bytes", str(MOST_BYTES)]
+    with serving("demo", folder / "log", *flags) as server:
+        yield Site(server, f"http://127.0.0.1:{port}/metrics")
+
+
+@pytest.mark.parametrize(
+    ("row", "route"), [pytest.param(row, route, id=f"{row.name} {route}") for row in FIELDS for route in row.routes]
+)
+def test_a_field_means_what_it_says(site: Site, row: Row, route: str) -> None:
+    plain, changed = site.ask(route, row.base), site.ask(route, row.base | row.fields)
+    assert row.true(plain, changed), f"{plain}\n{changed}"
+
+
+def test_log_probabilities_are_of_the_answer_and_with_echo_of_the_prompt(site: Site) -> None:
+    asked = {**GREEDY, "logprobs": 2, "echo": True, "max_tokens": 2}
+    columns = site.ask(COMPLETIONS, asked).told["choices"][0]["logprobs"]
+    assert "".join(columns["tokens"]) == "The capital of France is Paris."
+    assert columns["token_logprobs"][0] is None and all(score <= 0 for score in columns["token_logprobs"][1:])
+    assert [len(top) for top in columns["top_logprobs"][1:]] == [2] * 6
+    assert columns["text_offset"] == [0, 3, 11, 14, 21, 24, 30]
+    asked = {**GREEDY, "logprobs": True, "top_logprobs": 3}
+    [first, *_] = site.ask(CHAT, asked).told["choices"][0]["logprobs"]["content"]
+    assert [first["token"], first["top_logprobs"][0]["token"], len(first["top_logprobs"])] == ["The", "The", 3]
+
+
+def test_what_was_computed_is_found_again_and_told(site: Site) -> None:
+    prompt = {**GREEDY, "prompt": list(range(300, 400)), "max_tokens": 1, "timings": True}
+    details = [site.ask(COMPLETIONS, prompt).told["usage"]["prompt_tokens_details"] for _ in range(2)]
+    assert details == [{"cached_tokens": 0}, {"cached_tokens": 96}], "three pages of 32"
+
+
+# streams
+
+
+def events(said: httpx.Response) -> list[tuple[str, Any]]:
+    """(event, data); OpenAI's have no event's name."""
+    assert said.status_code == 200 and said.headers["content-type"].startswith("text/event-stream")
+    assert (said.headers["cache-control"], said.headers["x-accel-buffering"]) == ("no-store", "no")
+    assert said.headers["x-request-id"]
+    found = re.findall(r"(?:event: (.*)\n)?data: (.*)\n\n", said.text)
+    return [(name, data if data == "[DONE]" else json.loads(data)) for name, data in found]
+
+
+@pytest.mark.parametrize("route", OPENAI)
+def test_openais_streams(site: Site, route: str) -> None:
+    whole = site.ask(route, GREEDY)
+    asked = LEAST[route] | GREEDY | {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last, done = [data for _, data in events(site.post(route, asked))]
+    assert (done, last["choices"], last["usage"]["completion_tokens"]) == ("[DONE]", [], whole.tokens)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(chunks) - 1) + [whole.finish]
+    if route == CHAT:
+        assert choices[0]["delta"]["role"] == "assistant"
+    pieces = [choice["delta"].get("content", "") if route == CHAT else choice["text"] for choice in choices]
+    assert "".join(pieces) == whole.text
+    plain = [data for _, data in events(site.post(route, asked | {"stream_options": None}))]
+    assert all(chunk == "[DONE]" or (chunk["choices"] and "usage" not in chunk) for chunk in plain)
+    running = asked | {"stream_options": {"continuous_usage_stats": True}}
+    *counted, _ = [data for _, data in events(site.post(route, running))]
+    assert counted[-1]["usage"]["completion_tokens"] == whole.tokens and all("usage" in chunk for chunk in counted[1:])
+
+
+def test_anthropics_stream(site: Site) -> None:
+    whole = site.ask(MESSAGES, GREEDY)
+    said = events(site.post(MESSAGES, LEAST[MESSAGES] | GREEDY | {"stream": True}))
+    assert all(name == data["type"] for name, data in said)
+    names = [name for name, _ in said]
+    assert names[:3] == ["message_start", "content_block_start", "ping"]
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(names[3:-3]) == {"content_block_delta"}
+    assert "".join(data["delta"]["text"] for _, data in said[3:-3]) == whole.text
+    assert said[0][1]["message"]["usage"]["input_tokens"] == whole.prompt
+    assert said[-2][1]["delta"]["stop_reason"] == "end_turn"
+    assert said[-2][1]["usage"]["output_tokens"] == whole.tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "text"),
+    [
+        (GREEDY, "eos", " Paris. France is in Europe."),
+        ({**GREEDY, "stop": ["France"]}, "stop", " Paris. "),
+        ({**LONG, "max_tokens": 5, "stream": False}, "length", " Paris. France is in"),
+    ],
+)
+def test_typed_events(site: Site, fields: dict[str, Any], reason: str, text: str) -> None:
+    asked = LEAST[COMPLETIONS] | fields | {"stream_format": "events"}
+    *tokens, (name, done) = events(site.post(COMPLETIONS, asked))
+    assert {name for name, _ in tokens} == {"token"} and all(set(data) == {"token", "token_id"} for _, data in tokens)
+    assert "".join(data["token"] for _, data in tokens) == text
+    usage = {"prompt_tokens": 5, "completion_tokens": len(tokens), "total_tokens": 5 + len(tokens)}
+    assert (name, done) == ("done", {"finish_reason": reason, "usage": usage})
+
+
+# refusals
+
+
+BAD = "invalid_request_error"
+SHARED: list[tuple[str, dict[str, Any] | bytes, int, str, str]] = [
+    # what            the body's change, or all of it                    status, OpenAI's type, Anthropic's
+    ("no JSON", b'{"model', 400, BAD, BAD),
+    ("no object", b"[]", 400, BAD, BAD),
+    ("max_tokens", {"max_tokens": "8"}, 400, BAD, BAD),
+    ("temperature", {"temperature": "hot"}, 400, BAD, BAD),
+    ("stream", {"stream": 1}, 400, BAD, BAD),
+    ("model", {"model": "other"}, 422, BAD, "not_found_error"),
+    ("max_tokens", {"max_tokens": 0}, 422, BAD, BAD),
+    ("max_tokens", {"max_tokens": LENGTH}, 422, BAD, BAD),
+    ("temperature", {"temperature": -0.1}, 422, BAD, BAD),
+    ("top_p", {"top_p": 0}, 422, BAD, BAD),
+    ("top_p", {"top_p": 1.5}, 422, BAD, BAD),
+    ("top_k", {"top_k": 0}, 422, BAD, BAD),
+    ("foo", {"foo": "bar"}, 422, BAD, BAD),
+    ("stream_options.foo", {"stream_options": {"foo": True}}, 422, BAD, BAD),
+    ("stop_token_ids", {"stop_token_ids": [99_999]}, 422, BAD, BAD),
+    ("larger", b" " * (MOST_BYTES + 1), 413, BAD, "request_too_large"),
+]
+EMPTY: dict[str, list[dict[str, Any]]] = {
+    COMPLETIONS: [{"prompt": ""}, {"prompt": []}, {"prompt": [""]}],
+    CHAT: [{"messages": []}],
+    MESSAGES: [{"messages": []}],
+}
+OWN: dict[str, list[tuple[str, Any]]] = {
+    COMPLETIONS: [
+        ("best_of", 2), ("suffix", "x"), ("logprobs", 21), ("n", 0), ("min_p", 2), ("logit_bias", {"x": 1}),
+        ("tools", []), ("messages", QUESTION), ("stop", ["x"] * 17), ("stop_sequences", ["x"]), ("top_logprobs", 1),
+    ],
+    CHAT: [
+        ("top_logprobs", 2), ("n", 129), ("presence_penalty", 3), ("prompt", "x"), ("echo", True), ("functions", [1]),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]), ("response_format", {"type": "xml"}),
+    ],
+    MESSAGES: [
+        ("n", 2), ("min_p", 0.1), ("repetition_penalty", 1.1), ("presence_penalty", 1), ("frequency_penalty", 1),
+        ("logit_bias", {"5": 1}), ("logprobs", 1), ("stop", "x"), ("stop_sequences", ["x"] * 17),
+    ],
+}  # fmt: skip
+
+
+def refused(said: httpx.Response, route: str, status: int, openai: str, anthropic: str) -> dict[str, Any]:
+    """The error, in the envelope of its dialect."""
+    assert said.status_code == status, said.text
+    told = said.json()
+    if route == MESSAGES:
+        assert set(told) == {"type", "error", "request_id"} and told["type"] == "error"
+        assert told["request_id"] == said.headers["x-request-id"] and told["error"]["type"] == anthropic
+    else:
+        assert set(told["error"]) == {"message", "type", "param", "code"} and told["error"]["type"] == openai
+    return dict(told["error"])
+
+
+@pytest.mark.parametrize("route", ALL)
+@pytest.mark.parametrize(("what", "change", "status", "openai", "anthropic"), SHARED)
+def test_refusals(
+    site: Site, route: str, what: str, change: dict[str, Any] | bytes, status: int, openai: str, anthropic: str
+) -> None:
+    body = change if isinstance(change, bytes) else LEAST[route] | change
+    error = refused(site.post(route, body), route, status, openai, anthropic)
+    if isinstance(change, dict):
+        assert f"`{what}`" in error["message"]
+    typed = body if isinstance(body, bytes) else body | {"stream_format": "events"}
+    if route == COMPLETIONS and isinstance(typed, dict):
+        said = site.post(route, typed)
+        assert (said.status_code, said.json()) == (status, {"error": error["message"]})
+
+
+@pytest.mark.parametrize(("route", "change"), [(route, change) for route in ALL for change in EMPTY[route]])
+def test_empty_prompts(site: Site, route: str, change: dict[str, Any]) -> None:
+    refused(site.post(route, LEAST[route] | change), route, 400, BAD, BAD)
+
+
+@pytest.mark.parametrize(("route", "name", "value"), [(route, *one) for route in ALL for one in OWN[route]])
+def test_what_a_dialect_does_not_have_is_refused_by_name(site: Site, route: str, name: str, value: Any) -> None:
+    error = refused(site.post(route, LEAST[route] | {name: value}), route, 422, BAD, BAD)
+    assert f"`{name}" in error["message"]
+
+
+def test_routes_methods_and_keys(site: Site) -> None:
+    client = site.server.client
+    for route in (*ALL, "/v1/messages/count_tokens", "/tokenize", "/detokenize"):
+        words = MESSAGES if route.startswith(MESSAGES) else route
+        kind = "authentication_error"
+        refused(client.post(route, json={}), words, 401, kind, kind)
+        refused(site.post(route, {}, key="sk-wrong"), words, 401, kind, kind)
+        refused(site.get(route), words, 405, "not_found_error", "not_found_error")
+    for route in ("/stats", "/metrics", "/v1/models", "/v1/models/m", "/openapi.json", "/tokenizer_info"):
+        refused(client.get(route), route, 401, kind, kind)
+        assert site.get(route).status_code == 200
+        refused(site.post(route, {}), route, 405, "not_found_error", "not_found_error")
+    refused(site.get("/nowhere"), "", 404, "not_found_error", "")
+    refused(site.get("/v1/models/other"), "", 404, "not_found_error", "")
+    assert client.get("/health").json() == {"status": "ok", "model_loaded": True}
+    assert client.get("/ready").status_code == client.get("/").status_code == 200
+
+
+# counting
+
+
+def test_small_routes(site: Site) -> None:
+    assert site.get("/v1/models").json()["data"] == [site.get("/v1/models/m").json()]
+    model = site.get("/v1/models/m").json()
+    assert (model["id"], model["object"], model["max_model_len"]) == ("m", "model", LENGTH)
+    tokens = site.post("/tokenize", {"prompt": "Once upon a time"}).json()
+    assert tokens["count"] == len(tokens["tokens"]) and tokens["max_model_len"] == LENGTH
+    assert site.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": "Once upon a time"}
+    counted = site.post("/v1/messages/count_tokens", {"model": "m", "messages": QUESTION}).json()["input_tokens"]
+    assert counted == site.post("/tokenize", {"messages": QUESTION}).json()["count"] == site.ask(CHAT, {}).prompt
+
+
+def test_statistics(site: Site) -> None:
+    site.ask(COMPLETIONS, LONG)
+    stats = site.get("/stats").json()
+    assert (stats["running"], stats["waiting"], stats["waiting_tokens"], stats["draining"]) == (0, 0, 0, False)
+    pages = stats["pages"]
+    assert pages["free"] + pages["cached"] + pages["owned"] == pages["total"] > 0 == pages["owned"]
+    assert 0 <= stats["prefix"]["hits"] <= stats["prefix"]["queries"] > 0
+    worker = stats["worker"]
+    assert psutil.pid_exists(worker["pid"]) and worker["epoch"] == 1 and 0 <= worker["last_step_age_s"] < 30
+    assert (worker["model"], worker["device"], worker["dtype"], worker["max_seq_len"]) == (
+        "m",
+        "cpu",
+        "bfloat16",
+        LENGTH,
+    )
+    assert len({frontend["pid"] for frontend in stats["frontends"]}) == len(stats["frontends"]) == 2
+    assert all(set(frontend) == {"pid", "id", "streams"} for frontend in stats["frontends"])
+    assert stats["throughput"]["prompt"] > 0 and stats["throughput"]["generation"] > 0
+    assert set(stats["latency"]) == {"ttft", "itl", "e2e"}
+    for quantiles in stats["latency"].values():
+        assert 0 < quantiles["p50"] <= quantiles["p95"] <= quantiles["p99"]
+
+
+BOTH = {
+    "num_requests_running": "gauge", "num_requests_waiting": "gauge", "kv_cache_usage_perc": "gauge",
+    "prefix_cache_queries_total": "counter", "prefix_cache_hits_total": "counter", "prompt_tokens_total": "counter",
+    "generation_tokens_total": "counter", "request_success_total": "counter", "rejected_total": "counter",
+    "time_to_first_token_seconds": "histogram", "e2e_request_latency_seconds": "histogram",
+    "request_queue_time_seconds": "histogram", "request_prefill_time_seconds": "histogram",
+    "request_decode_time_seconds": "histogram", "worker_epoch": "gauge", "worker_last_step_age_seconds": "gauge",
+}  # fmt: skip
+FRONTENDS = {
+    "inter_token_latency_seconds": "histogram", "frontend_loop_lag_seconds": "histogram", "bus_gaps_total": "counter",
+    "resyncs_total": "counter", "streams_resumed_total": "counter", "streams_lost_total": "counter",
+    "aborts_total": "counter",
+}  # fmt: skip
+WORKERS = {
+    "num_preemptions_total": "counter", "iteration_tokens_total": "histogram", "step_duration_seconds": "histogram",
+    "leases_reaped_total": "counter",
+}  # fmt: skip
+
+
+def test_metrics_have_the_names_that_dashboards_know(site: Site) -> None:
+    frontends, worker = site.get("/metrics").text, httpx.get(site.worker_metrics).text
+    for text, names in ((frontends, BOTH | FRONTENDS), (worker, BOTH | WORKERS)):
+        kinds = dict(re.findall(r"^# TYPE sluice_(\w+) (\w+)$", text, re.MULTILINE))
+        assert {name: kinds.get(name) for name in names} == names
+        reasons = re.findall(r'sluice_request_success_total{finished_reason="(\w+)"}', text)
+        assert set(reasons) == {"eos", "stop", "length"}
+        assert 'sluice_rejected_total{reason="queue_full"} 0.0' in text
+    assert set(re.findall(r'sluice_step_duration_seconds_count{part="(\w+)"}', worker)) == {"plan", "run"}
+    assert 'sluice_aborts_total{reason="client"} 0.0' in frontends
+
+
+def test_whichever_frontend_answers_counts_for_all(site: Site) -> None:
+    def generated() -> set[float]:
+        texts = [site.get("/metrics").text for _ in range(6)]
+        return {float(*re.findall(r"^sluice_generation_tokens_total (\S+)$", text, re.MULTILINE)) for text in texts}
+
+    time.sleep(1.5)  # what is counted is told to the others once a second
+    [before] = generated()
+    site.ask(COMPLETIONS, {**LONG, "max_tokens": 100})
+    deadline = time.monotonic() + 30
+    while generated() != {before + 100}:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
