@@ -38,6 +38,7 @@ from frontend.tokenizer import Tokenizer
 from frontend.types import Ask
 from frontend.workers import Workers
 from shared.config import FrontendConfig, ModelConfig
+from shared.messages import Refusal
 
 FLUSH_S = 1.0
 LAG_S = 0.05  # how often the event loop's punctuality is measured
@@ -262,7 +263,8 @@ class Api:
         return _json(models.one(request.path_params["name"], self._name, self._created, self._max_seq_len or None))
 
     async def health(self, request: Request) -> Response:
-        return _json({"status": "ok", "model_loaded": self._link.state()[0]})
+        loaded = any(member.ready or member.reason == Refusal.DRAINING for member in self._link.members())
+        return _json({"status": "ok", "model_loaded": loaded})
 
     async def ready(self, request: Request) -> Response:
         ready, reason = self.service.state()

@@ -319,6 +319,8 @@ async def test_ready_tells_progress(tokenizer: Tokenizer) -> None:
         link.ready = (True, "ready")
         assert (await http.get("/ready")).json() == {"status": "ready"}
         assert (await http.get("/health")).json() == {"status": "ok", "model_loaded": True}
+        link.ready = (False, "draining")
+        assert (await http.get("/health")).json() == {"status": "ok", "model_loaded": True}
 
 
 async def test_stats_have_one_shape_with_and_without_a_worker(tokenizer: Tokenizer) -> None:
