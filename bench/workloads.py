@@ -108,6 +108,7 @@ WORKLOADS = {
         ),
         Workload("chunked_prefill", "48, Poisson 6 a second, mostly 1024 to 2048 in, 64 to 256 out", _chunked_prefill),
         Workload("prefix_caching", "48, 8 a second, 1024 shared + 32 to 128 in, 256 out", _prefix_caching),
+        Workload("mixed", "16 at once, 32 to 1024 in, 64 to 256 out", _uniform(16, 0, (32, 1024), (64, 256))),
         Workload("offline", "256 at once, 100 to 1024 in and out", _uniform(256, 0, (100, 1024), (100, 1024)), seed=0),
     )
 }

@@ -38,7 +38,11 @@ def test_continuous_batching_is_32_at_4_a_second() -> None:
 
 @pytest.mark.parametrize(
     ("name", "count", "prompt", "new"),
-    [("paged_attention", 48, (128, 384), (128, 256)), ("offline", 256, (100, 1024), (100, 1024))],
+    [
+        ("mixed", 16, (32, 1024), (64, 256)),
+        ("paged_attention", 48, (128, 384), (128, 256)),
+        ("offline", 256, (100, 1024), (100, 1024)),
+    ],
 )
 def test_bursts_come_at_once(name: str, count: int, prompt: tuple[int, int], new: tuple[int, int]) -> None:
     calls = made(name)
