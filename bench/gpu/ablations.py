@@ -20,16 +20,19 @@ class Part:
     without: Setup
     prefill: bool = False  # it matters to long prompts, too
     cuda: bool = False  # it is not there elsewhere
-    fusions: tuple[str, ...] = ()
 
 
-SANDWICH = Part(AFTER, BASE, prefill=True, cuda=True, fusions=(AFTER,))
+def _apart(fusion: str) -> Part:
+    return Part(fusion, Setup(operations=without(fusion)), prefill=True, cuda=True)
+
+
+SANDWICH = _apart(AFTER)
 PARTS = (
     Part("batch invariance", Setup(invariant=False), prefill=True),
     Part("graphs", Setup(graphs=False), cuda=True),
     Part("overlap", Setup(overlap=False), cuda=True),
     Part("graphs and overlap", Setup(graphs=False, overlap=False), cuda=True),
-    *(Part(name, BASE, prefill=True, cuda=True, fusions=(name,)) for name in INSTEAD if name != AFTER),
+    *(_apart(name) for name in INSTEAD if name != AFTER),
     SANDWICH,
 )
 
@@ -43,8 +46,7 @@ def measure(place: Place, model: str) -> Iterator[Row]:
         if why := NEEDS_CUDA if part.cuda and not place.cuda else place.short(12):
             yield what | {"without": part.name, "note": why}
             continue
-        with without(*part.fusions):
-            found = _figures(place, spec, part.without, prefill=part.prefill)
+        found = _figures(place, spec, part.without, prefill=part.prefill)
         for figure, seconds in found.items():
             yield what | _row(part.name, figure, base[figure], seconds)
     if model == place.models[0]:

@@ -17,6 +17,7 @@ from shared.codec import pack_u32
 from shared.config import WorkerConfig
 from shared.messages import Abort, Sampling, Submit
 from worker.desk import Desk
+from worker.kernels.operations import FAST, Operations
 from worker.kernels.quantize import Kind
 from worker.loop import Loop
 from worker.memory.cache import Cache, kv_format
@@ -48,6 +49,7 @@ class Setup:
     kv: str = "auto"
     weights: Kind | None = None
     step_tokens: int = 0
+    operations: Operations = FAST
 
     @property
     def said(self) -> str:
@@ -63,7 +65,7 @@ class Rig:
         self, place: Place, spec: ModelSpec, weights: Weights, setup: Setup, *, slots: int, longest: int
     ) -> None:
         pages = slots * -(-longest // PAGE_SIZE) + 1
-        decoder = Decoder(spec, weights, longest)
+        decoder = Decoder(spec, weights, longest, setup.operations)
         self.spec, self._place, self._longest = spec, place, longest
         self.cache = Cache(spec, pages, PAGE_SIZE, kv_format(setup.kv, place.dtype), place.device)
         self.scheduler = Scheduler(_config(setup, slots, longest), PagePool(pages, PAGE_SIZE))

@@ -98,20 +98,19 @@ def _bits(what: str, alone: Tensor, other: Tensor) -> Row:
 class Way:
     name: str
     setup: Setup = BASE
-    unfused: tuple[str, ...] = ()
 
 
 WAYS = (
     Way("again"),
     Way("prompts in chunks of 33", Setup(step_tokens=33)),
     Way("without graphs and overlap", Setup(graphs=False, overlap=False)),
-    Way("nothing fused", BASE, tuple(INSTEAD)),
+    Way("nothing fused", Setup(operations=without(*INSTEAD))),
 )
 MORE_WAYS = (  # for one model
     Way("prompts in chunks of 64", Setup(step_tokens=64)),
     Way("without graphs", Setup(graphs=False)),
     Way("without overlap", Setup(overlap=False)),
-    *(Way(f"not {fusion}", BASE, (fusion,)) for fusion in INSTEAD),
+    *(Way(f"not {fusion}", Setup(operations=without(fusion))) for fusion in INSTEAD),
 )
 
 
@@ -122,8 +121,7 @@ def same_ids(place: Place, model: str) -> Iterator[Row]:
     expected = _ids(place, spec, weights, BASE)
     distinct = len({id for ids in expected for id in ids})
     for way in (*WAYS, *(MORE_WAYS if model == place.models[0] else ())):
-        with without(*way.unfused):
-            found = _ids(place, spec, weights, way.setup)
+        found = _ids(place, spec, weights, way.setup)
         wrong = sum(one != other for one, other in zip(expected, found, strict=True))
         row: Row = {"what": f"ids, {model}, {way.name}", "cases": len(expected), "worst": wrong, "bound": 0.0}
         row |= {"result": FAIL if wrong else PASS}

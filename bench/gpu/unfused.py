@@ -1,7 +1,7 @@
 """What the decoder calls, taken apart again: for each fusion the separate kernels that give the same bits."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from worker.kernels.gate import Activation, gate
 from worker.kernels.heads import heads_apart
 from worker.kernels.linear import PackedLinear, linear
 from worker.kernels.norm import add_rms_norm, rms_norm
+from worker.kernels.operations import FAST, Operations
 from worker.kernels.terms import added
-from worker.model import decoder
 
 GATE = "gate inside its product"
 TERMS = "parts of products added by the next kernel"
@@ -40,7 +40,7 @@ def _heads(qkv: Tensor, *places: Tensor, dtype: torch.dtype, **norms: Any) -> Te
     return heads_apart(added(qkv, 2, dtype), *places, **norms)
 
 
-INSTEAD: Mapping[str, Mapping[str, Callable[..., object]]] = {
+INSTEAD: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     HEADS: {"heads": _heads},
     TERMS: {"linear": _whole},
     GATE: {"gated_linear": _gate},
@@ -48,15 +48,6 @@ INSTEAD: Mapping[str, Mapping[str, Callable[..., object]]] = {
 }  # fmt: skip
 
 
-@contextmanager
-def without(*fusions: str) -> Iterator[None]:
-    """The decoder calls the separate kernels, as long as this lasts."""
-    instead = {name: function for fusion in fusions for name, function in INSTEAD[fusion].items()}
-    before = {name: getattr(decoder, name) for name in instead}
-    for name, function in instead.items():
-        setattr(decoder, name, function)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(decoder, name, function)
+def without(*fusions: str) -> Operations:
+    """What a decoder computes with, these taken apart."""
+    return replace(FAST, **{name: function for fusion in fusions for name, function in INSTEAD[fusion].items()})

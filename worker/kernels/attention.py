@@ -42,6 +42,21 @@ def attention(
     return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
 
 
+def attention_plain(
+    q: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    starts: Tensor,
+    kv_lens: Tensor,
+    pages: Tensor,
+    max_kv: int,
+    *,
+    scale: float,
+    window: int,
+) -> Tensor:
+    return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
+
+
 def attention_torch(
     q: Tensor,
     cache_k: Tensor,

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from worker.kernels import native
-from worker.kernels.norm import rms_norm
-from worker.kernels.rotary import rotary
+from worker.kernels.norm import rms_norm, rms_norm_torch
+from worker.kernels.rotary import rotary, rotary_torch
 from worker.kernels.terms import added
-from worker.kernels.write import write_kv
+from worker.kernels.write import write_kv, write_kv_torch
 
 
 def heads(
@@ -65,11 +65,38 @@ def heads_apart(
     offset: bool,
 ) -> Tensor:
     """The same for qkv that is no terms, by the three kernels one after the other."""
-    kv_heads, dim = cache_k.shape[2:]
-    parts = qkv.view(len(qkv), -1, dim)
-    q, k, v = parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    q, k, v = _split(qkv, *cache_k.shape[2:])
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps, offset=offset), rms_norm(k, k_norm, eps, offset=offset)
     q, k = rotary(q, k, cos, sin, positions)
     write_kv(k, v, cache_k, cache_v, slots)
     return q
+
+
+def heads_plain(
+    qkv: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    *,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    offset: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    q, k, v = _split(added(qkv, 2, dtype), *cache_k.shape[2:])
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm_torch(q, q_norm, eps, offset=offset), rms_norm_torch(k, k_norm, eps, offset=offset)
+    q, k = rotary_torch(q, k, cos, sin, positions)
+    write_kv_torch(k, v, cache_k, cache_v, slots)
+    return q
+
+
+def _split(qkv: Tensor, kv_heads: int, dim: int) -> tuple[Tensor, ...]:
+    """Queries, keys and values [T, heads, D] of [T, (Hq + 2 Hk) * D]."""
+    parts = qkv.view(len(qkv), -1, dim)
+    return parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kernels import native
-from worker.kernels.gate import Activation, gate
+from worker.kernels.gate import Activation, gate, gate_torch
 from worker.kernels.native import NativeWeight
 from worker.kernels.quantize import dequantize, linear_quantized_torch
 
@@ -52,12 +52,17 @@ def linear(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool =
 
     With `terms` it may also be the terms of that (see terms.py), where adding them later is cheaper.
     """
-    if packed.native is not None:
-        return native.linear(x, packed.native, out_dtype=torch.float32 if wide else None)
     if x.is_cuda and packed.invariant:
         from worker.kernels.linear_triton import linear_triton
 
         return linear_triton(x, packed.weight, packed.bias, packed.scale, wide=wide, terms=terms)
+    return linear_plain(x, packed, wide=wide)
+
+
+def linear_plain(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool = False) -> Tensor:
+    """The same, never terms, by the library that holds the weight: torch's on a GPU."""
+    if packed.native is not None:
+        return native.linear(x, packed.native, out_dtype=torch.float32 if wide else None)
     if packed.scale is not None:
         y = linear_quantized_torch(x, packed.weight, packed.scale, packed.bias)
     else:
@@ -74,6 +79,10 @@ def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Ten
         if uncut(packed.weight):
             return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale)
     return gate(linear(x, packed), activation)
+
+
+def gated_linear_plain(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
+    return gate_torch(linear_plain(x, packed), activation)
 
 
 def linear_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

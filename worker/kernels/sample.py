@@ -7,6 +7,7 @@ hash of (request seed, output position). On a GPU no step reads a value back to 
 Devices differ in the last bit of exp: then a weight differs in its last bit of 24, and now and then a draw with it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -80,11 +81,6 @@ class SampleParams:
     stages: Stages = EVERY
 
 
-def sample(logits: Tensor, params: SampleParams) -> Tensor:
-    """The chosen token of each row: logits [R, V] float32 -> ids [R] int64. Leaves logits as they are."""
-    return sample_plain(_adjust(logits, params), params.plain, params.stages)
-
-
 def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
     """The chosen token of each row by its logits as they are: [R, V] float32 -> ids [R] int64.
 
@@ -96,6 +92,14 @@ def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) ->
 
         return sample_triton(logits, params, stages)
     return sample_torch(logits, params, stages)
+
+
+def sample(logits: Tensor, params: SampleParams, choose_plain: Callable[..., Tensor] = sample_plain) -> Tensor:
+    """The chosen token of each row: logits [R, V] float32 -> ids [R] int64. Leaves logits as they are.
+
+    choose_plain: sample_plain, or sample_torch.
+    """
+    return choose_plain(_adjust(logits, params), params.plain, params.stages)
 
 
 def sample_torch(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:

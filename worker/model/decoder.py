@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from worker.kernels.attention import attention
-from worker.kernels.heads import heads
-from worker.kernels.linear import PackedLinear, gated_linear, linear
-from worker.kernels.norm import add_rms_norm, rms_norm
+from worker.kernels.linear import PackedLinear
+from worker.kernels.operations import FAST, Operations
 from worker.kernels.stack import Stack, StackLayer
 from worker.memory.cache import Cache
 from worker.model import rope
@@ -51,9 +49,9 @@ class Weights:
 class Decoder:
     """A model that is ready to run. Holds no state of any sequence: that is the cache's."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, positions: int) -> None:
+    def __init__(self, spec: ModelSpec, weights: Weights, positions: int, operations: Operations = FAST) -> None:
         """Serves positions 0 .. positions - 1 (rotary tables are made for those)."""
-        self.spec, self.weights = spec, weights
+        self.spec, self.weights, self.operations = spec, weights, operations
         self.done = c_uint64()  # layers begun, in all steps; read by whoever wants to see a long step move
         self.ropes = [rope.tables(table, spec.head_dim, positions, weights.embed.device) for table in spec.ropes]
         self.norms = [*(layer.before_attention for layer in weights.layers), weights.norm]
@@ -62,11 +60,12 @@ class Decoder:
 
     def forward(self, packed: Packed, cache: Cache) -> Tensor:
         """Writes the K/V of every row and returns the logits of packed.rows, [R, vocab] float32."""
-        eps, offset, last = self.spec.norm_eps, self.spec.norm_offset, len(self.weights.layers) - 1
+        do, last = self.operations, len(self.weights.layers) - 1
+        eps, offset = self.spec.norm_eps, self.spec.norm_offset
         x = embedding(packed.tokens, self.weights.embed)  # [T, H]
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
-        h = rms_norm(x, self.norms[0], eps, offset=offset)
+        h = do.rms_norm(x, self.norms[0], eps, offset=offset)
         for index, (layer, kind) in enumerate(zip(self.weights.layers, self.spec.layers, strict=True)):
             self.done.value += 1
             h = self._attend(h, layer, kind, packed, cache.layer(index))  # [T, heads * D]
@@ -75,18 +74,23 @@ class Decoder:
                     return x.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
                 if not packed.whole:
                     h, x = h[packed.rows], x[packed.rows]
-            h, x = add_rms_norm(
-                linear(h, layer.o, terms=True), x, layer.before_mlp, eps, offset=offset, after=layer.after_attention
+            h, x = do.add_rms_norm(
+                do.linear(h, layer.o, terms=True), x, layer.before_mlp, eps, offset=offset, after=layer.after_attention
             )
-            h = gated_linear(h, layer.gate_up, self.spec.activation)
-            h, x = add_rms_norm(
-                linear(h, layer.down, terms=True), x, self.norms[index + 1], eps, offset=offset, after=layer.after_mlp
+            h = do.gated_linear(h, layer.gate_up, self.spec.activation)
+            h, x = do.add_rms_norm(
+                do.linear(h, layer.down, terms=True),
+                x,
+                self.norms[index + 1],
+                eps,
+                offset=offset,
+                after=layer.after_mlp,
             )
         return self._logits(h)
 
     def on(self, cache: Cache) -> Callable[[Packed], Tensor]:
         """`forward` over this cache, by the fastest way there is here; the same bits."""
-        stack = self._stack(cache)
+        stack = self._stack(cache) if self.operations is FAST else None
         if stack is None:
             return lambda packed: self.forward(packed, cache)
 
@@ -128,18 +132,18 @@ class Decoder:
         )  # fmt: skip
 
     def _attend(self, h: Tensor, layer: Layer, kind: LayerSpec, packed: Packed, kv: tuple[Tensor, Tensor]) -> Tensor:
-        spec = self.spec
-        q = heads(
-            linear(h, layer.qkv, terms=True), *kv, *self.ropes[kind.rope], packed.positions, packed.slots,
+        do, spec = self.operations, self.spec
+        q = do.heads(
+            do.linear(h, layer.qkv, terms=True), *kv, *self.ropes[kind.rope], packed.positions, packed.slots,
             q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps, offset=spec.norm_offset, dtype=h.dtype,
         )  # fmt: skip
-        mixed = attention(
+        mixed = do.attention(
             q, *kv, packed.starts, packed.kv_lens, packed.pages, packed.max_kv,
             scale=spec.attention_scale, window=kind.window,
         )  # fmt: skip
         return mixed.flatten(1)
 
     def _logits(self, h: Tensor) -> Tensor:
-        logits = linear(h, self.weights.head, wide=True)  # [R, vocab]
+        logits = self.operations.linear(h, self.weights.head, wide=True)  # [R, vocab]
         cap = self.spec.logit_softcap
         return (logits / cap).tanh() * cap if cap else logits

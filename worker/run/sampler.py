@@ -5,7 +5,7 @@ batch, and how often the sequence was preempted or resumed, changes nothing.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.messages import Sampling
-from worker.kernels.sample import Bias, History, PlainParams, SampleParams, Stages
+from worker.kernels.sample import Bias, History, PlainParams, SampleParams, Stages, sample_plain
 from worker.kernels.sample import sample as sample_rows
 from worker.run.pack import to_device
 from worker.schedule.sequence import Sequence
@@ -27,11 +27,16 @@ def sample(logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) 
     return ids
 
 
-def choose(logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> Tensor:
+def choose(
+    logits: Tensor,
+    sequences: list[Sequence],
+    eos_ids: tuple[int, ...],
+    choose_plain: Callable[..., Tensor] = sample_plain,
+) -> Tensor:
     """The same on the logits' device, [R] int64, without waiting for it."""
     if all(not sequence.sampling.temperature and is_plain(sequence) for sequence in sequences):
         return logits.argmax(-1)
-    return sample_rows(logits, columns(sequences, eos_ids, logits.device))
+    return sample_rows(logits, columns(sequences, eos_ids, logits.device), choose_plain)
 
 
 def is_plain(sequence: Sequence) -> bool:

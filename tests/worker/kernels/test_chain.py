@@ -10,9 +10,9 @@ from torch import Tensor
 from tests.worker.kernels.cases import close, random
 from tests.worker.model.harness import Row, pack
 from worker.kernels.linear import PackedLinear
+from worker.kernels.operations import FAST, Operations
 from worker.kernels.quantize import Kind, quantize
 from worker.memory.cache import Cache
-from worker.model import decoder
 from worker.model.decoder import Decoder, Layer, Weights
 from worker.model.packed import Packed
 from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
@@ -105,9 +105,8 @@ def others() -> list[Row]:
     return [Row([8] * 3, [8]), Row([8] * 14, [9, 10, 11, 12])]
 
 
-@pytest.fixture
-def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the decoder calls goes where tensors on a GPU go."""
+def on_triton(model: Decoder) -> Decoder:
+    """With what is chosen where tensors are on a GPU, but for attention."""
     from worker.kernels.heads_triton import heads_triton
     from worker.kernels.linear_triton import gated_linear_triton, linear_triton
     from worker.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
@@ -120,27 +119,27 @@ def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         assert uncut(packed.weight)
         return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale)
 
-    for kernel in (linear, gated_linear):
-        monkeypatch.setattr(decoder, kernel.__name__, kernel)
-    for kernel in (heads_triton, add_rms_norm_triton, rms_norm_triton):
-        monkeypatch.setattr(decoder, kernel.__name__.removesuffix("_triton"), kernel)
+    triton: Operations = replace(
+        FAST, rms_norm=rms_norm_triton, add_rms_norm=add_rms_norm_triton, heads=heads_triton, linear=linear,
+        gated_linear=gated_linear,
+    )  # fmt: skip
+    return Decoder(model.spec, model.weights, 64, triton)
 
 
 @pytest.mark.parametrize(
     ("spec", "kind"), [(PLAIN, None), (SANDWICH, None), (PLAIN, "fp8")], ids=["plain", "sandwich", "eight bits"]
 )
-def test_the_loop_means_the_same(spec: ModelSpec, kind: Kind | None, request: pytest.FixtureRequest) -> None:
+def test_the_loop_means_the_same(spec: ModelSpec, kind: Kind | None) -> None:
     model = eight_bits(decoder_of(spec), kind)
     expected = logits(model, [one(), *others()])
-    request.getfixturevalue("triton_kernels")
-    close(logits(model, [one(), *others()]), expected)
+    close(logits(on_triton(model), [one(), *others()]), expected)
 
 
-@pytest.mark.usefixtures("triton_kernels", "dot_in_order")
+@pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("kind", [None, "int8"])
 def test_a_sequence_has_the_same_bits_alone_and_in_company(kind: Kind | None) -> None:
     """Of one row, of a few and of more than a tile of them."""
-    model = eight_bits(decoder_of(PLAIN), kind)
+    model = on_triton(eight_bits(decoder_of(PLAIN), kind))
     alone, company = logits(model, [one()]), logits(model, [one(), *others()])
     assert torch.equal(company[[0, 3]], alone)
 

@@ -1,0 +1,31 @@
+"""What a decoder computes with, as one record: what is fastest where its tensors are, or the plain forms of that."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from worker.kernels.attention import attention, attention_plain
+from worker.kernels.heads import heads, heads_plain
+from worker.kernels.linear import gated_linear, gated_linear_plain, linear, linear_plain
+from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
+from worker.kernels.sample import sample_plain, sample_torch
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """Each as the function of that name in this folder."""
+
+    rms_norm: Callable[..., Tensor]
+    add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
+    heads: Callable[..., Tensor]
+    attention: Callable[..., Tensor]
+    linear: Callable[..., Tensor]
+    gated_linear: Callable[..., Tensor]
+    sample_plain: Callable[..., Tensor]
+
+
+FAST = Operations(rms_norm, add_rms_norm, heads, attention, linear, gated_linear, sample_plain)
+PLAIN = Operations(
+    rms_norm_torch, add_rms_norm_torch, heads_plain, attention_plain, linear_plain, gated_linear_plain, sample_torch
+)  # on a GPU they may wait for it, and a row's bits may depend on the other rows
