@@ -18,12 +18,16 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 VOCAB, EOS, WINDOW = 512, 2, 16
@@ -96,6 +100,10 @@ LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+LONG_ROPE = {
+    "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5], "long_factor": [4.0] * 6,
+    "original_max_position_embeddings": 512,
+}  # fmt: skip
 GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -132,6 +140,19 @@ def _gemma3() -> PreTrainedModel:
     return Gemma3ForCausalLM(config)
 
 
+def _phi3(**more: Any) -> PreTrainedModel:
+    """Three quarters of each head rotate."""
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}  # hidden / heads
+    rope = {"rope_theta": 10_000.0, "partial_rotary_factor": 0.75, **more}
+    return Phi3ForCausalLM(
+        Phi3Config(**sizes, sliding_window=WINDOW, original_max_position_embeddings=512, rope_parameters=rope)
+    )
+
+
+def _smollm3() -> PreTrainedModel:
+    return SmolLM3ForCausalLM(SmolLM3Config(**SIZES, no_rope_layer_interval=2))
+
+
 @dataclass(frozen=True)
 class Kind:
     model: Callable[[], PreTrainedModel]
@@ -147,6 +168,9 @@ KINDS = {
     "qwen3": Kind(lambda: _qwen3(tied=False)),
     "qwen3-tied": Kind(lambda: _qwen3(tied=True)),
     "gemma3": Kind(_gemma3, byte_fallback_tokenizer),
+    "phi3": Kind(lambda: _phi3(rope_type="default")),
+    "phi3-longrope": Kind(lambda: _phi3(**LONG_ROPE)),
+    "smollm3": Kind(_smollm3),
 }
 
 

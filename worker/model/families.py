@@ -5,13 +5,15 @@ Both spellings of rotary settings are read (`rope_parameters`, and the older `ro
 transformers' config classes, because config.json leaves out what equals them.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from worker.model import quantization
+from worker.model.rope_settings import NO_ROPE, UnsupportedModel, rope_spec
 from worker.model.spec import Activation, LayerSpec, ModelSpec, RopeSpec
+
+__all__ = ["FAMILIES", "UnsupportedModel", "spec_from_config"]
 
 Config = Mapping[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -23,10 +25,6 @@ COMMON = {
     "head_dim": None, "num_key_value_heads": None, "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False,
     "rope_theta": 10_000.0, "eos_token_id": (), "tie_word_embeddings": False, "hidden_act": "silu",
 }  # fmt: skip
-
-
-class UnsupportedModel(ValueError):
-    """One sentence: what the checkpoint asks for, and what is supported."""
 
 
 def _every_layer_full(config: Config) -> list[str]:
@@ -49,12 +47,32 @@ def _window_but_every_nth(config: Config) -> list[str]:
     return [SLIDING if (i + 1) % nth else FULL for i in range(config["num_hidden_layers"])]
 
 
+def _window_where_nothing_rotates(config: Config) -> list[str]:
+    """SmolLM3, where `use_sliding_window` says so."""
+    windowed = config["use_sliding_window"] and config["sliding_window"]
+    return [FULL if rotates or not windowed else SLIDING for rotates in _rotates_but_every_nth(config)]
+
+
+def _every_layer_rotates(config: Config) -> list[bool]:
+    return [True] * config["num_hidden_layers"]
+
+
+def _rotates_but_every_nth(config: Config) -> list[bool]:
+    """SmolLM3: every `no_rope_layer_interval`-th layer has no positions, unless a list says which (0 is without)."""
+    nth = config["no_rope_layer_interval"]
+    given = config["no_rope_layers"] or [(i + 1) % nth for i in range(config["num_hidden_layers"])]
+    return [bool(rotates) for rotates in given]
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """What a model_type means where its config is silent, and what no config says."""
 
     defaults: Config
     layer_types: Callable[[Config], list[str]] = _every_layer_full
+    rotates: Callable[[Config], list[bool]] = _every_layer_rotates
+    fused: bool = False
+    partial_rotary: bool = False  # heads may be rotated in part
     norm_offset: bool = False
     sandwich_norms: bool = False
     qk_norm: bool = False
@@ -64,6 +82,16 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)  # its own name for a common setting
 
 
+PHI3 = {
+    "vocab_size": 32_064, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5, "sliding_window": None, "eos_token_id": 32_000,
+}  # fmt: skip
+SMOLLM3 = {
+    "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 11_008, "num_hidden_layers": 36,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32_768, "rope_theta": 2_000_000.0,
+    "use_sliding_window": False, "sliding_window": None, "no_rope_layers": None, "no_rope_layer_interval": 4,
+    "eos_token_id": 128_001, "tie_word_embeddings": True,
+}  # fmt: skip
 QWEN = {
     "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "max_position_embeddings": 32_768,
     "vocab_size": 151_936, "num_attention_heads": 32, "num_key_value_heads": 32,
@@ -88,8 +116,11 @@ FAMILIES: Mapping[str, Family] = {
         GEMMA3, layer_types=_window_but_every_nth, norm_offset=True, sandwich_norms=True, qk_norm=True,
         scale_embeddings=True, local_rope=True, names={"hidden_act": "hidden_activation"},
     ),
+    "phi3": Family(PHI3, layer_types=_window_everywhere, fused=True, partial_rotary=True),
+    "smollm3": Family(SMOLLM3, layer_types=_window_where_nothing_rotates, rotates=_rotates_but_every_nth),
 }  # fmt: skip
-INSIDE = {"gemma3": "gemma3_text"}  # multimodal configs that hold a text model of ours as `text_config`
+INSIDE = {"gemma3": "gemma3_text", "mistral3": "mistral"}  # multimodal: `text_config` is of this family by default
+WRITERS = ("forcausallm", "forconditionalgeneration")  # how classes end that write text
 
 
 def spec_from_config(config: Config) -> ModelSpec:
@@ -98,17 +129,24 @@ def spec_from_config(config: Config) -> ModelSpec:
     Raises UnsupportedModel for a family, rotary kind or activation that is not here, and for a config that lacks a
     size; CheckpointError for a quantization that is not here.
     """
-    model_type = config.get("model_type")
-    name = INSIDE.get(str(model_type), str(model_type))
+    model_type, inner = config.get("model_type"), config.get("text_config") or {}
+    name = str(inner.get("model_type") or INSIDE[model_type] if model_type in INSIDE else model_type)
     family = FAMILIES.get(name)
     if family is None:
         supported = ", ".join(sorted([*FAMILIES, *INSIDE]))
-        raise UnsupportedModel(f"model_type {model_type!r} is not supported; supported are {supported}")
-    given = {**config, **config.get("text_config", {})}
+        shown = repr(model_type) if model_type == name else f"{model_type!r} around a {name!r}"
+        raise UnsupportedModel(f"model_type {shown} is not supported; supported are {supported}")
+    _check_purpose(config.get("architectures") or ())
     try:
-        return _spec(name, family, {**COMMON, **family.defaults, **given})
+        return _spec(name, family, {**COMMON, **family.defaults, **config, **inner})
     except KeyError as error:
         raise UnsupportedModel(f"the config of this {name} model lacks {error.args[0]!r}") from error
+
+
+def _check_purpose(architectures: Sequence[str]) -> None:
+    """A classifier's or an embedder's checkpoint may have all that a tied language model has."""
+    if architectures and not any(one.lower().endswith(WRITERS) for one in architectures):
+        raise UnsupportedModel(f"{', '.join(architectures)} does not generate text: only language models are served")
 
 
 def _spec(name: str, family: Family, config: Config) -> ModelSpec:
@@ -128,7 +166,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         head_dim=head_dim,
         layers=layers,
         ropes=ropes,
-        max_positions=config["max_position_embeddings"],
+        max_positions=_max_positions(config, ropes),
         norm_eps=config["rms_norm_eps"],
         norm_offset=family.norm_offset,
         sandwich_norms=family.sandwich_norms,
@@ -136,6 +174,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         qkv_bias=family.always_qkv_bias or config["attention_bias"],
         o_bias=not family.always_qkv_bias and config["attention_bias"],
         mlp_bias=config["mlp_bias"],
+        fused=family.fused,
         attention_scale=config.get("query_pre_attn_scalar", head_dim) ** -0.5,
         activation=_activation(config[family.names.get("hidden_act", "hidden_act")]),
         embed_scale=config["hidden_size"] ** 0.5 if family.scale_embeddings else 1.0,
@@ -177,10 +216,31 @@ def _layers(family: Family, config: Config) -> tuple[tuple[LayerSpec, ...], tupl
         raise UnsupportedModel(f"layer type {min(unknown)!r} is not supported; supported are {FULL}, {SLIDING}")
     ropes: dict[RopeSpec, int] = {}
     layers = []
-    for kind in types[: config["num_hidden_layers"]]:
-        rope = ropes.setdefault(_rope(_rope_settings(family, config, kind), config), len(ropes))
+    for kind, rotates in zip(types[: config["num_hidden_layers"]], family.rotates(config), strict=False):
+        rope = ropes.setdefault(_rope(family, config, kind) if rotates else NO_ROPE, len(ropes))
         layers.append(LayerSpec(window=config["sliding_window"] if kind == SLIDING else 0, rope=rope))
     return tuple(layers), tuple(ropes)
+
+
+def _max_positions(config: Config, ropes: Sequence[RopeSpec]) -> int:
+    """What the model was made for, which the numbers of its rotary scaling may say better.
+
+    longrope has other numbers for texts longer than the original positions, and which are right is not known before a
+    text has ended: it is served up to there.
+    """
+    given = int(config["max_position_embeddings"])
+    for rope in ropes:
+        match rope.kind:
+            case "longrope":
+                given = min(given, rope.original_positions)
+            case "yarn":
+                given = max(given, int(rope.original_positions * rope.factor))
+    return given
+
+
+def _rope(family: Family, config: Config, kind: str) -> RopeSpec:
+    settings = _rope_settings(family, config, kind)
+    return rope_spec(settings, config, _head_dim(config), partial=family.partial_rotary)
 
 
 def _rope_settings(family: Family, config: Config, kind: str) -> Config:
@@ -193,67 +253,3 @@ def _rope_settings(family: Family, config: Config, kind: str) -> Config:
         return {**old, **(new.get(kind) or {})}
     scaling = {} if local else {**(config.get("rope_scaling") or {}), **new}
     return {**old, **scaling}
-
-
-def _rope(settings: Config, config: Config) -> RopeSpec:
-    kind = settings.get("rope_type", settings.get("type", "default"))
-    read = ROPE_KINDS.get(kind)
-    if read is None:
-        raise UnsupportedModel(f"rotary scaling {kind!r} is not supported; supported are {', '.join(ROPE_KINDS)}")
-    if (settings.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise UnsupportedModel("partial_rotary_factor is not supported: heads are rotated whole")
-    before = settings.get("original_max_position_embeddings") or config["max_position_embeddings"]
-    return read({**settings, "original_positions": before})
-
-
-def _default_rope(settings: Config) -> RopeSpec:
-    return RopeSpec("default", float(settings["rope_theta"]))
-
-
-def _linear_rope(settings: Config) -> RopeSpec:
-    return RopeSpec("linear", float(settings["rope_theta"]), float(settings["factor"]))
-
-
-def _llama3_rope(settings: Config) -> RopeSpec:
-    return RopeSpec(
-        "llama3",
-        float(settings["rope_theta"]),
-        float(settings["factor"]),
-        low_freq_factor=float(settings["low_freq_factor"]),
-        high_freq_factor=float(settings["high_freq_factor"]),
-        original_positions=settings["original_positions"],
-    )
-
-
-def _yarn_rope(settings: Config) -> RopeSpec:
-    return RopeSpec(
-        "yarn",
-        float(settings["rope_theta"]),
-        float(settings["factor"]),
-        original_positions=settings["original_positions"],
-        beta_fast=float(settings.get("beta_fast") or 32),
-        beta_slow=float(settings.get("beta_slow") or 1),
-        truncate=settings.get("truncate", True),
-        magnitude=_yarn_magnitude(settings),
-    )
-
-
-def _yarn_magnitude(settings: Config) -> float:
-    """Equation 22 of arXiv 2309.00071, or the ratio of two of them, or what the config says."""
-    given = settings.get("attention_factor")
-    if given is not None:
-        return float(given)
-
-    def growth(weight: float) -> float:
-        return 0.1 * weight * math.log(settings["factor"]) + 1.0 if settings["factor"] > 1 else 1.0
-
-    above, below = settings.get("mscale"), settings.get("mscale_all_dim")
-    return growth(above) / growth(below) if above and below else growth(1.0)
-
-
-ROPE_KINDS: Mapping[str, Callable[[Config], RopeSpec]] = {
-    "default": _default_rope,
-    "linear": _linear_rope,
-    "llama3": _llama3_rope,
-    "yarn": _yarn_rope,
-}

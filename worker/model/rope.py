@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from worker.model.spec import RopeSpec
 
@@ -13,16 +14,21 @@ Device = torch.device | str
 def tables(spec: RopeSpec, head_dim: int, positions: int, device: Device) -> tuple[Tensor, Tensor]:
     """cos and sin of position * inverse frequency, each [positions, head_dim] float32; both halves of a row are equal.
 
-    Computed on the CPU, so that every device rotates by the same bits.
+    Computed on the CPU, so that every device rotates by the same bits. Pairs that are not rotated have 1 and 0.
     """
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(spec, head_dim)  # [M, D/2]
-    angles = torch.cat((angles, angles), dim=-1)  # [M, D]
-    return (angles.cos() * spec.magnitude).to(device), (angles.sin() * spec.magnitude).to(device)
+    rotated = 0 if spec.kind == "none" else spec.rotated or head_dim
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(spec, rotated)  # [M, R/2]
+    still = (0, (head_dim - rotated) // 2)
+    cos = pad(angles.cos() * spec.magnitude, still, value=1.0)  # [M, D/2]
+    sin = pad(angles.sin() * spec.magnitude, still)
+    return torch.cat((cos, cos), dim=-1).to(device), torch.cat((sin, sin), dim=-1).to(device)
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """Radians per position of each pair of dimensions, [head_dim / 2] float32."""
-    plain = 1.0 / (spec.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    """Radians per position of each pair of dimensions, [head_dim / 2] float32; `head_dim`: of the rotated ones."""
+    plain = 1.0 / (spec.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / max(head_dim, 1)))
+    if spec.kind == "longrope":
+        return plain / torch.tensor(spec.factors)
     if spec.kind == "linear":
         return plain / spec.factor
     if spec.kind == "llama3":

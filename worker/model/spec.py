@@ -13,7 +13,7 @@ Activation = Literal["silu", "gelu_tanh"]
 class RopeSpec:
     """One table of rotary angles; see rope.py for what each kind does with the numbers."""
 
-    kind: str  # default, linear, llama3, yarn
+    kind: str  # default, linear, llama3, yarn, longrope; none: nothing is rotated
     theta: float
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
@@ -22,7 +22,9 @@ class RopeSpec:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: correction range in whole dimensions
-    magnitude: float = 1.0  # yarn: cos and sin are multiplied by it
+    magnitude: float = 1.0  # yarn, longrope: cos and sin are multiplied by it
+    factors: tuple[float, ...] = ()  # longrope: of each pair of dimensions
+    rotated: int = 0  # dimensions of a head that are rotated; 0: all. weights.py moves the others between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class ModelSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    fused: bool = False  # the checkpoint has q, k and v as one tensor, and gate and up as another
     attention_scale: float
     activation: Activation
     embed_scale: float = 1.0  # rounded to the weights' dtype before it is applied

@@ -37,6 +37,11 @@ class Stack:
     rows: tuple[int, ...]
     columns: int
     bias: bool
+    order: Tensor | None = None  # of the rows, if it is not the checkpoint's
+
+    def ordered(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Of all rows, a row each."""
+        return tensors if self.order is None else tuple(one[self.order.to(one.device)] for one in tensors)
 
     def tensors(self, prefix: str, kind: str) -> list[tuple[str, Shape]]:
         """Of kind `weight` or `bias`."""
@@ -118,11 +123,13 @@ class _Loader:
         sources = [self._source(*tensor) for tensor in stack.tensors(prefix, "weight")]
         quantized = self._quantized(sources)
         if quantized is None:
-            return pack(self._weight(sources), self._bias(stack, prefix), invariant=self.invariant)
-        return pack_quantized(*quantized, self._bias(stack, prefix), dtype=self.dtype, invariant=self.invariant)
+            (weight,) = stack.ordered(self._weight(sources))
+            return pack(weight, self._bias(stack, prefix), invariant=self.invariant)
+        values, scales = stack.ordered(*quantized)
+        return pack_quantized(values, scales, self._bias(stack, prefix), dtype=self.dtype, invariant=self.invariant)
 
     def _bias(self, stack: Stack, prefix: str) -> Tensor | None:
-        return self._read(stack.tensors(prefix, "bias")) if stack.bias else None
+        return stack.ordered(self._read(stack.tensors(prefix, "bias")))[0] if stack.bias else None
 
     def _eight(self, sources: Sequence[Source]) -> bool:
         """Whether the linear made of them is held in eight bits."""
@@ -246,13 +253,36 @@ def _stacks(spec: ModelSpec) -> dict[str, Stack]:
     """The linears of a Layer."""
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    attention, mlp = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")
+    order = _row_order(spec)
+    if spec.fused:
+        qkv = Stack(("self_attn.qkv_proj",), (q + 2 * kv,), hidden, spec.qkv_bias, order)
+        gate_up = Stack(("mlp.gate_up_proj",), (2 * inner,), hidden, spec.mlp_bias)
+    else:
+        attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        qkv = Stack(attention, (q, kv, kv), hidden, spec.qkv_bias, order)
+        gate_up = Stack(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, spec.mlp_bias)
     return {
-        "qkv": Stack(attention, (q, kv, kv), hidden, spec.qkv_bias),
+        "qkv": qkv,
         "o": Stack(("self_attn.o_proj",), (hidden,), q, spec.o_bias),
-        "gate_up": Stack(mlp, (inner, inner), hidden, spec.mlp_bias),
+        "gate_up": gate_up,
         "down": Stack(("mlp.down_proj",), (hidden,), inner, spec.mlp_bias),
     }
+
+
+def _row_order(spec: ModelSpec) -> Tensor | None:
+    """Of queries, keys and values, where heads are rotated in part: kernels rotate dimension i with i + D / 2.
+
+    The first R of a head's D dimensions, of which i goes with i + R / 2, come to lie that way; the rest fill the gaps.
+    """
+    rotated, size = spec.ropes[0].rotated, spec.head_dim
+    if not rotated:
+        return None
+    half, gap = rotated // 2, (size - rotated) // 2
+    first, second, rest = torch.arange(size).split_with_sizes((half, half, size - rotated))
+    head = torch.cat((first, rest[:gap], second, rest[gap:]))
+    heads = spec.heads + spec.kv_heads
+    moved = (torch.arange(heads)[:, None] * size + head).flatten()
+    return torch.cat((moved, torch.arange(heads * size, spec.qkv_size)))
 
 
 def _norms(spec: ModelSpec) -> dict[str, tuple[str, int]]:

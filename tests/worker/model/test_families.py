@@ -118,12 +118,26 @@ def test_yarn_in_both_spellings() -> None:
     assert old == new and old.ropes[0].kind == "yarn" and old.ropes[0].original_positions == 32768
 
 
+def test_a_stretch_that_depends_on_the_text_is_served_up_to_where_it_begins() -> None:
+    """Dynamic NTK changes nothing before, longrope has one list of factors there and another after."""
+    plain = {**LLAMA32_1B, "rope_scaling": None}
+    assert spec_from_config({**plain, "rope_scaling": {"type": "dynamic", "factor": 2.0}}) == spec_from_config(plain)
+    factors = {"short_factor": [1.0] * 32, "long_factor": [9.0] * 32, "original_max_position_embeddings": 4096}
+    spec = spec_from_config({**plain, "rope_scaling": {"type": "longrope", **factors}})
+    assert spec.max_positions == 4096 and spec.ropes[0].factors == (1.0,) * 32
+    assert spec.ropes[0].magnitude == pytest.approx((1 + 5 / 12) ** 0.5), "131072 / 4096 is 2^5, 4096 2^12"
+    assert spec_from_config({**plain, "rope_scaling": {"type": "su", **factors}}) == spec
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"model_type": "mamba"}, ["'mamba'", "gemma3_text", "llama", "qwen3"]),
         ({"model_type": None}, ["None", "llama"]),
-        ({"rope_scaling": {"rope_type": "longrope"}}, ["'longrope'", "yarn"]),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}, ["'mrope'", "yarn"]),
+        ({"rope_scaling": {"rope_type": "longrope"}}, ["short_factor"]),
+        ({"architectures": ["LlamaForSequenceClassification"]}, ["LlamaForSequenceClassification", "generate text"]),
+        ({"model_type": "mistral3", "text_config": {"model_type": "ministral3"}}, ["'mistral3'", "'ministral3'"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
         ({"hidden_act": "relu"}, ["'relu'", "silu"]),
         ({"layer_types": ["linear_attention"] * 16}, ["'linear_attention'", "full_attention"]),

@@ -123,11 +123,12 @@ def copy(checkpoints: Checkpoints, tmp_path: Path) -> Callable[..., Path]:
     return lambda kind, name="copy": Path(shutil.copytree(checkpoints(kind), tmp_path / name))
 
 
+@pytest.mark.parametrize("model", ["llama-biased", "phi3"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_quantized_checkpoint_is_its_weights_in_full(copy: Callable[..., Path], name: str) -> None:
+def test_a_quantized_checkpoint_is_its_weights_in_full(copy: Callable[..., Path], name: str, model: str) -> None:
     form = FORMATS[name]
-    folder = rewrite(copy("llama-biased"), form.write, form.config)
-    full = rewrite(copy("llama-biased", "full"), form.full)
+    folder = rewrite(copy(model), form.write, form.config)
+    full = rewrite(copy(model, "full"), form.full)
     got = logits(folder)
     assert torch.equal(got, logits(full))
     (prompt,) = prompts_of([40])
@@ -136,7 +137,7 @@ def test_a_quantized_checkpoint_is_its_weights_in_full(copy: Callable[..., Path]
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-@pytest.mark.parametrize("model", ["qwen3-tied", "gemma3"])
+@pytest.mark.parametrize("model", ["qwen3-tied", "gemma3", "phi3"])
 def test_quantized_while_loading(copy: Callable[..., Path], checkpoints: Checkpoints, model: str, kind: Kind) -> None:
     """A row's scale is its own, so stacking changes nothing."""
 

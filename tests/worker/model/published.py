@@ -1,0 +1,170 @@
+"""Configs as well-known checkpoints have them on the hub, spelled as for transformers 4; and small ones like them."""
+
+from typing import Any
+
+Config = dict[str, Any]
+
+LLAMA3_ROPE = {"high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
+QWEN: Config = {
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645,
+    "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864,
+    "max_position_embeddings": 32768, "max_window_layers": 21, "model_type": "qwen2", "num_attention_heads": 14,
+    "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+    "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True,
+    "use_mrope": False, "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+QWEN3: Config = {
+    "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "eos_token_id": 151645,
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_window_layers": 28,
+    "max_position_embeddings": 40960, "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000,
+    "sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_sliding_window": False,
+    "vocab_size": 151936,
+}  # fmt: skip
+LLAMA: Config = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
+    "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0, "rope_type": "llama3", **LLAMA3_ROPE},
+    "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 128256,
+}  # fmt: skip
+LLAMA2: Config = {
+    "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 4096, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float16",
+    "vocab_size": 32000,
+}  # fmt: skip
+MISTRAL: Config = {
+    "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "vocab_size": 32768,
+}  # fmt: skip
+GEMMA3: Config = {
+    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attn_logit_softcapping": None,
+    "cache_implementation": "hybrid", "eos_token_id": [1, 106], "final_logit_softcapping": None, "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912,
+    "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26,
+    "num_key_value_heads": 1, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+    "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16", "vocab_size": 262144,
+}  # fmt: skip
+PHI: Config = {
+    "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+    "auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}, "embd_pdrop": 0.0, "eos_token_id": 32000,
+    "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
+    "model_type": "phi3", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+    "original_max_position_embeddings": 4096, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": None,
+    "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "vocab_size": 32064,
+}  # fmt: skip
+SMOLLM3: Config = {
+    "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 11008,
+    "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536, "max_window_layers": 28,
+    "mlp_bias": False, "model_type": "smollm3", "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9,
+    "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4, "pretraining_tp": 2,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+    "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 128256,
+}  # fmt: skip
+
+PUBLISHED: dict[str, Config] = {
+    "Llama-3.2-1B": LLAMA,
+    "Llama-3.1-8B": {
+        **LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "head_dim": 128,
+        "tie_word_embeddings": False, "rope_scaling": {"factor": 8.0, "rope_type": "llama3", **LLAMA3_ROPE},
+    },
+    "Llama-2-7b": LLAMA2,
+    "TinyLlama-1.1B": {
+        **LLAMA2, "hidden_size": 2048, "intermediate_size": 5632, "max_position_embeddings": 2048,
+        "num_hidden_layers": 22, "num_key_value_heads": 4, "torch_dtype": "bfloat16", "rope_theta": 10000.0,
+    },
+    "SmolLM2-135M": {
+        **LLAMA2, "eos_token_id": 2, "hidden_size": 576, "intermediate_size": 1536, "max_position_embeddings": 8192,
+        "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "rope_interleaved": False,
+        "rope_theta": 100000, "tie_word_embeddings": True, "vocab_size": 49152,
+    },
+    "Mistral-7B-v0.1": {**MISTRAL, "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 32000},
+    "Mistral-7B-v0.3": MISTRAL,
+    "Mistral-Nemo": {
+        **MISTRAL, "head_dim": 128, "hidden_size": 5120, "max_position_embeddings": 131072, "num_hidden_layers": 40,
+        "vocab_size": 131072,
+    },
+    "Qwen2.5-0.5B": QWEN,
+    "Qwen2.5-7B": {
+        **QWEN, "hidden_size": 3584, "intermediate_size": 18944, "max_window_layers": 28, "num_attention_heads": 28,
+        "num_hidden_layers": 28, "num_key_value_heads": 4, "sliding_window": 131072, "tie_word_embeddings": False,
+        "vocab_size": 152064,
+        "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
+    },
+    "DeepSeek-R1-Distill-Qwen-1.5B": {
+        **QWEN, "eos_token_id": 151643, "hidden_size": 1536, "intermediate_size": 8960, "rope_theta": 10000,
+        "max_position_embeddings": 131072, "num_attention_heads": 12, "num_hidden_layers": 28, "sliding_window": 4096,
+        "tie_word_embeddings": False,
+    },
+    "Qwen3-0.6B": QWEN3,
+    "Qwen3-8B": {
+        **QWEN3, "hidden_size": 4096, "intermediate_size": 12288, "max_window_layers": 36, "num_attention_heads": 32,
+        "num_hidden_layers": 36, "tie_word_embeddings": False,
+        "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "rope_type": "yarn"},
+    },
+    "gemma-3-1b-it": GEMMA3,
+    "gemma-3-270m": {
+        **GEMMA3, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18, "_sliding_window_pattern": 6,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 3, "use_bidirectional_attention": False,
+    },
+    "Phi-3-mini-4k": PHI,
+    "Phi-4-mini": {
+        **PHI, "eos_token_id": 199999, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False,
+        "max_position_embeddings": 131072, "mlp_bias": False, "num_attention_heads": 24, "num_key_value_heads": 8,
+        "partial_rotary_factor": 0.75, "sliding_window": 262144, "tie_word_embeddings": True, "vocab_size": 200064,
+        "rope_scaling": {"long_factor": [2.5] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+    },
+    "SmolLM3-3B": SMOLLM3,
+}  # fmt: skip
+GEMMA3_4B: Config = {  # multimodal: says only what is not a default of its text model
+    "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eos_token_id": [1, 106],
+    "image_token_index": 262144, "mm_tokens_per_image": 256, "model_type": "gemma3", "torch_dtype": "bfloat16",
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
+}  # fmt: skip
+
+
+def shrunk(config: Config) -> Config:
+    """Its traits in a model of a few hundred thousand numbers: 4 heads, 3 layers, windows and stretches to match."""
+    heads, kv = config["num_attention_heads"], config.get("num_key_value_heads")
+    wide = config.get("head_dim") and config["head_dim"] * heads != config["hidden_size"]
+    small = {
+        **config, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 4 if kv == heads else 1 if kv == 1 else 2, "vocab_size": 512, "initializer_range": 0.2,
+        "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "torch_dtype": "float32",
+    }  # fmt: skip
+    if config.get("head_dim"):
+        small["head_dim"] = 32 if wide else 16
+    for name, value in {"sliding_window": 16, "max_window_layers": 3, "original_max_position_embeddings": 128}.items():
+        if config.get(name):
+            small[name] = value
+    for name in ("layer_types", "no_rope_layers"):
+        if config.get(name):
+            small[name] = config[name][3:6]
+    if config.get("rope_scaling"):
+        small["rope_scaling"] = _shrunk_rope(config["rope_scaling"])
+    if config["model_type"] == "gemma3_text":  # else the second kind of layer would not come
+        small["sliding_window_pattern"] = 3
+    return small
+
+
+def _shrunk_rope(scaling: Config) -> Config:
+    small = dict(scaling)
+    if "original_max_position_embeddings" in scaling:
+        small["original_max_position_embeddings"] = 64
+    for name in ("long_factor", "short_factor"):
+        if name in scaling:
+            small[name] = [1.0 + 0.25 * i for i in range(6)]
+    return small

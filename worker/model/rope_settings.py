@@ -1,0 +1,111 @@
+"""From the rotary settings of a Hugging Face config, as one flat dict, to a RopeSpec. Knows no families.
+
+Defaults are those of transformers' functions for each kind.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from worker.model.spec import RopeSpec
+
+Config = Mapping[str, Any]
+
+
+class UnsupportedModel(ValueError):
+    """One sentence: what the checkpoint asks for, and what is supported."""
+
+
+def rope_spec(settings: Config, config: Config, head_dim: int, *, partial: bool) -> RopeSpec:
+    """Of one kind of layer; `partial`: heads may be rotated in part. Raises UnsupportedModel."""
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    kind = "longrope" if "short_factor" in settings else kind  # whose older names are su and yarn
+    read = ROPE_KINDS.get(kind)
+    if read is None:
+        raise UnsupportedModel(f"rotary scaling {kind!r} is not supported; supported are {', '.join(ROPE_KINDS)}")
+    positions = config["max_position_embeddings"]
+    before = settings.get("original_max_position_embeddings")
+    before = before or (config.get("original_max_position_embeddings") if kind == "longrope" else None) or positions
+    spec = read({**settings, "original_positions": before, "positions": positions})
+    return replace(spec, rotated=_rotated(settings, head_dim, partial))
+
+
+def _rotated(settings: Config, head_dim: int, partial: bool) -> int:
+    """Dimensions of a head, 0 for all."""
+    part = settings.get("partial_rotary_factor") or 1.0
+    if part == 1.0:
+        return 0
+    if not partial:
+        raise UnsupportedModel("partial_rotary_factor is not supported: heads are rotated whole")
+    return int(head_dim * part)
+
+
+def _default_rope(settings: Config) -> RopeSpec:
+    return RopeSpec("default", float(settings["rope_theta"]))
+
+
+def _linear_rope(settings: Config) -> RopeSpec:
+    return RopeSpec("linear", float(settings["rope_theta"]), float(settings["factor"]))
+
+
+def _llama3_rope(settings: Config) -> RopeSpec:
+    return RopeSpec(
+        "llama3",
+        float(settings["rope_theta"]),
+        float(settings["factor"]),
+        low_freq_factor=float(settings["low_freq_factor"]),
+        high_freq_factor=float(settings["high_freq_factor"]),
+        original_positions=settings["original_positions"],
+    )
+
+
+def _yarn_rope(settings: Config) -> RopeSpec:
+    return RopeSpec(
+        "yarn",
+        float(settings["rope_theta"]),
+        float(settings["factor"]),
+        original_positions=settings["original_positions"],
+        beta_fast=float(settings.get("beta_fast") or 32),
+        beta_slow=float(settings.get("beta_slow") or 1),
+        truncate=settings.get("truncate", True),
+        magnitude=_yarn_magnitude(settings),
+    )
+
+
+def _longrope(settings: Config) -> RopeSpec:
+    original = settings["original_positions"]
+    factor = settings.get("factor") or settings["positions"] / original
+    grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    given = settings.get("attention_factor")
+    return RopeSpec(
+        "longrope",
+        float(settings["rope_theta"]),
+        original_positions=original,
+        factors=tuple(float(each) for each in settings["short_factor"]),
+        magnitude=grown if given is None else float(given),
+    )
+
+
+def _yarn_magnitude(settings: Config) -> float:
+    """Equation 22 of arXiv 2309.00071, or the ratio of two of them, or what the config says."""
+    given = settings.get("attention_factor")
+    if given is not None:
+        return float(given)
+
+    def growth(weight: float) -> float:
+        return 0.1 * weight * math.log(settings["factor"]) + 1.0 if settings["factor"] > 1 else 1.0
+
+    above, below = settings.get("mscale"), settings.get("mscale_all_dim")
+    return growth(above) / growth(below) if above and below else growth(1.0)
+
+
+NO_ROPE = RopeSpec("none", 1.0)
+ROPE_KINDS: Mapping[str, Callable[[Config], RopeSpec]] = {
+    "default": _default_rope,
+    "dynamic": _default_rope,  # as long as a text is not longer than the model was made for
+    "linear": _linear_rope,
+    "llama3": _llama3_rope,
+    "yarn": _yarn_rope,
+    "longrope": _longrope,
+}
