@@ -44,20 +44,29 @@ def build(force: bool = False) -> Path | None:
     """
     if machine() not in ("x86_64", "AMD64"):
         return None
-    target = _folder() / f"libsluice-{_key()}.so"
-    if target.exists() and not force:
-        return target
+    try:
+        return (None if force else _found()) or _make()
+    except subprocess.CalledProcessError as failure:
+        _say(f"compiling failed:\n{failure.stderr}")
+    except (OSError, RuntimeError) as error:  # no folder to write to, no home, no room for a process
+        _say(f"the C kernels cannot be compiled: {error}")
+    return None
+
+
+def _found() -> Path | None:
+    """What an installation brought along, or what was made here before."""
+    name = f"libsluice-{_key()}.so"
+    return next((place() / name for place in (lambda: SOURCES, _cache) if os.path.exists(place() / name)), None)
+
+
+def _make() -> Path | None:
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
     if compiler is None:
         _say("no C compiler (gcc) found")
         return None
+    target = _folder() / f"libsluice-{_key()}.so"
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as room:
-        try:
-            made = _compile(compiler, Path(room))
-        except subprocess.CalledProcessError as failure:
-            _say(f"compiling failed:\n{failure.stderr}")
-            return None
-        os.replace(made, target)
+        os.replace(_compile(compiler, Path(room)), target)
     _remove_older(target)
     return target
 
@@ -91,9 +100,13 @@ def _folder() -> Path:
     """Beside the sources; in the user's cache where the package is installed read-only."""
     if os.access(SOURCES, os.W_OK):
         return SOURCES
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sluice"
+    cache = _cache()
     cache.mkdir(parents=True, exist_ok=True)
     return cache
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
 
 
 def _remove_older(target: Path) -> None:
