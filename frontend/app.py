@@ -5,6 +5,7 @@ routes that need them answer 503 and `/ready` says what is missing.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -286,7 +287,7 @@ class Api:
     async def page(self, request: Request) -> Response:
         """The playground, or a file beside it; a name in a path has no slash, so it cannot lead elsewhere."""
         file = WEB / request.path_params.get("name", "index.html")
-        if file.suffix not in WEB_TYPES or not file.is_file():
+        if file.suffix not in WEB_TYPES or file.name not in os.listdir(WEB):
             raise HTTPException(404)
         return Response(file.read_bytes(), headers=WEB_HEADERS, media_type=WEB_TYPES[file.suffix])
 

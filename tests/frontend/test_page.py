@@ -76,7 +76,9 @@ async def test_every_file_is_served_as_what_it_is_and_used(http: httpx.AsyncClie
         assert answer.text == FILES[name] and answer.headers["content-type"] == f"{kind}; charset=utf-8"
 
 
-@pytest.mark.parametrize("name", ["none.js", "..%2fapp.py", "../app.py", "%2e%2e/app.py", "..%2f..%2fx.js", "", ".js"])
+@pytest.mark.parametrize(
+    "name", ["none.js", "..%2fapp.py", "../app.py", "%2e%2e/app.py", "..%2f..%2fx.js", "", ".js", "a" * 5000 + ".js"]
+)
 async def test_nothing_else_is_served(http: httpx.AsyncClient, name: str) -> None:
     assert (await http.get(f"/web/{name}")).status_code == 404
 
