@@ -53,6 +53,8 @@ def reachable(listener: socket.socket) -> tuple[str, int]:
 def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except UnicodeError as error:
+        raise ListenError(f"cannot listen on --host {host}: that is no name of a host") from error
     except OSError as error:
         raise ListenError(f"cannot listen on --host {host}: {error.strerror or error}") from error
     return found[0], (str(found[4][0]), port)

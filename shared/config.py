@@ -317,6 +317,8 @@ def _check_values(settings: Settings) -> None:
         raise ConfigError("--metrics-prefix may hold letters, digits, _ and :, and may not begin with a digit")
     if not settings.model.model:
         raise ConfigError("--model must not be empty")
+    if any("\ud800" <= letter <= "\udfff" for letter in settings.model.name):  # bytes that are no text
+        raise ConfigError("--served-model-name must be UTF-8: it is what clients call the model")
 
 
 def _check_wire(wire: WireConfig) -> None:

@@ -76,6 +76,8 @@ def test_help_names_every_flag_its_unit_default_and_variable() -> None:
         (["--device", "tpu"], "--device must be one of auto, cpu, cuda"),
         (["--metrics-prefix", "9-"], "--metrics-prefix"),
         (["--model", ""], "--model"),
+        (["--served-model-name", "m\udcff"], "--served-model-name must be UTF-8"),
+        (["--model", "/models/m\udcff"], "--served-model-name must be UTF-8"),
         (["--port"], "--port"),
         (["--frontend", "2"], "unknown flag --frontend; did you mean --frontends?"),
         (["--pagesize=4"], "unknown flag --pagesize; did you mean --page-size?"),
