@@ -45,6 +45,7 @@ class Tool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (default: the process's own) and returns its exit code."""
+    _fill_streams()
     _heed_sigterm()
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words and words[0] in (*COMMANDS, *TOOLS) else ""
@@ -57,6 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(prog, error, error.code)
     except KeyboardInterrupt:
         return 130
+
+
+def _fill_streams() -> None:
+    """Where we were started without some of them: else a socket would get such a number, and a child lose it."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _heed_sigterm() -> None:
@@ -122,7 +133,7 @@ def _worker(settings: Settings, namespace: argparse.Namespace) -> int:
     from worker.openmp import spin_briefly
 
     spin_briefly()
-    _share_metrics()
+    _share_metrics(namespace)
     from worker.__main__ import run
     from worker.model.checkpoint import CheckpointError
     from worker.model.families import UnsupportedModel
@@ -139,7 +150,7 @@ def _worker(settings: Settings, namespace: argparse.Namespace) -> int:
 
 def _frontend(settings: Settings, namespace: argparse.Namespace) -> int:
     settings = with_text_files(_begin(settings, namespace))
-    _share_metrics()
+    _share_metrics(namespace)
     from frontend.__main__ import serve
     from frontend.checkpoint import TokenizerError
 
@@ -150,12 +161,19 @@ def _frontend(settings: Settings, namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _share_metrics() -> None:
-    """Before prometheus-client is imported."""
+def _share_metrics(namespace: argparse.Namespace) -> None:
+    """Before anything is counted. A process goes on where the last one in its place was: files do not pile up."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if not folder:
+        return
     from deploy.rundir import reserve_metrics
 
-    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-    if folder and not reserve_metrics(Path(folder)):
+    name = Path(namespace.pulse).stem or str(os.getpid())
+    if reserve_metrics(Path(folder), name):
+        from prometheus_client import values
+
+        values.ValueClass = values.MultiProcessValue(lambda: name)  # type: ignore[no-untyped-call]
+    else:
         del os.environ["PROMETHEUS_MULTIPROC_DIR"]
         logging.warning("no room in %s: what this process counts is not kept for others", folder)
 

@@ -95,7 +95,6 @@ async def _supervise_over(
         roles,
         console,
         stop_timeout=settings.launch.stop_timeout,
-        gone=lambda pid: _forget_gauges(folder, pid),
         on_stop=on_stop,
         start_timeout=settings.launch.load_timeout,
     )
@@ -164,9 +163,3 @@ def _frontend(index: int, settings: Settings, fd: int, folder: Path, generation:
 def _close(listeners: Sequence[socket.socket]) -> None:
     for listener in listeners:
         listener.close()
-
-
-def _forget_gauges(folder: Path, pid: int) -> None:
-    """A dead frontend's live gauges do not count; its counters and histograms stay, so that none ever falls."""
-    for path in (folder / "metrics").glob(f"gauge_live*_{pid}.db"):
-        path.unlink(missing_ok=True)

@@ -192,7 +192,8 @@ class Meters:
             if member.status is not None:
                 self._epochs.setdefault(member.address, Epochs()).see(member.status)
         for i, gauge in enumerate(self._lookups):
-            gauge.set(sum(epochs.totals[i] for epochs in self._epochs.values()))
+            known = sum(epochs.totals[i] for epochs in self._epochs.values())
+            gauge.set(max(known, gauge._value.get()))  # which a frontend before this one may have left, who knew more
 
     def text(self, wire: Counts, members: Sequence[Member]) -> bytes:
         """Prometheus' text format: all frontends that share the folder, and the workers' state."""

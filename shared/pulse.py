@@ -12,6 +12,7 @@ clocks: who reads sees by a watch of its own that one stands still. What follows
 
 import mmap
 import os
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 
@@ -31,7 +32,10 @@ class Pulse:
     def __init__(self, file: Path | None = None) -> None:
         """Makes the file, for this user's eyes only, unless it is there. Raises OSError."""
         self.file = file
-        self._map = _shared(file) if file else mmap.mmap(-1, SIZE)
+        self._open(_shared(file) if file else mmap.mmap(-1, SIZE))
+
+    def _open(self, shared: mmap.mmap) -> None:
+        self._map = shared
         self._words = memoryview(self._map)[:HEAD].cast("Q")
         self.body = memoryview(self._map)[HEAD:]
 
@@ -66,7 +70,17 @@ class Pulse:
         self._words[3] = blamed
 
     def begin(self) -> None:
-        """For a new process. The counters go on, and what the last one left can still be read."""
+        """For a new process. The counters go on, and what the last one left can still be read.
+
+        A file that somebody took away is there again with all that was in it, if it can be: who tidies up temporary
+        files knows nothing of those who only map them.
+        """
+        if self.file is not None and not self.file.exists():
+            with suppress(OSError):
+                self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                shared = _shared(self.file)
+                shared[:] = self._map[:]
+                self._open(shared)
         self.phase = Phase.STARTING
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -124,12 +125,14 @@ sys.exit(main(sys.argv[1:]))
 class Server:
     """A launcher in a process of its own, and the processes under it."""
 
-    def __init__(self, folder: Path, *argv: str) -> None:
+    def __init__(self, folder: Path, *argv: str, streams: str = "") -> None:
+        """`streams`: what a shell makes of them."""
         self.log = folder / "log"
         environment = os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(folder)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", LAUNCHER, "serve", "--model", str(folder), "--port=0", *argv],
+                ["sh", "-c", f'exec "$@" {streams}', "sh",
+                 sys.executable, "-c", LAUNCHER, "serve", "--model", str(folder), "--port=0", *argv],
                 stdout=log, stderr=log, env=environment,
             )  # fmt: skip
 
@@ -149,8 +152,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(folder: Path, *argv: str) -> Iterator[Server]:
-    started = Server(folder, *argv)
+def server(folder: Path, *argv: str, streams: str = "") -> Iterator[Server]:
+    started = Server(folder, *argv, streams=streams)
     try:
         yield started
     finally:
@@ -185,6 +188,24 @@ def test_a_server_comes_up_restarts_its_worker_and_goes_down_clean(tmp_path: Pat
         assert run.process.wait(10) == 0, run.text
         until_dead([*pids, *run.pids(4)])
         assert not folder.exists()
+
+
+def test_a_server_needs_none_of_its_streams_open(tmp_path: Path) -> None:
+    [listener] = listen("127.0.0.1", 0)
+    port = reachable(listener)[1]
+    listener.close()
+    with server(tmp_path, f"--port={port}", streams="<&- >&- 2>&-") as run:
+        deadline = time.monotonic() + 20
+        while run.process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as client:
+                client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                client.settimeout(1)
+                if client.recv(15) == b"HTTP/1.1 200 OK":
+                    break
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.process.wait(10) == 0
 
 
 def test_nothing_outlives_a_launcher_that_was_killed(tmp_path: Path) -> None:

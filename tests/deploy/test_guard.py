@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,23 @@ def test_a_pulse_is_read_by_others_and_private(tmp_path: Path) -> None:
     one.body[:2] = b"hi"
     assert (other.beats, other.turns, other.phase, bytes(other.body[:2])) == (1, 1, Phase.LOADING, b"hi")
     assert (tmp_path / "pulse").stat().st_mode & 0o077 == 0
+
+
+def test_a_pulse_that_was_taken_away_is_there_again_for_the_next_process(tmp_path: Path) -> None:
+    file = tmp_path / "run" / "pulse"
+    file.parent.mkdir()
+    ours = Pulse(file)
+    ours.body[:2] = b"hi"
+    ours.blamed = True
+    shutil.rmtree(file.parent)
+    ours.begin()
+    next_one = Pulse(file)
+    assert next_one.blamed and bytes(next_one.body[:2]) == b"hi"
+    next_one.phase = Phase.SERVING
+    assert ours.phase is Phase.SERVING and file.parent.stat().st_mode & 0o077 == 0
+    (tmp_path / "file").touch()
+    ours.file = tmp_path / "file" / "pulse"  # which cannot be
+    ours.begin()
 
 
 LIVES = """

@@ -260,25 +260,21 @@ def test_what_is_mapped_has_its_room_from_the_start_or_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page that finds no room when it is written would end the process."""
-    assert reserve_metrics(tmp_path) and len(list(tmp_path.glob(f"*_{os.getpid()}.db"))) == 3
+    assert reserve_metrics(tmp_path / "metrics", "worker")
+    files = sorted((tmp_path / "metrics").iterdir())
+    assert [file.name for file in files] == ["counter_worker.db", "gauge_max_worker.db", "histogram_worker.db"]
+    files[0].write_bytes(b"counted" + files[0].read_bytes()[7:])
+    assert reserve_metrics(tmp_path / "metrics", "worker") and files[0].read_bytes()[:7] == b"counted"
     pulse = watched(Settings(), tmp_path, "pulse").pulse.file
     assert pulse is not None
-    assert all(file.stat().st_blocks * 512 >= file.stat().st_size for file in tmp_path.iterdir())
+    assert all(file.stat().st_blocks * 512 >= file.stat().st_size > 0 for file in (pulse, *files))
 
     def full(fd: int, start: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     (tmp_path / "full").mkdir()
-    assert not reserve_metrics(tmp_path / "full") and not list((tmp_path / "full").iterdir())
+    assert not reserve_metrics(tmp_path / "full", "worker") and not list((tmp_path / "full").iterdir())
+    assert not reserve_metrics(tmp_path / "metrics", "worker") and all(file.exists() for file in files)
     with pytest.raises(RunDirError, match="No space left"):
         watched(Settings(), tmp_path / "full", "pulse")
-
-
-def test_a_dead_frontends_live_gauges_go_and_its_counters_stay(tmp_path: Path) -> None:
-    names = ["gauge_livesum_7.db", "counter_7.db", "gauge_livesum_8.db"]
-    (tmp_path / "metrics").mkdir()
-    for name in names:
-        (tmp_path / "metrics" / name).touch()
-    launch._forget_gauges(tmp_path, 7)
-    assert {path.name for path in (tmp_path / "metrics").iterdir()} == set(names[1:])

@@ -1,5 +1,6 @@
 """What the supervisor stands on: log lines, listening sockets, the run folder, the words for a ready server."""
 
+import errno
 import io
 import itertools
 import json
@@ -118,6 +119,8 @@ def test_an_address_that_is_not_ours_is_one_sentence() -> None:
         listen("203.0.113.1", 80)
     with pytest.raises(ListenError, match="cannot listen on --host"):
         listen("no such host", 80)
+    with pytest.raises(ListenError, match=r"cannot listen on --host a\.\.b: that is no name"):
+        listen("a..b", 80)
 
 
 def test_everywhere_is_shown_as_loopback() -> None:
@@ -157,10 +160,30 @@ def test_a_given_run_folder_stays_and_belongs_to_one_server(tmp_path: Path) -> N
 def test_folders_of_killed_servers_are_swept_and_those_of_living_ones_are_not(temporary: Path) -> None:
     dead = temporary / "sluice-run-dead"
     dead.mkdir()
-    (dead / "lock").touch()
+    (dead / "lock").write_text("1")
+    young = temporary / "sluice-run-young"  # another server is about to lock it
+    young.mkdir()
+    (young / "lock").touch()
     with run_dir() as living, run_dir():
-        assert living.exists()
+        assert living.exists() and young.exists()
         assert not dead.exists()
+
+
+def test_whatever_is_wrong_with_a_run_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lock", "metrics"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "lock").mkdir() if name == "lock" else (folder / "metrics").touch()
+        with pytest.raises(RunDirError, match=f"cannot use --run-dir {folder}: "), run_dir(str(folder)):
+            pass
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(RunDirError, match="name one with --run-dir"), run_dir():
+        pass
+    assert servers() == []
 
 
 def test_the_welcome_can_be_pasted() -> None:

@@ -35,7 +35,7 @@ class Footprint:
     processes: int
     rss_mb: float
     fds: int
-    run_files: int  # in the run folder, but for metrics of processes that are gone
+    run_files: int  # in the run folder
     shm: frozenset[str]
 
     def grown(self, before: "Footprint") -> str:
@@ -122,16 +122,11 @@ class Site:
 
     def footprint(self) -> Footprint:
         family = self.family()
-        pids = {str(process.pid) for process in family}
-        files = [
-            path for path in self.folder.rglob("*")
-            if path.is_file() and (path.suffix != ".db" or path.stem.rpartition("_")[2] in pids)
-        ]  # fmt: skip
         return Footprint(
             processes=len(family),
             rss_mb=sum(process.memory_info().rss for process in family) / 1e6,
             fds=sum(process.num_fds() for process in family),
-            run_files=len(files),
+            run_files=sum(path.is_file() for path in self.folder.rglob("*")),
             shm=frozenset(path.name for path in Path("/dev/shm").glob("sluice*")),
         )
 
