@@ -27,7 +27,7 @@ from frontend.keys import Keys
 from frontend.metrics import Meters
 from frontend.observers import Observers, observers
 from frontend.openapi import document
-from frontend.protocols import chat, completions, events, messages, models, tokenize
+from frontend.protocols import chat, completions, events, messages, models, responses, tokenize
 from frontend.protocols.common import Context, Meta, Pulls, Wakes, json
 from frontend.protocols.fields import decode
 from frontend.service import Run, Service
@@ -53,7 +53,12 @@ WEB_HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-DIALECTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat", "/v1/messages": "messages"}
+DIALECTS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+}
 
 T = TypeVar("T")
 
@@ -67,7 +72,7 @@ class Dialect(Protocol):
     def stream(self, meta: Meta, pulls: Pulls) -> Iterator[bytes]: ...
     async def whole(self, meta: Meta, wakes: Wakes) -> bytes: ...
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
-    def failure(self, exc: SluiceError, request_id: str) -> bytes: ...
+    def failure(self, exc: SluiceError, request_id: str, meta: Meta) -> bytes: ...
 
 
 def create_app(
@@ -130,6 +135,8 @@ class Api:
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/responses", self.responses, methods=["POST"]),
+            Route("/v1/responses/input_tokens", self.input_tokens, methods=["POST"]),
             Route("/v1/messages", self.messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
         ]
@@ -176,6 +183,9 @@ class Api:
     async def chat(self, request: Request) -> Response:
         return await self._generate(request, lambda body: chat)
 
+    async def responses(self, request: Request) -> Response:
+        return await self._generate(request, lambda body: responses)
+
     async def messages(self, request: Request) -> Response:
         return await self._generate(request, lambda body: messages)
 
@@ -206,7 +216,7 @@ class Api:
         return EventStream(
             dialect.stream(meta, run.pulls()),
             run.listen,
-            failure=lambda exc: dialect.failure(known(exc, request_id), request_id),
+            failure=lambda exc: dialect.failure(known(exc, request_id), request_id, meta),
             close=lambda: run.close(request.scope.get(CLOSED, "client")),
             keepalive_s=self._config.keepalive_s,
             send=request.scope[SEND],
@@ -253,6 +263,9 @@ class Api:
 
     async def detokenize(self, request: Request) -> Response:
         return _json(await tokenize.detokenize(await self._body(request), self._context()))
+
+    async def input_tokens(self, request: Request) -> Response:
+        return _json(await responses.count_tokens(await self._body(request), self._context()))
 
     async def count_tokens(self, request: Request) -> Response:
         return _json(await messages.count_tokens(await self._body(request), self._context()))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from frontend.protocols import chat, completions, messages, tokenize
+from frontend.protocols import chat, completions, messages, responses, tokenize
 from frontend.protocols.answers import SHAPES, ref
 from frontend.protocols.fields import Schema, Table, schema
 from frontend.protocols.meanings import MEANINGS
@@ -15,6 +15,8 @@ from frontend.protocols.meanings import MEANINGS
 REQUESTS: Mapping[str, Table] = {
     "CompletionRequest": completions.FIELDS,
     "ChatCompletionRequest": chat.FIELDS,
+    "ResponseRequest": responses.FIELDS,
+    "InputRequest": responses.COUNTED,
     "MessageRequest": messages.FIELDS,
     "CountRequest": messages.COUNTED,
     "TokenizeRequest": tokenize.TOKENIZE,
@@ -75,10 +77,12 @@ def _generating() -> dict[str, Any]:
     typed = [ref(name) for name in ("TokenEvent", "DoneEvent", "ErrorEvent")]
     events = {"anyOf": [ref("CompletionChunk"), openai, *typed]}
     chunks = {"anyOf": [ref("ChatCompletionChunk"), openai]}
+    steps = {"anyOf": [ref("ResponseEvent"), openai]}
     parts = {"anyOf": [ref("MessageEvent"), anthropic]}
     return {
         "/v1/completions": _post("Continue a text", "CompletionRequest", "Completion", either, events),
         "/v1/chat/completions": _post("Answer a chat", "ChatCompletionRequest", "ChatCompletion", openai, chunks),
+        "/v1/responses": _post("Answer a chat, in OpenAI's newer words", "ResponseRequest", "Response", openai, steps),
         "/v1/messages": _post("Answer a chat, as Anthropic does", "MessageRequest", "Message", anthropic, parts),
     }
 
@@ -86,6 +90,7 @@ def _generating() -> dict[str, Any]:
 def _counting() -> dict[str, Any]:
     openai, anthropic = ref("OpenAIError"), ref("AnthropicError")
     return {
+        "/v1/responses/input_tokens": _post("Count a response's input tokens", "InputRequest", "InputTokens", openai),
         "/v1/messages/count_tokens": _post("Count a message's tokens", "CountRequest", "Count", anthropic),
         "/tokenize": _post("Text or a chat as token ids", "TokenizeRequest", "Tokens", openai),
         "/detokenize": _post("Token ids as text", "DetokenizeRequest", "Text", openai),

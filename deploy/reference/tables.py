@@ -32,7 +32,12 @@ from shared.flags import Flag, all_flags
 from worker.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
-DIALECTS = {"completions": "CompletionRequest", "chat": "ChatCompletionRequest", "messages": "MessageRequest"}
+DIALECTS = {
+    "completions": "CompletionRequest",
+    "chat": "ChatCompletionRequest",
+    "responses": "ResponseRequest",
+    "messages": "MessageRequest",
+}
 STATUS = m.Status(0, 0, "", "", "", "ready")
 
 
@@ -60,7 +65,7 @@ def routes() -> str:
 
 
 def fields() -> str:
-    """The three dialects side by side; a field that differs between them has a row for each of its kinds."""
+    """The dialects side by side; a field that differs between them has a row for each of its kinds."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for dialect, request in DIALECTS.items():
         for name, field in offered(REQUESTS[request]).items():
@@ -102,6 +107,7 @@ def nested() -> str:
 def small() -> str:
     """The bodies of the routes that only count."""
     parts = {
+        "/v1/responses/input_tokens": "InputRequest",
         "/v1/messages/count_tokens": "CountRequest",
         "/tokenize": "TokenizeRequest",
         "/detokenize": "DetokenizeRequest",

@@ -13,6 +13,7 @@ WHOLE: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "number"}
 YES_OR_NO: Schema = {"type": "boolean"}
 NULL: Schema = {"type": "null"}
+NO: Schema = {"const": False}
 
 
 def ref(name: str) -> Schema:
@@ -65,6 +66,7 @@ CHAT_FINISH = among("stop", "length", "tool_calls")
 FUNCTION = record(name=TEXT, arguments=TEXT)
 CALL: dict[str, Schema] = {"id": TEXT, "type": among("function"), "function": FUNCTION}
 THOUGHT: dict[str, Schema] = {"reasoning_content": TEXT, "reasoning": TEXT}
+FAILED = record(message=TEXT, type=TEXT, param=WORD, code=WORD)
 CALL_PART = either(record(index=WHOLE, **CALL), record(index=WHOLE, function=record(arguments=TEXT)))
 
 
@@ -108,9 +110,66 @@ OPENAI: dict[str, Schema] = {
     ),
     "Model": record(id=TEXT, object=among("model"), created=WHOLE, owned_by=TEXT, max_model_len=LENGTH),
     "ModelList": record(object=among("list"), data=array(ref("Model"))),
-    "OpenAIError": record(
-        error=record(message=TEXT, type=TEXT, param=either(TEXT, NULL), code=either(TEXT, NULL)),
+    "OpenAIError": record(error=FAILED),
+}  # fmt: skip
+
+ANYTHING: Schema = {}
+PLACE: dict[str, Schema] = {"item_id": TEXT, "output_index": WHOLE}
+PART: dict[str, Schema] = {**PLACE, "content_index": WHOLE}
+SCORES = array(record(**SCORE, top_logprobs=array(record(**SCORE))))
+STATE = among("in_progress", "completed", "incomplete")
+SAID: dict[str, Schema] = {
+    "type": among("output_text"),
+    "text": TEXT,
+    "annotations": array(ANYTHING),
+    "logprobs": SCORES,
+}
+THOUGHT_PART = record(type=among("reasoning_text"), text=TEXT)
+ITEM = either(
+    record(type=among("reasoning"), id=TEXT, summary=array(ANYTHING), content=array(THOUGHT_PART), status=STATE),
+    record(type=among("message"), id=TEXT, status=STATE, role=among("assistant"), content=array(record(**SAID))),
+    record(type=among("function_call"), id=TEXT, status=STATE, arguments=TEXT, call_id=TEXT, name=TEXT),
+)
+
+
+def step(kind: str, **fields: Schema) -> Schema:
+    """An event of a response's stream."""
+    return record(type=among(kind), **fields, sequence_number=WHOLE)
+
+
+RESPONSES: dict[str, Schema] = {
+    "ResponseUsage": record(
+        input_tokens=WHOLE, input_tokens_details=record(cached_tokens=WHOLE, cache_write_tokens=WHOLE),
+        output_tokens=WHOLE, output_tokens_details=record(reasoning_tokens=WHOLE), total_tokens=WHOLE,
     ),
+    "Response": record(
+        {**TIMINGS, **ENDED},
+        id=TEXT, object=among("response"), created_at=WHOLE, completed_at=LENGTH,
+        status=among("in_progress", "completed", "incomplete", "failed"),
+        error=either(record(code=among("server_error"), message=TEXT), NULL),
+        incomplete_details=either(record(reason=among("max_output_tokens")), NULL),
+        model=TEXT, output=array(ITEM), usage=either(ref("ResponseUsage"), NULL),
+        instructions=WORD, max_output_tokens=LENGTH, max_tool_calls=LENGTH, metadata=ANYTHING,
+        parallel_tool_calls=YES_OR_NO, reasoning=record(effort=WORD, summary=NULL), temperature=NUMBER,
+        text=record(format={"type": "object"}), tool_choice=ANYTHING, tools=array({"type": "object"}),
+        top_logprobs=WHOLE, top_p=NUMBER, truncation=among("disabled"), user=ANYTHING, service_tier=among("default"),
+        store=NO, background=NO, previous_response_id=NULL,
+    ),
+    "ResponseEvent": either(
+        *[step(f"response.{when}", response=ref("Response"))
+          for when in ("created", "in_progress", "completed", "incomplete", "failed")],
+        *[step(f"response.output_item.{when}", output_index=WHOLE, item=ITEM) for when in ("added", "done")],
+        *[step(f"response.content_part.{when}", **PART, part=either(record(**SAID), THOUGHT_PART))
+          for when in ("added", "done")],
+        step("response.output_text.delta", **PART, delta=TEXT, logprobs=SCORES),
+        step("response.output_text.done", **PART, text=TEXT, logprobs=SCORES),
+        step("response.reasoning_text.delta", **PART, delta=TEXT),
+        step("response.reasoning_text.done", **PART, text=TEXT),
+        step("response.function_call_arguments.delta", **PLACE, delta=TEXT),
+        step("response.function_call_arguments.done", **PLACE, arguments=TEXT, name=TEXT),
+        step("error", code=WORD, message=TEXT, param=WORD, error=FAILED),
+    ),
+    "InputTokens": record(object=among("response.input_tokens"), input_tokens=WHOLE),
 }  # fmt: skip
 
 EVENTS: dict[str, Schema] = {
@@ -194,4 +253,4 @@ OURS: dict[str, Schema] = {
     ),
 }  # fmt: skip
 
-SHAPES: Mapping[str, Any] = {**OPENAI, **EVENTS, **ANTHROPIC, **OURS}
+SHAPES: Mapping[str, Any] = {**OPENAI, **RESPONSES, **EVENTS, **ANTHROPIC, **OURS}

@@ -142,8 +142,8 @@ def neighbours(turns: Iterable[Turn]) -> list[Turn]:
 
 
 def _joined(first: Turn, second: Turn) -> Turn:
-    """Where one of them only calls, there is no line to join."""
+    """Where one of them only calls or thinks, there is no line to join."""
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
-    lines = [one["content"] for one in (first, second) if one["content"] or not calls]
     thoughts = [one["reasoning_content"] for one in (first, second) if "reasoning_content" in one]
+    lines = [one["content"] for one in (first, second) if one["content"] or not (calls or thoughts)]
     return turn(first["role"], "\n".join(lines), "\n".join(thoughts), calls)

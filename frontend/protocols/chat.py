@@ -4,7 +4,7 @@ A stream is a chunk with each choice's role, text chunks, a chunk with each fini
 `[DONE]`. Chunks are rendered as in `completions`; here is what chat says differently.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from frontend.errors import SluiceError, Unprocessable
@@ -29,7 +29,7 @@ from frontend.protocols.fields import Field, Table, boolean, integer, only, read
 from frontend.protocols.functions import offer, spoken
 from frontend.protocols.toolchat import SpokenChunks, message, reason
 from frontend.speech.said import Said
-from frontend.types import Ask, Delta, Finish
+from frontend.types import Ask, Delta, Finish, TokenLogprob
 
 __all__ = ["FIELDS", "PREFIX", "error", "failure", "parse", "stream", "whole"]
 
@@ -53,7 +53,7 @@ FIELDS: Table = {
     "function_call": Field(only("none")),
     "audio": Field(refused),
     "prediction": Field(refused),
-    "verbosity": Field(refused),
+    "verbosity": Field(only("medium")),
     "web_search_options": Field(refused),
 }
 
@@ -171,18 +171,20 @@ class _Choice:
 
 def _logprobs(meta: Meta, delta: Delta, offset: int = 0) -> dict[str, Any]:
     """One entry a token, with its rivals."""
-    content = [
-        _entry(meta, token.token_id, token.logprob)
-        | {"top_logprobs": [_entry(meta, id, logprob) for id, logprob in token.top]}
-        for token in delta.logprobs or ()
+    return {"content": entries(meta, delta.logprobs or ()), "refusal": None}
+
+
+def entries(meta: Meta, scores: Iterable[TokenLogprob], mute: list[int] | None = None) -> list[dict[str, Any]]:
+    """Tokens that add nothing to the text are spelled out, and their bytes are `mute`."""
+
+    def entry(id: int, logprob: float) -> dict[str, Any]:
+        raw = meta.tokenizer.token_bytes(id)
+        return {"token": meta.tokenizer.token_text(id), "logprob": max(LEAST, logprob), "bytes": list(raw) or mute}
+
+    return [
+        entry(token.token_id, token.logprob) | {"top_logprobs": [entry(*rival) for rival in token.top]}
+        for token in scores
     ]
-    return {"content": content, "refusal": None}
-
-
-def _entry(meta: Meta, id: int, logprob: float) -> dict[str, Any]:
-    """Tokens that add nothing to the text are spelled out and have no bytes."""
-    raw = meta.tokenizer.token_bytes(id)
-    return {"token": meta.tokenizer.token_text(id), "logprob": max(LEAST, logprob), "bytes": list(raw) or None}
 
 
 SHAPE = Shape(_head, before=b'"delta":{"content":', after=b"}", without=b'"delta":{}', logprobs=_logprobs)

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -101,6 +102,7 @@ class Meta:
     prefix: str = "cmpl"
     nonce: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
+    numbers: Iterator[int] = field(default_factory=count)  # of its events, where a dialect numbers them
 
     @property
     def id(self) -> str:
@@ -125,7 +127,7 @@ def check_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> N
 def check_length(param: str, prompt: int, output: int, context: Context) -> None:
     if prompt + output > context.max_seq_len:
         raise Unprocessable(
-            f"`{param}` has {prompt} tokens; with {output} more (`max_tokens`) that is more than this model's "
+            f"`{param}` has {prompt} tokens; with {output} more for the answer that is more than this model's "
             f"{context.max_seq_len}",
             param=param,
             code="context_length_exceeded",

@@ -131,7 +131,7 @@ def error(exc: SluiceError, request_id: str) -> bytes:
     return json({"error": {"message": exc.message, "type": exc.kind, "param": exc.param, "code": exc.code}})
 
 
-def failure(exc: SluiceError, request_id: str) -> bytes:
+def failure(exc: SluiceError, request_id: str, meta: Meta) -> bytes:
     """The end of a stream that went wrong: no `[DONE]` follows."""
     return b"data: " + error(exc, request_id) + b"\n\n"
 

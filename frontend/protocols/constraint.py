@@ -15,12 +15,14 @@ from frontend import grammar as made
 from frontend.errors import Unprocessable
 from frontend.protocols.fields import (
     Field,
+    Reader,
     Table,
     anything,
     boolean,
     choice,
     exactly,
     list_of,
+    only,
     out_of_range,
     read,
     reads,
@@ -86,30 +88,36 @@ def lark(name: str, value: Any) -> Constraint:
     return Constraint(name, partial(made.lark, some_text(name, value), name))
 
 
-OF_SCHEMA: Table = {
-    "type": Field(choice("json_schema"), required=True),
-    "json_schema": Field(
-        record({
-            "name": Field(some_text),
-            "description": Field(anything),
-            "strict": Field(boolean),
-            "schema": Field(json_schema, required=True),
-        }),
-        required=True,
-    ),
-}  # fmt: skip
-OF_NONE: Table = {"type": Field(choice("text", "json_object"), required=True), "json_schema": Field(refused)}
+_SCHEMA: Table = {
+    "name": Field(some_text),
+    "description": Field(anything),
+    "strict": Field(boolean),
+    "schema": Field(json_schema, required=True),
+}
+_OF_SCHEMA: Table = {"type": Field(choice("json_schema"), required=True)}
+OF_SCHEMA: Table = {**_OF_SCHEMA, "json_schema": Field(record(_SCHEMA), required=True)}
+FLAT_SCHEMA: Table = {**_OF_SCHEMA, **_SCHEMA}
+OF_NONE: Table = {"type": Field(choice("text", "json_object"), required=True)}
 
 
-@reads({"anyOf": [schema(OF_SCHEMA), schema(OF_NONE)]})
-def response_format(name: str, value: Any) -> Constraint | None:
-    """OpenAI's. `strict` changes nothing: an answer always keeps to the schema."""
-    if type(value) is not dict:
-        raise wrong_type(name, value, "an object")
-    if value.get("type") == "json_schema":
-        return read(OF_SCHEMA, value, f"{name}.")["json_schema"]["schema"]  # type: ignore[no-any-return]
-    kind = read(OF_NONE, value, f"{name}.")["type"]
-    return json_object(name, kind == "json_object")  # type: ignore[no-any-return]
+def _format(of_schema: Table, of_none: Table, inside: Callable[[dict[str, Any]], Any]) -> Reader:
+    """OpenAI's, whose schema is found `inside`. `strict` changes nothing: an answer always keeps to the schema."""
+
+    @reads({"anyOf": [schema(of_schema), schema(of_none)]})
+    def reader(name: str, value: Any) -> Any:
+        if type(value) is not dict:
+            raise wrong_type(name, value, "an object")
+        if value.get("type") == "json_schema":
+            return inside(read(of_schema, value, f"{name}."))
+        return json_object(name, read(of_none, value, f"{name}.")["type"] == "json_object")
+
+    return reader
+
+
+response_format = _format(
+    OF_SCHEMA, {**OF_NONE, "json_schema": Field(refused)}, lambda said: said["json_schema"]["schema"]
+)
+text_format = _format(FLAT_SCHEMA, OF_NONE, lambda said: said["schema"])
 
 
 OUTPUTS: Table = {
@@ -120,13 +128,19 @@ OUTPUTS: Table = {
     "grammar": Field(lark),
 }
 
-FIELDS: Table = {
-    "response_format": Field(response_format),
+GUIDED: Table = {
     "guided_json": Field(json_schema),
     "guided_regex": Field(regex),
     "guided_choice": Field(options),
     "guided_grammar": Field(lark),
     "structured_outputs": Field(record(OUTPUTS), {}),  # vLLM's newer spelling
+}
+
+FIELDS: Table = {"response_format": Field(response_format), **GUIDED}
+
+TEXT: Table = {  # of OpenAI's responses
+    "format": Field(text_format),
+    "verbosity": Field(only("medium")),
 }
 
 OUTPUT_CONFIG: Table = {  # Anthropic's
@@ -139,8 +153,17 @@ OUTPUT_CONFIG: Table = {  # Anthropic's
 
 def openai(values: Mapping[str, Any]) -> list[Constraint]:
     """Of a body whose table has FIELDS."""
-    given = [values[name] for name in FIELDS if name != "structured_outputs"]
-    return [one for one in (*given, *values["structured_outputs"].values()) if one is not None]
+    return _given(values["response_format"], values)
+
+
+def responses(values: Mapping[str, Any]) -> list[Constraint]:
+    """Of a body whose table has TEXT under `text`, and GUIDED."""
+    return _given(values["text"].get("format"), values)
+
+
+def _given(form: Constraint | None, values: Mapping[str, Any]) -> list[Constraint]:
+    named = [values[name] for name in GUIDED if name != "structured_outputs"]
+    return [one for one in (form, *named, *values["structured_outputs"].values()) if one is not None]
 
 
 def anthropic(values: Mapping[str, Any]) -> list[Constraint]:

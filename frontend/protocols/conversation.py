@@ -28,6 +28,7 @@ from frontend.protocols.fields import (
 from frontend.protocols.turns import Turn, call, checked, turn
 from frontend.speech.offer import Function
 from frontend.speech.style import Thinking
+from frontend.template import TemplateError
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
@@ -37,10 +38,14 @@ THOUGHTS = ("reasoning_content", "reasoning")  # two names of one thing
 ROLES = {"developer": "system"}  # OpenAI's newer name
 
 
-def content(**ignored: Reader) -> Reader:
-    """A text, or an array of text parts, which are joined as they stand; parts may have the `ignored` fields."""
+def content(*kinds: str, **ignored: Reader) -> Reader:
+    """A text, or an array of text parts, which are joined as they stand.
+
+    Parts are called one of `kinds` (none given: text) and may have the `ignored` fields.
+    """
+    kinds = kinds or ("text",)
     table: Table = {
-        "type": Field(choice("text"), required=True),
+        "type": Field(choice(*kinds), required=True),
         "text": Field(exactly(str), required=True),
         **{name: Field(reader) for name, reader in ignored.items()},
     }
@@ -49,9 +54,9 @@ def content(**ignored: Reader) -> Reader:
     @reads(plain.schema)
     def part(name: str, value: Any) -> str:
         kind = value.get("type") if type(value) is dict else None
-        if type(kind) is str and kind != "text":
+        if type(kind) is str and kind not in kinds:
             raise Unprocessable(
-                f"`{name}.type` must be text: {kind!r:.80} is not offered by this server",
+                f"`{name}.type` must be {' or '.join(kinds)}: {kind!r:.80} is not offered by this server",
                 param=f"{name}.type", code="unsupported_content",
             )  # fmt: skip
         return str(plain(name, value)["text"])
@@ -94,10 +99,11 @@ def _called(name: str, value: Any) -> Turn:
     """As templates want it: the arguments as an object, unless they are none."""
     read = _call(name, value)
     function = read["function"]
-    return call(read["id"], function["name"], _parsed(function["arguments"] or "{}"))
+    return call(read["id"], function["name"], parsed(function["arguments"] or "{}"))
 
 
-def _parsed(arguments: str) -> Any:
+def parsed(arguments: str) -> Any:
+    """A call's arguments as an object, or as they stand where they are none."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -176,7 +182,7 @@ async def openai_prompt(values: Mapping[str, Any], context: Context) -> Prompt:
             "`continue_final_message` cannot go with `add_generation_prompt`",
             param="continue_final_message", code="out_of_range",
         )  # fmt: skip
-    kwargs = functions.effort(values["reasoning_effort"], context) | values["chat_template_kwargs"]
+    kwargs = functions.effort(values["reasoning_effort"], "reasoning_effort", context) | values["chat_template_kwargs"]
     return await prompt(values["messages"], context, kwargs, values["tools"], generate is not False, resume)
 
 
@@ -187,24 +193,32 @@ async def prompt(
     offered: Iterable[Function] = (),
     generate: bool = True,
     resume: bool = False,
+    param: str = "messages",
 ) -> Prompt:
     """The rendered conversation: with the assistant's turn opened (`generate`) or the last one left open.
 
-    Raises Unprocessable when the model has no chat template, BadRequest when its template refuses the messages.
+    `param` is the field that it came in. Raises Unprocessable when the model has no chat template, BadRequest when its
+    template refuses the messages.
     """
     if not context.template:
         raise Unprocessable(
-            "this model has no chat template; use /v1/completions", param="messages", code="no_chat_template"
+            "this model has no chat template; use /v1/completions", param=param, code="no_chat_template"
         )
-    turns = checked(turns, context.style, answered=generate or resume)
+    turns = checked(turns, context.style, answered=generate or resume, param=param)
     tools = [one.shown for one in offered] or None
-    text = (
-        _opened(turns, context, tools, kwargs) if resume else context.template.render(turns, generate, tools, **kwargs)
-    )
+    try:
+        text = (
+            _opened(turns, context, tools, kwargs)
+            if resume
+            else context.template.render(turns, generate, tools, **kwargs)
+        )
+    except TemplateError as error:
+        error.param = param if error.param == "messages" else error.param
+        raise
     ids = await context.tokenizer.encode(text, add_special_tokens=False) if text else []
     if not ids:
-        raise BadRequest("`messages` have no tokens", param="messages", code="empty_prompt")
-    check_ids("messages", ids, context.vocab_size)
+        raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
+    check_ids(param, ids, context.vocab_size)
     said = turns[-1]["content"] if resume else ""
     return Prompt(ids, context.style.goes_on(said) if said else context.style.begins(text))
 

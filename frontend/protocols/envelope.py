@@ -15,7 +15,7 @@ def error(exc: SluiceError, request_id: str) -> bytes:
     return json({"type": "error", "error": told, "request_id": request_id})
 
 
-def failure(exc: SluiceError, request_id: str) -> bytes:
+def failure(exc: SluiceError, request_id: str, meta: Meta) -> bytes:
     """The end of a stream that went wrong: no message_stop follows."""
     return b"event: error\ndata: " + error(exc, request_id) + b"\n\n"
 

@@ -48,7 +48,7 @@ def error(exc: SluiceError, request_id: str) -> bytes:
     return json({"error": exc.message})
 
 
-def failure(exc: SluiceError, request_id: str) -> bytes:
+def failure(exc: SluiceError, request_id: str, meta: Meta) -> bytes:
     return b'event: error\ndata: {"error": %s}\n\n' % json(exc.message)
 
 

@@ -1,4 +1,4 @@
-"""Tools as both dialects offer them, and what they make of an answer: its grammar, and how it is read.
+"""Tools as all chat dialects offer them, and what they make of an answer: its grammar, and how it is read.
 
 Knows the fields; what a call looks like is told in frontend/speech. A budget for thinking (`budget_tokens`, the degrees
 of `reasoning_effort`) is accepted and cannot be enforced: a model thinks, or does not.
@@ -24,6 +24,7 @@ from frontend.protocols.fields import (
     exactly,
     integer,
     list_of,
+    only,
     out_of_range,
     read,
     reads,
@@ -71,6 +72,13 @@ _openai_tool = record({
     "type": Field(choice("function"), required=True),
     "function": Field(record(_function), required=True),
 })  # fmt: skip
+_flat_tool = record({
+    "type": Field(choice("function"), required=True),
+    **_function,
+    "async": Field(only(False)),
+    "defer_loading": Field(only(False)),
+    "allowed_callers": Field(only(["direct"])),
+})  # fmt: skip
 _anthropic_tool = record({
     "type": Field(choice("custom")),
     "name": Field(function_name, required=True),
@@ -92,6 +100,13 @@ def _made(tool: Mapping[str, Any], param: str, schema: dict[str, Any]) -> Functi
 def openai_tool(name: str, value: Any) -> Function:
     tool = _openai_tool(name, value)["function"]
     return _made(tool, f"{name}.function.parameters", tool["parameters"])
+
+
+@reads(_flat_tool.schema)
+def flat_tool(name: str, value: Any) -> Function:
+    """Of OpenAI's responses."""
+    tool = _flat_tool(name, value)
+    return _made(tool, f"{name}.parameters", tool["parameters"])
 
 
 @reads(_anthropic_tool.schema)
@@ -124,17 +139,35 @@ _allowed: Table = {
         required=True,
     ),
 }  # fmt: skip
+_flat_chosen: Table = {
+    "type": Field(choice("function"), required=True),
+    "name": Field(function_name, required=True),
+}
+_flat_allowed: Table = {
+    "type": Field(choice("allowed_tools"), required=True),
+    "mode": Field(choice("auto", "required"), required=True),
+    "tools": Field(each(record(_flat_chosen), MAX_TOOLS), required=True),
+}
 _mode = choice(*Mode)
 
 
-@reads({"anyOf": [_mode.schema, schema(_chosen), schema(_allowed)]})
-def openai_choice(name: str, value: Any) -> Wanted:
-    if type(value) is not dict:
-        return Mode(_mode(name, value)), None
-    if value.get("type") == "allowed_tools":
-        allowed = read(_allowed, value, f"{name}.")["allowed_tools"]
-        return Mode(allowed["mode"]), frozenset(tool["function"]["name"] for tool in allowed["tools"])
-    return Mode.REQUIRED, frozenset([read(_chosen, value, f"{name}.")["function"]["name"]])
+def _choice(chosen: Table, allowed: Table, inside: Callable[[dict[str, Any], str], dict[str, Any]]) -> Reader:
+    """`inside` finds what an object of a type says."""
+
+    @reads({"anyOf": [_mode.schema, schema(chosen), schema(allowed)]})
+    def reader(name: str, value: Any) -> Wanted:
+        if type(value) is not dict:
+            return Mode(_mode(name, value)), None
+        if value.get("type") == "allowed_tools":
+            said = inside(read(allowed, value, f"{name}."), "allowed_tools")
+            return Mode(said["mode"]), frozenset(inside(tool, "function")["name"] for tool in said["tools"])
+        return Mode.REQUIRED, frozenset([inside(read(chosen, value, f"{name}."), "function")["name"]])
+
+    return reader
+
+
+openai_choice = _choice(_chosen, _allowed, lambda said, kind: said[kind])
+flat_choice = _choice(_flat_chosen, _flat_allowed, lambda said, kind: said)
 
 
 _anthropic_modes = {"auto": Mode.AUTO, "any": Mode.REQUIRED, "none": Mode.NONE}
@@ -159,11 +192,19 @@ def anthropic_choice(name: str, value: Any) -> tuple[Wanted, bool]:
     return (_anthropic_modes[wanted["type"]], None), not wanted["disable_parallel_tool_use"]
 
 
+degree = choice("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
 OPENAI_TOOLS: Table = {
     "tools": Field(_tools(openai_tool), ()),
     "tool_choice": Field(openai_choice),
     "parallel_tool_calls": Field(boolean, True),
-    "reasoning_effort": Field(choice("none", "minimal", "low", "medium", "high", "xhigh", "max")),
+    "reasoning_effort": Field(degree),
+}
+
+FLAT_TOOLS: Table = {
+    "tools": Field(_tools(flat_tool), ()),
+    "tool_choice": Field(flat_choice),
+    "parallel_tool_calls": Field(boolean, True),
 }
 
 ANTHROPIC_TOOLS: Table = {
@@ -221,13 +262,13 @@ def thinking(wanted: bool | None, param: str, context: Context) -> dict[str, Any
     return {"enable_thinking": wanted} if wanted is not None and style.switch else {}
 
 
-def effort(wanted: str | None, context: Context) -> dict[str, Any]:
+def effort(wanted: str | None, param: str, context: Context) -> dict[str, Any]:
     """The same for OpenAI's degrees, which a template may know itself."""
     if wanted is None:
         return {}
     if context.style.effort:
         return {"reasoning_effort": wanted}
-    return thinking(wanted not in ("none", "minimal"), "reasoning_effort", context)
+    return thinking(wanted not in ("none", "minimal"), param, context)
 
 
 async def spoken(offer: Offer, begins: Thinking, form: str, context: Context) -> tuple[str, Speech | None]:

@@ -25,29 +25,28 @@ def call(id: str, name: str, arguments: Any) -> Turn:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def checked(turns: Sequence[Turn], style: Style, *, answered: bool) -> Sequence[Turn]:
+def checked(turns: Sequence[Turn], style: Style, *, answered: bool, param: str = "messages") -> Sequence[Turn]:
     """The turns as a model's template can show them, before an answer or not.
 
-    Raises Unprocessable for calls that it has no place for, a result of no call, an answer to a call without result.
+    `param` is the field that they came in. Raises Unprocessable for calls that the template has no place for, a
+    result of no call, an answer to a call without result.
     """
     known: set[str] = set()
     for i, one in enumerate(turns):
         calls = one.get("tool_calls", ())
         if calls and not style.tools:
             raise Unprocessable(
-                "`messages` have tool calls, for which this model's chat template has no place",
-                param="messages", code="unsupported_content",
+                f"`{param}`: this model's chat template has no place for tool calls",
+                param=param, code="unsupported_content",
             )  # fmt: skip
         known.update(each["id"] for each in calls)
         if style.tools and (id := one.get("tool_call_id")) is not None and id not in known:
             raise Unprocessable(
-                f"`messages` have a result of the tool call {id!r:.80}, which was not made before it",
-                param="messages", code="out_of_range",
+                f"`{param}`: the tool call {id!r:.80}, whose result is there, was not made before it",
+                param=param, code="out_of_range",
             )  # fmt: skip
         if calls and answered and i + 1 == len(turns):
-            raise Unprocessable(
-                "`messages` end in a tool call that has no result", param="messages", code="out_of_range"
-            )
+            raise Unprocessable(f"`{param}`: the tool call at the end has no result", param=param, code="out_of_range")
     match style.calls:
         case Format.LLAMA:
             return _one_by_one(turns)

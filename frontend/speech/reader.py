@@ -43,6 +43,11 @@ class Reader:
         self._leading = True  # nothing has been thought yet: line breaks belong to the tag
 
     @property
+    def thinking(self) -> Thinking:
+        """Where it is now."""
+        return self._thinking
+
+    @property
     def called(self) -> bool:
         """Whether it has made a call, and none that it did not finish."""
         return self._calls is not None and self._calls.ended > 0 and self._calls.arguments is None

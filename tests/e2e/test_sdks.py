@@ -1,11 +1,12 @@
-"""The official SDKs against a real server with the demo model: both chat dialects, streamed and whole."""
+"""The official SDKs against a real server with the demo model: all chat dialects, streamed and whole."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.e2e.server import Server, serving
 
@@ -61,6 +62,11 @@ def claude_streamed(claude: anthropic.Anthropic, extra: dict[str, Any], **fields
         message = told(stream.get_final_message())
     assert message[0] == text
     return message
+
+
+def response_told(response: Any) -> tuple[str, str | None, int]:
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    return response.output_text, response.status, response.usage.output_tokens
 
 
 def told(message: anthropic.types.Message) -> tuple[str, str | None, int]:
@@ -129,3 +135,84 @@ async def test_the_asynchronous_clients(server: Server, chat: openai.OpenAI) -> 
         other.messages.stream(**ASKED, extra_body=GREEDY) as messages,
     ):
         assert "".join([piece async for piece in messages.text_stream]) == text
+
+
+# OpenAI's responses
+
+RESPONDED: dict[str, Any] = {"model": "m", "input": "What is the capital of France?", "max_output_tokens": 48}
+
+
+def responses_streamed(sdk: openai.OpenAI, **fields: Any) -> tuple[str, str | None, int]:
+    text, end = "", None
+    for event in sdk.responses.create(**fields, stream=True):
+        if event.type == "response.output_text.delta":
+            text += event.delta
+        elif event.type in ("response.completed", "response.incomplete"):
+            end = response_told(event.response)
+    assert end is not None and end[0] == text
+    return end
+
+
+def merged(kinds: list[str]) -> list[str]:
+    """What comes at once is one piece, and how often that happens is chance."""
+    return [kind for i, kind in enumerate(kinds) if kind not in kinds[i - 1 : i] or not kind.endswith("delta")]
+
+
+def test_responses_say_what_chat_says(chat: openai.OpenAI) -> None:
+    text, _, tokens = chat_whole(chat, **ASKED, **GREEDY)
+    assert responses_streamed(chat, **RESPONDED, **GREEDY) == (text, "completed", tokens)
+    assert response_told(chat.responses.create(**RESPONDED, **GREEDY)) == (text, "completed", tokens)
+    drawn, _, tokens = chat_whole(chat, **ASKED, **SEEDED)
+    extra = {"seed": 11}
+    assert responses_streamed(chat, **RESPONDED, temperature=0.9, extra_body=extra)[::2] == (drawn, tokens)
+    told = chat.responses.create(**RESPONDED, **GREEDY, extra_body={"stop": "Paris", "timings": True})
+    assert told.output_text == text.partition("Paris")[0] and told.model_extra
+    assert told.model_extra["stop_reason"] == "Paris" and told.model_extra["timings"]["prefill_ms"] > 0
+
+
+def test_responses_that_are_cut_off(chat: openai.OpenAI) -> None:
+    short = {**RESPONDED, **GREEDY, "max_output_tokens": 2}
+    whole = chat.responses.create(**short)
+    assert whole.incomplete_details and whole.incomplete_details.reason == "max_output_tokens"
+    assert response_told(whole) == responses_streamed(chat, **short) == (whole.output_text, "incomplete", 2)
+
+
+def test_a_conversation_goes_on_with_what_was_given_back(chat: openai.OpenAI) -> None:
+    first = chat.responses.create(**RESPONDED, **GREEDY, instructions="You are brief.", store=False)
+    history: list[Any] = [{"role": "user", "content": RESPONDED["input"]}, *first.output]
+    history.append({"role": "user", "content": "And of Italy?"})
+    second = chat.responses.create(**{**RESPONDED, **GREEDY, "input": history}, instructions="You are brief.")
+    asked: list[Any] = [{"role": "system", "content": "You are brief."}, QUESTION[0]]
+    asked += [{"role": "assistant", "content": first.output_text}, {"role": "user", "content": "And of Italy?"}]
+    assert second.output_text == chat_whole(chat, **{**ASKED, **GREEDY, "messages": asked})[0]
+    assert second.usage and second.usage.input_tokens_details.cached_tokens >= 0
+    counted = chat.responses.input_tokens.count(model="m", input=history, instructions="You are brief.")
+    assert counted.input_tokens == second.usage.input_tokens
+
+
+class Capital(BaseModel):
+    capital: Literal["Paris", "Rome", "Oslo"]
+
+
+async def test_responses_of_a_form_with_every_helper(server: Server, chat: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {**RESPONDED, **GREEDY, "text_format": Capital}
+    expected = chat.responses.parse(**asked).output_parsed
+    assert isinstance(expected, Capital)
+    with chat.responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_response().output_parsed == expected
+    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
+        assert (await sdk.responses.parse(**asked)).output_parsed == expected
+        async with sdk.responses.stream(**asked) as events:
+            assert merged([event.type async for event in events]) == merged(kinds)
+            assert (await events.get_final_response()).output_parsed == expected
+
+
+def test_a_response_with_log_probabilities(chat: openai.OpenAI) -> None:
+    answer = chat.responses.create(**RESPONDED, **GREEDY, include=["message.output_text.logprobs"], top_logprobs=3)
+    (message,) = answer.output
+    assert message.type == "message" and message.content[0].type == "output_text"
+    entries = message.content[0].logprobs or []
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == answer.output_text
+    assert all(entry.logprob == entry.top_logprobs[0].logprob and len(entry.top_logprobs) == 3 for entry in entries)

@@ -105,6 +105,27 @@ def test_a_question_a_call_a_result_an_answer(chat: openai.OpenAI) -> None:
     assert told == streamed(chat, **more) and not told[2] and told[3] in ("stop", "length")
 
 
+def test_the_same_in_responses(chat: openai.OpenAI) -> None:
+    flat: list[Any] = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]
+    asked: dict[str, Any] = {"model": "m", "input": "Weather?", "max_output_tokens": 400, "tools": flat}
+    asked |= {"tool_choice": "required", "parallel_tool_calls": False, "reasoning": {"effort": "none"}}
+    first = chat.responses.create(**asked, extra_body=SEED)
+    with chat.responses.stream(**asked, extra_body=SEED) as stream:
+        again = stream.get_final_response()
+    (call,), (same,) = first.output, again.output
+    assert call.type == same.type == "function_call" and call.arguments == same.arguments
+    assert fits(call.name, json.loads(call.arguments))
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "20"}
+    history: list[Any] = [{"role": "user", "content": "Weather?"}, *first.output, result]
+    more: dict[str, Any] = {**asked, "input": history, "tool_choice": "none", "max_output_tokens": 24}
+    answer = chat.responses.create(**more, extra_body=SEED)
+    called = {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    messages: list[Any] = [*QUESTION, {"role": "assistant", "tool_calls": [called]}]
+    messages.append({"role": "tool", "tool_call_id": call.call_id, "content": "20"})
+    fields = {**ASKED, "messages": messages, "tools": TOOLS, "tool_choice": "none", "reasoning_effort": "none"}
+    assert answer.output_text == whole(chat, **{**fields, **SEED, "max_tokens": 24})[0]
+
+
 def test_the_same_for_claude(claude: anthropic.Anthropic) -> None:
     asked: dict[str, Any] = {
         **ASKED,

@@ -191,6 +191,22 @@ def _call(part: Any) -> str:
     return (part.function.name or "") + (part.function.arguments or "")
 
 
+async def _responses(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+    asked = {"model": body["model"], "input": body["prompt"], "max_output_tokens": body["max_tokens"]}
+    extra = _as_chat(body)["extra_body"]
+    numbers, text, end = [], "", None
+    async for event in await c.openai.responses.create(**asked, stream=True, extra_body=extra):
+        tap.tick()
+        numbers.append(event.sequence_number)
+        if event.type == "response.output_text.delta":
+            text += event.delta
+        elif event.type in ("response.completed", "response.incomplete"):
+            end = event.response
+    if end is None or end.usage is None or numbers != list(range(len(numbers))) or end.output_text != text:
+        raise Unfinished(f"{text} {end} {numbers[-3:]}")
+    return text, end.status, end.usage.input_tokens, end.usage.output_tokens
+
+
 async def _messages(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
     return _message(await c.anthropic.messages.create(**_as_chat(body)))
 
@@ -224,6 +240,7 @@ KINDS: list[tuple[Kind, dict[str, Any]]] = [
     (_chunks, {"stop": ["e the"], "ignore_eos": False}),
     (_typed, {"prompt": LONG}),
     (_messages, {}),
+    (_responses, {}),
     (_whole, {"echo": True, "logprobs": 2}),
     (_chunks, {"n": 2, "presence_penalty": 0.5}),
     (_chunks, {"prompt": ["A cat", "A dog", LONG]}),

@@ -241,7 +241,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("exc", "kind"), ERRORS)
-def test_errors_in_anthropics_words(exc: SluiceError, kind: str) -> None:
+def test_errors_in_anthropics_words(tokenizer: Tokenizer, exc: SluiceError, kind: str) -> None:
     said = f'{{"type":"error","error":{{"type":"{kind}","message":"x"}},"request_id":"r"}}'.encode()
     assert messages.error(exc, "r") == said
-    assert messages.failure(exc, "r") == b"event: error\ndata: " + said + b"\n\n"
+    assert messages.failure(exc, "r", meta(tokenizer)) == b"event: error\ndata: " + said + b"\n\n"

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator, meta
 
 from frontend.errors import SluiceError
-from frontend.protocols import chat, completions, messages, tokenize
+from frontend.protocols import chat, completions, messages, responses, tokenize
 from frontend.protocols.fields import Field, Table, refused, schema
 from tests.frontend.test_protocols_fields import JSON
 
 TABLES: dict[str, Table] = {
     "completions": completions.FIELDS,
     "chat": chat.FIELDS,
+    "responses": responses.FIELDS,
+    "input_tokens": responses.COUNTED,
     "messages": messages.FIELDS,
     "count_tokens": messages.COUNTED,
     "tokenize": tokenize.TOKENIZE,
@@ -28,6 +30,14 @@ BLOCKS = (
     {"type": "tool_result", "tool_use_id": "1"},
     {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}], "is_error": True},
     {"type": "thinking", "thinking": "", "signature": "x"},
+)
+ITEMS = (
+    {"type": "function_call", "call_id": "1", "name": "f"},
+    {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "a"}]},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+    {"type": "message", "role": "tool", "content": "a"},
+    {"type": "item_reference", "id": "1"},
 )
 LIKELY = st.sampled_from(  # values near the borders of what fields take
     [
@@ -43,6 +53,14 @@ LIKELY = st.sampled_from(  # values near the borders of what fields take
         *([{"role": role, "content": [block]}] for role in ("user", "assistant") for block in BLOCKS),
         *({"type": kind, **more} for kind in ("tool", "any", "function") for more in ({}, {"name": "f"})),
         *([{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}] for kind in ("object", 1)),
+        *([item] for item in ITEMS),
+        *([{"type": "function", "name": "f", "strict": strict}] for strict in (None, True, 1)),
+        *(
+            {"effort": "low", "summary": None},
+            {"effort": "much"},
+            {"verbosity": "medium"},
+            {"format": {"type": "text"}},
+        ),
         *([{"name": "f", "input_schema": {}}], [{"name": "a b", "input_schema": {}}], [{"type": "x"}], "required"),
         *({"type": "function", "function": {"name": "f"}}, {"type": "enabled", "budget_tokens": 1}),
         *([{"role": "user", "content": [{"type": "image", "text": ""}]}], [{"role": "user", "content": []}]),
@@ -95,6 +113,7 @@ def test_a_table_says_what_is_required_and_leaves_out_what_is_refused(name: str)
     valid = Draft202012Validator(said).is_valid
     body = {name: "a" for name in said["required"]} | ({"max_tokens": 1} if "max_tokens" in said["required"] else {})
     body |= {"messages": [{"role": "user", "content": "a"}]} if "messages" in table else {}
+    body |= {"input": "a"} if "input" in table else {}
     body |= {"tokens": [1]} if "tokens" in table else {}
     assert valid(body) and not valid(body | {"unknown": 1})
     assert valid(

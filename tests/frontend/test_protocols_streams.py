@@ -115,13 +115,13 @@ async def test_a_failure_passes_through_a_stream_without_an_end(tokenizer: Token
     assert len(written) == 1 and b"DONE" not in written[0] and b"done" not in written[0]
 
 
-def test_failures_in_the_words_of_each_dialect() -> None:
+def test_failures_in_the_words_of_each_dialect(tokenizer: Tokenizer) -> None:
     error = Internal('it\'s "broken"', code="worker_error")
-    assert completions.failure(error, "r") == (
+    assert completions.failure(error, "r", meta(tokenizer)) == (
         b'data: {"error":{"message":"it\'s \\"broken\\"","type":"internal_error",'
         b'"param":null,"code":"worker_error"}}\n\n'
     )
-    assert events.failure(error, "r") == b'event: error\ndata: {"error": "it\'s \\"broken\\""}\n\n'
+    assert events.failure(error, "r", meta(tokenizer)) == b'event: error\ndata: {"error": "it\'s \\"broken\\""}\n\n'
     assert events.error(error, "r") == b'{"error":"it\'s \\"broken\\""}'
 
 

@@ -9,6 +9,7 @@ from schemathesis import Case, CheckContext, Response
 from schemathesis.specs.openapi import checks
 
 STREAM = "text/event-stream"
+RESPONSE_ENDS = {"response.completed", "response.incomplete", "response.failed"}
 CHECKS: list[Any] = [
     checks.status_code_conformance,
     checks.content_type_conformance,
@@ -54,8 +55,10 @@ def _data(parts: list[str]) -> Iterator[str]:
 
 
 def _ends(data: str) -> bool:
-    """OpenAI's, Anthropic's and the typed events' words for it."""
+    """OpenAI's, Anthropic's and the typed events' words for it; a response that failed says so twice."""
     if data == "[DONE]":
         return True
     said = json.loads(data)
+    if "sequence_number" in said:
+        return said["type"] in RESPONSE_ENDS
     return said.get("type") == "message_stop" or "error" in said or ("finish_reason" in said and "choices" not in said)

@@ -14,8 +14,8 @@ from tests.fuzz.narrow import narrowed
 TIMEOUT_S = 60
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example]
 ROUTES = (
-    "/v1/completions", "/v1/chat/completions", "/v1/messages",
-    "/v1/messages/count_tokens", "/tokenize", "/detokenize",
+    "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
+    "/v1/responses/input_tokens", "/v1/messages/count_tokens", "/tokenize", "/detokenize",
 )  # fmt: skip
 Tally = Counter[tuple[str, str, int]]  # route, mode, status
 

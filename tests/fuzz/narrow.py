@@ -48,9 +48,10 @@ def _shorten(name: str, request: dict[str, Any], model: str) -> None:
         fields["prompt"] = {"anyOf": [TEXTS, {"type": "array", "items": TEXTS, "minItems": 1, "maxItems": 3}]}
     if "logit_bias" in fields:
         _inner(fields["logit_bias"])["propertyNames"] = {"pattern": "^[1-9]{1,3}$"}
-    if "max_tokens" in fields:
-        fields["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": 6}
-        request["required"] = sorted({*request["required"], "max_tokens"})
+    for field in ("max_tokens", "max_output_tokens"):
+        if field in fields:
+            fields[field] = {"type": "integer", "minimum": 1, "maximum": 6}
+            request["required"] = sorted({*request["required"], field})
 
 
 def _inner(field: dict[str, Any]) -> dict[str, Any]:

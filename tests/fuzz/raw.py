@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 TIMEOUT_S = 60
 POSTED = (
-    "/v1/completions", "/v1/chat/completions", "/v1/messages",
-    "/v1/messages/count_tokens", "/tokenize", "/detokenize",
+    "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
+    "/v1/responses/input_tokens", "/v1/messages/count_tokens", "/tokenize", "/detokenize",
 )  # fmt: skip
 PATHS = (
     *POSTED, "/", "/web/", "/web/x", "/web/..%2fapp.py", "/web/%2e%2e/app.py", "/health", "/ready", "/stats",
     "/metrics", "/openapi.json", "/v1/models", "/v1/models/", "/v1/models/%00", "/v1/models/%ff%fe", "/nowhere",
-    "//", "/v1/completions/", "/v1//completions", "/%", "/%zz", "/?a=%ff", "*", "http://other/stats",
+    "/v1/responses/x", "//", "/v1/completions/", "/v1//completions", "/%", "/%zz", "/?a=%ff", "*", "http://other/stats",
 )  # fmt: skip
 METHODS = (
     "GET",
@@ -99,13 +99,15 @@ JSON = st.recursive(
 NAMES = st.sampled_from([
     "model", "prompt", "messages", "max_tokens", "stream", "stop", "n", "logprobs", "echo", "seed", "logit_bias",
     "temperature", "top_k", "stream_options", "stream_format", "response_format", "tools", "system", "tokens",
-    "chat_template_kwargs", "metadata", "structured_outputs", "tool_choice", "stop_token_ids",
+    "chat_template_kwargs", "metadata", "structured_outputs", "tool_choice", "stop_token_ids", "input", "instructions",
+    "text", "reasoning", "include", "max_output_tokens",
 ])  # fmt: skip
 VALUES = st.sampled_from([
     b"1", b"-1", b"0", b"1e400", b"-1e400", b"1e-400", b"NaN", b"Infinity", b"9" * 400, b"-" + b"9" * 30, b"1.0", b"01",
     b'""', b'"a"', b'"\\ud800"', b'"\\u0000"', b'"\xff"', b'"\xed\xa0\x80"', b"null", b"true", b"[]", b"{}", b"[null]",
     b"[" * 500 + b"]" * 500, b'{"a":' * 500 + b"1" + b"}" * 500, b"[[[]]]", b'[""]', b"[0]", b"[1e2]", b'{"":""}',
     b'[{"role":"user","content":"a"}]', b'[{"role":"user","content":null}]', b'[{"role":{},"content":[]}]',
+    b'[{"type":"reasoning","content":[]}]', b'{"format":{"type":"json_object"}}', b'{"effort":"none","summary":"auto"}',
     b'{"type":"json_schema","json_schema":{"schema":{"$ref":"#"}}}', b'{"type":"object"}', b'{"regex":"(a*)*b"}',
     b'"' + b"a" * 5000 + b'"', b'"\xf0\x9f\x91\xa9\xe2\x80\x8d"', b'"<|im_start|>"', b'"openai"', b'"events"', b'"m"',
 ])  # fmt: skip
@@ -113,6 +115,7 @@ MEMBERS = st.lists(st.tuples(NAMES, VALUES), max_size=2)
 WHOLE = {
     "/v1/completions": b'"model":"m","prompt":"a","max_tokens":2',
     "/v1/chat/completions": b'"model":"m","messages":[{"role":"user","content":"a"}],"max_tokens":2',
+    "/v1/responses": b'"model":"m","input":"a","max_output_tokens":2',
     "/v1/messages": b'"model":"m","messages":[{"role":"user","content":"a"}],"max_tokens":2',
 }
 

@@ -1,0 +1,115 @@
+"""The items of OpenAI's responses, as a history brings them, in the words of chat templates.
+
+What was thought, said and called between two turns of somebody else is several items, and one turn of the assistant's.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from frontend.errors import BadRequest, Unprocessable
+from frontend.protocols.conversation import MAX_MESSAGES, MAX_PARTS, ROLES, content, parsed
+from frontend.protocols.fields import (
+    Field,
+    Reader,
+    Table,
+    anything,
+    choice,
+    each,
+    exactly,
+    only,
+    read,
+    reads,
+    record,
+    schema,
+    some_text,
+    wrong_type,
+)
+from frontend.protocols.turns import Turn, call, turn
+
+text = content(
+    "input_text", "output_text", annotations=anything, logprobs=anything, prompt_cache_breakpoint=anything,
+    parsed=anything,
+)  # fmt: skip
+status = choice("in_progress", "completed", "incomplete")
+_COMMON: Table = {"id": Field(exactly(str)), "status": Field(status)}
+
+
+def _thoughts(kind: str) -> Reader:
+    """Parts of a thought; there may be none."""
+    several = each(
+        record({"type": Field(choice(kind), required=True), "text": Field(exactly(str), required=True)}), MAX_PARTS
+    )
+
+    @reads({**several.schema, "minItems": 0})
+    def reader(name: str, value: Any) -> str:
+        return "".join(part["text"] for part in several(name, value)) if value != [] else ""
+
+    return reader
+
+
+ITEMS: Mapping[str, Table] = {
+    "message": {
+        "type": Field(choice("message"), "message"),
+        "role": Field(choice("user", "assistant", "system", "developer"), required=True),
+        "content": Field(text, required=True),
+        "phase": Field(choice("commentary", "final_answer")),
+    },
+    "function_call": {
+        "type": Field(choice("function_call"), required=True),
+        "call_id": Field(some_text, required=True),
+        "name": Field(some_text, required=True),
+        "arguments": Field(exactly(str), ""),
+        "parsed_arguments": Field(anything),  # the SDK's own
+        "async": Field(only(False)),
+        "caller": Field(only({"type": "direct"})),
+    },
+    "function_call_output": {
+        "type": Field(choice("function_call_output"), required=True),
+        "call_id": Field(some_text, required=True),
+        "output": Field(text, required=True),
+        "name": Field(some_text),
+        "caller": Field(only({"type": "direct"})),
+    },
+    "reasoning": {
+        "type": Field(choice("reasoning"), required=True),
+        "summary": Field(_thoughts("summary_text"), ""),
+        "content": Field(_thoughts("reasoning_text"), ""),
+        "encrypted_content": Field(exactly(str)),  # whose words nobody here can read
+    },
+}  # fmt: skip
+_TABLES: Mapping[str, Table] = {kind: {**table, **_COMMON} for kind, table in ITEMS.items()}
+
+
+@reads({"anyOf": [schema(table) for table in _TABLES.values()]})
+def item(name: str, value: Any) -> Turn:
+    if type(value) is not dict:
+        raise wrong_type(name, value, "an object")
+    kind = value.get("type")
+    if type(kind) is str and kind not in _TABLES:
+        raise Unprocessable(
+            f"`{name}.type` must be one of {', '.join(_TABLES)}: {kind!r:.80} is not offered by this server",
+            param=f"{name}.type", code="unsupported_content",
+        )  # fmt: skip
+    said = read(_TABLES[kind if type(kind) is str else "message"], value, f"{name}.")
+    return _TURNS[said["type"]](said)
+
+
+_TURNS: Mapping[str, Callable[[Mapping[str, Any]], Turn]] = {
+    "message": lambda said: turn(ROLES.get(said["role"], said["role"]), said["content"]),
+    "function_call": lambda said: turn(
+        "assistant", "", calls=[call(said["call_id"], said["name"], parsed(said["arguments"] or "{}"))]
+    ),
+    "function_call_output": lambda said: turn("tool", said["output"]) | {"tool_call_id": said["call_id"]},
+    "reasoning": lambda said: turn("assistant", "", said["content"] or said["summary"]),
+}
+_items = each(item, MAX_MESSAGES)
+
+
+@reads({"anyOf": [{"type": "string", "minLength": 1}, _items.schema]})
+def given(name: str, value: Any) -> tuple[Turn, ...]:
+    """A user's text, or items."""
+    if value == "":
+        raise BadRequest(f"`{name}` is empty", param=name, code="empty_prompt")
+    if type(value) is not str and type(value) is not list:
+        raise wrong_type(name, value, "a string or an array of items")
+    return (turn("user", value),) if type(value) is str else _items(name, value)
