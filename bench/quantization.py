@@ -1,4 +1,4 @@
-"""What eight-bit weights cost in accuracy: the demo model beside itself, on fresh text of the kind it was trained on.
+"""What linears of eight bits cost in accuracy: the demo model beside itself, on fresh text of the kind it knows.
 
 python -m bench.quantization [--documents 400] [--dtype float32]
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from tokenizers import Tokenizer
@@ -19,7 +20,8 @@ from torch import Tensor
 
 import deploy.demo
 from deploy.demo.corpus import documents
-from worker.kernels.quantize import Kind
+from worker.kernels.linear import PackedLinear, pack_quantized
+from worker.kernels.quantize import Scheme
 from worker.memory.cache import Cache
 from worker.model.checkpoint import read_config
 from worker.model.decoder import Decoder
@@ -64,23 +66,31 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    kinds: list[Kind | None] = [None, "int8", "fp8"]
-    models = [_model(kind, getattr(torch, args.dtype)) for kind in kinds]
-    scores = [Score() for _ in kinds]
+    schemes = [None, *map(Scheme.of, ("int8", "fp8", "int8-dynamic", "fp8-dynamic"))]
+    models = [_model(scheme, getattr(torch, args.dtype)) for scheme in schemes]
+    scores = [Score() for _ in schemes]
     for ids in islice(_documents(), args.documents):
         logits = [_logits(model, ids) for model in models]
         for score, own in zip(scores, logits, strict=True):
             score.add(logits[0], own, ids[1:])
     full = math.exp(scores[0].surprise / scores[0].tokens)
     print(f"{args.documents} documents, {scores[0].tokens} tokens, {args.dtype}")
-    print("| weights | perplexity | change | KL, nats a token | top-1 the same |\n|---|--:|--:|--:|--:|")
-    for kind, score in zip(kinds, scores, strict=True):
-        print(score.row(kind or "in full", full))
+    print("| linears | perplexity | change | KL, nats a token | top-1 the same |\n|---|--:|--:|--:|--:|")
+    for scheme, score in zip(schemes, scores, strict=True):
+        print(score.row(str(scheme or "in full"), full))
 
 
-def _model(kind: Kind | None, dtype: torch.dtype) -> Decoder:
+def _model(scheme: Scheme | None, dtype: torch.dtype) -> Decoder:
     spec = spec_from_config(read_config(DEMO))
-    return Decoder(spec, load(DEMO, spec, dtype, CPU, invariant=True, kind=kind), LONGEST)
+    with patch("worker.model.weights.pack_quantized", _as_on_a_gpu if scheme and scheme.dynamic else pack_quantized):
+        return Decoder(spec, load(DEMO, spec, dtype, CPU, invariant=True, scheme=scheme), LONGEST)
+
+
+def _as_on_a_gpu(
+    values: Tensor, scale: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, invariant: bool, dynamic: bool
+) -> PackedLinear:
+    """Not widened, so that the tokens are quantized here, too."""
+    return PackedLinear(values, bias, invariant, scale=scale, dynamic=dynamic)
 
 
 def _documents() -> Iterator[Tensor]:

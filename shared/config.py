@@ -89,8 +89,9 @@ class WorkerConfig:
     quantization: str = setting(
         "auto",
         "weights of eight bits in the layers, with a scale a row; auto: what the checkpoint says; fp8, int8: quantized "
-        "while loading; none: a quantized checkpoint is widened. On the CPU they are widened in any case",
-        choices=("auto", "none", "fp8", "int8"),
+        "while loading; fp8-dynamic, int8-dynamic: activations, too, with a scale a token; none: a quantized "
+        "checkpoint is widened. On the CPU weights are widened in any case, and activations stay as they are",
+        choices=("auto", "none", "fp8", "int8", "fp8-dynamic", "int8-dynamic"),
     )
     threads: int = setting(0, "compute threads on the CPU; 0: one a core", unit="threads", at_least=0)
     kv_cache_gb: float = setting(0.0, "size of the K/V pool; 0: from free memory", unit="GiB", at_least=0)

@@ -2,11 +2,13 @@
 
 import logging
 import os
+from dataclasses import replace
 
 import torch
 
 from shared.config import ConfigError
 from shared.machine import gpus
+from worker.kernels.quantize import FORMATS, Scheme
 
 log = logging.getLogger("sluice.load")
 
@@ -14,6 +16,7 @@ SINCE = {  # compute capability, and what else there is to choose
     torch.bfloat16: ((8, 0), "--dtype float16 or --device cpu"),
     torch.float8_e4m3fn: ((8, 9), "--kv-cache-dtype auto"),
 }
+MULTIPLIES = {torch.int8: (8, 0), torch.float8_e4m3fn: (8, 9)}  # compute capability with products of such numbers
 
 
 def pick_device(name: str) -> torch.device:
@@ -38,6 +41,25 @@ def check_format(device: torch.device, dtype: torch.dtype) -> None:
             f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and "
             f"{str(dtype).removeprefix('torch.')} needs {needed[0]}.{needed[1]}: choose {instead}"
         )
+
+
+def computable(scheme: Scheme | None, device: torch.device, flag: str) -> Scheme | None:
+    """The scheme without dynamic inputs where the GPU is too old for them.
+
+    Raises ConfigError if they are what --quantization, the `flag`, asks for.
+    """
+    if scheme is None or not scheme.dynamic or device.type != "cuda":
+        return scheme
+    needed = MULTIPLIES[FORMATS[scheme.kind]]
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) >= needed:
+        return scheme
+    if flag != "auto":
+        raise ConfigError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and --quantization {flag} "
+            f"needs {needed[0]}.{needed[1]}: choose --quantization {scheme.kind}"
+        )
+    return replace(scheme, dynamic=False)
 
 
 def _why_not() -> str:

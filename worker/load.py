@@ -13,10 +13,10 @@ import torch
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.messages import Limits
 from shared.sizes import with_sizes
-from worker.device import check_format, pick_device
+from worker.device import check_format, computable, pick_device
 from worker.grammar.compiler import Compiler
 from worker.kernels import native
-from worker.kernels.quantize import Kind
+from worker.kernels.quantize import Scheme
 from worker.memory.budget import Pool, longest, plain_budget, size_pool
 from worker.memory.cache import Cache, kv_format
 from worker.memory.gpu import Gpu
@@ -24,7 +24,7 @@ from worker.memory.pages import PagePool
 from worker.model.checkpoint import CheckpointError, read_config, resolve
 from worker.model.decoder import Decoder, Weights
 from worker.model.families import spec_from_config
-from worker.model.quantization import account, kind_in_memory
+from worker.model.quantization import account, scheme_in_memory
 from worker.model.spec import ModelSpec
 from worker.model.weights import load
 from worker.run.runner import Runner
@@ -63,14 +63,15 @@ def load_engine(
     for needed in (dtype, kv):
         check_format(device, needed)
     longest(spec, model, worker)  # raises before the weights are read
-    kind = kind_in_memory(spec.stored, worker.quantization)
-    _tell(account(spec.stored, kind, dtype, device), spec)
+    scheme = computable(scheme_in_memory(spec.stored, worker.quantization), device, worker.quantization)
+    if quantized := account(spec.stored, scheme, dtype, device):
+        log.info("%s", quantized)
     compiler = Compiler(folder, spec.vocab_size, spec.eos_ids)
     gpu = Gpu(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
     moved = partial(on_progress, 1, 1)
     with _no_room(gpu):
         weights = load(
-            folder, spec, dtype, device, invariant=worker.batch_invariant, kind=kind, on_progress=on_progress,
+            folder, spec, dtype, device, invariant=worker.batch_invariant, scheme=scheme, on_progress=on_progress,
             on_size=gpu.look().check_weights if gpu else lambda needed: None,
         )  # fmt: skip
         size, decoder = _sized(spec, weights, kv, model, worker, gpu, moved)
@@ -95,7 +96,7 @@ def load_engine(
         tokenizer_hash=tokenizer_hash,
         compiler=compiler,
         device=str(device),
-        dtype=_format(dtype, kind if gpu is not None else None),
+        dtype=_format(dtype, scheme if gpu is not None else None),
     )
 
 
@@ -167,17 +168,10 @@ def _in_short(error: Exception) -> str:
     return ". ".join(str(error).split("\n")[0].split(". ")[:2])
 
 
-def _tell(quantized: str, spec: ModelSpec) -> None:
-    if quantized:
-        log.info("%s", quantized)
-    if spec.stored is not None and spec.stored.activations:
-        log.info("the checkpoint would have activations quantized, too; they stay as they are")
-
-
-def _format(dtype: torch.dtype, kind: Kind | None) -> str:
+def _format(dtype: torch.dtype, scheme: Scheme | None) -> str:
     """What numbers are in memory, as Status tells it."""
     plain = str(dtype).removeprefix("torch.")
-    return f"{plain}, {kind} weights" if kind else plain
+    return f"{plain}, {scheme} weights" if scheme else plain
 
 
 def _hash(folder: Path) -> str:

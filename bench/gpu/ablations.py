@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
+from bench.gpu.alone import layer_alone
 from bench.gpu.decode import longest, steady
 from bench.gpu.place import NEEDS_CUDA, Place, Row, spec_of
 from bench.gpu.prefill import to_first_token
@@ -12,6 +14,7 @@ from bench.gpu.weights import random_weights
 from worker.model.spec import ModelSpec
 
 BASE = Setup()
+FEW_AND_MANY = (1, 32, 2048)  # rows: decodes, and a step of a long prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ def measure(place: Place, model: str) -> Iterator[Row]:
             yield what | _row(part.name, figure, base[figure], seconds)
     if model == place.models[0]:
         yield what | _sampling(place, spec)
+        yield from (what | row for row in _activations(place, spec))
 
 
 def _parts(place: Place, model: str) -> list[Part]:
@@ -81,6 +85,17 @@ def _sampling(place: Place, spec: ModelSpec) -> Row:
     made.scatter()
     greedy, drawn = steady(place, made, batch)[0], steady(place, made, batch, temperature=0.8, top_p=0.95)[0]
     return _row("temperature and top-p", f"decode, batch {batch}", drawn, greedy)
+
+
+def _activations(place: Place, spec: ModelSpec) -> Iterator[Row]:
+    """What it brings to multiply eight bits by eight: the products of one layer, beside those of weights widened to
+    sixteen."""
+    for kind, rows in product(("int8", "fp8"), FEW_AND_MANY):
+        part, what = f"{kind} activations, with {kind} weights", f"a layer's products, {rows} rows"
+        if why := place.short(8) if place.cuda else NEEDS_CUDA:
+            yield {"without": part, "what": what, "note": why}
+            continue
+        yield _row(part, what, *(layer_alone(place, spec, rows, way) for way in (f"{kind}-dynamic", kind)))
 
 
 def _row(part: str, what: str, having: float, lacking: float) -> Row:

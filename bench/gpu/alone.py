@@ -17,12 +17,12 @@ from worker.kernels.gate import gate
 from worker.kernels.heads import heads
 from worker.kernels.linear import PackedLinear, gated_linear, linear, pack, pack_quantized
 from worker.kernels.norm import add_rms_norm
-from worker.kernels.quantize import Kind, quantize
+from worker.kernels.quantize import Scheme, quantize
 from worker.kernels.sample import sample_plain
 from worker.model.spec import ModelSpec
 
 SPREAD = 256 << 20  # bytes of different weights in turn: more than a cache holds
-WAYS = ("invariant", "library", "int8", "fp8")  # the last two with eight-bit weights
+WAYS = ("invariant", "library", "int8", "fp8")  # the last two, a Scheme's names, with eight-bit weights
 FEW = 512  # rows up to which a product is bound by reading its weight
 
 
@@ -121,10 +121,17 @@ def _product(place: Place, spec: ModelSpec, name: str, rows: int, way: str) -> f
 
 
 def _packed(place: Place, weight: Tensor, way: str) -> PackedLinear:
-    kinds: dict[str, Kind] = {"int8": "int8", "fp8": "fp8"}
-    if way in kinds:
-        return pack_quantized(*quantize(weight, kinds[way]), dtype=place.dtype, invariant=True)
-    return pack(weight, invariant=way == "invariant")
+    if way in WAYS[:2]:
+        return pack(weight, invariant=way == "invariant")
+    scheme = Scheme.of(way)
+    eight = quantize(weight, scheme.kind)
+    return pack_quantized(*eight, dtype=place.dtype, invariant=True, dynamic=scheme.dynamic)
+
+
+@torch.inference_mode()
+def layer_alone(place: Place, spec: ModelSpec, rows: int, way: str) -> float:
+    """Seconds of all products of a layer; `way` as in WAYS, or another name of a Scheme."""
+    return sum(_product(place, spec, name, rows, way) for name in _products(spec) if name != "head")
 
 
 @torch.inference_mode()

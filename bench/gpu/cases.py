@@ -12,10 +12,11 @@ from bench.gpu.place import Place
 from worker.kernels.gate import Activation, gate, gate_torch
 from worker.kernels.linear import gated_linear, linear, linear_torch, pack, pack_quantized
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
-from worker.kernels.quantize import linear_quantized_torch, quantize
+from worker.kernels.quantize import linear_dynamic_torch, linear_quantized_torch, quantize
 from worker.kernels.sample import PlainParams, Stages, sample_plain
 
 Kind = tuple[float, int, float, float]  # temperature, top-k, top-p, min-p
+MEANING = {False: linear_quantized_torch, True: linear_dynamic_torch}
 
 
 def _norms(place: Place) -> Iterator[Case]:
@@ -71,31 +72,32 @@ def _quantized(place: Place) -> Iterator[Case]:
     for at, (rows, (n, k)) in enumerate(place.some(product((1, 3, 16, 33, 64, 65, 130, 257), shapes))):
         eight = quantize(fresh(n, k, dtype=torch.float32).mul_(k**-0.5), "fp8" if at % 2 else "int8")
         bias = fresh(n) if rows % 2 else None
-        yield _eight_bits(fresh(rows, k), *eight, bias, place.dtype)
-        yield _eight_bits_gated(fresh(rows, k), *eight, "gelu_tanh" if at % 2 else "silu", place.dtype)
+        for dynamic in (False, True) if place.cuda else (False,):  # elsewhere activations stay as they are
+            yield _eight_bits(fresh(rows, k), *eight, bias, dynamic)
+            yield _eight_bits_gated(fresh(rows, k), *eight, "gelu_tanh" if at % 2 else "silu", dynamic)
     every = torch.arange(256, dtype=torch.uint8, device=place.device)
     numbers = torch.where(every % 128 == 127, torch.zeros_like(every), every)  # two bytes are none in fp8
     for bytes_, format in ((every, torch.int8), (numbers, torch.float8_e4m3fn)):
         one = torch.eye(256, dtype=place.dtype, device=place.device)
         scale = torch.ones(64, device=place.device)
-        yield _eight_bits(one, bytes_.view(format).repeat(64, 1), scale, None, place.dtype)
+        yield _eight_bits(one, bytes_.view(format).repeat(64, 1), scale, None, False)
 
 
-def _eight_bits(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Case:
-    ready = pack_quantized(values, scale, bias, dtype=dtype, invariant=True)
+def _eight_bits(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, dynamic: bool) -> Case:
+    ready = pack_quantized(values, scale, bias, dtype=x.dtype, invariant=True, dynamic=dynamic)
     return Case(
-        f"linear {tuple(x.shape)} x {tuple(values.shape)} of {values.dtype}",
+        f"linear {tuple(x.shape)} x {tuple(values.shape)} of {values.dtype}, dynamic {dynamic}",
         lambda: (linear(x, ready),),
-        lambda: (linear_quantized_torch(x.float(), values, scale, bias),),
+        lambda: (MEANING[dynamic](x.float(), values, scale, bias),),
     )
 
 
-def _eight_bits_gated(x: Tensor, values: Tensor, scale: Tensor, kind: Activation, dtype: torch.dtype) -> Case:
-    ready = pack_quantized(values, scale, dtype=dtype, invariant=True)
+def _eight_bits_gated(x: Tensor, values: Tensor, scale: Tensor, kind: Activation, dynamic: bool) -> Case:
+    ready = pack_quantized(values, scale, dtype=x.dtype, invariant=True, dynamic=dynamic)
     return Case(
-        f"gated_linear {tuple(x.shape)} x {tuple(values.shape)} of {values.dtype}, {kind}",
+        f"gated_linear {tuple(x.shape)} x {tuple(values.shape)} of {values.dtype}, {kind}, dynamic {dynamic}",
         lambda: (gated_linear(x, ready, kind),),
-        lambda: (gate_torch(linear_quantized_torch(x.float(), values, scale, None), kind),),
+        lambda: (gate_torch(MEANING[dynamic](x.float(), values, scale, None), kind),),
     )
 
 

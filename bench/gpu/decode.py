@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from bench.gpu.floor import kv_bytes, weight_bytes
 from bench.gpu.place import Place, Row, spec_of
 from bench.gpu.rig import Rig, Setup, rig
+from worker.kernels.quantize import Scheme
 
 PROFILED = 64  # steps that may follow
 WARM_UP = 12  # steps: kernels are compiled and graphs captured in them
 
-
-BASE = Setup()
+BASE, INT8, FP8 = Setup(), Scheme("int8"), Scheme("fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Format:
 PLAIN = Format("")
 FORMATS = (
     Format("fp8 K/V", Setup(kv="fp8"), kv=1),
-    Format("int8 weights", Setup(weights="int8"), weight=1),
-    Format("fp8 weights", Setup(weights="fp8"), weight=1),
-    Format("fp8 weights and K/V", Setup(weights="fp8", kv="fp8"), weight=1, kv=1),
+    Format("int8 weights", Setup(weights=INT8), weight=1),
+    Format("fp8 weights", Setup(weights=FP8), weight=1),
+    Format("fp8 weights and K/V", Setup(weights=FP8, kv="fp8"), weight=1, kv=1),
 )
 
 

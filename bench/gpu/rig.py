@@ -18,7 +18,7 @@ from shared.config import WorkerConfig
 from shared.messages import Abort, Sampling, Submit
 from worker.desk import Desk
 from worker.kernels.operations import FAST, Operations
-from worker.kernels.quantize import Kind
+from worker.kernels.quantize import Scheme
 from worker.loop import Loop
 from worker.memory.cache import Cache, kv_format
 from worker.memory.pages import PagePool
@@ -47,7 +47,7 @@ class Setup:
     graphs: bool = True
     overlap: bool = True
     kv: str = "auto"
-    weights: Kind | None = None
+    weights: Scheme | None = None
     step_tokens: int = 0
     operations: Operations = FAST
 
@@ -141,7 +141,7 @@ def rig(
     gc.collect()  # the rig before holds itself in circles, and most of the device's memory
     setup = setup or Setup()
     made = weights or random_weights(
-        spec, place.dtype, place.device, invariant=setup.invariant, seed=place.seed, kind=setup.weights
+        spec, place.dtype, place.device, invariant=setup.invariant, seed=place.seed, scheme=setup.weights
     )
     return Rig(place, spec, made, setup, slots=slots, longest=longest)
 

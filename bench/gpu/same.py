@@ -13,6 +13,7 @@ from bench.gpu.tables import FAIL, PASS
 from bench.gpu.unfused import INSTEAD, without
 from bench.gpu.weights import random_weights
 from shared.messages import Sampling
+from worker.kernels.quantize import Scheme
 from worker.memory.cache import Cache, kv_format
 from worker.model.decoder import Decoder, Weights
 from worker.model.spec import ModelSpec
@@ -21,8 +22,12 @@ from worker.schedule.sequence import Sequence
 
 COMPANY = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # tokens of others
 BASE = Setup()
-WIDENED = (Setup(weights="int8"), Setup(weights="fp8"))  # on the CPU, where K/V of eight bits promise nothing
-FORMATS = (Setup(kv="fp8"), *WIDENED)
+WIDENED = (
+    Setup(weights=Scheme("int8")),
+    Setup(weights=Scheme("fp8")),
+)  # on the CPU, where K/V of eight bits promise nothing
+DYNAMIC = (Setup(weights=Scheme("int8", dynamic=True)), Setup(weights=Scheme("fp8", dynamic=True)))
+FORMATS = (Setup(kv="fp8"), *WIDENED, *DYNAMIC)
 
 
 @torch.inference_mode()
@@ -43,7 +48,7 @@ class _Forwards:
 
     def __init__(self, place: Place, spec: ModelSpec, setup: Setup) -> None:
         length = place.sizes.check
-        weights = random_weights(spec, place.dtype, place.device, seed=place.seed, kind=setup.weights)
+        weights = random_weights(spec, place.dtype, place.device, seed=place.seed, scheme=setup.weights)
         lengths = (length, *(min(n, length) for n in COMPANY))
         (self._one, *self._others), pages = sequences(lengths, PAGE_SIZE, spec.vocab_size, place.seed)
         self._length, self._device = length, place.device

@@ -100,7 +100,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "ablations", "What each part brings: ms with it and without it",
         ("model", "without", "what", "ms with", "ms without", "gain %"),
-        "bench.gpu.ablations:measure", _models, 20, 150,
+        "bench.gpu.ablations:measure", _models, 20, 180,
     ),
     Section(
         "linear", "Matrix products alone: few rows against the copy bandwidth, many against the GEMM rate",

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.linear import PackedLinear, pack, pack_quantized
-from worker.kernels.quantize import Kind, quantize
+from worker.kernels.quantize import Scheme, quantize
 from worker.model.decoder import Layer, Weights
 from worker.model.spec import ModelSpec
 
@@ -18,13 +18,13 @@ def random_weights(
     *,
     invariant: bool = True,
     seed: int = 0,
-    kind: Kind | None = None,
+    scheme: Scheme | None = None,
 ) -> Weights:
     """Values of about 1 everywhere between the layers, so that sums, maxima and powers are those of real work.
 
-    kind: what the layers' weights are quantized to.
+    scheme: what the layers' weights are quantized to.
     """
-    maker = _Maker(spec, dtype, torch.Generator(device).manual_seed(seed), invariant, kind)
+    maker = _Maker(spec, dtype, torch.Generator(device).manual_seed(seed), invariant, scheme)
     embed = maker.normal(spec.vocab_size, spec.hidden_size, std=EMBED_STD)
     head = embed if spec.tied else maker.normal(spec.vocab_size, spec.hidden_size, std=EMBED_STD)
     return Weights(
@@ -37,10 +37,10 @@ def random_weights(
 
 class _Maker:
     def __init__(
-        self, spec: ModelSpec, dtype: torch.dtype, generator: torch.Generator, invariant: bool, kind: Kind | None
+        self, spec: ModelSpec, dtype: torch.dtype, generator: torch.Generator, invariant: bool, scheme: Scheme | None
     ) -> None:
         self._spec, self._dtype, self._generator = spec, dtype, generator
-        self._invariant, self._kind = invariant, kind
+        self._invariant, self._scheme = invariant, scheme
 
     def normal(self, *shape: int, std: float) -> Tensor:
         made = torch.empty(shape, dtype=self._dtype, device=self._generator.device)
@@ -52,10 +52,10 @@ class _Maker:
     def linear(self, rows: int, columns: int, bias: bool) -> PackedLinear:
         weight = self.normal(rows, columns, std=columns**-0.5)
         added = self.normal(rows, std=0.1) if bias else None
-        if self._kind is None:
+        if self._scheme is None:
             return pack(weight, added, invariant=self._invariant)
-        eight = quantize(weight, self._kind)
-        return pack_quantized(*eight, added, dtype=self._dtype, invariant=self._invariant)
+        eight, dynamic = quantize(weight, self._scheme.kind), self._scheme.dynamic
+        return pack_quantized(*eight, added, dtype=self._dtype, invariant=self._invariant, dynamic=dynamic)
 
     def layer(self) -> Layer:
         spec, hidden, inner = self._spec, self._spec.hidden_size, self._spec.intermediate_size

@@ -14,7 +14,7 @@ from torch import Tensor
 from worker.kernels import native
 from worker.kernels.gate import Activation, gate, gate_torch
 from worker.kernels.native import NativeWeight
-from worker.kernels.quantize import dequantize, linear_quantized_torch
+from worker.kernels.quantize import dequantize, linear_dynamic_torch, linear_quantized_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class PackedLinear:
     invariant: bool
     native: NativeWeight | None = None  # the same in the CPU library's order
     scale: Tensor | None = None  # [N] float32
+    dynamic: bool = False  # of its inputs each row is quantized to its format, too
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> PackedLinear:
@@ -36,14 +37,21 @@ def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> Pack
 
 
 def pack_quantized(
-    values: Tensor, scale: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, invariant: bool
+    values: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+    invariant: bool,
+    dynamic: bool = False,
 ) -> PackedLinear:
-    """Prepare values [N, K] (int8 or float8_e4m3fn) with scale [N] for inputs of `dtype`.
+    """Prepare values [N, K] (int8 or float8_e4m3fn) with scale [N] for inputs of `dtype`, which if `dynamic` are
+    quantized, too.
 
     Where no kernel reads such values, which is anywhere but on a GPU, they become a weight of `dtype`.
     """
     if values.is_cuda:
-        return PackedLinear(values, bias, True, scale=scale)
+        return PackedLinear(values, bias, True, scale=scale, dynamic=dynamic)
     return pack(dequantize(values, scale, dtype), bias, invariant=invariant)
 
 
@@ -55,7 +63,9 @@ def linear(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool =
     if x.is_cuda and packed.invariant:
         from worker.kernels.linear_triton import linear_triton
 
-        return linear_triton(x, packed.weight, packed.bias, packed.scale, wide=wide, terms=terms)
+        return linear_triton(
+            x, packed.weight, packed.bias, packed.scale, dynamic=packed.dynamic, wide=wide, terms=terms
+        )
     return linear_plain(x, packed, wide=wide)
 
 
@@ -64,7 +74,8 @@ def linear_plain(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: 
     if packed.native is not None:
         return native.linear(x, packed.native, out_dtype=torch.float32 if wide else None)
     if packed.scale is not None:
-        y = linear_quantized_torch(x, packed.weight, packed.scale, packed.bias)
+        meaning = linear_dynamic_torch if packed.dynamic else linear_quantized_torch
+        y = meaning(x, packed.weight, packed.scale, packed.bias)
     else:
         y = linear_torch(x, packed.weight, packed.bias)
     return y.float() if wide else y
@@ -77,7 +88,7 @@ def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Ten
         from worker.kernels.tiles import uncut
 
         if uncut(packed.weight):
-            return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale)
+            return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic)
     return gate(linear(x, packed), activation)
 
 

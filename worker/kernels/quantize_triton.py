@@ -1,4 +1,5 @@
-"""Eight-bit weights inside a Triton kernel: widened in registers, exactly, on their way into a product.
+"""Eight-bit numbers in Triton kernels: weights widened in registers, exactly, on their way into a product; tokens
+quantized before it.
 
 int8 and e4m3 are exact in bfloat16 and float16, so the products are those that quantize.py means. A cast would use
 conversions, which a multiprocessor has few units for; this takes two to three plain instructions for each number.
@@ -7,6 +8,9 @@ conversions, which a multiprocessor has few units for; this takes two to three p
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from worker.kernels.quantize import KINDS, LARGEST
 
 FORMATS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # 0: a weight in full
 
@@ -70,3 +74,42 @@ def widen(raw, dtype: tl.constexpr, FORMAT: tl.constexpr):
         bits = raw.to(tl.int32)
         wide = ((bits & 0x7F) << 20) | ((bits & 0x80) << 24)
         return (wide.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)
+
+
+@triton.jit
+def narrow(scaled, dtype: tl.constexpr):
+    """Numbers within dtype's range to the nearest that it has, of two the even one: int8 or float8e4nv."""
+    if dtype == tl.int8:
+        return ((scaled + 12582912.0) - 12582912.0).to(dtype)  # 1.5 * 2^23: float32 has whole numbers only there
+    if not FAST:  # the interpreter's cast is right for what needs no rounding: three bits of mantissa, down to 2^-9
+        power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        whole = tl.maximum(power, 0.015625) * 1572864.0  # 1.5 * 2^23 steps of 2^-3
+        scaled = (scaled + whole) - whole
+    return scaled.to(dtype)
+
+
+@triton.jit
+def _tokens_kernel(x_ptr, out_ptr, scale_ptr, size, stride, MOST: tl.constexpr, BLOCK: tl.constexpr):
+    """One program quantizes one token."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < size
+    x = tl.load(x_ptr + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
+    largest = tl.max(tl.where(x == x, tl.abs(x), float("inf")), axis=0)
+    scale = tl.maximum(tl.math.div_rn(largest, MOST), 1.1754943508222875e-38)
+    scaled = tl.minimum(tl.maximum(x * tl.math.div_rn(1.0, scale), -MOST), MOST)
+    tl.store(out_ptr + row * size + columns, narrow(scaled, out_ptr.dtype.element_ty), mask=inside)
+    tl.store(scale_ptr + row, scale)
+
+
+def quantize_tokens_triton(x: Tensor, format: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x [T, K] -> values [T, K] of `format`, scale [T]: see quantize.py."""
+    rows, size = x.shape
+    assert rows and (x.stride(1) == 1 or size == 1)
+    out, scale = torch.empty(rows, size, dtype=format, device=x.device), torch.empty(rows, device=x.device)
+    block = triton.next_power_of_2(size)
+    _tokens_kernel[(rows,)](
+        x, out, scale, size, x.stride(0), MOST=LARGEST[KINDS[format]], BLOCK=block,
+        num_warps=min(max(block // 512, 1), 16), enable_fp_fusion=False,
+    )  # fmt: skip
+    return out, scale

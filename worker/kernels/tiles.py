@@ -62,7 +62,8 @@ def choose_tile(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Tile
         wide = cdiv(columns, 128) * chains >= 96
         return Tile(64, 128, 4, 4) if wide else Tile(64, 64, 4, 6)
     large = Tile(256, 128, 8, 4)
-    plain = chains == 1 and columns % 128 == depth % 64 == 0  # leaves the registers for it
+    plain = chains == 1 and columns % 128 == depth % (128 // dtype.itemsize) == 0
+    plain = plain and dtype != torch.float8_e4m3fn  # leaves the registers for it: fp8 has a second sum of each element
     fills = rows > 128 and large.count(rows, columns) >= 2 * PROCESSORS
     return large if plain and fills else Tile(128, 128, 8, 4)
 
@@ -84,11 +85,12 @@ def tile_constants(
     tile: Tile, columns: int, depth: int, dtype: torch.dtype, stored: torch.dtype | None = None
 ) -> dict[str, int]:
     """The tile as the kernels' constants, for tokens of `dtype` and weights that are `stored` otherwise, if so."""
-    block_k = step_of(tile, dtype, stored or dtype)
+    dynamic, stored = dtype in FORMATS, stored or dtype
+    block_k = step_of(tile, dtype, stored)
     even = columns % tile.columns == 0 and depth % block_k == 0
     return {
-        "EVEN": even, "FORMAT": FORMATS.get(stored or dtype, 0), "BLOCK_M": tile.rows, "BLOCK_N": tile.columns,
-        "BLOCK_K": block_k, "GROUP": GROUP,
+        "EVEN": even, "FORMAT": 0 if dynamic else FORMATS.get(stored, 0), "DYNAMIC": dynamic, "BLOCK_M": tile.rows,
+        "BLOCK_N": tile.columns, "BLOCK_K": block_k, "GROUP": GROUP,
     }  # fmt: skip
 
 

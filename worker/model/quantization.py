@@ -4,7 +4,8 @@ scales are, and what they become in memory.
 Read are `compressed-tensors` (int8 and fp8, scales for a tensor, a row, a group of columns or a block) and `fp8` (for a
 tensor or a block). Weights with a scale for a row, or one for all, stay as they are in memory. Finer scales become
 numbers of the weights' dtype, which loses nothing to speak of: a scale a row would need a second rounding to eight
-bits. What a checkpoint says of activations is left alone: they keep sixteen bits.
+bits. Activations are quantized where a checkpoint wants that dynamically, with a scale for each token; what else it
+says of them (scales of its own, or for groups) is left alone, and they keep sixteen bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 
 from shared.config import ConfigError
-from worker.kernels.quantize import FORMATS, Kind
+from worker.kernels.quantize import FORMATS, Kind, Scheme
 from worker.model.checkpoint import Checkpoint, CheckpointError
-from worker.model.spec import Stored
+from worker.model.spec import Activations, Stored
 
 # Beside a linear's tensors, or an attention's, and without meaning here. Zero points are: symmetric ones are zero.
 IGNORED = (
@@ -102,7 +103,7 @@ def spread(scale: Tensor, source: Source) -> Tensor:
     return scale.repeat_interleave(down, 0)[:rows] if down else scale.expand(rows, columns)
 
 
-def kind_in_memory(stored: Stored | None, flag: str) -> Kind | None:
+def scheme_in_memory(stored: Stored | None, flag: str) -> Scheme | None:
     """What the linears of a checkpoint become under `--quantization` (None: numbers of the weights' dtype).
 
     Raises ConfigError when checkpoint and flag want different formats.
@@ -110,26 +111,37 @@ def kind_in_memory(stored: Stored | None, flag: str) -> Kind | None:
     if flag == "none":
         return None
     if flag == "auto":
-        return stored.kind if stored is not None and stored.by_row else None
-    kind: Kind = "fp8" if flag == "fp8" else "int8"
-    if stored is not None and stored.kind != kind:
+        return Scheme(stored.kind, stored.activations == "dynamic") if stored is not None and stored.by_row else None
+    scheme = Scheme.of(flag)
+    if stored is not None and stored.kind != scheme.kind:
         raise ConfigError(f"--quantization {flag} does not fit this checkpoint, which is quantized to {stored.kind}")
-    return kind
+    return scheme
 
 
-def account(stored: Stored | None, kind: Kind | None, dtype: torch.dtype, device: torch.device) -> str:
+def account(stored: Stored | None, scheme: Scheme | None, dtype: torch.dtype, device: torch.device) -> str:
     """A sentence for the log; empty where nothing is quantized."""
     held = str(dtype).removeprefix("torch.")
-    if stored is None and kind is None:
+    if stored is None and scheme is None:
         return ""
     origin = f"the checkpoint's linears ({stored})" if stored is not None else "linears"
-    if kind is None:
-        return f"{origin} are dequantized to {held}"
+    if scheme is None:
+        return f"{origin} are dequantized to {held}" + _activations(stored, None)
     kept = stored is not None and stored.by_row
-    text = f"{origin} are {'kept' if kept else 'quantized'} in {kind}, one scale a row"
-    if device.type != "cuda":
-        text += f", and widened to {held} here: on the CPU they save neither memory nor time"
-    return text
+    text = f"{origin} are {'kept' if kept else 'quantized'} in {scheme.kind}, one scale a row"
+    if device.type == "cuda":
+        return text + _activations(stored, scheme)
+    return (
+        f"{text}, and widened to {held} here: on the CPU they save neither memory nor time"
+        f"{_activations(stored, None, asked=scheme.dynamic)}"
+    )
+
+
+def _activations(stored: Stored | None, scheme: Scheme | None, *, asked: bool = False) -> str:
+    """What becomes of them, where that could be thought otherwise."""
+    if scheme is not None and scheme.dynamic:
+        return "; so are their inputs, one scale a token"
+    wanted = asked or (stored is not None and stored.activations != "in full")
+    return "; activations, which would be quantized, too, stay as they are" if wanted else ""
 
 
 def read(config: Config) -> Stored | None:
@@ -152,7 +164,9 @@ def read(config: Config) -> Stored | None:
 def _fp8(given: Config) -> Stored:
     if given.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise CheckpointError(f"quant_method 'fp8': fmt {given['fmt']!r} is not supported; supported is e4m3")
-    return Stored("fp8", _block(given.get("weight_block_size"), "fp8"), activations=True)
+    block = _block(given.get("weight_block_size"), "fp8")
+    tokens = given.get("activation_scheme", "dynamic") == "dynamic" and not block[1]
+    return Stored("fp8", block, activations="dynamic" if tokens else "otherwise")
 
 
 def _block(size: Any, method: str) -> tuple[int, int]:
@@ -184,7 +198,14 @@ def _group(group: Config, format: str | None) -> Stored:
             f"{weights.get('type', 'int')} weights by {strategy!r} in format {format!r} are not supported; supported "
             f"are symmetric 8-bit ones by {', '.join(STRATEGIES)} in format {', '.join(PACKED)}"
         )
-    return Stored(kind, STRATEGIES[strategy](weights), PACKED[format], activations=bool(group.get("input_activations")))
+    return Stored(kind, STRATEGIES[strategy](weights), PACKED[format], _inputs(group.get("input_activations"), kind))
+
+
+def _inputs(given: Config | None, kind: Kind) -> Activations:
+    if not given:
+        return "in full"
+    alike = NUMBERS.get((given.get("type", "int"), given.get("num_bits"))) == kind and given.get("symmetric", True)
+    return "dynamic" if alike and given.get("dynamic") is True and given.get("strategy") == "token" else "otherwise"
 
 
 NUMBERS: Mapping[tuple[str, Any], Kind] = {("int", 8): "int8", ("float", 8): "fp8"}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh"]
+Activations = Literal["in full", "dynamic", "otherwise"]  # dynamic: quantized, with a scale for each token as it comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Stored:
     kind: Literal["int8", "fp8"]
     block: tuple[int, int]  # rows and columns that share a scale; 0: all of them
     packed: bool = False  # four values in an int32
-    activations: bool = False  # it would have them quantized, too
+    activations: Activations = "in full"
 
     @property
     def by_row(self) -> bool:

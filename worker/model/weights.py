@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.linear import PackedLinear, pack, pack_quantized
-from worker.kernels.quantize import Kind, dequantize, quantize
+from worker.kernels.quantize import Kind, Scheme, dequantize, quantize
 from worker.model import quantization
 from worker.model.checkpoint import Checkpoint, CheckpointError
 from worker.model.decoder import Layer, Weights
@@ -57,15 +57,15 @@ def load(
     device: torch.device,
     *,
     invariant: bool,
-    kind: Kind | None = None,
+    scheme: Scheme | None = None,
     on_progress: Progress = lambda done, total: None,
     on_size: Callable[[int], None] = lambda needed: None,
 ) -> Weights:
     """All weights on `device` as `dtype`, linears packed (`invariant`: see kernels/linear.py).
 
-    With `kind` the linears of the layers are quantized, unless the checkpoint has them so already or has quantized
+    With a `scheme` the linears of the layers are quantized, unless the checkpoint has them so already or has quantized
     others and not them. Embedding and head are not: the head decides between tokens that lie close together, and a
-    tied one is the embedding, of which rows are looked up. Without `kind` quantized ones become `dtype`.
+    tied one is the embedding, of which rows are looked up. Without a `scheme` quantized ones become `dtype`.
 
     `on_progress(done, total)` is called with bytes of the checkpoint, from (0, total) to (total, total), and before
     that `on_size(needed)` with the bytes that the device must hold; it may raise what ends the load.
@@ -73,7 +73,7 @@ def load(
     """
     staging = Staging(device) if device.type == "cuda" else None
     with closing(Checkpoint(folder, staging)) as checkpoint:
-        return _Loader(checkpoint, spec, dtype, device, invariant, kind, on_progress, on_size).load()
+        return _Loader(checkpoint, spec, dtype, device, invariant, scheme, on_progress, on_size).load()
 
 
 class _Loader:
@@ -86,12 +86,12 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
         invariant: bool,
-        kind: Kind | None,
+        scheme: Scheme | None,
         on_progress: Progress,
         on_size: Callable[[int], None],
     ) -> None:
         self.checkpoint, self.spec, self.dtype, self.device = checkpoint, spec, dtype, device
-        self.invariant, self.kind = invariant, kind
+        self.invariant, self.scheme = invariant, scheme
         self.on_progress, self.on_size = on_progress, on_size
         self.prefix = _prefix(checkpoint)
         self.head = _named(checkpoint, HEAD)
@@ -121,29 +121,29 @@ class _Loader:
 
     def _linear(self, stack: Stack, prefix: str) -> PackedLinear:
         sources = [self._source(*tensor) for tensor in stack.tensors(prefix, "weight")]
-        quantized = self._quantized(sources)
-        if quantized is None:
+        if self.scheme is None or not self._eight(sources):
             (weight,) = stack.ordered(self._weight(sources))
             return pack(weight, self._bias(stack, prefix), invariant=self.invariant)
-        values, scales = stack.ordered(*quantized)
-        return pack_quantized(values, scales, self._bias(stack, prefix), dtype=self.dtype, invariant=self.invariant)
+        values, scales = stack.ordered(*self._quantized(sources, self.scheme.kind))
+        return pack_quantized(
+            values, scales, self._bias(stack, prefix), dtype=self.dtype, invariant=self.invariant,
+            dynamic=self.scheme.dynamic,
+        )  # fmt: skip
 
     def _bias(self, stack: Stack, prefix: str) -> Tensor | None:
         return stack.ordered(self._read(stack.tensors(prefix, "bias")))[0] if stack.bias else None
 
     def _eight(self, sources: Sequence[Source]) -> bool:
         """Whether the linear made of them is held in eight bits."""
-        return self.kind is not None and (
+        return self.scheme is not None and (
             self.spec.stored is None or all(source.stored is not None for source in sources)
         )
 
-    def _quantized(self, sources: Sequence[Source]) -> tuple[Tensor, Tensor] | None:
-        """Values [N, K] and scales [N]; None for a linear that is in full."""
-        if self.kind is None or not self._eight(sources):
-            return None
+    def _quantized(self, sources: Sequence[Source], kind: Kind) -> tuple[Tensor, Tensor]:
+        """Values [N, K] and scales [N]."""
         stored = self.spec.stored
-        if stored is None or not stored.by_row or stored.kind != self.kind:
-            return quantize(self._weight(sources), self.kind)
+        if stored is None or not stored.by_row or stored.kind != kind:
+            return quantize(self._weight(sources), kind)
         values, scales = zip(*map(self._eight_bits, sources), strict=True)
         return stacked(values), torch.cat(scales)
 

@@ -10,10 +10,21 @@ import torch
 import triton
 
 from tests.worker.kernels.offline import Variant, copies, sums, tensor_core_steps, usage
-from worker.kernels import gate_triton, heads_triton, linear_triton, norm_triton, rotary_triton, tiles, write_triton
+from worker.kernels import (
+    gate_triton,
+    heads_triton,
+    linear_triton,
+    norm_triton,
+    quantize_triton,
+    rotary_triton,
+    tiles,
+    write_triton,
+)
 
 X, F, L, F8 = "*bf16", "*fp32", "*i64", "*fp8e4nv"
-STORED = {torch.bfloat16: X, torch.int8: "*i8", torch.float8_e4m3fn: "*i8"}
+I8, BF16, INT8, FP8 = "*i8", torch.bfloat16, torch.int8, torch.float8_e4m3fn
+WIDENED = {BF16: X, INT8: I8, FP8: I8}  # weights beside tokens of bfloat16
+DYNAMIC = {INT8: I8, FP8: F8}  # both, of eight bits
 EXACT = {"enable_fp_fusion": False}
 SHARED = 227 << 10  # bytes a program may have on Hopper
 PRODUCTS = [  # rows, N, K, what comes out
@@ -28,37 +39,65 @@ PRODUCTS = [  # rows, N, K, what comes out
     (100, 1000, 333, ""),
 ]
 GATED = [(1, 8192, 3072), (32, 6912, 1152), (128, 8192, 3072), (8192, 9728, 2560)]
+DYNAMIC_PRODUCTS = [  # Llama-3.2-3B and Qwen3-4B
+    (1, 3072, 8192, "terms"),
+    (32, 6144, 2560, "terms"),
+    (64, 2560, 9728, "terms"),
+    (2048, 5120, 3072, ""),
+    (8192, 16384, 3072, ""),
+]
+DYNAMIC_GATED = [(1, 8192, 3072), (64, 9728, 2560), (100, 8192, 3072), (2048, 9728, 2560)]
 NORMS = [(3072, False, 3), (1152, True, 8)]  # size, a norm before the residual, terms
 HEADS = [(32, 8, 128, True, False, 2), (4, 1, 256, True, True, 4)]
 
 
-def linear(rows: int, columns: int, depth: int, out: str, stored: torch.dtype = torch.bfloat16) -> Variant:
+def linear(
+    rows: int, columns: int, depth: int, out: str, stored: torch.dtype = BF16, tokens: torch.dtype = BF16
+) -> Variant:
     chains = triton.cdiv(depth, tiles.chain_length(columns, depth))
-    tile = tiles.choose_tile(rows, columns, depth, torch.bfloat16)
-    constants = tiles.tile_constants(tile, columns, depth, torch.bfloat16, stored)
+    tile = tiles.choose_tile(rows, columns, depth, tokens)
+    constants = tiles.tile_constants(tile, columns, depth, tokens, stored)
     sizes = {"columns": columns, "depth": depth, "x_stride": depth}
     return Variant(
-        linear_triton._linear_kernel, [X, STORED[stored], X, F, F if out else X] + ["i32"] * 5,
+        linear_triton._linear_kernel, [*operands(tokens, stored), X, F, F, F if out else X] + ["i32"] * 5,
         {"BIAS": not constants["EVEN"], "CUT": chains > 1, "SPREAD": out == "terms"} | constants,
         EXACT | {"num_warps": tile.warps, "num_stages": tile.stages},
         ("rows", *(name for name, size in sizes.items() if size % 16)), product=depth % 16 == 0,
     )  # fmt: skip
 
 
-def gated(rows: int, columns: int, depth: int, stored: torch.dtype = torch.bfloat16) -> Variant:
-    tile = tiles.choose_gated_tile(rows, columns, torch.bfloat16)
+def gated(rows: int, columns: int, depth: int, stored: torch.dtype = BF16, tokens: torch.dtype = BF16) -> Variant:
+    tile = tiles.choose_gated_tile(rows, columns, tokens)
     return Variant(
-        linear_triton._gated_kernel, [X, STORED[stored], X, F, X] + ["i32"] * 4,
-        {"BIAS": False, "SILU": True} | tiles.tile_constants(tile, columns, depth, torch.bfloat16, stored),
+        linear_triton._gated_kernel, [*operands(tokens, stored), X, F, F, X] + ["i32"] * 4,
+        {"BIAS": False, "SILU": True} | tiles.tile_constants(tile, columns, depth, tokens, stored),
         EXACT | {"num_warps": tile.warps, "num_stages": tile.stages}, ("rows",), product=True,
     )  # fmt: skip
 
 
-def quantized() -> list[Variant]:
+def operands(tokens: torch.dtype, stored: torch.dtype) -> tuple[str, str]:
+    return (X, WIDENED[stored]) if tokens == BF16 else (DYNAMIC[tokens], DYNAMIC[stored])
+
+
+def widened() -> list[Variant]:
     return [
         linear(1, 3072, 8192, "terms", torch.int8), linear(8192, 16384, 3072, "", torch.float8_e4m3fn),
         gated(1, 8192, 3072, torch.float8_e4m3fn), gated(128, 8192, 3072, torch.int8),
     ]  # fmt: skip
+
+
+def dynamic(format: torch.dtype) -> list[Variant]:
+    return [linear(*shape, format, format) for shape in DYNAMIC_PRODUCTS] + [
+        gated(*shape, format, format) for shape in DYNAMIC_GATED
+    ]
+
+
+def tokens(size: int, format: torch.dtype) -> Variant:
+    block = triton.next_power_of_2(size)
+    return Variant(
+        quantize_triton._tokens_kernel, [X, DYNAMIC[format], F, "i32", "i32"], {"MOST": 448.0, "BLOCK": block},
+        EXACT | {"num_warps": min(block // 512, 16)},
+    )  # fmt: skip
 
 
 def norm(size: int, after: bool, terms: int) -> Variant:
@@ -90,19 +129,17 @@ SMALL = [
     ),
     Variant(write_triton._write_kernel, [X, X, F8, F8, L, "i32", "i32"], {"CLAMP": True, "ROW": 768, "BLOCK": 1024}),
     Variant(gate_triton._gate_kernel, [X, X, "i32"], {"SILU": False, "BLOCK": 1024}, EXACT),
+    tokens(3072, INT8),
+    tokens(9728, FP8),
 ]  # fmt: skip
 
 
 def check() -> None:
-    steps = set()
-    for variant in [linear(*shape) for shape in PRODUCTS] + [gated(*shape) for shape in GATED] + quantized():
-        compiled = light(variant)
-        if variant.product:  # eight-bit weights come to shared memory as their way from there wants it
-            assert copies(compiled) == ({8, 16} if variant.constants["FORMAT"] else {16}), copies(compiled)
-        used = tensor_core_steps(compiled)
-        assert used and all(step.startswith("m64n") for step in used)
-        steps |= {step.partition("k")[2] for step in used}
-    assert steps == {"16.f32.bf16.bf16"}, steps
+    plain = [linear(*shape) for shape in PRODUCTS] + [gated(*shape) for shape in GATED]
+    products(plain + widened(), "16.f32.bf16.bf16")
+    products(dynamic(INT8), "32.s32.s8.s8")
+    for compiled in products(dynamic(FP8), "32.f32.e4m3.e4m3"):
+        assert "maxNumImpreciseAcc = 128 : i32" in compiled.asm["ttgir"], "float32 takes every 128 products' sum"
     for size, after, terms in NORMS:
         assert sums(light(norm(size, after, 1))) == sums(light(norm(size, after, terms))) != []
     for q, kv, size, normed, offset, terms in HEADS:
@@ -110,6 +147,18 @@ def check() -> None:
         assert sums(whole) == sums(cut) and bool(sums(whole)) == normed
     for variant in SMALL:
         light(variant)
+
+
+def products(variants: list[Variant], wanted: str) -> list[Any]:
+    """Compiled; all with the same step of the tensor core's instruction."""
+    found = [light(variant) for variant in variants]
+    for variant, compiled in zip(variants, found, strict=True):
+        if variant.product:  # weights to be widened come to shared memory as their way from there wants it
+            assert copies(compiled) == ({8, 16} if variant.constants["FORMAT"] else {16}), copies(compiled)
+        used = tensor_core_steps(compiled)
+        assert used and all(step.startswith("m64n") for step in used)
+        assert {step.partition("k")[2] for step in used} == {wanted}, used
+    return found
 
 
 def light(variant: Variant) -> Any:

@@ -43,10 +43,15 @@ def dot_in_order(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+    def numbers(x: TensorHandle) -> np.ndarray:
+        """float8 is bytes there."""
+        return torch.from_numpy(x.data).view(torch.float8_e4m3fn).float().numpy() if x.dtype.is_fp8() else x.data
+
     def dot(_: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, *how: object) -> TensorHandle:
         result = total.data.copy()
-        for k in range(a.data.shape[1]):
-            result += a.data[:, k : k + 1].astype(np.float32) * b.data[k : k + 1].astype(np.float32)
+        left, right = (numbers(one).astype(result.dtype) for one in (a, b))
+        for k in range(left.shape[1]):
+            result += left[:, k : k + 1] * right[k : k + 1]
         return TensorHandle(result, total.dtype.scalar)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)

@@ -84,7 +84,10 @@ def products() -> Iterable[Tensor]:
         yield linear_triton(x, weight, None, terms=True)
         yield linear_triton(x, weight, None, wide=True)
         for kind in ("int8", "fp8"):
-            yield linear_triton(x, *quantize(weight, kind)[:1], bias, quantize(weight, kind)[1])
+            values, scale = quantize(weight, kind)
+            yield linear_triton(x, values, bias, scale)
+            yield linear_triton(x, values, bias, scale, dynamic=True)
+            yield linear_triton(x, values, None, scale, dynamic=True, terms=True)
 
 
 def gated_products() -> Iterable[Tensor]:
@@ -95,6 +98,7 @@ def gated_products() -> Iterable[Tensor]:
         yield gated_linear_triton(x, weight, None, "silu")
         values, scale = quantize(weight, "int8")
         yield gated_linear_triton(x, values, random(180, dtype=HALF), "gelu_tanh", scale)
+        yield gated_linear_triton(x, values, None, "silu", scale, dynamic=True)
 
 
 def attentions() -> Iterable[Tensor]:

@@ -15,12 +15,12 @@ from shared.config import ConfigError, ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, prompts_of
 from worker.kernels.linear import linear
-from worker.kernels.quantize import Kind, dequantize, quantize
+from worker.kernels.quantize import Kind, Scheme, dequantize, quantize
 from worker.load import load_engine
 from worker.model.checkpoint import Checkpoint, CheckpointError, read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
-from worker.model.quantization import kind_in_memory
+from worker.model.quantization import scheme_in_memory
 from worker.model.spec import Stored
 from worker.model.staging import Staging
 from worker.model.weights import _Loader, load
@@ -30,8 +30,8 @@ State = dict[str, torch.Tensor]
 
 def logits(folder: Path, flag: str = "auto") -> torch.Tensor:
     spec = spec_from_config(read_config(folder))
-    kind = kind_in_memory(spec.stored, flag)
-    decoder = Decoder(spec, load(folder, spec, torch.float32, CPU, invariant=False, kind=kind), 512)
+    scheme = scheme_in_memory(spec.stored, flag)
+    decoder = Decoder(spec, load(folder, spec, torch.float32, CPU, invariant=False, scheme=scheme), 512)
     (prompt,) = prompts_of([40])
     return all_logits(decoder, cache_for(decoder, tokens=64), [prompt], chunk=40)[0]
 
@@ -198,7 +198,8 @@ def test_progress_counts_scales_too(copy: Callable[..., Path]) -> None:
     folder = rewrite(copy("llama"), FORMATS["int8 a row"].write, FORMATS["int8 a row"].config)
     seen: list[tuple[int, int]] = []
     spec = spec_from_config(read_config(folder))
-    load(folder, spec, torch.float32, CPU, invariant=False, kind="int8", on_progress=lambda *at: seen.append(at))
+    scheme = Scheme("int8")
+    load(folder, spec, torch.float32, CPU, invariant=False, scheme=scheme, on_progress=lambda *at: seen.append(at))
     state = load_file(folder / "model.safetensors")
     total = sum(tensor.nbytes for name, tensor in state.items() if not name.endswith("input_scale"))
     assert seen[0] == (0, total) and seen[-1] == (total, total)
@@ -212,8 +213,8 @@ def test_the_memory_needed_is_told(copy: Callable[..., Path], name: str) -> None
     small = sum(tensor.numel() for module, tensor in state.items() if is_linear(module))
     folder = rewrite(copy("llama", "quantized"), FORMATS[name].write, FORMATS[name].config)
     spec, told = spec_from_config(read_config(folder)), list[int]()
-    for kind in (None, spec.stored.kind if spec.stored else None):
-        load(folder, spec, torch.bfloat16, CPU, invariant=False, kind=kind, on_size=told.append)
+    for scheme in (None, Scheme(spec.stored.kind) if spec.stored else None):
+        load(folder, spec, torch.bfloat16, CPU, invariant=False, scheme=scheme, on_size=told.append)
     assert told == [2 * numbers, 2 * numbers - small]
 
 
@@ -270,25 +271,31 @@ def test_what_is_not_supported_is_named(copy: Callable[..., Path], case: str) ->
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-ROW, BLOCK = Stored("fp8", (1, 0)), Stored("fp8", (128, 128))
+ROW, BLOCK = Stored("fp8", (1, 0)), Stored("fp8", (128, 128), activations="dynamic")
+BOTH, FIXED = Stored("fp8", (1, 0), activations="dynamic"), Stored("fp8", (1, 0), activations="otherwise")
 
 
 @pytest.mark.parametrize(
-    ("stored", "flag", "kind"),
+    ("stored", "flag", "scheme"),
     [
         (None, "auto", None), (None, "none", None), (None, "fp8", "fp8"), (None, "int8", "int8"),
-        (ROW, "auto", "fp8"), (ROW, "none", None), (ROW, "fp8", "fp8"),
-        (BLOCK, "auto", None), (BLOCK, "none", None), (BLOCK, "fp8", "fp8"),
+        (None, "int8-dynamic", "int8-dynamic"),
+        (ROW, "auto", "fp8"), (ROW, "none", None), (ROW, "fp8", "fp8"), (ROW, "fp8-dynamic", "fp8-dynamic"),
+        (BOTH, "auto", "fp8-dynamic"), (BOTH, "none", None), (BOTH, "fp8", "fp8"),
+        (FIXED, "auto", "fp8"), (FIXED, "fp8-dynamic", "fp8-dynamic"),
+        (BLOCK, "auto", None), (BLOCK, "none", None), (BLOCK, "fp8", "fp8"), (BLOCK, "fp8-dynamic", "fp8-dynamic"),
     ],
 )  # fmt: skip
-def test_the_flag_and_the_checkpoint(stored: Stored | None, flag: str, kind: Kind | None) -> None:
-    assert kind_in_memory(stored, flag) == kind
+def test_the_flag_and_the_checkpoint(stored: Stored | None, flag: str, scheme: str | None) -> None:
+    found = scheme_in_memory(stored, flag)
+    assert (found and str(found)) == scheme
 
 
+@pytest.mark.parametrize("flag", ["int8", "int8-dynamic"])
 @pytest.mark.parametrize("stored", [ROW, BLOCK])
-def test_a_contradiction_names_the_flag(stored: Stored) -> None:
-    with pytest.raises(ConfigError, match=r"--quantization int8 .* fp8"):
-        kind_in_memory(stored, "int8")
+def test_a_contradiction_names_the_flag(stored: Stored, flag: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--quantization {flag} .* fp8"):
+        scheme_in_memory(stored, flag)
 
 
 def test_an_engine_tells_what_it_holds(copy: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:

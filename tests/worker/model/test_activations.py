@@ -1,0 +1,156 @@
+"""Activations of eight bits: which checkpoints want them, where they are had, and what they cost a model."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.config import ConfigError, ModelConfig, WorkerConfig
+from tests.checkpoints import Checkpoints
+from tests.worker.model.harness import CPU, all_logits, cache_for, prompts_of
+from worker.device import computable
+from worker.kernels.linear import PackedLinear
+from worker.kernels.quantize import Scheme
+from worker.load import _format, load_engine
+from worker.model import quantization, weights
+from worker.model.checkpoint import read_config
+from worker.model.decoder import Decoder
+from worker.model.families import spec_from_config
+from worker.model.quantization import account
+from worker.model.spec import Stored
+
+CUDA = torch.device("cuda")
+TOKEN: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
+FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+
+def compressed(inputs: dict[str, Any] | None, type: str = "float") -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": type, "strategy": "channel", "symmetric": True, "dynamic": False}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    return {"quant_method": "compressed-tensors", "format": f"{type}-quantized", "config_groups": {"group_0": group}}
+
+
+WANTED = {
+    "none": (compressed(None), "in full"),
+    "a scale a token": (compressed(TOKEN), "dynamic"),
+    "integers, a scale a token": (compressed({**TOKEN, "type": "int"}, "int"), "dynamic"),
+    "fixed": (compressed({**TOKEN, "dynamic": False, "strategy": "tensor"}), "otherwise"),
+    "a scale a step": (compressed({**TOKEN, "strategy": "tensor"}), "otherwise"),
+    "groups": (compressed({**TOKEN, "strategy": "group", "group_size": 128}), "otherwise"),
+    "partly fixed": (compressed({**TOKEN, "dynamic": "local"}), "otherwise"),
+    "zero points": (compressed({**TOKEN, "type": "int", "symmetric": False}, "int"), "otherwise"),
+    "another format than the weights'": (compressed({**TOKEN, "type": "int"}), "otherwise"),
+    "four bits": (compressed({**TOKEN, "num_bits": 4}), "otherwise"),
+    "fp8, dynamic": (FP8, "dynamic"),
+    "fp8, fixed": (FP8 | {"activation_scheme": "static"}, "otherwise"),
+    "fp8, blocks": (FP8 | {"weight_block_size": [128, 128]}, "otherwise"),
+}
+
+
+@pytest.mark.parametrize("case", WANTED)
+def test_what_a_checkpoint_wants_is_read(case: str) -> None:
+    config, wanted = WANTED[case]
+    stored = quantization.read({"quantization_config": config})
+    assert stored is not None and stored.activations == wanted
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Sets the compute capability that PyTorch finds."""
+
+    def set(major: int, minor: int) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+
+    return set
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "enough"),
+    [("fp8", (8, 6), False), ("fp8", (8, 9), True), ("fp8", (9, 0), True), ("int8", (7, 5), False),
+     ("int8", (8, 0), True)],
+)  # fmt: skip
+def test_a_gpu_that_is_too_old(gpu: Callable[..., None], name: str, capability: tuple[int, int], enough: bool) -> None:
+    """It is refused where the flag asks for them, and does without where only the checkpoint does."""
+    gpu(*capability)
+    scheme, plain = Scheme.of(f"{name}-dynamic"), Scheme.of(name)
+    assert computable(scheme, CUDA, "auto") == (scheme if enough else plain)
+    assert computable(plain, CUDA, name) == plain and computable(None, CUDA, "none") is None
+    if enough:
+        assert computable(scheme, CUDA, str(scheme)) == scheme
+        return
+    needs = {"fp8": "8.9", "int8": "8.0"}[name]
+    with pytest.raises(ConfigError) as caught:
+        computable(scheme, CUDA, str(scheme))
+    assert str(caught.value) == (
+        f"a card has compute capability {capability[0]}.{capability[1]}, and --quantization {name}-dynamic needs "
+        f"{needs}: choose --quantization {name}"
+    )
+
+
+def test_a_cpu_is_never_too_old() -> None:
+    assert computable(Scheme("fp8", dynamic=True), CPU, "fp8-dynamic") == Scheme("fp8", dynamic=True)
+
+
+BOTH = Stored("fp8", (1, 0), activations="dynamic")
+STAY = "activations, which would be quantized, too, stay as they are"
+
+
+@pytest.mark.parametrize(
+    ("stored", "scheme", "device", "ending"),
+    [
+        (BOTH, "fp8-dynamic", CUDA, "are kept in fp8, one scale a row; so are their inputs, one scale a token"),
+        (None, "int8-dynamic", CUDA, "are quantized in int8, one scale a row; so are their inputs, one scale a token"),
+        (BOTH, "fp8", CUDA, f"are kept in fp8, one scale a row; {STAY}"),
+        (None, "fp8", CUDA, "are quantized in fp8, one scale a row"),
+        (BOTH, "", CUDA, f"are dequantized to bfloat16; {STAY}"),
+        (BOTH, "fp8-dynamic", CPU, f"they save neither memory nor time; {STAY}"),
+        (None, "fp8-dynamic", CPU, f"they save neither memory nor time; {STAY}"),
+        (None, "fp8", CPU, "they save neither memory nor time"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_them_is_true(stored: Stored | None, scheme: str, device: torch.device, ending: str) -> None:
+    assert account(stored, Scheme.of(scheme) if scheme else None, torch.bfloat16, device).endswith(ending)
+
+
+def test_the_status_names_the_scheme() -> None:
+    assert _format(torch.bfloat16, Scheme("fp8", dynamic=True)) == "bfloat16, fp8-dynamic weights"
+    assert _format(torch.float16, None) == "float16"
+
+
+def test_on_the_cpu_they_stay_as_they_are(checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sluice.load")
+    worker = WorkerConfig(device="cpu", kv_cache_gb=0.01, quantization="int8-dynamic")
+    engine = load_engine(ModelConfig(model=str(checkpoints("llama"))), worker)
+    engine.compiler.close()
+    assert engine.dtype == "float32" and STAY in caplog.text
+
+
+def logits(folder: Path, scheme: Scheme | None) -> Tensor:
+    spec = spec_from_config(read_config(folder))
+    decoder = Decoder(spec, weights.load(folder, spec, torch.float32, CPU, invariant=False, scheme=scheme), 512)
+    (prompt,) = prompts_of([60])
+    return all_logits(decoder, cache_for(decoder, tokens=80), [prompt], chunk=60)[0]
+
+
+@pytest.mark.parametrize(("name", "least"), [("int8-dynamic", 0.995), ("fp8-dynamic", 0.95)])
+@pytest.mark.parametrize("model", ["llama", "qwen3", "gemma3"])
+def test_a_model_with_them_is_much_the_same(
+    model: str, name: str, least: float, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as weights of eight bits alone are, and little further. As a GPU has them: nothing is widened."""
+
+    def kept(values: Tensor, scale: Tensor, bias: Tensor | None, *, dynamic: bool, **_: object) -> PackedLinear:
+        return PackedLinear(values, bias, True, scale=scale, dynamic=dynamic)
+
+    folder, scheme = checkpoints(model), Scheme.of(name)
+    full, widened = logits(folder, None), logits(folder, Scheme(scheme.kind))
+    monkeypatch.setattr(weights, "pack_quantized", kept)
+    got = logits(folder, scheme)
+    likeness = torch.nn.functional.cosine_similarity(got, full)
+    assert not torch.equal(got, widened) and likeness.mean() > least
+    torch.testing.assert_close(logits(folder, Scheme(scheme.kind)), widened, atol=1e-4, rtol=1e-4)
