@@ -51,7 +51,9 @@ class Places:
                 lines = (line.partition("#")[0] for line in self._file.read_text().splitlines())
                 self._said = [address for line in lines for address in parse_all(line)]
                 self._seen = now.st_mtime_ns, now.st_size
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            trouble.append(f"--workers-file {self._file}: {error.strerror or error}")
+        except ValueError as error:
             trouble.append(f"--workers-file {self._file}: {error}")
         return self._said
 

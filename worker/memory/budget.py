@@ -102,8 +102,8 @@ def size_pool(spec: ModelSpec, dtype: torch.dtype, budget: Budget, model: ModelC
     if pages < a_sequence + 1:
         if model.max_seq_len or worker.kv_cache_backend == "contiguous" or pages < 2:
             raise ConfigError(
-                f"a K/V pool of {budget.nbytes / GIB:.2f} GiB does not hold one sequence of {wanted} tokens "
-                f"({a_sequence * a_page / GIB:.2f} GiB): {budget.remedy}"
+                f"a K/V pool of {budget.nbytes / GIB:.3g} GiB does not hold one sequence of {wanted} tokens "
+                f"({(a_sequence + 1) * a_page / GIB:.3g} GiB): {budget.remedy}"
             )
         wanted = (pages - 1) * size
     return Pool(pages, size, wanted)
