@@ -28,7 +28,7 @@ from frontend.metrics import Meters
 from frontend.observers import Observers, observers
 from frontend.openapi import document
 from frontend.protocols import chat, completions, events, messages, models, responses, tokenize
-from frontend.protocols.common import Context, Meta, Pulls, Wakes, json
+from frontend.protocols.common import Context, Meta, Pulls, Wakes, json, recommended
 from frontend.protocols.fields import decode
 from frontend.service import Run, Service
 from frontend.speech.style import Style
@@ -118,6 +118,7 @@ class Api:
         self._created = int(time.time())
         self._template: ChatTemplate | None = None
         self._style = Style()
+        self._recommended: dict[str, Any] = {}
 
     def routes(self) -> list[Route]:
         return [
@@ -243,10 +244,13 @@ class Api:
             self._template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
             formats = self._config.tool_format, self._config.reasoning_format
             self._style = Style.of(tokenizer.templates, *formats)
+            if self._config.sampling_defaults == "model":
+                self._recommended = recommended(tokenizer.generation)
         welcome = self._link.welcome
         return Context(
             self._name, self._max_seq_len, welcome.limits.vocab_size if welcome else tokenizer.vocab_size,
             tokenizer, self._template, self._config.completions_stream_format, self._style,
+            self._recommended,
         )  # fmt: skip
 
     @property

@@ -37,6 +37,7 @@ class Checkpoint:
     templates: dict[str, str]  # chat template sources by name
     named_tokens: dict[str, str]  # "bos_token" and the like
     eos_ids: tuple[int, ...]
+    generation: Settings  # generation_config.json
 
     @classmethod
     def read(cls, folder: Path, template: str = "") -> Self:
@@ -48,7 +49,8 @@ class Checkpoint:
         config = read_settings(folder / "tokenizer_config.json")
         names = named_tokens(config, read_settings(folder / "special_tokens_map.json"))
         model = read_settings(folder / "config.json")
-        settings = [read_settings(folder / "generation_config.json"), model, model.get("text_config") or {}]
+        generation = read_settings(folder / "generation_config.json")
+        settings = [generation, model, model.get("text_config") or {}]
         for name in ("bos", "eos"):
             token = next(iter(first_ids(f"{name}_token_id", settings)), None)
             if token is not None and (text := engine.id_to_token(token)):
@@ -56,7 +58,7 @@ class Checkpoint:
         engine.add_special_tokens(missing_specials(engine, config, names))
         eos_ids = first_ids("eos_token_id", settings) or ids_of(engine.token_to_id(names.get("eos_token", "")))
         templates = given_template(Path(template)) if template else chat_templates(folder, config)
-        return cls(data, engine, how, templates, names, eos_ids)
+        return cls(data, engine, how, templates, names, eos_ids, generation)
 
 
 class _File(msgspec.Struct):

@@ -72,7 +72,7 @@ class Tokenizer:
     """One model's tokenizer, shared by all streams of a process.
 
     `hash` is the hex SHA-256 of tokenizer.json, `eos_ids` the ids that end an answer; `templates` (sources by
-    name) and `named_tokens` ("bos_token", ...) are what a `ChatTemplate` takes.
+    name) and `named_tokens` ("bos_token", ...) are what a `ChatTemplate` takes; `generation` is generation_config.json.
     """
 
     def __init__(self, source: Checkpoint) -> None:
@@ -82,6 +82,7 @@ class Tokenizer:
         self.templates = source.templates
         self.named_tokens = source.named_tokens
         self.eos_ids = source.eos_ids
+        self.generation = source.generation
         added = self._engine.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self._special_texts = frozenset(entry.content for entry in added.values() if entry.special)

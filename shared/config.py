@@ -161,6 +161,11 @@ class FrontendConfig:
         "openai", "what /v1/completions speaks when the body does not say", choices=("openai", "events")
     )  # fmt: skip
     chat_template: str = setting("", "file with a chat template (Jinja) to use instead of the model's own")
+    sampling_defaults: str = setting(
+        "model", "where a request does not say how to sample; model: as the checkpoint's generation_config.json "
+        "recommends (temperature, top_p, top_k, min_p, repetition_penalty); openai: temperature 1, all tokens",
+        choices=("model", "openai"),
+    )  # fmt: skip
     tool_format: str = setting(
         "auto", "how the model writes a call of a function; auto: told from its chat template",
         choices=("auto", "hermes", "llama", "mistral", "none"),

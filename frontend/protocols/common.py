@@ -5,14 +5,15 @@ Knows JSON and tokens; knows no dialect's envelope and no HTTP.
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 import msgspec
 
-from frontend.errors import Unprocessable
+from frontend.errors import SluiceError, Unprocessable
 from frontend.protocols.fields import (
     Field,
     Table,
@@ -41,11 +42,11 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 
 SAMPLING: Table = {
-    "temperature": Field(number(0), 1.0),
-    "top_p": Field(number(0, 1, above=True), 1.0),
-    "top_k": Field(integer(1), 0),
-    "min_p": Field(number(0, 1), 0.0),
-    "repetition_penalty": Field(number(1e-6, 1e6), 1.0),
+    "temperature": Field(number(0), told=1.0),
+    "top_p": Field(number(0, 1, above=True), told=1.0),
+    "top_k": Field(integer(1), told=0),
+    "min_p": Field(number(0, 1), told=0.0),
+    "repetition_penalty": Field(number(1e-6, 1e6), told=1.0),
     "presence_penalty": Field(number(-2, 2), 0.0),
     "frequency_penalty": Field(number(-2, 2), 0.0),
     "logit_bias": Field(bias, ()),
@@ -54,6 +55,9 @@ SAMPLING: Table = {
     "ignore_eos": Field(boolean, False),
     "stop_token_ids": Field(list_of(integer(0), 1024), ()),
 }
+
+# What a checkpoint may say better than we do.
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 # As in vLLM, a lower `priority` goes first; the time limit counts from when the request has arrived.
 QUEUING: Table = {
@@ -91,6 +95,7 @@ class Context:
     template: ChatTemplate
     stream_format: str = "openai"  # of /v1/completions, when the body does not say
     style: Style = field(default_factory=Style)  # how the model thinks and calls
+    recommended: Mapping[str, Any] = field(default_factory=dict)  # by who made the model: fields' defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +141,34 @@ def check_length(param: str, prompt: int, output: int, context: Context) -> None
 
 def sampling(values: dict[str, Any], max_tokens: int, context: Context, **more: Any) -> Sampling:
     """The wire's Sampling from fields read by the SAMPLING table; what a dialect does not have keeps its default."""
-    values = {name: values.get(name, field.default) for name, field in SAMPLING.items()}
+    values = {name: _given(values.get(name), name, field, context) for name, field in SAMPLING.items()}
     check_ids("stop_token_ids", values["stop_token_ids"], context.vocab_size)
     check_ids("logit_bias", [token for token, _ in values["logit_bias"]], context.vocab_size)
     if values["min_tokens"] > max_tokens:
         raise Unprocessable("`min_tokens` is more than the tokens asked for", param="min_tokens", code="out_of_range")
     values["top_k"] = min(values["top_k"], context.vocab_size)  # a larger one means the same, and need not fit the wire
     return Sampling(max_tokens=max_tokens, **values, **more)
+
+
+def _given(value: Any, name: str, field: Field, context: Context) -> Any:
+    if value is not None:
+        return value
+    return context.recommended.get(name, field.default if field.told is None else field.told)
+
+
+def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint's generation_config.json recommends: nothing where it says not to sample.
+
+    A value that no request could have (a `top_k` of 0) asks for nothing.
+    """
+    if generation.get("do_sample") is False:
+        return {}
+    found: dict[str, Any] = {}
+    for name in RECOMMENDED:
+        with suppress(SluiceError):
+            if (value := generation.get(name)) is not None:
+                found[name] = SAMPLING[name].reader(name, value)
+    return found
 
 
 class Totals:

@@ -49,11 +49,15 @@ def reads(schema: Schema) -> Callable[[Callable[[str, Any], Any]], Reader]:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How to read one field; absent or null means `default`, unless `required`."""
+    """How to read one field; absent or null means `default`, unless `required`.
+
+    `told` is the default that people are told, where it is the reading code that knows a better one.
+    """
 
     reader: Reader
     default: Any = None
     required: bool = False
+    told: Any = None
 
 
 Table = Mapping[str, Field]
@@ -74,11 +78,12 @@ def _field_schema(field: Field) -> Schema:
     """A default that could not be sent (no `top_k` at all is 0 inside) is not told."""
     if field.required or not field.reader.schema:
         return field.reader.schema
+    told = field.default if field.told is None else field.told
     try:
-        field.reader("", field.default)
+        field.reader("", told)
     except SluiceError:
         return {"anyOf": [field.reader.schema, {"type": "null"}]}
-    return {"anyOf": [field.reader.schema, {"type": "null"}], "default": field.default}
+    return {"anyOf": [field.reader.schema, {"type": "null"}], "default": told}
 
 
 def decode(body: bytes) -> dict[str, Any]:

@@ -47,6 +47,7 @@ from frontend.protocols.items import given
 from frontend.protocols.output import BEGUN, CUT, DONE, Output, Step
 from frontend.protocols.turns import turn
 from frontend.types import Ask, Delta, Finish
+from shared.messages import Sampling
 
 __all__ = ["COUNTED", "FIELDS", "PREFIX", "count_tokens", "error", "failure", "parse", "stream", "whole"]
 
@@ -113,7 +114,7 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     return Ask(
         prompts=(ids,), sampling=chosen, stops=values["stop"], stream=values["stream"],
         timings=values["timings"], model=context.model, speech=speech,
-        priority=values["priority"], deadline_ms=values["deadline_ms"], meta=_echoed(body, values),
+        priority=values["priority"], deadline_ms=values["deadline_ms"], meta=_echoed(body, values, chosen),
     )  # fmt: skip
 
 
@@ -139,7 +140,7 @@ async def count_tokens(body: dict[str, Any], context: Context) -> dict[str, Any]
     return {"object": "response.input_tokens", "input_tokens": len((await _prompt(values, context)).ids)}
 
 
-def _echoed(body: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _echoed(body: Mapping[str, Any], values: Mapping[str, Any], chosen: Sampling) -> dict[str, Any]:
     """What a response says about its request."""
     tools = [{"type": "function", **one.shown["function"], "strict": one.strict} for one in values["tools"]]
     return {
@@ -147,9 +148,9 @@ def _echoed(body: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
         "max_tool_calls": values["max_tool_calls"], "metadata": values["metadata"] or {},
         "parallel_tool_calls": values["parallel_tool_calls"],
         "reasoning": {"effort": values["reasoning"].get("effort"), "summary": None},
-        "temperature": values["temperature"], "text": {"format": _format(body)},
+        "temperature": chosen.temperature, "text": {"format": _format(body)},
         "tool_choice": body.get("tool_choice") or "auto", "tools": tools,
-        "top_logprobs": values["top_logprobs"] or 0, "top_p": values["top_p"], "truncation": "disabled",
+        "top_logprobs": values["top_logprobs"] or 0, "top_p": chosen.top_p, "truncation": "disabled",
         "user": values["user"], "service_tier": "default", "store": False, "background": False,
         "previous_response_id": None,
     }  # fmt: skip

@@ -1,0 +1,71 @@
+"""How answers are sampled where a request does not say: as the checkpoint recommends, unless the server must not."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from frontend.protocols.common import recommended
+from frontend.tokenizer import Tokenizer
+from tests.fakes import MODEL
+from tests.frontend.speaking import Model
+from tests.frontend.tokenizers_for_tests import byte_level, save
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+GENERATION = {
+    "bos_token_id": 1, "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05,
+    "max_new_tokens": 2048, "transformers_version": "4.51.0",
+}  # fmt: skip
+NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+PLAIN = (1.0, 1.0, 0, 0.0, 1.0)
+QUESTION = [{"role": "user", "content": "Hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "completions": {"prompt": "a"}, "chat/completions": {"messages": QUESTION},
+    "messages": {"messages": QUESTION, "max_tokens": 9}, "responses": {"input": "Hi"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    files = {"tokenizer_config": {"chat_template": TEMPLATE}, "generation_config": GENERATION}
+    return Model(Tokenizer.load(save(byte_level(), tmp_path, **files)), ["a"] * 9)
+
+
+async def asked(model: Model, path: str, given: dict[str, Any], **config: Any) -> tuple[Any, ...]:
+    async with model.served(**config) as url, httpx.AsyncClient(base_url=url) as http:
+        answer = await http.post(f"/v1/{path}", json={"model": MODEL, **BODIES[path], **given})
+        assert answer.status_code == 200, answer.text
+    sampling = model.link.submitted[-1].sampling
+    return tuple(getattr(sampling, name) for name in NAMES)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_what_is_not_said_is_the_checkpoints(model: Model, path: str) -> None:
+    assert await asked(model, path, {}) == (0.6, 0.95, 20, 0.0, 1.05)
+    assert await asked(model, path, {"temperature": None, "top_p": 1}) == (0.6, 1.0, 20, 0.0, 1.05)
+    assert await asked(model, path, {"temperature": 0, "top_k": 5}) == (0.0, 0.95, 5, 0.0, 1.05)
+
+
+async def test_a_response_says_with_what_it_was_sampled(model: Model) -> None:
+    async with model.served() as url, httpx.AsyncClient(base_url=url) as http:
+        answer = (await http.post("/v1/responses", json={"model": MODEL, "input": "Hi", "top_p": 0.5})).json()
+    assert (answer["temperature"], answer["top_p"]) == (0.6, 0.5)
+
+
+async def test_unless_the_server_is_told_not_to(model: Model) -> None:
+    assert await asked(model, "chat/completions", {}, sampling_defaults="openai") == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("generation", "found"),
+    [
+        ({}, {}),
+        ({"do_sample": False, "temperature": 0.1}, {}),
+        ({"top_k": 64, "top_p": 0.95, "cache_implementation": "hybrid"}, {"top_k": 64, "top_p": 0.95}),
+        ({"temperature": 1, "top_k": 0, "top_p": 1.0, "min_p": None}, {"temperature": 1.0, "top_p": 1.0}),
+        ({"temperature": "warm", "top_p": 7, "min_p": 0.05}, {"min_p": 0.05}),
+    ],
+)
+def test_what_a_file_recommends(generation: dict[str, Any], found: dict[str, Any]) -> None:
+    assert recommended(generation) == found
