@@ -39,6 +39,7 @@ def _worker(s: Status, name: str) -> dict[str, Any]:
         "model": s.model or name,
         "device": s.device,
         "dtype": s.dtype,
+        "kernels": s.kernels,
         "state": s.state,
         "progress": s.progress,
         "last_step_age_s": s.last_step_age_s,

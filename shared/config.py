@@ -137,6 +137,13 @@ class WorkerConfig:
     prefix_cache: bool = setting(True, "share the K/V of equal prompt beginnings")
     batch_invariant: bool = setting(True, "the same bits for a request whatever shares its steps")
     cuda_graphs: bool = setting(True, "on a GPU, record decodes once and replay them")
+    kernels: str = setting(
+        "auto",
+        "what computes on a GPU; auto: Triton's kernels, once a few steps have shown that they compute on this device "
+        "what plain PyTorch does, else plain PyTorch; triton: without looking; torch: plain PyTorch, which is slower, "
+        "and bits may depend on who shares a step",
+        choices=("auto", "triton", "torch"),
+    )
     overlap: bool = setting(True, "on a GPU, launch the next step before the ids of the last one are read")
     seed: int = setting(
         -1, "draws the seeds of requests that bring none; -1: from the system's entropy", at_least=-1, at_most=2**64 - 1

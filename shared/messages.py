@@ -276,6 +276,7 @@ class Status(_Message):
     e2e: Quantiles = Quantiles()
     frontends: tuple[Peer, ...] = ()
     error: str = ""  # of state "failed": why the worker ends, without having told any request that it failed
+    kernels: str = ""  # what computes: "triton", "c" or "torch"; "" while that is not known
 
 
 Request = Hello | Lease | Submit | Abort | Resync

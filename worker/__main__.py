@@ -170,6 +170,7 @@ class _State:
             itl=stats.itl.quantiles(),
             e2e=stats.e2e.quantiles(),
             error=self.failed,
+            kernels=engine.kernels,
         )
 
     def _carry(self, scheduler: Scheduler) -> None:

@@ -16,6 +16,7 @@ from shared.sizes import with_sizes
 from worker.device import check_format, computable, pick_device
 from worker.grammar.compiler import Compiler
 from worker.kernels import native
+from worker.kernels.operations import PLAIN
 from worker.kernels.quantize import Scheme
 from worker.memory.budget import Pool, longest, plain_budget, size_pool
 from worker.memory.cache import Cache, kv_format
@@ -28,7 +29,8 @@ from worker.model.quantization import account, scheme_in_memory
 from worker.model.spec import ModelSpec
 from worker.model.weights import load
 from worker.run.runner import Runner
-from worker.run.warmup import Bounds, commonest, rehearse, warm_up
+from worker.run.verify import ready
+from worker.run.warmup import Bounds, commonest, warm_up
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 
@@ -48,6 +50,7 @@ class Engine:
     compiler: Compiler
     device: str
     dtype: str
+    kernels: str
 
 
 def load_engine(
@@ -97,11 +100,16 @@ def load_engine(
         compiler=compiler,
         device=str(device),
         dtype=_format(dtype, scheme if gpu is not None else None),
+        kernels=_kernels(decoder, dtype),
     )
 
 
 def _warn(worker: WorkerConfig, dtype: torch.dtype, kv: torch.dtype) -> None:
-    """Of what the CPU does not do as well as it could."""
+    """Of what the CPU does not do as well as it could, or as it was told."""
+    if worker.kernels != "auto":
+        log.warning(
+            "--kernels %s is for GPUs: the CPU has C kernels, or plain PyTorch with SLUICE_NATIVE=0", worker.kernels
+        )
     if worker.batch_invariant and not native.available(dtype):
         log.warning("--batch-invariant: no C kernels for %s here, so bits may depend on who shares a step", dtype)
     if kv is not dtype:
@@ -124,7 +132,7 @@ def _runner(decoder: Decoder, cache: Cache, worker: WorkerConfig, *, on_gpu: boo
         cache,
         max_batch_size=worker.max_batch_size,
         overlap=worker.overlap and on_gpu,
-        graphs=worker.cuda_graphs and on_gpu,
+        graphs=worker.cuda_graphs and on_gpu and decoder.operations is not PLAIN,  # which ask the device on the way
     )
 
 
@@ -143,8 +151,7 @@ def _sized(
         return size, Decoder(spec, weights, size.max_seq_len)
     log.info("preparing kernels for %s", gpu.name)
     length = longest(spec, model, worker)
-    decoder = Decoder(spec, weights, length)
-    measured = rehearse(decoder, worker, length, gpu, moved)
+    decoder, measured = ready(Decoder(spec, weights, length), worker, length, gpu, moved)
     return size_pool(spec, kv, plain_budget(worker) if worker.kv_cache_gb else measured, model, worker), decoder
 
 
@@ -172,6 +179,15 @@ def _format(dtype: torch.dtype, scheme: Scheme | None) -> str:
     """What numbers are in memory, as Status tells it."""
     plain = str(dtype).removeprefix("torch.")
     return f"{plain}, {scheme} weights" if scheme else plain
+
+
+def _kernels(decoder: Decoder, dtype: torch.dtype) -> str:
+    """What computes, as Status tells it."""
+    if decoder.operations is PLAIN:
+        return "torch"
+    if decoder.weights.embed.is_cuda:
+        return "triton"
+    return "c" if native.available(dtype) else "torch"
 
 
 def _hash(folder: Path) -> str:

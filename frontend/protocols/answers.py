@@ -228,8 +228,8 @@ QUANTILES = record(p50=NUMBER, p95=NUMBER, p99=NUMBER)
 PAGES = record(free=WHOLE, cached=WHOLE, owned=WHOLE, total=WHOLE)
 THROUGHPUT = record(prompt=NUMBER, generation=NUMBER)
 WORKER: dict[str, Schema] = {
-    "pid": WHOLE, "epoch": WHOLE, "model": TEXT, "device": TEXT, "dtype": TEXT, "state": TEXT, "progress": NUMBER,
-    "last_step_age_s": NUMBER, "max_seq_len": WHOLE,
+    "pid": WHOLE, "epoch": WHOLE, "model": TEXT, "device": TEXT, "dtype": TEXT, "kernels": TEXT, "state": TEXT,
+    "progress": NUMBER, "last_step_age_s": NUMBER, "max_seq_len": WHOLE,
 }  # fmt: skip
 
 OURS: dict[str, Schema] = {

@@ -4,6 +4,7 @@ It knows no sequences, only rows: what a row may look at is in Packed, and each 
 """
 
 from collections.abc import Callable
+from copy import copy
 from ctypes import c_uint64
 from dataclasses import dataclass
 
@@ -87,6 +88,12 @@ class Decoder:
                 after=layer.after_mlp,
             )
         return self._logits(h)
+
+    def using(self, operations: Operations) -> "Decoder":
+        """The same with others."""
+        other = copy(self)
+        other.operations = operations
+        return other
 
     def on(self, cache: Cache) -> Callable[[Packed], Tensor]:
         """`forward` over this cache, by the fastest way there is here; the same bits."""

@@ -1,0 +1,237 @@
+"""A device whose kernels compute wrongly, or fail: it is seen before anybody is served, and the plain forms serve."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.config import WorkerConfig
+from tests.checkpoints import Checkpoints
+from tests.worker.kernels.test_chain import SANDWICH
+from tests.worker.kernels.test_chain import decoder_of as random_decoder
+from tests.worker.model.harness import CPU, decoder_of
+from tests.worker.run.test_warmup import Memory
+from worker.kernels.linear import PackedLinear
+from worker.kernels.operations import FAST, PLAIN, Operations
+from worker.load import _kernels, _runner
+from worker.memory.cache import Cache
+from worker.model.decoder import Decoder
+from worker.model.spec import LayerSpec
+from worker.run.runner import DeviceBroken
+from worker.run.verify import disagreement, ready, worst_row
+
+LENGTH = 1300
+NAMES = [one.name for one in fields(Operations)]
+Change = Callable[..., Any]
+
+
+def worker(**settings: Any) -> WorkerConfig:
+    return WorkerConfig(**({"max_batch_size": 4, "max_step_tokens": 2048, "prefill_chunk_size": 2048} | settings))
+
+
+@pytest.fixture(scope="module")
+def decoder(checkpoints: Checkpoints) -> Decoder:
+    """With layers that see a window and others."""
+    return decoder_of(checkpoints("gemma3"), positions=LENGTH)
+
+
+def changed(decoder: Decoder, name: str, change: Change) -> Decoder:
+    """With this operation as `change` makes it: it gets the sound one, and all that it is called with."""
+    sound = getattr(FAST, name)
+    return decoder.using(replace(FAST, **{name: lambda *args, **how: change(sound, *args, **how)}))
+
+
+def one_row_off(sound: Change, *args: Any, **how: Any) -> Any:
+    """By a twentieth, the last row of many."""
+    got = sound(*args, **how)
+    first = got[0] if isinstance(got, tuple) else got
+    if first.is_floating_point():
+        first[-1] *= 1.05
+    else:
+        first[-1] += 1
+    return got
+
+
+def failing(sound: Change, *args: Any, **how: Any) -> Any:
+    raise RuntimeError("out of resource: shared memory\nhint")
+
+
+@pytest.mark.parametrize("kept", ["auto", "fp8"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+def test_sound_operations_agree(checkpoints: Checkpoints, kind: str, kept: str) -> None:
+    """Here those of the C kernels."""
+    sound = decoder_of(checkpoints(kind), positions=LENGTH)
+    assert disagreement(sound, worker(kv_cache_dtype=kept), LENGTH) == ""
+
+
+def rounded_later(name: str) -> Change:
+    """The plain form in float32, whose results alone are rounded: farther from it than a kernel would be."""
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, PackedLinear):
+            return replace(value, weight=value.weight.float())
+        return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    def operation(*args: Any, **how: Any) -> Any:
+        dtype, change = args[0].dtype, {"dtype": torch.float32} if "dtype" in how else {}
+        widened = [wide(arg) for arg in args]
+        got = getattr(PLAIN, name)(*widened, **{key: wide(value) for key, value in how.items()} | change)
+        if name == "heads":
+            for cache, written in zip(args[1:3], widened[1:3], strict=True):
+                cache.copy_(written.clamp(-448, 448) if cache.dtype == torch.float8_e4m3fn else written)
+        if isinstance(got, tuple):
+            return tuple(one.to(dtype) for one in got)
+        return got.to(dtype) if got.is_floating_point() and not how.get("wide") else got
+
+    return operation
+
+
+@pytest.mark.parametrize("kept", ["auto", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_other_roundings_are_no_fault(dtype: torch.dtype, kept: str) -> None:
+    spec = replace(SANDWICH, layers=(LayerSpec(100, 0), LayerSpec(0, 0)))
+    weights = random_decoder(spec, dtype=dtype).weights
+    others = Operations(**{name: rounded_later(name) for name in NAMES})
+    assert disagreement(Decoder(spec, weights, LENGTH, others), worker(kv_cache_dtype=kept), LENGTH) == ""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_step_tokens": 1, "prefill_chunk_size": 1}, {"kv_cache_backend": "contiguous"}, {"page_size": 1}],
+    ids=str,
+)
+@pytest.mark.parametrize("length", [1, 2, 40])
+def test_it_fits_any_settings(decoder: Decoder, settings: dict[str, Any], length: int) -> None:
+    assert disagreement(decoder, worker(max_batch_size=1, **settings), length) == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_wrong_row_is_seen_and_named(decoder: Decoder, name: str) -> None:
+    found = disagreement(changed(decoder, name, one_row_off), worker(), LENGTH)
+    assert found.startswith(f"{name} ") and "," not in found.replace(", where", ""), "and nothing else is blamed"
+
+
+def window_forgotten(sound: Change, *args: Any, scale: float, window: int) -> Tensor:
+    return sound(*args, scale=scale, window=0)
+
+
+def later_pages_swapped(sound: Change, *args: Any, **how: Any) -> Tensor:
+    pages = args[5].clone()
+    pages[:, 1:3] = pages[:, 1:3].flip(1)
+    return sound(*args[:5], pages, *args[6:], **how)
+
+
+def far_keys_lost(sound: Change, *args: Any, **how: Any) -> Tensor:
+    """Of decodes alone, those before the last split's."""
+    starts, kv_lens = args[3:5]
+    return sound(
+        *args,
+        **how | {"window": 256 if len(starts) == len(args[0]) + 1 and int(kv_lens.max()) > 600 else how["window"]},
+    )
+
+
+def last_tile_unwritten(sound: Change, *args: Any, **how: Any) -> Tensor:
+    got = sound(*args, **how)
+    if len(got) > 128:
+        got[-(len(got) % 128) :] = 0.0
+    return got
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("attention", window_forgotten),
+        ("attention", later_pages_swapped),
+        ("attention", far_keys_lost),
+        ("linear", last_tile_unwritten),
+    ],
+)
+def test_what_goes_wrong_with_some_steps_only_is_seen(decoder: Decoder, name: str, change: Change) -> None:
+    assert disagreement(changed(decoder, name, change), worker(), LENGTH).startswith(f"{name} is off by ")
+
+
+def test_a_key_that_lands_elsewhere_is_seen(decoder: Decoder) -> None:
+    def stray(sound: Change, *args: Any, **how: Any) -> Tensor:
+        q = sound(*args, **how)
+        args[1].flatten(0, 1)[-1] = 1.0
+        return q
+
+    assert disagreement(changed(decoder, "heads", stray), worker(), LENGTH).startswith("heads is off by inf")
+
+
+@pytest.mark.parametrize("change", [one_row_off, failing])
+def test_the_plain_forms_serve_instead(decoder: Decoder, change: Change, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    served, budget = ready(changed(decoder, "attention", change), worker(), LENGTH, Memory(), lambda: None)
+    assert served.operations is PLAIN and budget.nbytes > 0 and _kernels(served, torch.float32) == "torch"
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    said = "fails (RuntimeError: out of resource: shared memory)" if change is failing else "is off by 0.0"
+    assert f"on Fake GPU attention {said}" in warning
+    cache = Cache(served.spec, 2, 32, torch.float32, CPU)
+    assert _runner(served, cache, worker(), on_gpu=True)._graphs is None
+    assert _runner(decoder, cache, worker(), on_gpu=True)._graphs is not None
+
+
+def test_sound_ones_stay(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+    served, _ = ready(decoder, worker(), LENGTH, Memory(), lambda: None)
+    assert served.operations is FAST and not caplog.records
+
+
+@pytest.mark.parametrize(("kernels", "operations"), [("triton", None), ("torch", PLAIN)])
+def test_the_flag_has_the_last_word(decoder: Decoder, kernels: str, operations: Operations | None) -> None:
+    wrong = changed(decoder, "linear", one_row_off)
+    served, _ = ready(wrong, worker(kernels=kernels), 40, Memory(), lambda: None)
+    assert served.operations is (operations or wrong.operations)
+
+
+def test_a_kernel_that_fails_in_the_largest_step_only(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+    def small_only(sound: Change, x: Tensor, *args: Any, **how: Any) -> Tensor:
+        return failing(sound) if len(x) > 1300 else sound(x, *args, **how)
+
+    memory = Memory(takes=(1, 2, 1, 2))
+    served, _ = ready(changed(decoder, "linear", small_only), worker(), LENGTH, memory, lambda: None)
+    assert served.operations is PLAIN and "a step fails (RuntimeError: out of resource" in caplog.text
+
+
+def test_a_device_that_a_kernel_broke_ends_the_worker(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing computes any more on it, plain forms neither."""
+    from worker.run import verify
+
+    def broken(*args: Any, **how: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with")
+
+    def breaks(sound: Change, *args: Any, **how: Any) -> Any:
+        monkeypatch.setattr(verify, "PLAIN", Operations(*[broken] * len(NAMES)))
+        return broken()
+
+    with pytest.raises(DeviceBroken, match=r"Fake GPU attention fails .*illegal memory access.*--kernels torch"):
+        ready(changed(decoder, "attention", breaks), worker(), LENGTH, Memory(), lambda: None)
+
+
+def test_too_little_memory_is_no_disagreement(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor is it for the plain forms, which need more of it."""
+
+    def full(*args: Any, **how: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried")
+
+    assert disagreement(changed(decoder, "linear", full), worker(), LENGTH) == ""
+    assert "is not known: OutOfMemoryError" in caplog.text
+    with pytest.raises(torch.OutOfMemoryError):
+        ready(changed(decoder, "linear", full), worker(), LENGTH, Memory(), lambda: None)
+
+
+def test_how_far_a_row_is_off() -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.0, 0.001], [30.0, 40.0]])
+    off = rows.clone()
+    off[1, 0] += 0.5
+    assert worst_row(rows, rows) == 0.0
+    assert worst_row(off, rows) == pytest.approx(0.1), "a short row, by the median one's length"
+    off[2, 0] = torch.nan
+    assert worst_row(off, rows) == torch.inf
+    assert worst_row(rows, off) == pytest.approx(1.0, abs=1e-3), (
+        "what the plain form has no number for cannot be compared"
+    )
