@@ -43,6 +43,7 @@ class Sampled(TypedDict, total=False):
     guided_choice: Sequence[str] | None
     guided_grammar: str | None
     structured_outputs: Mapping[str, Any] | None
+    cache_salt: str | None  # the prefix cache is shared with equals only
     priority: int | None  # lower goes first
     deadline_ms: int | None  # the whole answer must be there by then
 

@@ -74,6 +74,7 @@ OPENAI: Table = {
     "stream": Field(boolean, False),
     "stream_options": Field(flags("include_usage", "continuous_usage_stats", "include_obfuscation"), {}),
     "timings": Field(boolean, False),
+    "cache_salt": Field(some_text, ""),
     "user": Field(anything),
     "metadata": Field(anything),
     "store": Field(anything),

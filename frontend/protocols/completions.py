@@ -89,7 +89,7 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     return Ask(
         prompts=tuple(tokens), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],
         echo=values["echo"], timings=values["timings"], model=context.model,
-        priority=values["priority"], deadline_ms=values["deadline_ms"],
+        priority=values["priority"], deadline_ms=values["deadline_ms"], salt=values["cache_salt"],
         include_usage=options.get("include_usage", False),
         continuous_usage=options.get("continuous_usage_stats", False),
         meta={"echo": [prompt if type(prompt) is str else "" for prompt in values["prompt"]]},

@@ -35,6 +35,7 @@ COMMON = {
     "stream": "answer in server-sent events",
     "stream_options": "`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk",
     "timings": "add `timings`: queue, prefill and decode in ms, cached tokens, time between tokens (p50, p99)",
+    "cache_salt": "the prefix cache is shared with requests that bring the same one, and with no others",
     "priority": "lower goes first, among requests of the same API key's name",
     "deadline_ms": "for all of the request, from its arrival; then 504, or the stream's error event",
     "user": NO_EFFECT,

@@ -78,7 +78,7 @@ FIELDS: Table = {
     **QUEUING,
     **{name: SAMPLING[name] for name in ("temperature", "top_p", "top_k", "seed")},
     **{name: SAMPLING[name] for name in ("min_tokens", "ignore_eos", "stop_token_ids")},
-    **{name: OPENAI[name] for name in ("stream", "stream_options", "timings")},
+    **{name: OPENAI[name] for name in ("stream", "stream_options", "timings", "cache_salt")},
     **{name: OPENAI[name] for name in ("user", "metadata", "store", "service_tier")},
     "max_tokens": Field(integer(1), required=True),
     "stop_sequences": Field(list_of(some_text, MAX_STOPS), ()),
@@ -102,7 +102,7 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     return Ask(
         prompts=(ids,), sampling=chosen, stops=values["stop_sequences"], stream=values["stream"],
         timings=values["timings"], model=context.model, speech=speech,
-        priority=values["priority"], deadline_ms=values["deadline_ms"],
+        priority=values["priority"], deadline_ms=values["deadline_ms"], salt=values["cache_salt"],
         continuous_usage=values["stream_options"].get("continuous_usage_stats", False),
         meta={"thinking": (values["thinking"] or {}).get("display")},
     )  # fmt: skip

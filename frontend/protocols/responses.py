@@ -114,7 +114,8 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     return Ask(
         prompts=(ids,), sampling=chosen, stops=values["stop"], stream=values["stream"],
         timings=values["timings"], model=context.model, speech=speech,
-        priority=values["priority"], deadline_ms=values["deadline_ms"], meta=_echoed(body, values, chosen),
+        priority=values["priority"], deadline_ms=values["deadline_ms"], salt=values["cache_salt"],
+        meta=_echoed(body, values, chosen),
     )  # fmt: skip
 
 

@@ -64,6 +64,8 @@ def test_what_was_computed_is_found_again_and_told(site: Site) -> None:
     prompt = {**GREEDY, "prompt": list(range(300, 400)), "max_tokens": 1, "timings": True}
     details = [site.ask(COMPLETIONS, prompt).told["usage"]["prompt_tokens_details"] for _ in range(2)]
     assert details == [{"cached_tokens": 0}, {"cached_tokens": 96}], "three pages of 32"
+    salted = [site.ask(COMPLETIONS, prompt | {"cache_salt": salt}).told["timings"]["cached_tokens"] for salt in "aab"]
+    assert salted == [0, 96, 0]
 
 
 # streams
@@ -141,7 +143,6 @@ SHARED: list[tuple[str, dict[str, Any] | bytes, int, str, str]] = [
     ("stream", {"stream": 1}, 400, BAD, BAD),
     ("model", {"model": "other"}, 422, BAD, "not_found_error"),
     ("max_tokens", {"max_tokens": 0}, 422, BAD, BAD),
-    ("max_tokens", {"max_tokens": LENGTH}, 422, BAD, BAD),
     ("temperature", {"temperature": -0.1}, 422, BAD, BAD),
     ("top_p", {"top_p": 0}, 422, BAD, BAD),
     ("top_p", {"top_p": 1.5}, 422, BAD, BAD),
@@ -197,6 +198,13 @@ def test_refusals(
     if route == COMPLETIONS and isinstance(typed, dict):
         said = site.post(route, typed)
         assert (said.status_code, said.json()) == (status, {"error": error["message"]})
+
+
+@pytest.mark.parametrize(("route", "name"), [(COMPLETIONS, "prompt"), (CHAT, "messages"), (MESSAGES, "messages")])
+def test_what_is_too_long_is_told_in_numbers(site: Site, route: str, name: str) -> None:
+    error = refused(site.post(route, LEAST[route] | {"max_tokens": LENGTH}), route, 422, BAD, BAD)
+    assert f"`{name}`" in error["message"] and str(LENGTH) in error["message"]
+    assert route == MESSAGES or (error["param"], error["code"]) == (name, "context_length_exceeded")
 
 
 @pytest.mark.parametrize(("route", "change"), [(route, change) for route in ALL for change in EMPTY[route]])

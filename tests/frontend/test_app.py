@@ -176,19 +176,22 @@ async def test_our_own_mistake_is_500_with_an_id_and_a_trace(
 # queuing
 
 
-@pytest.mark.parametrize("path", ["completions", "chat/completions", "messages"])
-async def test_priority_and_deadline_go_along_in_all_dialects(tokenizer: Tokenizer, path: str) -> None:
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "messages", "responses"])
+async def test_priority_deadline_and_salt_go_along_in_all_dialects(tokenizer: Tokenizer, path: str) -> None:
     link = play(tokenizer)
     turn = {"messages": [{"role": "user", "content": "hi"}], "model": MODEL, "max_tokens": 8}
-    body = (BODY if path == "completions" else turn) | {"priority": -3, "deadline_ms": 60_000}
+    asked = {"completions": BODY, "responses": {"model": MODEL, "input": "hi", "max_output_tokens": 8}}
+    body = asked.get(path, turn) | {"priority": -3, "deadline_ms": 60_000, "cache_salt": "s"}
     async with client(link, tokenizer) as http:
         answers = [
-            await http.post(f"/v1/{path}", json=body | odd) for odd in ({}, {"deadline_ms": 0}, {"priority": 1.5})
+            await http.post(f"/v1/{path}", json=body | odd)
+            for odd in ({}, {"deadline_ms": 0}, {"priority": 1.5}, {"cache_salt": ""})
         ]
-    assert [answer.status_code for answer in answers] == [200, 422, 400]
+    assert [answer.status_code for answer in answers] == [200, 422, 400, 422]
     assert "deadline_ms" in answers[1].text and "priority" in answers[2].text
     (one,) = link.submitted
-    assert one.stream.submit.priority == -3 and 59_000 < one.stream.submit.deadline_ms <= 60_000
+    submit = one.stream.submit
+    assert (submit.priority, submit.salt) == (-3, "s") and 59_000 < submit.deadline_ms <= 60_000
 
 
 @pytest.mark.parametrize(("path", "kind"), [("completions", "timeout_error"), ("messages", "timeout_error")])
