@@ -1,8 +1,9 @@
 """One frontend process: opens the port, loads the tokenizer, serves, drains. The command line is deploy's.
 
 The port is open before the tokenizer is read, so that `/health` and `/ready` answer at once. On SIGTERM or
-Ctrl-C nothing more is admitted while what runs may finish; a second signal does not wait. On SIGHUP somebody else has
-the port: who is connected is served, nobody else is accepted.
+Ctrl-C nothing more is admitted while what runs may finish; a second signal does not wait, but where there is a
+launcher: it passes on the first, which whoever stops all processes has sent us already, and kills at the second. On
+SIGHUP somebody else has the port: who is connected is served, nobody else is accepted.
 """
 
 import asyncio
@@ -83,10 +84,10 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
-        """The first time: drain, then exit. The second time: exit."""
+        """The first time: drain, then exit. The second time: exit, unless somebody looks after us."""
         if self._draining is None:
             self._draining = self._loop.create_task(self._drain())
-        else:
+        elif self._pulse.file is None:
             self.should_exit = self.force_exit = True
 
     def leave(self) -> None:

@@ -141,8 +141,10 @@ class Guarded(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         cast("dict[str, Any]", self.scope)[DIRECT] = Direct(self.cycle)
+        if not self.parser.should_keep_alive():
+            self.cycle.transport = Last(self.transport, self._close)  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0":
-            self.cycle.transport = Unchunked(self.transport)  # type: ignore[assignment]
+            self.cycle.transport = Unchunked(self.cycle.transport)  # type: ignore[assignment]
         if self.pipeline:
             self._answering = [cycle for cycle in (*self._answering, before) if not cycle.response_complete]
             if len(self.pipeline) > PIPELINED:
@@ -251,10 +253,22 @@ class Guarded(HttpToolsProtocol):
             self.transport.close()
             return
         self.transport.write(_answer(why))
+        self._linger()
+
+    def _close(self) -> None:
+        """After the last answer, which may have come before the end of the request."""
+        if self.cycle is not None and self.cycle.more_body:
+            self._shut = True
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """A close with bytes unread would take the answer with it."""
         if not self.transport.can_write_eof():
             self.transport.close()
             return
-        self.transport.write_eof()  # a close with bytes unread would take the answer with it
+        self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.abort)
 
 
@@ -274,10 +288,17 @@ class Direct:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
+class Last:
+    """A transport for the last answer of a connection, with a close of its own."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
+
+
 class Unchunked:
     """A transport for an answer to HTTP/1.0, which knows no chunks: it ends where the connection does."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport | Last) -> None:
         self._transport = transport
         self._chunked: bool | None = None  # until the head is written
         self.close, self.is_closing = transport.close, transport.is_closing

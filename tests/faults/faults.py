@@ -104,6 +104,16 @@ async def _drain(site: Site, dice: random.Random) -> Healed:
     return at_once
 
 
+async def _drain_everyone(site: Site, dice: random.Random) -> Healed:
+    """As whoever stops all processes of a service: those who are told by the launcher, too, were told before."""
+    launcher, *children = site.family()
+    for child in children:
+        child.terminate()
+    await asyncio.sleep(0.2)
+    launcher.terminate()
+    return at_once
+
+
 async def _nothing(site: Site, dice: random.Random) -> Healed:
     return at_once
 
@@ -165,6 +175,7 @@ FAULTS: dict[str, Fault] = {
     "bad-wire-and-kill": Fault("all of that, and kill -9", _bad_wire_and_kill, _SPLIT, early=True),
     "little-memory": Fault("a K/V pool for six sequences", _nothing, Plan(("--kv-cache-gb", "0.006"))),
     "drain": Fault("SIGTERM", _drain, ends=True),
+    "drain-everyone": Fault("SIGTERM to every process", _drain_everyone, ends=True),
     "drain-at-once": Fault("SIGTERM, no time to finish", _drain, Plan(("--drain-timeout", "0.2")), ends=True),
     **rude.FAULTS,
     **surroundings.FAULTS,

@@ -78,7 +78,7 @@ def test_a_bad_wire_harms_nothing(split: Bench) -> None:
 
 
 def test_sequences_that_give_way_go_on_unchanged_and_a_drain_lets_all_finish(small: Bench) -> None:
-    row = small.strike("drain", FAULTS["drain"])
+    row = small.strike("drain", FAULTS["drain-everyone"])
     assert row.identical == row.streams, row.said
 
 

@@ -105,10 +105,10 @@ async def case(tokenizer: Tokenizer, limits: Limits = QUICK, play: Any = SAY_A, 
 async def trickle(writer: asyncio.StreamWriter, pieces: bytes, pause: float = 0.05) -> None:
     while not writer.is_closing():
         for piece in pieces:
-            writer.write(bytes([piece]))
             try:
+                writer.write(bytes([piece]))
                 await writer.drain()
-            except OSError:
+            except (OSError, RuntimeError):  # uvloop's for a transport that has just been closed
                 return
             await asyncio.sleep(pause)
 
@@ -138,7 +138,9 @@ async def test_trickled_heads_and_bodies_end_in_408_and_silence_in_a_closed_conn
             assert statuses(answer)[-1] == 408, name
             assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
         for name, (reader, _) in silent.items():
-            answer = await asyncio.wait_for(reader.read(), 10)
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):  # for who still sends
+                answer = await asyncio.wait_for(reader.read(), 10)
             assert statuses(answer) == ([200] if name == "after one" else []), name
         assert it.refused == {"request_timeout": 4} and not it.link.submitted
         for task in trickles:
@@ -238,6 +240,14 @@ async def test_odd_requests_have_sane_answers(tokenizer: Tokenizer, said: bytes,
             assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
         await until(lambda: it.link.live == 0)
         assert status(await it.say(LAST)) == 200
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@on_uvloop
+async def test_who_says_too_much_at_once_can_read_why(tokenizer: Tokenizer, version: bytes) -> None:
+    async with case(tokenizer) as it:
+        large = post(b" " * (9 << 20), head=b"Connection: close\r\n").replace(b"HTTP/1.1", b"HTTP/" + version, 1)
+        assert status(await it.say(large)) == 413 and it.refused == {}
 
 
 @on_uvloop
