@@ -16,9 +16,11 @@ would fill shared memory, and its ports, at the weights' expense. It also is the
 eight-bit weights (quantize.py) are widened there, and each chain is scaled by its row before it is added.
 
 Where tokens are of eight bits, too, K advances by 32, and each chain is scaled by its tokens as well. Sums of int8 are
-exact. Those of e4m3 the tensor core keeps to some 14 bits, so float32 takes over the sum of every 128 (PROMOTED, and a
-stage): at absolute positions, too, as chains are multiples of that. It takes twice the registers for sums, hence
-smaller tiles, and each warp group's tensor core waits meanwhile.
+exact. Those of e4m3 the tensor core keeps to some 14 bits, so it begins each BLOCK_K anew, which for them is always
+128, and float32 takes over the sum: at absolute positions, too, as chains are multiples of it. That needs twice the
+registers, hence smaller tiles, and the tensor cores rest while a warp group adds. Triton's `max_num_imprecise_acc`
+would ask for the same, but uses the sums before it waits for them, which the assembler repairs by waiting for each
+instruction.
 """
 
 import torch
@@ -29,8 +31,6 @@ from torch import Tensor
 from worker.kernels import tiles
 from worker.kernels.gate_triton import activated
 from worker.kernels.quantize_triton import FORMATS, quantize_tokens_triton, widen
-
-PROMOTED = tl.constexpr(128)  # products of two e4m3 that are added before float32 takes their sum
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def _nothing(x_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 def _more(total, weight, x, FORMAT: tl.constexpr):
     """total [N, M] + weight [N, K] @ x [K, M]."""
     if x.dtype == tl.float8e4nv:
-        return tl.dot(weight, x, total, max_num_imprecise_acc=PROMOTED)
+        return total + tl.dot(weight, x)  # as two additions: see above
     else:
         return tl.dot(widen(weight, x.dtype, FORMAT), x, total, input_precision="ieee", out_dtype=total.dtype)
 

@@ -95,7 +95,8 @@ def tile_constants(
 
 
 def step_of(tile: Tile, dtype: torch.dtype, stored: torch.dtype) -> int:
-    """Numbers of a row in a stage: a line of 128 bytes, of a weight if tokens are few, or else of a token."""
+    """Numbers of a row in a stage: a line of 128 bytes, of a weight if tokens are few, or else of a token. Where tokens
+    are of fp8 it shows in the bits and may not follow the tile."""
     few = tile.rows <= 64 and dtype.itemsize == 2
     return 128 // (stored if few else dtype).itemsize
 

@@ -56,6 +56,13 @@ def tensor_core_steps(compiled: Any) -> set[str]:
     return set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", compiled.asm["ptx"]))
 
 
+def from_zero(compiled: Any) -> bool:
+    """Whether every group of that instruction begins a sum of its own, which nobody adds before it is waited for."""
+    groups = [after.partition("wgmma.wait_group")[0] for after in compiled.asm["ptx"].split("wgmma.fence")[1:]]
+    begun = [len(re.findall(r"wgmma\.mma_async[^;]*, 0, 1, 1;", group)) for group in groups]
+    return begun == [1] * len(groups) != [] and not any(re.search(r"\badd\S*\.f32", group) for group in groups)
+
+
 def copies(compiled: Any) -> set[int]:
     """Bytes of each asynchronous copy to shared memory."""
     return {
