@@ -56,7 +56,8 @@ class Engine:
 def load_engine(
     model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Engine:
-    """Raises ConfigError (flags that do not fit the model or the machine) or CheckpointError, in one sentence."""
+    """Raises ConfigError (flags that do not fit the model or the machine), CheckpointError, or DeviceBroken (a GPU that
+    a kernel has left unusable), in one sentence."""
     device = pick_device(worker.device)
     worker = with_sizes(worker, on_gpu=device.type == "cuda")
     folder = resolve(model.model)

@@ -2,13 +2,15 @@
 
 No GPU is needed, as nothing is compiled or launched: a kernel is asked for a variant, and that is written down. What
 kernels would have computed is zero, or any numbers. Run in a process of its own, because the tests' process has Triton
-in interpreter mode, and because tensors here say that they are on a GPU. Prints what only serving asked for.
+in interpreter mode, and because tensors here say that they are on a GPU. Prints what only serving asked for, or the
+comparison with plain PyTorch.
 """
 
 import random
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -23,6 +25,7 @@ from worker.model.decoder import Decoder, Layer, Weights
 from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
 from worker.run.flight import ToHost
 from worker.run.runner import Runner
+from worker.run.verify import Both, disagreement
 from worker.run.warmup import Bounds, commonest, steps, warm_up
 from worker.schedule.plan import Chunk, Plan
 
@@ -136,6 +139,12 @@ def wish(dice: random.Random) -> Sampling:
     )
 
 
+def agree(model: Decoder, worker: WorkerConfig) -> None:
+    """What is asked at start whether kernels compute rightly, and answered with yes."""
+    with patch.object(Both, "_difference", lambda *_: ""):
+        assert not disagreement(model, worker, SPEC.max_positions)
+
+
 def main() -> None:
     asked: list[tuple[str, str]] = []
     pretend(asked)
@@ -146,6 +155,7 @@ def main() -> None:
     warm_up(Runner(model, cache), steps(bounds), lambda: None)
     warm_up(serving, commonest(bounds), lambda: None)
     known = set(asked)
+    agree(model, worker)
     warm_up(serving, requests(bounds, random.Random(0), 80), lambda: None)
     print(f"{len(known)} variants of {len({name for name, _ in known})} kernels", file=sys.stderr)
     for name, key in sorted(set(asked) - known):
