@@ -108,8 +108,11 @@ OPENAI: dict[str, Schema] = {
         }),
         logprobs=CHAT_LOGPROBS,
     ),
-    "Model": record(id=TEXT, object=among("model"), created=WHOLE, owned_by=TEXT, max_model_len=LENGTH),
-    "ModelList": record(object=among("list"), data=array(ref("Model"))),
+    "Model": record(
+        id=TEXT, object=among("model"), created=WHOLE, owned_by=TEXT, max_model_len=LENGTH,
+        type=among("model"), display_name=TEXT, created_at=TEXT, max_input_tokens=LENGTH,
+    ),
+    "ModelList": record(object=among("list"), data=array(ref("Model")), has_more=NO, first_id=TEXT, last_id=TEXT),
     "OpenAIError": record(error=FAILED),
 }  # fmt: skip
 

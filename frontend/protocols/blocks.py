@@ -27,7 +27,7 @@ from frontend.protocols.fields import (
 )
 from frontend.protocols.turns import Turn, call, turn
 
-text = content(cache_control=anything, citations=only([]))
+text = content(empty=True, cache_control=anything, citations=only([]))
 _SHOWN = {"cache_control": Field(anything)}
 
 BLOCKS: Mapping[str, Table] = {

@@ -38,8 +38,8 @@ THOUGHTS = ("reasoning_content", "reasoning")  # two names of one thing
 ROLES = {"developer": "system"}  # OpenAI's newer name
 
 
-def content(*kinds: str, **ignored: Reader) -> Reader:
-    """A text, or an array of text parts, which are joined as they stand.
+def content(*kinds: str, empty: bool = False, **ignored: Reader) -> Reader:
+    """A text, or an array of text parts, which are joined as they stand; `empty`: there may be none.
 
     Parts are called one of `kinds` (none given: text) and may have the `ignored` fields.
     """
@@ -61,7 +61,7 @@ def content(*kinds: str, **ignored: Reader) -> Reader:
             )  # fmt: skip
         return str(plain(name, value)["text"])
 
-    parts = each(part, MAX_PARTS)
+    parts = each(part, MAX_PARTS, empty=empty)
 
     @reads({"anyOf": [{"type": "string"}, parts.schema]})
     def reader(name: str, value: Any) -> str:
@@ -112,20 +112,12 @@ def parsed(arguments: str) -> Any:
 
 
 _content = content()
-_calls = each(_called, MAX_CALLS)
-
-
-@reads({"anyOf": [_calls.schema, {"maxItems": 0}]})
-def _tool_calls(name: str, value: Any) -> tuple[Turn, ...]:
-    return () if value == [] else tuple(_calls(name, value))
-
-
 _message = record({
     "role": Field(choice("system", "developer", "user", "assistant", "tool"), required=True),
     "content": Field(_content),
     "name": Field(some_text),
     "tool_call_id": Field(some_text),
-    "tool_calls": Field(_tool_calls, ()),
+    "tool_calls": Field(each(_called, MAX_CALLS, empty=True), ()),
     **{name: Field(exactly(str)) for name in THOUGHTS},
     "function_call": Field(refused),
     "refusal": Field(refused),

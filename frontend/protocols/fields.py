@@ -265,14 +265,14 @@ def flags(*names: str) -> Reader:
     return record({name: Field(boolean, False) for name in names})
 
 
-def each(item: Reader, most: int) -> Reader:
-    """An array that is not empty; a refusal names the entry, as in `messages[2].role`."""
+def each(item: Reader, most: int, *, empty: bool = False) -> Reader:
+    """An array that is not empty, unless it may be; a refusal names the entry, as in `messages[2].role`."""
 
-    @reads({"type": "array", "items": item.schema, "minItems": 1, "maxItems": most})
+    @reads({"type": "array", "items": item.schema, "minItems": 0 if empty else 1, "maxItems": most})
     def reader(name: str, value: Any) -> tuple[Any, ...]:
         if type(value) is not list:
             raise wrong_type(name, value, "an array")
-        if not value:
+        if not value and not empty:
             raise BadRequest(f"`{name}` is empty", param=name, code="empty_prompt")
         if len(value) > most:
             raise Unprocessable(f"`{name}` may have at most {most} entries", param=name, code="out_of_range")

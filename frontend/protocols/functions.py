@@ -115,16 +115,6 @@ def anthropic_tool(name: str, value: Any) -> Function:
     return _made(tool, f"{name}.input_schema", tool["input_schema"])
 
 
-def _tools(one: Reader) -> Reader:
-    several = each(one, MAX_TOOLS)
-
-    @reads({**several.schema, "minItems": 0})
-    def reader(name: str, value: Any) -> Any:
-        return () if value == [] else several(name, value)
-
-    return reader
-
-
 _chosen: Table = {
     "type": Field(choice("function"), required=True),
     "function": Field(record({"name": Field(function_name, required=True)}), required=True),
@@ -195,20 +185,20 @@ def anthropic_choice(name: str, value: Any) -> tuple[Wanted, bool]:
 degree = choice("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 OPENAI_TOOLS: Table = {
-    "tools": Field(_tools(openai_tool), ()),
+    "tools": Field(each(openai_tool, MAX_TOOLS, empty=True), ()),
     "tool_choice": Field(openai_choice),
     "parallel_tool_calls": Field(boolean, True),
     "reasoning_effort": Field(degree),
 }
 
 FLAT_TOOLS: Table = {
-    "tools": Field(_tools(flat_tool), ()),
+    "tools": Field(each(flat_tool, MAX_TOOLS, empty=True), ()),
     "tool_choice": Field(flat_choice),
     "parallel_tool_calls": Field(boolean, True),
 }
 
 ANTHROPIC_TOOLS: Table = {
-    "tools": Field(_tools(anthropic_tool), ()),
+    "tools": Field(each(anthropic_tool, MAX_TOOLS, empty=True), ()),
     "tool_choice": Field(anthropic_choice, (None, True)),
     "thinking": Field(
         record({

@@ -30,19 +30,19 @@ text = content(
     "input_text", "output_text", annotations=anything, logprobs=anything, prompt_cache_breakpoint=anything,
     parsed=anything,
 )  # fmt: skip
+result = content("input_text", empty=True, prompt_cache_breakpoint=anything)
 status = choice("in_progress", "completed", "incomplete")
 _COMMON: Table = {"id": Field(exactly(str)), "status": Field(status)}
 
 
 def _thoughts(kind: str) -> Reader:
     """Parts of a thought; there may be none."""
-    several = each(
-        record({"type": Field(choice(kind), required=True), "text": Field(exactly(str), required=True)}), MAX_PARTS
-    )
+    part = record({"type": Field(choice(kind), required=True), "text": Field(exactly(str), required=True)})
+    parts = each(part, MAX_PARTS, empty=True)
 
-    @reads({**several.schema, "minItems": 0})
+    @reads(parts.schema)
     def reader(name: str, value: Any) -> str:
-        return "".join(part["text"] for part in several(name, value)) if value != [] else ""
+        return "".join(part["text"] for part in parts(name, value))
 
     return reader
 
@@ -66,7 +66,7 @@ ITEMS: Mapping[str, Table] = {
     "function_call_output": {
         "type": Field(choice("function_call_output"), required=True),
         "call_id": Field(some_text, required=True),
-        "output": Field(text, required=True),
+        "output": Field(result, required=True),
         "name": Field(some_text),
         "caller": Field(only({"type": "direct"})),
     },

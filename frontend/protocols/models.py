@@ -1,5 +1,9 @@
-"""OpenAI's list of models: the one that is served, with `max_model_len` added, null until a worker has told it."""
+"""The list of models: the one that is served, in OpenAI's words and in Anthropic's.
 
+`max_model_len` is added, and null until a worker has told it.
+"""
+
+from datetime import UTC, datetime
 from typing import Any
 
 from frontend.errors import NotFound
@@ -12,11 +16,16 @@ def model(name: str, created: int, max_seq_len: int | None) -> dict[str, Any]:
         "created": created,
         "owned_by": "sluice",
         "max_model_len": max_seq_len,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+        "max_input_tokens": max_seq_len,
     }
 
 
 def listing(name: str, created: int, max_seq_len: int | None) -> dict[str, Any]:
-    return {"object": "list", "data": [model(name, created, max_seq_len)]}
+    data = [model(name, created, max_seq_len)]
+    return {"object": "list", "data": data, "has_more": False, "first_id": name, "last_id": name}
 
 
 def one(wanted: str, name: str, created: int, max_seq_len: int | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from frontend.errors import SluiceError, Unprocessable
+from frontend.errors import SluiceError
 from frontend.protocols import constraint
 from frontend.protocols.blocks import neighbours
 from frontend.protocols.common import (
@@ -120,9 +120,8 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
 
 
 def _logprobs_asked(values: Mapping[str, Any]) -> int | None:
-    asked = SCORES in values["include"]
-    if values["top_logprobs"] and not asked:
-        raise Unprocessable(f"`top_logprobs` needs {SCORES} in `include`", param="top_logprobs", code="out_of_range")
+    """Who names a number of rivals wants scores, and need not say so twice."""
+    asked = SCORES in values["include"] or values["top_logprobs"]
     return (values["top_logprobs"] or 0) if asked else None
 
 

@@ -123,6 +123,13 @@ def test_counting_agrees_with_usage(chat: openai.OpenAI, claude: anthropic.Anthr
     assert usage is not None and usage.prompt_tokens == count
 
 
+def test_both_list_the_model(chat: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    assert [model.id for model in chat.models.list()] == [model.id for model in claude.models.list()] == ["m"]
+    found = claude.models.retrieve("m")
+    assert (found.type, found.display_name) == ("model", "m")
+    assert int(found.created_at.timestamp()) == chat.models.retrieve("m").created
+
+
 async def test_the_asynchronous_clients(server: Server, chat: openai.OpenAI) -> None:
     text, finish, _ = chat_whole(chat, **ASKED, **GREEDY)
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:

@@ -297,7 +297,8 @@ async def test_models(tokenizer: Tokenizer) -> None:
         listing = (await http.get("/v1/models")).json()
         one = (await http.get(f"/v1/models/{MODEL}")).json()
         other = await http.get("/v1/models/org/other")
-    assert listing == {"object": "list", "data": [one]}
+    ends = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
+    assert listing == {"object": "list", "data": [one], **ends}
     assert (one["id"], one["object"], one["max_model_len"]) == (MODEL, "model", 512)
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
 

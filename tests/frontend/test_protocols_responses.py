@@ -220,6 +220,9 @@ async def test_log_probabilities_are_the_texts(qwen: Model) -> None:
     qwen.says = ["<think>\nHm.\n</think>\n\nWell."]
     (_, message) = (await post(qwen, **SCORED))["output"]
     entries = message["content"][0]["logprobs"]
+    qwen.says = ["Well."]
+    (message,) = (await post(qwen, top_logprobs=1))["output"]
+    assert [len(entry["top_logprobs"]) for entry in message["content"][0]["logprobs"]] == [1] * 5
     joined = bytes(byte for entry in entries for byte in entry["bytes"]).decode()
     assert joined.endswith("Well.") and "Hm" not in joined and len(entries[0]["top_logprobs"]) == 2
 
@@ -314,7 +317,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"background": True}, 422, "background"), ({"prompt": {"id": "a"}}, 422, "prompt"),
     ({"truncation": "auto"}, 422, "truncation"), ({"n": 2}, 422, "n"), ({"max_tokens": 5}, 422, "max_tokens"),
     ({"max_output_tokens": 0}, 422, "max_output_tokens"), ({"include": ["all"]}, 422, "include"),
-    ({"top_logprobs": 2}, 422, "top_logprobs"), ({"text": {"verbosity": "low"}}, 422, "text.verbosity"),
+    ({"top_logprobs": 21}, 422, "top_logprobs"), ({"text": {"verbosity": "low"}}, 422, "text.verbosity"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, 400, "text.format.schema"),
     ({"text": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}}, 422, "text.format.schema"),
     ({"reasoning": {"effort": "much"}}, 422, "reasoning.effort"),
