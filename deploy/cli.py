@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from deploy.roles import FRONTEND_FLAGS, SERVE_FLAGS, WORKER_FLAGS, Failure, localised, with_text_files
 from shared.config import ConfigError, Settings
-from shared.flags import Flag, Parser, add_flags, given, read
+from shared.flags import Flag, Parser, add_flags, given, misspelt, read
 
 if TYPE_CHECKING:
     from socket import socket
@@ -114,6 +114,8 @@ def _command(prog: str, command: Command, words: list[str]) -> int:
     parser.add_argument("--pulse", default="", help=argparse.SUPPRESS)
     parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
     namespace = parser.read(words)
+    for sentence in misspelt(os.environ) if namespace.parent < 0 else ():
+        print(f"{prog}: {sentence}", file=sys.stderr)
     return command.run(read(namespace, os.environ, command.flags), namespace)
 
 

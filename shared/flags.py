@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 from shared.config import ConfigError, Settings, changed_names, check, flag_name, value_problem, with_values
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+# Variables of ours that are no flags.
+OTHERS = ("SLUICE_API_KEY", "SLUICE_EPOCH", "SLUICE_NATIVE", "SLUICE_NATIVE_TIER")
 _SHAPES = {str(int): "N", str(float): "X"}
 
 
@@ -132,6 +134,14 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment less every variable that is a setting: what a child gets that is told all by flags."""
     ours = {flag.variable for flag in all_flags()}
     return {name: value for name, value in environment.items() if name not in ours}
+
+
+def misspelt(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that is nearly a setting. Others may be anybody's: Kubernetes makes some."""
+    known = [*OTHERS, *(flag.variable for flag in all_flags())]
+    unknown = sorted(name for name in environment if name.startswith("SLUICE_") and name not in known)
+    near = ((name, difflib.get_close_matches(name, known, n=1, cutoff=0.85)) for name in unknown)
+    return [f"{name} is no setting; did you mean {match[0]}?" for name, match in near if match]
 
 
 def _type(record: "dataclasses.Field[Any]") -> Any:

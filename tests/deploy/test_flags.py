@@ -9,7 +9,7 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from shared.config import ConfigError, Settings, check, with_values
-from shared.flags import Parser, add_flags, all_flags, read, select, to_argv, without_settings
+from shared.flags import Parser, add_flags, all_flags, misspelt, read, select, to_argv, without_settings
 from shared.sizes import with_sizes
 
 FLAGS = all_flags()
@@ -46,6 +46,17 @@ def test_flags_win_over_the_environment_and_that_over_defaults() -> None:
 def test_booleans_in_the_environment(text: str) -> None:
     assert parse(SLUICE_BATCH_INVARIANT=text).worker.batch_invariant is False
     assert parse("--batch-invariant", SLUICE_BATCH_INVARIANT=text).worker.batch_invariant is True
+
+
+def test_a_variable_that_is_nearly_a_setting_is_told_and_others_are_left_alone() -> None:
+    said = misspelt({"SLUICE_MAX_BATCHSIZE": "8", "SLUICE_MODELS": "x"})
+    assert said == [
+        "SLUICE_MAX_BATCHSIZE is no setting; did you mean SLUICE_MAX_BATCH_SIZE?",
+        "SLUICE_MODELS is no setting; did you mean SLUICE_MODEL?",
+    ]
+    ours = dict.fromkeys(flag.variable for flag in FLAGS) | {"SLUICE_NATIVE_TIER": "", "SLUICE_API_KEY": ""}
+    kubernetes = dict.fromkeys(("SLUICE_SERVICE_HOST", "SLUICE_PORT_80_TCP", "SLUICE_SERVICE_PORT_HTTP"))
+    assert misspelt({name: "" for name in [*ours, *kubernetes]}) == []
 
 
 def test_help_names_every_flag_its_unit_default_and_variable() -> None:
