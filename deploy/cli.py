@@ -142,7 +142,8 @@ def _worker(settings: Settings, namespace: argparse.Namespace) -> int:
     from worker.run.runner import DeviceBroken
 
     try:
-        run(settings, int(os.environ.get("SLUICE_EPOCH") or time.time()), _pulse(namespace))
+        epoch = os.environ.get("SLUICE_EPOCH", "")  # which life this is, where somebody counts them
+        run(settings, int(epoch or time.time()), _pulse(namespace), again=epoch not in ("", "1"))
     except (CheckpointError, UnsupportedModel) as error:
         raise Failure(error, 3) from error
     except DeviceBroken as error:

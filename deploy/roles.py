@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shared.config import Settings, with_values
 from shared.flags import Flag, all_flags, select, to_argv, without_settings
+from shared.hub import HubError, fetch
 
 DEMO = Path(__file__).parent / "demo" / "model"
 
@@ -46,15 +47,11 @@ def with_text_files(settings: Settings) -> Settings:
     """The same with a folder of at least the tokenizer's files, fetched from the hub unless they are here."""
     if Path(settings.model.model).is_dir():
         return settings
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
     try:
-        folder = snapshot_download(settings.model.model, allow_patterns=_TEXT_FILES)
-    except (OSError, HFValidationError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise Failure(f"--model {settings.model.model} could not be fetched from the hub: {reason}", 3) from error
-    return with_values(settings, {"model": folder})
+        folder = fetch(settings.model.model, _TEXT_FILES, revision=settings.model.revision)
+    except HubError as error:
+        raise Failure(f"--model: {error}", 3) from error
+    return with_values(settings, {"model": str(folder)})
 
 
 def _place(model: str) -> str:
@@ -66,6 +63,10 @@ def _place(model: str) -> str:
     path = Path(model).expanduser()
     if path.is_dir():
         return str(path.resolve())
-    if model.startswith(("/", ".", "~")) or model.count("/") > 1 or path.exists():
+    if path.exists():
+        raise Failure(
+            f"--model {model}: it is a file; a folder with config.json, safetensors and tokenizer.json is needed", 3
+        )
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise Failure(f"--model {model}: there is no such folder", 3)
     return model

@@ -113,6 +113,8 @@ class Link:
         status = self.status
         if status is None:
             return False, "no worker yet"
+        if status.state == "downloading":
+            return False, f"downloading {status.progress:.0%}"
         if status.state == "loading":
             return False, f"loading {status.progress:.0%}" if status.progress < 1 else "loaded, preparing to compute"
         if status.state == "draining":

@@ -42,6 +42,7 @@ class ModelConfig:
     """What is served; read by frontend and worker alike, which must agree."""
 
     model: str = setting("demo", "what to serve: demo (embedded), a Hugging Face hub id, or a checkpoint folder")
+    revision: str = setting("", "branch, tag or commit of a hub id; empty: the newest of its main branch")
     served_model_name: str = setting("", "the name clients use; empty: the value of --model")
     max_seq_len: int = setting(
         0, "most tokens of one sequence, prompt and output; 0: what the model was made for and the K/V pool can hold",

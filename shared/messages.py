@@ -258,8 +258,8 @@ class Status(_Message):
     model: str
     device: str
     dtype: str
-    state: str  # "loading" | "ready" | "draining" | "failed"
-    progress: float = 1.0  # of loading, 0 to 1
+    state: str  # "downloading" | "loading" | "ready" | "draining" | "failed"
+    progress: float = 1.0  # of downloading, or loading, 0 to 1
     seq: int = 0
     max_seq_len: int = 0
     last_step_age_s: float = 0.0  # since the compute loop last proved itself: by a turn, or by a layer of a step

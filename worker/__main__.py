@@ -31,8 +31,8 @@ from worker.stats import Stats
 log = logging.getLogger("sluice.worker")
 
 
-def run(settings: Settings, epoch: int, pulse: Pulse) -> None:
-    """Serve until SIGTERM or SIGINT, then drain.
+def run(settings: Settings, epoch: int, pulse: Pulse, *, again: bool = False) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. `again`: in place of one that died, so with the same weights.
 
     Raises:
         ConfigError, CheckpointError: this model cannot be served with these settings.
@@ -49,7 +49,7 @@ def run(settings: Settings, epoch: int, pulse: Pulse) -> None:
     link.start()
     pulse.phase = Phase.LOADING
     try:
-        engine = load_engine(settings.model, settings.worker, state.loading)
+        engine = load_engine(settings.model, settings.worker, state.loading, state.downloading, known=again)
         engine.runner.prove()
         stop.serving = True
         _serve(settings, engine, link, state, stop)
@@ -129,6 +129,7 @@ class _State:
 
     settings: Settings
     epoch: int
+    phase: str = "loading"
     progress: float = 0.0
     draining: bool = False
     engine: Engine | None = None
@@ -139,14 +140,20 @@ class _State:
     wire: Callable[[], dict[str, int]] = dict
 
     def loading(self, done: int, total: int) -> None:
+        self._moved("loading", done, total)
+
+    def downloading(self, done: int, total: int) -> None:
+        self._moved("downloading", done, total)
+
+    def _moved(self, phase: str, done: int, total: int) -> None:
         self.pulse.turn()
-        self.progress = done / max(1, total)
+        self.phase, self.progress = phase, done / max(1, total)
 
     def status(self) -> Status:
         model, engine = self.settings.model.name, self.engine
         if engine is None:
             device, dtype = self.settings.worker.device, self.settings.worker.dtype
-            phase = "failed" if self.failed else "loading"
+            phase = "failed" if self.failed else self.phase
             return Status(self.epoch, os.getpid(), model, device, dtype, phase, self.progress, error=self.failed)
         now, scheduler, stats = time.monotonic(), engine.scheduler, self.stats
         self._carry(scheduler)

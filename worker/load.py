@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.hub import Progress
 from shared.messages import Limits
 from shared.sizes import with_sizes
 from worker.device import check_format, computable, pick_device
@@ -54,13 +55,21 @@ class Engine:
 
 
 def load_engine(
-    model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[int, int], None] = lambda done, total: None
+    model: ModelConfig,
+    worker: WorkerConfig,
+    on_progress: Progress = lambda done, total: None,
+    on_download: Progress = lambda done, total: None,
+    *,
+    known: bool = False,
 ) -> Engine:
-    """Raises ConfigError (flags that do not fit the model or the machine), CheckpointError, or DeviceBroken (a GPU that
-    a kernel has left unusable), in one sentence."""
+    """`known`: the checkpoint that is in the cache will do, even if the hub has a newer one.
+
+    Raises ConfigError (flags that do not fit the model or the machine), CheckpointError, or DeviceBroken (a GPU that a
+    kernel has left unusable), in one sentence.
+    """
     device = pick_device(worker.device)
     worker = with_sizes(worker, on_gpu=device.type == "cuda")
-    folder = resolve(model.model)
+    folder = resolve(model.model, model.revision, known=known, on_progress=on_download)
     spec, tokenizer_hash = spec_from_config(read_config(folder)), _hash(folder)
     dtype = getattr(torch, spec.dtype if worker.dtype == "auto" else worker.dtype)
     kv = kv_format(worker.kv_cache_dtype, dtype)

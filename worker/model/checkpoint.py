@@ -16,10 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from shared.hub import HubError, Progress, fetch
 from worker.model.staging import Extent, Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors"]
+OTHERS = (".gguf", ".bin", ".pth", ".pt", ".safetensors")  # of weights; the last under names that are not read
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -31,9 +33,12 @@ class CheckpointError(ValueError):
     """One sentence naming the file, and the tensor where there is one."""
 
 
-def resolve(model: str) -> Path:
+def resolve(
+    model: str, revision: str = "", *, known: bool = False, on_progress: Progress = lambda done, total: None
+) -> Path:
     """The folder of a checkpoint: `model` itself, or a snapshot of that hub id, downloaded unless it is cached.
 
+    `known`: a whole one in the cache will do, without asking the hub for a newer one; the rest is `shared.hub`'s.
     Raises CheckpointError when there is no such folder and the hub does not have it or cannot be reached.
     """
     folder = Path(model).expanduser()
@@ -41,21 +46,19 @@ def resolve(model: str) -> Path:
         return folder
     if folder.exists() or not HUB_ID.fullmatch(model):
         raise CheckpointError(f"{model} is not a folder")
-    return _from_hub(model)
-
-
-def _from_hub(model: str) -> Path:
-    from huggingface_hub import snapshot_download  # half a second, and a folder does not need it
-    from huggingface_hub.errors import HFValidationError
-
     try:
-        return Path(snapshot_download(model, allow_patterns=PATTERNS))
-    except (OSError, HFValidationError) as error:  # what the hub raises is an OSError, network errors included
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(
-            f"{model!r} is not a folder here, is not in the local Hugging Face cache, and could not be fetched "
-            f"from the hub: {reason[0]}"
-        ) from error
+        if known and _is_whole(folder := fetch(model, PATTERNS, revision=revision, known=True)):
+            return folder
+        return fetch(model, PATTERNS, revision=revision, on_progress=on_progress)
+    except HubError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return all(path.exists() for path in _files(folder))
+    except CheckpointError:
+        return False
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -181,4 +184,8 @@ def _files(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(set(names.values()))]
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
-    raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}: only safetensors checkpoints are read")
+    found = sorted(path.name for ending in OTHERS for path in folder.glob(f"*{ending}"))
+    shown = (
+        f"; it has {', '.join(found[:3])}{', …' if len(found) > 3 else ''}, which is another format" if found else ""
+    )
+    raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}: only safetensors checkpoints are read{shown}")

@@ -235,19 +235,6 @@ def test_what_can_only_be_a_folder_is_not_asked_of_the_hub(name: str, monkeypatc
         resolve(name)
 
 
-def test_a_hub_id_is_a_snapshot_of_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, list[str]]] = []
-
-    def download(name: str, *, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
-        return str(tmp_path)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    assert resolve("Qwen/Qwen3-0.6B") == tmp_path
-    ((name, patterns),) = asked
-    assert name == "Qwen/Qwen3-0.6B" and "*.json" in patterns and not any(".bin" in pattern for pattern in patterns)
-
-
 def test_offline_and_not_cached_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

@@ -1,0 +1,128 @@
+"""Checkpoints by their hub ids, from a hub of our own: what is fetched, what is told of it, and how it can fail."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.config import Settings
+from shared.hub import HubError, fetch
+from tests.hub_server import Hub
+from worker.__main__ import _State
+from worker.model.checkpoint import Checkpoint, CheckpointError, resolve
+
+FILES = {
+    "config.json": b"{}", "tokenizer.json": b"{ }", "model.safetensors": b"\1" * 400_000, "README.md": b"# Tiny",
+    "additional_chat_templates/tool_use.jinja": b"t", "pytorch_model.bin": b"\2", "tiny.gguf": b"\3",
+    "consolidated.safetensors": b"\4", "original/params.json": b"{}", "original/consolidated.00.pth": b"\5",
+    "onnx/config.json": b"{}",
+}  # fmt: skip
+NEEDED = {"config.json", "tokenizer.json", "model.safetensors", "additional_chat_templates/tool_use.jinja"}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name, data in FILES.items():
+        path = tmp_path / "repo" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with Hub(tmp_path / "repo").serving() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield hub
+
+
+def test_only_what_is_needed_is_fetched_and_its_bytes_are_told(hub: Hub) -> None:
+    told: list[tuple[int, int]] = []
+    folder = resolve(hub.name, on_progress=lambda done, total: told.append((done, total)))
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert found == NEEDED and hub.read == NEEDED
+    assert folder.name == hub.commit
+    done, total = told[-1]
+    assert done == total >= 400_000 and all(one <= most for one, most in told)
+
+
+def test_without_a_network_the_cache_will_do_if_it_is_whole(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch(hub.name, ["*.json"])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="only in part"):
+        resolve(hub.name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    folder = resolve(hub.name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert resolve(hub.name) == folder
+    with pytest.raises(CheckpointError, match=r"'org/other' is not a folder here, .* cannot be reached"):
+        resolve("org/other")
+
+
+def test_a_worker_that_comes_back_has_the_weights_that_it_had(hub: Hub) -> None:
+    """Whatever the hub has by then; but a cache that holds a part is no help."""
+    fetch(hub.name, ["*.json"])
+    before = resolve(hub.name, known=True)
+    assert "model.safetensors" in hub.read
+    hub.commit = "b" * 40
+    hub.asked.clear()
+    assert resolve(hub.name, known=True) == before and not hub.asked
+    assert resolve(hub.name).name == hub.commit
+
+
+def test_a_revision_is_kept_to(hub: Hub) -> None:
+    folder = resolve(hub.name, hub.commit)
+    assert folder.name == hub.commit
+    hub.commit = "b" * 40
+    assert resolve(hub.name, "a" * 40) == folder
+
+
+def test_what_was_cut_off_goes_on_with_the_files_that_are_not_whole(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(done: int, total: int) -> None:
+        if done > 150_000:
+            raise Killed
+
+    fetch(hub.name, ["*.json"])
+    hub.asked.clear()
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 50_000)
+    with pytest.raises(Killed):
+        resolve(hub.name, on_progress=kill)
+    assert (resolve(hub.name) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert not any(one.startswith(("config", "tokenizer")) for one in hub.asked)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (401, "GatedRepo", r"'org/tiny' is gated: accept its terms at .*org/tiny, .* HF_TOKEN"),
+        (403, "GatedRepo", r"'org/tiny' is gated"),
+        (401, "RepoNotFound", r"no such model, or it is private and needs a token in HF_TOKEN"),
+        (404, "RepoNotFound", r"no such model, or it is private"),
+        (401, "", r"refuses to show 'org/tiny' \(401\): it needs a token in HF_TOKEN"),
+        (404, "RevisionNotFound", r"'org/tiny' has no revision 'v2'"),
+        (500, "", r"cannot be reached: .*500"),
+    ],
+)
+def test_a_refusal_is_a_sentence_that_says_what_to_do(hub: Hub, status: int, code: str, words: str) -> None:
+    hub.refuses = status, code
+    with pytest.raises(HubError, match=words) as caught:
+        fetch(hub.name, ["*.json"], revision="v2")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tiny.gguf", "pytorch_model.bin", "consolidated.00.pth", "consolidated.safetensors"])
+def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=f"only safetensors checkpoints are read; it has {name}"):
+        Checkpoint(tmp_path)
+
+
+def test_ready_tells_a_download_from_a_load() -> None:
+    state = _State(Settings(), epoch=1)
+    state.downloading(30, 100)
+    assert (state.status().state, state.status().progress, state.pulse.turns) == ("downloading", 0.3, 1)
+    state.loading(0, 10)
+    assert (state.status().state, state.status().progress) == ("loading", 0.0)
