@@ -11,12 +11,13 @@ from frontend.speech.style import Format, Style
 
 Turn = dict[str, Any]  # role, content (a text), and what else a template may use of a message
 
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what templates call a thought
 MISTRALS_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 def turn(role: str, said: str, thought: str | None = None, calls: Sequence[Turn] = ()) -> Turn:
     """A message as chat templates know it."""
-    also: Turn = {"reasoning_content": thought} if thought else {}
+    also: Turn = dict.fromkeys(THOUGHTS, thought) if thought else {}
     return {"role": role, "content": said} | also | ({"tool_calls": list(calls)} if calls else {})
 
 

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from frontend.protocols.turns import call, turn
 from frontend.template import ChatTemplate, TemplateError
 from tests.frontend.tokenizers_for_tests import byte_level
+from tests.templates import LLAMA3, MISTRAL, QWEN3
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATML = """{%- if messages[0].role == 'system' %}
@@ -104,6 +106,29 @@ def test_renders_as_transformers_does(
 ) -> None:
     mine = ChatTemplate({"default": TEMPLATES[name]}, SPECIALS).render(chat, generate, tools, **extra)
     assert mine == reference(TEMPLATES[name], chat, generate, tools, extra)
+
+
+ASKED = turn("user", "Weather?")
+CALLED = turn("assistant", "", "I look.", [call("abcdefgh1", "größe", {"z": "Ä", "a": [1, None]})])
+TOLD = turn("tool", "20°") | {"tool_call_id": "abcdefgh1"}
+LOOPS = {"called": [ASKED, CALLED, TOLD], "answered": [ASKED, CALLED, TOLD, turn("assistant", "20.", "So."), ASKED]}
+
+
+@pytest.mark.parametrize("template", [QWEN3, LLAMA3, MISTRAL], ids=["qwen3", "llama3", "mistral"])
+@pytest.mark.parametrize("chat", LOOPS.values(), ids=LOOPS)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("extra", [{}, {"enable_thinking": False}])
+def test_calls_results_and_thoughts_render_as_transformers_does(
+    template: str, chat: list[Any], tools: list[dict[str, object]] | None, extra: dict[str, object]
+) -> None:
+    mine = ChatTemplate({"default": template}, SPECIALS).render(chat, True, tools, **extra)
+    assert mine == reference(template, chat, True, tools, extra)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_a_thought_is_there_by_every_name_that_templates_have_for_it(name: str) -> None:
+    source = "{% for m in messages %}{{ m.%s }}{% endfor %}".replace("%s", name)
+    assert ChatTemplate({"default": source}, {}).render([ASKED, CALLED]) == "I look."
 
 
 def test_thinking_is_switched_off_by_a_keyword() -> None:

@@ -63,6 +63,8 @@ def _is_whole(folder: Path) -> bool:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json, with the end-of-text ids of generation_config.json where it names any (it knows them better)."""
+    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        raise CheckpointError(f"{folder} is an adapter (LoRA), not a model: merge it into its base model first")
     config = _json(folder / "config.json")
     if (folder / "generation_config.json").exists():
         ends = _json(folder / "generation_config.json").get("eos_token_id")

@@ -9,7 +9,7 @@ from shared.config import Settings
 from shared.hub import HubError, fetch
 from tests.hub_server import Hub
 from worker.__main__ import _State
-from worker.model.checkpoint import Checkpoint, CheckpointError, resolve
+from worker.model.checkpoint import Checkpoint, CheckpointError, read_config, resolve
 
 FILES = {
     "config.json": b"{}", "tokenizer.json": b"{ }", "model.safetensors": b"\1" * 400_000, "README.md": b"# Tiny",
@@ -111,6 +111,12 @@ def test_a_refusal_is_a_sentence_that_says_what_to_do(hub: Hub, status: int, cod
     with pytest.raises(HubError, match=words) as caught:
         fetch(hub.name, ["*.json"], revision="v2")
     assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_is_named(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"is an adapter \(LoRA\), not a model"):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tiny.gguf", "pytorch_model.bin", "consolidated.00.pth", "consolidated.safetensors"])
