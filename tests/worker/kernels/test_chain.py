@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.cases import close, random
+from shared.config import WorkerConfig
+from tests.worker.kernels.cases import TRITON_DTYPES, close, random
 from tests.worker.model.harness import Row, pack
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, Operations
@@ -16,6 +17,7 @@ from worker.memory.cache import Cache
 from worker.model.decoder import Decoder, Layer, Weights
 from worker.model.packed import Packed
 from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
+from worker.run.verify import disagreement
 
 PLAIN = ModelSpec(
     model_type="llama", vocab_size=70, hidden_size=256, intermediate_size=576, heads=8, kv_heads=2, head_dim=64,
@@ -148,6 +150,24 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company(scheme: str) -> None:
     model = on_triton(eight_bits(decoder_of(PLAIN), scheme))
     alone, company = logits(model, [one()]), logits(model, [one(), *others()])
     assert torch.equal(company[[0, 3]], alone)
+
+
+def all_triton(model: Decoder) -> Decoder:
+    from worker.kernels.attention_triton import attention_triton
+    from worker.kernels.sample_triton import sample_triton
+
+    most = on_triton(model)
+    return most.using(replace(most.operations, attention=attention_triton, sample_plain=sample_triton))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in")
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
+@pytest.mark.parametrize("scheme", ["", *(pytest.param(one, marks=pytest.mark.gpu) for one in ("int8", "fp8-dynamic"))])
+def test_the_comparison_at_start_finds_nothing(scheme: str, dtype: torch.dtype, device: str) -> None:
+    windowed = replace(SANDWICH, layers=(LayerSpec(7, 0), LayerSpec(0, 0)))
+    model = all_triton(eight_bits(decoder_of(windowed, device, dtype), scheme))
+    length = 1300 if device == "cuda" else 21  # the interpreter takes its time
+    assert disagreement(model, WorkerConfig(max_batch_size=4, max_step_tokens=2048, page_size=8), length) == ""
 
 
 @pytest.mark.gpu
