@@ -5,6 +5,7 @@ they stream is told in `text`; here is only what each single id stands for.
 """
 
 import asyncio
+import ctypes
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ T = TypeVar("T")
 # it is busy, for it has to wait for the GIL. So what keeps the loop for a millisecond at most is encoded on it.
 INLINE_CHARS = 4096
 THREADS = 2
+# From here on one call at a time, apart from shorter ones: while it encodes, the library takes 0.2 KB a character.
+HUGE_CHARS = 1 << 18
 IDS = 2**32  # no id reaches this
 
 
@@ -66,6 +69,13 @@ def byte_fallback(token: str) -> bytes:
     """A byte-fallback token's bytes: one byte for "<0xE2>", else its text with "▁" for the space."""
     byte = BYTE_TOKENS.get(token)
     return bytes([byte]) if byte is not None else token.replace("▁", " ").encode()
+
+
+def return_memory() -> None:
+    """What glibc would keep of freed memory goes back to the system; elsewhere nothing happens."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class Tokenizer:
@@ -115,10 +125,13 @@ class Tokenizer:
 
     async def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Like `encode`, for several texts. More than `INLINE_CHARS` together go to another thread."""
-        if sum(map(len, texts)) <= INLINE_CHARS:
+        size = sum(map(len, texts))
+        if size <= INLINE_CHARS:
             return self.encode_now(texts, add_special_tokens)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self.encode_now, texts, add_special_tokens)
+        if size <= HUGE_CHARS:
+            return await loop.run_in_executor(self._pool, self.encode_now, texts, add_special_tokens)
+        return await loop.run_in_executor(self._huge_pool, self._encode_huge, texts, add_special_tokens)
 
     def encode_now(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Encodes on this thread, without the GIL (which the library's call for a single text would hold)."""
@@ -127,6 +140,12 @@ class Tokenizer:
         except TypeError as exc:  # a lone surrogate, which UTF-8 cannot express
             raise BadRequest("the text is not valid Unicode") from exc
         return [encoding.ids for encoding in encodings]
+
+    def _encode_huge(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        try:
+            return self.encode_now(texts, add_special_tokens)
+        finally:
+            return_memory()
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of all `ids` at once; unknown ids have none."""
@@ -162,6 +181,11 @@ class Tokenizer:
     def close(self) -> None:
         """Ends the encoding threads, waiting for the texts they are at."""
         self._pool.shutdown()
+        self._huge_pool.shutdown()
+
+    @cached_property
+    def _huge_pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="tokenize-huge")
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:

@@ -14,7 +14,7 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from frontend.errors import BadRequest
-from frontend.tokenizer import INLINE_CHARS, Tokenizer, TokenizerError
+from frontend.tokenizer import HUGE_CHARS, INLINE_CHARS, Tokenizer, TokenizerError
 from tests.frontend import tokenizers_for_tests as kinds
 
 
@@ -56,6 +56,29 @@ async def test_long_texts_leave_the_loop_and_short_ones_do_not(
     monkeypatch.setattr(tokenizer, "encode_now", spy)
     await asyncio.gather(tokenizer.encode("a"), tokenizer.encode("a" * (INLINE_CHARS + 1)))
     assert [thread is threading.main_thread() for thread in where] == [True, False]
+    tokenizer.close()
+
+
+async def test_huge_texts_are_encoded_one_at_a_time_and_others_do_not_wait_for_them(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going_on = threading.Event()
+    under_way: list[int] = []
+    encode_now = tokenizer.encode_now
+
+    def slow(texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        if len(texts[0]) > HUGE_CHARS:
+            under_way.append(len(texts[0]))
+            assert going_on.wait(20)
+        return encode_now(texts, add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode_now", slow)
+    huge = [asyncio.create_task(tokenizer.encode("a " * HUGE_CHARS)) for _ in range(3)]
+    await asyncio.wait_for(tokenizer.encode("a" * HUGE_CHARS), 20)
+    assert len(under_way) == 1
+    going_on.set()
+    one, *others = await asyncio.gather(*huge)
+    assert all(other == one for other in others) and len(under_way) == 3
     tokenizer.close()
 
 
