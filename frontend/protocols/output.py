@@ -9,15 +9,24 @@ from itertools import zip_longest
 from typing import Any, ClassVar
 
 from frontend.protocols.chat import entries
-from frontend.protocols.common import Meta
+from frontend.protocols.common import Meta, json
 from frontend.protocols.toolchat import call_id
 from frontend.speech.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
 from frontend.speech.reader import Reader
 from frontend.speech.style import Speech, Thinking
 from frontend.types import Delta, Finish, TokenLogprob
 
-Step = tuple[str, dict[str, Any]]  # an event's type, and what it says
+Step = bytes  # an event, but for its number and its end
 BEGUN, DONE, CUT = "in_progress", "completed", "incomplete"
+
+
+def step(kind: str, **told: Any) -> Step:
+    return b"event: %s\ndata: %s" % (kind.encode(), json({"type": kind, **told})[:-1])
+
+
+def numbered(steps: Sequence[Step], numbers: Iterator[int]) -> bytes:
+    """The events of the steps."""
+    return b"".join([b'%s,"sequence_number":%d}\n\n' % (one, next(numbers)) for one in steps])
 
 
 class Item:
@@ -31,6 +40,7 @@ class Item:
         self.id = f"{self.PREFIX}_{meta.nonce}{index:02x}"
         self.texts: list[str] = []
         self.at: dict[str, Any] = {"item_id": self.id, "output_index": index}
+        self.delta = b""  # what stands before what it gains
 
     @property
     def text(self) -> str:
@@ -40,13 +50,14 @@ class Item:
         raise NotImplementedError
 
     def begin(self) -> list[Step]:
-        return [("response.output_item.added", {"output_index": self.index, "item": self.json(BEGUN)})]
+        return [step("response.output_item.added", output_index=self.index, item=self.json(BEGUN))]
 
     def more(self, text: str, scores: Sequence[TokenLogprob]) -> Step:
-        raise NotImplementedError
+        self.texts.append(text)
+        return self.delta + json(text)
 
     def end(self, status: str) -> list[Step]:
-        return [("response.output_item.done", {"output_index": self.index, "item": self.json(status)})]
+        return [step("response.output_item.done", output_index=self.index, item=self.json(status))]
 
 
 class Worded(Item):
@@ -57,23 +68,20 @@ class Worded(Item):
     def __init__(self, meta: Meta, index: int) -> None:
         super().__init__(meta, index)
         self.at["content_index"] = 0
+        self.delta = step(f"response.{self.KIND}.delta", **self.at) + b',"delta":'
 
     def part(self) -> dict[str, Any]:
         return {"type": self.KIND, "text": self.text}
 
     def begin(self) -> list[Step]:
-        return [*super().begin(), ("response.content_part.added", {**self.at, "part": self.part()})]
-
-    def more(self, text: str, scores: Sequence[TokenLogprob]) -> Step:
-        self.texts.append(text)
-        return f"response.{self.KIND}.delta", {**self.at, "delta": text}
+        return [*super().begin(), step("response.content_part.added", **self.at, part=self.part())]
 
     def end(self, status: str) -> list[Step]:
         part = self.part()
         told = {name: value for name, value in part.items() if name in ("text", "logprobs")}
         return [
-            (f"response.{self.KIND}.done", {**self.at, **told}),
-            ("response.content_part.done", {**self.at, "part": part}),
+            step(f"response.{self.KIND}.done", **self.at, **told),
+            step("response.content_part.done", **self.at, part=part),
             *super().end(status),
         ]
 
@@ -95,17 +103,16 @@ class Message(Worded):
         self._scored: list[dict[str, Any]] = []
 
     def part(self) -> dict[str, Any]:
-        return super().part() | {"annotations": [], "logprobs": list(self._scored)}
+        return super().part() | {"annotations": [], "logprobs": self._scored}
 
     def json(self, status: str) -> dict[str, Any]:
         content = [] if status == BEGUN else [self.part()]
         return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def more(self, text: str, scores: Sequence[TokenLogprob]) -> Step:
-        kind, told = super().more(text, scores)
-        scored = entries(self._meta, scores, [])
+        scored = entries(self._meta, scores, []) if scores else []
         self._scored += scored
-        return kind, told | {"logprobs": scored}
+        return b'%s,"logprobs":%s' % (super().more(text, scores), json(scored))
 
 
 class Call(Item):
@@ -117,6 +124,7 @@ class Call(Item):
         super().__init__(meta, index)
         self._call_id = call_id(meta, 0, call)
         self._name = name
+        self.delta = step("response.function_call_arguments.delta", **self.at) + b',"delta":'
 
     def json(self, status: str) -> dict[str, Any]:
         return {
@@ -124,13 +132,9 @@ class Call(Item):
             "call_id": self._call_id, "name": self._name,
         }  # fmt: skip
 
-    def more(self, text: str, scores: Sequence[TokenLogprob]) -> Step:
-        self.texts.append(text)
-        return "response.function_call_arguments.delta", {**self.at, "delta": text}
-
     def end(self, status: str) -> list[Step]:
         told = {**self.at, "arguments": self.text, "name": self._name}
-        return [("response.function_call_arguments.done", told), *super().end(status)]
+        return [step("response.function_call_arguments.done", **told), *super().end(status)]
 
 
 class Output:
@@ -143,9 +147,12 @@ class Output:
         self._reader = Reader(meta.ask.speech or Speech())
         self._open: Item | None = None
         self._scored = meta.ask.sampling.logprobs is not None
+        self._plain = meta.ask.speech is None and not self._scored  # all of it is text: there is a shorter way
         self._scores: list[TokenLogprob] = []  # of tokens that nothing was told of yet
 
     def add(self, delta: Delta) -> list[Step]:
+        if self._plain and delta.finish is None:
+            return self._say(Message, text) if (text := delta.text) else []
         steps: list[Step] = []
         for text, tokens, scores in self._pieces(delta):
             self._scores += scores
@@ -179,7 +186,7 @@ class Output:
 
     def _say(self, kind: type[Worded], text: str) -> list[Step]:
         opening = [] if type(self._open) is kind else self._begin(kind(self._meta, self._next))
-        return opening + self._more(text)
+        return opening + self._more(text) if opening else self._more(text)
 
     @property
     def _next(self) -> int:

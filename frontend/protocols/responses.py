@@ -26,7 +26,6 @@ from frontend.protocols.common import (
 )
 from frontend.protocols.completions import error
 from frontend.protocols.conversation import OPENAI_CHAT, Prompt, prompt
-from frontend.protocols.envelope import named
 from frontend.protocols.fields import (
     Field,
     Table,
@@ -44,7 +43,7 @@ from frontend.protocols.fields import (
 )
 from frontend.protocols.functions import FLAT_TOOLS, degree, effort, offer, spoken
 from frontend.protocols.items import given
-from frontend.protocols.output import BEGUN, CUT, DONE, Output, Step
+from frontend.protocols.output import BEGUN, CUT, DONE, Output, Step, numbered, step
 from frontend.protocols.turns import turn
 from frontend.types import Ask, Delta, Finish
 from shared.messages import Sampling
@@ -167,14 +166,14 @@ def stream(meta: Meta, pulls: Pulls) -> Iterator[bytes]:
         steps: list[Step] = []
         if pull and not begun:
             begun = True
-            steps += [(kind, {"response": _response(meta, BEGUN)}) for kind in OPENING]
+            steps += [step(kind, response=_response(meta, BEGUN)) for kind in OPENING]
         for delta in pull:
             totals.add(delta)
             steps += output.add(delta)
             if delta.finish is not None:
                 ended = _ended(meta, delta, totals, output)
-                steps.append((f"response.{ended['status']}", {"response": ended}))
-        yield b"".join([_event(meta, step) for step in steps])
+                steps.append(step(f"response.{ended['status']}", response=ended))
+        yield numbered(steps, meta.numbers)
 
 
 async def whole(meta: Meta, wakes: Wakes) -> bytes:
@@ -195,13 +194,7 @@ def failure(exc: SluiceError, request_id: str, meta: Meta) -> bytes:
     told = {"message": exc.message, "type": exc.kind, "param": exc.param, "code": exc.code}
     failed = _response(meta, "failed") | {"error": {"code": "server_error", "message": exc.message}}
     code = {"code": exc.code, "message": exc.message, "param": exc.param}
-    steps: list[Step] = [("error", {**code, "error": told}), ("response.failed", {"response": failed})]
-    return b"".join([_event(meta, step) for step in steps])
-
-
-def _event(meta: Meta, step: Step) -> bytes:
-    kind, told = step
-    return named(kind, **told, sequence_number=next(meta.numbers))
+    return numbered([step("error", **code, error=told), step("response.failed", response=failed)], meta.numbers)
 
 
 def _response(meta: Meta, status: str) -> dict[str, Any]:
