@@ -20,6 +20,7 @@ from bench.gpu.place import Place, Row
 from bench.gpu.sections import NOTE
 from bench.gpu.shapes import FULL, SMALL
 from bench.gpu.tables import FAIL
+from deploy.tether import tie_to
 from shared.config import ConfigError
 from worker.device import pick_device
 
@@ -29,6 +30,7 @@ Say = Callable[[dict[str, Any]], None]
 def main(pipe: int) -> None:
     os.set_inheritable(pipe, False)
     order = json.load(sys.stdin)
+    tie_to(order["parent"])
     warnings.simplefilter("ignore")
     heard = _Heard()
     logging.getLogger("sluice").addHandler(heard)

@@ -3,12 +3,14 @@
 import argparse
 import random
 import shlex
+import signal
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 
-from bench.gpu.drive import Drive
+from bench.gpu.drive import Drive, Ended
 from bench.gpu.sections import SECTIONS, Options, tasks
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS
 from bench.gpu.tables import Table, as_data, page
@@ -31,19 +33,47 @@ def main(words: Sequence[str]) -> int:
     command = shlex.join(["sluice", "bench", "gpu", *words])
     with ExitStack() as stack:
         log = stack.enter_context(args.log.open("wb")) if args.log else None
-        drive = Drive(options, time.time() + args.budget, log, lambda table: _show(table, drive, args, command))
+        drive = Drive(
+            options,
+            time.time() + args.budget,
+            log,
+            lambda table: _show(table, drive),
+            lambda: _save(drive, args, command),
+        )
+        stack.enter_context(_ending())
         begun = time.time()
         tables = drive.run(chosen)
     print(f"{time.time() - begun:.0f} s in all")
     return 0 if all(table.well for table in tables) else 1
 
 
-def _show(table: Table, drive: Drive, args: argparse.Namespace, command: str) -> None:
-    """As soon as there is something to see; the files hold what there is so far, whatever comes."""
-    tables = list(drive.tables.values())
-    if len(tables) == 1:
+@contextmanager
+def _ending() -> Iterator[None]:
+    """The first SIGTERM or SIGINT ends what is being measured, and the process that measures; the tables stay."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)
+        raise Ended
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(table: Table, drive: Drive) -> None:
+    """As soon as it is whole."""
+    if len(drive.tables) == 1:
         print(*drive.about, "", sep="\n", flush=True)
     print(table.text(), flush=True)
+
+
+def _save(drive: Drive, args: argparse.Namespace, command: str) -> None:
+    """The files hold what there is so far, whatever comes."""
+    tables = list(drive.tables.values())
     if args.out:
         args.out.write_text(page(tables, [f"`{command}`", "", *drive.about]) + "\n")
     if args.json:

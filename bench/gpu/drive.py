@@ -32,30 +32,43 @@ def _asked(task: Task) -> dict[str, Any]:
     return {"call": section.call, "argument": task.argument, "first": section.columns[0], "need_s": section.need_s}
 
 
+class Ended(Exception):
+    """Somebody wants this to end now: what was measured stays."""
+
+
 @dataclass(slots=True)
 class Drive:
-    """`on_table` is called with each section's table when it is whole."""
+    """`on_table` is called with each section's table when it is whole, `on_news` when there is a row more."""
 
     options: Options
     deadline: float  # seconds since the epoch
     log: IO[bytes] | None
     on_table: Callable[[Table], None]
+    on_news: Callable[[], None] = lambda: None
     facts: dict[str, float] = field(default_factory=dict)
     about: list[str] = field(default_factory=list)  # what a process said of its machine
     tables: dict[str, Table] = field(default_factory=dict)
 
     def run(self, tasks: list[Task]) -> list[Table]:
-        """All tables, in order. A process that dies costs the task it was at."""
-        queue = list(tasks)
+        """All tables, in order. A process that dies costs the task it was at, and so does an `Ended`, the last."""
+        queue, why = list(tasks), "no time is left"
         with TemporaryDirectory(prefix="sluice-bench-") as folder:
-            while queue and not self._late:
-                before = len(queue)
-                with _Child(self._order(queue, folder), self.log) as child:
-                    self._follow(child, queue)
-                if len(queue) == before and not self._late:
-                    self._give_up(queue)
-        self._leave_out(queue)
+            try:
+                self._work(queue, folder)
+            except Ended:
+                why = "it was ended"
+                if queue:
+                    self._end(queue, why)
+        self._leave_out(queue, why)
         return list(self.tables.values())
+
+    def _work(self, queue: list[Task], folder: str) -> None:
+        while queue and not self._late:
+            before = len(queue)
+            with _Child(self._order(queue, folder), self.log) as child:
+                self._follow(child, queue)
+            if len(queue) == before and not self._late:
+                self._give_up(queue)
 
     @property
     def _late(self) -> bool:
@@ -66,10 +79,10 @@ class Drive:
         while queue:
             self._end(queue, "the process that was to measure it did not start")
 
-    def _leave_out(self, queue: list[Task]) -> None:
+    def _leave_out(self, queue: list[Task], why: str) -> None:
         while queue:
             section, argument = queue[0].section, queue[0].argument
-            self._table(queue[0]).add({section.columns[0]: argument or section.name, NOTE: "left out: no time is left"})
+            self._table(queue[0]).add({section.columns[0]: argument or section.name, NOTE: f"left out: {why}"})
             self._end(queue, "")
 
     def _order(self, queue: list[Task], folder: str) -> dict[str, Any]:
@@ -77,7 +90,7 @@ class Drive:
         return {
             "tasks": [_asked(task) for task in queue],
             "options": options, "facts": self.facts, "deadline": self.deadline,
-            "folder": folder,
+            "folder": folder, "parent": os.getpid(),
         }  # fmt: skip
 
     def _follow(self, child: "_Child", queue: list[Task]) -> None:
@@ -91,6 +104,7 @@ class Drive:
                     child.allow(queue[0].section.cap_s, self.deadline + GRACE_S)
                 case {"row": row}:
                     self._table(queue[0]).add(row)
+                    self.on_news()
                 case {"fact": fact}:
                     self.facts.update(fact)
                 case {"refused": why}:
@@ -114,6 +128,7 @@ class Drive:
         table = self._table(task)
         if failed:
             table.fail(task.argument, failed)
+        self.on_news()
         if not queue or queue[0].section is not task.section:
             self.on_table(table)
 

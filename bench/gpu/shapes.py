@@ -16,17 +16,20 @@ LLAMA_3_2: Config = {
         "original_max_position_embeddings": 8192,
     },
 }  # fmt: skip
+QWEN_3: Config = {
+    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_attention_heads": 32, "num_key_value_heads": 8,
+    "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0, "tie_word_embeddings": True, "bos_token_id": 151_643, "eos_token_id": 151_645,
+    "hidden_act": "silu", "attention_bias": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
 CONFIGS: Mapping[str, Config] = {
     "llama-3.2-3b": {**LLAMA_3_2, "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24},
     "llama-3.2-1b": {
         **LLAMA_3_2, "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "head_dim": 64,
     },
-    "qwen3-4b": {
-        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 2560, "intermediate_size": 9728,
-        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-        "vocab_size": 151_936, "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True, "bos_token_id": 151_643, "eos_token_id": 151_645, "hidden_act": "silu",
-        "attention_bias": False, "torch_dtype": "bfloat16",
+    "qwen3-4b": {**QWEN_3, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36},
+    "qwen3-0.6b": {
+        **QWEN_3, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
     },
     "gemma-3-1b": {
         "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_size": 1152,

@@ -41,8 +41,10 @@ SAMPLINGS = (
     Sampling(1, logprobs=5),
     EVERYTHING,
 )
+PROMPT = Sampling(1, temperature=0.0, logprobs=2, prompt_logprobs=True)  # logits of every row
 EVEN = (16, 64, 256)  # sizes that are multiples of 16, beside those of sizes()
 FEW_ROWS, FEW_TOKENS = (1, 3, 16, 67), (19, 131, 512)  # of the first few decodes and prompts
+PROMPTED = (16, 40, 100, 200, 512)  # tokens of prompts whose own probabilities are asked for
 FIRST_ROWS = (1, 2, 4, 8)
 FAR = 1100  # tokens before a step: more than one split of attention
 
@@ -115,7 +117,8 @@ def steps(bounds: Bounds) -> Iterator[Plan]:
         for rows in FEW_ROWS[:3]:
             yield bounds.decodes(rows, 5, sampling)
     yield bounds.decodes(len(SAMPLINGS), 5, *SAMPLINGS)
-    yield bounds.chunk(40, 0, Sampling(1, temperature=0.0, logprobs=2, prompt_logprobs=True))
+    for tokens in PROMPTED:
+        yield bounds.chunk(tokens, 0, PROMPT)
 
 
 def commonest(bounds: Bounds) -> Iterator[Plan]:
@@ -157,11 +160,12 @@ def rehearse(
     runner = Runner(decoder, Cache(decoder.spec, 1, bounds.page_size, kept, embed.device))
     warm_up(runner, steps(bounds), moved)
     taken = []
-    for plan in (bounds.decodes(bounds.sequences, bounds.length, CHOSEN), bounds.largest()):
+    prompted = bounds.chunk(worker.max_step_tokens, bounds.length, PROMPT)
+    for plan in (bounds.decodes(bounds.sequences, bounds.length, CHOSEN), bounds.largest(), prompted):
         memory.mark()
         runner.step(plan)
         taken.append(memory.grown())
         moved()
     del runner
-    decoding, largest = taken
-    return memory.look().pool(largest, decoding)
+    decoding, *largest = taken
+    return memory.look().pool(max(largest), decoding)

@@ -1,7 +1,11 @@
 """A process that measures may raise, die or hang: each costs what it was at, and nothing else."""
 
+import json
+import os
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +14,7 @@ from typing import IO
 
 import pytest
 
+from bench.gpu import command
 from bench.gpu import drive as driving
 from bench.gpu.drive import Drive
 from bench.gpu.sections import Options, Section, Task
@@ -97,3 +102,24 @@ def test_a_budget_that_is_spent_leaves_everything_out_and_says_so(log: IO[bytes]
     (table,) = drive(handed_out, log, 5.0).run([Task(late, "a")])
     assert table.rows[0]["what"] == "a" and str(table.rows[0]["note"]).startswith("left out: ")
     assert table.well
+
+
+def test_what_was_measured_stays_when_somebody_ends_it(
+    tmp_path: Path, log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that measures goes, too."""
+    fine = section("fine")
+    chosen = [Task(fine, "a"), Task(fine, "b"), Task(section("hangs"), "c"), Task(section("dies"), "d")]
+    monkeypatch.setattr(command, "tasks", lambda names, options: chosen)
+    rows = tmp_path / "rows"
+
+    def end() -> None:
+        while not (rows.exists() and "hangs" in rows.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end).start()
+    assert command.main(["--device", "cpu", "--models", "tiny", "--json", str(rows)]) == 1
+    tables = json.loads(rows.read_text())["sections"]
+    told = {name: [row.get("note") for row in table["rows"]] for name, table in tables.items()}
+    assert told == {"fine": [None, None], "hangs": [None, "failed: it was ended"], "dies": ["left out: it was ended"]}

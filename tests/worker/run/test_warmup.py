@@ -23,7 +23,19 @@ from worker.model.checkpoint import read_config
 from worker.model.families import spec_from_config
 from worker.model.weights import load
 from worker.run.runner import Runner
-from worker.run.warmup import FAR, FEW_TOKENS, SAMPLINGS, Bounds, commonest, rehearse, sizes, steps, warm_up
+from worker.run.warmup import (
+    FAR,
+    FEW_TOKENS,
+    PROMPT,
+    PROMPTED,
+    SAMPLINGS,
+    Bounds,
+    commonest,
+    rehearse,
+    sizes,
+    steps,
+    warm_up,
+)
 from worker.schedule.plan import Plan
 
 SETTINGS: list[dict[str, Any]] = [
@@ -41,7 +53,7 @@ class Memory:
 
     name = "Fake GPU"
 
-    def __init__(self, free: int = 10 * GIB, total: int = 12 * GIB, takes: tuple[int, ...] = (1, 2)) -> None:
+    def __init__(self, free: int = 10 * GIB, total: int = 12 * GIB, takes: tuple[int, ...] = (1, 2, 2)) -> None:
         self.device = Device(self.name, free, total, 0.9)
         self.takes = list(takes)
         self.marks = 0
@@ -94,7 +106,8 @@ def test_all_kinds_of_steps_are_there() -> None:
     assert {chunk.length for chunk in alone if not chunk.start} >= set(sizes(2048))
     assert {chunk.length for chunk in alone if chunk.start == FAR} >= {1, *FEW_TOKENS}
     asked = {chunk.sequence.sampling for plan in plans for chunk in plan.chunks}
-    assert asked >= set(SAMPLINGS) and any(sampling.prompt_logprobs for sampling in asked)
+    assert asked >= set(SAMPLINGS)
+    assert {plan.tokens for plan in plans for chunk in plan.chunks if chunk.sequence.sampling is PROMPT} == {*PROMPTED}
     assert len(plans) < 130, "each is a few milliseconds of every start"
 
 
@@ -121,11 +134,11 @@ def test_no_request_asks_for_a_kernel_that_is_not_compiled_by_then() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_a_rehearsal_runs_on_the_scratch_page_and_counts_every_step(checkpoints: Checkpoints, kind: str) -> None:
-    decoder, moved, memory = decoder_of(checkpoints(kind)), [], Memory(takes=(GIB // 8, GIB // 2))
+    decoder, moved, memory = decoder_of(checkpoints(kind)), [], Memory(takes=(GIB // 8, GIB // 2, GIB // 4))
     worker = WorkerConfig(max_batch_size=20, max_step_tokens=64, prefill_chunk_size=64)
     budget = rehearse(decoder, worker, 300, memory, lambda: moved.append(1))
     assert budget.nbytes == memory.device.room - GIB // 2 - GIB // 8 - RESERVE
-    assert len(moved) == len(list(steps(Bounds.of(worker, 300)))) + 2 and memory.marks == 2
+    assert len(moved) == len(list(steps(Bounds.of(worker, 300)))) + 3 and memory.marks == 3
 
 
 def test_a_real_cache_keeps_all_but_its_scratch_page(checkpoints: Checkpoints) -> None:
@@ -166,8 +179,8 @@ def test_a_gpus_pool_is_what_the_rehearsal_leaves(checkpoints: Checkpoints) -> N
     assert size.max_seq_len == longest and size.pages == 2 * longest // 32 + 1
     assert len(decoder.ropes[0][0]) == longest
     with pytest.raises(ConfigError, match=r"does not hold one sequence of 512 tokens .*Fake GPU has"):
-        sized(folder, Memory(takes=(0, 10 * GIB)), max_seq_len=512)
-    size, _ = sized(folder, Memory(takes=(0, 10 * GIB)), max_seq_len=512, kv_cache_gb=0.01)
+        sized(folder, Memory(takes=(0, 10 * GIB, 0)), max_seq_len=512)
+    size, _ = sized(folder, Memory(takes=(0, 10 * GIB, 0)), max_seq_len=512, kv_cache_gb=0.01)
     assert size.pages > 16, "the flag has the last word"
 
 

@@ -1,0 +1,84 @@
+"""`sluice bench gpu`'s sections on a GPU that is not there: that each runs to its end and asks for nothing impossible.
+
+`python -m tests.bench.gpu.rehearsal [SECTION ...]`: a line for each task. Those that start processes of their own are
+left out. In a process of its own, because the tests' process has Triton in interpreter mode.
+"""
+
+import sys
+import tempfile
+import traceback
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from bench.gpu import place as places
+from bench.gpu import spans
+from bench.gpu.clock import clock_of
+from bench.gpu.place import Place
+from bench.gpu.sections import SECTIONS, Options, Task, tasks
+from bench.gpu.shapes import FULL
+from tests.worker.gpu.checkpoint import LAYERS
+from tests.worker.gpu.cuda import gpu
+from tests.worker.gpu.machine import Machine
+from worker.model.spec import ModelSpec
+
+MODELS = ("llama-3.2-3b", "gemma-3-1b")
+SIZES = replace(FULL, batches=(1, 32, 256), steps=2, rounds=2, context=64, prompt=1200, new=8, idle_batch=8)
+APART = ("start", "served", "peer")
+
+
+def few_layers(model: str, layers: int = 0) -> ModelSpec:
+    return spec_of(model, LAYERS.get(model, 2))
+
+
+spec_of = places.spec_of
+
+
+def run(machine: Machine, task: Task, place: Place) -> list[str]:
+    """What went wrong."""
+    module, function = task.section.call.split(":")
+    loaded = import_module(module)
+    begun, machine.findings[:] = len(machine.launches.compilations), []
+    stand_ins: dict[str, Any] = {"spec_of": few_layers, "record": lambda place, run, copy=None: run() or SPANS}
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        for name in stand_ins.keys() & vars(loaded).keys():
+            stack.enter_context(patch.object(loaded, name, stand_ins[name]))
+        try:
+            rows += getattr(loaded, function)(place, task.argument)
+        except Exception:
+            machine.findings.append(traceback.format_exc())
+    made = machine.launches.compilations
+    notes = [str(row["note"]) for row in rows if "note" in row]
+    print(f"{task.section.name} {task.argument}: {len(rows)} rows, {len(made) - begun} compilations", flush=True)
+    told = [f"{task.section.name} {task.argument}: {note}" for note in notes + machine.findings]
+    return told if rows else [*told, f"{task.section.name} {task.argument}: nothing was measured"]
+
+
+SPANS = [spans.Span("_linear_kernel", 0.0, 5.0), spans.Span("_decode_kernel", 6.0, 5.0)]
+
+
+def main(words: list[str]) -> int:
+    options = Options("cuda", MODELS, False, 1, Path("trace"))
+    names = tuple(words) or tuple(section.name for section in SECTIONS if section.name not in APART)
+    problems = []
+    with gpu() as machine, tempfile.TemporaryDirectory() as folder, patch(
+        "bench.gpu.cases_kv.attention_torch", lambda q, *rest, **how: torch.empty_like(q)
+    ):  # fmt: skip
+        cuda = torch.device("cuda")
+        place = Place(
+            cuda, torch.bfloat16, SIZES, clock_of(cuda), MODELS, Path(folder), 1, 1e12, Path(folder) / "trace"
+        )
+        for task in tasks(names, options):
+            problems += run(machine, task, place)
+    print(*problems, sep="\n", file=sys.stderr)
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,152 @@
+"""What stands in the place of torch.cuda, and all else that has to believe in the GPU."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tests.worker.gpu.dispatch import Dispatch
+from tests.worker.gpu.launches import Launches
+from tests.worker.gpu.machine import Machine
+
+TOTAL = 139 << 30
+GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
+TO = Tensor.to
+
+
+class Generator(torch.Generator):
+    """One that says it is on the device."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return super().__new__(cls)
+
+    def __init__(self, device: Any = "cpu") -> None:
+        self._device = torch.device(device)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._device
+
+    def manual_seed(self, seed: int) -> "Generator":
+        super().manual_seed(seed)
+        return self
+
+
+def events(machine: Machine) -> type:
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            self.at = -1
+
+        def record(self) -> None:
+            self.at = machine.operations
+            if machine.recording:
+                machine.find("an event inside a recording")
+
+        def synchronize(self) -> None:
+            if self.at >= 0:
+                machine.wait("an event", self.at)
+
+        def elapsed_time(self, other: "Event") -> float:
+            return 1000.0 if other.at >= self.at >= 0 else -1.0
+
+    return Event
+
+
+class Graph:
+    def __init__(self) -> None:
+        self.operations = 0
+
+    def replay(self) -> None:
+        machine = self.machine
+        assert self.operations, "replayed before it was recorded"
+        machine.replays += 1
+        machine.operations += 1
+
+    machine: Machine
+
+
+@contextmanager
+def _recorded(
+    machine: Machine, graph: Graph, pool: object = None, capture_error_mode: str = "global"
+) -> Iterator[None]:
+    assert not machine.recording and capture_error_mode in ("global", "thread_local", "relaxed")
+    machine.wait("the beginning of a recording")
+    begun, machine.recording = machine.operations, True
+    machine.launches.closed = True
+    try:
+        yield
+    finally:
+        machine.recording = machine.launches.closed = False
+    graph.operations = machine.operations - begun + machine.launches.count
+    machine.recordings += 1
+
+
+def _cuda(machine: Machine) -> dict[str, Any]:
+    """What stands in torch.cuda's place."""
+    properties = SimpleNamespace(
+        name="NVIDIA H200", total_memory=TOTAL, multi_processor_count=132, major=9, minor=0, L2_cache_size=60 << 20
+    )
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: machine.wait("a stream"))
+    return {
+        "is_available": lambda: True, "is_initialized": lambda: True, "init": lambda: None, "_lazy_init": lambda: None,
+        "current_device": lambda: 0, "device_count": lambda: 1,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_properties": lambda device=None: properties,
+        "mem_get_info": lambda device=None: (TOTAL - (1 << 30), TOTAL),
+        "memory_reserved": lambda device=None: 0, "max_memory_reserved": lambda device=None: 1 << 30,
+        "reset_peak_memory_stats": lambda device=None: None, "empty_cache": lambda: None,
+        "synchronize": lambda device=None: machine.wait("the device"),
+        "Event": events(machine), "CUDAGraph": type("CUDAGraph", (Graph,), {"machine": machine}),
+        "graph": partial(_recorded, machine), "graph_pool_handle": lambda: (0, 1),
+        "current_stream": lambda device=None: stream, "set_stream": lambda one: None,
+    }  # fmt: skip
+
+
+@contextmanager
+def _no_guard() -> Iterator[None]:
+    """To choose a device that is not there does nothing, as for the host."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * 2).in_dll(library, GUARDS)
+    before, guards[1] = guards[1], guards[0]
+    try:
+        yield
+    finally:
+        guards[1] = before
+
+
+@contextmanager
+def gpu() -> Iterator[Machine]:
+    """As long as this lasts there is one."""
+    machine = Machine(Launches())
+    machine.launches.find = machine.find
+    with ExitStack() as stack:
+        stack.enter_context(_no_guard())
+        for name, stand_in in _cuda(machine).items():
+            stack.enter_context(patch.object(torch.cuda, name, stand_in))
+        stack.enter_context(patch.object(torch.version, "cuda", "13.0"))
+        stack.enter_context(patch.object(torch, "Generator", Generator))
+        stack.enter_context(patch.object(Tensor, "pin_memory", lambda self: machine.pin(self.clone())))
+        stack.enter_context(patch.object(Tensor, "to", _to))
+        stack.enter_context(patch.object(FakeTensor, "data_ptr", address))
+        stack.enter_context(machine.launches.caught())
+        stack.enter_context(Dispatch(machine))
+        yield machine
+
+
+def _to(tensor: Tensor, *args: Any, **how: Any) -> Tensor:
+    """A device without a number would be asked which is current, and the host's answers for it."""
+    return TO(tensor, *(torch.device("cuda:0") if str(one) == "cuda" else one for one in args), **how)
+
+
+def address(tensor: Tensor) -> int:
+    """Of its own for every memory, at a multiple of 512 as PyTorch's allocator gives it."""
+    return tensor.untyped_storage()._cdata * 512 + tensor.storage_offset() * tensor.itemsize

@@ -1,0 +1,88 @@
+"""Decides for every operation whether it is the host's, and is done, or the device's, and only its shapes are."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.worker.gpu.machine import Machine
+
+COMPOSITE = "CompositeImplicitAutograd"
+aten = torch.ops.aten
+
+
+class Dispatch(TorchDispatchMode):
+    """Decides for every operation whether it is the host's or the device's."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self._machine = machine
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs, machine = dict(kwargs or {}), self._machine
+        if func.namespace == "prim":
+            return func(*args, **kwargs)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE):  # whole only in inference mode
+            with self:
+                return func.decompose(*args, **kwargs)
+        pinned, wanted = kwargs.pop("pin_memory", False), kwargs.get("device")
+        from_device = any(isinstance(one, FakeTensor) for one in _flat((args, kwargs)))
+        to_device = wanted is not None and torch.device(wanted).type == "cuda"
+        if not from_device and not to_device:
+            made = func(*args, **kwargs)
+            return machine.pin(made) if pinned else made
+        machine.operations += 1
+        if func in ASKED:
+            machine.wait(f"{func} asks the device")
+            return ASKED[func](args[0])
+        if func is aten.copy_.default:
+            return self._copy(args[0], args[1], len(args) > 2 and args[2])
+        if func is aten._to_copy.default and not to_device and wanted is not None:
+            host = torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+            machine.to_host(host, False)
+            return host
+        if func is aten._to_copy.default and not isinstance(args[0], FakeTensor):
+            machine.to_device(args[0], kwargs.get("non_blocking", False))
+            with self._fake:
+                return torch.empty_strided(
+                    args[0].shape, args[0].stride(), dtype=kwargs.get("dtype") or args[0].dtype, device=wanted
+                )
+        with self._fake:
+            return func(*args, **kwargs)
+
+    def _copy(self, into: Tensor, source: Tensor, asynchronous: bool) -> Tensor:
+        if not isinstance(into, FakeTensor):
+            assert into.shape == source.shape
+            self._machine.to_host(into, asynchronous)
+            return into
+        if not isinstance(source, FakeTensor):
+            self._machine.to_device(source, asynchronous)
+            assert source.expand(into.shape) is not None
+            return into
+        with self._fake:
+            return aten.copy_.default(into, source, asynchronous)
+
+
+def _scalar(tensor: Tensor) -> object:
+    return True if tensor.dtype == torch.bool else 0.0 if tensor.is_floating_point() else 0
+
+
+ASKED: dict[Any, Callable[[Tensor], object]] = {
+    aten._local_scalar_dense.default: _scalar,
+    aten.equal.default: lambda tensor: True,
+    aten.is_nonzero.default: lambda tensor: True,
+}
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        yield value
+        return
+    for one in value:
+        yield from _flat(one)

@@ -1,0 +1,105 @@
+"""A GPU that computes nothing: every tensor on it is fake, with a shape, a format, a place, and no numbers.
+
+Host tensors are real. What crosses between the two is watched as a device would force it to be: an asynchronous copy
+reads host memory when it is waited for and not before, and what comes back is there only then. `Machine.findings` are
+host memory rewritten under a copy, waits and copies inside a recording, kernels compiled there; `Machine.waits` are the
+places at which the host waited.
+"""
+
+import threading
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.worker.gpu.launches import Launches
+
+POISON = 0x5A
+ROOT = Path(__file__).parents[3]
+OURS = ("worker/", "bench/")
+
+
+@dataclass
+class Crossing:
+    """A copy under way. `host` must stay as it is (`seen`, where the device reads it) until the host has waited."""
+
+    at: int
+    host: Tensor
+    seen: bytes | None
+    where: str
+
+
+@dataclass
+class Machine:
+    """What happened. Time is counted in operations."""
+
+    launches: Launches
+    findings: list[str] = field(default_factory=list)
+    waits: Counter[str] = field(default_factory=Counter)
+    operations: int = 0
+    recordings: int = 0
+    replays: int = 0
+    recording: bool = False
+    pinned: dict[int, Any] = field(default_factory=dict)
+    _crossings: list[Crossing] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def find(self, what: str) -> None:
+        self.findings.append(f"{what} at {where()}")
+
+    def wait(self, what: str, until: int | None = None) -> None:
+        """The host waits for all that was asked for before `until`."""
+        self.waits[f"{what} at {where()}"] += 1
+        if self.recording:
+            self.find(f"{what} inside a recording")
+        self.settle(self.operations if until is None else until)
+
+    def settle(self, until: int) -> None:
+        with self._lock:
+            through = [one for one in self._crossings if one.at <= until]
+            self._crossings = [one for one in self._crossings if one.at > until]
+        for crossing in through:
+            if crossing.seen is None:
+                with torch.inference_mode():
+                    crossing.host.zero_()
+            elif _bytes(crossing.host) != crossing.seen:
+                self.findings.append(f"host memory was written under the copy at {crossing.where}")
+
+    def to_device(self, host: Tensor, asynchronous: bool) -> None:
+        if self.recording:
+            return self.find("host memory is read inside a recording")
+        if not asynchronous or host.untyped_storage().data_ptr() not in self.pinned:
+            return self.wait("a copy to the device")
+        self._crossings.append(Crossing(self.operations, host, _bytes(host), where()))
+
+    def to_host(self, host: Tensor, asynchronous: bool) -> None:
+        if self.recording:
+            return self.find("host memory is written inside a recording")
+        if not asynchronous or host.untyped_storage().data_ptr() not in self.pinned:
+            self.wait("a copy to the host")
+            host.zero_()
+            return
+        host.view(torch.uint8).fill_(POISON)
+        self._crossings.append(Crossing(self.operations, host, None, where()))
+
+    def pin(self, host: Tensor) -> Tensor:
+        """Kept for ever, so that no address is told twice."""
+        self.pinned[host.untyped_storage().data_ptr()] = host.untyped_storage()
+        return host
+
+
+def where() -> str:
+    """The innermost line of ours."""
+    for frame in reversed(traceback.extract_stack()):
+        path = frame.filename.removeprefix(f"{ROOT}/")
+        if path.startswith(OURS):
+            return f"{path}:{frame.lineno}"
+    return "nowhere of ours"
+
+
+def _bytes(host: Tensor) -> bytes:
+    return host.numpy().tobytes()

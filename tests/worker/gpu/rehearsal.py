@@ -1,0 +1,178 @@
+"""The whole of a worker's life on a GPU that is not there: load, warm up, record, serve; and what that has compiled.
+
+`python -m tests.worker.gpu.rehearsal [--compile] [MODEL ...]`: a line for each model and each way to serve it. In a
+process of its own, because the tests' process has Triton in interpreter mode.
+"""
+
+import gc
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.shapes import CONFIGS
+from bench.step import Sink
+from frontend import grammar
+from shared.codec import pack_u32
+from shared.config import ModelConfig, WorkerConfig
+from shared.messages import End, Outcome, Sampling, Step, Submit
+from tests.worker.gpu.checkpoint import checkpoint
+from tests.worker.gpu.compiling import compile_all
+from tests.worker.gpu.cuda import gpu
+from tests.worker.gpu.launches import Compilation
+from tests.worker.gpu.machine import Machine
+from worker.desk import Desk
+from worker.load import Engine, load_engine
+from worker.loop import Loop
+from worker.metrics import Metrics
+from worker.stats import Stats
+
+WAYS: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+    "int8": {"quantization": "int8", "max_batch_size": 256, "max_step_tokens": 2048, "prefill_chunk_size": 2048},
+    "library": {"batch_invariant": False, "use_chunked_prefill": False},
+    "contiguous": {"kv_cache_backend": "contiguous", "dtype": "float16", "overlap": False},
+    "plain": {"dtype": "float32", "cuda_graphs": False, "page_size": 1},
+}
+LONGEST = 4096
+ME = b"frontend"
+SAMPLINGS = (
+    Sampling(40, temperature=0.0), Sampling(30, seed=1), Sampling(25, temperature=0.7, top_p=0.9, seed=2),
+    Sampling(20, top_k=40, min_p=0.05, seed=3), Sampling(9, repetition_penalty=1.1, frequency_penalty=0.5, seed=4),
+    Sampling(8, temperature=0.0, logit_bias=((3, -1.0), (0, 5.0)), min_tokens=3), Sampling(7, logprobs=5, seed=5),
+    Sampling(6, temperature=0.0, logprobs=0, prompt_logprobs=True), Sampling(9, grammar=grammar.regex("!{1,99}", "x")),
+)  # fmt: skip
+
+
+class Ends(Sink):
+    """A link that keeps how each sequence ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[End] = []
+        self.ids: Counter[int] = Counter()
+
+    def publish(self, topic: bytes, step: Step) -> None:
+        super().publish(topic, step)
+        assert not step.rejected, step.rejected
+        self.ended += step.ends
+        self.ids.update(memoryview(step.tokens).cast("I"))
+
+
+class Served:
+    """An engine's loop, turned by hand."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.link, self._next = engine, Ends(), 0
+        stats, metrics = Stats(), Metrics()
+        vocab = engine.limits.vocab_size
+        self._desk = Desk(
+            engine.scheduler, stats, metrics, vocab_size=vocab, seeds=random.Random(0), compiler=engine.compiler
+        )
+        self._loop = Loop(engine.scheduler, engine.runner, self._desk, self.link, stats, metrics)  # type: ignore[arg-type]
+
+    def say(self, length: int, sampling: Sampling) -> None:
+        prompt = pack_u32([7 + self._next % 50] * length)  # hardly ever one that is cached
+        self.link.inbox.append((ME, Submit(self._next, prompt, sampling)))
+        self._next += 1
+
+    def drain(self) -> None:
+        """Until all have been answered."""
+        while len(self.link.ended) < self._next:
+            if not self._loop.turn():
+                time.sleep(0.001)  # a grammar is being compiled
+
+    def turn(self) -> None:
+        self._loop.turn()
+
+
+def traffic(served: Served) -> Iterator[str]:
+    """One of each kind alone, then crowds of all kinds, then long ones; named, once it has been served."""
+    for sampling in SAMPLINGS:
+        served.say(21, sampling)
+        served.drain()
+    yield "one by one"
+    rng = random.Random(1)
+    for crowd in (2, 3, 5, 9, 17, 33, 70, 150):
+        for i in range(crowd):
+            served.say(rng.choice((1, 2, 15, 16, 63, 200, 511, 700)), SAMPLINGS[i % len(SAMPLINGS)])
+            if rng.random() < 0.2:
+                served.turn()
+        served.drain()
+    yield "crowds"
+    for length in (1023, 1500, 3000, LONGEST - 45):
+        for sampling in SAMPLINGS[:3]:
+            served.say(length, sampling)
+    served.drain()
+    yield "long ones"
+
+
+def steady(served: Served, machine: Machine) -> Counter[str]:
+    """Where the host waits, in ten decode steps of a few sequences that are under way."""
+    for _ in range(3):
+        served.say(30, Sampling(40, temperature=0.8, seed=1))
+    for _ in range(12):
+        served.turn()
+    machine.waits.clear()
+    for _ in range(10):
+        served.turn()
+    waits = Counter(machine.waits)
+    served.drain()
+    return waits
+
+
+def rehearse(folder: Path, way: str) -> tuple[list[Compilation], list[str]]:
+    """Everything that is compiled, and what is not as it would have to be; prints a line."""
+    with gpu() as machine:
+        worker = WorkerConfig(device="cuda", **WAYS[way])
+        engine = load_engine(ModelConfig(model=str(folder), max_seq_len=LONGEST), worker)
+        engine.runner.prove()
+        made, recordings = machine.launches.compilations, machine.recordings
+        start = len(made)
+        served = Served(engine)
+        late = []
+        for name in traffic(served):
+            late += [f"{name}: {one.key}" for one in made[start + len(late) :]]
+        waits = steady(served, machine)
+        failed = [end for end in served.link.ended if end.outcome not in (Outcome.LENGTH, Outcome.EOS)]
+        engine.compiler.close()
+    print(
+        f"{folder.name:14} {way:10} compiled at start {start}, later {len(late)}; recorded {recordings} and "
+        f"{machine.recordings - recordings}; ten steps wait {sum(waits.values())} times",
+        flush=True,
+    )
+    problems = [*machine.findings, *(f"compiled while serving: {one}" for one in late), *map(str, failed)]
+    problems += [f"a decode waits: {place}" for place in waits if "flight.py" not in place and "static.py" not in place]
+    if served.link.ids.keys() - {0}:
+        problems.append(f"ids were read before they were there: {served.link.ids}")
+    return made, problems
+
+
+def main(words: list[str]) -> int:
+    models = [word for word in words if word in CONFIGS] or list(CONFIGS)
+    ways = [word for word in words if word in WAYS] or list(WAYS)
+    made: dict[str, Compilation] = {}
+    problems = []
+    for model in models:
+        with tempfile.TemporaryDirectory() as root:
+            (Path(root) / model).mkdir()
+            folder = checkpoint(Path(root) / model, model)
+            for way in ways:
+                compilations, found = rehearse(folder, way)
+                made |= {one.key: one for one in compilations}
+                problems += [f"{model}, {way}: {problem}" for problem in found]
+                gc.collect()
+    print(f"{len(made)} different compilations")
+    if "--compile" in words:
+        problems += compile_all(made.values())
+    print(*problems, sep="\n", file=sys.stderr)
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

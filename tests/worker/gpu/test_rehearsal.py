@@ -1,0 +1,96 @@
+"""A worker's life on a GPU that is not there, and that its stand-in would notice what a real one would not forgive."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.worker.gpu.cuda import gpu
+from tests.worker.gpu.machine import Machine
+
+CUDA = torch.device("cuda")
+
+
+def rehearsed(module: str, *words: str) -> str:
+    plain = {
+        name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES")
+    }
+    command = [sys.executable, "-m", module, *words]
+    done = subprocess.run(command, env=plain, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_worker_starts_and_serves_and_compiles_nothing_meanwhile() -> None:
+    assert "later 0;" in rehearsed("tests.worker.gpu.rehearsal", "gemma-3-1b", "fp8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["bf16", "int8", "library", "contiguous", "plain"])
+def test_so_it_does_with_other_settings(way: str) -> None:
+    assert "later 0;" in rehearsed("tests.worker.gpu.rehearsal", "tiny", way)
+
+
+@pytest.mark.slow
+def test_every_section_of_the_bench_runs_to_its_end() -> None:
+    assert "ablations gemma-3-1b" in rehearsed("tests.bench.gpu.rehearsal")
+
+
+def pinned(*values: int) -> Tensor:
+    return torch.tensor(values).pin_memory()
+
+
+def test_host_memory_must_stay_until_it_was_waited_for() -> None:
+    with gpu() as machine:
+        source, into, event = pinned(1, 2, 3), torch.zeros(3, dtype=torch.int64, device=CUDA), torch.cuda.Event()
+        into.copy_(source, non_blocking=True)
+        event.record()  # type: ignore[no-untyped-call]
+        event.synchronize()
+        source[0] = 9
+        into.copy_(source, non_blocking=True)
+        assert not machine.findings
+        source[0] = 10
+        torch.cuda.synchronize()
+    (found,) = machine.findings
+    assert found.startswith("host memory was written under the copy")
+
+
+def test_what_comes_from_the_device_is_there_only_after_the_wait() -> None:
+    with gpu() as machine:
+        there, here = torch.zeros(3, dtype=torch.int64, device=CUDA), pinned(1, 2, 3)
+        here.copy_(there, non_blocking=True)
+        assert not machine.waits and 0 not in here.tolist()
+        torch.cuda.synchronize()
+        assert here.tolist() == [0, 0, 0] and machine.waits.total() == 1
+
+
+def waits(machine: Machine, value: Tensor) -> object:
+    return value.sum().item()
+
+
+def copies(machine: Machine, value: Tensor) -> object:
+    return value.copy_(pinned(1, 2, 3), non_blocking=True)
+
+
+def records(machine: Machine, value: Tensor) -> object:
+    return torch.cuda.Event().record()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("forbidden", [waits, copies, records])
+def test_a_recording_notices_what_it_may_not_hold(forbidden: object) -> None:
+    with gpu() as machine:
+        value = torch.zeros(3, dtype=torch.int64, device=CUDA)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            value.add_(1)
+            assert not machine.findings
+            forbidden(machine, value)  # type: ignore[operator]
+    assert "recording" in machine.findings[0]
+
+
+def test_devices_do_not_mix() -> None:
+    with gpu(), pytest.raises(RuntimeError, match="same device"):
+        torch.zeros(3, device=CUDA) + torch.zeros(3)
