@@ -72,6 +72,7 @@ class Shape:
         """`ids` [batch or more] int64: those of the last step before, and of this one after."""
         device, pages = ids.device, -(-max_kv // page_size)
         self.graph: Graph | None = None
+        self.kept: list[Tensor] = []  # memory of others that the graph writes to: as long as there is the graph
         self._page_size, self._ids, self._forward = page_size, ids, forward
         self._block = torch.zeros(block_bytes(batch, pages), dtype=torch.uint8, device=device)
         self._columns = Columns.of(self._block, batch, pages)
@@ -205,7 +206,7 @@ class Graphs:
         seen.fill_(torch.nan)
         self._ids.fill_(-1)
         graph.replay()
-        shape.graph = graph
+        shape.graph, shape.kept = graph, [seen]
         rows = len(seen)
         if not torch.equal(self._ids[:rows], ids[:rows]):
             return "what one samples is not what is sampled without"

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.worker.gpu.dispatch import Dispatch
 from tests.worker.gpu.launches import Launches
@@ -63,10 +64,13 @@ def events(machine: Machine) -> type:
 class Graph:
     def __init__(self) -> None:
         self.operations = 0
+        self.given: list[StorageWeakRef] = []
 
     def replay(self) -> None:
         machine = self.machine
         assert self.operations, "replayed before it was recorded"
+        if gone := sum(memory.expired() for memory in self.given):
+            machine.find(f"a replay uses {gone} of {len(self.given)} tensors after their end")
         machine.replays += 1
         machine.operations += 1
 
@@ -79,12 +83,13 @@ def _recorded(
 ) -> Iterator[None]:
     assert not machine.recording and capture_error_mode in ("global", "thread_local", "relaxed")
     machine.wait("the beginning of a recording")
-    begun, machine.recording = machine.operations, True
-    machine.launches.closed = True
+    begun = machine.operations
+    machine.record(True)
     try:
         yield
+        graph.given = list(machine.given.values())
     finally:
-        machine.recording = machine.launches.closed = False
+        machine.record(False)
     graph.operations = machine.operations - begun + machine.launches.count
     machine.recordings += 1
 
@@ -127,7 +132,7 @@ def _no_guard() -> Iterator[None]:
 def gpu() -> Iterator[Machine]:
     """As long as this lasts there is one."""
     machine = Machine(Launches())
-    machine.launches.find = machine.find
+    machine.launches.find, machine.launches.uses = machine.find, machine.uses
     with ExitStack() as stack:
         stack.enter_context(_no_guard())
         for name, stand_in in _cuda(machine).items():

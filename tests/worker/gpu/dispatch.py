@@ -30,7 +30,7 @@ class Dispatch(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         pinned, wanted = kwargs.pop("pin_memory", False), kwargs.get("device")
-        from_device = any(isinstance(one, FakeTensor) for one in _flat((args, kwargs)))
+        from_device = bool(_fakes((args, kwargs)))
         to_device = wanted is not None and torch.device(wanted).type == "cuda"
         if not from_device and not to_device:
             made = func(*args, **kwargs)
@@ -51,8 +51,11 @@ class Dispatch(TorchDispatchMode):
                 return torch.empty_strided(
                     args[0].shape, args[0].stride(), dtype=kwargs.get("dtype") or args[0].dtype, device=wanted
                 )
+        machine.uses(*_fakes((args, kwargs)))
         with self._fake:
-            return func(*args, **kwargs)
+            made = func(*args, **kwargs)
+        machine.makes(*_fakes(made))
+        return made
 
     def _copy(self, into: Tensor, source: Tensor, asynchronous: bool) -> Tensor:
         if not isinstance(into, FakeTensor):
@@ -63,6 +66,7 @@ class Dispatch(TorchDispatchMode):
             self._machine.to_device(source, asynchronous)
             assert source.expand(into.shape) is not None
             return into
+        self._machine.uses(into, source)
         with self._fake:
             return aten.copy_.default(into, source, asynchronous)
 
@@ -76,6 +80,10 @@ ASKED: dict[Any, Callable[[Tensor], object]] = {
     aten.equal.default: lambda tensor: True,
     aten.is_nonzero.default: lambda tensor: True,
 }
+
+
+def _fakes(value: Any) -> list[FakeTensor]:
+    return [one for one in _flat(value) if isinstance(one, FakeTensor)]
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -50,6 +50,7 @@ class Launches:
     count: int = 0
     closed: bool = False
     find: Callable[[str], None] = print
+    uses: Callable[..., None] = lambda *tensors: None
 
     @contextmanager
     def caught(self) -> Iterator[None]:
@@ -99,5 +100,7 @@ class Launches:
             for name, argument in zip(kernel.arg_names, arguments, strict=False):
                 if isinstance(argument, Tensor) and not argument.is_cuda:
                     self.find(f"{kernel.__name__}: {name} is on the host")
+                elif isinstance(argument, Tensor):
+                    self.uses(argument)
 
         return SimpleNamespace(run=run, function=0, packed_metadata=(), launch_metadata=lambda *_: None)

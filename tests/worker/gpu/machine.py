@@ -2,7 +2,8 @@
 
 Host tensors are real. What crosses between the two is watched as a device would force it to be: an asynchronous copy
 reads host memory when it is waited for and not before, and what comes back is there only then. `Machine.findings` are
-host memory rewritten under a copy, waits and copies inside a recording, kernels compiled there; `Machine.waits` are the
+host memory rewritten under a copy, waits and copies inside a recording, kernels compiled there, replays that use memory
+which was given back; `Machine.waits` are the
 places at which the host waited.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.worker.gpu.launches import Launches
 
@@ -45,6 +47,8 @@ class Machine:
     replays: int = 0
     recording: bool = False
     pinned: dict[int, Any] = field(default_factory=dict)
+    given: dict[int, StorageWeakRef] = field(default_factory=dict)  # memory that a recording found and uses
+    _made: dict[int, Any] = field(default_factory=dict)
     _crossings: list[Crossing] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -85,6 +89,24 @@ class Machine:
             return
         host.view(torch.uint8).fill_(POISON)
         self._crossings.append(Crossing(self.operations, host, None, where()))
+
+    def uses(self, *tensors: Tensor) -> None:
+        """By what is done now."""
+        if self.recording:
+            for memory in (tensor.untyped_storage() for tensor in tensors):
+                if memory._cdata not in self._made:
+                    self.given[memory._cdata] = StorageWeakRef(memory)
+
+    def makes(self, *tensors: Tensor) -> None:
+        """What is made while recording comes from the recordings' own memory, and others may use it afterwards."""
+        if self.recording:
+            for memory in (tensor.untyped_storage() for tensor in tensors):
+                if memory._cdata not in self.given:
+                    self._made[memory._cdata] = memory
+
+    def record(self, whether: bool) -> None:
+        self.recording = self.launches.closed = whether
+        self.given, self._made = {}, {}
 
     def pin(self, host: Tensor) -> Tensor:
         """Kept for ever, so that no address is told twice."""

@@ -94,3 +94,16 @@ def test_a_recording_notices_what_it_may_not_hold(forbidden: object) -> None:
 def test_devices_do_not_mix() -> None:
     with gpu(), pytest.raises(RuntimeError, match="same device"):
         torch.zeros(3, device=CUDA) + torch.zeros(3)
+
+
+def test_a_replay_notices_memory_that_was_given_back() -> None:
+    with gpu() as machine:
+        value, lost, graph = torch.zeros(3, device=CUDA), torch.zeros(3, device=CUDA), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            lost.copy_(value + 1)
+        graph.replay()
+        assert not machine.findings, "what was made while recording is the recording's own"
+        del lost
+        graph.replay()
+    (found,) = machine.findings
+    assert found.startswith("a replay uses 1 of 2 tensors after their end")
