@@ -5,14 +5,20 @@ process of its own, because the tests' process has Triton in interpreter mode.
 """
 
 import gc
+import logging
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
 
 from bench.gpu.shapes import CONFIGS
 from bench.step import Sink
@@ -26,6 +32,7 @@ from tests.worker.gpu.cuda import gpu
 from tests.worker.gpu.launches import Compilation
 from tests.worker.gpu.machine import Machine
 from worker.desk import Desk
+from worker.kernels.operations import PLAIN
 from worker.load import Engine, load_engine
 from worker.loop import Loop
 from worker.metrics import Metrics
@@ -34,7 +41,9 @@ from worker.stats import Stats
 WAYS: dict[str, dict[str, Any]] = {
     "bf16": {},
     "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
-    "int8": {"quantization": "int8", "max_batch_size": 256, "max_step_tokens": 2048, "prefill_chunk_size": 2048},
+    "fp8-dynamic": {"quantization": "fp8-dynamic"},
+    "int8": {"quantization": "int8", "max_batch_size": 64, "max_step_tokens": 512, "prefill_chunk_size": 512},
+    "int8-dynamic": {"quantization": "int8-dynamic"},
     "library": {"batch_invariant": False, "use_chunked_prefill": False},
     "contiguous": {"kv_cache_backend": "contiguous", "dtype": "float16", "overlap": False},
     "plain": {"dtype": "float32", "cuda_graphs": False, "page_size": 1},
@@ -126,9 +135,27 @@ def steady(served: Served, machine: Machine) -> Counter[str]:
     return waits
 
 
+class Heard(logging.Handler):
+    """What the worker warns of: that it does not use what it could, say."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.warnings: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.warnings.append(record.getMessage())
+
+
+def attended(q: Tensor, *rest: object, **how: object) -> Tensor:
+    """Plain PyTorch's attention reads lengths on the way, which are not there."""
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
 def rehearse(folder: Path, way: str) -> tuple[list[Compilation], list[str]]:
     """Everything that is compiled, and what is not as it would have to be; prints a line."""
-    with gpu() as machine:
+    heard = Heard()
+    logging.getLogger("sluice").addHandler(heard)
+    with gpu() as machine, patch("worker.run.verify.PLAIN", replace(PLAIN, attention=attended)):
         worker = WorkerConfig(device="cuda", **WAYS[way])
         engine = load_engine(ModelConfig(model=str(folder), max_seq_len=LONGEST), worker)
         engine.runner.prove()
@@ -146,7 +173,13 @@ def rehearse(folder: Path, way: str) -> tuple[list[Compilation], list[str]]:
         f"{machine.recordings - recordings}; ten steps wait {sum(waits.values())} times",
         flush=True,
     )
-    problems = [*machine.findings, *(f"compiled while serving: {one}" for one in late), *map(str, failed)]
+    logging.getLogger("sluice").removeHandler(heard)
+    problems = [
+        *machine.findings,
+        *heard.warnings,
+        *(f"compiled while serving: {one}" for one in late),
+        *map(str, failed),
+    ]
     problems += [f"a decode waits: {place}" for place in waits if "flight.py" not in place and "static.py" not in place]
     if served.link.ids.keys() - {0}:
         problems.append(f"ids were read before they were there: {served.link.ids}")

@@ -30,7 +30,7 @@ def test_a_worker_starts_and_serves_and_compiles_nothing_meanwhile() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["bf16", "int8", "library", "contiguous", "plain"])
+@pytest.mark.parametrize("way", ["bf16", "fp8-dynamic", "int8-dynamic", "library", "contiguous", "plain"])
 def test_so_it_does_with_other_settings(way: str) -> None:
     assert "later 0;" in rehearsed("tests.worker.gpu.rehearsal", "tiny", way)
 
