@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from worker.memory.budget import Pool, longest, plain_budget, size_pool
 from worker.memory.cache import Cache, kv_format
 from worker.memory.gpu import Gpu
 from worker.memory.pages import PagePool
-from worker.model.checkpoint import CheckpointError, read_config, resolve
+from worker.model.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends
 from worker.model.decoder import Decoder, Weights
 from worker.model.families import spec_from_config
 from worker.model.quantization import account, scheme_in_memory
@@ -70,7 +70,7 @@ def load_engine(
     device = pick_device(worker.device)
     worker = with_sizes(worker, on_gpu=device.type == "cuda")
     folder = resolve(model.model, model.revision, known=known, on_progress=on_download)
-    spec, tokenizer_hash = spec_from_config(read_config(folder)), _hash(folder)
+    spec, tokenizer_hash = _spec(folder), _hash(folder)
     dtype = getattr(torch, spec.dtype if worker.dtype == "auto" else worker.dtype)
     kv = kv_format(worker.kv_cache_dtype, dtype)
     for needed in (dtype, kv):
@@ -112,6 +112,11 @@ def load_engine(
         dtype=_format(dtype, scheme if gpu is not None else None),
         kernels=_kernels(decoder, dtype),
     )
+
+
+def _spec(folder: Path) -> ModelSpec:
+    spec = spec_from_config(read_config(folder))
+    return replace(spec, eos_ids=tuple(dict.fromkeys((*spec.eos_ids, *tokenizer_ends(folder)))))
 
 
 def _warn(worker: WorkerConfig, dtype: torch.dtype, kv: torch.dtype) -> None:

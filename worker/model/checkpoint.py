@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -71,6 +72,32 @@ def read_config(folder: Path) -> dict[str, Any]:
         if ends is not None:
             config.get("text_config", config)["eos_token_id"] = ends
     return config
+
+
+class _Token(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Added(msgspec.Struct):
+    """The one part of tokenizer.json that is read here."""
+
+    added_tokens: list[_Token] = []
+
+
+def tokenizer_ends(folder: Path) -> tuple[int, ...]:
+    """The id of the tokenizer's own end-of-text token, if it has one.
+
+    Chat models are made of others by giving their tokenizer another end; often config.json still has the old one alone.
+    """
+    settings = folder / "tokenizer_config.json"
+    named = _json(settings).get("eos_token") if settings.exists() else None
+    text = named.get("content") if isinstance(named, dict) else named
+    try:
+        added = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_Added).added_tokens
+    except (OSError, msgspec.DecodeError):
+        return ()  # whoever needs the tokenizer says so
+    return tuple(token.id for token in added if token.content == text)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, decoder_of, prompts_of
 from worker.kernels.linear import linear
-from worker.model.checkpoint import CheckpointError, read_config, resolve
+from worker.load import load_engine
+from worker.model.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends
 from worker.model.decoder import Weights
 from worker.model.families import spec_from_config
 from worker.model.weights import load
@@ -222,6 +224,20 @@ def test_generation_config_knows_the_ends_of_text(
     path = folder / "generation_config.json"
     path.unlink() if generation is None else path.write_text(json.dumps(generation))
     assert spec_from_config(read_config(folder)).eos_ids == ends
+
+
+def test_the_tokenizers_own_end_of_text_ends_an_answer_too(copy: Callable[..., Path]) -> None:
+    folder = copy("llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 7}))
+    (folder / "generation_config.json").unlink()
+    engine = load_engine(ModelConfig(model=str(folder)), WorkerConfig(device="cpu", kv_cache_gb=0.01))
+    assert engine.limits.eos_token_ids == (7, 2), "config.json's, and <|im_end|>"
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": {"content": "<|endoftext|>"}}))
+    assert tokenizer_ends(folder) == (0,)
+    (folder / "tokenizer_config.json").unlink()
+    assert tokenizer_ends(folder) == ()
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
