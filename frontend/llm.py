@@ -44,7 +44,7 @@ from frontend.errors import SluiceError
 from frontend.fleet import Fleet
 from frontend.many import Answer, Served
 from frontend.pieces import Piece, TextStream, only_text, progress_bar
-from frontend.protocols.common import Context, recommended
+from frontend.protocols.common import Context
 from frontend.service import Service
 from frontend.speech.style import Style
 from frontend.template import ChatTemplate
@@ -284,9 +284,6 @@ async def _ready(worker: Owned, link: Fleet, tokenizer: Tokenizer, settings: Set
     sizes = with_sizes(settings.worker, on_gpu=settings.worker.device != "cpu" and bool(gpus()))
     template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
     style = Style.of(tokenizer.templates)
-    context = Context(
-        settings.model.name, limits.max_seq_len, limits.vocab_size, tokenizer, template, style=style,
-        recommended=recommended(tokenizer.generation),
-    )  # fmt: skip
+    context = Context(settings.model.name, limits.max_seq_len, limits.vocab_size, tokenizer, template, style=style)
     width = sizes.max_batch_size + min(sizes.max_batch_size, sizes.max_waiting_requests)
     return Served(service, context, width, settings.frontend.recovery_timeout)

@@ -170,9 +170,9 @@ class FrontendConfig:
     )  # fmt: skip
     chat_template: str = setting("", "file with a chat template (Jinja) to use instead of the model's own")
     sampling_defaults: str = setting(
-        "model", "where a request does not say how to sample; model: as the checkpoint's generation_config.json "
-        "recommends (temperature, top_p, top_k, min_p, repetition_penalty); openai: temperature 1, all tokens",
-        choices=("model", "openai"),
+        "openai", "where a request does not say how to sample; openai: temperature 1, all tokens; model: as the "
+        "checkpoint's generation_config.json recommends (temperature, top_p, top_k, min_p, repetition_penalty)",
+        choices=("openai", "model"),
     )  # fmt: skip
     tool_format: str = setting(
         "auto", "how the model writes a call of a function; auto: told from its chat template",

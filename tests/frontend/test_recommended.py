@@ -1,4 +1,5 @@
-"""How answers are sampled where a request does not say: as the checkpoint recommends, unless the server must not."""
+"""How answers are sampled where a request does not say: at temperature 1 or, where the server is told so, as the
+checkpoint recommends."""
 
 from pathlib import Path
 from typing import Any
@@ -41,20 +42,18 @@ async def asked(model: Model, path: str, given: dict[str, Any], **config: Any) -
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_what_is_not_said_is_the_checkpoints(model: Model, path: str) -> None:
-    assert await asked(model, path, {}) == (0.6, 0.95, 20, 0.0, 1.05)
-    assert await asked(model, path, {"temperature": None, "top_p": 1}) == (0.6, 1.0, 20, 0.0, 1.05)
-    assert await asked(model, path, {"temperature": 0, "top_k": 5}) == (0.0, 0.95, 5, 0.0, 1.05)
+async def test_what_is_not_said_is_the_checkpoints_for_a_server_told_so(model: Model, path: str) -> None:
+    assert await asked(model, path, {}) == PLAIN
+    told = {"sampling_defaults": "model"}
+    assert await asked(model, path, {}, **told) == (0.6, 0.95, 20, 0.0, 1.05)
+    assert await asked(model, path, {"temperature": None, "top_p": 1}, **told) == (0.6, 1.0, 20, 0.0, 1.05)
+    assert await asked(model, path, {"temperature": 0, "top_k": 5}, **told) == (0.0, 0.95, 5, 0.0, 1.05)
 
 
 async def test_a_response_says_with_what_it_was_sampled(model: Model) -> None:
-    async with model.served() as url, httpx.AsyncClient(base_url=url) as http:
+    async with model.served(sampling_defaults="model") as url, httpx.AsyncClient(base_url=url) as http:
         answer = (await http.post("/v1/responses", json={"model": MODEL, "input": "Hi", "top_p": 0.5})).json()
     assert (answer["temperature"], answer["top_p"]) == (0.6, 0.5)
-
-
-async def test_unless_the_server_is_told_not_to(model: Model) -> None:
-    assert await asked(model, "chat/completions", {}, sampling_defaults="openai") == PLAIN
 
 
 @pytest.mark.parametrize(
