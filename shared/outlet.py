@@ -6,6 +6,7 @@ For what must not stand still because a disk is full, or because nobody reads th
 import os
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import TextIO
 
 WAIT_S = 0.05  # how long lines gather before they go out together
@@ -33,7 +34,7 @@ class Outlet:
             return
         self._waiting += len(line)
         self._lines.append(line)
-        if not self._news.is_set():
+        if self._thread is None or not self._news.is_set():
             self._begin()
 
     def close(self, timeout: float = 1.0) -> None:
@@ -46,8 +47,10 @@ class Outlet:
     def _begin(self) -> None:
         self._news.set()
         if self._thread is None:  # at the first line
-            self._thread = threading.Thread(target=self._run, name="outlet", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="outlet", daemon=True)
+            with suppress(RuntimeError):  # the system has no room for one: the next line asks again
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         while not self._closed.is_set():

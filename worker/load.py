@@ -172,11 +172,11 @@ def _sized(
 
 @contextmanager
 def _no_room(gpu: Gpu | None) -> Iterator[None]:
-    """A GPU that turns out to be too small is a sentence."""
+    """A GPU, or a machine, that turns out to be too small is a sentence."""
     try:
         yield
-    except RuntimeError as error:  # torch.OutOfMemoryError, or the driver's own by way of CUDA or Triton
-        if "out of memory" not in str(error):
+    except (RuntimeError, OSError) as error:  # torch's, the driver's own by way of CUDA or Triton, or the system's
+        if not any(words in str(error) for words in ("out of memory", "allocate memory")):
             raise
         name = gpu.name if gpu else "the device"
         raise ConfigError(

@@ -189,6 +189,24 @@ def test_a_full_disk_costs_lines_and_is_counted() -> None:
         assert outlet.dropped == 3
 
 
+def test_a_system_that_has_no_room_for_a_thread_now_may_have_it_at_the_next_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pipe() as (reading, writing):
+        outlet = Outlet(writing)
+        with monkeypatch.context() as crowded:
+            crowded.setattr(threading.Thread, "start", start)
+            outlet.put(b"first\n")
+            outlet.close()
+        outlet.put(b"second\n")
+        outlet.close(10.0)
+        assert os.read(reading, 100) == b"first\nsecond\n" and not outlet.dropped
+        os.close(writing)
+
+
 # by key
 
 

@@ -1,5 +1,6 @@
 """Steps for nobody: every kind of them, within the settings, over the scratch page alone; and what they measure."""
 
+import errno
 import itertools
 import json
 import os
@@ -193,9 +194,11 @@ def test_a_gpus_pool_is_what_the_rehearsal_leaves(checkpoints: Checkpoints) -> N
         ),
         (RuntimeError("Triton Error [CUDA]: out of memory"), "(Triton Error [CUDA]: out of memory)"),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "(CUDA error: out of memory)"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "([Errno 12] Cannot allocate memory)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried. Error"), "(DefaultCPUAllocator: can't"),
     ],
 )
-def test_a_gpu_that_is_full_is_one_sentence(error: RuntimeError, words: str) -> None:
+def test_a_gpu_that_is_full_is_one_sentence(error: Exception, words: str) -> None:
     with pytest.raises(ConfigError) as caught, _no_room(Memory()):  # type: ignore[arg-type]
         raise error
     assert "Fake GPU has no room" in str(caught.value) and words in str(caught.value)
