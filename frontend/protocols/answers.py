@@ -224,7 +224,9 @@ ANTHROPIC: dict[str, Schema] = {
         record(type=among("message_stop")),
     ),
     "Count": record(input_tokens=WHOLE),
-    "AnthropicError": record(type=among("error"), error=record(type=TEXT, message=TEXT), request_id=TEXT),
+    "AnthropicError": record(
+        type=among("error"), error=record({"details": ANYTHING}, type=TEXT, message=TEXT), request_id=TEXT,
+    ),
 }  # fmt: skip
 
 QUANTILES = record(p50=NUMBER, p95=NUMBER, p99=NUMBER)

@@ -11,7 +11,9 @@ FINISH = {Finish.EOS: "end_turn", Finish.STOP: "stop_sequence", Finish.LENGTH: "
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
-    told = {"type": _kind(exc), "message": exc.message}
+    told: dict[str, Any] = {"type": _kind(exc), "message": exc.message}
+    if exc.param == "thread":  # with these words the SDK's helpers go on without one
+        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return json({"type": "error", "error": told, "request_id": request_id})
 
 

@@ -96,8 +96,19 @@ def _made(tool: Mapping[str, Any], param: str, schema: dict[str, Any]) -> Functi
     return Function(tool["name"], schema, tool["strict"], param, {"type": "function", "function": shown})
 
 
+def _check_kind(name: str, value: Any, kind: str) -> None:
+    """Other kinds have fields of their own, none of which is to blame."""
+    given = value.get("type") if type(value) is dict else None
+    if type(given) is str and given != kind:
+        raise Unprocessable(
+            f"`{name}.type` must be {kind}: {given!r:.80} is not offered by this server",
+            param=f"{name}.type", code="unsupported_field",
+        )  # fmt: skip
+
+
 @reads(_openai_tool.schema)
 def openai_tool(name: str, value: Any) -> Function:
+    _check_kind(name, value, "function")
     tool = _openai_tool(name, value)["function"]
     return _made(tool, f"{name}.function.parameters", tool["parameters"])
 
@@ -105,12 +116,14 @@ def openai_tool(name: str, value: Any) -> Function:
 @reads(_flat_tool.schema)
 def flat_tool(name: str, value: Any) -> Function:
     """Of OpenAI's responses."""
+    _check_kind(name, value, "function")
     tool = _flat_tool(name, value)
     return _made(tool, f"{name}.parameters", tool["parameters"])
 
 
 @reads(_anthropic_tool.schema)
 def anthropic_tool(name: str, value: Any) -> Function:
+    _check_kind(name, value, "custom")
     tool = _anthropic_tool(name, value)
     return _made(tool, f"{name}.input_schema", tool["input_schema"])
 

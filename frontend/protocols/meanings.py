@@ -89,6 +89,7 @@ CHAT = {
     "web_search_options": REFUSED,
     "mcp_servers": "only empty",
     "context_management": REFUSED,
+    "thread": REFUSED,
     "container": REFUSED,
     "inference_geo": REFUSED,
     "speed": REFUSED,

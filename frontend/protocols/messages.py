@@ -82,6 +82,7 @@ FIELDS: Table = {
     **{name: OPENAI[name] for name in ("user", "metadata", "store", "service_tier")},
     "max_tokens": Field(integer(1), required=True),
     "stop_sequences": Field(list_of(some_text, MAX_STOPS), ()),
+    "thread": Field(refused),
     "container": Field(refused),
     "inference_geo": Field(refused),
     "speed": Field(refused),

@@ -6,7 +6,7 @@ Sampled at temperature 1, so that nothing but the grammar can make an answer rig
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import openai
@@ -145,6 +145,24 @@ def test_the_same_for_claude(claude: anthropic.Anthropic) -> None:
     said = [*QUESTION, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
     answer = claude.messages.create(**{**asked, "messages": said, "tool_choice": {"type": "none"}, "max_tokens": 24})
     assert [block.type for block in answer.content] == ["text"] and answer.stop_reason in ("end_turn", "max_tokens")
+
+
+def test_claudes_loop_runs_the_tools(claude: anthropic.Anthropic) -> None:
+    """Its newest form first asks for a thread, which a server without a memory has to refuse in the right words."""
+
+    def get_weather(city: Literal["Paris", "Rome"]) -> str:
+        """Of a city."""
+        return f"20 in {city}"
+
+    runner = claude.beta.messages.tool_runner(
+        model="m", max_tokens=400, messages=QUESTION, tools=[anthropic.beta_tool(get_weather)], max_iterations=2,
+        tool_choice={"type": "any", "disable_parallel_tool_use": True}, extra_body=SEED,
+    )  # fmt: skip
+    assert next(iter(runner)).stop_reason == "tool_use"
+    with pytest.raises(anthropic.UnprocessableEntityError) as refused:
+        claude.messages.create(**ASKED, extra_body={"thread": {"type": "create"}})
+    told: Any = refused.value.body
+    assert told["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def test_whatever_is_drawn_is_told_alike(chat: openai.OpenAI) -> None:

@@ -321,7 +321,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, 400, "text.format.schema"),
     ({"text": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}}, 422, "text.format.schema"),
     ({"reasoning": {"effort": "much"}}, 422, "reasoning.effort"),
-    ({"tools": [{"type": "web_search"}]}, 422, "tools[0].type"),
+    ({"tools": [{"type": "mcp", "server_label": "a"}]}, 422, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 422, "tools[0].function"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "no"}}, 422, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, 422, "tool_choice.type"),
