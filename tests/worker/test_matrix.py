@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ import worker.run.runner
 from frontend.grammar import json_schema
 from shared.config import WorkerConfig
 from shared.messages import Sampling
+from shared.sizes import with_sizes
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from worker.grammar.compiler import Compiler, Grammar
 from worker.kernels import native
@@ -57,7 +59,7 @@ class Mode:
             prefix_cache=self.prefix,
             max_step_tokens=256,
         )
-        return SchedulerConfig.of(worker, MAX_SEQ_LEN, frozenset({EOS}))
+        return SchedulerConfig.of(with_sizes(worker, on_gpu=False), MAX_SEQ_LEN, frozenset({EOS}))
 
 
 def modes() -> Iterator[Mode]:
@@ -78,11 +80,11 @@ class Recorder:
     rows: dict[int, Tensor] = field(default_factory=dict)
     agree: bool = True
 
-    def __call__(self, logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> Tensor:
+    def __call__(self, logits: Tensor, sequences: list[Sequence], *how: Any) -> Tensor:
         for row, sequence in zip(logits, sequences, strict=True):
             if sequence.key == (b"target", 0):
                 self.rows[sequence.output_len] = row.clone()
-        return choose(logits, sequences, eos_ids)
+        return choose(logits, sequences, *how)
 
 
 def run(
