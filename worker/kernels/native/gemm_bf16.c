@@ -2,13 +2,13 @@
  * serves every processor: [N/32][K/32][2 halves][16 pairs][16 columns][2].
  *
  * An element is one chain over the pairs of k in order. The accumulators of up to 12 rows x 32 columns stay in registers,
- * through the whole K where there are no more rows than that. More rows take turns with chunks of K, which the first-level
+ * through the whole K where there are no more rows than that. More rows take turns with chunks of K, which the second-level
  * cache keeps; accumulators are put down in between, which loses no bit. */
 #include "gemm.h"
 
 #define STEP_BYTES 2048 /* one k-step of a panel */
 #define HIGH 12         /* rows whose accumulators, two registers each, fit */
-#define CHUNK 8         /* k-steps of a chunk */
+#define CHUNK 40        /* most k-steps of a chunk: with fewer, accumulators are put down too often */
 #define AHEAD 8192      /* how far ahead of its use a weight is asked for when few rows stream it */
 #define MOST_ROWS 512   /* of a thread's item, */
 #define BLOCK_BYTES (256L << 10)
@@ -24,7 +24,7 @@ typedef void Run(const char *x, const char *weight, long steps, float *acc, int 
 
 /* An item's rows, cut evenly into strips of at most HIGH, each laid out as [K/32][rows of it][32]. */
 typedef struct {
-    long high, steps;
+    long high, steps, chunk; /* strips, k-steps, and those of a chunk */
     struct {
         Run *run;
         long row, rows;
@@ -101,6 +101,7 @@ RUN(1) RUN(2) RUN(3) RUN(4) RUN(5) RUN(6) RUN(7) RUN(8) RUN(9) RUN(10) RUN(11) R
 static void cut_strips(Strips *s, long rows) {
     static Run *const run[] = {run_1, run_2, run_3, run_4, run_5, run_6, run_7, run_8, run_9, run_10, run_11, run_12};
     s->high = ceil_div(rows, HIGH);
+    s->chunk = s->high > 1 ? ceil_div(s->steps, ceil_div(s->steps, CHUNK)) : s->steps;
     for (long i = 0; i < s->high; i++) {
         long row = i * rows / s->high, end = (i + 1) * rows / s->high;
         s->strip[i].row = row, s->strip[i].rows = end - row, s->strip[i].run = run[end - row - 1];
@@ -110,18 +111,20 @@ static void cut_strips(Strips *s, long rows) {
 /* More than one strip ask for the next chunk together; one asks for what it will read itself. */
 INLINE Ahead ahead_of(const Strips *s, const char *weight) {
     if (s->high == 1) return (Ahead){weight + AHEAD, 128, 64};
-    return (Ahead){weight + CHUNK * STEP_BYTES, ceil_div(128, s->high), 0};
+    return (Ahead){weight + s->chunk * STEP_BYTES, ceil_div(128, s->high), 0};
 }
 
-static void do_panel(const Strips *s, const Room *room, const char *weight) {
-    long each = s->high > 1 ? CHUNK : s->steps;
-    for (long step = 0; step < s->steps; step += each, weight += each * STEP_BYTES) {
-        long steps = least(each, s->steps - step);
+/* A panel's results for the rows from `row` on, which the room holds; those of a strip leave as soon as they are done. */
+static void do_panel(const Gemm *g, const Strips *s, const Room *room, long row, long panel) {
+    const char *weight = g->weight + panel * s->steps * STEP_BYTES;
+    for (long step = 0, steps; step < s->steps; step += steps, weight += steps * STEP_BYTES) {
+        steps = least(s->chunk, s->steps - step);
         Ahead ahead = ahead_of(s, weight);
-        for (long i = 0; i < s->high; i++, ahead.next += CHUNK * 16 * ahead.each) {
-            long row = s->strip[i].row;
-            const char *x = room->x + (row * s->steps + step * s->strip[i].rows) * 64;
-            s->strip[i].run(x, weight, steps, room->acc + row * PANEL, step == 0, &ahead);
+        for (long i = 0; i < s->high; i++, ahead.next += steps * 16 * ahead.each) {
+            long first = s->strip[i].row, rows = s->strip[i].rows;
+            float *acc = room->acc + first * PANEL;
+            s->strip[i].run(room->x + (first * s->steps + step * rows) * 64, weight, steps, acc, step == 0, &ahead);
+            if (step + steps == s->steps) put_block(g, acc, row + first, rows, panel);
         }
     }
 }
@@ -144,10 +147,7 @@ static int walk(const Gemm *g, int threads) {
                 cut_strips(&s, b.rows);
                 take_rows(g, taken = b.row, &s, room->x);
             }
-            for (long p = b.panel; p < b.panel + b.panels; p++) {
-                do_panel(&s, room, g->weight + p * steps * STEP_BYTES);
-                put_block(g, room->acc, b.row, b.rows, p);
-            }
+            for (long p = b.panel; p < b.panel + b.panels; p++) do_panel(g, &s, room, b.row, p);
         }
     }
     return failed;

@@ -117,8 +117,16 @@ INLINE void put_values(const char *v, char *cache_v, int64_t slot, size_t bytes,
         memcpy(cache_v + slot * bytes, v, bytes);
         return;
     }
-    uint16_t *to = (uint16_t *)(cache_v + (slot & ~1L) * bytes) + (slot & 1);
-    for (size_t i = 0; i < bytes / 2; i++) to[2 * i] = ((const uint16_t *)v)[i];
+    uint16_t *to = (uint16_t *)(cache_v + (slot & ~1L) * bytes);
+    size_t i = 0;
+#if LANES == 16 /* masked: another thread may be writing the neighbour's */
+    __mmask32 mine = slot & 1 ? 0xaaaaaaaau : 0x55555555u;
+    for (; i + LANES <= bytes / 2; i += LANES) {
+        __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(v + 2 * i)));
+        _mm512_mask_storeu_epi16(to + 2 * i, mine, _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16)));
+    }
+#endif
+    for (; i < bytes / 2; i++) to[2 * i + (slot & 1)] = ((const uint16_t *)v)[i];
 }
 
 /* Everything between the qkv matmul and attention. norm weights may be NULL. */
