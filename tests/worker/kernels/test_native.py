@@ -51,7 +51,7 @@ def test_product_bits_do_not_depend_on_company_or_threads(dtype: torch.dtype, n:
     whole = native.linear(x, packed)
     threads = torch.get_num_threads()
     try:
-        for count in (1, 2):
+        for count in (1, 2, 3):
             torch.set_num_threads(count)
             for begin, rows in [(0, 1), (599, 1), (7, 2), (100, 16), (3, 17), (50, 32), (60, 33), (5, 70), (0, 512)]:
                 assert torch.equal(native.linear(x[begin : begin + rows], packed), whole[begin : begin + rows])

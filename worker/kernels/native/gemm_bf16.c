@@ -2,8 +2,8 @@
  * serves every processor: [N/32][K/32][2 halves][16 pairs][16 columns][2].
  *
  * An element is one chain over the pairs of k in order. The accumulators of up to 12 rows x 32 columns stay in registers,
- * through the whole K where there are no more rows than that. More rows take turns with chunks of K, which the second-level
- * cache keeps; accumulators are put down in between, which loses no bit. */
+ * through the whole K where there are no more rows than that. More rows take turns with chunks of K, which the
+ * second-level cache keeps; accumulators are put down in between, which loses no bit. */
 #include "gemm.h"
 
 #define STEP_BYTES 2048 /* one k-step of a panel */
@@ -114,7 +114,7 @@ INLINE Ahead ahead_of(const Strips *s, const char *weight) {
     return (Ahead){weight + s->chunk * STEP_BYTES, ceil_div(128, s->high), 0};
 }
 
-/* A panel's results for the rows from `row` on, which the room holds; those of a strip leave as soon as they are done. */
+/* A panel's results for the rows from `row` on, which the room holds; a strip's leave as soon as they are done. */
 static void do_panel(const Gemm *g, const Strips *s, const Room *room, long row, long panel) {
     const char *weight = g->weight + panel * s->steps * STEP_BYTES;
     for (long step = 0, steps; step < s->steps; step += steps, weight += steps * STEP_BYTES) {
@@ -129,25 +129,49 @@ static void do_panel(const Gemm *g, const Strips *s, const Room *room, long row,
     }
 }
 
+/* The work is a row of units: block of rows by block of rows, and in each panel by panel. A thread begins with a
+ * stretch of its own, so that weights are read in long streams; what it has left when another is done, they halve. */
+typedef struct {
+    _Alignas(64) uint64_t units; /* from the low half to the high one */
+} Share;
+
+INLINE uint64_t stretch(uint64_t from, uint64_t to) { return to << 32 | from; }
+
+/* This thread's next unit; -1 when none is left. A unit is taken once, so no stretch comes back while someone looks. */
+static long take_unit(Share *shares, int self, int threads) {
+    for (int i = 0; i < threads;) {
+        Share *share = &shares[(self + i) % threads];
+        uint64_t seen = __atomic_load_n(&share->units, __ATOMIC_RELAXED), from = (uint32_t)seen, to = seen >> 32;
+        uint64_t unit = i ? from + (to - from) / 2 : from, left = i ? stretch(from, unit) : stretch(from + 1, to);
+        if (from >= to) i++;
+        else if (__atomic_compare_exchange_n(&share->units, &seen, left, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+            if (i) __atomic_store_n(&shares[self].units, stretch(unit + 1, to), __ATOMIC_RELAXED);
+            return unit;
+        }
+    }
+    return -1;
+}
+
 /* Returns whether a thread had no room for its rows. */
 static int walk(const Gemm *g, int threads) {
     int failed = 0;
-    long steps = ceil_div(g->k, 32), next = 0;
-    Cut cut = cut_work(g, threads, rows_each(steps));
-    long items = cut.row_blocks * cut.panel_blocks;
+    long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL), blocks = ceil_div(g->t, rows_each(steps));
+    long each = ceil_div(ceil_div(g->t, blocks), PANEL) * PANEL, units = ceil_div(g->t, each) * panels;
+    Share shares[threads];
+    for (int i = 0; i < threads; i++) shares[i].units = stretch(units * i / threads, units * (i + 1) / threads);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
-        Room *room = room_here(least(cut.rows_each, g->t), steps);
+        Room *room = room_here(least(each, g->t), steps);
         Strips s = {.steps = steps};
-        long item, taken = -1; /* the rows in the room */
+        long unit, taken = -1; /* the block of rows in the room */
         failed = !room;
-        while (!failed && (item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items) {
-            Block b = block_of(g, &cut, item);
-            if (b.row != taken) {
-                cut_strips(&s, b.rows);
-                take_rows(g, taken = b.row, &s, room->x);
+        while (!failed && (unit = take_unit(shares, omp_get_thread_num(), threads)) >= 0) {
+            long row = unit / panels * each;
+            if (row != taken) {
+                cut_strips(&s, least(each, g->t - row));
+                take_rows(g, taken = row, &s, room->x);
             }
-            for (long p = b.panel; p < b.panel + b.panels; p++) do_panel(g, &s, room, b.row, p);
+            do_panel(g, &s, room, row, unit % panels);
         }
     }
     return failed;
