@@ -1,7 +1,7 @@
 """`sluice bench gpu`'s sections on a GPU that is not there: that each runs to its end and asks for nothing impossible.
 
-`python -m tests.bench.gpu.rehearsal [SECTION ...]`: a line for each task. Those that start processes of their own are
-left out. In a process of its own, because the tests' process has Triton in interpreter mode.
+`python -m tests.bench.gpu.rehearsal [--compile] [SECTION ...]`: a line for each task. Those that start processes of
+their own are left out. In a process of its own, because the tests' process has Triton in interpreter mode.
 """
 
 import sys
@@ -23,6 +23,7 @@ from bench.gpu.place import Place
 from bench.gpu.sections import SECTIONS, Options, Task, tasks
 from bench.gpu.shapes import FULL
 from tests.worker.gpu.checkpoint import LAYERS
+from tests.worker.gpu.compiling import compile_all
 from tests.worker.gpu.cuda import gpu
 from tests.worker.gpu.machine import Machine
 from worker.model.spec import ModelSpec
@@ -65,7 +66,8 @@ SPANS = [spans.Span("_linear_kernel", 0.0, 5.0), spans.Span("_decode_kernel", 6.
 
 def main(words: list[str]) -> int:
     options = Options("cuda", MODELS, False, 1, Path("trace"))
-    names = tuple(words) or tuple(section.name for section in SECTIONS if section.name not in APART)
+    known = [section.name for section in SECTIONS if section.name not in APART]
+    names = tuple(word for word in words if word in known) or tuple(known)
     problems = []
     with gpu() as machine, tempfile.TemporaryDirectory() as folder, patch(
         "bench.gpu.cases_kv.attention_torch", lambda q, *rest, **how: torch.empty_like(q)
@@ -76,6 +78,8 @@ def main(words: list[str]) -> int:
         )
         for task in tasks(names, options):
             problems += run(machine, task, place)
+    if "--compile" in words:
+        problems += compile_all({one.key: one for one in machine.launches.compilations}.values())
     print(*problems, sep="\n", file=sys.stderr)
     return bool(problems)
 

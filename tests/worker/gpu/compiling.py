@@ -1,7 +1,13 @@
-"""Compiles for a real GPU's instructions what a rehearsal found to be needed."""
+"""Compiles for a real GPU's instructions what a rehearsal found to be needed, on all cores.
 
+Triton keeps what was compiled, so on a machine with a GPU this also makes its first start, or its first bench, short.
+"""
+
+import os
 import time
 from collections.abc import Iterable
+from multiprocessing import get_context
+from typing import Any
 
 from tests.worker.gpu.launches import SHARED, Compilation
 from tests.worker.kernels.offline import usage
@@ -10,12 +16,29 @@ SPILLED = 32  # bytes a thread that do not matter
 
 
 def compile_all(compilations: Iterable[Compilation]) -> list[str]:
-    """Says what each takes; which have more shared memory than a program may, or spill more than a few."""
-    problems = []
+    """Says what each takes; which fail, have more shared memory than a program may, or spill more than a few."""
+    context, todo = get_context("fork"), list(compilations)  # kernels cannot be sent to another process
+    cores = len(os.sched_getaffinity(0))
+    said: Any = context.SimpleQueue()
+    processes = [context.Process(target=_compile, args=(todo[first::cores], said)) for first in range(cores)]
+    for process in processes:
+        process.start()
+    told = [said.get() for _ in todo]
+    for process in processes:
+        process.join()
+    return [problem for problem in told if problem]
+
+
+def _compile(compilations: list[Compilation], said: Any) -> None:
     for one in compilations:
-        begun = time.process_time()
+        said.put(_problem(one))
+
+
+def _problem(one: Compilation) -> str:
+    begun = time.monotonic()
+    try:
         used = usage(one.compiled())
-        print(f"{one.kernel.__name__} {time.process_time() - begun:.1f} s {used}", flush=True)
-        if used.shared > SHARED or used.stack > SPILLED:
-            problems.append(f"{used} {one.key}")
-    return problems
+    except Exception as error:
+        return f"{type(error).__name__}: {error}: {one.key}"
+    print(f"{one.kernel.__name__} {time.monotonic() - begun:.1f} s {used}", flush=True)
+    return f"{used} {one.key}" if used.shared > SHARED or used.stack > SPILLED else ""
