@@ -12,8 +12,9 @@ from bench.gpu.place import Place
 from worker.kernels.gate import Activation, gate, gate_torch
 from worker.kernels.linear import gated_linear, linear, linear_torch, pack, pack_quantized
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
+from worker.kernels.params import PlainParams, Stages
 from worker.kernels.quantize import linear_dynamic_torch, linear_quantized_torch, quantize
-from worker.kernels.sample import PlainParams, Stages, sample_plain
+from worker.kernels.sample import sample_plain
 
 Kind = tuple[float, int, float, float]  # temperature, top-k, top-p, min-p
 MEANING = {False: linear_quantized_torch, True: linear_dynamic_torch}

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.sample import PlainParams
+from worker.kernels.params import PlainParams
 from worker.kernels.weigh_triton import by_row, gaps, is_drawn, row_peak, weigh
 
 FEW = 2048  # with more candidates than this a row is looked at twice

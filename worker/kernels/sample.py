@@ -8,10 +8,11 @@ Devices differ in the last bit of exp: then a weight differs in its last bit of 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from worker.kernels.params import EVERY, PlainParams, SampleParams, Stages
 
 ONE = 1 << 40  # the integer weight of the most likely token; 2**18 tokens of it still fit 63 bits
 KEY_LEVELS = (20, 10, 0)  # a 31-bit key is narrowed down by its top 11, next 10 and last 10 bits
@@ -19,66 +20,6 @@ BINS = 2048
 FARTHEST = 0x7FFFFFFF
 SLAB = 1 << 24  # logits whose log-probabilities are computed at once
 SHORT = 256  # tokens looked at first on the CPU
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """Which tokens each row has seen, for the penalties: entry e says row rows[e] has seen token ids[e].
-
-    One entry for each distinct (row, token) of prompt and output; only rows with a penalty need entries.
-    """
-
-    rows: Tensor  # [E] int64
-    ids: Tensor  # [E] int64
-    counts: Tensor  # [E] int64: how often in the output; 0 when only the prompt has it
-
-
-@dataclass(frozen=True, slots=True)
-class Bias:
-    """values[e] is added to the logit of token ids[e] of row rows[e]; distinct (row, token); -inf forbids a token."""
-
-    rows: Tensor  # [E] int64
-    ids: Tensor  # [E] int64
-    values: Tensor  # [E] float32
-
-
-@dataclass(frozen=True, slots=True)
-class PlainParams:
-    """What each of R rows wants of its adjusted logits; enough for a row without penalties and bias."""
-
-    temperature: Tensor  # [R] float32, 0: greedy
-    top_k: Tensor  # [R] int64, 0: off
-    top_p: Tensor  # [R] float32, 1: off
-    min_p: Tensor  # [R] float32, 0: off
-    seeds: Tensor  # [R] int64, the request's 64-bit seed reinterpreted as signed
-    positions: Tensor  # [R] int64: how many output tokens the request has so far
-
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """Which stages any row needs, where the host knows it: saves work, changes nothing."""
-
-    all_greedy: bool = False
-    any_greedy: bool = True
-    any_top_k: bool = True
-    any_top_p: bool = True
-    any_min_p: bool = True
-
-
-EVERY = Stages()
-
-
-@dataclass(frozen=True, slots=True)
-class SampleParams:
-    """What each of R rows wants."""
-
-    plain: PlainParams
-    repetition: Tensor  # [R] float32, 1: off
-    presence: Tensor  # [R] float32, 0: off
-    frequency: Tensor  # [R] float32, 0: off
-    history: History | None = None  # None: no row has a penalty
-    bias: Bias | None = None
-    stages: Stages = EVERY
 
 
 def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.kernels.cut_triton import FEW, LISTED, STATS, Cuts, find_cuts
-from worker.kernels.sample import PlainParams, Stages
+from worker.kernels.params import PlainParams, Stages
 from worker.kernels.weigh_triton import LOW_31, LOWEST, by_row, gaps, is_drawn, kept, ordered, row_peak
 
 PART = 2048  # tokens a program looks at

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.messages import Sampling
-from worker.kernels.sample import Bias, History, PlainParams, SampleParams, Stages, sample_plain
+from worker.kernels.params import Bias, History, PlainParams, SampleParams, Stages
 from worker.kernels.sample import sample as sample_rows
+from worker.kernels.sample import sample_plain
 from worker.run.pack import to_device
 from worker.schedule.sequence import Sequence
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.kernels.sample import PlainParams
+from worker.kernels.params import PlainParams
 from worker.run.pack import UNKNOWN, owed
 from worker.run.sampler import signed
 from worker.schedule.plan import Chunk

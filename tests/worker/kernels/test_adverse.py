@@ -113,7 +113,7 @@ def attentions() -> Iterable[Tensor]:
 
 
 def samples() -> Iterable[Tensor]:
-    from worker.kernels.sample import EVERY
+    from worker.kernels.params import EVERY
     from worker.kernels.sample_triton import sample_triton
 
     logits = random(9, 501)[:, :500] * 3
@@ -221,7 +221,7 @@ def test_a_cache_of_more_elements_than_32_bits_count() -> None:
 def test_rows_farther_apart_than_32_bits_count() -> None:
     from worker.kernels.linear_triton import linear_triton
     from worker.kernels.norm_triton import rms_norm_triton
-    from worker.kernels.sample import EVERY
+    from worker.kernels.params import EVERY
     from worker.kernels.sample_triton import sample_triton
 
     weight, wishes = random(16, 64), params_of([Row(), Row(top_k=3, top_p=0.9), Row(temperature=0)]).plain

@@ -9,18 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.cases import random
-from worker.kernels.sample import (
-    EVERY,
-    Bias,
-    History,
-    PlainParams,
-    SampleParams,
-    Stages,
-    logprobs,
-    sample,
-    sample_plain,
-    uniform,
-)
+from worker.kernels.params import EVERY, Bias, History, PlainParams, SampleParams, Stages
+from worker.kernels.sample import logprobs, sample, sample_plain, uniform
 
 MASK = (1 << 64) - 1
 Record = TypeVar("Record")

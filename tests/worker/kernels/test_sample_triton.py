@@ -11,7 +11,8 @@ from torch import Tensor
 from tests.worker.kernels.cases import random
 from tests.worker.kernels.test_sample import Row, moved_to, params_of
 from worker.kernels import sample as plain
-from worker.kernels.sample import EVERY, Stages, sample_torch
+from worker.kernels.params import EVERY, Stages
+from worker.kernels.sample import sample_torch
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in divide")  # numpy's; infinitely far is right
 

@@ -192,7 +192,7 @@ def test_a_kernel_that_fails_in_the_largest_step_only(decoder: Decoder, caplog: 
     def small_only(sound: Change, x: Tensor, *args: Any, **how: Any) -> Tensor:
         return failing(sound) if len(x) > 1300 else sound(x, *args, **how)
 
-    memory = Memory(takes=(1, 2, 1, 2))
+    memory = Memory(takes=(1, 2, 1, 2, 2))
     served, _ = ready(changed(decoder, "linear", small_only), worker(), LENGTH, memory, lambda: None)
     assert served.operations is PLAIN and "a step fails (RuntimeError: out of resource" in caplog.text
 

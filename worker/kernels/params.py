@@ -1,0 +1,65 @@
+"""What rows of logits want of sampling, as columns on the device that computes."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Which tokens each row has seen, for the penalties: entry e says row rows[e] has seen token ids[e].
+
+    One entry for each distinct (row, token) of prompt and output; only rows with a penalty need entries.
+    """
+
+    rows: Tensor  # [E] int64
+    ids: Tensor  # [E] int64
+    counts: Tensor  # [E] int64: how often in the output; 0 when only the prompt has it
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """values[e] is added to the logit of token ids[e] of row rows[e]; distinct (row, token); -inf forbids a token."""
+
+    rows: Tensor  # [E] int64
+    ids: Tensor  # [E] int64
+    values: Tensor  # [E] float32
+
+
+@dataclass(frozen=True, slots=True)
+class PlainParams:
+    """What each of R rows wants of its adjusted logits; enough for a row without penalties and bias."""
+
+    temperature: Tensor  # [R] float32, 0: greedy
+    top_k: Tensor  # [R] int64, 0: off
+    top_p: Tensor  # [R] float32, 1: off
+    min_p: Tensor  # [R] float32, 0: off
+    seeds: Tensor  # [R] int64, the request's 64-bit seed reinterpreted as signed
+    positions: Tensor  # [R] int64: how many output tokens the request has so far
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Which stages any row needs, where the host knows it: saves work, changes nothing."""
+
+    all_greedy: bool = False
+    any_greedy: bool = True
+    any_top_k: bool = True
+    any_top_p: bool = True
+    any_min_p: bool = True
+
+
+EVERY = Stages()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleParams:
+    """What each of R rows wants."""
+
+    plain: PlainParams
+    repetition: Tensor  # [R] float32, 1: off
+    presence: Tensor  # [R] float32, 0: off
+    frequency: Tensor  # [R] float32, 0: off
+    history: History | None = None  # None: no row has a penalty
+    bias: Bias | None = None
+    stages: Stages = EVERY
