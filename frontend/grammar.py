@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from frontend.closing import closed
 from frontend.errors import Unprocessable
 
 MAX_BYTES = 256 * 1024  # of one grammar's text
@@ -72,8 +73,12 @@ def composed(text: str, param: str, answer: str = "") -> str:
 
 
 def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
-    """A schema with our rules for white space, to stand in a grammar: as `%json <this>` in Lark. Not checked."""
-    plain = schema if isinstance(schema, dict) else {"enum": []} if schema is False else {}
+    """A schema with our rules for white space and for objects, to stand in a grammar: as `%json <this>` in Lark. Not
+    checked."""
+    try:
+        plain = closed(schema) if isinstance(schema, dict) else {"enum": []} if schema is False else {}
+    except RecursionError as error:
+        raise _refused(param, str(error)) from None
     guidance = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "lenient": lenient}
     return _json({**plain, "x-guidance": guidance}, param)
 

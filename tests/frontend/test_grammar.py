@@ -55,6 +55,12 @@ def test_white_space_is_what_models_write_and_has_an_end() -> None:
     assert not accepts(made, ADA.replace(", ", ",\n" + " " * 25))
 
 
+def test_nothing_is_invented_after_the_last_property() -> None:
+    made = grammar.json_schema({"type": "object", "properties": {"name": {"type": "string"}}}, "x")
+    assert accepts(made, '{"name": "Ada"}') and accepts(made, "{}")
+    assert not accepts(made, ADA)
+
+
 def test_a_schema_cannot_change_the_rules() -> None:
     lenient = {**PERSON, "x-guidance": {"lenient": True, "whitespace_pattern": "x*"}}
     assert grammar.json_schema(lenient, "x") == grammar.json_schema(PERSON, "x")
