@@ -50,9 +50,10 @@ from frontend.speech.style import Style
 from frontend.template import ChatTemplate
 from frontend.tokenizer import Tokenizer, TokenizerError
 from frontend.types import Finish, Usage
-from shared.config import ConfigError, Settings, check, with_values
+from shared.config import ConfigError, Settings, with_values
 from shared.flags import Flag, select
 from shared.machine import gpus
+from shared.rules import check
 from shared.sizes import with_sizes
 
 __all__ = ["LLM", "Answer", "CannotStart", "ChatOptions", "Closed", "ConfigError", "Finish", "Options", "SluiceError",

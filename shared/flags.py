@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from shared.config import ConfigError, Settings, changed_names, check, flag_name, value_problem, with_values
+from shared.config import ConfigError, Settings, changed_names, flag_name, value_problem, with_values
+from shared.rules import check
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 # Variables of ours that are no flags.

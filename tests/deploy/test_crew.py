@@ -3,7 +3,8 @@
 import pytest
 
 from deploy.crew import addresses, crew
-from shared.config import ConfigError, Settings, check, with_values
+from shared.config import ConfigError, Settings, with_values
+from shared.rules import check
 
 
 def given(**values: object) -> Settings:

@@ -8,8 +8,9 @@ from hypothesis import given as generated
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from shared.config import ConfigError, Settings, check, with_values
+from shared.config import ConfigError, Settings, with_values
 from shared.flags import Parser, add_flags, all_flags, misspelt, read, select, to_argv, without_settings
+from shared.rules import check
 from shared.sizes import with_sizes
 
 FLAGS = all_flags()

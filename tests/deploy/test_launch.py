@@ -22,8 +22,9 @@ from deploy.logs import Console
 from deploy.roles import FRONTEND_FLAGS, WORKER_FLAGS
 from deploy.rundir import RunDirError, reserve_metrics
 from deploy.supervisor import Supervisor
-from shared.config import Settings, check, with_values
+from shared.config import Settings, with_values
 from shared.flags import Parser, add_flags, read
+from shared.rules import check
 
 UNTIL_TERM = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({code})); print('up', flush=True)\n"
 WAIT = "while True: signal.pause()\n"

@@ -12,8 +12,9 @@ from frontend.routing import EXPECTED, MARGIN, STRANGER, Beginnings, beginnings,
 from frontend.stream import Stream
 from shared.address import parse, parse_all
 from shared.codec import pack_u32
-from shared.config import ConfigError, Settings, check, with_values
+from shared.config import ConfigError, Settings, with_values
 from shared.messages import Sampling, Status, Submit
+from shared.rules import check
 
 LOADS = st.lists(st.integers(0, 10**6), min_size=1, max_size=6)
 
