@@ -57,11 +57,11 @@ def work(folder: Path, words: list[str]) -> int:
         time.sleep(0.002)
         return launch(self, plan, before)
 
-    def slow_load(model: Any, settings: Any, progress: Any) -> Any:
+    def slow_load(model: Any, settings: Any, progress: Any, *more: Any, **known: Any) -> Any:
         for done in range(10 if os.environ["SLUICE_EPOCH"] == "1" else 0):
             progress(done, 10)
             time.sleep(0.3)
-        return load(model, settings, progress)
+        return load(model, settings, progress, *more, **known)
 
     Loop.turn, Runner.launch, worker.__main__.load_engine = faulty_turn, faulty_launch, slow_load  # type: ignore[method-assign]
     return main(words)

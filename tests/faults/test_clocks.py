@@ -10,6 +10,7 @@ TELLS = {  # where wall-clock time may be asked for, and what for
     "frontend/accesslog.py": "the stamp of a line",
     "frontend/app.py": "`created` of models",
     "frontend/protocols/common.py": "`created` of answers",
+    "frontend/protocols/responses.py": "`completed_at`",
     "frontend/template.py": "a template's strftime_now",
     "frontend/traces.py": "the stamps of spans",
     "deploy/cli.py": "the epoch of a worker that nobody numbers: only has to differ",

@@ -35,7 +35,7 @@ def engine(pages: int, max_seq_len: int, page_size: int = 16) -> Engine:
     absent = cast(Any, None)
     runner = cast(Any, Runner(page_size))
     return Engine(
-        runner, absent, PagePool(pages + 1, page_size), absent, Limits(max_seq_len, 50, ()), "", absent, "cpu", ""
+        runner, absent, PagePool(pages + 1, page_size), absent, Limits(max_seq_len, 50, ()), "", absent, "cpu", "", ""
     )
 
 
