@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -25,19 +26,16 @@ def rehearsed(module: str, *words: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_worker_starts_and_serves_and_compiles_nothing_meanwhile() -> None:
-    assert "later 0;" in rehearsed("tests.worker.gpu.rehearsal", "gemma-3-1b", "fp8")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["bf16", "fp8-dynamic", "int8-dynamic", "library", "contiguous", "plain"])
-def test_so_it_does_with_other_settings(way: str) -> None:
-    assert "later 0;" in rehearsed("tests.worker.gpu.rehearsal", "tiny", way)
-
-
-@pytest.mark.slow
-def test_every_section_of_the_bench_runs_to_its_end() -> None:
-    assert "ablations gemma-3-1b" in rehearsed("tests.bench.gpu.rehearsal")
+def test_a_worker_serves_and_compiles_nothing_meanwhile_and_the_bench_runs_to_its_end() -> None:
+    """Other models and ways: `python -m tests.worker.gpu.rehearsal [MODEL] [WAY]`."""
+    worker = "tests.worker.gpu.rehearsal"
+    ways = [(worker, "tiny", way) for way in ("plain", "contiguous", "int8-dynamic")]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        bench, *served = pool.map(
+            lambda words: rehearsed(*words), [("tests.bench.gpu.rehearsal",), (worker, "gemma-3-1b", "fp8"), *ways]
+        )
+    assert "ablations gemma-3-1b" in bench
+    assert len(served) == 4 and all("later 0;" in said for said in served)
 
 
 def pinned(*values: int) -> Tensor:
