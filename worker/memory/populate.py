@@ -25,6 +25,8 @@ class Populator:
         """`arrays`: of pages, [pages, page_size, …] each (K's and V's of every layer), contiguous."""
         self._touch = touch
         self._arrays = tuple(arrays)  # while the thread touches them they must not go
+        # Only numbers in the thread: PyTorch's own code would end the process, should the interpreter end meanwhile.
+        self._places = [(part.data_ptr(), part[0].nbytes) for part in arrays]
         self._pages, page_size = arrays[0].shape[:2]
         self._stride = max(1, STRIDE_TOKENS // page_size)
         self._ahead = max(1, AHEAD_TOKENS // page_size)
@@ -50,7 +52,7 @@ class Populator:
         first, end = self._done, min(self._done + self._stride, self._pages)
         if first == end or first >= self._highest + self._ahead:
             return False
-        able = all([self._touch(part[first].data_ptr(), part[first:end].nbytes) for part in self._arrays])
+        able = all([self._touch(start + first * size, (end - first) * size) for start, size in self._places])
         self._done = end if able else self._pages
         return True
 
