@@ -286,7 +286,7 @@ def only(*harmless: Any) -> Reader:
 
     @reads({"enum": list(harmless)})
     def reader(name: str, value: Any) -> Any:
-        if value not in harmless:
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in harmless):
             allowed = " or ".join(msgspec.json.encode(one).decode() for one in harmless)
             raise Unprocessable(
                 f"`{name}` is not offered by this server, except as {allowed}", param=name, code="unsupported_field"

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -19,8 +20,13 @@ STREAMS, TOKENS = 8, 800
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Any:
     flags = ("--workers", "2", "--frontends", "2", "--kv-cache-gb", "0.25")
     with serving("demo", tmp_path_factory.mktemp("fleet") / "log", *flags) as server:
-        server.until(lambda stats: len(ready(stats)) == 2)
+        server.until(lambda stats: len(ready(stats)) == len(stats["frontends"]) == 2 and everywhere(server))
         yield server
+
+
+def everywhere(server: Server) -> bool:
+    """Whether both frontends are ready: each new connection finds one of them."""
+    return all(httpx.get(f"{server.url}/ready").status_code == 200 for _ in range(16))
 
 
 def ready(stats: dict[str, Any]) -> list[dict[str, Any]]:
