@@ -5,6 +5,8 @@ max(0, p - window + 1) .. p (window 0: all of 0 .. p), whose keys and values lie
 Query heads come in groups that share a key/value head. A cache of float8_e4m3fn is read as q's dtype.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -43,18 +45,10 @@ def attention(
 
 
 def attention_plain(
-    q: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    starts: Tensor,
-    kv_lens: Tensor,
-    pages: Tensor,
-    max_kv: int,
-    *,
-    scale: float,
-    window: int,
+    q: Tensor, cache_k: Tensor, cache_v: Tensor, starts: Tensor, kv_lens: Tensor, pages: Tensor, max_kv: int, **how: Any
 ) -> Tensor:
-    return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
+    """`attention`, of plain PyTorch."""
+    return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, **how)
 
 
 def attention_torch(

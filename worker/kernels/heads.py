@@ -3,6 +3,9 @@
 On CUDA and on the CPU one pass over the rows, which gives the same bits as the three kernels one after the other.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -63,40 +66,22 @@ def heads_apart(
     k_norm: Tensor | None,
     eps: float,
     offset: bool,
+    norm: Callable[..., Tensor] = rms_norm,
+    rotate: Callable[..., tuple[Tensor, Tensor]] = rotary,
+    write: Callable[..., None] = write_kv,
 ) -> Tensor:
     """The same for qkv that is no terms, by the three kernels one after the other."""
-    q, k, v = _split(qkv, *cache_k.shape[2:])
-    if q_norm is not None and k_norm is not None:
-        q, k = rms_norm(q, q_norm, eps, offset=offset), rms_norm(k, k_norm, eps, offset=offset)
-    q, k = rotary(q, k, cos, sin, positions)
-    write_kv(k, v, cache_k, cache_v, slots)
-    return q
-
-
-def heads_plain(
-    qkv: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    *,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    offset: bool,
-    dtype: torch.dtype,
-) -> Tensor:
-    q, k, v = _split(added(qkv, 2, dtype), *cache_k.shape[2:])
-    if q_norm is not None and k_norm is not None:
-        q, k = rms_norm_torch(q, q_norm, eps, offset=offset), rms_norm_torch(k, k_norm, eps, offset=offset)
-    q, k = rotary_torch(q, k, cos, sin, positions)
-    write_kv_torch(k, v, cache_k, cache_v, slots)
-    return q
-
-
-def _split(qkv: Tensor, kv_heads: int, dim: int) -> tuple[Tensor, ...]:
-    """Queries, keys and values [T, heads, D] of [T, (Hq + 2 Hk) * D]."""
+    kv_heads, dim = cache_k.shape[2:]
     parts = qkv.view(len(qkv), -1, dim)
-    return parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    q, k, v = parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if q_norm is not None and k_norm is not None:
+        q, k = norm(q, q_norm, eps, offset=offset), norm(k, k_norm, eps, offset=offset)
+    q, k = rotate(q, k, cos, sin, positions)
+    write(k, v, cache_k, cache_v, slots)
+    return q
+
+
+def heads_plain(qkv: Tensor, *places: Tensor, dtype: torch.dtype, **norms: Any) -> Tensor:
+    """`heads`, of plain PyTorch."""
+    whole = added(qkv, 2, dtype)
+    return heads_apart(whole, *places, **norms, norm=rms_norm_torch, rotate=rotary_torch, write=write_kv_torch)

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,10 @@ def resolve(
     if folder.exists() or not HUB_ID.fullmatch(model):
         raise CheckpointError(f"{model} is not a folder")
     try:
-        if known and _is_whole(folder := fetch(model, PATTERNS, revision=revision, known=True)):
+        fetched = partial(fetch, model, PATTERNS, revision=revision, on_progress=on_progress)
+        if known and _is_whole(folder := fetched(known=True)):
             return folder
-        return fetch(model, PATTERNS, revision=revision, on_progress=on_progress)
+        return fetched()
     except HubError as error:
         raise CheckpointError(str(error)) from error
 
