@@ -27,7 +27,7 @@ async def parsed(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Ask:
 async def test_defaults_are_those_of_the_contract(tokenizer: Tokenizer) -> None:
     ask = await completions.parse({"model": MODEL, "prompt": "ab"}, context(tokenizer, max_seq_len=256))
     assert ask.prompts == ([264, *tokenizer.encode_now(["ab"], False)[0]],)
-    assert (ask.n, ask.stream, ask.echo, ask.timings, ask.stops) == (1, False, False, False, ())
+    assert (ask.n, ask.stream, ask.echo, ask.timings, ask.stops) == (1, False, (), False, ())
     chosen = ask.sampling
     assert (chosen.max_tokens, chosen.temperature, chosen.top_p, chosen.top_k, chosen.min_p) == (128, 1.0, 1.0, 0, 0.0)
     assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.0, 0.0, 0.0)
@@ -51,7 +51,7 @@ async def test_every_field_arrives(tokenizer: Tokenizer) -> None:
     assert (s.presence_penalty, s.frequency_penalty, s.seed, s.min_tokens) == (-1.0, 2.0, 2**64 - 1, 3)
     assert s.logit_bias == ((5, -100.0), (6, 1.5)) and s.stop_token_ids == (4,) and s.ignore_eos
     assert (s.logprobs, s.prompt_logprobs) == (20, True)
-    assert (ask.n, ask.stops, ask.echo, ask.stream, ask.timings) == (2, ("x",), True, True, True)
+    assert (ask.n, ask.stops, bool(ask.echo), ask.stream, ask.timings) == (2, ("x",), True, True, True)
     assert ask.include_usage and ask.continuous_usage
 
 
