@@ -32,6 +32,7 @@ from worker.model.families import spec_from_config
 from worker.model.weights import load
 from worker.run.runner import Runner
 from worker.run.sampler import choose
+from worker.schedule.plan import Row
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
@@ -80,11 +81,11 @@ class Recorder:
     rows: dict[int, Tensor] = field(default_factory=dict)
     agree: bool = True
 
-    def __call__(self, logits: Tensor, sequences: list[Sequence], *how: Any) -> Tensor:
-        for row, sequence in zip(logits, sequences, strict=True):
+    def __call__(self, logits: Tensor, rows: list[Row], *how: Any) -> Tensor:
+        for row, (sequence, output) in zip(logits, rows, strict=True):
             if sequence.key == (b"target", 0):
-                self.rows[sequence.output_len] = row.clone()
-        return choose(logits, sequences, *how)
+                self.rows[output] = row.clone()
+        return choose(logits, rows, *how)
 
 
 def run(
