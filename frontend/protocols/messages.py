@@ -11,7 +11,6 @@ from typing import Any
 
 from frontend.errors import SluiceError
 from frontend.protocols import constraint
-from frontend.protocols.blocks import message, neighbours, text
 from frontend.protocols.common import (
     MAX_STOPS,
     OPENAI,
@@ -26,19 +25,7 @@ from frontend.protocols.common import (
     check_model,
     sampling,
 )
-from frontend.protocols.conversation import MAX_MESSAGES, Prompt, prompt
-from frontend.protocols.envelope import (
-    BLOCK_START,
-    BLOCK_STOP,
-    PING,
-    PREFIX,
-    answer,
-    end,
-    error,
-    failure,
-    start,
-    text_delta,
-)
+from frontend.protocols.conversation import MAX_MESSAGES, Prompt, neighbours, prompt, turn
 from frontend.protocols.fields import (
     Field,
     Table,
@@ -53,9 +40,21 @@ from frontend.protocols.fields import (
     refused,
     some_text,
 )
-from frontend.protocols.functions import ANTHROPIC_TOOLS, offer, spoken, thinking
-from frontend.protocols.toolmessages import spoken_blocks, spoken_stream
-from frontend.protocols.turns import turn
+from frontend.protocols.messages_frame import (
+    BLOCK_START,
+    BLOCK_STOP,
+    PING,
+    PREFIX,
+    answer,
+    end,
+    error,
+    failure,
+    start,
+    text_delta,
+)
+from frontend.protocols.messages_input import message, text
+from frontend.protocols.messages_tools import spoken_blocks, spoken_stream
+from frontend.protocols.tools import ANTHROPIC_TOOLS, offer, spoken, thinking
 from frontend.speech.said import Said
 from frontend.types import Ask, Delta
 

@@ -1,13 +1,13 @@
-"""Anthropic's content blocks, as a history brings them, in the words of chat templates.
+"""Anthropic's messages and their content blocks, read as turns of a conversation.
 
-A message may become several turns: results of tools are turns of their own.
+A message may become several turns: each result of a tool is a turn of its own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from frontend.errors import Unprocessable
-from frontend.protocols.conversation import MAX_PARTS, content
+from frontend.protocols.conversation import MAX_PARTS, Turn, call, content, turn
 from frontend.protocols.fields import (
     Field,
     Reader,
@@ -25,7 +25,6 @@ from frontend.protocols.fields import (
     some_text,
     wrong_type,
 )
-from frontend.protocols.turns import Turn, call, turn
 
 text = content(empty=True, cache_control=anything, citations=only([]))
 _SHOWN = {"cache_control": Field(anything)}
@@ -129,21 +128,3 @@ def _users(blocks: Iterable[dict[str, Any]]) -> list[Turn]:
 
 
 SPEAKERS: Mapping[str, Callable[[Iterable[dict[str, Any]]], list[Turn]]] = {"user": _users, "assistant": _assistants}
-
-
-def neighbours(turns: Iterable[Turn]) -> list[Turn]:
-    """Neighbours of one role are one turn, a line each; but each result of a tool is its own."""
-    merged: list[Turn] = []
-    for one in turns:
-        if merged and merged[-1]["role"] == one["role"] != "tool":
-            one = _joined(merged.pop(), one)
-        merged.append(one)
-    return merged
-
-
-def _joined(first: Turn, second: Turn) -> Turn:
-    """Where one of them only calls or thinks, there is no line to join."""
-    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
-    thoughts = [one["reasoning_content"] for one in (first, second) if "reasoning_content" in one]
-    lines = [one["content"] for one in (first, second) if one["content"] or not (calls or thoughts)]
-    return turn(first["role"], "\n".join(lines), "\n".join(thoughts), calls)
