@@ -22,6 +22,7 @@ from shared.config import WorkerConfig
 from shared.messages import Sampling
 from shared.sizes import with_sizes
 from tests.checkpoints import EOS, VOCAB, Checkpoints
+from tests.worker.kernels.native_tiers import EMULATED, HERE, tier  # noqa: F401
 from worker.grammar.compiler import Compiler, Grammar
 from worker.kernels import native
 from worker.memory.cache import Cache
@@ -150,6 +151,24 @@ def test_bits_depend_on_the_request_alone(
     ids, logits = run(decoder, Mode(), monkeypatch)
     assert len(ids) == NEW
     for mode in MODES:
+        other_ids, other_logits = run(decoder, mode, monkeypatch)
+        assert other_ids == ids, mode
+        for position, row in logits.items():
+            assert torch.equal(other_logits[position], row), (mode, position)
+
+
+@pytest.mark.parametrize("tier", [which for which in HERE if which == EMULATED], indirect=True)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_so_do_those_that_amx_computes(
+    family: str,
+    tier: int,  # noqa: F811
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = decoder_of(checkpoints(family), torch.bfloat16)
+    ids, logits = run(decoder, Mode(), monkeypatch)
+    assert native.tier() == "amx" and len(ids) == NEW
+    for mode in MODES[7::11]:
         other_ids, other_logits = run(decoder, mode, monkeypatch)
         assert other_ids == ids, mode
         for position, row in logits.items():
