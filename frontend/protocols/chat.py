@@ -26,7 +26,7 @@ from frontend.protocols.common import (
     sampling,
 )
 from frontend.protocols.completions import DONE, FINISH, Chunks, Shape, error, failure
-from frontend.protocols.fields import Field, Table, boolean, integer, only, read, refused, some_text
+from frontend.protocols.fields import Field, Table, anything, boolean, integer, only, read, refused, some_text
 from frontend.protocols.tools import offer, spoken
 from frontend.speech.said import Said
 from frontend.types import Ask, Delta, Finish, TokenLogprob
@@ -52,7 +52,8 @@ FIELDS: Table = {
     "functions": Field(only([])),
     "function_call": Field(only("none")),
     "audio": Field(refused),
-    "prediction": Field(refused),
+    "prediction": Field(anything),
+    "moderation": Field(refused),
     "verbosity": Field(only("medium")),
     "web_search_options": Field(refused),
 }

@@ -49,7 +49,7 @@ def _called(name: str, value: Any) -> Turn:
     return call(read["id"], function["name"], parsed(function["arguments"] or "{}"))
 
 
-_content = content()
+_content = content(cache_control=anything, prompt_cache_breakpoint=anything)
 _message = record({
     "role": Field(choice("system", "developer", "user", "assistant", "tool"), required=True),
     "content": Field(_content),

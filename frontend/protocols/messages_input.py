@@ -47,7 +47,11 @@ BLOCKS: Mapping[str, Table] = {
         **_SHOWN,
     },
 }
-ROLES = {"user": ("text", "tool_result"), "assistant": ("text", "tool_use", "thinking", "redacted_thinking")}
+ROLES = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
+    "system": ("text",),
+}
 
 
 def _blocks(kinds: Sequence[str]) -> Reader:
@@ -94,7 +98,7 @@ def message(name: str, value: Any) -> list[Turn]:
     if type(value) is not dict:
         raise wrong_type(name, value, "an object")
     role = value.get("role")
-    table = _messages["assistant" if role == "assistant" else "user"]
+    table = _messages[role if type(role) is str and role in _messages else "user"]
     said = read(table, value, f"{name}.")
     return SPEAKERS[said["role"]](said["content"])
 
@@ -127,4 +131,16 @@ def _users(blocks: Iterable[dict[str, Any]]) -> list[Turn]:
     return turns
 
 
-SPEAKERS: Mapping[str, Callable[[Iterable[dict[str, Any]]], list[Turn]]] = {"user": _users, "assistant": _assistants}
+def _systems(blocks: Iterable[dict[str, Any]]) -> list[Turn]:
+    return [turn("system", "".join([block["text"] for block in blocks]))]
+
+
+SPEAKERS: Mapping[str, Callable[[Iterable[dict[str, Any]]], list[Turn]]] = {
+    "user": _users,
+    "assistant": _assistants,
+    "system": _systems,
+}
+
+
+def later_systems_as_users(turns: Iterable[Turn]) -> list[Turn]:
+    return [one | {"role": "user"} if i and one["role"] == "system" else one for i, one in enumerate(turns)]

@@ -29,7 +29,6 @@ from frontend.protocols.conversation import Prompt, neighbours, prompt, turn
 from frontend.protocols.fields import (
     Field,
     Table,
-    anything,
     choice,
     exactly,
     flags,
@@ -91,9 +90,8 @@ FIELDS: Table = {
     **constraint.GUIDED,
     "background": Field(only(False)),
     "max_tool_calls": Field(integer(1)),
-    "prompt_cache_options": Field(anything),
     "prompt": Field(refused),
-    "context_management": Field(refused),
+    "context_management": Field(only([])),
     "moderation": Field(refused),
 }
 
