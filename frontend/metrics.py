@@ -15,7 +15,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from frontend.link import Counts
-from frontend.service import Meter
 from frontend.types import Finish
 from frontend.workers import Member, combined
 from shared.messages import Status, Timings
@@ -68,7 +67,7 @@ class Tally:
             self._total = 0.0
 
 
-class Meters(Meter):
+class Meters:
     """The service's meter, and the text of /metrics."""
 
     def __init__(self, prefix: str = "sluice_") -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from frontend.workers import Member, combined
-from shared.messages import Pages, Quantiles, Status
+from shared.messages import Pace, Pages, Quantiles, Status
 
 _NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state="absent", progress=0.0)
 
@@ -44,6 +44,7 @@ def _worker(s: Status, name: str) -> dict[str, Any]:
         "progress": s.progress,
         "last_step_age_s": s.last_step_age_s,
         "max_seq_len": s.max_seq_len,
+        "step": _pace(s.pace),
     }
 
 
@@ -70,6 +71,15 @@ def _state(member: Member) -> str:
 
 def _pages(pages: Pages) -> dict[str, int]:
     return {"free": pages.free, "cached": pages.cached, "owned": pages.owned, "total": pages.total}
+
+
+def _pace(pace: Pace) -> dict[str, float]:
+    return {
+        "target_s": pace.target_s,
+        "prompt_tokens": pace.prompt_tokens,
+        "decodes_s": pace.decodes_s,
+        "prompt_token_s": pace.prompt_token_s,
+    }
 
 
 def _quantiles(seconds: Quantiles) -> dict[str, float]:

@@ -118,6 +118,11 @@ class WorkerConfig:
     max_step_tokens: int = setting(
         BY_DEVICE, "token budget of one step", unit="tokens", at_least=1, shown="512, on a GPU 2048"
     )
+    target_step_s: float = setting(
+        0.18, "how long a step shall last in which something decodes: only so many prompt tokens share it, by the "
+        "measure of steps before, but 64 at least, and as much time as its decodes take; 0: up to --max-step-tokens",
+        unit="seconds", at_least=0,
+    )  # fmt: skip
     max_batch_size: int = setting(
         BY_DEVICE, "most sequences in one step", unit="sequences", at_least=1, shown="64, on a GPU 256"
     )

@@ -64,11 +64,6 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     prompt_logprobs: bool = False
     grammar: str = ""  # what the output must match, in llguidance's words; empty: anything
 
-    @property
-    def penalized(self) -> bool:
-        """Whether tokens count for less for having been there before."""
-        return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
-
 
 class _Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     """Base of all messages: a tagged array, so that fields may be added at the end with a default."""
@@ -238,6 +233,15 @@ class Pages(msgspec.Struct, frozen=True, gc=False, array_like=True):
     total: int = 0
 
 
+class Pace(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What a step in which something decodes is planned with; zero while nothing was measured."""
+
+    target_s: float = 0.0  # that it shall last; 0: never mind
+    prompt_tokens: int = 0  # that it may have
+    decodes_s: float = 0.0  # that its decodes take alone
+    prompt_token_s: float = 0.0  # that a prompt token adds
+
+
 class Peer(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A frontend as the worker sees it."""
 
@@ -282,6 +286,7 @@ class Status(_Message):
     frontends: tuple[Peer, ...] = ()
     error: str = ""  # of state "failed": why the worker ends, without having told any request that it failed
     kernels: str = ""  # what computes: "triton", "c" or "torch"; "" while that is not known
+    pace: Pace = Pace()
 
 
 Request = Hello | Lease | Submit | Abort | Resync

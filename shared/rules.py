@@ -27,7 +27,7 @@ def check(settings: Settings, asked: Collection[str] | None = None) -> Settings:
     _check_values(settings)
     _check_wire(settings.wire)
     _check_workers(settings)
-    for rule in (_static, _contiguous, _chunks, _budget, _stopping, _ports):
+    for rule in (_static, _contiguous, _chunks, _target, _budget, _stopping, _ports):
         settings = with_values(settings, rule(settings, asked))
     return settings
 
@@ -100,6 +100,20 @@ def _chunks(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
         cause = "--batching-mode static" if worker.batching_mode == "static" else "--no-use-chunked-prefill"
         raise ConfigError(f"--max-prefill-chunks-per-step has no meaning with {cause}")
     return {}
+
+
+def _target(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
+    """Only prompts that are cut, and do not go before decodes, can make room in a step."""
+    worker = settings.worker
+    if worker.scheduler_policy == "prefill_first":
+        cause = "--scheduler-policy prefill_first"
+    elif not worker.use_chunked_prefill:
+        cause = "--batching-mode static" if worker.batching_mode == "static" else "--no-use-chunked-prefill"
+    else:
+        return {}
+    if worker.target_step_s and "target_step_s" in asked:
+        raise ConfigError(f"--target-step-s has no meaning with {cause}")
+    return {"target_step_s": 0.0}
 
 
 def _budget(settings: Settings, asked: Collection[str]) -> dict[str, Any]:

@@ -178,6 +178,7 @@ class _State:
             e2e=stats.e2e.quantiles(),
             error=self.failed,
             kernels=engine.kernels,
+            pace=scheduler.pace,
         )
 
     def _carry(self, scheduler: Scheduler) -> None:

@@ -120,6 +120,9 @@ def test_a_mistake_in_the_environment_names_the_variable() -> None:
             "--batching-mode static --max-prefill-chunks-per-step 2",
             ("--max-prefill-chunks-per-step", "--batching-mode"),
         ),
+        ("--no-use-chunked-prefill --target-step-s 0.1", ("--target-step-s", "--no-use-chunked-prefill")),
+        ("--batching-mode static --target-step-s 0.1", ("--target-step-s", "--batching-mode")),
+        ("--scheduler-policy prefill_first --target-step-s 0.1", ("--target-step-s", "--scheduler-policy")),
         ("--prefill-chunk-size 600 --max-step-tokens 512", ("--prefill-chunk-size", "--max-step-tokens")),
         ("--max-batch-size 64 --max-step-tokens 32", ("--max-batch-size", "--max-step-tokens")),
         ("--stop-timeout 5 --drain-timeout 5", ("--stop-timeout", "--drain-timeout")),
@@ -142,7 +145,8 @@ def test_being_asked_for_counts_in_the_environment_too() -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ("--batching-mode static", {"use_chunked_prefill": False}),
+        ("--batching-mode static", {"use_chunked_prefill": False, "target_step_s": 0.0}),
+        ("--scheduler-policy prefill_first", {"target_step_s": 0.0}),
         ("--kv-cache-backend contiguous", {"prefix_cache": False}),
         ("--kv-cache-backend contiguous --no-prefix-cache", {"prefix_cache": False}),
         ("--port 8001", {"worker_metrics_port": 8002}),

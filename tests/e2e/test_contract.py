@@ -265,6 +265,8 @@ def test_statistics(site: Site) -> None:
         "bfloat16",
         LENGTH,
     )
+    assert worker["step"]["target_s"] > 0 and 0 < worker["step"]["decodes_s"] < 60
+    assert worker["step"]["prompt_tokens"] >= 64
     assert len({frontend["pid"] for frontend in stats["frontends"]}) == len(stats["frontends"]) == 2
     assert all(set(frontend) == {"pid", "id", "streams"} for frontend in stats["frontends"])
     assert stats["throughput"]["prompt"] > 0 and stats["throughput"]["generation"] > 0

@@ -12,6 +12,7 @@ sequence. Whether one of those ids ends it shows when it is settled, and at wors
 from math import inf
 
 from worker.schedule import policy
+from worker.schedule.pace import Pace
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.policy import Batching
 from worker.schedule.sequence import Sequence
@@ -21,9 +22,10 @@ from worker.schedule.state import State
 class Planner:
     """Changes nothing of what a sequence has computed: a plan that is never run does no harm."""
 
-    def __init__(self, state: State, batching: Batching) -> None:
+    def __init__(self, state: State, batching: Batching, pace: Pace) -> None:
         self._state = state
         self._batching = batching
+        self._pace = pace
         self._cutting = policy.cutting(state.config)
         self._order = policy.order(state.config)
 
@@ -33,11 +35,13 @@ class Planner:
         decodes, prompts = self._grow(plan.preempted, now)
         budget = self._state.config.max_step_tokens
         reserved = min(len(decodes), self._order.reserve(budget))
-        chunks, used = self._prompt_chunks(prompts, budget - reserved, now, joining=not plan.preempted)
+        room = min(budget - reserved, self._pace.room(len(decodes)))
+        chunks, used = self._prompt_chunks(prompts, room, now, joining=not plan.preempted)
         served = self._order.arrange(decodes)[: max(reserved, budget - used)]
         self._order.advanced(len(served), len(decodes))
         plan.chunks.extend(self._decode_chunks(served))
         plan.chunks.extend(chunks)
+        self._pace.planned(now, len(plan.chunks), len(served), used)
         return plan
 
     def _make_room(self, preempted: list[Sequence], now: float) -> None:

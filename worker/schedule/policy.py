@@ -3,14 +3,17 @@
     batching   how many may join now, and when may some           Continuous | Static
     cutting    how much of this prompt in this step               Chunked | Whole
     order      who gets a full step's tokens first                Fcfs | PrefillFirst | DecodeRoundRobin
+    pace       how many prompt tokens beside decodes              Pace (pace.py)
 
 None of them touches a page or changes a sequence, and there is one scheduler for all of them.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from shared.config import WorkerConfig
+from worker.schedule.pace import Pace
 from worker.schedule.sequence import Sequence
 
 
@@ -27,6 +30,7 @@ class SchedulerConfig:
     prefill_chunk_size: int = 512
     max_prefill_chunks_per_step: int = 0
     max_step_tokens: int = 1024
+    target_step_s: float = 0.0
     max_batch_size: int = 64
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 0
@@ -47,6 +51,7 @@ class SchedulerConfig:
             prefill_chunk_size=worker.prefill_chunk_size,
             max_prefill_chunks_per_step=worker.max_prefill_chunks_per_step,
             max_step_tokens=worker.max_step_tokens,
+            target_step_s=worker.target_step_s,
             max_batch_size=worker.max_batch_size,
             max_waiting_requests=worker.max_waiting_requests,
             max_waiting_tokens=worker.max_waiting_tokens,
@@ -206,3 +211,10 @@ def order(config: SchedulerConfig) -> Order:
         "decode_round_robin": DecodeRoundRobin,
     }
     return orders[config.scheduler_policy]()
+
+
+def pace(config: SchedulerConfig) -> Pace:
+    """Where a prompt is never cut, or goes before decodes, there is nothing to hold back."""
+    whole = config.batching_mode == "static" or not config.use_chunked_prefill
+    free = whole or config.scheduler_policy == "prefill_first"
+    return Pace(inf if free else config.target_step_s or inf, config.max_step_tokens)

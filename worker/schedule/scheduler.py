@@ -18,6 +18,7 @@ launched, settle(plan, ids, now) when its ids are there, abandon() when they nev
 from collections.abc import Iterable
 from math import inf
 
+from shared.messages import Pace
 from worker.memory.pages import PagePool
 from worker.schedule import policy
 from worker.schedule.admission import QueueFull, Refused, TooLong, check_possible, check_room
@@ -38,8 +39,9 @@ class Scheduler:
         self._config = config
         self._batching = policy.batching(config)
         self._state = State(config, pool, returns=config.prefix_cache and not self._batching.closed)
-        self._planner = Planner(self._state, self._batching)
-        self._settler = Settler(self._state)
+        self._pace = policy.pace(config)
+        self._planner = Planner(self._state, self._batching, self._pace)
+        self._settler = Settler(self._state, self._pace)
         self._earliest = inf  # no live sequence's deadline is before
 
     # What there is
@@ -86,6 +88,10 @@ class Scheduler:
     @property
     def prefix_hits(self) -> int:
         return self._state.paging.prefix.hits if self._state.paging.prefix else 0
+
+    @property
+    def pace(self) -> Pace:
+        return self._pace.estimates
 
     def get(self, key: Key) -> Sequence | None:
         return self._state.live.get(key)

@@ -10,6 +10,7 @@ What counts as computed, and all that anybody is told, is what has been settled.
 from collections.abc import Iterable
 
 from shared.messages import Outcome
+from worker.schedule.pace import Pace
 from worker.schedule.plan import Advance, Chunk, Plan
 from worker.schedule.sequence import Sequence
 from worker.schedule.state import State
@@ -18,10 +19,11 @@ from worker.schedule.state import State
 class Settler:
     """`prefill_tokens` and `generation_tokens` count what was computed, in all."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, pace: Pace) -> None:
         self.prefill_tokens = 0
         self.generation_tokens = 0
         self._state = state
+        self._pace = pace
 
     def advance(self, plan: Plan) -> None:
         """Raises ValueError, and applies nothing, if the plan does not go on from what is computed or under way."""
@@ -34,6 +36,7 @@ class Settler:
             sequence = chunk.sequence
             sequence.flying += chunk.length
             sequence.due += chunk.samples
+        self._pace.launched(len(plan.chunks))
 
     def settle(self, plan: Plan, ids: list[int], now: float) -> list[Advance]:
         """`ids[i]` was sampled for `plan.sampling[i]`. Steps are settled in the order in which they were launched.
@@ -42,6 +45,7 @@ class Settler:
         nothing, if the ids do not fit the plan.
         """
         check_ids(plan, ids)
+        self._pace.settled(now)
         advances: list[Advance] = []
         sampled, running = iter(ids), self._state.running
         for chunk in plan.chunks:
@@ -57,6 +61,7 @@ class Settler:
         return advances
 
     def abandon(self) -> None:
+        self._pace.abandoned()
         for sequence in self._state.running:
             sequence.flying = sequence.due = 0
 
@@ -82,7 +87,7 @@ class Settler:
         """None while its prompt is not through."""
         if token is not None and sequence.constraint is not None and not sequence.constraint.advance(token):
             self._state.leave(sequence)
-            return Advance(sequence, [], Outcome.ERROR)
+            return Advance(sequence, None, Outcome.ERROR)
         if token is not None:
             sequence.tokens.append(token)
             sequence.first_token = sequence.first_token or now
@@ -91,7 +96,7 @@ class Settler:
         outcome = self._state.outcome(sequence)
         if outcome is not None:
             self._state.leave(sequence)
-        return Advance(sequence, [] if token is None else [token], outcome)
+        return Advance(sequence, token, outcome)
 
 
 def check_ids(plan: Plan, ids: list[int]) -> None:

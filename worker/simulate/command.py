@@ -26,8 +26,9 @@ FLAGS = select(
     (
         "max_seq_len", "device", "dtype", "kv_cache_dtype", "threads", "kv_cache_gb", "batching_mode",
         "batch_wait_timeout_s", "scheduler_policy", "use_chunked_prefill", "prefill_chunk_size",
-        "max_prefill_chunks_per_step", "max_step_tokens", "max_batch_size", "max_waiting_requests",
-        "max_waiting_tokens", "kv_cache_backend", "page_size", "prefix_cache", "batch_invariant",
+        "max_prefill_chunks_per_step", "max_step_tokens", "target_step_s", "max_batch_size",
+        "max_waiting_requests", "max_waiting_tokens", "kv_cache_backend", "page_size", "prefix_cache",
+        "batch_invariant",
     ),
 )  # fmt: skip
 SYNTHETIC = "synthetic"

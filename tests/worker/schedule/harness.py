@@ -60,11 +60,14 @@ def reference(sequence: Sequence, config: SchedulerConfig) -> tuple[list[int], O
 class Rig:
     """A scheduler with its pool and fake model; every step checks what must hold of any plan.
 
-    `overlap`: step() leaves the last step that it launched under way.
+    `overlap`: step() leaves the last step that it launched under way. `token_s`: what computing a token takes.
     """
 
-    def __init__(self, pages: int = 65, page_size: int = 4, *, overlap: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, pages: int = 65, page_size: int = 4, *, overlap: bool = False, token_s: float = 0.0, **settings: Any
+    ) -> None:
         self.overlap = overlap
+        self.token_s = token_s
         self.flights: deque[tuple[Plan, list[int]]] = deque()  # launched, not settled
         self.config = SchedulerConfig(**{"max_seq_len": 64, **settings})
         self.pool = PagePool(pages, page_size)
@@ -177,6 +180,7 @@ class Rig:
                 self.store[slot] = last
             if chunk.samples:
                 ids.append(next_id(last))
+        self.now += self.token_s * plan.tokens
         return ids
 
     def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:

@@ -2,12 +2,14 @@
 
 from math import inf
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.worker.schedule.harness import EOS, Rig, reference
+from worker.schedule import pace
 from worker.schedule.plan import Plan
 from worker.schedule.scheduler import QueueFull, TooLong
 from worker.schedule.sequence import Sequence
@@ -23,6 +25,7 @@ configs = st.fixed_dictionaries(
         "prefill_chunk_size": st.sampled_from([1, 3, 8]),
         "max_prefill_chunks_per_step": st.integers(0, 2),
         "max_step_tokens": st.sampled_from([1, 2, 5, 12, 100]),
+        "target_step_s": st.sampled_from([0.0, 0.001]),
         "max_batch_size": st.integers(1, 5),
         "max_waiting_requests": st.sampled_from([0, 2, 100]),
         "max_waiting_tokens": st.sampled_from([0, 40]),
@@ -51,13 +54,19 @@ submits = st.fixed_dictionaries(
 
 class Machine(RuleBasedStateMachine):
     @initialize(
-        config=configs, page_size=st.sampled_from([1, 3, 16, 0]), spare=st.integers(0, 20), overlap=st.booleans()
-    )
-    def start(self, config: dict[str, Any], page_size: int, spare: int, overlap: bool) -> None:
+        config=configs, page_size=st.sampled_from([1, 3, 16, 0]), spare=st.integers(0, 20), overlap=st.booleans(),
+        token_s=st.sampled_from([0.0, 0.001]), floor=st.integers(1, 4),
+    )  # fmt: skip
+    def start(
+        self, config: dict[str, Any], page_size: int, spare: int, overlap: bool, token_s: float, floor: int
+    ) -> None:
+        self.small = patch.multiple(pace, FLOOR=floor, TILE=1)  # as these prompts are
+        self.small.start()
         if page_size == 0:  # contiguous: a page is a whole sequence
             page_size, spare = config["max_seq_len"], spare // 5
             config = config | {"prefix_cache": False, "watermark": 0.0}
-        self.rig = Rig(pages=2 + 24 // page_size + spare, page_size=page_size, overlap=overlap, **config)
+        pages = 2 + 24 // page_size + spare
+        self.rig = Rig(pages=pages, page_size=page_size, overlap=overlap, token_s=token_s, **config)
         self.order: list[Sequence] = []  # as submitted
         self.left: set[Sequence] = set()
 
@@ -187,6 +196,12 @@ class Machine(RuleBasedStateMachine):
         waits for a turn of all others; then no page is owned."""
         if not hasattr(self, "rig"):
             return
+        try:
+            self.end()
+        finally:
+            self.small.stop()
+
+    def end(self) -> None:
         live = self.rig.scheduler.sequences()
         most = sum(sequence.prompt_len + sequence.sampling.max_tokens + 3 for sequence in live)
         turns = 3 if self.rig.overlap else 2  # who is preempted loses the token under way

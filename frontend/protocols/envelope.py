@@ -1,4 +1,4 @@
-"""What surrounds the content of an Anthropic answer: its head, usage, end and errors."""
+"""The words around an Anthropic answer: its head, its usage, its end, its errors; what stands between is elsewhere."""
 
 from typing import Any
 
