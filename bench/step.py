@@ -60,8 +60,8 @@ class Empty:
         begun = time.perf_counter()
         pack(plan.chunks, PAGE_SIZE, CPU)
         packed = time.perf_counter()
-        sequences = [chunk.sequence for chunk in plan.sampling]
-        ids = choose(self.logits[: len(sequences)], sequences, (2,)).fill_(7)
+        rows = plan.rows
+        ids = choose(self.logits[: len(rows)], rows, (2,)).fill_(7)
         self.packing_s += packed - begun
         self.sampling_s += time.perf_counter() - packed
         return Flight(plan, False, ids, ToHost(ids))

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from frontend.accesslog import Exchange
 from frontend.border import CLOSED, DIALECT, DIRECT, EXCHANGE, REQUEST_ID, SEND, Border, Envelope, known
 from frontend.errors import SluiceError, TooLarge
+from frontend.fleet import Fleet
 from frontend.keys import Keys
 from frontend.metrics import Meters
 from frontend.observers import Observers, observers
@@ -37,7 +38,6 @@ from frontend.stats import stats
 from frontend.template import ChatTemplate
 from frontend.tokenizer import Tokenizer
 from frontend.types import Ask
-from frontend.workers import Workers
 from shared.config import FrontendConfig, ModelConfig
 from shared.messages import Refusal
 
@@ -78,17 +78,16 @@ class Dialect(Protocol):
 def create_app(
     config: FrontendConfig,
     model: ModelConfig,
-    link: Workers,
+    fleet: Fleet,
     tokenizer: asyncio.Future[Tokenizer],
-    meters: Meters | None = None,
+    meters: Meters,
 ) -> Starlette:
-    """The ASGI application; its lifespan starts and closes `link`. `app.state.service` is the Service.
+    """The ASGI application; its lifespan starts and closes `fleet`. `app.state.service` is the Service.
 
     Raises ConfigError when the file of API keys cannot be used.
     """
-    meters = meters or Meters(config.metrics_prefix)
     ended = observers(config, meters)
-    api = Api(config, model, Service(link, tokenizer, meters), meters, ended)
+    api = Api(config, model, Service(fleet, tokenizer, meters), meters, ended)
     keys = Keys(config.api_keys)
     border = Middleware(Border, keys=keys, envelope=api.envelope, rejected=meters.rejected, ended=ended)
     app = Starlette(
@@ -112,7 +111,7 @@ class Api:
         self.service = service
         self._config = config
         self._name = model.name
-        self._link = service.link
+        self._fleet = service.fleet
         self._meters = meters
         self._observers = observers
         self._created = int(time.time())
@@ -150,20 +149,20 @@ class Api:
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        await self._link.start()
+        await self._fleet.start()
         tasks = [asyncio.create_task(self._flush()), asyncio.create_task(self._watch_lag())]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
-            await self._link.close()
+            await self._fleet.close()
             await asyncio.to_thread(self._observers.close)
 
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            self._meters.flush(self._link.counts, self._link.members())
+            self._meters.flush(self._fleet.counts, self._fleet.members())
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()
@@ -246,7 +245,7 @@ class Api:
             self._style = Style.of(tokenizer.templates, *formats)
             if self._config.sampling_defaults == "model":
                 self._recommended = recommended(tokenizer.generation)
-        welcome = self._link.welcome
+        welcome = self._fleet.welcome
         return Context(
             self._name, self._max_seq_len, welcome.limits.vocab_size if welcome else tokenizer.vocab_size,
             tokenizer, self._template, self._config.completions_stream_format, self._style,
@@ -255,7 +254,7 @@ class Api:
 
     @property
     def _max_seq_len(self) -> int:
-        return self._link.welcome.limits.max_seq_len if self._link.welcome else 0
+        return self._fleet.welcome.limits.max_seq_len if self._fleet.welcome else 0
 
     # the rest
 
@@ -281,21 +280,21 @@ class Api:
         return _json(models.one(request.path_params["name"], self._name, self._created, self._max_seq_len or None))
 
     async def health(self, request: Request) -> Response:
-        loaded = any(member.ready or member.reason == Refusal.DRAINING for member in self._link.members())
+        loaded = any(member.ready or member.reason == Refusal.DRAINING for member in self._fleet.members())
         return _json({"status": "ok", "model_loaded": loaded})
 
     async def ready(self, request: Request) -> Response:
         ready, reason = self.service.state()
         if ready:
             return _json({"status": "ready"})
-        progress = max((member.status.progress for member in self._link.members() if member.status), default=0.0)
+        progress = max((member.status.progress for member in self._fleet.members() if member.status), default=0.0)
         return _json({"status": "not_ready", "reason": reason, "progress": progress}, 503, {"Retry-After": "1"})
 
     async def stats(self, request: Request) -> Response:
-        return _json(stats(self._link.members(), self._name, self.service.draining))
+        return _json(stats(self._fleet.members(), self._name, self.service.draining))
 
     async def metrics(self, request: Request) -> Response:
-        text = self._meters.text(self._link.counts, self._link.members())
+        text = self._meters.text(self._fleet.counts, self._fleet.members())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def document(self, request: Request) -> Response:

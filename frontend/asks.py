@@ -90,7 +90,7 @@ def of_prompts(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> Read:
         for at in range(0, len(entries), SLICE):
             whole = {**body, "model": context.model, "prompt": entries[at : at + SLICE]}
             ask = await completions.parse(whole, context)
-            asks += [replace(ask, prompts=(ids,), meta={}) for ids in ask.prompts]
+            asks += [replace(ask, prompts=(ids,)) for ids in ask.prompts]
         return asks
 
     return read

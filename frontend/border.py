@@ -44,8 +44,9 @@ class Envelope(Protocol):
 def known(exc: Exception, request_id: str) -> SluiceError:
     """Any exception as one that a client may see; what is our fault is logged with its trace."""
     if isinstance(exc, HTTPException):
-        kind = {404: NotFound, 405: MethodNotAllowed}.get(exc.status_code, SluiceError)
-        return kind(str(exc.detail))
+        if exc.status_code == 405:
+            return MethodNotAllowed(str(exc.detail), allow=(exc.headers or {}).get("Allow", ""))
+        return (NotFound if exc.status_code == 404 else SluiceError)(str(exc.detail))
     if not isinstance(exc, SluiceError):
         log.error("request %s failed", request_id, exc_info=exc)
         return Internal(f"internal error, logged as request {request_id}", code="internal_error")
@@ -60,6 +61,8 @@ def answer(exc: SluiceError, envelope: Envelope, request_id: str) -> Response:
         headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after or 1.0)))
     if exc.status == 504:
         headers["X-Should-Retry"] = "false"  # the SDKs would; but the client's time is over
+    if isinstance(exc, MethodNotAllowed) and exc.allow:
+        headers["Allow"] = exc.allow
     if exc.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(envelope.error(exc, request_id), exc.status, headers, "application/json")

@@ -46,8 +46,7 @@ class Choice:
     def echo(self, text: StreamText) -> None:
         """Put the prompt before the output, in the words it was given in."""
         ids, texts, _ = text.finish(self._prompt)
-        given = self._ask.meta.get("echo")
-        exact = given[self._index // self._ask.n] if isinstance(given, list) else ""
+        exact = self._ask.echo[self._index // self._ask.n]
         if exact and "".join(texts) != exact:  # a tokenizer that does not give back what it was given
             texts = [exact, *[""] * (len(ids) - 1)]
         self._echo = ids, texts

@@ -35,8 +35,14 @@ class NotFound(SluiceError):
 
 
 class MethodNotAllowed(SluiceError):
+    """`allow`: the methods that the route has."""
+
     status = 405
     kind = "not_found_error"
+
+    def __init__(self, message: str, allow: str = "") -> None:
+        super().__init__(message)
+        self.allow = allow
 
 
 class TooLarge(SluiceError):

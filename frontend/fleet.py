@@ -13,13 +13,12 @@ among those that are ready (routing.py).
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from frontend.errors import Overloaded, SluiceError, Unprocessable
 from frontend.link import NOBODY, Counts, Link
 from frontend.places import Places
-from frontend.roster import Roster
+from frontend.roster import LOOK_S, Roster
 from frontend.routing import Beginnings, beginnings, choose, load
 from frontend.stream import Stream
 from frontend.workers import Member
@@ -33,7 +32,7 @@ RETRY_S = 0.5  # how often a stream that no worker had room for asks again
 
 
 class Fleet:
-    """One worker or many (see workers.Workers)."""
+    """One worker or many: takes requests and hands back streams."""
 
     def __init__(
         self,
@@ -42,12 +41,16 @@ class Fleet:
         *,
         stall_timeout: float = 30.0,
         recovery_timeout: float = 120.0,
-        **expected: Any,
+        model: str = "",
+        tokenizer_hash: Callable[[], str] = str,
+        look_s: float = LOOK_S,
     ) -> None:
-        """`places` says where the workers are; without it there is one, where `wire` says. See Roster for more."""
+        """`places` says where the workers are, which is looked up each `look_s` seconds; without it there is one, where
+        `wire` says. A worker with another `model` or tokenizer is not used; an empty text fits any.
+        """
         self.id = secrets.token_bytes(m.TOPIC_BYTES)
         self.counts = Counts()
-        self.roster = Roster(wire, places, self._link, **expected)
+        self.roster = Roster(wire, places, self._link, model=model, tokenizer_hash=tokenizer_hash, look_s=look_s)
         self._stall_timeout = stall_timeout
         self._recovery_timeout = recovery_timeout
         self._homes: dict[Stream, Link | None] = {}  # None: it waits for any worker
@@ -79,6 +82,7 @@ class Fleet:
 
     @property
     def welcome(self) -> m.Welcome | None:
+        """What the model is; None until a worker has said so."""
         return self.roster.welcome
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.closing import closed
+from frontend.closed_schema import closed
 from frontend.errors import Unprocessable
 
 MAX_BYTES = 256 * 1024  # of one grammar's text

@@ -252,14 +252,14 @@ async def _open(settings: Settings) -> AsyncIterator[Served]:
     try:
         async with own_worker(settings) as worker:
             config = settings.frontend
-            link = Fleet(worker.wire, stall_timeout=config.stall_timeout, recovery_timeout=config.recovery_timeout)
-            await link.start()
+            fleet = Fleet(worker.wire, stall_timeout=config.stall_timeout, recovery_timeout=config.recovery_timeout)
+            await fleet.start()
             try:
                 tokenizer = await _tokenizer(settings)
                 with closing(tokenizer):
-                    yield await _ready(worker, link, tokenizer, settings)
+                    yield await _ready(worker, fleet, tokenizer, settings)
             finally:
-                await link.close()
+                await fleet.close()
     except (Failure, RunDirError, TokenizerError) as error:
         raise CannotStart(str(error)) from error
 
@@ -273,15 +273,15 @@ async def _tokenizer(settings: Settings) -> Tokenizer:
         )
 
 
-async def _ready(worker: Owned, link: Fleet, tokenizer: Tokenizer, settings: Settings) -> Served:
+async def _ready(worker: Owned, fleet: Fleet, tokenizer: Tokenizer, settings: Settings) -> Served:
     loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     loaded.set_result(tokenizer)
-    service = Service(link, loaded)
-    while link.welcome is None or not service.state()[0]:
+    service = Service(fleet, loaded)
+    while fleet.welcome is None or not service.state()[0]:
         worker.check()
         await asyncio.sleep(POLL_S)
     worker.trust()
-    limits = link.welcome.limits
+    limits = fleet.welcome.limits
     sizes = with_sizes(settings.worker, on_gpu=settings.worker.device != "cpu" and bool(gpus()))
     template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
     style = Style.of(tokenizer.templates)

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from frontend.link import Counts
+from frontend.service import Meter
 from frontend.types import Finish
 from frontend.workers import Member, combined
 from shared.messages import Status, Timings
@@ -67,7 +68,7 @@ class Tally:
             self._total = 0.0
 
 
-class Meters:
+class Meters(Meter):
     """The service's meter, and the text of /metrics."""
 
     def __init__(self, prefix: str = "sluice_") -> None:

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from frontend.protocols import chat, completions, messages, responses, tokenize
-from frontend.protocols.answers import SHAPES, ref
+from frontend.protocols.answer_schemas import SHAPES, ref
 from frontend.protocols.fields import Schema, Table, schema
 from frontend.protocols.meanings import MEANINGS
 

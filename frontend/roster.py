@@ -32,9 +32,9 @@ class Roster:
         places: Places | None,
         make: Callable[[Address], Link],
         *,
-        model: str = "",
-        tokenizer_hash: Callable[[], str] = str,
-        look_s: float = LOOK_S,
+        model: str,
+        tokenizer_hash: Callable[[], str],
+        look_s: float,
     ) -> None:
         self.links: list[Link] = []
         self.welcome: m.Welcome | None = None  # what all of them must agree with

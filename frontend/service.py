@@ -11,36 +11,25 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
-from typing import Protocol
 
 import msgspec
 
 from frontend.choice import Choice
 from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError
+from frontend.fleet import Fleet
 from frontend.stops import Stops
 from frontend.stream import Batch, Stream, nobody
 from frontend.text import StreamText
 from frontend.tokenizer import Tokenizer
 from frontend.types import Ask, Delta, Finish
-from frontend.workers import Workers
 from shared.messages import End, Outcome, Sampling, Timings
 
 DRAINING_S = 5.0  # until another server may have taken over
 POLL_S = 0.02  # how often a drain looks whether the last request has ended
 
 
-class Meter(Protocol):
-    """What the service reports about its requests; calls must cost well under a microsecond."""
-
-    def admitted(self, prompt_tokens: int) -> None: ...
-    def first(self, seconds: float, tokens: int) -> None: ...
-    def gap(self, seconds: float, tokens: int) -> None: ...
-    def finished(self, finish: Finish, seconds: float, timings: Timings) -> None: ...
-    def aborted(self, reason: str) -> None: ...
-
-
-class Silent:
-    """A meter that keeps nothing."""
+class Meter:
+    """What the service reports about its requests, in under a microsecond a call; this one keeps nothing."""
 
     def admitted(self, prompt_tokens: int) -> None: ...
     def first(self, seconds: float, tokens: int) -> None: ...
@@ -52,9 +41,9 @@ class Silent:
 class Service:
     """Starts requests and knows which are alive."""
 
-    def __init__(self, link: Workers, tokenizer: asyncio.Future[Tokenizer], meter: Meter | None = None) -> None:
-        self.link = link
-        self.meter: Meter = meter or Silent()
+    def __init__(self, fleet: Fleet, tokenizer: asyncio.Future[Tokenizer], meter: Meter | None = None) -> None:
+        self.fleet = fleet
+        self.meter = meter or Meter()
         self.runs: set[Run] = set()
         self.draining = False
         self._tokenizer = tokenizer
@@ -68,8 +57,8 @@ class Service:
             return False, "loading the tokenizer"
         if self._tokenizer.cancelled() or self._tokenizer.exception() is not None:
             return False, "the tokenizer did not load"
-        ready, reason = self.link.state()
-        welcome = self.link.welcome
+        ready, reason = self.fleet.state()
+        welcome = self.fleet.welcome
         if ready and welcome and welcome.tokenizer_hash and welcome.tokenizer_hash != self._tokenizer.result().hash:
             return False, "the worker has another tokenizer"
         return ready, reason
@@ -127,7 +116,7 @@ class Service:
 
     async def _submit(self, ask: Ask) -> list[Stream]:
         calls = [
-            self.link.submit(
+            self.fleet.submit(
                 prompt, _sampling(ask.sampling, n), salt=ask.salt, group=group,
                 deadline_ms=ask.deadline_ms, priority=ask.priority, owner=ask.owner,
             )
@@ -142,7 +131,7 @@ class Service:
             return [task.result() for task in tasks]
         except BaseException:
             done = [task for task in tasks if task.done() and not task.cancelled()]
-            self.link.abort([task.result() for task in done if task.exception() is None])
+            self.fleet.abort([task.result() for task in done if task.exception() is None])
             raise
 
     def _group_ids(self, ask: Ask) -> list[int]:
@@ -186,7 +175,7 @@ class Run:
     def fail(self, error: SluiceError) -> None:
         """End the request with this error, at once."""
         self._failure = error
-        self._service.link.abort([choice.stream for choice in self._choices])
+        self._service.fleet.abort([choice.stream for choice in self._choices])
 
     def close(self, reason: str = "client") -> None:
         """Idempotent and immediate. What has not ended is aborted and counted under `reason`."""
@@ -198,7 +187,7 @@ class Run:
         live = [choice for choice in self._choices if not choice.done]
         if not all([choice.finish for choice in self._choices]):
             self.reason = reason
-        self._service.link.abort([choice.stream for choice in live])
+        self._service.fleet.abort([choice.stream for choice in live])
         for _ in live:
             self._service.meter.aborted(reason)
 
@@ -284,7 +273,7 @@ class Run:
 
     def _finished(self, choice: Choice, batch: Batch, now: float) -> None:
         if batch.end is None:
-            self._service.link.abort([choice.stream])
+            self._service.fleet.abort([choice.stream])
             self._service.meter.aborted("stop")
         timings = choice.timings(batch.end)
         self._service.meter.finished(choice.finish or Finish.STOP, now - self._begun, timings)

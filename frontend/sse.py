@@ -30,16 +30,6 @@ class Direct(Protocol):
         """A piece of an answer whose head is written."""
 
 
-class Awaited:
-    """For a server that has no direct way."""
-
-    def ready(self) -> bool:
-        return False
-
-    def write(self, body: bytes) -> None:
-        raise NotImplementedError
-
-
 class EventStream(EventSourceResponse):
     """Sends what `events` has next whenever `listen`'s callback is called, until it is exhausted.
 
@@ -65,7 +55,7 @@ class EventStream(EventSourceResponse):
         self._failure = failure
         self._close = close
         self._send = send
-        self._direct = direct or Awaited()
+        self._direct = direct
         self._news = asyncio.Event()  # for the task
         self._sending = False  # the task has something that is not written yet
         self._ended = False
@@ -112,7 +102,7 @@ class EventStream(EventSourceResponse):
 
     def _told(self) -> None:
         """Something has come."""
-        if self._sending or not self._direct.ready():
+        if self._sending or self._direct is None or not self._direct.ready():
             self._news.set()
             return
         if data := self._next():

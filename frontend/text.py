@@ -156,18 +156,17 @@ Released = tuple[list[int], list[str], str | None]
 
 
 class StreamText:
-    """One choice's text: detokenized, ended before the first stop string (or after it: `include_stop`).
+    """One choice's text: detokenized, ended before the first stop string.
 
     An id is released when no stop can touch its text any more; the ids up to the one that completed a stop are
     released with it, their texts cut. Once a stop is found all further ids are ignored, and every answer says so.
     """
 
-    __slots__ = ("_detokenizer", "_ids", "_include_stop", "_position", "_search", "_texts", "consumed", "stop")
+    __slots__ = ("_detokenizer", "_ids", "_position", "_search", "_texts", "consumed", "stop")
 
-    def __init__(self, detokenizer: Detokenizer, stops: Stops | None = None, *, include_stop: bool = False) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: Stops | None = None) -> None:
         self._detokenizer = detokenizer
         self._search = None if stops is None else Search(stops)
-        self._include_stop = include_stop
         self._ids: list[int] = []  # held back, with their texts
         self._texts: list[str] = []
         self._position = 0  # characters released
@@ -228,7 +227,7 @@ class StreamText:
         return ids, texts, None
 
     def _cut(self, search: Search) -> Released:
-        keep = (search.end if self._include_stop else search.start) - self._position
+        keep = search.start - self._position
         count = self._safe_count(search.end - 1) + 1  # up to the id that completed the stop
         ids, texts, _ = self._release(count)
         for index, text in enumerate(texts):

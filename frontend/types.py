@@ -33,7 +33,7 @@ class Ask:
     stops: tuple[str, ...] = ()
     n: int = 1
     stream: bool = False
-    echo: bool = False
+    echo: tuple[str, ...] = ()  # what stands before each prompt's answers: the prompt; "" where it was given as ids
     timings: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -43,7 +43,7 @@ class Ask:
     priority: int = 0
     owner: str = ""  # the name of the API key it came with
     speech: Speech | None = None  # what to look for in the answer's text; None: it is the answer
-    meta: dict[str, object] = field(default_factory=dict)  # dialect's own remarks, e.g. which stream format
+    meta: dict[str, object] = field(default_factory=dict)  # what only the dialect's own answer needs
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,10 @@
-"""What the rest of a frontend knows of the workers behind it, one or many.
-
-Service, app, /stats and /metrics speak to a `Workers`; which sockets, which worker and what happens when one is
-lost is fleet.py's.
-"""
+"""What /ready, /stats and /metrics know of the workers: each as a `Member`, and all of them as one."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
-from frontend.link import Counts
-from frontend.stream import Stream
 from shared import messages as m
 
 
@@ -26,43 +19,6 @@ class Member:
     streams: int = 0  # of this frontend's, there now
     load: int = 0  # tokens that these may still need
     there: bool = True  # it answers: what it said last still holds
-
-
-class Workers(Protocol):
-    """Takes requests and hands back streams."""
-
-    counts: Counts
-
-    @property
-    def welcome(self) -> m.Welcome | None:
-        """What the model is; None until a worker has said so."""
-
-    @property
-    def live(self) -> int: ...
-
-    def state(self) -> tuple[bool, str]:
-        """Whether requests can be served now and, if not, why."""
-
-    def members(self) -> Sequence[Member]: ...
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def submit(
-        self,
-        prompt: list[int],
-        sampling: m.Sampling,
-        *,
-        salt: str = "",
-        group: int = 0,
-        deadline_ms: int = 0,
-        priority: int = 0,
-        owner: str = "",
-    ) -> Stream:
-        """Raises Overloaded or Unprocessable when it is not admitted."""
-
-    def abort(self, streams: Iterable[Stream]) -> None: ...
 
 
 def combined(members: Iterable[Member]) -> m.Status | None:

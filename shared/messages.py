@@ -64,6 +64,11 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     prompt_logprobs: bool = False
     grammar: str = ""  # what the output must match, in llguidance's words; empty: anything
 
+    @property
+    def penalized(self) -> bool:
+        """Whether tokens count for less for having been there before."""
+        return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
+
 
 class _Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     """Base of all messages: a tagged array, so that fields may be added at the end with a default."""

@@ -264,11 +264,11 @@ class Desk:
 
     # what they are told
 
-    def token(self, sequence: Sequence, token: int) -> None:
-        """The one at the end of `sequence.tokens`."""
+    def tokens(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Those at the end of `sequence.tokens`."""
         sender, id = sequence.key
         frame = self._frames[sender]
-        frame.run(id, sequence.output_len - 1, [token])
+        frame.run(id, sequence.output_len - len(tokens), tokens)
         if not sequence.last_token:
             frame.started.append(m.Started(id, _timings(sequence, sequence.first_token)))
 

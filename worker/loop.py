@@ -175,10 +175,10 @@ class Loop:
         generated = 0
         for advance in advances:
             sequence = advance.sequence
-            if advance.token is not None:
-                generated += 1
-                self._desk.token(sequence, advance.token)
-                self._time(sequence, now, gaps)
+            if advance.tokens:
+                generated += len(advance.tokens)
+                self._desk.tokens(sequence, advance.tokens)
+                self._time(sequence, len(advance.tokens), now, gaps)
             if advance.outcome is not None:
                 self._desk.end(sequence, advance.outcome, now, _why(advance))
         prompt = plan.tokens - len(sampled.ids)
@@ -186,11 +186,11 @@ class Loop:
         self._stats.gaps(gaps)
         self._metrics.tokens(prompt, generated)
 
-    def _time(self, sequence: Sequence, now: float, gaps: list[float]) -> None:
+    def _time(self, sequence: Sequence, tokens: int, now: float, gaps: list[float]) -> None:
         if not sequence.last_token:
             self._stats.ttft.add(now - sequence.arrival)
         elif len(gaps) < GAP_SAMPLES:
-            gaps.append(now - sequence.last_token)
+            gaps.append((now - sequence.last_token) / tokens)
         sequence.last_token = now
 
 

@@ -4,20 +4,20 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bench.gpu.cases_kv import all_heads, attentions, rotaries, writes
 from bench.gpu.inputs import EPS, Case, Fresh, Tensors
 from bench.gpu.place import Place
 from worker.kernels.gate import Activation, gate, gate_torch
-from worker.kernels.linear import gated_linear, linear, linear_torch, pack, pack_quantized
+from worker.kernels.linear import gated_linear, linear, pack, pack_quantized
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from worker.kernels.params import PlainParams, Stages
-from worker.kernels.quantize import linear_dynamic_torch, linear_quantized_torch, quantize
+from worker.kernels.quantize import linear_quantized_torch, quantize
 from worker.kernels.sample import sample_plain
 
 Kind = tuple[float, int, float, float]  # temperature, top-k, top-p, min-p
-MEANING = {False: linear_quantized_torch, True: linear_dynamic_torch}
 
 
 def _norms(place: Place) -> Iterator[Case]:
@@ -89,7 +89,7 @@ def _eight_bits(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, d
     return Case(
         f"linear {tuple(x.shape)} x {tuple(values.shape)} of {values.dtype}, dynamic {dynamic}",
         lambda: (linear(x, ready),),
-        lambda: (MEANING[dynamic](x.float(), values, scale, bias),),
+        lambda: (linear_quantized_torch(x.float(), values, scale, bias, dynamic=dynamic),),
     )
 
 
@@ -98,7 +98,7 @@ def _eight_bits_gated(x: Tensor, values: Tensor, scale: Tensor, kind: Activation
     return Case(
         f"gated_linear {tuple(x.shape)} x {tuple(values.shape)} of {values.dtype}, {kind}, dynamic {dynamic}",
         lambda: (gated_linear(x, ready, kind),),
-        lambda: (gate_torch(MEANING[dynamic](x.float(), values, scale, None), kind),),
+        lambda: (gate_torch(linear_quantized_torch(x.float(), values, scale, None, dynamic=dynamic), kind),),
     )
 
 
@@ -107,7 +107,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, invariant: bool) 
     return Case(
         f"linear {tuple(x.shape)} x {tuple(weight.shape)}, invariant {invariant}",
         lambda: (linear(x, ready),),
-        lambda: (linear_torch(x.float(), weight.float(), None if bias is None else bias.float()),),
+        lambda: (F.linear(x.float(), weight.float(), None if bias is None else bias.float()),),
     )
 
 
@@ -128,7 +128,7 @@ def _gated(x: Tensor, weight: Tensor, kind: Activation) -> Case:
     return Case(
         f"gated_linear {tuple(x.shape)} x {tuple(weight.shape)}, {kind}",
         lambda: (gated_linear(x, ready, kind),),
-        lambda: (gate_torch(linear_torch(x.float(), weight.float(), None), kind),),
+        lambda: (gate_torch(F.linear(x.float(), weight.float()), kind),),
     )
 
 
@@ -136,7 +136,7 @@ def _added(x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor, after: Ten
     ready, wide_after = pack(weight, invariant=True), None if after is None else after.float()
 
     def want() -> Tensors:
-        y = linear_torch(x.float(), weight.float(), None)
+        y = F.linear(x.float(), weight.float())
         return add_rms_norm_torch(y, residual.float(), norm.float(), EPS, after=wide_after)
 
     return Case(

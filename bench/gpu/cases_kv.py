@@ -146,7 +146,8 @@ def _attention(
         ),
         lambda: (
             attention_torch(
-                q.float(), wide[0], wide[1], step.starts, step.kv_lens, step.pages, scale=scale, window=window
+                q.float(), wide[0], wide[1], step.starts, step.kv_lens, step.pages, step.max_kv,
+                scale=scale, window=window,
             ),
         ),
     )  # fmt: skip

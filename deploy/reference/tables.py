@@ -22,7 +22,7 @@ from frontend.fleet import refusal
 from frontend.link import Counts
 from frontend.metrics import Meters
 from frontend.openapi import ERRORS, REQUESTS, document
-from frontend.protocols import completions, envelope
+from frontend.protocols import completions, messages
 from frontend.protocols.fields import NOTHING, Table
 from frontend.protocols.meanings import MEANINGS
 from frontend.workers import Member
@@ -123,7 +123,7 @@ def small() -> str:
 def failures() -> str:
     kinds: dict[int, tuple[str, str]] = {one.status: (one.kind, "") for one in early()}
     for error in _subclasses(errors.SluiceError):
-        openai, anthropic = completions.error(error(""), ""), envelope.error(error(""), "")
+        openai, anthropic = completions.error(error(""), ""), messages.error(error(""), "")
         kinds[error.status] = _type(openai), _type(anthropic)
     when = {**ERRORS, 404: "No such route, or no such name in it", 405: "The route has another method"}
     rows = [

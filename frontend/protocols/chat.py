@@ -9,6 +9,8 @@ from typing import Any
 
 from frontend.errors import SluiceError, Unprocessable
 from frontend.protocols import constraint
+from frontend.protocols.chat_input import OPENAI_CHAT, openai_prompt
+from frontend.protocols.chat_tools import SpokenChunks, message, reason
 from frontend.protocols.common import (
     MAX_LOGPROBS,
     OPENAI,
@@ -24,10 +26,8 @@ from frontend.protocols.common import (
     sampling,
 )
 from frontend.protocols.completions import DONE, FINISH, Chunks, Shape, error, failure
-from frontend.protocols.conversation import OPENAI_CHAT, openai_prompt
-from frontend.protocols.fields import Field, Table, boolean, integer, only, read, refused, some_text
-from frontend.protocols.functions import offer, spoken
-from frontend.protocols.toolchat import SpokenChunks, message, reason
+from frontend.protocols.fields import Field, Table, anything, boolean, integer, only, read, refused, some_text
+from frontend.protocols.tools import offer, spoken
 from frontend.speech.said import Said
 from frontend.types import Ask, Delta, Finish, TokenLogprob
 
@@ -52,7 +52,8 @@ FIELDS: Table = {
     "functions": Field(only([])),
     "function_call": Field(only("none")),
     "audio": Field(refused),
-    "prediction": Field(refused),
+    "prediction": Field(anything),
+    "moderation": Field(refused),
     "verbosity": Field(only("medium")),
     "web_search_options": Field(refused),
 }

@@ -25,6 +25,8 @@ from frontend.protocols.fields import (
     list_of,
     number,
     one_or_more,
+    only,
+    refused,
     seed,
     some_text,
 )
@@ -65,6 +67,27 @@ QUEUING: Table = {
     "deadline_ms": Field(integer(1, (1 << 31) - 1), 0),
 }
 
+# What clients of other servers say though they mean nothing by it: it is how we answer in any case.
+ELSEWHERE: Table = {
+    "use_beam_search": Field(only(False)),
+    "length_penalty": Field(only(1.0)),
+    "early_stopping": Field(only(False)),
+    "include_stop_str_in_output": Field(only(False)),
+    "no_stop_trim": Field(only(False)),
+    "skip_special_tokens": Field(only(True)),
+    "spaces_between_special_tokens": Field(only(True)),
+    "return_token_ids": Field(only(False)),
+    "return_tokens_as_token_ids": Field(only(False)),
+    "include_reasoning": Field(only(True)),
+    "separate_reasoning": Field(only(True)),
+    "stream_reasoning": Field(only(True)),
+    "bad_words": Field(only([])),
+    "logits_processors": Field(only([])),
+    "allowed_token_ids": Field(refused),
+    "prompt_logprobs": Field(refused),
+    "truncate_prompt_tokens": Field(refused),
+}
+
 OPENAI: Table = {
     **SAMPLING,
     **QUEUING,
@@ -80,8 +103,10 @@ OPENAI: Table = {
     "store": Field(anything),
     "service_tier": Field(anything),
     "prompt_cache_key": Field(anything),
+    "prompt_cache_options": Field(anything),
     "prompt_cache_retention": Field(anything),
     "safety_identifier": Field(anything),
+    **ELSEWHERE,
 }
 
 

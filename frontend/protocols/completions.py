@@ -88,12 +88,16 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     options = values["stream_options"]
     return Ask(
         prompts=tuple(tokens), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],
-        echo=values["echo"], timings=values["timings"], model=context.model,
+        timings=values["timings"], model=context.model, echo=_written(values["prompt"]) if values["echo"] else (),
         priority=values["priority"], deadline_ms=values["deadline_ms"], salt=values["cache_salt"],
         include_usage=options.get("include_usage", False),
         continuous_usage=options.get("continuous_usage_stats", False),
-        meta={"echo": [prompt if type(prompt) is str else "" for prompt in values["prompt"]]},
     )  # fmt: skip
+
+
+def _written(prompts: list[Prompt]) -> tuple[str, ...]:
+    """Each as the client wrote it; empty where it gave ids."""
+    return tuple([prompt if isinstance(prompt, str) else "" for prompt in prompts])
 
 
 async def _tokens(given: list[Prompt], context: Context) -> list[list[int]]:

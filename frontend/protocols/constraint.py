@@ -147,7 +147,7 @@ OUTPUT_CONFIG: Table = {  # Anthropic's
     "format": Field(
         record({"type": Field(choice("json_schema"), required=True), "schema": Field(json_schema, required=True)})
     ),
-    "effort": Field(refused),
+    "effort": Field(choice("low", "medium", "high", "xhigh", "max")),
 }
 
 

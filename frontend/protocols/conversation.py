@@ -1,41 +1,35 @@
-"""What the chat dialects share: how messages become a prompt. Knows text parts and the chat template, no envelope."""
+"""What the chat dialects share: messages as chat templates know them (`Turn`), and how those become a prompt.
 
+Knows text parts, tool calls and the chat template; knows no dialect. How a dialect's messages are read as turns is told
+in its file `…_input`.
+"""
+
+import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
 
 from frontend.errors import BadRequest, Unprocessable
-from frontend.protocols import functions
 from frontend.protocols.common import Context, check_ids
-from frontend.protocols.fields import (
-    Field,
-    Reader,
-    Table,
-    anything,
-    boolean,
-    choice,
-    each,
-    exactly,
-    integer,
-    only,
-    reads,
-    record,
-    refused,
-    some_text,
-    wrong_type,
-)
-from frontend.protocols.turns import Turn, call, checked, turn
+from frontend.protocols.fields import Field, Reader, Table, choice, each, exactly, reads, record, wrong_type
 from frontend.speech.offer import Function
-from frontend.speech.style import Thinking
+from frontend.speech.style import Format, Style, Thinking
 from frontend.template import TemplateError
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
-MAX_CALLS = 128
 MARK = "\ue000"  # private use: where the text to be continued ends, for the time of rendering
-THOUGHTS = ("reasoning_content", "reasoning")  # two names of one thing
 ROLES = {"developer": "system"}  # OpenAI's newer name
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what templates call a thought
+MISTRALS_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+Turn = dict[str, Any]  # role, content (a text), and what else a template may use of a message
+
+
+# reading
 
 
 def content(*kinds: str, empty: bool = False, **ignored: Reader) -> Reader:
@@ -72,36 +66,6 @@ def content(*kinds: str, empty: bool = False, **ignored: Reader) -> Reader:
     return reader
 
 
-class Prompt(NamedTuple):
-    """A rendered conversation."""
-
-    ids: list[int]
-    begins: Thinking  # where the answer does
-
-
-_call = record({
-    "id": Field(some_text, required=True),
-    "type": Field(choice("function"), "function"),
-    "function": Field(
-        record({
-            "name": Field(some_text, required=True),
-            "arguments": Field(exactly(str), ""),
-            "parsed_arguments": Field(anything),  # the SDK's own
-        }),
-        required=True,
-    ),
-    "index": Field(integer(0)),  # of a stream
-})  # fmt: skip
-
-
-@reads(_call.schema)
-def _called(name: str, value: Any) -> Turn:
-    """As templates want it: the arguments as an object, unless they are none."""
-    read = _call(name, value)
-    function = read["function"]
-    return call(read["id"], function["name"], parsed(function["arguments"] or "{}"))
-
-
 def parsed(arguments: str) -> Any:
     """A call's arguments as an object, or as they stand where they are none."""
     try:
@@ -111,71 +75,110 @@ def parsed(arguments: str) -> Any:
     return value if type(value) is dict else arguments
 
 
-_content = content()
-_message = record({
-    "role": Field(choice("system", "developer", "user", "assistant", "tool"), required=True),
-    "content": Field(_content),
-    "name": Field(some_text),
-    "tool_call_id": Field(some_text),
-    "tool_calls": Field(each(_called, MAX_CALLS, empty=True), ()),
-    **{name: Field(exactly(str)) for name in THOUGHTS},
-    "function_call": Field(refused),
-    "refusal": Field(refused),
-    "audio": Field(refused),
-    "annotations": Field(anything),
-    "parsed": Field(anything),  # the SDK's own
-    "type": Field(only("text", "message")),  # lm-evaluation-harness' and the Responses API's word for any message
-})  # fmt: skip
+# turns
 
 
-def _having(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"required": [name], "properties": {name: schema}}
+def turn(role: str, said: str, thought: str | None = None, calls: Sequence[Turn] = ()) -> Turn:
+    """A message as chat templates know it."""
+    also: Turn = dict.fromkeys(THOUGHTS, thought) if thought else {}
+    return {"role": role, "content": said} | also | ({"tool_calls": list(calls)} if calls else {})
 
 
-_from_assistant = {"properties": {"role": {"const": "assistant"}}}
-_thought: list[dict[str, Any]] = [_having(name, {"type": "string", "minLength": 1}) for name in THOUGHTS]
-_called_or_thought = {"anyOf": [_having("tool_calls", {"type": "array", "minItems": 1}), *_thought]}
+def call(id: str, name: str, arguments: Any) -> Turn:
+    """One of an assistant's `tool_calls`."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-@reads({"allOf": [
-    _message.schema,
-    {"anyOf": [_having("content", {"not": {"type": "null"}}), {"allOf": [_from_assistant, _called_or_thought]}]},
-    {"anyOf": [_from_assistant, {"properties": {"tool_calls": {"maxItems": 0}}}]},
-]})  # fmt: skip
-def _turn(name: str, value: Any) -> Turn:
-    """An assistant who calls, or only thought, need not say anything."""
-    message = _message(name, value)
-    role, calls = message["role"], list(message["tool_calls"])
-    if calls and role != "assistant":
-        raise Unprocessable(
-            f"`{name}.tool_calls` belong to the assistant", param=f"{name}.tool_calls", code="out_of_range"
-        )
-    thought = next((message[name] for name in THOUGHTS if message[name]), None)
-    if message["content"] is None and not (role == "assistant" and (calls or thought)):
-        raise BadRequest(f"`{name}.content` is missing", param=f"{name}.content", code="missing_field")
-    also = {key: message[key] for key in ("name", "tool_call_id") if message[key] is not None}
-    return turn(ROLES.get(role, role), message["content"] or "", thought, calls) | also
+def neighbours(turns: Iterable[Turn]) -> list[Turn]:
+    """Neighbours of one role are one turn, a line each; but each result of a tool is its own."""
+    merged: list[Turn] = []
+    for one in turns:
+        if merged and merged[-1]["role"] == one["role"] != "tool":
+            one = _joined(merged.pop(), one)
+        merged.append(one)
+    return merged
 
 
-OPENAI_CHAT: Table = {
-    "messages": Field(each(_turn, MAX_MESSAGES)),
-    "chat_template_kwargs": Field(exactly(dict), {}),
-    "add_generation_prompt": Field(boolean),
-    "continue_final_message": Field(boolean, False),
-    **functions.OPENAI_TOOLS,
-}
+def _joined(first: Turn, second: Turn) -> Turn:
+    """Where one of them only calls or thinks, there is no line to join."""
+    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
+    thoughts = [one["reasoning_content"] for one in (first, second) if "reasoning_content" in one]
+    lines = [one["content"] for one in (first, second) if one["content"] or not (calls or thoughts)]
+    return turn(first["role"], "\n".join(lines), "\n".join(thoughts), calls)
 
 
-async def openai_prompt(values: Mapping[str, Any], context: Context) -> Prompt:
-    """The prompt for fields read by the OPENAI_CHAT table."""
-    generate, resume = values["add_generation_prompt"], values["continue_final_message"]
-    if generate and resume:
-        raise Unprocessable(
-            "`continue_final_message` cannot go with `add_generation_prompt`",
-            param="continue_final_message", code="out_of_range",
-        )  # fmt: skip
-    kwargs = functions.effort(values["reasoning_effort"], "reasoning_effort", context) | values["chat_template_kwargs"]
-    return await prompt(values["messages"], context, kwargs, values["tools"], generate is not False, resume)
+def checked(turns: Sequence[Turn], style: Style, *, answered: bool, param: str = "messages") -> Sequence[Turn]:
+    """The turns as a model's template can show them, before an answer or not.
+
+    `param` is the field that they came in. Raises Unprocessable for calls that the template has no place for, a
+    result of no call, an answer to a call without result.
+    """
+    known: set[str] = set()
+    for i, one in enumerate(turns):
+        calls = one.get("tool_calls", ())
+        if calls and not style.tools:
+            raise Unprocessable(
+                f"`{param}`: this model's chat template has no place for tool calls",
+                param=param, code="unsupported_content",
+            )  # fmt: skip
+        known.update(made["id"] for made in calls)
+        if style.tools and (id := one.get("tool_call_id")) is not None and id not in known:
+            raise Unprocessable(
+                f"`{param}`: the tool call {id!r:.80}, whose result is there, was not made before it",
+                param=param, code="out_of_range",
+            )  # fmt: skip
+        if calls and answered and i + 1 == len(turns):
+            raise Unprocessable(f"`{param}`: the tool call at the end has no result", param=param, code="out_of_range")
+    match style.calls:
+        case Format.LLAMA:
+            return _one_by_one(turns)
+        case Format.MISTRAL:
+            return [_with_short_ids(one) for one in turns]
+    return turns
+
+
+def _with_short_ids(one: Turn) -> Turn:
+    """For templates that take no ids of calls but such of nine letters and digits: others become one."""
+    changed = dict(one)
+    if calls := one.get("tool_calls"):
+        changed["tool_calls"] = [{**made, "id": _short(made["id"])} for made in calls]
+    if id := one.get("tool_call_id"):
+        changed["tool_call_id"] = _short(id)
+    return changed
+
+
+def _short(id: str) -> str:
+    return id if MISTRALS_ID.fullmatch(id) else hashlib.sha256(id.encode(errors="replace")).hexdigest()[:9]
+
+
+def _one_by_one(turns: Sequence[Turn]) -> list[Turn]:
+    """For templates that show one call a message: several become several, each before its result."""
+    shown: list[Turn] = []
+    at = 0
+    while at < len(turns):
+        one, at = turns[at], at + 1
+        calls = one.get("tool_calls", ())
+        if len(calls) < 2:
+            shown.append(one)
+            continue
+        results = list(takewhile(lambda turn: turn["role"] == "tool", turns[at : at + len(calls)]))
+        at += len(results)
+        for made in calls:
+            own = [result for result in results if result.get("tool_call_id") == made["id"]]
+            results = [result for result in results if result not in own]
+            shown += [{**one, "tool_calls": [made]}, *own]
+        shown += results
+    return shown
+
+
+# the prompt
+
+
+class Prompt(NamedTuple):
+    """A rendered conversation."""
+
+    ids: list[int]
+    begins: Thinking  # where the answer does
 
 
 async def prompt(

@@ -128,6 +128,8 @@ def out_of_range(name: str, value: Any, expected: str) -> Unprocessable:
 def integer(low: int, high: int = MOST) -> Reader:
     @reads({"type": "integer", "minimum": low, "maximum": high})
     def reader(name: str, value: Any) -> int:
+        if type(value) is float and value.is_integer():
+            value = int(value)  # JSON has one kind of number: some write 8 as 8.0
         if type(value) is not int:
             raise wrong_type(name, value, "an integer")
         if not low <= value <= high:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 NO_EFFECT = "accepted, no effect"
 REFUSED = "refused: not offered"
+USUAL = "of other servers; only what it is here in any case"
 
 SAMPLING = {
     "temperature": "0 takes the likeliest token; higher draws more freely",
@@ -48,6 +49,26 @@ COMMON = {
     "safety_identifier": NO_EFFECT,
 }
 
+ELSEWHERE = {
+    "use_beam_search": USUAL,
+    "length_penalty": USUAL,
+    "early_stopping": USUAL,
+    "include_stop_str_in_output": USUAL,
+    "no_stop_trim": USUAL,
+    "skip_special_tokens": USUAL,
+    "spaces_between_special_tokens": USUAL,
+    "return_token_ids": USUAL,
+    "return_tokens_as_token_ids": USUAL,
+    "include_reasoning": USUAL,
+    "separate_reasoning": USUAL,
+    "stream_reasoning": USUAL,
+    "bad_words": USUAL,
+    "logits_processors": USUAL,
+    "allowed_token_ids": REFUSED,
+    "prompt_logprobs": REFUSED,
+    "truncate_prompt_tokens": REFUSED,
+}
+
 COMPLETIONS = {
     "prompt": "a text, token ids, or several of either",
     "logprobs": "log-probabilities of the answer's tokens; a number: and of so many of the likeliest",
@@ -78,7 +99,7 @@ CHAT = {
     "functions": "the old name of `tools`; only empty",
     "function_call": "the old name of `tool_choice`; only `none`",
     "audio": REFUSED,
-    "prediction": REFUSED,
+    "prediction": NO_EFFECT,
     "verbosity": "only `medium`",
     "max_tool_calls": "of built-in tools, of which there are none",
     "truncation": "only `disabled`: what is too long is refused",
@@ -88,11 +109,12 @@ CHAT = {
     "moderation": REFUSED,
     "web_search_options": REFUSED,
     "mcp_servers": "only empty",
-    "context_management": REFUSED,
+    "context_management": "only what keeps all that was said",
     "thread": REFUSED,
     "container": REFUSED,
-    "inference_geo": REFUSED,
-    "speed": REFUSED,
+    "inference_geo": NO_EFFECT,
+    "diagnostics": NO_EFFECT,
+    "speed": "only `standard`",
 }
 
 CONSTRAINT = {
@@ -103,7 +125,7 @@ CONSTRAINT = {
     "guided_choice": "the answer is one of these texts",
     "guided_grammar": "a grammar (Lark or GBNF) that the answer keeps to",
     "structured_outputs": "the same by vLLM's newer names",
-    "output_config": "`format` with a JSON schema that the answer keeps to; `effort` is refused",
+    "output_config": "`format`: a JSON schema that the answer keeps to; `effort`: told to templates that know degrees",
 }
 
 TOKENS = {
@@ -111,4 +133,4 @@ TOKENS = {
     "tokens": "token ids",
 }
 
-MEANINGS: Mapping[str, str] = {**COMMON, **SAMPLING, **COMPLETIONS, **CHAT, **CONSTRAINT, **TOKENS}
+MEANINGS: Mapping[str, str] = {**COMMON, **ELSEWHERE, **SAMPLING, **COMPLETIONS, **CHAT, **CONSTRAINT, **TOKENS}

@@ -11,7 +11,6 @@ from typing import Any
 
 from frontend.errors import SluiceError
 from frontend.protocols import constraint
-from frontend.protocols.blocks import message, neighbours, text
 from frontend.protocols.common import (
     MAX_STOPS,
     OPENAI,
@@ -26,8 +25,23 @@ from frontend.protocols.common import (
     check_model,
     sampling,
 )
-from frontend.protocols.conversation import MAX_MESSAGES, Prompt, prompt
-from frontend.protocols.envelope import (
+from frontend.protocols.conversation import MAX_MESSAGES, Prompt, neighbours, prompt, turn
+from frontend.protocols.fields import (
+    Field,
+    Table,
+    anything,
+    each,
+    exactly,
+    integer,
+    list_of,
+    only,
+    out_of_range,
+    read,
+    record,
+    refused,
+    some_text,
+)
+from frontend.protocols.messages_frame import (
     BLOCK_START,
     BLOCK_STOP,
     PING,
@@ -39,27 +53,16 @@ from frontend.protocols.envelope import (
     start,
     text_delta,
 )
-from frontend.protocols.fields import (
-    Field,
-    Table,
-    anything,
-    each,
-    exactly,
-    integer,
-    list_of,
-    only,
-    read,
-    record,
-    refused,
-    some_text,
-)
-from frontend.protocols.functions import ANTHROPIC_TOOLS, offer, spoken, thinking
-from frontend.protocols.toolmessages import spoken_blocks, spoken_stream
-from frontend.protocols.turns import turn
+from frontend.protocols.messages_input import later_systems_as_users, message, text
+from frontend.protocols.messages_tools import spoken_blocks, spoken_stream
+from frontend.protocols.tools import ANTHROPIC_TOOLS, offer, spoken, thinking
 from frontend.speech.said import Said
+from frontend.template import TemplateError
 from frontend.types import Ask, Delta
 
 __all__ = ["COUNTED", "FIELDS", "PREFIX", "count_tokens", "error", "failure", "parse", "stream", "whole"]
+
+KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
 
 COUNTED: Table = {
     "model": OPENAI["model"],
@@ -70,7 +73,7 @@ COUNTED: Table = {
     "cache_control": Field(anything),
     "output_config": Field(record(constraint.OUTPUT_CONFIG), {}),
     "mcp_servers": Field(only([])),
-    "context_management": Field(refused),
+    "context_management": Field(only({"edits": []}, {"edits": [KEEP_THOUGHTS]})),
 }
 
 FIELDS: Table = {
@@ -84,8 +87,9 @@ FIELDS: Table = {
     "stop_sequences": Field(list_of(some_text, MAX_STOPS), ()),
     "thread": Field(refused),
     "container": Field(refused),
-    "inference_geo": Field(refused),
-    "speed": Field(refused),
+    "inference_geo": Field(anything),
+    "diagnostics": Field(anything),
+    "speed": Field(only("standard")),
 }
 
 
@@ -119,13 +123,35 @@ async def count_tokens(body: dict[str, Any], context: Context) -> dict[str, Any]
 
 
 async def _prompt(values: dict[str, Any], context: Context) -> Prompt:
-    """An answer goes on where a last message of the assistant's stops. Who does not ask for thoughts gets none."""
+    """An answer goes on where a last message of the assistant's stops. Who does not ask for thoughts gets none.
+
+    Where a template takes a system's words at the beginning only, later ones are a user's.
+    """
+    said = list(chain.from_iterable(values["messages"]))
+    if said[0]["role"] == "system":
+        raise out_of_range("messages[0].role", "system", "user or assistant: what stands before is `system`")
     system = [turn("system", values["system"])] if values["system"] else []
-    turns = neighbours([*system, *chain.from_iterable(values["messages"])])
+    turns = neighbours([*system, *said])
     resume = turns[-1]["role"] == "assistant"
-    asked = values["thinking"] is not None and values["thinking"]["type"] != "disabled"
-    kwargs = thinking(asked, "thinking", context) | values["chat_template_kwargs"]
-    return await prompt(turns, context, kwargs, values["tools"], not resume, resume)
+    kwargs = _thinking(values, context) | values["chat_template_kwargs"]
+    rest = kwargs, values["tools"], not resume, resume
+    try:
+        return await prompt(turns, context, *rest)
+    except TemplateError:
+        plain = neighbours(later_systems_as_users(turns))
+        if plain == turns:
+            raise
+        return await prompt(plain, context, *rest)
+
+
+def _thinking(values: dict[str, Any], context: Context) -> dict[str, Any]:
+    """What the template is told; `adaptive` leaves it to the model, which may be one that never thinks."""
+    style = context.style
+    kind = (values["thinking"] or {"type": "disabled"})["type"]
+    asked = kind == "enabled" or (kind == "adaptive" and (style.thinks or style.switch))
+    degree = values["output_config"].get("effort")
+    told = {"reasoning_effort": degree} if degree is not None and style.effort else {}
+    return told | thinking(asked, "thinking", context)
 
 
 def stream(meta: Meta, pulls: Pulls) -> Iterator[bytes]:

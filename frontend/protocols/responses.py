@@ -10,7 +10,7 @@ from typing import Any
 
 from frontend.errors import SluiceError
 from frontend.protocols import constraint
-from frontend.protocols.blocks import neighbours
+from frontend.protocols.chat_input import OPENAI_CHAT
 from frontend.protocols.common import (
     MAX_LOGPROBS,
     OPENAI,
@@ -25,11 +25,10 @@ from frontend.protocols.common import (
     sampling,
 )
 from frontend.protocols.completions import error
-from frontend.protocols.conversation import OPENAI_CHAT, Prompt, prompt
+from frontend.protocols.conversation import Prompt, neighbours, prompt, turn
 from frontend.protocols.fields import (
     Field,
     Table,
-    anything,
     choice,
     exactly,
     flags,
@@ -41,10 +40,9 @@ from frontend.protocols.fields import (
     refused,
     some_text,
 )
-from frontend.protocols.functions import FLAT_TOOLS, degree, effort, offer, spoken
-from frontend.protocols.items import given
-from frontend.protocols.output import BEGUN, CUT, DONE, Output, Step, numbered, step
-from frontend.protocols.turns import turn
+from frontend.protocols.responses_input import given
+from frontend.protocols.responses_output import BEGUN, CUT, DONE, Output, Step, numbered, step
+from frontend.protocols.tools import FLAT_TOOLS, degree, effort, offer, spoken
 from frontend.types import Ask, Delta, Finish
 from shared.messages import Sampling
 
@@ -92,9 +90,8 @@ FIELDS: Table = {
     **constraint.GUIDED,
     "background": Field(only(False)),
     "max_tool_calls": Field(integer(1)),
-    "prompt_cache_options": Field(anything),
     "prompt": Field(refused),
-    "context_management": Field(refused),
+    "context_management": Field(only([])),
     "moderation": Field(refused),
 }
 

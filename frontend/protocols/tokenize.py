@@ -3,8 +3,8 @@
 from typing import Any
 
 from frontend.errors import BadRequest, Unprocessable
+from frontend.protocols.chat_input import OPENAI_CHAT, openai_prompt
 from frontend.protocols.common import Context, check_ids, check_model
-from frontend.protocols.conversation import OPENAI_CHAT, openai_prompt
 from frontend.protocols.fields import Field, Table, boolean, exactly, integer, list_of, read, some_text
 
 TOKENIZE: Table = {

@@ -109,6 +109,7 @@ async def test_unknown_routes_and_methods(tokenizer: Tokenizer) -> None:
         missing, wrong = await http.post("/v1/nowhere"), await http.get("/v1/completions")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
     assert (wrong.status_code, wrong.json()["error"]["type"]) == (405, "not_found_error")
+    assert (wrong.headers["allow"], "allow" in missing.headers) == ("POST", False)
 
 
 @pytest.mark.parametrize("chunked", [False, True])

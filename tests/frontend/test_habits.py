@@ -34,6 +34,19 @@ CHAT: dict[str, dict[str, Any]] = {
     "Cline and Vercel's AI SDK": {"messages": PARTS, "temperature": 0, **USAGE},
     "SillyTavern": {"messages": USER, "temperature": 1, "n": 1, "logit_bias": {}, "stop": [], "stream": True, **PLAIN},
     "Continue": {"messages": USER, "stream": True, **NULLS},
+    "those who speak through gateways with Anthropic, too": {
+        "messages": [{"role": "user", "content": [
+            {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": None},
+        ]}],
+    },
+    "who foretells the answer": {
+        "messages": USER, "prediction": {"type": "content", "content": "hi"}, "prompt_cache_options": {"mode": "auto"},
+    },
+    "clients of vLLM and SGLang, what they need not say": {
+        "messages": USER, "use_beam_search": False, "length_penalty": 1, "early_stopping": False, "bad_words": [],
+        "include_stop_str_in_output": False, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+        "prompt_logprobs": None, "return_token_ids": False, "separate_reasoning": True, "include_reasoning": True,
+    },
     "no log-probabilities": {"messages": USER, "logprobs": False, "top_logprobs": None},
 }  # fmt: skip
 COMPLETIONS: dict[str, dict[str, Any]] = {
@@ -76,6 +89,22 @@ async def test_messages_with_the_headers_and_fields_of_anthropics_package(tokeni
     }  # fmt: skip
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "prompt-caching-2024-07-31,other"}
     code, text = await status(tokenizer, "/v1/messages?beta=true", body, **headers)
+    assert code == 200 and "hi" in text, text
+
+
+async def test_messages_of_claude_code(tokenizer: Tokenizer) -> None:
+    """Its tools are left out: the template here has no place for any."""
+    said = {"type": "text", "text": "hi"}
+    body = {
+        "messages": [
+            {"role": "user", "content": [said, said | {"cache_control": {"type": "ephemeral"}}]},
+            {"role": "system", "content": "more"},
+        ],
+        "system": [said, said | {"cache_control": {"type": "ephemeral"}}], "metadata": {"user_id": "{}"},
+        "thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}, "stream": True,
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    }  # fmt: skip
+    code, text = await status(tokenizer, "/v1/messages?beta=true", body)
     assert code == 200 and "hi" in text, text
 
 

@@ -10,7 +10,7 @@ from jsonschema_rs import Draft202012Validator, meta
 from starlette.routing import Route
 
 from frontend.openapi import REQUESTS, document
-from frontend.protocols.answers import SHAPES
+from frontend.protocols.answer_schemas import SHAPES
 from frontend.protocols.meanings import MEANINGS
 from frontend.tokenizer import Tokenizer
 from tests.fakes import FakeLink

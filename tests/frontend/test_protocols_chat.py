@@ -52,7 +52,7 @@ async def test_defaults_are_those_of_the_contract(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids, skip_special=False) == "<user>hi\n<assistant>"
     assert ask.sampling == Sampling(max_tokens=64 - len(ids)), "to the context's end"
     assert await chat.parse({"messages": HELLO}, context(tokenizer)) == ask, "there is one model"
-    assert (ask.n, ask.stream, ask.echo, ask.timings, ask.stops) == (1, False, False, False, ())
+    assert (ask.n, ask.stream, ask.echo, ask.timings, ask.stops) == (1, False, (), False, ())
 
 
 async def test_every_field_arrives(tokenizer: Tokenizer) -> None:

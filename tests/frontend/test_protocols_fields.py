@@ -27,7 +27,7 @@ async def parsed(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Ask:
 async def test_defaults_are_those_of_the_contract(tokenizer: Tokenizer) -> None:
     ask = await completions.parse({"model": MODEL, "prompt": "ab"}, context(tokenizer, max_seq_len=256))
     assert ask.prompts == ([264, *tokenizer.encode_now(["ab"], False)[0]],)
-    assert (ask.n, ask.stream, ask.echo, ask.timings, ask.stops) == (1, False, False, False, ())
+    assert (ask.n, ask.stream, ask.echo, ask.timings, ask.stops) == (1, False, (), False, ())
     chosen = ask.sampling
     assert (chosen.max_tokens, chosen.temperature, chosen.top_p, chosen.top_k, chosen.min_p) == (128, 1.0, 1.0, 0, 0.0)
     assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.0, 0.0, 0.0)
@@ -51,7 +51,7 @@ async def test_every_field_arrives(tokenizer: Tokenizer) -> None:
     assert (s.presence_penalty, s.frequency_penalty, s.seed, s.min_tokens) == (-1.0, 2.0, 2**64 - 1, 3)
     assert s.logit_bias == ((5, -100.0), (6, 1.5)) and s.stop_token_ids == (4,) and s.ignore_eos
     assert (s.logprobs, s.prompt_logprobs) == (20, True)
-    assert (ask.n, ask.stops, ask.echo, ask.stream, ask.timings) == (2, ("x",), True, True, True)
+    assert (ask.n, ask.stops, bool(ask.echo), ask.stream, ask.timings) == (2, ("x",), True, True, True)
     assert ask.include_usage and ask.continuous_usage
 
 
@@ -69,6 +69,14 @@ async def test_stop_may_be_one_or_sixteen(tokenizer: Tokenizer) -> None:
     assert (await parsed(tokenizer, body(stop=[]))).stops == ()
 
 
+async def test_an_integer_may_be_written_as_a_float(tokenizer: Tokenizer) -> None:
+    written = {"max_tokens": 8.0, "top_k": 7e0, "seed": -1.0, "min_tokens": -0.0, "stop_token_ids": [4.0]}
+    plain = {"max_tokens": 8, "top_k": 7, "seed": -1, "min_tokens": 0, "stop_token_ids": [4]}
+    assert (await parsed(tokenizer, body(**written))) == (await parsed(tokenizer, body(**plain)))
+    with pytest.raises(Unprocessable):
+        await parsed(tokenizer, body(max_tokens=1e30))
+
+
 async def test_max_tokens_may_be_zero_with_echo(tokenizer: Tokenizer) -> None:
     assert (await parsed(tokenizer, body(max_tokens=0, echo=True))).sampling.max_tokens == 0
 
@@ -79,9 +87,9 @@ async def test_a_prompt_that_just_fits_is_taken(tokenizer: Tokenizer) -> None:
 
 WRONG_TYPES: list[tuple[str, Any]] = [
     ("prompt", 5), ("prompt", [1, "a"]), ("prompt", ["a", 1]), ("prompt", [True]), ("prompt", [[1, None]]),
-    ("prompt", [1.0]), ("prompt", {}), ("model", 1), ("max_tokens", "8"), ("max_tokens", 8.0), ("max_tokens", True),
+    ("prompt", [1.0]), ("prompt", {}), ("model", 1), ("max_tokens", "8"), ("max_tokens", 8.5), ("max_tokens", True),
     ("temperature", "1"), ("temperature", True), ("temperature", [1]), ("top_p", "x"), ("top_k", 1.5), ("n", True),
-    ("seed", 1.0), ("stop", 5), ("stop", [1]), ("stop_token_ids", 4), ("stop_token_ids", [True]), ("echo", 1),
+    ("seed", 1.5), ("stop", 5), ("stop", [1]), ("stop_token_ids", 4), ("stop_token_ids", [True]), ("echo", 1),
     ("stream", "true"), ("ignore_eos", 0), ("logit_bias", []), ("logit_bias", {"1": "x"}), ("stream_options", True),
     ("logprobs", True), ("timings", "yes"), ("stream_format", 1),
 ]  # fmt: skip

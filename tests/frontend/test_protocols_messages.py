@@ -1,6 +1,7 @@
 """What /v1/messages takes and refuses, and how it words an answer."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,6 +80,16 @@ async def test_system_and_blocks_become_the_templates_prompt(tokenizer: Tokenize
     assert await shown(tokenizer, *said, system="be brief") == expected
     assert await shown(tokenizer, *said, system=[{"type": "text", "text": "be brief"}]) == expected
     assert await shown(tokenizer, *said, system="") == expected.removeprefix("<system>be brief\n")
+
+
+async def test_a_systems_later_words_are_a_users_where_the_template_has_no_place_for_them(tokenizer: Tokenizer) -> None:
+    said = [*HELLO, {"role": "system", "content": [{"type": "text", "text": "be brief"}]}]
+    assert await shown(tokenizer, *said) == "<user>hi\n<system>be brief\n<assistant>"
+    strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}"
+    strict += "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    where = replace(context(tokenizer, max_seq_len=100), template=ChatTemplate({"default": strict}, {}))
+    ask = await messages.parse(body(messages=said, system="a"), where)
+    assert tokenizer.decode(ask.prompts[0], skip_special=False) == "<system>a<user>hi\nbe brief"
 
 
 async def test_neighbours_of_one_role_are_one_turn(tokenizer: Tokenizer) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 import pytest
 
 from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError, Unprocessable
-from frontend.service import Run, Service, Silent
+from frontend.service import Meter, Run, Service
 from frontend.tokenizer import Tokenizer
 from frontend.types import Ask, Delta, Finish
 from shared.messages import Outcome, Sampling, Timings
 from tests.fakes import FakeLink, saying
 
 
-class Recorder(Silent):
+class Recorder(Meter):
     def __init__(self) -> None:
         self.aborts: list[str] = []
         self.finishes: list[Finish] = []
@@ -207,7 +207,7 @@ async def test_echo_puts_the_prompt_first_with_its_scores(tokenizer: Tokenizer) 
     prompt = [264, *encode(tokenizer)("ab")]
     link = FakeLink()
     sampling = Sampling(max_tokens=2, logprobs=1, prompt_logprobs=True)
-    asked = ask(prompts=(prompt,), echo=True, sampling=sampling, meta={"echo": ["ab"]})
+    asked = ask(prompts=(prompt,), sampling=sampling, echo=("ab",))
     run = await service(tokenizer, link).start(asked)
     stream = link.submitted[0].stream
     link.score(stream, 1, [-1.0, -2.0], prompt=True, k=1)

@@ -97,16 +97,6 @@ def test_holds_back_only_what_can_still_become_a_stop(string: str, stops: list[s
         assert out == so_far[: end - held]
 
 
-@settings(max_examples=100, deadline=None)
-@given(ids=ids_of_words, stops=stop_lists)
-def test_include_stop_ends_after_it(ids: list[int], stops: list[str]) -> None:
-    whole = "".join(WORDS[token] for token in ids)
-    hits = [(whole.find(stop), len(stop)) for stop in stops if stop in whole]
-    end = sum(min(hits)) if hits else len(whole)
-    releases, _ = run(StreamText(Spelled(WORDS), Stops(stops), include_stop=True), [[token] for token in ids])
-    assert "".join(t for _, texts, _ in releases for t in texts) == whole[:end]
-
-
 @pytest.mark.parametrize(
     ("words", "stops", "kept", "stop"),
     [

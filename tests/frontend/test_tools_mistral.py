@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
-from frontend.protocols.turns import call, checked, turn
+from frontend.protocols.conversation import call, checked, turn
 from frontend.speech.grammar import speaking
 from frontend.speech.offer import Function, Mode, Offer
 from frontend.speech.style import Format, Style, Thinking

@@ -22,6 +22,7 @@ from shared.config import WorkerConfig
 from shared.messages import Sampling
 from shared.sizes import with_sizes
 from tests.checkpoints import EOS, VOCAB, Checkpoints
+from tests.worker.kernels.native_tiers import EMULATED, HERE, tier  # noqa: F401
 from worker.grammar.compiler import Compiler, Grammar
 from worker.kernels import native
 from worker.memory.cache import Cache
@@ -32,6 +33,7 @@ from worker.model.families import spec_from_config
 from worker.model.weights import load
 from worker.run.runner import Runner
 from worker.run.sampler import choose
+from worker.schedule.plan import Row
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
@@ -80,11 +82,11 @@ class Recorder:
     rows: dict[int, Tensor] = field(default_factory=dict)
     agree: bool = True
 
-    def __call__(self, logits: Tensor, sequences: list[Sequence], *how: Any) -> Tensor:
-        for row, sequence in zip(logits, sequences, strict=True):
+    def __call__(self, logits: Tensor, rows: list[Row], *how: Any) -> Tensor:
+        for row, (sequence, output) in zip(logits, rows, strict=True):
             if sequence.key == (b"target", 0):
-                self.rows[sequence.output_len] = row.clone()
-        return choose(logits, sequences, *how)
+                self.rows[output] = row.clone()
+        return choose(logits, rows, *how)
 
 
 def run(
@@ -149,6 +151,24 @@ def test_bits_depend_on_the_request_alone(
     ids, logits = run(decoder, Mode(), monkeypatch)
     assert len(ids) == NEW
     for mode in MODES:
+        other_ids, other_logits = run(decoder, mode, monkeypatch)
+        assert other_ids == ids, mode
+        for position, row in logits.items():
+            assert torch.equal(other_logits[position], row), (mode, position)
+
+
+@pytest.mark.parametrize("tier", [which for which in HERE if which == EMULATED], indirect=True)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_so_do_those_that_amx_computes(
+    family: str,
+    tier: int,  # noqa: F811
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = decoder_of(checkpoints(family), torch.bfloat16)
+    ids, logits = run(decoder, Mode(), monkeypatch)
+    assert native.tier() == "amx" and len(ids) == NEW
+    for mode in MODES[7::11]:
         other_ids, other_logits = run(decoder, mode, monkeypatch)
         assert other_ids == ids, mode
         for position, row in logits.items():

@@ -5,8 +5,6 @@ max(0, p - window + 1) .. p (window 0: all of 0 .. p), whose keys and values lie
 Query heads come in groups that share a key/value head. A cache of float8_e4m3fn is read as q's dtype.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -41,14 +39,7 @@ def attention(
         return attention_triton(q, cache_k, cache_v, starts, kv_lens, pages, max_kv, scale=scale, window=window)
     if native.available(q.dtype) and cache_k.dtype == q.dtype and q.shape[2] <= native.MOST_D:
         return native.attention(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
-    return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
-
-
-def attention_plain(
-    q: Tensor, cache_k: Tensor, cache_v: Tensor, starts: Tensor, kv_lens: Tensor, pages: Tensor, max_kv: int, **how: Any
-) -> Tensor:
-    """`attention`, of plain PyTorch."""
-    return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, **how)
+    return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, max_kv, scale=scale, window=window)
 
 
 def attention_torch(
@@ -58,11 +49,15 @@ def attention_torch(
     starts: Tensor,
     kv_lens: Tensor,
     pages: Tensor,
+    max_kv: int,
     *,
     scale: float,
     window: int,
 ) -> Tensor:
-    """Two padded batches, so that a long chunk does not pad the decodes: sequences with one row, and the rest."""
+    """Two padded batches, so that a long chunk does not pad the decodes: sequences with one row, and the rest.
+
+    `max_kv` is for the Triton kernels; here kv_lens are read.
+    """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts, kv_lens, pages = starts.long(), kv_lens.long(), pages.long()
     single = starts.diff() == 1

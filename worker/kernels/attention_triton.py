@@ -253,9 +253,8 @@ def attention_triton(
     *,
     scale: float,
     window: int,
-    out: Tensor | None = None,
 ) -> Tensor:
-    """As `attention.attention_torch`, into `out` [T, Hq, D] if given; max_kv is at least every kv_len.
+    """As `attention.attention_torch`; max_kv is at least every kv_len.
 
     Reads no tensor on the host: what is launched follows from the shapes and max_kv, the bits do not.
     """
@@ -265,9 +264,7 @@ def attention_triton(
     assert q.stride()[1:] == (head, 1) and 0 < sequences <= tokens and scale > 0
     _check_caches(q, cache_k, cache_v)
     _check_layout(starts, kv_lens, pages)
-    if out is None:
-        out = torch.empty(tokens, heads, head, dtype=q.dtype, device=q.device)
-    assert out.shape == q.shape and out.is_contiguous() and out.dtype == q.dtype
+    out = torch.empty(tokens, heads, head, dtype=q.dtype, device=q.device)
     common: dict[str, int | bool] = EXACT | {
         "HEADS": heads, "HEAD": head, "SPLIT": SPLIT, "NEAR": NEAR, "EVEN": window > 0,
         "BLOCK_D": max(16, triton.next_power_of_2(head)),

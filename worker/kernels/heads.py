@@ -45,7 +45,7 @@ def heads(
         )  # fmt: skip
     qkv = added(qkv, 2, dtype)
     if native.available(dtype) and cache_k.dtype == dtype:
-        return native.qkv_post(
+        return native.heads(
             qkv, cache_k, cache_v, cos, sin, positions, slots, q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset
         )
     return heads_apart(
@@ -81,7 +81,7 @@ def heads_apart(
     return q
 
 
-def heads_plain(qkv: Tensor, *places: Tensor, dtype: torch.dtype, **norms: Any) -> Tensor:
+def heads_torch(qkv: Tensor, *places: Tensor, dtype: torch.dtype, **norms: Any) -> Tensor:
     """`heads`, of plain PyTorch."""
     whole = added(qkv, 2, dtype)
     return heads_apart(whole, *places, **norms, norm=rms_norm_torch, rotate=rotary_torch, write=write_kv_torch)

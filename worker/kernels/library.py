@@ -23,7 +23,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_norm": _POINTERS * 5 + _LONGS * 2 + (c_float, c_float, c_int),
     "gate": _POINTERS * 2 + _LONGS * 2 + (c_int, c_int),
     "rotary": _POINTERS * 5 + _LONGS * 4 + (c_int,),
-    "qkv_post": _POINTERS * 10 + (c_float, c_float) + _LONGS * 4 + (c_int, c_int),
+    "heads": _POINTERS * 10 + (c_float, c_float) + _LONGS * 4 + (c_int, c_int),
     "gemm": _POINTERS * 4 + _LONGS * 3 + (c_int, c_int),
     "attend": _POINTERS * 7 + _LONGS * 8 + (c_float, c_int),
     "write": _POINTERS * 5 + _LONGS * 4 + (c_int,),
@@ -40,7 +40,7 @@ class Kernels:
     add_norm: Call
     gate: Call
     rotary: Call
-    qkv_post: Call
+    heads: Call
     gemm: Call
     attend: Call
     write: Call

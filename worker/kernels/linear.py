@@ -14,7 +14,7 @@ from torch import Tensor
 from worker.kernels import native
 from worker.kernels.gate import Activation, gate, gate_torch
 from worker.kernels.native import NativeWeight
-from worker.kernels.quantize import dequantize, linear_dynamic_torch, linear_quantized_torch
+from worker.kernels.quantize import dequantize, linear_quantized_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +66,17 @@ def linear(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool =
         return linear_triton(
             x, packed.weight, packed.bias, packed.scale, dynamic=packed.dynamic, wide=wide, terms=terms
         )
-    return linear_plain(x, packed, wide=wide)
+    return linear_torch(x, packed, wide=wide)
 
 
-def linear_plain(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool = False) -> Tensor:
-    """The same, never terms, by the library that holds the weight: torch's on a GPU."""
+def linear_torch(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool = False) -> Tensor:
+    """The same without Triton, never as terms. A weight that only the C library holds is multiplied there."""
     if packed.native is not None:
         return native.linear(x, packed.native, out_dtype=torch.float32 if wide else None)
     if packed.scale is not None:
-        meaning = linear_dynamic_torch if packed.dynamic else linear_quantized_torch
-        y = meaning(x, packed.weight, packed.scale, packed.bias)
+        y = linear_quantized_torch(x, packed.weight, packed.scale, packed.bias, dynamic=packed.dynamic)
     else:
-        y = linear_torch(x, packed.weight, packed.bias)
+        y = F.linear(x, packed.weight, packed.bias)
     return y.float() if wide else y
 
 
@@ -92,9 +91,5 @@ def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Ten
     return gate(linear(x, packed), activation)
 
 
-def gated_linear_plain(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
-    return gate_torch(linear_plain(x, packed), activation)
-
-
-def linear_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(x, weight, bias)
+def gated_linear_torch(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
+    return gate_torch(linear_torch(x, packed), activation)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from worker.kernels import tiles
 from worker.kernels.gate_triton import activated
-from worker.kernels.quantize_triton import FORMATS, quantize_tokens_triton, widen
+from worker.kernels.quantize_triton import CODES, quantize_tokens_triton, widen
 
 
 @triton.jit
@@ -248,7 +248,7 @@ def _stored(weight: Tensor, dynamic: bool) -> Tensor:
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, columns: int) -> tuple[int, int]:
     rows, depth = x.shape
     assert weight.shape == (columns, depth) and weight.is_contiguous()
-    assert weight.dtype == x.dtype if scale is None else weight.dtype in FORMATS
+    assert weight.dtype == x.dtype if scale is None else weight.dtype in CODES
     assert scale is None or (scale.shape == (columns,) and scale.is_contiguous() and scale.dtype == torch.float32)
     assert rows and (x.stride(1) == 1 or depth == 1)
     assert rows == 1 or x.stride(0) <= 1 << 23  # of a tile's 256 rows 32 bits count the elements

@@ -8,12 +8,10 @@ SLUICE_NATIVE=0) is done by plain torch, whose functions beside the callers say 
 Pointers cross as plain ints and the GIL is released: a call costs a few microseconds. The asserts are the contract.
 """
 
-import ctypes
 import math
 import mmap
 from ctypes import c_long, c_void_p
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,20 +35,6 @@ class NativeWeight:
     n: int
     k: int
     dtype: torch.dtype
-
-
-def stack_kernels(dtype: torch.dtype) -> list[int]:
-    """Addresses of the functions that the stack of layers calls, in the order of its table (native/stack.c)."""
-    own = kernels()[dtype]
-    calls = (own.norm, own.add_norm, own.gate, own.qkv_post, own.gemm, own.attend)
-    return [ctypes.cast(cast(Any, call), c_void_p).value or 0 for call in calls]
-
-
-def stack(model: Any, step: Any) -> int:
-    """native/stack.c's `stack`, for pointers to its two structures; 1: no memory."""
-    found = library()
-    assert found is not None
-    return int(found.stack(model, step))
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
@@ -87,16 +71,14 @@ def touch(start: int, nbytes: int) -> bool:
     return found is not None
 
 
-def linear(x: Tensor, weight: NativeWeight, out: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    """x [T, K] @ weight.T + bias -> [T, N] of x's dtype, or fp32 with `out_dtype` (no rounding); into `out` if given.
+def linear(x: Tensor, weight: NativeWeight, out_dtype: torch.dtype | None = None) -> Tensor:
+    """x [T, K] @ weight.T + bias -> [T, N] of x's dtype, or fp32 with `out_dtype` (no rounding).
 
     Raises MemoryError when the padded copy of x for an odd K cannot be had.
     """
     assert x.ndim == 2 and x.is_contiguous() and x.dtype == weight.dtype and x.shape[1] == weight.k
-    if out is None:
-        out = torch.empty(x.shape[0], weight.n, dtype=out_dtype or x.dtype)
-    assert out.shape == (x.shape[0], weight.n) and out.is_contiguous()
-    assert out.dtype == x.dtype or out.dtype == torch.float32
+    assert out_dtype in (None, x.dtype, torch.float32)
+    out = torch.empty(x.shape[0], weight.n, dtype=out_dtype or x.dtype)
     if kernels()[x.dtype].gemm(
         x.data_ptr(), weight.panels.data_ptr(), address(weight.bias), out.data_ptr(),
         x.shape[0], weight.n, weight.k, out.dtype == torch.bfloat16, torch.get_num_threads(),
@@ -105,13 +87,11 @@ def linear(x: Tensor, weight: NativeWeight, out: Tensor | None = None, out_dtype
     return out
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False, out: Tensor | None = None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False) -> Tensor:
     """As `norm.rms_norm_torch` for x [T, H] or [T, heads, D]."""
     x, heads, n = _rows(x)
     assert weight.dtype == x.dtype and weight.shape == (n,) and weight.is_contiguous()
-    if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype)
-    assert out.shape == x.shape and out.is_contiguous() and out.dtype == x.dtype
+    out = torch.empty(x.shape, dtype=x.dtype)
     kernels()[x.dtype].norm(
         x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], heads, n, x.stride(0), eps, offset,
         torch.get_num_threads(),
@@ -133,13 +113,11 @@ def add_rms_norm(
     return out, total
 
 
-def gate(x: Tensor, activation: str, out: Tensor | None = None) -> Tensor:
+def gate(x: Tensor, activation: str) -> Tensor:
     """As `gate.gate_torch`: act(x[:, :I]) * x[:, I:] with x [T, 2 * I] contiguous, activation silu or gelu_tanh."""
     assert x.ndim == 2 and x.is_contiguous() and x.shape[1] % 2 == 0 and activation in ("silu", "gelu_tanh")
     n = x.shape[1] // 2
-    if out is None:
-        out = torch.empty(x.shape[0], n, dtype=x.dtype)
-    assert out.shape == (x.shape[0], n) and out.is_contiguous() and out.dtype == x.dtype
+    out = torch.empty(x.shape[0], n, dtype=x.dtype)
     kernels()[x.dtype].gate(
         x.data_ptr(), out.data_ptr(), x.shape[0], n, activation == "gelu_tanh", torch.get_num_threads()
     )
@@ -191,7 +169,7 @@ def write_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tens
     )  # fmt: skip
 
 
-def qkv_post(
+def heads(
     qkv: Tensor,
     cache_k: Tensor,
     cache_v: Tensor,
@@ -211,18 +189,18 @@ def qkv_post(
     The same bits as `rms_norm`, `rotary` and `write_kv` one after the other.
     """
     kv_heads, d = cache_k.shape[2:]
-    heads = qkv.shape[1] // d - 2 * kv_heads
-    assert qkv.is_contiguous() and qkv.shape[1] == (heads + 2 * kv_heads) * d
+    q_heads = qkv.shape[1] // d - 2 * kv_heads
+    assert qkv.is_contiguous() and qkv.shape[1] == (q_heads + 2 * kv_heads) * d
     _check_cache(cache_k, cache_v, qkv.dtype, kv_heads, d)
     _check_tables(cos, sin, positions, qkv.shape[0], d)
     assert slots.dtype == torch.int64 and slots.shape == (qkv.shape[0],) and slots.is_contiguous()
     for weight in (q_norm, k_norm):
         assert weight is None or (weight.dtype == qkv.dtype and weight.shape == (d,) and weight.is_contiguous())
-    q = torch.empty(qkv.shape[0], heads, d, dtype=qkv.dtype)
-    kernels()[qkv.dtype].qkv_post(
+    q = torch.empty(qkv.shape[0], q_heads, d, dtype=qkv.dtype)
+    kernels()[qkv.dtype].heads(
         qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), address(q_norm), address(k_norm),
         cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slots.data_ptr(), eps, offset,
-        qkv.shape[0], heads, kv_heads, d, paired(cache_v), torch.get_num_threads(),
+        qkv.shape[0], q_heads, kv_heads, d, paired(cache_v), torch.get_num_threads(),
     )  # fmt: skip
     return q
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from worker.kernels.attention import attention, attention_plain
-from worker.kernels.heads import heads, heads_plain
-from worker.kernels.linear import gated_linear, gated_linear_plain, linear, linear_plain
+from worker.kernels.attention import attention, attention_torch
+from worker.kernels.heads import heads, heads_torch
+from worker.kernels.linear import gated_linear, gated_linear_torch, linear, linear_torch
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from worker.kernels.sample import sample_plain, sample_torch
 
@@ -27,5 +27,5 @@ class Operations:
 
 FAST = Operations(rms_norm, add_rms_norm, heads, attention, linear, gated_linear, sample_plain)
 PLAIN = Operations(
-    rms_norm_torch, add_rms_norm_torch, heads_plain, attention_plain, linear_plain, gated_linear_plain, sample_torch
+    rms_norm_torch, add_rms_norm_torch, heads_torch, attention_torch, linear_torch, gated_linear_torch, sample_torch
 )  # on a GPU they may wait for it, and a row's bits may depend on the other rows

@@ -61,10 +61,17 @@ def dequantize(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return weight
 
 
-def linear_quantized_torch(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def linear_quantized_torch(
+    x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, *, dynamic: bool = False
+) -> Tensor:
     """What a linear with such a weight means: x [T, K] @ values.T in float32, times scale [N], plus bias [N], rounded
-    once to x's dtype -> [T, N]. Activations stay as they are."""
-    total = F.linear(x.float(), values.float()) * scale
+    once to x's dtype -> [T, N].
+
+    If `dynamic`, x is quantized first, and each row's product multiplied by its scale before the bias is added.
+    """
+    tokens, token_scale = quantize_tokens(x, values.dtype) if dynamic else (x, None)
+    total = F.linear(tokens.float(), values.float()) * scale
+    total = total if token_scale is None else total * token_scale[:, None]
     return (total if bias is None else total + bias.float()).to(x.dtype)
 
 
@@ -77,11 +84,3 @@ def quantize_tokens(x: Tensor, format: torch.dtype) -> tuple[Tensor, Tensor]:
     scale = (wide.abs().amax(dim=1) / most).clamp(min=torch.finfo(torch.float32).tiny)
     scaled = (wide * (1 / scale)[:, None]).clamp(-most, most)
     return (scaled.round() if format == torch.int8 else scaled).to(format), scale
-
-
-def linear_dynamic_torch(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """What a linear of such a weight and such tokens means: as `linear_quantized_torch`, of x [T, K] as quantized, each
-    row's product times its scale before the bias is added."""
-    tokens, token_scale = quantize_tokens(x, values.dtype)
-    total = F.linear(tokens.float(), values.float()) * scale * token_scale[:, None]
-    return (total if bias is None else total + bias.float()).to(x.dtype)

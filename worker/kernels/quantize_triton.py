@@ -12,7 +12,7 @@ from torch import Tensor
 
 from worker.kernels.quantize import KINDS, LARGEST
 
-FORMATS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # 0: a weight in full
+CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # a kernel's FORMAT; 0: not quantized
 
 FAST = tl.constexpr(not triton.knobs.runtime.interpret)  # whether a GPU's instructions can be had
 
@@ -61,7 +61,7 @@ _FP8_F16 = tl.constexpr("""{
 
 @triton.jit
 def widen(raw, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """Bytes (int8) to the numbers they are in FORMAT of FORMATS, exactly."""
+    """Bytes (int8) to the numbers they are in FORMAT (see CODES), exactly."""
     if FORMAT == 0:
         return raw
     elif FAST and dtype == tl.bfloat16:

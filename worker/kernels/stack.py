@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels import native
+from worker.kernels.library import kernels, library
 from worker.kernels.native import NativeWeight
 
 
@@ -37,6 +38,9 @@ class StackLayer:
     after_mlp: Tensor | None
 
 
+KERNELS = ("norm", "add_norm", "gate", "heads", "gemm", "attend")  # in the order of struct Kernels in native/stack.c
+
+
 class _Layer(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("before_attention", "q_norm", "k_norm", "after_attention", "before_mlp")),
@@ -48,8 +52,7 @@ class _Layer(Structure):
 
 class _Model(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("norm", "add_norm", "gate", "qkv_post", "gemm", "attend")),
-        ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
+        ("kernels", c_void_p * len(KERNELS)), ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
         *((name, c_long) for name in ("count", "hidden", "inner", "heads", "kv_heads", "d", "page_size", "element")),
         *((name, c_float) for name in ("eps", "offset", "scale")), ("gelu", c_int),
         ("is_bf16", c_int), ("paired", c_int), ("done", POINTER(c_uint64)),
@@ -79,7 +82,9 @@ class Stack:
         done: c_uint64,
     ) -> None:
         """eps, offset: of the norms; scale: of attention; activation: silu or gelu_tanh; done: grows by one a layer."""
-        first = layers[0]
+        found = library()
+        assert found is not None
+        first, self._library = layers[0], found
         page_size, kv_heads, d = first.cache_k.shape[1:]
         dtype = first.before_attention.dtype
         self._kept = (tuple(layers), last_norm, done)  # whose memory the addresses are
@@ -89,7 +94,7 @@ class Stack:
             self._hidden, self._hidden, max(first.qkv.n, first.gate_up.n), first.o.k, max(first.o.k, first.down.k),
         )  # fmt: skip
         self._model = _Model(
-            *native.stack_kernels(dtype), self._layers, last_norm.data_ptr(),
+            _functions(dtype), self._layers, last_norm.data_ptr(),
             len(layers), self._hidden, first.down.k, first.o.k // d, kv_heads, d, page_size, dtype.itemsize,
             eps, float(offset), scale, activation == "gelu_tanh", dtype == torch.bfloat16,
             native.paired(first.cache_v),
@@ -121,9 +126,15 @@ class Stack:
             positions.data_ptr(), slots.data_ptr(), rows.data_ptr(), starts.data_ptr(), kv_lens.data_ptr(),
             pages.data_ptr(), len(positions), len(kv_lens), pages.stride(0), len(rows), torch.get_num_threads(),
         )  # fmt: skip
-        if native.stack(ctypes.byref(self._model), ctypes.byref(step)):
+        if self._library.stack(ctypes.byref(self._model), ctypes.byref(step)):
             raise MemoryError("no memory for the scratch of a layer")
         return self._buffers[1][: len(rows)]
+
+
+def _functions(dtype: torch.dtype) -> "ctypes.Array[c_void_p]":
+    """The addresses of KERNELS for tensors of `dtype`."""
+    own = kernels()[dtype]
+    return (c_void_p * len(KERNELS))(*(ctypes.cast(getattr(own, name), c_void_p) for name in KERNELS))
 
 
 def _addresses(layer: StackLayer) -> _Layer:

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from worker.kernels.quantize_triton import FORMATS
+from worker.kernels.quantize_triton import CODES
 
 PROCESSORS = 132  # of the GPU the tiles are made for; on another the bits are the same
 CHAIN_STEP, MIN_CHAIN, MAX_CHAINS = 128, 256, 8
@@ -85,11 +85,11 @@ def tile_constants(
     tile: Tile, columns: int, depth: int, dtype: torch.dtype, stored: torch.dtype | None = None
 ) -> dict[str, int]:
     """The tile as the kernels' constants, for tokens of `dtype` and weights that are `stored` otherwise, if so."""
-    dynamic, stored = dtype in FORMATS, stored or dtype
+    dynamic, stored = dtype in CODES, stored or dtype
     block_k = step_of(tile, dtype, stored)
     even = columns % tile.columns == 0 and depth % block_k == 0
     return {
-        "EVEN": even, "FORMAT": 0 if dynamic else FORMATS.get(stored, 0), "DYNAMIC": dynamic, "BLOCK_M": tile.rows,
+        "EVEN": even, "FORMAT": 0 if dynamic else CODES.get(stored, 0), "DYNAMIC": dynamic, "BLOCK_M": tile.rows,
         "BLOCK_N": tile.columns, "BLOCK_K": block_k, "GROUP": GROUP,
     }  # fmt: skip
 

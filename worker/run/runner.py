@@ -74,10 +74,11 @@ class Runner:
         sampled = logits
         if len(wanted.sampled) < len(logits):
             sampled = logits[to_device(np.array(wanted.sampled, np.int64), self._device)]
-        sequences = [chunk.sequence for chunk in plan.sampling]
+        rows = plan.rows
+        sequences = [row.sequence for row in rows]
         allowed = self._constrainer.apply(sampled, sequences)
         eos_ids, choose_plain = self._model.spec.eos_ids, self._model.operations.sample_plain
-        ids = choose(allowed, sequences, eos_ids, choose_plain) if sequences else logits.new_empty(0).long()
+        ids = choose(allowed, rows, eos_ids, choose_plain) if rows else logits.new_empty(0).long()
         if any(sequence.sampling.logprobs is not None for sequence in sequences) or wanted.prompts:
             return Flight(plan, False, ids, ToHost(ids), launch_logprobs(plan, wanted, logits, sampled, ids))
         return Flight(plan, self._overlap and all(map(is_plain, sequences)), ids, ToHost(ids))

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.messages import Sampling
 from worker.kernels.params import Bias, History, PlainParams, SampleParams, Stages
 from worker.kernels.sample import sample as sample_rows
 from worker.kernels.sample import sample_plain
 from worker.run.pack import to_device
+from worker.schedule.plan import Row
 from worker.schedule.sequence import Sequence
 
 COLUMN = 32  # entries, 128 bytes or more: kernels are compiled for what an address is a multiple of
@@ -24,20 +24,21 @@ COLUMN = 32  # entries, 128 bytes or more: kernels are compiled for what an addr
 
 def sample(logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
     """The next id of each sequence; logits [R, V] float32, a row a sequence."""
-    ids: list[int] = choose(logits, sequences, eos_ids).tolist()
+    rows = [Row(sequence, sequence.next_output) for sequence in sequences]
+    ids: list[int] = choose(logits, rows, eos_ids).tolist()
     return ids
 
 
 def choose(
     logits: Tensor,
-    sequences: list[Sequence],
+    rows: list[Row],
     eos_ids: tuple[int, ...],
     choose_plain: Callable[..., Tensor] = sample_plain,
 ) -> Tensor:
-    """The same on the logits' device, [R] int64, without waiting for it."""
-    if all(not sequence.sampling.temperature and is_plain(sequence) for sequence in sequences):
+    """An id for each row of logits [R, V] float32, on their device, [R] int64, without waiting for it."""
+    if all(not sequence.sampling.temperature and is_plain(sequence) for sequence, _ in rows):
         return logits.argmax(-1)
-    return sample_rows(logits, columns(sequences, eos_ids, logits.device), choose_plain)
+    return sample_rows(logits, columns(rows, eos_ids, logits.device), choose_plain)
 
 
 def is_plain(sequence: Sequence) -> bool:
@@ -46,22 +47,18 @@ def is_plain(sequence: Sequence) -> bool:
     sequence.plain = sequence.plain or not (
         sequence.constraint is not None
         or sequence.sampling.logit_bias
-        or _is_penalized(sequence.sampling)
-        or _held_back(sequence)
+        or sequence.sampling.penalized
+        or _held_back(sequence, sequence.output_len)
     )
     return sequence.plain
 
 
-def _is_penalized(p: Sampling) -> bool:
-    return p.repetition_penalty != 1 or bool(p.presence_penalty or p.frequency_penalty)
-
-
-def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
-    params = [sequence.sampling for sequence in sequences]
+def columns(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
+    params = [sequence.sampling for sequence, _ in rows]
     wanted = [
         (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params
     ]
-    counts = [(p.top_k, signed(s.seed), s.next_output) for p, s in zip(params, sequences, strict=True)]
+    counts = [(sequence.sampling.top_k, signed(sequence.seed), output) for sequence, output in rows]
     temperature, top_p, min_p, repetition, presence, frequency = _columns(np.array(wanted, np.float32), device)
     top_k, seeds, positions = _columns(np.array(counts, np.int64), device)
     hot = [p for p in params if p.temperature > 0]
@@ -70,8 +67,8 @@ def columns(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.d
         repetition,
         presence,
         frequency,
-        _history(sequences, device),
-        _bias(sequences, eos_ids, device),
+        _history([sequence for sequence, _ in rows], device),
+        _bias(rows, eos_ids, device),
         Stages(
             all_greedy=not hot,
             any_greedy=len(hot) < len(params),
@@ -98,7 +95,7 @@ def signed(seed: int) -> int:
 def _history(sequences: list[Sequence], device: torch.device) -> History | None:
     rows, ids, counts = [], [], []
     for row, sequence in enumerate(sequences):
-        if not _is_penalized(sequence.sampling):
+        if not sequence.sampling.penalized:
             continue
         seen, inverse = np.unique(np.asarray(sequence.tokens, np.int64), return_inverse=True)
         ids.append(seen)
@@ -109,29 +106,26 @@ def _history(sequences: list[Sequence], device: torch.device) -> History | None:
     return History(*to_device(np.stack([np.concatenate(column) for column in (rows, ids, counts)]), device))
 
 
-def _bias(sequences: list[Sequence], eos_ids: tuple[int, ...], device: torch.device) -> Bias | None:
-    entries = [
-        (row, id, value) for row, sequence in enumerate(sequences) for id, value in _biases(sequence, eos_ids).items()
-    ]
+def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bias | None:
+    entries = [(at, id, value) for at, row in enumerate(rows) for id, value in _biases(row, eos_ids).items()]
     if not entries:
         return None
-    rows, ids, values = zip(*entries, strict=True)
-    at_rows, at_ids = to_device(np.array([rows, ids], np.int64), device)
+    places, ids, values = zip(*entries, strict=True)
+    at_rows, at_ids = to_device(np.array([places, ids], np.int64), device)
     return Bias(at_rows, at_ids, to_device(np.array(values, np.float32), device))
 
 
-def _biases(sequence: Sequence, eos_ids: tuple[int, ...]) -> dict[int, float]:
+def _biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
     """The request's own, and while it may not end yet, what would end it is forbidden."""
-    p = sequence.sampling
-    biases = dict(p.logit_bias)
-    if _held_back(sequence):
-        biases.update(dict.fromkeys(enders(sequence, eos_ids), -math.inf))
+    biases = dict(row.sequence.sampling.logit_bias)
+    if _held_back(*row):
+        biases.update(dict.fromkeys(enders(row.sequence, eos_ids), -math.inf))
     return biases
 
 
-def _held_back(sequence: Sequence) -> bool:
-    """Whether it may not end yet; where there is a grammar, `constrain` sees to it, who knows what else is allowed."""
-    return sequence.output_len < sequence.sampling.min_tokens and sequence.constraint is None
+def _held_back(sequence: Sequence, output: int) -> bool:
+    """Whether that token may not end it; where there is a grammar, `constrain` sees to it, who knows what is left."""
+    return output < sequence.sampling.min_tokens and sequence.constraint is None
 
 
 def enders(sequence: Sequence, eos_ids: tuple[int, ...]) -> Iterator[int]:

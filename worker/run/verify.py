@@ -26,7 +26,7 @@ from worker.run.pack import pack
 from worker.run.runner import DeviceBroken
 from worker.run.sampler import choose
 from worker.run.warmup import CHOSEN, Bounds, Measured, rehearse
-from worker.schedule.plan import Chunk
+from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
 
 log = logging.getLogger("sluice.load")
@@ -164,7 +164,7 @@ def _compare(decoder: Decoder, worker: WorkerConfig, length: int, both: Both) ->
     for chunks in _steps(sequences, bounds.tokens):
         packed, _ = pack(chunks, bounds.page_size, device)
         logits = few.forward(packed, cache)
-        choose(logits, [chunk.sequence for chunk in chunks], few.spec.eos_ids, both.operations.sample_plain)
+        choose(logits, Plan(chunks).rows, few.spec.eos_ids, both.operations.sample_plain)
 
 
 def _first_of_each_kind(decoder: Decoder, length: int, both: Both) -> Decoder:

@@ -1,6 +1,7 @@
 """What the scheduler decides and the runner executes, and what came of it."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +21,13 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
     samples: bool  # it reaches the end of the tokens, so the next one is sampled from its last row
 
 
+class Row(NamedTuple):
+    """A row of logits that an id is sampled from."""
+
+    sequence: Sequence
+    output: int  # which of its output tokens that will be, counted from 0
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step, one forward: decodes first, then prompt chunks."""
@@ -36,6 +44,11 @@ class Plan:
         """The chunks that sample, in the order of the ids that commit() expects."""
         return [chunk for chunk in self.chunks if chunk.samples]
 
+    @property
+    def rows(self) -> list[Row]:
+        """Of those chunks, in the same order."""
+        return [Row(chunk.sequence, chunk.sequence.next_output) for chunk in self.chunks if chunk.samples]
+
     def __bool__(self) -> bool:
         return bool(self.chunks)
 
@@ -44,5 +57,5 @@ class Advance(msgspec.Struct, frozen=True, gc=False, eq=False):
     """What a committed step did to one sequence; a prompt that is not through yet has none."""
 
     sequence: Sequence
-    token: int | None  # None: it was complete already when its tokens had been computed, as with max_tokens 0
+    tokens: list[int]  # new ones; none: it was complete already when its tokens had been computed, as with max_tokens 0
     outcome: Outcome | None  # None: it goes on

@@ -87,7 +87,7 @@ class Settler:
         """None while its prompt is not through."""
         if token is not None and sequence.constraint is not None and not sequence.constraint.advance(token):
             self._state.leave(sequence)
-            return Advance(sequence, None, Outcome.ERROR)
+            return Advance(sequence, [], Outcome.ERROR)
         if token is not None:
             sequence.tokens.append(token)
             sequence.first_token = sequence.first_token or now
@@ -96,7 +96,7 @@ class Settler:
         outcome = self._state.outcome(sequence)
         if outcome is not None:
             self._state.leave(sequence)
-        return Advance(sequence, token, outcome)
+        return Advance(sequence, [] if token is None else [token], outcome)
 
 
 def check_ids(plan: Plan, ids: list[int]) -> None:

@@ -181,8 +181,7 @@ class _Run:
     def _report(self, advance: Advance) -> None:
         sequence = advance.sequence
         request = self.requests[sequence.key[1]]
-        if advance.token is not None:
-            request.stamps.append(self.now)
+        request.stamps += [self.now] * len(advance.tokens)
         if advance.outcome is not None:
             request.done = self._ended = self.now
             request.cached_tokens, request.preemptions = sequence.cached, sequence.preemptions

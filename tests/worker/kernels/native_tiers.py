@@ -1,9 +1,13 @@
 """What the tests of the C library share: every instruction set this machine has, in both dtypes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor
 
+from tests.worker.kernels import emulated
 from worker.kernels import library, native
 
 TIERS = {"none": 0, "avx2": 1, "avx512": 2, "avx512bf16": 3, "amx": 4}
@@ -11,14 +15,37 @@ MOST = TIERS[native.tier()]
 
 needs_library = pytest.mark.skipif(not MOST, reason="the C library does not run here: no compiler, or no AVX2")
 
+EMULATED = "amx emulated"  # (emulated.py)
+HERE: list[int | str] = [*range(1, MOST + 1), *([EMULATED] if TIERS["avx512bf16"] <= MOST else [])]
 
-@pytest.fixture(params=range(1, MOST + 1))
-def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setenv("SLUICE_NATIVE_TIER", str(request.param))
-    for cached in (library.level, library.kernels):
+
+@contextmanager
+def use(which: int | str) -> Iterator[None]:
+    """One of HERE. An emulated AMX must not be asked for what a processor, or the system, would refuse."""
+    with pytest.MonkeyPatch.context() as patch:
+        if which == EMULATED:
+            emulated.library().emulated_machine(1, 1)
+            patch.delenv("SLUICE_NATIVE_TIER", raising=False)
+            patch.setattr(library, "build", emulated.path)
+        else:
+            patch.setenv("SLUICE_NATIVE_TIER", str(which))
+        _forget()
+        try:
+            yield
+        finally:
+            _forget()
+    assert which != EMULATED or not emulated.fault()
+
+
+def _forget() -> None:
+    for cached in (library.library, library.level, library.kernels):
         cached.cache_clear()
-        request.addfinalizer(cached.cache_clear)
-    return int(request.param)
+
+
+@pytest.fixture(params=HERE)
+def tier(request: pytest.FixtureRequest) -> Iterator[int]:
+    with use(request.param):
+        yield TIERS[native.tier()]
 
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,7 +11,7 @@ from worker.kernels.quantize import (
     FORMATS,
     Kind,
     dequantize,
-    linear_dynamic_torch,
+    linear_quantized_torch,
     quantize,
     quantize_tokens,
 )  # fmt: skip
@@ -88,9 +88,9 @@ def test_triton_quantizes_to_the_same(rows: int, depth: int, kind: Kind, dtype: 
 def test_a_row_of_zeros_stays_and_one_that_is_not_finite_spoils_no_other(kind: Kind, device: str) -> None:
     x, eight = random(5, 300, device=device), quantize(random(40, 300, device=device, seed=1), kind)
     x[1], x[2, 7], x[3, 9] = 0, torch.nan, torch.inf
-    for got in (product(x, *eight), linear_dynamic_torch(x, *eight, None)):
+    for got in (product(x, *eight), linear_quantized_torch(x, *eight, None, dynamic=True)):
         assert not got[1].any() and not got[2:4].isfinite().any()
-        near(got[[0, 4]], linear_dynamic_torch(x[[0, 4]], *eight, None))
+        near(got[[0, 4]], linear_quantized_torch(x[[0, 4]], *eight, None, dynamic=True))
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
@@ -109,7 +109,7 @@ def test_triton(rows: int, columns: int, depth: int, biased: bool, kind: Kind, d
     x = tokens(rows, depth, dtype, device)
     eight = quantize(random(columns, depth, device=device, seed=1) / depth**0.5, kind)
     bias = random(columns, dtype=dtype, device=device, seed=2) if biased else None
-    expected = linear_dynamic_torch(x.float(), *eight, None if bias is None else bias.float())
+    expected = linear_quantized_torch(x.float(), *eight, None if bias is None else bias.float(), dynamic=True)
     with poisoned():
         plain, wide, terms = (product(x, *eight, bias, **how) for how in ({}, {"wide": True}, {"terms": True}))
     near(plain, expected)
@@ -131,7 +131,7 @@ def test_triton_gated(rows: int, kind: Kind, dtype: torch.dtype, device: str) ->
     values, scale = quantize(random(140, 200, device=device, seed=1) / 14, kind)
     with poisoned():
         got = gated_linear_triton(x, values, bias, "silu", scale, dynamic=True)
-    near(got, gate(linear_dynamic_torch(x.float(), values, scale, bias.float()), "silu"))
+    near(got, gate(linear_quantized_torch(x.float(), values, scale, bias.float(), dynamic=True), "silu"))
     assert torch.equal(got, gate_triton(product(x, values, scale, bias), "silu"))
 
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.worker.kernels.cases import TRITON_DTYPES, close, near, poisoned, random
 from worker.kernels.gate import Activation, gate_torch
@@ -13,13 +14,14 @@ def test_product(invariant: bool, biased: bool) -> None:
     x, weight = random(5, 70), random(33, 70, seed=1) / 8
     bias = random(33, seed=2) if biased else None
     expected = x.double() @ weight.double().T + (bias.double() if bias is not None else 0)
-    close(linear(x, pack(weight, bias, invariant=invariant)), expected.float())
-    close(linear_torch(x, weight, bias), expected.float())
+    packed = pack(weight, bias, invariant=invariant)
+    close(linear(x, packed), expected.float())
+    close(linear_torch(x, packed), expected.float())
 
 
 def test_gated_product() -> None:
     x, weight = random(5, 70), random(2 * 33, 70, seed=1) / 8
-    close(gated_linear(x, pack(weight, invariant=True), "silu"), gate_torch(linear_torch(x, weight, None), "silu"))
+    close(gated_linear(x, pack(weight, invariant=True), "silu"), gate_torch(F.linear(x, weight), "silu"))
 
 
 SHAPES = [(1, 48, 70), (5, 130, 256), (70, 130, 72), (20, 40, 700), (40, 64, 64), (130, 66, 72)]
@@ -52,9 +54,7 @@ def test_gated_triton(rows: int, activation: Activation, dtype: torch.dtype, dev
     x = random(rows, 100, dtype=dtype, device=device)
     weight = random(2 * 90, 100, dtype=dtype, device=device, seed=1) / 8
     for bias in (None, random(2 * 90, dtype=dtype, device=device, seed=2)):
-        exact = gate_torch(
-            linear_torch(*(None if one is None else one.float() for one in (x, weight, bias))), activation
-        )
+        exact = gate_torch(F.linear(*(None if one is None else one.float() for one in (x, weight, bias))), activation)
         with poisoned():
             near(gated_linear_triton(x, weight, bias, activation), exact)
 

@@ -37,11 +37,13 @@ class Story:
         starts = torch.tensor([0, *(to - begin for _, begin, to in rows)]).cumsum(0).int()
         q = torch.cat([self.q[s][begin:to] for s, begin, to in rows])
         q = torch.cat([q, torch.full_like(q, float("nan"))], 1)[:, : q.shape[1]]
-        attend = attention_torch if plain else native.attention
-        if not plain:
-            caches[1] = native.as_written(caches[1])
         kv_lens = torch.tensor([to for _, _, to in rows], dtype=torch.int32)
-        out = attend(q, *caches, starts, kv_lens, table, scale=d**-0.5, window=window)
+        if plain:
+            longest = int(kv_lens.max())
+            out = attention_torch(q, *caches, starts, kv_lens, table, longest, scale=d**-0.5, window=window)
+        else:
+            caches[1] = native.as_written(caches[1])
+            out = native.attention(q, *caches, starts, kv_lens, table, scale=d**-0.5, window=window)
         return list(out.split(starts.diff().tolist()))
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.checkpoints import KINDS, WINDOW, Checkpoints
+from tests.worker.kernels.native_tiers import tier  # noqa: F401
 from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for, run_greedy
 
 PAGE = 16
@@ -84,6 +85,7 @@ def test_only_the_rows_asked_for_come_back_in_their_order(checkpoints: Checkpoin
     torch.testing.assert_close(ends, every[[4, 28]], atol=1e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("tier")
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
 def test_bfloat16_stays_as_close_as_transformers_does(checkpoints: Checkpoints, kind: str) -> None:
     folder = checkpoints(kind, dtype=torch.bfloat16)

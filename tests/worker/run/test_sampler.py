@@ -7,6 +7,7 @@ import torch
 
 from shared.messages import Sampling
 from worker.run.sampler import columns, sample
+from worker.schedule.plan import Row
 from worker.schedule.sequence import Sequence
 
 V, EOS = 50, (3,)
@@ -91,9 +92,8 @@ def test_draws_follow_the_distribution() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 31, 32, 33])
 def test_columns_are_whole_and_begin_where_kernels_like_it(rows: int) -> None:
-    params = columns(
-        [sequence([0], 1, seed=i, temperature=0.5, top_k=i) for i in range(rows)], EOS, torch.device("cpu")
-    )
+    asked = [Row(sequence([0], 1, seed=i, temperature=0.5, top_k=i), 0) for i in range(rows)]
+    params = columns(asked, EOS, torch.device("cpu"))
     plain, others = params.plain, (params.repetition, params.presence, params.frequency)
     floats, ints = (plain.temperature, plain.top_p, plain.min_p, *others), (plain.top_k, plain.seeds, plain.positions)
     for group in (floats, ints):

@@ -12,7 +12,7 @@ from shared.messages import Sampling
 from worker.run.pack import pack
 from worker.run.sampler import columns
 from worker.run.static import ALIGN, KNOWN, Columns, Staging, block_bytes
-from worker.schedule.plan import Chunk
+from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def check(got: Columns, chunks: list[Chunk], running: list[Sequence], page_size:
     for name in ("tokens", "positions", "slots", "kv_lens"):
         assert torch.equal(getattr(got, name)[:n], getattr(packed, name)), name
     assert torch.equal(got.pages[:n, :width], packed.pages) and not got.pages[:, width:].any()
-    wanted = columns(running, (), CPU).plain
+    wanted = columns(Plan(chunks).rows, (), CPU).plain
     for item in fields(wanted):
         assert torch.equal(getattr(got.sampling, item.name)[:n], getattr(wanted, item.name)), item.name
     assert (got.sources == KNOWN).all()

@@ -20,7 +20,7 @@ def feed(rig: Rig, sequence: Sequence, ids: list[int]) -> Outcome | None:
         assert outcome is None, "it has ended already"
         (advance,) = rig.scheduler.commit(rig.scheduler.plan(rig.now), [token], rig.now)
         rig.scheduler.check()
-        assert advance.sequence is sequence and advance.token == token
+        assert advance.sequence is sequence and advance.tokens == [token]
         outcome = advance.outcome
     return outcome
 
@@ -65,7 +65,7 @@ def test_max_tokens_0_computes_the_prompt_and_samples_nothing(prompt: int) -> No
         assert not plan.sampling
         advances += rig.commit(plan, [])
     ((only),) = advances
-    assert (only.sequence, only.token, only.outcome) == (sequence, None, Outcome.LENGTH)
+    assert (only.sequence, only.tokens, only.outcome) == (sequence, [], Outcome.LENGTH)
     assert sequence.computed == prompt and sequence.first_token == 0.0
 
 
@@ -89,7 +89,7 @@ def test_a_stream_that_was_complete_ends_without_another_token(generated: tuple[
     plan = rig.plan()
     assert plan and not plan.sampling
     (advance,) = rig.scheduler.commit(plan, [], 0.0)
-    assert (advance.token, advance.outcome) == (None, outcome)
+    assert (advance.tokens, advance.outcome) == ([], outcome)
 
 
 def test_abort_frees_pages_at_once_and_is_idempotent() -> None:

@@ -36,7 +36,7 @@ def test_a_prompt_that_samples_nothing_ends_once() -> None:
     rig.step()
     assert not rig.plan(), "its end is under way"
     (end,) = rig.step()
-    assert (end.sequence, end.token, end.outcome) == (sequence, None, Outcome.LENGTH)
+    assert (end.sequence, end.tokens, end.outcome) == (sequence, [], Outcome.LENGTH)
 
 
 def test_an_eos_costs_one_row_whose_result_is_dropped() -> None:

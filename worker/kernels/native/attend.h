@@ -58,11 +58,11 @@ typedef struct {
     int taken;        /* for the kernel's own use: whether the block was copied */
 } Scratch;
 
-/* One block of the item's kv heads, keys [from, to) of the sequence, from the pages to s->k and s->v, one head
- * after the other; to - from <= KEYS. The heads of a key lie together: they are read in one go. */
 static void enter(void);  /* a thread's state before work on an item, */
 static void leave(void);  /* and after */
 static Scratch *scratch_here(void);
+/* One block of the item's kv heads, keys [from, to) of the sequence, from the pages to s->k and s->v, one head
+ * after the other; to - from <= KEYS. The heads of a key lie together: they are read in one go. */
 static void take_block(const Attend *a, Scratch *s, const Item *item, long block, long from, long to);
 static void take_q(const Attend *a, Tile *tile, const Item *item);
 static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block);

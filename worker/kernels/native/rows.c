@@ -129,18 +129,18 @@ INLINE void put_values(const char *v, char *cache_v, int64_t slot, size_t bytes,
     for (; i < bytes / 2; i++) to[2 * i + (slot & 1)] = ((const uint16_t *)v)[i];
 }
 
-/* Everything between the qkv matmul and attention. norm weights may be NULL. */
+/* What all heads of a step share. */
 typedef struct {
-    const void *q_norm, *k_norm;
     const float *cos, *sin;
     float eps, offset;
-    long q_heads, kv_heads, d;
-} QkvPost;
+    long d;
+} Heads;
 
 typedef void NormOne(const void *, const void *, void *, long, float, float);
 typedef void RotaryOne(const void *, void *, const float *, const float *, long);
 
-INLINE void heads_of(const QkvPost *p, const char *x, char *out, long heads, const void *norm, int64_t position,
+/* One token's query heads, or its key heads: normed where there is a norm, and rotated. */
+INLINE void heads_of(const Heads *p, const char *x, char *out, long heads, const void *norm, int64_t position,
                      NormOne *norm_one, RotaryOne *rotary_one, size_t step) {
     for (long h = 0; h < heads; h++, x += step, out += step) {
         if (norm) norm_one(x, norm, out, p->d, p->eps, p->offset);
@@ -148,26 +148,27 @@ INLINE void heads_of(const QkvPost *p, const char *x, char *out, long heads, con
     }
 }
 
-#define QKV_POST(dtype, is_bf16)                                                                                  \
-    EXPORT(qkv_post_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,          \
-                             const void *k_norm, const float *cos, const float *sin, const int64_t *positions,    \
-                             const int64_t *slots, float eps, float offset, long t, long q_heads, long kv_heads,  \
-                             long d, int paired, int threads) {                                                   \
-        QkvPost post = {q_norm, k_norm, cos, sin, eps, offset, q_heads, kv_heads, d};                             \
+/* Everything between the qkv matmul and attention; norm weights may be NULL. */
+#define HEADS(dtype, is_bf16)                                                                                     \
+    EXPORT(heads_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,             \
+                          const void *k_norm, const float *cos, const float *sin, const int64_t *positions,       \
+                          const int64_t *slots, float eps, float offset, long t, long q_heads, long kv_heads,     \
+                          long d, int paired, int threads) {                                                      \
+        Heads shared = {cos, sin, eps, offset, d};                                                                \
         size_t step = d * width(is_bf16), row = (q_heads + 2 * kv_heads) * step, kv = kv_heads * step;            \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * (long)row >= SMALL)")                     \
         for (long i = 0; i < t; i++) {                                                                            \
             const char *x = qkv + i * row, *k = x + q_heads * step;                                               \
-            heads_of(&post, x, q + i * q_heads * step, q_heads, q_norm, positions[i], norm_one_##dtype,           \
+            heads_of(&shared, x, q + i * q_heads * step, q_heads, q_norm, positions[i], norm_one_##dtype,         \
                      rotary_one_##dtype, step);                                                                   \
-            heads_of(&post, k, cache_k + slots[i] * kv, kv_heads, k_norm, positions[i], norm_one_##dtype,         \
+            heads_of(&shared, k, cache_k + slots[i] * kv, kv_heads, k_norm, positions[i], norm_one_##dtype,       \
                      rotary_one_##dtype, step);                                                                   \
             put_values(k + kv, cache_v, slots[i], kv, paired);                                                    \
         }                                                                                                         \
     }
 
-QKV_POST(f32, 0)
-QKV_POST(bf16, 1)
+HEADS(f32, 0)
+HEADS(bf16, 1)
 
 /* Bytes are bytes: the write serves every dtype. */
 EXPORT(write)(const char *k, const char *v, char *cache_k, char *cache_v, const int64_t *slots, long t, long bytes,

@@ -11,9 +11,9 @@ typedef void Norm(const char *x, const void *w, char *out, long t, long heads, l
 typedef void AddNorm(const char *x, const char *residual, const void *w, char *out, char *sum, long t, long n, float eps,
                      float offset, int threads);
 typedef void Gate(const char *x, char *out, long t, long n, int gelu, int threads);
-typedef void QkvPost(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm, const void *k_norm,
-                     const float *cos, const float *sin, const int64_t *positions, const int64_t *slots, float eps,
-                     float offset, long t, long q_heads, long kv_heads, long d, int paired, int threads);
+typedef void Heads(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm, const void *k_norm,
+                   const float *cos, const float *sin, const int64_t *positions, const int64_t *slots, float eps,
+                   float offset, long t, long q_heads, long kv_heads, long d, int paired, int threads);
 typedef int Gemm(const char *x, const char *weight, const float *bias, char *out, long t, long n, long k, int out_bf16,
                  int threads);
 typedef int Attend(const char *q, const char *cache_k, const char *cache_v, const int32_t *starts, const int32_t *kv_lens,
@@ -24,7 +24,7 @@ typedef struct {
     Norm *norm;
     AddNorm *add_norm;
     Gate *gate;
-    QkvPost *qkv_post;
+    Heads *heads;
     Gemm *gemm;
     Attend *attend;
 } Kernels;
@@ -73,8 +73,8 @@ static void add_norm(const Model *m, const Step *s, const void *weight) {
 static int look_around(const Model *m, const Step *s, const Layer *l) {
     long size = (m->heads + 2 * m->kv_heads) * m->d;
     if (product(m, s, s->h, l->qkv, l->qkv_bias, s->wide, size, m->hidden)) return 1;
-    m->kernels.qkv_post(s->wide, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->cos, l->sin, s->positions,
-                        s->slots, m->eps, m->offset, s->t, m->heads, m->kv_heads, m->d, m->paired, s->threads);
+    m->kernels.heads(s->wide, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->cos, l->sin, s->positions,
+                     s->slots, m->eps, m->offset, s->t, m->heads, m->kv_heads, m->d, m->paired, s->threads);
     return m->kernels.attend(s->q, l->cache_k, l->cache_v, s->starts, s->kv_lens, s->pages, s->mixed, s->seqs,
                              m->heads * m->d, m->heads, m->kv_heads, m->d, m->page_size, s->page_stride, l->window,
                              m->scale, s->threads);

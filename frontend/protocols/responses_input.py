@@ -1,13 +1,13 @@
-"""The items of OpenAI's responses, as a history brings them, in the words of chat templates.
+"""The input items of OpenAI's responses, read as turns of a conversation.
 
-What was thought, said and called between two turns of somebody else is several items, and one turn of the assistant's.
+What the assistant thought, said and called in one turn comes as several items; `neighbours` joins them again.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from frontend.errors import BadRequest, Unprocessable
-from frontend.protocols.conversation import MAX_MESSAGES, MAX_PARTS, ROLES, content, parsed
+from frontend.protocols.conversation import MAX_MESSAGES, MAX_PARTS, ROLES, Turn, call, content, parsed, turn
 from frontend.protocols.fields import (
     Field,
     Reader,
@@ -24,7 +24,6 @@ from frontend.protocols.fields import (
     some_text,
     wrong_type,
 )
-from frontend.protocols.turns import Turn, call, turn
 
 text = content(
     "input_text", "output_text", annotations=anything, logprobs=anything, prompt_cache_breakpoint=anything,

@@ -1,4 +1,4 @@
-"""The words around an Anthropic answer: its head, its usage, its end, its errors; what stands between is elsewhere."""
+"""What surrounds the content of an Anthropic answer: its head, usage, end and errors."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """OpenAI's words for thoughts and calls: https://platform.openai.com/docs/guides/function-calling
 
 `reasoning_content` is what DeepSeek, vLLM and SGLang call a thought, `reasoning` what OpenRouter does. Answers without
-either are `chat`'s own.
+either are worded in `chat`.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Anthropic's blocks for thoughts and calls: https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
 
-Answers without either are `messages`' own. A thought's signature is a digest of it: it says that nobody changed it, and
-is not looked at when it comes back.
+Answers without either are worded in `messages`. A thought's signature is a digest of its text, which nobody checks when
+it comes back.
 """
 
 from base64 import b64encode
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from frontend.protocols.common import Meta, Pulls, Totals, json
-from frontend.protocols.envelope import PING, end, named, running, start
+from frontend.protocols.messages_frame import PING, end, named, running, start
 from frontend.speech.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
 from frontend.speech.reader import Reader
 from frontend.speech.said import Call, Said

@@ -1,7 +1,7 @@
-"""The items of OpenAI's responses, as an answer brings them: what is thought, said and called, each in its turn.
+"""The output items of OpenAI's responses: thoughts, text and calls, in the order of the answer.
 
-`Output` folds an answer's deltas into items and tells every step of it; a stream sends the steps, a whole answer has
-the items. Knows nothing of the response around them.
+`Output` folds an answer's deltas into items and gives the event of every step; a stream sends these, a whole answer
+keeps the items. Knows nothing of the response around them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,8 +9,8 @@ from itertools import zip_longest
 from typing import Any, ClassVar
 
 from frontend.protocols.chat import entries
+from frontend.protocols.chat_tools import call_id
 from frontend.protocols.common import Meta, json
-from frontend.protocols.toolchat import call_id
 from frontend.speech.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
 from frontend.speech.reader import Reader
 from frontend.speech.style import Speech, Thinking

@@ -1,0 +1,182 @@
+/* AMX's tile instructions as Intel's manual (volume 2: LDTILECFG, TILELOADD, TDPBF16PS, ...) describes them, on a thread's
+ * own eight tiles. Where the processor would fault, the first reason is kept and the instruction does nothing. */
+#include <immintrin.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#define NAMES 8
+#define MOST_ROWS 16
+#define MOST_BYTES 64
+#define SHOWN __attribute__((visibility("default")))
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} Shapes;
+
+typedef struct {
+    int rows, bytes; /* of a row; none: not in use */
+    _Alignas(64) uint8_t data[MOST_ROWS][MOST_BYTES];
+} Tile;
+
+static _Thread_local struct {
+    int configured;
+    Tile tile[NAMES];
+} own;
+
+static struct {
+    long configurations, zeros, loads, stores, dots; /* instructions, */
+    long lines;                                      /* and cache lines that loads touched, each row's on its own */
+} counts;
+
+static int has_amx = 1, grants = 1, permitted;
+static char reason[128]; /* of the first fault */
+
+static int fault(const char *instruction, const char *why) {
+    if (!reason[0]) snprintf(reason, sizeof reason, "%s: %s", instruction, why);
+    return 1;
+}
+
+static void count(long *which, long more) { __atomic_fetch_add(which, more, __ATOMIC_RELAXED); }
+
+static int all_zero(const void *from, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++)
+        if (((const uint8_t *)from)[i]) return 0;
+    return 1;
+}
+
+/* Linux ends a process that touches tiles without having asked. */
+static int forbidden(const char *instruction) {
+    return !__atomic_load_n(&permitted, __ATOMIC_RELAXED) && fault(instruction, "the system was not asked");
+}
+
+SHOWN void emulated_shape(const Shapes *s) {
+    if (forbidden("ldtilecfg")) return;
+    if (s->palette != 1 || s->start_row || !all_zero(s->reserved, sizeof s->reserved) ||
+        !all_zero(s->bytes + NAMES, 2 * NAMES) || !all_zero(s->rows + NAMES, NAMES)) {
+        fault("ldtilecfg", "no such palette, or reserved bytes that are not zero");
+        return;
+    }
+    for (int i = 0; i < NAMES; i++)
+        if (s->rows[i] > MOST_ROWS || s->bytes[i] > MOST_BYTES || !s->rows[i] != !s->bytes[i]) {
+            fault("ldtilecfg", "rows or bytes out of range");
+            return;
+        }
+    memset(&own, 0, sizeof own);
+    own.configured = 1;
+    for (int i = 0; i < NAMES; i++) own.tile[i].rows = s->rows[i], own.tile[i].bytes = s->bytes[i];
+    count(&counts.configurations, 1);
+}
+
+SHOWN void emulated_release(void) { memset(&own, 0, sizeof own); }
+
+/* The tile, or NULL after a fault. */
+static Tile *usable(const char *instruction, int tile) {
+    if (forbidden(instruction)) return NULL;
+    if (!own.configured || tile < 0 || tile >= NAMES || !own.tile[tile].rows) {
+        fault(instruction, "a tile that is not configured");
+        return NULL;
+    }
+    return &own.tile[tile];
+}
+
+SHOWN void emulated_zero(int tile) {
+    Tile *t = usable("tilezero", tile);
+    if (!t) return;
+    memset(t->data, 0, sizeof t->data);
+    count(&counts.zeros, 1);
+}
+
+SHOWN void emulated_load(int tile, const void *from, long stride) {
+    Tile *t = usable("tileloadd", tile);
+    if (!t) return;
+    long lines = 0;
+    memset(t->data, 0, sizeof t->data);
+    for (long i = 0; i < t->rows; i++) {
+        uintptr_t row = (uintptr_t)from + i * stride;
+        memcpy(t->data[i], (const void *)row, t->bytes);
+        lines += (row + t->bytes - 1) / 64 - row / 64 + 1;
+    }
+    count(&counts.loads, 1);
+    count(&counts.lines, lines);
+}
+
+SHOWN void emulated_store(int tile, void *to, long stride) {
+    Tile *t = usable("tilestored", tile);
+    if (!t) return;
+    for (long i = 0; i < t->rows; i++) memcpy((char *)to + i * stride, t->data[i], t->bytes);
+    count(&counts.stores, 1);
+}
+
+/* The even and the odd numbers of the pairs, as fp32. */
+static __m512 even(__m512i pairs) { return (__m512)_mm512_slli_epi32(pairs, 16); }
+static __m512 odd(__m512i pairs) { return (__m512)_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)); }
+
+/* One row: a chain of fused multiply-adds over the even numbers and one over the odd, from zero; their sum is added. */
+static __attribute__((noinline)) void dot_row(const uint8_t *row, int pairs, const Tile *columns, uint8_t *sum) {
+    __m512 evens = _mm512_setzero_ps(), odds = _mm512_setzero_ps();
+    for (int k = 0; k < pairs; k++) {
+        int32_t pair;
+        memcpy(&pair, row + 4 * k, 4);
+        __m512i left = _mm512_set1_epi32(pair), right = _mm512_load_si512(columns->data[k]);
+        evens = _mm512_fmadd_ps(even(left), even(right), evens);
+        odds = _mm512_fmadd_ps(odd(left), odd(right), odds);
+    }
+    _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), _mm512_add_ps(evens, odds)));
+}
+
+SHOWN void emulated_dot(int sum, int rows, int columns) {
+    Tile *c = usable("tdpbf16ps", sum), *a = usable("tdpbf16ps", rows), *b = usable("tdpbf16ps", columns);
+    if (!a || !b || !c) return;
+    if (a == b || a == c || b == c) {
+        fault("tdpbf16ps", "one tile twice");
+        return;
+    }
+    if (c->rows != a->rows || a->bytes / 4 != b->rows || b->bytes != c->bytes || (a->bytes | b->bytes) % 4) {
+        fault("tdpbf16ps", "shapes that do not fit");
+        return;
+    }
+    unsigned before = _mm_getcsr();
+    _mm_setcsr(0x9fc0); /* nearest even, denormals are zeros, nothing is raised: whatever the thread asked for */
+    for (int i = 0; i < c->rows; i++) {
+        dot_row(a->data[i], a->bytes / 4, b, c->data[i]);
+        memset(c->data[i] + c->bytes, 0, MOST_BYTES - c->bytes);
+    }
+    _mm_setcsr(before);
+    count(&counts.dots, 1);
+}
+
+/* cpu.c's two questions. */
+SHOWN int emulated_cpuid(unsigned leaf, unsigned part, unsigned *a, unsigned *b, unsigned *c, unsigned *d) {
+    *a = *b = *c = 0;
+    *d = leaf == 7 && part == 0 && has_amx ? 1u << 22 | 1u << 24 : 0;
+    return 1;
+}
+
+SHOWN long emulated_syscall(long number, long what, long feature) {
+    (void)number;
+    if (!grants || what != ARCH_REQ_XCOMP_PERM || feature != XFEATURE_XTILEDATA) return -1;
+    __atomic_store_n(&permitted, 1, __ATOMIC_RELAXED); /* the whole process's, threads to come included */
+    return 0;
+}
+
+/* For the tests: a processor with or without AMX, a system that grants it or not; nobody has asked yet. */
+SHOWN void emulated_machine(int amx, int granting) { has_amx = amx, grants = granting, permitted = 0; }
+
+/* Why the processor would have faulted since the last look; empty: it would not. */
+SHOWN const char *emulated_fault(void) {
+    static char last[sizeof reason];
+    memcpy(last, reason, sizeof last);
+    reason[0] = 0;
+    return last;
+}
+
+/* Since the last look: configurations, zeros, loads, stores, dots, cache lines of loads. */
+SHOWN void emulated_counts(long *to) {
+    memcpy(to, &counts, sizeof counts);
+    memset(&counts, 0, sizeof counts);
+}

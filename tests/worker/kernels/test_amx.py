@@ -1,0 +1,163 @@
+"""The emulated AMX (emulated.py) itself, against the manual's words; and what the AMX tier asks of it."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.worker.kernels import emulated
+from tests.worker.kernels.native_tiers import EMULATED, HERE, use
+from worker.kernels import native
+
+pytestmark = pytest.mark.skipif(EMULATED not in HERE, reason="needs AVX-512 with bf16")
+TINY = 1e-39  # a denormal
+Misuse = Callable[[], None]
+
+
+class Shapes(ctypes.Structure):
+    _fields_ = [
+        ("palette", ctypes.c_uint8), ("start_row", ctypes.c_uint8), ("reserved", ctypes.c_uint8 * 14),
+        ("bytes", ctypes.c_uint16 * 16), ("rows", ctypes.c_uint8 * 16),
+    ]  # fmt: skip
+
+
+def shape(*tiles: tuple[int, int], palette: int = 1) -> None:
+    """(rows, bytes of a row) each."""
+    shapes = Shapes(palette=palette)
+    for i, (rows, size) in enumerate(tiles):
+        shapes.rows[i], shapes.bytes[i] = rows, size
+    emulated.library().emulated_shape(ctypes.byref(shapes))
+
+
+def load(tile: int, x: Tensor) -> None:
+    assert x.stride(1) == 1
+    stride = ctypes.c_long(x.stride(0) * x.element_size())
+    emulated.library().emulated_load(tile, ctypes.c_void_p(x.data_ptr()), stride)
+
+
+def stored(tile: int, rows: int, columns: int) -> Tensor:
+    out = torch.full((rows, columns), float("nan"))
+    emulated.library().emulated_store(tile, ctypes.c_void_p(out.data_ptr()), ctypes.c_long(4 * columns))
+    return out
+
+
+@pytest.fixture(autouse=True)
+def machine() -> Iterator[None]:
+    """One with AMX, whose system was asked for it."""
+    emulated.library().emulated_machine(1, 1)
+    assert emulated.library().tier() == 4
+    emulated.fault()
+    yield
+    emulated.library().emulated_release()
+    emulated.library().emulated_machine(1, 1)
+    assert emulated.library().tier() == 4
+    assert not emulated.fault()
+
+
+def random(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("rows, pairs, columns", [(16, 16, 16), (1, 16, 16), (5, 3, 7)])
+def test_a_dot_is_two_chains_from_zero_and_their_sum_is_added(rows: int, pairs: int, columns: int) -> None:
+    a, b = random(rows, 2 * pairs).bfloat16(), random(pairs, 2 * columns, seed=1).bfloat16()
+    before, expected = random(rows, columns, seed=2), random(rows, columns, seed=2)
+    shape((rows, 4 * columns), (rows, 4 * pairs), (pairs, 4 * columns))
+    for tile, x in enumerate((before, a, b)):
+        load(tile, x)
+    emulated.library().emulated_dot(0, 1, 2)
+    chains = torch.zeros(2, rows, columns)
+    for k in range(pairs):  # a product of two bf16 is exact in fp32: adding it is a fused multiply-add
+        for odd, chain in enumerate(chains):
+            chain += a[:, 2 * k + odd, None].float() * b[k, odd::2].float()
+    assert torch.equal(stored(0, rows, columns), expected + (chains[0] + chains[1]))
+
+
+def test_denormals_are_zeros_whatever_the_thread_asked_for() -> None:
+    shape((1, 4), (1, 4), (1, 4))
+    for sum, left, right in [(0.0, TINY, 1e38), (TINY, 0.0, 0.0), (0.0, 1e-20, 1e-20)]:
+        load(0, torch.tensor([[sum]]))
+        load(1, torch.tensor([[left, left]], dtype=torch.bfloat16))
+        load(2, torch.tensor([[right, right]], dtype=torch.bfloat16))
+        emulated.library().emulated_dot(0, 1, 2)
+        assert stored(0, 1, 1).item() == 0.0
+    assert torch.tensor([TINY]).mul(1.0).item() > 0.0, "the thread's own arithmetic is as it was"
+
+
+def misuse_before_the_system_was_asked() -> None:
+    emulated.library().emulated_machine(1, 1)
+    shape((16, 64))
+
+
+def misuse_of_a_tile_without_a_shape() -> None:
+    shape((16, 64))
+    emulated.library().emulated_zero(1)
+
+
+def misuse_after_the_release() -> None:
+    shape((16, 64))
+    emulated.library().emulated_release()
+    load(0, torch.zeros(16, 16))
+
+
+def misuse_of_shapes() -> None:
+    shape((16, 64), (8, 64), (16, 64))
+    emulated.library().emulated_dot(0, 1, 2)
+
+
+def misuse_of_one_tile_twice() -> None:
+    shape((16, 64), (16, 64))
+    emulated.library().emulated_dot(0, 1, 1)
+
+
+MISUSES: list[tuple[Misuse, str]] = [
+    (misuse_before_the_system_was_asked, "not asked"),
+    (lambda: shape((17, 64)), "out of range"),
+    (lambda: shape((16, 68)), "out of range"),
+    (lambda: shape((0, 64)), "out of range"),
+    (lambda: shape(*[(16, 64)] * 9), "reserved"),
+    (lambda: shape((16, 64), palette=2), "palette"),
+    (misuse_of_a_tile_without_a_shape, "not configured"),
+    (misuse_after_the_release, "not configured"),
+    (misuse_of_shapes, "do not fit"),
+    (misuse_of_one_tile_twice, "twice"),
+]
+
+
+@pytest.mark.parametrize("misuse, why", MISUSES)
+def test_what_a_processor_refuses_is_told(misuse: Misuse, why: str) -> None:
+    misuse()
+    assert why in emulated.fault()
+    assert not emulated.fault()
+
+
+def test_a_processor_or_a_system_without_amx_gets_the_next_tier() -> None:
+    for amx, granting in [(0, 1), (1, 0)]:
+        emulated.library().emulated_machine(amx, granting)
+        assert emulated.library().tier() == 3
+
+
+@pytest.mark.parametrize("which", HERE[2:])
+def test_every_processor_that_multiplies_bf16_gives_nearly_the_same(which: int | str) -> None:
+    x, weight = random(70, 1000).bfloat16(), random(50, 1000, seed=1).bfloat16()
+    exact = x.double() @ weight.double().T
+    for rows in (1, 20, 70):
+        with use(which):
+            ours = native.linear(x[:rows], native.pack_linear(weight), out_dtype=torch.float32)
+        torch.testing.assert_close(ours.double(), exact[:rows], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows, most", [(1, 1.5), (16, 1.5), (17, 1.0), (32, 1.0), (33, 1.14), (512, 1.14)])
+def test_tiles_are_loaded_about_once_a_product(rows: int, most: float) -> None:
+    """Four products of two tiles of rows and two of weights; each weight is loaded once for up to 32 rows."""
+    x, weight = random(rows, 512).bfloat16(), random(128, 512, seed=1).bfloat16()
+    with use(EMULATED):
+        packed = native.pack_linear(weight)
+        emulated.counts()
+        native.linear(x, packed)
+    made = emulated.counts()
+    high, products = -(-rows // 32), 16 * 4 * (4 if rows > 16 else 2)
+    assert made.dots == high * products
+    assert made.loads <= most * made.dots
