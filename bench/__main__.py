@@ -5,13 +5,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
+from bench.checkpoints import SHAPES
 from bench.measure import MODES, Plan, Result, measure
 from bench.report import by_workload, page
 from bench.server import BenchError
 from bench.summary import aligned, compared, reasons, to_json
-from bench.workloads import FIRST_ID, VOCAB, WORKLOADS, Scale, chosen
+from bench.workloads import FIRST_ID, VOCAB, WORKLOADS, Scale
+from shared.arguments import new_file, positive, several
 from shared.config import ConfigError
 from shared.flags import Parser
 
@@ -42,14 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _quick(words: list[str]) -> int:
     parser = Parser(prog="sluice bench", usage="%(prog)s [quick|workloads|gpu] [--flag value ...]")
     parser.description = f"{QUICK} {ELSE}"
+    names = ("demo", *SHAPES)
     parser.add_argument(
-        "--models", default="demo,qwen3-0.6b", help="demo, or shapes of bench/checkpoints.py (default: %(default)s)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here as well")
+        "--models", type=several(names), default="demo,qwen3-0.6b", metavar="NAME,...",
+        help=f"of {', '.join(names)}; all but the demo have random weights [default %(default)s]",
+    )  # fmt: skip
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers here as well")
     args = parser.read(words)
     from bench.quick import quick
 
-    print(quick(args.models.split(","), args.json))
+    print(quick(args.models, args.json))
     return 0
 
 
@@ -63,7 +66,7 @@ def _workloads(words: list[str]) -> int:
     cut = words.index("--") if "--" in words else len(words)
     args = _parser().read(words[:cut])
     plan = _plan(args, tuple(words[cut + 1 :]))
-    _check_writable(args)
+    _check_matplotlib(args)
     results = measure(plan)
     problems = [
         f"{result.workload}, {result.mode}: {count} failed: {reason}"
@@ -92,32 +95,28 @@ def _parser() -> Parser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = ABOUT
     add = parser.add_argument
-    add("--workload", default="all", metavar="NAME,...", help="which, or all (default)")
+    add(
+        "--workload", type=several(WORKLOADS, every=WORKLOADS), default="all", metavar="NAME,...",
+        help="which [default all]",
+    )  # fmt: skip
     add("--url", default="", help="a server that runs already")
-    add("--model", default="", metavar="NAME", help="the model's name there (default: the first it lists)")
+    add("--model", default="", metavar="NAME", help="the model's name there [default: the first it lists]")
     add("--serve", default="", metavar="MODEL", help="start `sluice serve` with this model; flags for it behind --")
     add(
-        "--compare", default="", metavar="MODE,...",
+        "--compare", type=several(MODES), default=(), metavar="MODE,...",
         help=f"one server each: {', '.join(MODES)}; without --serve of the demo model, at --length-scale {DEMO_SCALE}",
     )  # fmt: skip
-    add("--rate-scale", type=_positive, default=1.0, metavar="X", help="multiplies arrivals a second (default 1)")
-    add("--length-scale", type=_positive, metavar="X", help="multiplies all lengths (default 1)")
-    add("--vocab", type=int, default=VOCAB, metavar="N", help="prompts are ids below this (default %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write numbers and all stamps")
-    add("--html", type=Path, metavar="FILE", help="write a page with tables and pictures (needs matplotlib)")
-    add("--png", type=Path, metavar="FILE", help="write the pictures as one (needs matplotlib)")
+    add("--rate-scale", type=positive, default=1.0, metavar="X", help="multiplies arrivals a second [default 1]")
+    add("--length-scale", type=positive, metavar="X", help="multiplies all lengths [default 1]")
+    add("--vocab", type=int, default=VOCAB, metavar="N", help="prompts are ids below this [default %(default)s]")
+    add("--json", type=new_file, metavar="FILE", help="write numbers and all stamps")
+    add("--html", type=new_file, metavar="FILE", help="write a page with tables and pictures (needs matplotlib)")
+    add("--png", type=new_file, metavar="FILE", help="write the pictures as one (needs matplotlib)")
     return parser
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text!r}")
-    return value
-
-
 def _plan(args: argparse.Namespace, flags: tuple[str, ...]) -> Plan:
-    """Raises ConfigError for flags that contradict each other, BenchError for names that are not there."""
+    """Raises ConfigError for flags that contradict each other."""
     if args.compare and not (args.url or args.serve):
         args.serve, args.length_scale = "demo", args.length_scale or DEMO_SCALE
     if bool(args.url) == bool(args.serve):
@@ -130,23 +129,13 @@ def _plan(args: argparse.Namespace, flags: tuple[str, ...]) -> Plan:
         raise ConfigError("--model goes with --url; with --serve the model is there already")
     if args.vocab <= FIRST_ID:
         raise ConfigError(f"--vocab must be above {FIRST_ID}")
-    modes = tuple(dict.fromkeys(args.compare.split(","))) if args.compare else ()
-    for mode in modes:
-        if mode not in MODES:
-            raise BenchError(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
-    try:
-        workloads = chosen(args.workload)
-    except KeyError as error:
-        raise BenchError(f"there is no workload {error}; there are {', '.join(WORKLOADS)}") from error
+    workloads = [WORKLOADS[name] for name in args.workload]
     scale = Scale(args.rate_scale, args.length_scale or 1.0)
-    return Plan(workloads, scale, args.vocab, args.url, args.model, args.serve, flags, modes)
+    return Plan(workloads, scale, args.vocab, args.url, args.model, args.serve, flags, args.compare)
 
 
-def _check_writable(args: argparse.Namespace) -> None:
-    """Before the long part: that what comes out of it can be kept."""
-    for path in filter(None, (args.json, args.html, args.png)):
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise BenchError(f"{path} cannot be written: its folder is missing, or it is one itself")
+def _check_matplotlib(args: argparse.Namespace) -> None:
+    """Before the long part: that what comes out of it can be drawn."""
     if args.html or args.png:
         try:
             import matplotlib  # noqa: F401

@@ -1,12 +1,13 @@
 """Random-weights checkpoints of real shapes, for speed only: a tokenizer learned from Python's own library, 32,000
-ids, tied embeddings, bfloat16. Made once, kept in a cache folder."""
+ids, tied embeddings, bfloat16. Made once, kept in a cache folder. Imports its libraries only to make one."""
 
 import os
 import sysconfig
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 VOCAB = 32_000
 COMMON = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": True}
@@ -43,6 +44,7 @@ def checkpoint(shape: str, root: Path | None = None) -> Path:
 
 
 def _make(shape: str, folder: Path) -> None:
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     options = dict(SHAPES[shape])
@@ -54,7 +56,9 @@ def _make(shape: str, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _tokenizer(root: Path) -> Tokenizer:
+def _tokenizer(root: Path) -> "Tokenizer":
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
     file = root / "tokenizer-32k.json"
     if file.exists():
         return Tokenizer.from_file(str(file))

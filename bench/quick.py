@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.checkpoints import checkpoint
@@ -17,7 +18,7 @@ CONCURRENCY = (1, 8, 32)
 PROMPT, NEW = 128, 64
 
 
-def quick(models: list[str], out: Path | None, rounds: int = 2) -> str:
+def quick(models: Sequence[str], out: Path | None, rounds: int = 2) -> str:
     """The report as Markdown; `out` gets the numbers as JSON."""
     rows: dict[str, Summary] = {}
     for model in models:

@@ -1,12 +1,15 @@
 """`sluice completion bash|zsh`: a script that completes the command's words, written from the flags there are.
 
-Knows shells; is told the commands. To use it: `source <(sluice completion bash)`.
+To use it: `source <(sluice completion bash)`.
 """
 
 import argparse
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from deploy.commands import COMMANDS, TOOLS, Command, Tool, found
+from shared.flags import Parser, add_flags
 
 SHELLS = ("bash", "zsh")
 
@@ -26,6 +29,28 @@ class Offer:
 
     about: str
     words: tuple[Word, ...] = ()
+
+
+def parser() -> Parser:
+    made = Parser(prog="sluice completion", description="Prints a script: source <(sluice completion bash)")
+    made.add_argument("shell", choices=SHELLS)
+    return made
+
+
+def completion(words: list[str]) -> int:
+    shell = parser().read(words).shell
+    print(script(shell, {name: Offer(entry.about, _words(entry)) for name, entry in (COMMANDS | TOOLS).items()}))
+    return 0
+
+
+def _words(entry: Command | Tool) -> tuple[Word, ...]:
+    match entry:
+        case Command(flags=flags):
+            reader = Parser()
+            add_flags(reader, flags)
+            return words_of(reader)
+        case Tool(parser=place):
+            return words_of(found(place)()) if place else ()
 
 
 def words_of(parser: argparse.ArgumentParser) -> tuple[Word, ...]:

@@ -122,7 +122,7 @@ class Supervisor:
     def _explain(self, child: Child) -> None:
         self._console.done()
         said = child.last_line.partition(": ")  # "sluice worker: it cannot because"
-        self._console.say(f"sluice serve: the {child.role.name} cannot start: {said[2] or said[0]}")
+        self._console.say(f"sluice serve: {child.role.name} cannot start: {said[2] or said[0]}")
 
     async def _stop(self) -> list[int]:
         self._stopping = True

@@ -12,6 +12,8 @@ import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
+from shared.config import ConfigError
+
 Settings = dict[str, Any]
 
 
@@ -43,7 +45,7 @@ class Checkpoint:
     def read(cls, folder: Path, template: str = "") -> Self:
         """`template`: a file in place of all chat templates of the folder, where only tokenizer.json must be.
 
-        Raises TokenizerError saying what is missing or broken.
+        Raises TokenizerError saying what is missing or broken; ConfigError for a `template` that cannot be read.
         """
         data, engine, how = read_engine(folder / "tokenizer.json")
         config = read_settings(folder / "tokenizer_config.json")
@@ -168,10 +170,12 @@ def missing_specials(engine: Engine, config: Settings, names: dict[str, str]) ->
 
 
 def given_template(file: Path) -> dict[str, str]:
-    source = read_text(file.expanduser())
-    if source is None:
-        raise TokenizerError(f"--chat-template {file}: there is no such file")
-    return {"default": source}
+    try:
+        return {"default": file.expanduser().read_text(encoding="utf-8")}
+    except FileNotFoundError as error:
+        raise ConfigError(f"--chat-template {file}: there is no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {file} cannot be read: {error}") from error
 
 
 def chat_templates(folder: Path, config: Settings) -> dict[str, str]:

@@ -29,7 +29,7 @@ def check_tls(config: FrontendConfig) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key or None, password=_no_password)
     except ssl.SSLError as error:
         flags = "--ssl-certfile and --ssl-keyfile" if key else f"--ssl-certfile {certificate}"
-        raise ConfigError(f"{flags} are no certificate with its key: {error.reason or error}") from error
+        raise ConfigError(f"{flags} hold no certificate with its key: {error.reason or error}") from error
 
 
 def _no_password() -> str:

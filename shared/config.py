@@ -91,7 +91,7 @@ class WorkerConfig:
         "checkpoint is widened. On the CPU weights are widened in any case, and activations stay as they are",
         choices=("auto", "none", "fp8", "int8", "fp8-dynamic", "int8-dynamic"),
     )
-    threads: int = setting(0, "compute threads on the CPU; 0: one a core", unit="threads", at_least=0)
+    threads: int = setting(0, "compute threads on the CPU; 0: one a core", unit="threads", at_least=0, at_most=1024)
     kv_cache_gb: float = setting(0.0, "size of the K/V pool; 0: from free memory", unit="GiB", at_least=0)
     gpu_memory_utilization: float = setting(
         0.9, "share of the GPU's memory that weights, K/V and scratch may take", above=0, at_most=1

@@ -1,4 +1,4 @@
-"""One worker process: bind, load, serve, drain. The command is `sluice worker`; see deploy/cli.py.
+"""One worker process: bind, load, serve, drain. The command is `sluice worker`; see deploy/processes.py.
 
 The sockets are up before the weights are: every frontend shows the loading's progress from the first second.
 """

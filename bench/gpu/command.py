@@ -7,15 +7,14 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import FrameType
 
 from bench.gpu.drive import Drive, Ended
 from bench.gpu.sections import SECTIONS, Options, tasks
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS
 from bench.gpu.tables import Table, as_data, page
-from bench.server import BenchError
 from bench.summary import to_json
+from shared.arguments import new_file, positive, several
 from shared.flags import Parser
 
 BUDGET_S = 520.0
@@ -26,10 +25,10 @@ sections:
 
 
 def main(words: Sequence[str]) -> int:
-    """0 when all is well, 1 when a check or a measurement failed. Raises BenchError."""
+    """0 when all is well, 1 when a check or a measurement failed. Raises ConfigError, BenchError."""
     args = _parser().read(list(words))
     options = _options(args)
-    chosen = tasks(_sections(args.only, options), options)
+    chosen = tasks((*args.only, "trace") if options.trace else args.only, options)
     command = shlex.join(["sluice", "bench", "gpu", *words])
     with ExitStack() as stack:
         log = stack.enter_context(args.log.open("wb")) if args.log else None
@@ -82,22 +81,8 @@ def _save(drive: Drive, args: argparse.Namespace, command: str) -> None:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    models = tuple(args.models.split(","))
-    if unknown := set(models) - CONFIGS.keys():
-        raise BenchError(f"there is no model {', '.join(sorted(unknown))}; there are {', '.join(CONFIGS)}")
-    for path in filter(None, (args.json, args.out, args.trace, args.log)):
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise BenchError(f"{path} cannot be written: its folder is missing, or it is one itself")
     seed = args.seed if args.seed >= 0 else random.randrange(1 << 31)
-    return Options(args.device, models, args.device == "cpu", seed, args.trace)
-
-
-def _sections(only: str, options: Options) -> tuple[str, ...]:
-    names = [section.name for section in SECTIONS]
-    chosen = only.split(",") if only else names
-    if unknown := set(chosen) - set(names):
-        raise BenchError(f"there is no section {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    return (*chosen, "trace") if options.trace else tuple(chosen)
+    return Options(args.device, args.models, args.device == "cpu", seed, args.trace)
 
 
 def _parser() -> Parser:
@@ -106,14 +91,15 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: tiny sizes, to see that all of it runs")
     add(
-        "--models", default=",".join(DEFAULT_MODELS), metavar="NAME,...",
-        help=f"of {', '.join(CONFIGS)}; sections of one model take the first (default: %(default)s)",
+        "--models", type=several(CONFIGS), default=",".join(DEFAULT_MODELS), metavar="NAME,...",
+        help=f"of {', '.join(CONFIGS)}; sections of one model take the first [default %(default)s]",
     )  # fmt: skip
-    add("--only", default="", metavar="SECTION,...", help="these sections (default: all)")
-    add("--budget", type=float, default=BUDGET_S, metavar="SECONDS", help="in all (default: %(default).0f)")
-    add("--seed", type=int, default=-1, help="of inputs and weights (default: drawn, and said)")
-    add("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto, and a table of its kernels")
-    add("--json", type=Path, metavar="FILE", help="write all rows")
-    add("--out", type=Path, metavar="FILE", help="write the tables as Markdown")
-    add("--log", type=Path, metavar="FILE", help="where tracebacks go (default: standard error)")
+    names = [section.name for section in SECTIONS]
+    add("--only", type=several(names, every=names), default="all", metavar="SECTION,...", help="which [default all]")
+    add("--budget", type=positive, default=BUDGET_S, metavar="SECONDS", help="in all [default %(default).0f]")
+    add("--seed", type=int, default=-1, metavar="N", help="of inputs and weights; -1: drawn, and said [default -1]")
+    add("--trace", type=new_file, metavar="FILE", help="write a trace for Perfetto, and a table of its kernels")
+    add("--json", type=new_file, metavar="FILE", help="write all rows")
+    add("--out", type=new_file, metavar="FILE", help="write the tables as Markdown")
+    add("--log", type=new_file, metavar="FILE", help="where tracebacks go [default: standard error]")
     return parser

@@ -15,6 +15,7 @@ from bench.peers.serving import compare_serving
 from bench.peers.trials import Figures, Prompts, Trial, pooled, trials
 from bench.server import BenchError
 from bench.summary import aligned, number, to_json
+from shared.arguments import count, new_file, several
 from shared.config import ConfigError
 from shared.flags import Parser
 
@@ -25,51 +26,54 @@ SERVED_TOKENS = 200  # of a stream
 def main(words: list[str]) -> int:
     parser = Parser(prog="python -m bench.peers", description="Sluice beside its peers, on the same weights.")
     add = parser.add_argument
-    add("--shape", default="qwen3-0.6b", choices=sorted(SHAPES), help="of the random checkpoint (default: %(default)s)")
-    add("--peers", default=",".join(PEERS), metavar="NAME,...", help="who takes part (default: %(default)s)")
+    add("--shape", default="qwen3-0.6b", choices=sorted(SHAPES), help="of the random checkpoint [default %(default)s]")
     add(
-        "--trials",
-        default="",
-        metavar="NAME,...",
-        help=f"which of: {', '.join(t.name for t in trials())} (default: all)",
+        "--peers", type=several(PEERS, every=PEERS), default="all", metavar="NAME,...",
+        help=f"who takes part, of {', '.join(PEERS)} [default %(default)s]",
+    )  # fmt: skip
+    every = {trial.name: trial for trial in trials()}
+    add(
+        "--trials", type=several(every, every=every), default="all", metavar="NAME,...",
+        help=f"of {', '.join(every)} [default %(default)s]",
+    )  # fmt: skip
+    add(
+        "--rounds", type=count, default=3, metavar="N", help="how often each peer does each trial [default %(default)s]"
     )
-    add("--rounds", type=int, default=3, help="times that each peer does each trial, in turns (default: %(default)s)")
     add("--root", type=Path, default=cache_folder() / "peers", help="where the peers are installed")
-    add("--json", type=Path, help="write all figures of all rounds")
+    add("--json", type=new_file, metavar="FILE", help="write all figures of all rounds")
     add(
-        "--serving", default="", metavar="STREAMS,...",
+        "--serving", type=_counts, metavar="N,...",
         help="instead: the CPU time a token costs around a model of one tiny layer, with so many streams at once",
     )  # fmt: skip
     try:
         args = parser.read(words)
+        peers = [PEERS[name] for name in args.peers]
         if args.serving:
-            print(serving(args.peers.split(","), [int(count) for count in args.serving.split(",")], args.root))
-            return 0
-        print(compare(args.shape, args.peers.split(","), args.trials, args.rounds, args.root, args.json))
+            print(serving(peers, args.serving, args.root))
+        else:
+            todo = [every[name] for name in args.trials]
+            print(compare(args.shape, peers, todo, args.rounds, args.root, args.json))
     except (ConfigError, BenchError) as error:
         print(f"python -m bench.peers: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 
-def serving(names: list[str], streams: list[int], root: Path) -> str:
+def _counts(text: str) -> list[int]:
+    return [count(word) for word in text.split(",")]
+
+
+def serving(peers: list[Peer], streams: list[int], root: Path) -> str:
     """The table, in Markdown. Raises BenchError."""
-    folder, peers = checkpoint("tiny"), _chosen(names)
+    folder = checkpoint("tiny")
     for peer in peers:
         install(peer, root.absolute(), folder)
     return compare_serving(peers, root, folder, streams, SERVED_TOKENS)
 
 
-def _chosen(names: list[str]) -> list[Peer]:
-    if unknown := set(names) - PEERS.keys():
-        raise BenchError(f"there is no peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
-    return [PEERS[name] for name in names]
-
-
-def compare(shape: str, names: list[str], wanted: str, rounds: int, root: Path, out: Path | None) -> str:
+def compare(shape: str, peers: list[Peer], todo: list[Trial], rounds: int, root: Path, out: Path | None) -> str:
     """The table, in Markdown; `out` gets every round as JSON. Raises BenchError."""
-    folder, peers = checkpoint(shape), _chosen(names)
-    todo = [trial for trial in trials() if not wanted or trial.name in wanted.split(",")]
+    folder = checkpoint(shape)
     for peer in peers:
         install(peer, root.absolute(), folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -14,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.cli import COMMANDS, TOOLS
+from deploy.commands import COMMANDS, TOOLS
 from deploy.reference.shapes import default, inner, merged, words
 from deploy.roles import FRONTEND_FLAGS, WORKER_FLAGS
 from frontend import errors, http

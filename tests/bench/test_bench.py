@@ -86,10 +86,9 @@ def bench(*words: str) -> int:
         (["--serve", "demo", "--vocab", "300"], 2, "above 300"),
         (["--serve", "demo", "--length-scale", "0"], 2, "above 0"),
         (["--serve", "demo", "--rate-scal", "2"], 2, "did you mean --rate-scale?"),
-        (["--serve", "demo", "--workload", "baseline,nonsense"], 1, "no workload 'nonsense'; there are baseline"),
-        (["--compare", "paged,nonsense"], 1, "no mode 'nonsense'; there are static"),
-        (["--serve", "demo", "--compare", "paged,nonsense"], 1, "no mode 'nonsense'; there are static"),
-        (["--serve", "demo", "--json", "/nowhere/at/all.json"], 1, "cannot be written"),
+        (["--serve", "demo", "--workload", "baseline,nonsense"], 2, "--workload: 'nonsense' is none of all, baseline"),
+        (["--serve", "demo", "--compare", "paged,nonsense"], 2, "--compare: 'nonsense' is none of static"),
+        (["--serve", "demo", "--json", "/nowhere/at/all.json"], 2, "--json: /nowhere/at/all.json cannot be written"),
         (["--url", f"http://127.0.0.1:{free_port()}"], 1, "no server answers"),
     ],
 )
@@ -112,13 +111,18 @@ def test_help_names_workloads_modes_and_flags(capsys: pytest.CaptureFixture[str]
     assert "sluice bench [quick|workloads|gpu]" in capsys.readouterr().out
 
 
+def test_quick_knows_its_models_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "quick", "--models", "demo,nonsense"]) == 2
+    assert capsys.readouterr().err.startswith("sluice bench: argument --models: 'nonsense' is none of demo, ")
+
+
 @pytest.mark.parametrize("words", [[], ["quick"]])
 def test_without_workloads_it_is_the_quick_comparison(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("bench.quick.quick", lambda models, out: f"{models}, {out}")
     assert cli.main(["bench", *words, "--models", "demo,tiny", "--json", "x"]) == 0
-    assert capsys.readouterr().out == "['demo', 'tiny'], x\n"
+    assert capsys.readouterr().out == "('demo', 'tiny'), x\n"
 
 
 def test_a_workload_against_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

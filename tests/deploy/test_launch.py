@@ -126,7 +126,7 @@ async def test_what_will_not_get_better_ends_everything_with_its_code_and_its_se
     broken = script("worker", f"import sys; print('sluice worker: no weights'); sys.exit({code})")
     async with running(lasting("frontend 0"), broken) as run:
         assert await run.result() == code
-        assert "sluice serve: the worker cannot start: no weights" in run.text.splitlines()
+        assert "sluice serve: worker cannot start: no weights" in run.text.splitlines()
 
 
 async def test_once_it_was_ready_no_exit_code_is_final() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from deploy import cli
 from deploy.client import Server
+from deploy.commands import COMMANDS, TOOLS
 from deploy.talk import Thought
 
 Reply = tuple[int, bytes]
@@ -275,7 +276,7 @@ def test_bash_completes(capsys: pytest.CaptureFixture[str], words: list[str], of
 
 def test_zsh_gets_every_command_and_flag(capsys: pytest.CaptureFixture[str]) -> None:
     _, script, _ = sluice(capsys, "completion", "zsh")
-    assert all(f"'{name}:" in script for name in (*cli.COMMANDS, *cli.TOOLS))
+    assert all(f"'{name}:" in script for name in (*COMMANDS, *TOOLS))
     assert "--kv-cache-backend=[paged\\: pages of --page-size tokens" in script
     assert ":value:(paged contiguous)'" in script
     assert sluice(capsys, "completion", "fish")[0] == 2

@@ -73,9 +73,9 @@ def wait_for(log: Path, words: str) -> None:
     [
         ({"ssl_certfile": "/nowhere/cert.pem"}, "--ssl-certfile /nowhere/cert.pem cannot be read: No such file"),
         ({"ssl_keyfile": "{key}"}, "--ssl-keyfile needs --ssl-certfile"),
-        ({"ssl_certfile": "{cert}"}, "--ssl-certfile {cert} are no certificate with its key"),
-        ({"ssl_certfile": "{cert}", "ssl_keyfile": "{cert}"}, "--ssl-certfile and --ssl-keyfile are no certificate"),
-        ({"ssl_certfile": "{cert}", "ssl_keyfile": "{other}"}, "--ssl-certfile and --ssl-keyfile are no certificate"),
+        ({"ssl_certfile": "{cert}"}, "--ssl-certfile {cert} hold no certificate with its key"),
+        ({"ssl_certfile": "{cert}", "ssl_keyfile": "{cert}"}, "--ssl-certfile and --ssl-keyfile hold no certificate"),
+        ({"ssl_certfile": "{cert}", "ssl_keyfile": "{other}"}, "--ssl-certfile and --ssl-keyfile hold no certificate"),
     ],
 )
 def test_bad_tls_files_are_told_in_one_sentence(

@@ -13,7 +13,7 @@ TELLS = {  # where wall-clock time may be asked for, and what for
     "frontend/protocols/responses.py": "`completed_at`",
     "frontend/template.py": "a template's strftime_now",
     "frontend/traces.py": "the stamps of spans",
-    "deploy/cli.py": "the epoch of a worker that nobody numbers: only has to differ",
+    "deploy/processes.py": "the epoch of a worker that nobody numbers: only has to differ",
 }
 WALL = {"time.time", "time.time_ns", "time.localtime", "time.gmtime"}
 WALL |= {"datetime.now", "datetime.utcnow", "datetime.today"}

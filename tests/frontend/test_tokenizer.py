@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from frontend.errors import BadRequest
 from frontend.tokenizer import HUGE_CHARS, INLINE_CHARS, Tokenizer, TokenizerError
+from shared.config import ConfigError
 from tests.frontend import tokenizers_for_tests as kinds
 
 
@@ -186,8 +187,10 @@ def test_a_template_given_by_hand_is_the_only_one(tmp_path: Path) -> None:
     folder = kinds.save(kinds.byte_level(), tmp_path / "model", tokenizer_config=config)
     (tmp_path / "mine.jinja").write_text("mine")
     assert Tokenizer.load(folder, str(tmp_path / "mine.jinja")).templates == {"default": "mine"}
-    with pytest.raises(TokenizerError, match=r"--chat-template .*yours\.jinja: there is no such file"):
+    with pytest.raises(ConfigError, match=r"--chat-template .*yours\.jinja: there is no such file"):
         Tokenizer.load(folder, str(tmp_path / "yours.jinja"))
+    with pytest.raises(ConfigError, match=r"--chat-template .* cannot be read: .*Is a directory"):
+        Tokenizer.load(folder, str(tmp_path))
 
 
 def test_template_as_plain_text(tmp_path: Path) -> None:

@@ -65,13 +65,14 @@ def _figures(tables: dict[str, Any], name: str, column: str, count: int) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--models", "gpt-5"), "there is no model gpt-5; there are llama-3.2-3b,"),
-        (("--only", "decode,dreams"), "there is no section dreams; there are correct,"),
-        (("--out", "/nowhere/at/all"), "/nowhere/at/all cannot be written"),
+        (("--models", "gpt-5"), "--models: 'gpt-5' is none of llama-3.2-3b,"),
+        (("--only", "decode,dreams"), "--only: 'dreams' is none of all, correct,"),
+        (("--out", "/nowhere/at/all"), "--out: /nowhere/at/all cannot be written"),
+        (("--budget", "0"), "--budget: must be a number above 0"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(*words) == 1
+    assert bench(*words) == 2
     assert said in capsys.readouterr().err
 
 

@@ -1,17 +1,18 @@
-"""`sluice simulate`: reads the command line, replays traffic, prints what came of it; or calibrates a cost model.
-
-Knows neither the benchmarks' workloads nor how they summarise: `deploy/cli.py` lends both.
-"""
+"""`sluice simulate`: workloads through the worker's scheduler in virtual time, or a step's cost measured here."""
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
+from bench.client import Record
+from bench.summary import Summary, summarize, table
+from bench.workloads import WORKLOADS, Scale
+from deploy.roles import Failure, localised
+from shared.arguments import count, new_file, positive, several
 from shared.config import ConfigError, Settings, with_values
 from shared.flags import Parser, add_flags, read, select
 from shared.sizes import with_sizes
@@ -19,7 +20,7 @@ from worker.openmp import spin_briefly
 from worker.simulate import cost as costs
 from worker.simulate import report
 from worker.simulate.model import Replay, Request, build, replay
-from worker.simulate.traffic import Synthetic, Traffic
+from worker.simulate.traffic import VOCAB, Synthetic, Traffic
 
 FLAGS = select(
     (),
@@ -35,91 +36,68 @@ SYNTHETIC = "synthetic"
 PAGES = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """What the benchmarks have and a simulation uses."""
-
-    workloads: Mapping[str, Callable[[float, float], Traffic]]  # by name; from rate scale and length scale
-    summarize: Callable[[Sequence[Request]], dict[str, float]]
-    table: Callable[[dict[str, dict[str, float]]], str]
-    place: Callable[[Settings], Settings]  # finds the model to calibrate
-
-
-def main(words: Sequence[str], lent: Lent) -> int:
+def main(words: Sequence[str]) -> int:
     """Runs one command line; raises ConfigError for flags that do not fit, and what loading a model raises."""
-    parser = _parser(lent.workloads)
-    args = parser.read(words)
+    args = parser().read(words)
     settings = read(args, os.environ, FLAGS)
     if args.calibrate:
-        return _calibrate(args, lent.place(with_values(settings, {"model": args.calibrate})))
-    return _simulate(args, settings, lent)
+        return _calibrate(args, localised(with_values(settings, {"model": args.calibrate})))
+    return _simulate(args, settings)
 
 
-def _parser(workloads: Mapping[str, Any]) -> Parser:
-    parser = Parser(
+def parser() -> Parser:
+    made = Parser(
         prog="sluice simulate",
         usage="sluice simulate [--workload NAME] [--cost NAME|FILE] [--flag value ...]",
         description="Replays traffic through the worker's scheduler and page pool in virtual time.",
     )
-    add = parser.add_argument_group("simulation").add_argument
-    names = ", ".join([*workloads, SYNTHETIC])
-    add("--workload", metavar="NAME", default="continuous_batching", help=f"comma-separated, or all: {names}")
-    add("--cost", metavar="NAME|FILE", default="h200-3b", help=f"{', '.join(costs.PRESETS)}, or a calibration's file")
-    add("--pages", type=_count, default=PAGES, help="K/V pool, in pages of --page-size tokens [default %(default)s]")
-    add("--rate-scale", type=_positive, default=1.0, help="multiplies a workload's arrivals a second")
-    add("--length-scale", type=_positive, default=1.0, help="multiplies a workload's prompt and output lengths")
-    add("--speedup-of-traffic", metavar="N", type=_positive, default=1.0, help="the same requests, N times as fast")
-    add("--plot", metavar="FILE", type=Path, help="draw the timelines here (needs matplotlib)")
-    add("--json", metavar="FILE", type=Path, help="write all numbers here")
-    _add_synthetic(parser)
-    add = parser.add_argument_group("calibration").add_argument
+    add = made.add_argument_group("simulation").add_argument
+    names = [*WORKLOADS, SYNTHETIC]
+    add(
+        "--workload", metavar="NAME,...", type=several(names, every=WORKLOADS), default="continuous_batching",
+        help=f"which, or all but synthetic: {', '.join(names)} [default %(default)s]",
+    )  # fmt: skip
+    presets = ", ".join(costs.PRESETS)
+    add("--cost", metavar="NAME|FILE", default="h200-3b", help=f"{presets}, or a file of --out [default %(default)s]")
+    add("--pages", metavar="N", type=count, default=PAGES, help="pages of --page-size tokens [default %(default)s]")
+    add("--rate-scale", metavar="X", type=positive, default=1.0, help="multiplies a workload's arrivals a second")
+    add("--length-scale", metavar="X", type=positive, default=1.0, help="multiplies its prompt and output lengths")
+    add("--speedup-of-traffic", metavar="N", type=positive, default=1.0, help="the same requests, N times as fast")
+    add("--plot", metavar="FILE", type=new_file, help="draw the timelines here (needs matplotlib)")
+    add("--json", metavar="FILE", type=new_file, help="write all numbers here")
+    _add_synthetic(made)
+    add = made.add_argument_group("calibration").add_argument
     add("--calibrate", metavar="MODEL", help="measure this model's steps on this machine instead (minutes)")
-    add("--out", metavar="FILE", type=Path, default=Path("cost.json"), help="where to [default %(default)s]")
-    add_flags(parser, FLAGS)
-    return parser
+    add("--out", metavar="FILE", type=new_file, default=Path("cost.json"), help="where to [default %(default)s]")
+    add_flags(made, FLAGS)
+    return made
 
 
 def _add_synthetic(parser: Parser) -> None:
     add = parser.add_argument_group("--workload synthetic").add_argument
-    add("--rate", type=_positive, default=4.0, help="requests a second, Poisson [default %(default)s]")
-    add("--duration", type=_positive, default=60.0, help="seconds of arrivals [default %(default)s]")
+    add("--rate", metavar="X", type=positive, default=4.0, help="requests a second, Poisson [default %(default)s]")
+    add("--duration", metavar="X", type=positive, default=60.0, help="seconds of arrivals [default %(default)s]")
     add("--prompt-tokens", metavar="LOW-HIGH", type=_bounds, default=(128, 1024), help="[default 128-1024]")
     add("--output-tokens", metavar="LOW-HIGH", type=_bounds, default=(64, 256), help="[default 64-256]")
     add("--traffic-seed", metavar="N", type=int, default=0, help="another one, another traffic [default %(default)s]")
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
-    return int(text)
-
-
 def _bounds(text: str) -> tuple[int, int]:
     low, _, high = text.partition("-")
-    bounds = _count(low), _count(high or low)
+    bounds = count(low), count(high or low)
     if bounds[0] > bounds[1]:
         raise argparse.ArgumentTypeError(f"must be LOW-HIGH, not {text!r}")
     return bounds
 
 
-def _simulate(args: argparse.Namespace, settings: Settings, lent: Lent) -> int:
+def _simulate(args: argparse.Namespace, settings: Settings) -> int:
     cost = costs.load(args.cost)
     settings = replace(settings, worker=with_sizes(settings.worker, on_gpu=args.cost in costs.GPUS))
     replays: dict[str, Replay] = {}
-    for name in _names(args.workload, lent.workloads):
-        replays[name] = _replay(_traffic(name, args, lent).faster(args.speedup_of_traffic), args, settings, cost)
-    rows = {name: lent.summarize(replay.requests) for name, replay in replays.items()}
-    print(lent.table(rows))
+    for name in args.workload:
+        replays[name] = _replay(_traffic(name, args).faster(args.speedup_of_traffic), args, settings, cost)
+    rows = {name: _summary(replay.requests) for name, replay in replays.items()}
+    print(table(rows))
     for name, one in replays.items():
         print(f"\n{name}: {report.outcome(one)}\n{report.timeline(one, report.width())}")
     if args.json:
@@ -131,17 +109,10 @@ def _simulate(args: argparse.Namespace, settings: Settings, lent: Lent) -> int:
     return 0
 
 
-def _names(text: str, workloads: Mapping[str, Any]) -> list[str]:
-    names = list(workloads) if text == "all" else text.split(",")
-    for name in names:
-        if name not in workloads and name != SYNTHETIC:
-            raise ConfigError(f"--workload {name} is none of all, {', '.join([*workloads, SYNTHETIC])}")
-    return names
-
-
-def _traffic(name: str, args: argparse.Namespace, lent: Lent) -> Traffic:
+def _traffic(name: str, args: argparse.Namespace) -> Traffic:
     if name != SYNTHETIC:
-        return lent.workloads[name](args.rate_scale, args.length_scale)
+        workload = WORKLOADS[name]
+        return Traffic.of(workload.make(VOCAB, Scale(args.rate_scale, args.length_scale)), workload.sequential)
     return Synthetic(
         rate=args.rate, duration=args.duration, prompt=args.prompt_tokens, output=args.output_tokens,
         seed=args.traffic_seed,
@@ -156,6 +127,16 @@ def _replay(traffic: Traffic, args: argparse.Namespace, settings: Settings, cost
     return replay(traffic, scheduler, pool, cost)
 
 
+def _summary(requests: Sequence[Request]) -> Summary:
+    return summarize([
+        Record(
+            sent=request.sent, stamps=request.stamps, done=request.done, prompt_tokens=request.prompt_tokens,
+            completion_tokens=len(request.stamps), cached_tokens=request.cached_tokens, error=request.refused,
+        )
+        for request in requests
+    ])  # fmt: skip
+
+
 def _calibrate(args: argparse.Namespace, settings: Settings) -> int:
     spin_briefly()
     from worker.model.checkpoint import CheckpointError
@@ -165,8 +146,7 @@ def _calibrate(args: argparse.Namespace, settings: Settings) -> int:
     try:
         steps = measure(settings, _say)
     except (CheckpointError, UnsupportedModel) as error:
-        _say(f"sluice simulate: {error}")
-        return 3
+        raise Failure(error, 3) from error
     cost = costs.fit(steps)
     costs.save(args.out, cost, steps, model=args.calibrate, device=settings.worker.device)
     print(f"{args.out}: {cost}, at most {costs.worst_error(cost, steps):.0%} off")

@@ -1,0 +1,115 @@
+"""What `sluice serve`, `worker` and `frontend` do with their settings. Each process imports only what it runs on."""
+
+import argparse
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploy.roles import SERVE_FLAGS, Failure, localised, with_text_files
+from shared.config import ConfigError, Settings
+from shared.flags import given
+from shared.pulse import Pulse
+
+if TYPE_CHECKING:
+    from socket import socket
+
+
+def serve(settings: Settings, namespace: argparse.Namespace) -> int:
+    from deploy import launch
+    from deploy.listen import ListenError
+    from deploy.rundir import RunDirError
+
+    try:
+        return launch.serve(localised(settings), given(namespace, os.environ, SERVE_FLAGS).keys())
+    except (ListenError, RunDirError) as error:
+        raise Failure(error, 1) from error
+
+
+def worker(settings: Settings, namespace: argparse.Namespace) -> int:
+    settings = _begin(settings, namespace)
+    from worker.openmp import spin_briefly
+
+    spin_briefly()
+    _share_metrics(namespace)
+    from worker.__main__ import run
+    from worker.model.checkpoint import CheckpointError
+    from worker.model.families import UnsupportedModel
+    from worker.run.runner import DeviceBroken
+
+    try:
+        epoch = os.environ.get("SLUICE_EPOCH", "")  # which life this is, where somebody counts them
+        run(settings, int(epoch or time.time()), _pulse(namespace), again=epoch not in ("", "1"))
+    except (CheckpointError, UnsupportedModel) as error:
+        raise Failure(error, 3) from error
+    except DeviceBroken as error:
+        raise Failure(error, 1) from error
+    return 0
+
+
+def frontend(settings: Settings, namespace: argparse.Namespace) -> int:
+    settings = with_text_files(_begin(settings, namespace))
+    _share_metrics(namespace)
+    from frontend.__main__ import serve
+    from frontend.checkpoint import TokenizerError
+
+    try:
+        serve(settings, [_listener(settings, namespace.fd)], pulse=_pulse(namespace), hold=namespace.hold)
+    except TokenizerError as error:
+        raise Failure(error, 3) from error
+    return 0
+
+
+def _share_metrics(namespace: argparse.Namespace) -> None:
+    """Before anything is counted. A process goes on where the last one in its place was: files do not pile up."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if not folder:
+        return
+    from deploy.rundir import reserve_metrics
+
+    name = Path(namespace.pulse).stem or str(os.getpid())
+    if reserve_metrics(Path(folder), name):
+        from prometheus_client import values
+
+        values.ValueClass = values.MultiProcessValue(lambda: name)  # type: ignore[no-untyped-call]
+    else:
+        del os.environ["PROMETHEUS_MULTIPROC_DIR"]
+        logging.warning("no room in %s: what this process counts is not kept for others", folder)
+
+
+def _begin(settings: Settings, namespace: argparse.Namespace) -> Settings:
+    """What both halves do first."""
+    if namespace.parent > 0:
+        from deploy.tether import tie_to
+
+        tie_to(namespace.parent)
+    wire, several = settings.wire, settings.frontend.worker_addresses or settings.frontend.workers_file
+    if not wire.run_dir and not (wire.request_address and wire.event_address) and not several:
+        raise ConfigError(
+            "worker and frontend meet in --run-dir, or at --request-address and --event-address "
+            "(a frontend also at --worker-addresses or --workers-file)"
+        )
+    logging.basicConfig(
+        level=settings.frontend.log_level.upper(),
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    return localised(settings)
+
+
+def _pulse(namespace: argparse.Namespace) -> Pulse:
+    return Pulse(Path(namespace.pulse) if namespace.pulse else None)
+
+
+def _listener(settings: Settings, fd: int) -> "socket":
+    import socket
+
+    from deploy.listen import ListenError, listen
+
+    if fd >= 0:
+        return socket.socket(fileno=fd)
+    try:
+        return listen(settings.frontend.host, settings.frontend.port)[0]
+    except ListenError as error:
+        raise Failure(error, 1) from error
