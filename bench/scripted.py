@@ -36,8 +36,9 @@ class Script:
         self.live: dict[bytes, list[int]] = defaultdict(list)  # frontend -> ids of its sequences
         self._words = list(words)
         self._at = 0  # output tokens of each sequence
-        self._link = Link(WireConfig(run_dir=str(folder)), Identity(EPOCH, model, "", Limits(1 << 20, vocab, ())), 30.0)
-        self._link.snapshot = lambda: Status(EPOCH, 1, model, "cpu", "float32", "ready", max_seq_len=1 << 20)
+        identity = Identity(EPOCH, model, "", Limits(1 << 20, vocab, ()))
+        status = Status(EPOCH, 1, model, "cpu", "float32", "ready", max_seq_len=1 << 20)
+        self._link = Link(WireConfig(run_dir=str(folder)), identity, 30.0, lambda: status)
         self._link.start()
 
     def close(self) -> None:

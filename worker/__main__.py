@@ -41,10 +41,9 @@ def run(settings: Settings, epoch: int, pulse: Pulse, *, again: bool = False) ->
     """
     torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
     stop = _Stop.on_signals()
-    state = _State(settings, epoch)
-    link = Link(settings.wire, Identity(epoch, settings.model.name), settings.worker.lease_timeout)
-    link.pulse, state.pulse = pulse, pulse
-    link.snapshot = state.status
+    state = _State(settings, epoch, pulse)
+    identity = Identity(epoch, settings.model.name)
+    link = Link(settings.wire, identity, settings.worker.lease_timeout, state.status, pulse)
     state.wire = link.totals
     link.start()
     pulse.phase = Phase.LOADING
@@ -129,12 +128,12 @@ class _State:
 
     settings: Settings
     epoch: int
+    pulse: Pulse
     phase: str = "loading"
     progress: float = 0.0
     draining: bool = False
     engine: Engine | None = None
     stats: Stats = field(default_factory=Stats)
-    pulse: Pulse = field(default_factory=Pulse)
     failed: str = ""
     metrics: Metrics | None = None
     wire: Callable[[], dict[str, int]] = dict

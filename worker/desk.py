@@ -1,6 +1,7 @@
-"""What frontends asked for and were told: every request from Submit to its one End, and a while beyond.
+"""Turns frontends' messages into scheduler calls, and what came of them into messages.
 
-Knows messages and the scheduler; computes nothing. Frames fill up during a turn and leave once, at its end.
+Keeps every request from its Submit to its one End, and KEEP_S longer, so that a frontend that lost a frame can ask for
+its output again. Computes nothing. What a turn has to tell each frontend is collected in a Frame and sent once.
 """
 
 import random
@@ -8,7 +9,8 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from shared import messages as m
-from shared.codec import pack_u32, unpack_u32
+from shared.codec import unpack_u32
+from worker.frame import Frame
 from worker.grammar.compiler import Compiler
 from worker.grammar.waiting import Waiting
 from worker.ledger import Ledger
@@ -17,7 +19,7 @@ from worker.metrics import Metrics
 from worker.schedule.scheduler import Refused, Scheduler
 from worker.schedule.sequence import Sequence
 from worker.stats import Stats
-from worker.suspicion import wrong_with
+from worker.validation import wrong_with
 
 Key = tuple[bytes, int]  # (frontend id, request id)
 
@@ -25,36 +27,6 @@ KEEP_S = 30.0  # how long a finished request's output can still be asked for
 LONGEST_WAIT_S = 120.0  # that a client is told to wait
 QUARANTINE = 2  # a request that was in the step of this many crashes, without progress, is not tried again
 MAX_COMPILING = 256  # requests that wait for their grammars
-
-
-@dataclass(slots=True)
-class Frame:
-    """A Step being filled for one frontend."""
-
-    ids: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    admitted: list[m.Admitted] = field(default_factory=list)
-    rejected: list[m.Rejected] = field(default_factory=list)
-    ends: list[m.End] = field(default_factory=list)
-    logprobs: list[m.Logprobs] = field(default_factory=list)
-    started: list[m.Started] = field(default_factory=list)
-    repaired: set[int] = field(default_factory=set)  # asked for again in this turn; once is enough
-    unknown: list[int] = field(default_factory=list)
-
-    def run(self, id: int, start: int, tokens: list[int]) -> None:
-        self.ids.append(id)
-        self.starts.append(start)
-        self.counts.append(len(tokens))
-        self.tokens += tokens
-
-    def step(self) -> m.Step:
-        return m.Step(
-            0, 0, pack_u32(self.ids), pack_u32(self.starts), pack_u32(self.counts), pack_u32(self.tokens),
-            tuple(self.admitted), tuple(self.rejected), tuple(self.ends), tuple(self.logprobs),
-            tuple(self.started), tuple(self.unknown),
-        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -86,7 +58,7 @@ class Desk:
         self._stats = stats
         self._metrics = metrics
         self._vocab_size = vocab_size
-        self._computed_wait = (-1.0, 1.0)  # when, seconds
+        self._backlog = (-1.0, 1.0)  # when it was computed last, and how many seconds it would take
         self._seeds = seeds
         self._compiler = compiler
         self._compiling = Waiting()
@@ -120,7 +92,7 @@ class Desk:
             self.end(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
 
     def _own(self, sender: bytes, ids: tuple[int, ...]) -> list[Key]:
-        """Keys of these ids that may be known; never more than there are requests."""
+        """Keys of these ids; of a list longer than all requests here only those that are known."""
         if len(ids) <= len(self._records) + len(self._compiling):
             return [(sender, id) for id in ids]
         wanted = frozenset(ids)
@@ -141,14 +113,15 @@ class Desk:
             sequence.crashes, sequence.resumed = strikes, submit.crashes > 0
             refusal = self._compile(sequence) if submit.sampling.grammar else self._enqueue(sequence, now)
         if refusal is not None:
-            self._reject(key, *refusal)
+            self._reject(sender, refusal)
 
-    def _compile(self, sequence: Sequence) -> tuple[m.Refusal, str, float] | None:
-        """It is neither admitted nor rejected until its grammar is there."""
+    def _compile(self, sequence: Sequence) -> m.Rejected | None:
+        """Has its grammar compiled. Until that is done it is neither admitted nor rejected."""
+        id = sequence.key[1]
         if self._compiler is None:
-            return m.Refusal.INVALID, "this worker knows no vocabulary to hold to a grammar", 0.0
+            return m.Rejected(id, m.Refusal.INVALID, "this worker knows no vocabulary to hold to a grammar")
         if len(self._compiling) >= MAX_COMPILING and not sequence.resumed:
-            return m.Refusal.QUEUE_FULL, f"{MAX_COMPILING} grammars are being compiled", 1.0
+            return m.Rejected(id, m.Refusal.QUEUE_FULL, f"{MAX_COMPILING} grammars are being compiled", 1.0)
         self._compiling.hold(sequence, self._compiler.grammar(sequence.sampling.grammar))
         return None
 
@@ -157,9 +130,11 @@ class Desk:
         for sequence in self._compiling.expire(now):
             self._end_unqueued(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
         for sequence, wrong in self._compiling.ready():
-            refusal = (m.Refusal.INVALID, wrong, 0.0) if wrong else self._closed() or self._enqueue(sequence, now)
+            sender, id = sequence.key
+            invalid = m.Rejected(id, m.Refusal.INVALID, wrong) if wrong else None
+            refusal = invalid or self._closed(id) or self._enqueue(sequence, now)
             if refusal is not None:
-                self._reject(sequence.key, *refusal)
+                self._reject(sender, refusal)
 
     def _end_unqueued(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
         """Admitted and ended at once."""
@@ -168,24 +143,23 @@ class Desk:
         self._frames[sender].admitted.append(m.Admitted(id, sequence.seed))
         self.end(sequence, outcome, now, error)
 
-    def _reject(self, key: Key, reason: m.Refusal, message: str, retry_after: float) -> None:
-        sender, id = key
-        self._metrics.rejected(reason)
-        self._frames[sender].rejected.append(m.Rejected(id, reason, message, retry_after))
+    def _reject(self, sender: bytes, refusal: m.Rejected) -> None:
+        self._metrics.rejected(refusal.reason)
+        self._frames[sender].rejected.append(refusal)
 
-    def _refusal(self, submit: m.Submit, strikes: int) -> tuple[m.Refusal, str, float] | None:
-        if closed := self._closed():
+    def _refusal(self, submit: m.Submit, strikes: int) -> m.Rejected | None:
+        if closed := self._closed(submit.id):
             return closed
         if strikes >= QUARANTINE:
-            return m.Refusal.INVALID, f"quarantined: in flight in {strikes} worker crashes", 0.0
+            return m.Rejected(submit.id, m.Refusal.INVALID, f"quarantined: in flight in {strikes} worker crashes")
         longest = self._scheduler.max_seq_len
-        if len(submit.prompt) + len(submit.generated) > 4 * longest:
-            return m.Refusal.TOO_LONG, f"more than {longest} tokens", 0.0
+        if len(submit.prompt) + len(submit.generated) > 4 * longest:  # bytes
+            return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"more than {longest} tokens")
         wrong = wrong_with(submit, self._vocab_size)
-        return (m.Refusal.INVALID, wrong, 0.0) if wrong else None
+        return m.Rejected(submit.id, m.Refusal.INVALID, wrong) if wrong else None
 
-    def _closed(self) -> tuple[m.Refusal, str, float] | None:
-        return (m.Refusal.DRAINING, "the server is shutting down", 5.0) if self.draining else None
+    def _closed(self, id: int) -> m.Rejected | None:
+        return m.Rejected(id, m.Refusal.DRAINING, "the server is shutting down", 5.0) if self.draining else None
 
     def _sequence(self, key: Key, submit: m.Submit, now: float) -> Sequence:
         prompt = unpack_u32(submit.prompt).tolist()
@@ -206,26 +180,26 @@ class Desk:
             first=submit.first,
         )
 
-    def _enqueue(self, sequence: Sequence, now: float) -> tuple[m.Refusal, str, float] | None:
+    def _enqueue(self, sequence: Sequence, now: float) -> m.Rejected | None:
         sender, id = sequence.key
         try:
             self._scheduler.submit(sequence, now)
         except Refused as refused:
             full = refused.reason is m.Refusal.QUEUE_FULL
-            return refused.reason, str(refused), self._retry_after(now) if full else 0.0
+            return m.Rejected(id, refused.reason, str(refused), self._retry_after(now) if full else 0.0)
         self._records[sequence.key] = Record(sequence)
         self._frames[sender].admitted.append(m.Admitted(id, sequence.seed))
         return None
 
     def _retry_after(self, now: float) -> float:
         """Seconds until the present backlog is computed at the measured speed; at least one. Computed once a turn."""
-        at, seconds = self._computed_wait
+        at, seconds = self._backlog
         if at != now:
             live = self._scheduler.sequences()
             backlog = self._scheduler.waiting_tokens + sum(one.sampling.max_tokens - one.output_len for one in live)
             speed = self._stats.prompt.recent(now) + self._stats.generation.recent(now)
             seconds = min(LONGEST_WAIT_S, max(1.0, backlog / speed)) if speed else 1.0
-            self._computed_wait = now, seconds
+            self._backlog = now, seconds
         return seconds
 
     def _abort(self, key: Key, now: float) -> None:
@@ -237,7 +211,7 @@ class Desk:
 
     def _disown(self, sender: bytes, lease: m.Lease, now: float) -> None:
         """End what its frontend no longer has: the Abort was lost, or overtook the Submit."""
-        owned = {*unpack_u32(lease.ids)}
+        owned = {*unpack_u32(lease.ids)}  # of the ids up to lease.upto; ids are 32-bit numbers that wrap around
         live = [id for (who, id), record in self._records.items() if who == sender and record.end is None]
         for id in [*live, *(id for who, id in self._compiling if who == sender)]:
             if id not in owned and (lease.upto - id) % (1 << 32) < 1 << 31:
@@ -258,7 +232,7 @@ class Desk:
         sequence = record.sequence
         frame.admitted.append(m.Admitted(id, sequence.seed))
         frame.logprobs += [lp for lp in record.logprobs if lp.prompt or lp.start + len(lp.chosen) // 4 > have]
-        frame.run(id, have, sequence.tokens[sequence.prompt_len + have :])
+        frame.add(id, have, sequence.tokens[sequence.prompt_len + have :])
         if record.end is not None:
             frame.ends.append(record.end)
 
@@ -268,7 +242,7 @@ class Desk:
         """Those at the end of `sequence.tokens`."""
         sender, id = sequence.key
         frame = self._frames[sender]
-        frame.run(id, sequence.output_len - len(tokens), tokens)
+        frame.add(id, sequence.output_len - len(tokens), tokens)
         if not sequence.last_token:
             frame.started.append(m.Started(id, _timings(sequence, sequence.first_token)))
 
@@ -295,9 +269,9 @@ class Desk:
         for record in [record for record in self._records.values() if record.end is None]:
             self._scheduler.abort(record.sequence.key)
             self.end(record.sequence, outcome, now, error)
-        for key in list(self._compiling):
-            self._compiling.drop(key)
-            self._reject(key, m.Refusal.DRAINING, error, 5.0)
+        for sender, id in list(self._compiling):
+            self._compiling.drop((sender, id))
+            self._reject(sender, m.Rejected(id, m.Refusal.DRAINING, error, 5.0))
 
     def publish(self, link: Link, now: float) -> None:
         """Send what this turn has to say and forget what nobody will ask for any more."""

@@ -26,16 +26,16 @@ from shared.codec import decode_request, encode
 from shared.config import WireConfig
 from shared.pulse import Pulse
 from shared.sockets import bind
-from worker.gate import Gate
+from worker.authenticator import Authenticator
 
 log = logging.getLogger("sluice.link")
 
-STATUS_S = 0.2
+STATUS_S = 0.2  # between two broadcasts of Status
 AT_ONCE = 1000  # most messages of one socket between two looks at the others
 MOST_WAITING = 1 << 16  # messages in the inbox; more stay with their senders
 MOST_PEERS = 1024
 POLL_MS = 100
-MOST_OWNED = 1 << 16  # requests in a Lease that is looked into
+MOST_OWNED = 1 << 16  # ids in a Lease; one with more only renews
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,6 @@ class Peer:
     seen: float
     seq: int = 0
     streams: int = 0
-    lagging: bool = False
 
 
 @dataclass(slots=True)
@@ -77,16 +76,16 @@ class Link:
 
     wire: WireConfig
     identity: Identity
-    lease_timeout: float
+    lease_timeout: float  # seconds
+    snapshot: Callable[[], m.Status]  # called in the I/O thread
+    pulse: Pulse = field(default_factory=Pulse)
     inbox: deque[tuple[bytes, m.Request | Gone]] = field(default_factory=deque)
     awake: threading.Event = field(default_factory=threading.Event)
-    snapshot: Callable[[], m.Status] | None = None  # called in the I/O thread
-    layers: Callable[[], int] = lambda: 0  # called there, too: grows while a step moves
-    turned: float = field(default_factory=time.monotonic)  # when the compute loop last proved itself
-    pulse: Pulse = field(default_factory=Pulse)
+    layers: Callable[[], int] = lambda: 0  # called in the I/O thread; grows while a step makes progress
+    turned: float = field(default_factory=time.monotonic)  # when the compute loop last made progress
     counts: LinkCounts = field(default_factory=LinkCounts)
     _peers: dict[bytes, Peer] = field(default_factory=dict)
-    _ears: Counter[bytes] = field(default_factory=Counter)  # connections that listen to a topic
+    _subscribers: Counter[bytes] = field(default_factory=Counter)  # connections of each topic
     _strangers: deque[bytes] = field(default_factory=lambda: deque(maxlen=64))  # of another protocol's version
     _outbox: deque[tuple[bytes, m.Step]] = field(default_factory=deque)
     _bell: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
@@ -95,19 +94,21 @@ class Link:
     _stop: bool = False
     _thread: threading.Thread | None = None
     _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
-    _gate: Gate | None = None
+    _authenticator: Authenticator | None = None
     _router: zmq.Socket[bytes] = field(init=False)
     _xpub: zmq.Socket[bytes] = field(init=False)
 
     def totals(self) -> dict[str, int]:
         """For /metrics: what was dropped, what could not be sent, who was refused for an unknown key, who went away."""
-        refused, counts = self._gate.refused if self._gate is not None else 0, self.counts
-        wire = {"wire_garbage": counts.garbage, "wire_unsent": counts.dropped, "wire_refused": refused}
-        return {**wire, "leases_reaped": counts.reaped}
+        return {
+            "wire_garbage": self.counts.garbage,
+            "wire_unsent": self.counts.dropped,
+            "wire_refused": self._authenticator.refused if self._authenticator is not None else 0,
+            "leases_reaped": self.counts.reaped,
+        }
 
     def status(self) -> m.Status:
         """The worker as it is now, with its frontends and the age of its last step; from any thread."""
-        assert self.snapshot is not None, "nobody knows the worker's state yet"
         peers = tuple(m.Peer(id.hex(), peer.pid, peer.streams, peer.seq) for id, peer in list(self._peers.items()))
         age = time.monotonic() - self.turned
         return msgspec.structs.replace(self.snapshot(), last_step_age_s=age, frontends=peers)
@@ -116,14 +117,14 @@ class Link:
 
     def start(self) -> None:
         """Binds; raises ConfigError when an address is taken or open to strangers."""
-        self._gate = Gate.open(self._context, self.wire)
+        self._authenticator = Authenticator.open(self._context, self.wire)
         self._router = bind(self._context, zmq.ROUTER, self.wire.requests, self.wire)
         self._xpub = bind(self._context, zmq.XPUB, self.wire.events, self.wire)
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
 
     def alive(self) -> None:
-        """The compute loop goes on."""
+        """The compute loop has made progress."""
         self.turned = time.monotonic()
         self.pulse.turn()
 
@@ -154,8 +155,8 @@ class Link:
             self._thread.join(timeout=5)
         for sock in (self._router, self._xpub):
             sock.close(linger=500)
-        if self._gate is not None:
-            self._gate.socket.close()
+        if self._authenticator is not None:
+            self._authenticator.socket.close()
         self._context.term()
 
     # the I/O thread
@@ -164,15 +165,15 @@ class Link:
         poller = zmq.Poller()
         for source in (self._router, self._xpub, self._bell):
             poller.register(source, zmq.POLLIN)
-        if self._gate is not None:
-            poller.register(self._gate.socket, zmq.POLLIN)
+        if self._authenticator is not None:
+            poller.register(self._authenticator.socket, zmq.POLLIN)
         while not self._stop or self._outbox:
             self._beat()
             ready = dict(poller.poll(POLL_MS))
             if self._bell in ready:
                 os.eventfd_read(self._bell)
-            if self._gate is not None and self._gate.socket in ready:
-                self._gate.answer()
+            if self._authenticator is not None and self._authenticator.socket in ready:
+                self._authenticator.answer()
             self._send_outbox()
             if self._router in ready:
                 self._receive_requests()
@@ -183,8 +184,8 @@ class Link:
                 self._due = now + STATUS_S
                 self._reap(now)
                 self._broadcast()
-                if self._gate is not None:
-                    self._gate.refresh()
+                if self._authenticator is not None:
+                    self._authenticator.refresh()
         self._broadcast()
 
     def _beat(self) -> None:
@@ -200,15 +201,13 @@ class Link:
             peer = self._peers.get(topic)
             if peer is not None:
                 seq, peer.seq = peer.seq, peer.seq + 1
-                peer.lagging = not self._send(topic, msgspec.structs.replace(step, seq=seq, epoch=self.identity.epoch))
+                self._send(topic, msgspec.structs.replace(step, seq=seq, epoch=self.identity.epoch))
 
-    def _send(self, topic: bytes, event: m.Event) -> bool:
+    def _send(self, topic: bytes, event: m.Event) -> None:
         try:
             self._xpub.send_multipart((topic, encode(event)), zmq.NOBLOCK)
         except zmq.Again:
             self.counts.dropped += 1
-            return False
-        return True
 
     def _receive_requests(self) -> None:
         if len(self.inbox) >= MOST_WAITING:
@@ -222,7 +221,7 @@ class Link:
             self._receive(sender.bytes, body)
 
     def _receive(self, sender: bytes, body: list[zmq.Frame]) -> None:
-        if self._gate is not None and not self._gate.knows(body):
+        if self._authenticator is not None and not self._authenticator.knows(body):
             self._forget(sender)
             return
         try:
@@ -288,13 +287,13 @@ class Link:
             except zmq.Again:
                 return
             if message[:1] in (b"\0", b"\1") and len(message) == 1 + m.TOPIC_BYTES:
-                self._count_ears(message[1:], 1 if message[0] else -1)
+                self._count_subscribers(message[1:], 1 if message[0] else -1)
 
-    def _count_ears(self, id: bytes, change: int) -> None:
+    def _count_subscribers(self, id: bytes, change: int) -> None:
         """A frontend that has come back over a new connection is not gone when its old one breaks at last."""
-        self._ears[id] += change
-        if self._ears[id] <= 0:
-            del self._ears[id]
+        self._subscribers[id] += change
+        if self._subscribers[id] <= 0:
+            del self._subscribers[id]
             self._forget(id)
 
     def _reap(self, now: float) -> None:
@@ -309,5 +308,4 @@ class Link:
             self.awake.set()
 
     def _broadcast(self) -> None:
-        if self.snapshot is not None:
-            self._send(m.BROADCAST, self.status())
+        self._send(m.BROADCAST, self.status())

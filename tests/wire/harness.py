@@ -94,8 +94,7 @@ class Worker:
         self.scheduler = Scheduler(config, self.pool)
         stats, metrics = Stats(), Metrics()
         self.desk = Desk(self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0))
-        self.link = Link(self.wire, Identity(self.epoch, self.model, "hash", limits), self.lease_timeout)
-        self.link.snapshot = self._status
+        self.link = Link(self.wire, Identity(self.epoch, self.model, "hash", limits), self.lease_timeout, self._status)
         self.link.start()
         self.stopped = False
         self.loop = Loop(self.scheduler, self.runner, self.desk, self.link, stats, metrics)  # type: ignore[arg-type]

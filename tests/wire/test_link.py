@@ -206,9 +206,9 @@ async def test_an_old_connection_that_breaks_takes_along_nobody_who_has_come_bac
             id = bytes.fromhex(worker.link.status().frontends[0].id)
             old = connect(context, zmq.SUB, worker.wire.events, worker.wire)
             old.subscribe(id)
-            await until(lambda: worker.link._ears[id] == 2)
+            await until(lambda: worker.link._subscribers[id] == 2)
             old.close()
-            await until(lambda: worker.link._ears[id] == 1)
+            await until(lambda: worker.link._subscribers[id] == 1)
             assert worker.link.totals()["leases_reaped"] == 0
 
 

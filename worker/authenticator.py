@@ -1,7 +1,7 @@
-"""Who may connect over tcp://: answers ZeroMQ's question about every key it has not yet let in (ZAP, RFC 27).
+"""Who may connect over tcp://: answers ZeroMQ's request to authenticate the key of each new connection (ZAP, RFC 27).
 
-Lives in the I/O thread. The folder of allowed keys is read at every greeting, so that a key counts from the moment its
-file is there. Who is connected is not asked again: what comes from a key whose file has gone is dropped (`knows`).
+Lives in the I/O thread. The folder of allowed keys is read at every request, so that a key counts from the moment its
+file is there. ZeroMQ asks only once a connection: later messages of a key whose file has gone are dropped (`knows`).
 """
 
 import logging
@@ -19,7 +19,7 @@ NAMED = 64  # most refused keys whose first refusal is logged
 
 
 @dataclass(slots=True)
-class Gate:
+class Authenticator:
     """`refused` counts. Open it before the sockets that it guards are bound."""
 
     wire: WireConfig
@@ -29,7 +29,7 @@ class Gate:
     _named: set[bytes] = field(default_factory=set)
 
     @classmethod
-    def open(cls, context: zmq.Context[zmq.Socket[bytes]], wire: WireConfig) -> "Gate | None":
+    def open(cls, context: zmq.Context[zmq.Socket[bytes]], wire: WireConfig) -> "Authenticator | None":
         """None where nobody is asked for a key."""
         if wire.insecure or not wire.requests.startswith("tcp://"):
             return None
@@ -52,7 +52,7 @@ class Gate:
         return known
 
     def answer(self) -> None:
-        """All that ZeroMQ asks now."""
+        """Answers all requests of ZeroMQ's that are there."""
         from zmq.utils import z85
 
         while True:

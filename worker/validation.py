@@ -1,6 +1,6 @@
-"""What of a Submit would harm the worker: the shapes are the decoder's business, this is about values.
+"""Checks the values of a Submit (its types were checked when it was decoded), so that no frontend can harm the worker.
 
-A frontend has looked at all of it before, and worded its refusals better; but a frontend may be broken, or bad.
+Frontends check all of this before, and say it better; but a frontend may be faulty or hostile.
 """
 
 import math
@@ -12,7 +12,7 @@ MOST_STOPS, MOST_LOGPROBS, MOST_OWNER = 1024, 1024, 1024  # beyond what any fron
 
 
 def wrong_with(submit: m.Submit, vocab_size: int) -> str:
-    """What a well-behaved frontend never sends, in words; empty when all is well. What passes cannot raise."""
+    """What is wrong with the request, in words; empty: nothing, and no step will raise because of its values."""
     sampling = submit.sampling
     try:
         prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)
