@@ -5,12 +5,11 @@ routes that need them answer 503 and `/ready` says what is missing.
 """
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
@@ -20,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from frontend import playground
 from frontend.accesslog import Exchange
 from frontend.border import CLOSED, DIALECT, DIRECT, EXCHANGE, REQUEST_ID, SEND, Border, Envelope, known
 from frontend.errors import SluiceError, TooLarge
@@ -29,36 +29,18 @@ from frontend.metrics import Meters
 from frontend.observers import Observers, observers
 from frontend.openapi import document
 from frontend.protocols import chat, completions, events, messages, models, responses, tokenize
-from frontend.protocols.common import Context, Meta, Pulls, Wakes, json, recommended
+from frontend.protocols.common import Context, Meta, Pulls, Wakes, json
 from frontend.protocols.fields import decode
 from frontend.service import Run, Service
-from frontend.speech.style import Style
 from frontend.sse import EventStream
 from frontend.stats import stats
-from frontend.template import ChatTemplate
 from frontend.tokenizer import Tokenizer
 from frontend.types import Ask
 from shared.config import FrontendConfig, ModelConfig
-from shared.messages import Refusal
+from shared.messages import Limits, Refusal
 
 FLUSH_S = 1.0
 LAG_S = 0.05  # how often the event loop's punctuality is measured
-WEB = Path(__file__).parent / "web"
-WEB_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-WEB_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'; object-src 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",  # the address may hold a prompt
-    "Cache-Control": "no-cache",
-}
-
-DIALECTS = {
-    "/v1/completions": "completions",
-    "/v1/chat/completions": "chat",
-    "/v1/responses": "responses",
-    "/v1/messages": "messages",
-}
 
 T = TypeVar("T")
 
@@ -66,13 +48,22 @@ T = TypeVar("T")
 class Dialect(Protocol):
     """What a file in protocols/ offers."""
 
-    PREFIX: str
+    NAME: str  # in logs and traces
+    PREFIX: str  # of an answer's id
 
     async def parse(self, body: dict[str, Any], context: Context) -> Ask: ...
     def stream(self, meta: Meta, pulls: Pulls) -> Iterator[bytes]: ...
     async def whole(self, meta: Meta, wakes: Wakes) -> bytes: ...
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
     def failure(self, exc: SluiceError, request_id: str, meta: Meta) -> bytes: ...
+
+
+DIALECTS: Mapping[str, Dialect] = {
+    "/v1/completions": completions,
+    "/v1/chat/completions": chat,
+    "/v1/responses": responses,
+    "/v1/messages": messages,
+}
 
 
 def create_app(
@@ -115,14 +106,11 @@ class Api:
         self._meters = meters
         self._observers = observers
         self._created = int(time.time())
-        self._template: ChatTemplate | None = None
-        self._style = Style()
-        self._recommended: dict[str, Any] = {}
 
     def routes(self) -> list[Route]:
         return [
-            Route("/", self.page),
-            Route("/web/{name}", self.page),
+            Route("/", playground.page),
+            Route("/web/{name}", playground.page),
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/stats", self.stats),
@@ -133,19 +121,20 @@ class Api:
             Route("/tokenizer_info", self.tokenizer_info),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/responses", self.responses, methods=["POST"]),
+            *[Route(path, self.generate, methods=["POST"]) for path in DIALECTS],
             Route("/v1/responses/input_tokens", self.input_tokens, methods=["POST"]),
-            Route("/v1/messages", self.messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
         ]
 
     def envelope(self, path: str) -> Envelope:
         """Who words an error before the body was read."""
-        if path == "/v1/completions" and self._config.completions_stream_format == "events":
+        return messages if path.startswith("/v1/messages/") else self._dialect(path, {})
+
+    def _dialect(self, path: str, body: dict[str, Any]) -> Dialect:
+        wanted = body.get("stream_format") or self._config.completions_stream_format
+        if path == "/v1/completions" and wanted == "events":
             return events
-        return messages if (path + "/").startswith("/v1/messages/") else completions
+        return DIALECTS.get(path, completions)
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -173,28 +162,12 @@ class Api:
 
     # generation
 
-    async def completions(self, request: Request) -> Response:
-        return await self._generate(request, self._of_completions)
-
-    def _of_completions(self, body: dict[str, Any]) -> Dialect:
-        wanted = body.get("stream_format") or self._config.completions_stream_format
-        return events if wanted == "events" else completions
-
-    async def chat(self, request: Request) -> Response:
-        return await self._generate(request, lambda body: chat)
-
-    async def responses(self, request: Request) -> Response:
-        return await self._generate(request, lambda body: responses)
-
-    async def messages(self, request: Request) -> Response:
-        return await self._generate(request, lambda body: messages)
-
-    async def _generate(self, request: Request, choose: Callable[[dict[str, Any]], Dialect]) -> Response:
+    async def generate(self, request: Request) -> Response:
         body = await self._body(request)
         begun = time.perf_counter()
         exchange: Exchange = request.scope[EXCHANGE]
-        dialect = request.scope[DIALECT] = choose(body)
-        exchange.dialect = "events" if dialect is events else DIALECTS[exchange.path]
+        dialect = request.scope[DIALECT] = self._dialect(request.scope["path"], body)
+        exchange.dialect = dialect.NAME
         self.service.require_ready()
         context = self._context()
         ask = await dialect.parse(body, context)
@@ -238,23 +211,16 @@ class Api:
 
     def _context(self) -> Context:
         """Raises Overloaded while the tokenizer is loading."""
-        tokenizer = self.service.tokenizer
-        if self._template is None:
-            self._template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
-            formats = self._config.tool_format, self._config.reasoning_format
-            self._style = Style.of(tokenizer.templates, *formats)
-            if self._config.sampling_defaults == "model":
-                self._recommended = recommended(tokenizer.generation)
-        welcome = self._fleet.welcome
-        return Context(
-            self._name, self._max_seq_len, welcome.limits.vocab_size if welcome else tokenizer.vocab_size,
-            tokenizer, self._template, self._config.completions_stream_format, self._style,
-            self._recommended,
-        )  # fmt: skip
+        return self._model_context.within(self._limits)
+
+    @cached_property
+    def _model_context(self) -> Context:
+        return Context.of(self._name, self.service.tokenizer, self._config)
 
     @property
-    def _max_seq_len(self) -> int:
-        return self._fleet.welcome.limits.max_seq_len if self._fleet.welcome else 0
+    def _limits(self) -> Limits | None:
+        """None before a worker has said them."""
+        return self._fleet.welcome.limits if self._fleet.welcome else None
 
     # the rest
 
@@ -274,10 +240,10 @@ class Api:
         return _json(await messages.count_tokens(await self._body(request), self._context()))
 
     async def models(self, request: Request) -> Response:
-        return _json(models.listing(self._name, self._created, self._max_seq_len or None))
+        return _json(models.listing(self._name, self._created, self._limits))
 
     async def model(self, request: Request) -> Response:
-        return _json(models.one(request.path_params["name"], self._name, self._created, self._max_seq_len or None))
+        return _json(models.one(request.path_params["name"], self._name, self._created, self._limits))
 
     async def health(self, request: Request) -> Response:
         loaded = any(member.ready or member.reason == Refusal.DRAINING for member in self._fleet.members())
@@ -299,13 +265,6 @@ class Api:
 
     async def document(self, request: Request) -> Response:
         return _json(document())
-
-    async def page(self, request: Request) -> Response:
-        """The playground, or a file beside it; a name in a path has no slash, so it cannot lead elsewhere."""
-        file = WEB / request.path_params.get("name", "index.html")
-        if file.suffix not in WEB_TYPES or file.name not in os.listdir(WEB):
-            raise HTTPException(404)
-        return Response(file.read_bytes(), headers=WEB_HEADERS, media_type=WEB_TYPES[file.suffix])
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -46,8 +46,6 @@ from frontend.many import Answer, Served
 from frontend.pieces import Piece, TextStream, only_text, progress_bar
 from frontend.protocols.common import Context
 from frontend.service import Service
-from frontend.speech.style import Style
-from frontend.template import ChatTemplate
 from frontend.tokenizer import Tokenizer, TokenizerError
 from frontend.types import Finish, Usage
 from shared.config import ConfigError, Settings, with_values
@@ -281,10 +279,7 @@ async def _ready(worker: Owned, fleet: Fleet, tokenizer: Tokenizer, settings: Se
         worker.check()
         await asyncio.sleep(POLL_S)
     worker.trust()
-    limits = fleet.welcome.limits
     sizes = with_sizes(settings.worker, on_gpu=settings.worker.device != "cpu" and bool(gpus()))
-    template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
-    style = Style.of(tokenizer.templates)
-    context = Context(settings.model.name, limits.max_seq_len, limits.vocab_size, tokenizer, template, style=style)
+    context = Context.of(settings.model.name, tokenizer, settings.frontend).within(fleet.welcome.limits)
     width = sizes.max_batch_size + min(sizes.max_batch_size, sizes.max_waiting_requests)
     return Served(service, context, width, settings.frontend.recovery_timeout)

@@ -27,13 +27,13 @@ from frontend.protocols.common import (
 )
 from frontend.protocols.completions import DONE, FINISH, Chunks, Shape, error, failure
 from frontend.protocols.fields import Field, Table, anything, boolean, integer, only, read, refused, some_text
-from frontend.protocols.tools import offer, spoken
+from frontend.protocols.tools import answer_form, offer
 from frontend.speech.said import Said
 from frontend.types import Ask, Delta, Finish, TokenLogprob
 
-__all__ = ["FIELDS", "PREFIX", "error", "failure", "parse", "stream", "whole"]
+__all__ = ["FIELDS", "NAME", "PREFIX", "error", "failure", "parse", "stream", "whole"]
 
-PREFIX = "chatcmpl"
+NAME, PREFIX = "chat", "chatcmpl"
 LEAST = -9999.0  # OpenAI's word for a log-probability of minus infinity, which JSON cannot say
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
 SPOKEN_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
@@ -62,14 +62,14 @@ FIELDS: Table = {
 async def parse(body: dict[str, Any], context: Context) -> Ask:
     """Raises BadRequest or Unprocessable, naming the field."""
     values = read(FIELDS, body)
-    check_model(values["model"] or context.model, context)
+    check_model(values["model"], context)
     logprobs, most = _logprobs_asked(values), _max_tokens(values)
     offered = offer(values["tools"], values["tool_choice"], values["parallel_tool_calls"], context)
     ids, begins = await openai_prompt(values, context)
     check_length("messages", len(ids), most or 1, context)
-    form = await constraint.grammar(constraint.openai(values), values["n"])
-    form, speech = await spoken(offered, begins, form, context)
-    chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=form)
+    grammar = await constraint.grammar(constraint.openai(values), values["n"])
+    grammar, speech = await answer_form(offered, begins, grammar, context)
+    chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
     options = values["stream_options"]
     return Ask(
         prompts=(ids,), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],

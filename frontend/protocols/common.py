@@ -7,9 +7,9 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -34,7 +34,8 @@ from frontend.speech.style import Style
 from frontend.template import ChatTemplate
 from frontend.tokenizer import Tokenizer
 from frontend.types import Ask, Delta, Usage
-from shared.messages import Sampling, Timings
+from shared.config import FrontendConfig
+from shared.messages import Limits, Sampling, Timings
 
 Wakes = AsyncIterator[list[Delta]]  # each list is all that came since the last one
 Pulls = Iterator[list[Delta]]  # the same for who does not wait: nothing may have come
@@ -123,6 +124,20 @@ class Context:
     style: Style = field(default_factory=Style)  # how the model thinks and calls
     recommended: Mapping[str, Any] = field(default_factory=dict)  # by who made the model: fields' defaults
 
+    @classmethod
+    def of(cls, name: str, tokenizer: Tokenizer, config: FrontendConfig) -> Self:
+        """What is known before a worker has said its limits."""
+        return cls(
+            name, 0, tokenizer.vocab_size, tokenizer, ChatTemplate(tokenizer.templates, tokenizer.named_tokens),
+            config.completions_stream_format,
+            Style.of(tokenizer.templates, config.tool_format, config.reasoning_format),
+            recommended(tokenizer.generation) if config.sampling_defaults == "model" else {},
+        )  # fmt: skip
+
+    def within(self, limits: Limits | None) -> Self:
+        """The same with a worker's limits, where one has said them."""
+        return replace(self, max_seq_len=limits.max_seq_len, vocab_size=limits.vocab_size) if limits else self
+
 
 @dataclass(frozen=True, slots=True)
 class Meta:
@@ -140,8 +155,9 @@ class Meta:
         return f"{self.prefix}-{self.nonce}"
 
 
-def check_model(name: str, context: Context) -> None:
-    if name != context.model:
+def check_model(name: str | None, context: Context) -> None:
+    """Raises Unprocessable for any name but the served one; None stands for that."""
+    if name not in (None, context.model):
         raise Unprocessable(
             f"`model` is `{name}`, which is not served here; `{context.model}` is",
             param="model",
@@ -247,6 +263,10 @@ class Totals:
             "inter_token_p50_ms": round(gaps[len(gaps) // 2], 3),
             "inter_token_p99_ms": round(gaps[len(gaps) * 99 // 100], 3),
         }
+
+
+def openai_error(exc: SluiceError) -> dict[str, Any]:
+    return {"message": exc.message, "type": exc.kind, "param": exc.param, "code": exc.code}
 
 
 def openai_usage(usage: Usage) -> dict[str, Any]:

@@ -23,13 +23,14 @@ from frontend.protocols.common import (
     check_length,
     check_model,
     json,
+    openai_error,
     openai_usage,
     sampling,
 )
 from frontend.protocols.fields import Field, Table, boolean, choice, integer, only, read, reads, wrong_type
 from frontend.types import Ask, Delta, Finish, TokenLogprob
 
-PREFIX = "cmpl"
+NAME, PREFIX = "completions", "cmpl"
 DONE = b"data: [DONE]\n\n"
 MAX_PROMPTS = 2048
 FINISH = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
@@ -80,8 +81,8 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     if values["max_tokens"] == 0 and not values["echo"]:
         raise Unprocessable("`max_tokens` must be at least 1 without `echo`", param="max_tokens", code="out_of_range")
     scores = {"logprobs": values["logprobs"], "prompt_logprobs": values["echo"] and values["logprobs"] is not None}
-    form = await constraint.grammar(constraint.openai(values), len(values["prompt"]) * values["n"])
-    chosen = sampling(values, values["max_tokens"], context, grammar=form, **scores)
+    grammar = await constraint.grammar(constraint.openai(values), len(values["prompt"]) * values["n"])
+    chosen = sampling(values, values["max_tokens"], context, grammar=grammar, **scores)
     tokens = await _tokens(values["prompt"], context)
     for ids in tokens:
         check_length("prompt", len(ids), chosen.max_tokens, context)
@@ -132,7 +133,7 @@ async def whole(meta: Meta, wakes: Wakes) -> bytes:
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
-    return json({"error": {"message": exc.message, "type": exc.kind, "param": exc.param, "code": exc.code}})
+    return json({"error": openai_error(exc)})
 
 
 def failure(exc: SluiceError, request_id: str, meta: Meta) -> bytes:

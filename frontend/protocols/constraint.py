@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from frontend import grammar as made
+from frontend import grammar as grammars
 from frontend.errors import Unprocessable
 from frontend.protocols.fields import (
     Field,
@@ -39,7 +39,7 @@ MAX_COPIED = 16 << 20  # characters of grammar that one request may send to the 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A field that asks for a form, and how its grammar is made."""
+    """A field that asks for a form, and how its grammar is grammars."""
 
     param: str
     make: Callable[[], str]
@@ -61,18 +61,18 @@ def _json_schema(value: Any, name: str) -> str:
             raise Unprocessable(f"`{name}` is not JSON: {error}", param=name, code="invalid_grammar") from None
     if type(value) not in (dict, bool):
         raise out_of_range(name, value, "a JSON schema")
-    return made.json_schema(value, name)
+    return grammars.json_schema(value, name)
 
 
 @reads(boolean.schema)
 def json_object(name: str, value: Any) -> Constraint | None:
     """vLLM's flag for any object."""
-    return Constraint(name, partial(made.json_object, name)) if boolean(name, value) else None
+    return Constraint(name, partial(grammars.json_object, name)) if boolean(name, value) else None
 
 
 @reads(some_text.schema)
 def regex(name: str, value: Any) -> Constraint:
-    return Constraint(name, partial(made.regex, some_text(name, value), name))
+    return Constraint(name, partial(grammars.regex, some_text(name, value), name))
 
 
 _options = list_of(exactly(str), MAX_CHOICES)
@@ -80,12 +80,12 @@ _options = list_of(exactly(str), MAX_CHOICES)
 
 @reads(_options.schema)
 def options(name: str, value: Any) -> Constraint:
-    return Constraint(name, partial(made.choice, _options(name, value), name))
+    return Constraint(name, partial(grammars.choice, _options(name, value), name))
 
 
 @reads(some_text.schema)
 def lark(name: str, value: Any) -> Constraint:
-    return Constraint(name, partial(made.lark, some_text(name, value), name))
+    return Constraint(name, partial(grammars.lark, some_text(name, value), name))
 
 
 _SCHEMA: Table = {
@@ -184,7 +184,7 @@ async def grammar(wanted: list[Constraint], copies: int = 1) -> str:
         )
     if not wanted:
         return ""
-    text, param = await made.apart(wanted[0].make), wanted[0].param
+    text, param = await grammars.apart(wanted[0].make), wanted[0].param
     if len(text) * copies > MAX_COPIED:
         raise Unprocessable(
             f"`{param}` is too large for {copies} answers in one request", param=param, code="out_of_range"

@@ -14,7 +14,18 @@ import msgspec
 
 from frontend.errors import BadRequest, Unprocessable
 from frontend.protocols.common import Context, check_ids
-from frontend.protocols.fields import Field, Reader, Table, choice, each, exactly, reads, record, wrong_type
+from frontend.protocols.fields import (
+    Field,
+    Reader,
+    Table,
+    choice,
+    each,
+    exactly,
+    reads,
+    record,
+    unknown_type,
+    wrong_type,
+)
 from frontend.speech.offer import Function
 from frontend.speech.style import Format, Style, Thinking
 from frontend.template import TemplateError
@@ -49,10 +60,7 @@ def content(*kinds: str, empty: bool = False, **ignored: Reader) -> Reader:
     def part(name: str, value: Any) -> str:
         kind = value.get("type") if type(value) is dict else None
         if type(kind) is str and kind not in kinds:
-            raise Unprocessable(
-                f"`{name}.type` must be {' or '.join(kinds)}: {kind!r:.80} is not offered by this server",
-                param=f"{name}.type", code="unsupported_content",
-            )  # fmt: skip
+            raise unknown_type(name, kind, " or ".join(kinds))
         return str(plain(name, value)["text"])
 
     parts = each(part, MAX_PARTS, empty=empty)

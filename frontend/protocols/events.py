@@ -13,7 +13,7 @@ from frontend.protocols import completions
 from frontend.protocols.common import Context, Meta, Pulls, Totals, Wakes, json
 from frontend.types import Ask, Delta
 
-PREFIX = completions.PREFIX
+NAME, PREFIX = "events", completions.PREFIX
 
 
 async def parse(body: dict[str, Any], context: Context) -> Ask:

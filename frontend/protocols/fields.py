@@ -125,6 +125,13 @@ def out_of_range(name: str, value: Any, expected: str) -> Unprocessable:
     return Unprocessable(f"`{name}` must be {expected}, got {value!r:.80}", param=name, code="out_of_range")
 
 
+def unknown_type(name: str, kind: str, expected: str, code: str = "unsupported_content") -> Unprocessable:
+    """For an object whose `type` is none that is offered; its fields are not looked at."""
+    return Unprocessable(
+        f"`{name}.type` must be {expected}: {kind!r:.80} is not offered by this server", param=f"{name}.type", code=code
+    )
+
+
 def integer(low: int, high: int = MOST) -> Reader:
     @reads({"type": "integer", "minimum": low, "maximum": high})
     def reader(name: str, value: Any) -> int:

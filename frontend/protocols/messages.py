@@ -55,12 +55,14 @@ from frontend.protocols.messages_frame import (
 )
 from frontend.protocols.messages_input import later_systems_as_users, message, text
 from frontend.protocols.messages_tools import spoken_blocks, spoken_stream
-from frontend.protocols.tools import ANTHROPIC_TOOLS, offer, spoken, thinking
+from frontend.protocols.tools import ANTHROPIC_TOOLS, answer_form, offer, thinking
 from frontend.speech.said import Said
 from frontend.template import TemplateError
 from frontend.types import Ask, Delta
 
-__all__ = ["COUNTED", "FIELDS", "PREFIX", "count_tokens", "error", "failure", "parse", "stream", "whole"]
+__all__ = ["COUNTED", "FIELDS", "NAME", "PREFIX", "count_tokens", "error", "failure", "parse", "stream", "whole"]
+
+NAME = "messages"
 
 KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
 
@@ -100,9 +102,9 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
     wanted, several = values["tool_choice"]
     offered = offer(values["tools"], wanted, several, context)
     ids, begins = await _prompt(values, context)
-    form = await constraint.grammar(constraint.anthropic(values))
-    form, speech = await spoken(offered, begins, form, context)
-    chosen = sampling(values, values["max_tokens"], context, grammar=form)
+    grammar = await constraint.grammar(constraint.anthropic(values))
+    grammar, speech = await answer_form(offered, begins, grammar, context)
+    chosen = sampling(values, values["max_tokens"], context, grammar=grammar)
     check_length("messages", len(ids), chosen.max_tokens, context)
     return Ask(
         prompts=(ids,), sampling=chosen, stops=values["stop_sequences"], stream=values["stream"],

@@ -6,7 +6,6 @@ A message may become several turns: each result of a tool is a turn of its own.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from frontend.errors import Unprocessable
 from frontend.protocols.conversation import MAX_PARTS, Turn, call, content, turn
 from frontend.protocols.fields import (
     Field,
@@ -23,6 +22,7 @@ from frontend.protocols.fields import (
     record,
     schema,
     some_text,
+    unknown_type,
     wrong_type,
 )
 
@@ -65,10 +65,7 @@ def _blocks(kinds: Sequence[str]) -> Reader:
     def block(name: str, value: Any) -> Any:
         kind = value.get("type") if type(value) is dict else None
         if type(kind) is str and kind not in readers:
-            raise Unprocessable(
-                f"`{name}.type` must be one of {', '.join(readers)} here: {kind!r:.80} is not offered by this server",
-                param=f"{name}.type", code="unsupported_content",
-            )  # fmt: skip
+            raise unknown_type(name, kind, f"one of {', '.join(readers)} here")
         return readers[kind if type(kind) is str else "text"](name, value)
 
     blocks = each(block, MAX_PARTS)

@@ -7,29 +7,31 @@ from datetime import UTC, datetime
 from typing import Any
 
 from frontend.errors import NotFound
+from shared.messages import Limits
 
 
-def model(name: str, created: int, max_seq_len: int | None) -> dict[str, Any]:
+def model(name: str, created: int, limits: Limits | None) -> dict[str, Any]:
+    most = limits.max_seq_len if limits else None
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "sluice",
-        "max_model_len": max_seq_len,
+        "max_model_len": most,
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
-        "max_input_tokens": max_seq_len,
+        "max_input_tokens": most,
     }
 
 
-def listing(name: str, created: int, max_seq_len: int | None) -> dict[str, Any]:
-    data = [model(name, created, max_seq_len)]
+def listing(name: str, created: int, limits: Limits | None) -> dict[str, Any]:
+    data = [model(name, created, limits)]
     return {"object": "list", "data": data, "has_more": False, "first_id": name, "last_id": name}
 
 
-def one(wanted: str, name: str, created: int, max_seq_len: int | None) -> dict[str, Any]:
+def one(wanted: str, name: str, created: int, limits: Limits | None) -> dict[str, Any]:
     """Raises NotFound for any name but the served one."""
     if wanted != name:
         raise NotFound(f"the model `{wanted}` is not served here", param="model", code="model_not_found")
-    return model(name, created, max_seq_len)
+    return model(name, created, limits)

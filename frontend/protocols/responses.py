@@ -22,6 +22,7 @@ from frontend.protocols.common import (
     check_length,
     check_model,
     json,
+    openai_error,
     sampling,
 )
 from frontend.protocols.completions import error
@@ -42,13 +43,13 @@ from frontend.protocols.fields import (
 )
 from frontend.protocols.responses_input import given
 from frontend.protocols.responses_output import BEGUN, CUT, DONE, Output, Step, numbered, step
-from frontend.protocols.tools import FLAT_TOOLS, degree, effort, offer, spoken
+from frontend.protocols.tools import FLAT_TOOLS, answer_form, degree, effort, offer
 from frontend.types import Ask, Delta, Finish
 from shared.messages import Sampling
 
-__all__ = ["COUNTED", "FIELDS", "PREFIX", "count_tokens", "error", "failure", "parse", "stream", "whole"]
+__all__ = ["COUNTED", "FIELDS", "NAME", "PREFIX", "count_tokens", "error", "failure", "parse", "stream", "whole"]
 
-PREFIX = "resp"
+NAME, PREFIX = "responses", "resp"
 SCORES = "message.output_text.logprobs"
 INCLUDED = (
     SCORES, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
@@ -99,14 +100,14 @@ FIELDS: Table = {
 async def parse(body: dict[str, Any], context: Context) -> Ask:
     """Raises BadRequest or Unprocessable, naming the field."""
     values = read(FIELDS, body)
-    check_model(values["model"] or context.model, context)
+    check_model(values["model"], context)
     logprobs, most = _logprobs_asked(values), values["max_output_tokens"]
     offered = offer(values["tools"], values["tool_choice"], values["parallel_tool_calls"], context)
     ids, begins = await _prompt(values, context)
     check_length("input", len(ids), most or 1, context)
-    form = await constraint.grammar(constraint.responses(values))
-    form, speech = await spoken(offered, begins, form, context)
-    chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=form)
+    grammar = await constraint.grammar(constraint.responses(values))
+    grammar, speech = await answer_form(offered, begins, grammar, context)
+    chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
     return Ask(
         prompts=(ids,), sampling=chosen, stops=values["stop"], stream=values["stream"],
         timings=values["timings"], model=context.model, speech=speech,
@@ -131,7 +132,7 @@ async def _prompt(values: Mapping[str, Any], context: Context) -> Prompt:
 async def count_tokens(body: dict[str, Any], context: Context) -> dict[str, Any]:
     """What the same body, sent as a request, would have as its `input_tokens`."""
     values = read(COUNTED, body)
-    check_model(values["model"] or context.model, context)
+    check_model(values["model"], context)
     offer(values["tools"], values["tool_choice"], values["parallel_tool_calls"], context)
     return {"object": "response.input_tokens", "input_tokens": len((await _prompt(values, context)).ids)}
 
@@ -188,10 +189,9 @@ async def whole(meta: Meta, wakes: Wakes) -> bytes:
 
 def failure(exc: SluiceError, request_id: str, meta: Meta) -> bytes:
     """The end of a stream that went wrong, as OpenAI's: its SDKs raise on the first, others know the second."""
-    told = {"message": exc.message, "type": exc.kind, "param": exc.param, "code": exc.code}
     failed = _response(meta, "failed") | {"error": {"code": "server_error", "message": exc.message}}
-    code = {"code": exc.code, "message": exc.message, "param": exc.param}
-    return numbered([step("error", **code, error=told), step("response.failed", response=failed)], meta.numbers)
+    said = step("error", code=exc.code, message=exc.message, param=exc.param, error=openai_error(exc))
+    return numbered([said, step("response.failed", response=failed)], meta.numbers)
 
 
 def _response(meta: Meta, status: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ What the assistant thought, said and called in one turn comes as several items; 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from frontend.errors import BadRequest, Unprocessable
+from frontend.errors import BadRequest
 from frontend.protocols.conversation import MAX_MESSAGES, MAX_PARTS, ROLES, Turn, call, content, parsed, turn
 from frontend.protocols.fields import (
     Field,
@@ -22,6 +22,7 @@ from frontend.protocols.fields import (
     record,
     schema,
     some_text,
+    unknown_type,
     wrong_type,
 )
 
@@ -85,10 +86,7 @@ def item(name: str, value: Any) -> Turn:
         raise wrong_type(name, value, "an object")
     kind = value.get("type")
     if type(kind) is str and kind not in _TABLES:
-        raise Unprocessable(
-            f"`{name}.type` must be one of {', '.join(_TABLES)}: {kind!r:.80} is not offered by this server",
-            param=f"{name}.type", code="unsupported_content",
-        )  # fmt: skip
+        raise unknown_type(name, kind, f"one of {', '.join(_TABLES)}")
     said = read(_TABLES[kind if type(kind) is str else "message"], value, f"{name}.")
     return _TURNS[said["type"]](said)
 

@@ -23,7 +23,7 @@ DETOKENIZE: Table = {
 async def tokenize(body: dict[str, Any], context: Context) -> dict[str, Any]:
     """`prompt` gets the tokenizer's special tokens unless told otherwise; `messages` become what chat makes of them."""
     values = read(TOKENIZE, body)
-    check_model(values["model"] or context.model, context)
+    check_model(values["model"], context)
     prompt, special = values["prompt"], values["add_special_tokens"]
     if (prompt is None) == (values["messages"] is None):
         raise BadRequest("give either `prompt` or `messages`", param="prompt")
@@ -40,7 +40,7 @@ async def tokenize(body: dict[str, Any], context: Context) -> dict[str, Any]:
 
 async def detokenize(body: dict[str, Any], context: Context) -> dict[str, Any]:
     values = read(DETOKENIZE, body)
-    check_model(values["model"] or context.model, context)
+    check_model(values["model"], context)
     check_ids("tokens", values["tokens"], context.vocab_size)
     return {"prompt": context.tokenizer.decode(values["tokens"], skip_special=False)}
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from frontend import grammar as made
+from frontend import grammar as grammars
 from frontend.errors import Unprocessable
 from frontend.protocols.common import Context
 from frontend.protocols.fields import (
@@ -31,6 +31,7 @@ from frontend.protocols.fields import (
     record,
     schema,
     some_text,
+    unknown_type,
     wrong_type,
 )
 from frontend.speech.forms import MARKS
@@ -100,10 +101,7 @@ def _check_kind(name: str, value: Any, kind: str) -> None:
     """Other kinds have fields of their own, none of which is to blame."""
     given = value.get("type") if type(value) is dict else None
     if type(given) is str and given != kind:
-        raise Unprocessable(
-            f"`{name}.type` must be {kind}: {given!r:.80} is not offered by this server",
-            param=f"{name}.type", code="unsupported_field",
-        )  # fmt: skip
+        raise unknown_type(name, given, kind, "unsupported_field")
 
 
 @reads(_openai_tool.schema)
@@ -274,14 +272,17 @@ def effort(wanted: str | None, param: str, context: Context) -> dict[str, Any]:
     return thinking(wanted not in ("none", "minimal"), param, context)
 
 
-async def spoken(offer: Offer, begins: Thinking, form: str, context: Context) -> tuple[str, Speech | None]:
-    """The answer's grammar, of which `form` is its text's, and how it is to be read (None: as it stands)."""
+async def answer_form(offer: Offer, begins: Thinking, text: str, context: Context) -> tuple[str, Speech | None]:
+    """The whole answer's grammar, `text` being the one for its text, and how it is to be read (None: as it stands).
+
+    Either grammar is empty for none.
+    """
     calls = context.style.calls
     make: Callable[[], str] | None = None
     if offer.functions:
         mark = context.tokenizer.special_id(MARKS.get(calls, ""))
-        make = partial(speaking, offer, calls, begins, mark=mark, answer=form)
-    elif form and begins is not Thinking.OVER:
-        make = partial(after_thought, begins, form, "response_format")
-    grammar = await made.apart(make) if make else form
+        make = partial(speaking, offer, calls, begins, mark=mark, answer=text)
+    elif text and begins is not Thinking.OVER:
+        make = partial(after_thought, begins, text, "response_format")
+    grammar = await grammars.apart(make) if make else text
     return grammar, Speech.of(begins, calls, [one.name for one in offer.callable])
