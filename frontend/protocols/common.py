@@ -217,7 +217,7 @@ class Totals:
     """Folds the deltas of all choices into one usage and one set of timings."""
 
     def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+        self.ask = ask
         self._completion = [0] * (len(ask.prompts) * ask.n)
         self._cached: dict[int, int] = {}
         self._timings: list[Timings] = []
@@ -225,12 +225,12 @@ class Totals:
         self._gaps: list[float] = []
 
     def add(self, delta: Delta) -> None:
-        if self._ask.timings and delta.ids:
+        if self.ask.timings and delta.ids:
             self._tick(delta)
         if delta.usage is not None:
             self._completion[delta.index] = delta.usage.completion_tokens
         if delta.finish is not None and delta.usage is not None:
-            prompt = delta.index // self._ask.n
+            prompt = delta.index // self.ask.n
             cached = delta.usage.cached_tokens
             self._cached[prompt] = min(cached, self._cached.get(prompt, cached))
         if delta.timings is not None:
@@ -246,7 +246,7 @@ class Totals:
     @property
     def usage(self) -> Usage:
         """A prompt counts once, however many choices continue it."""
-        prompt = sum(map(len, self._ask.prompts))
+        prompt = sum(map(len, self.ask.prompts))
         return Usage(prompt, sum(self._completion), sum(self._cached.values()))
 
     @property

@@ -44,6 +44,7 @@ from frontend.protocols.fields import (
 from frontend.protocols.messages_frame import (
     BLOCK_START,
     BLOCK_STOP,
+    CACHES,
     PING,
     PREFIX,
     answer,
@@ -53,7 +54,7 @@ from frontend.protocols.messages_frame import (
     start,
     text_delta,
 )
-from frontend.protocols.messages_input import later_systems_as_users, message, text
+from frontend.protocols.messages_input import later_systems_as_users, marked, message, text
 from frontend.protocols.messages_tools import spoken_blocks, spoken_stream
 from frontend.protocols.tools import ANTHROPIC_TOOLS, answer_form, offer, thinking
 from frontend.speech.said import Said
@@ -111,7 +112,7 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
         timings=values["timings"], model=context.model, speech=speech,
         priority=values["priority"], deadline_ms=values["deadline_ms"], salt=values["cache_salt"],
         continuous_usage=values["stream_options"].get("continuous_usage_stats", False),
-        meta={"thinking": (values["thinking"] or {}).get("display")},
+        meta={"thinking": (values["thinking"] or {}).get("display"), CACHES: marked(body)},
     )  # fmt: skip
 
 

@@ -4,9 +4,10 @@ from typing import Any
 
 from frontend.errors import SluiceError, TooLarge
 from frontend.protocols.common import Meta, Totals, json
-from frontend.types import Delta, Finish, Usage
+from frontend.types import Delta, Finish
 
 PREFIX = "msg"
+CACHES = "caches"  # Ask.meta: whether the client marked what to cache
 FINISH = {Finish.EOS: "end_turn", Finish.STOP: "stop_sequence", Finish.LENGTH: "max_tokens"}
 
 
@@ -57,7 +58,7 @@ def text_delta(delta: Delta, totals: Totals | None) -> bytes:
 
 def running(totals: Totals | None) -> bytes:
     """The end of a delta: usage so far, for who wants it."""
-    return b"" if totals is None else b',"usage":' + json(usage(totals.usage))
+    return b"" if totals is None else b',"usage":' + json(usage(totals))
 
 
 def head(meta: Meta) -> dict[str, Any]:
@@ -67,18 +68,18 @@ def head(meta: Meta) -> dict[str, Any]:
 def start(meta: Meta) -> bytes:
     """What was found in the cache is known, and told, at the end."""
     nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-    return named("message_start", message={**head(meta), **nothing, "usage": usage(Usage(len(meta.ask.prompts[0]), 0))})
+    return named("message_start", message={**head(meta), **nothing, "usage": usage(Totals(meta.ask))})
 
 
 def end(meta: Meta, delta: Delta, totals: Totals, called: bool = False) -> bytes:
     """The end of a message, all of its blocks being closed."""
-    told = {"delta": stop(delta, called), "usage": usage(totals.usage), **extras(meta, delta, totals)}
+    told = {"delta": stop(delta, called), "usage": usage(totals), **extras(meta, delta, totals)}
     return named("message_delta", **told) + STOP
 
 
 def answer(meta: Meta, blocks: list[dict[str, Any]], delta: Delta, totals: Totals, called: bool = False) -> bytes:
     """A message in one piece; `delta` is its last."""
-    told = {"content": blocks, **stop(delta, called), "usage": usage(totals.usage), **extras(meta, delta, totals)}
+    told = {"content": blocks, **stop(delta, called), "usage": usage(totals), **extras(meta, delta, totals)}
     return json(head(meta) | told)
 
 
@@ -95,9 +96,11 @@ def extras(meta: Meta, delta: Delta, totals: Totals) -> dict[str, Any]:
     return {"seed": delta.seed} | ({"timings": totals.timings} if meta.ask.timings else {})
 
 
-def usage(used: Usage) -> dict[str, int]:
-    """`input_tokens` are all of the prompt's; how many of them were found in the cache is said beside."""
+def usage(totals: Totals) -> dict[str, int]:
+    """Input tokens are those that were not found in the cache, which only counts for who asked for one."""
+    used = totals.usage
+    found = used.cached_tokens if totals.ask.meta.get(CACHES) else 0
     return {
-        "input_tokens": used.prompt_tokens, "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": used.cached_tokens, "output_tokens": used.completion_tokens,
+        "input_tokens": used.prompt_tokens - found, "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": found, "output_tokens": used.completion_tokens,
     }  # fmt: skip

@@ -4,6 +4,7 @@ A message may become several turns: each result of a tool is a turn of its own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from frontend.protocols.conversation import MAX_PARTS, Turn, call, content, turn
@@ -137,6 +138,13 @@ SPEAKERS: Mapping[str, Callable[[Iterable[dict[str, Any]]], list[Turn]]] = {
     "assistant": _assistants,
     "system": _systems,
 }
+
+
+def marked(body: Mapping[str, Any]) -> bool:
+    """Whether a body that was read has a `cache_control` somewhere."""
+    several = (body.get("tools"), body.get("system"), *[message["content"] for message in body["messages"]])
+    blocks = [body, *chain.from_iterable(one for one in several if type(one) is list)]
+    return any(block.get("cache_control") is not None for block in blocks)
 
 
 def later_systems_as_users(turns: Iterable[Turn]) -> list[Turn]:

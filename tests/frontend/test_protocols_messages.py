@@ -20,6 +20,7 @@ from frontend.errors import (
     Unprocessable,
 )
 from frontend.protocols import messages
+from frontend.protocols.messages_input import marked
 from frontend.service import DeadlineExceeded
 from frontend.template import ChatTemplate
 from frontend.tokenizer import Tokenizer
@@ -175,9 +176,23 @@ async def test_transcript(tokenizer: Tokenizer) -> None:
         '"delta":{"type":"text_delta","text":"b"}}\n\n'
         'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\n'
         'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn","stop_sequence":null},'
-        + USAGE % (2, 4) + ',"seed":7}\n\n'
+        + USAGE % (0, 4) + ',"seed":7}\n\n'
         'event: message_stop\ndata: {"type":"message_stop"}\n\n',
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", [
+    {"cache_control": {"type": "ephemeral"}},
+    {"system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"ttl": "5m"}}]}]},
+    {"tools": [{"name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}}], "messages": []},
+])  # fmt: skip
+async def test_who_asks_for_a_cache_hears_of_it_apart(tokenizer: Tokenizer, where: dict[str, Any]) -> None:
+    asked = meta(tokenizer, meta={"caches": marked(body(**where))})
+    told = json.loads(await messages.whole(asked, wakes([last()])))["usage"]
+    assert (told["input_tokens"], told["cache_read_input_tokens"]) == (1, 2)
+    assert not marked(body(system="x", tools=None, cache_control=None))
+    assert (await parsed(tokenizer, cache_control={"type": "ephemeral"})).meta["caches"]
 
 
 async def test_running_usage_and_timings(tokenizer: Tokenizer) -> None:
