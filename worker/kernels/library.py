@@ -84,11 +84,9 @@ def kernels() -> dict[torch.dtype, Kernels]:
     found = library()
     if found is None or not level():
         return {}
-    best, plain = tier(), "avx512" if multiplies_bf16() else tier()
-    return {
-        torch.float32: _bind(found, "f32", plain, plain),
-        torch.bfloat16: _bind(found, "bf16", plain if best == "amx" else best, best),
-    }
+    best, bf16 = tier(), _TIERS[min(level(), 3)]  # AMX only multiplies matrices
+    plain = "avx512" if multiplies_bf16() else best
+    return {torch.float32: _bind(found, "f32", plain, plain), torch.bfloat16: _bind(found, "bf16", bf16, best)}
 
 
 def _bind(found: ctypes.CDLL, dtype: str, lanes: str, matrix: str) -> Kernels:

@@ -22,7 +22,7 @@ SHIM = ("-include", str(HERE / "emulated.h"), "-I", str(build.SOURCES))
 UNITS = (
     *((source, (*flags, *SHIM)) for source, flags in build.UNITS if source == "cpu.c" or flags == build.AMX),
     *((source, flags) for source, flags in build.UNITS if source in ("pack.c", "stack.c")),
-    *((source, flags) for source, flags in build.UNITS if flags == build.AVX512),
+    *((source, flags) for source, flags in build.UNITS if flags == build.AVX512 or source == "rows.c"),
     (str(HERE / "emulated.c"), build.AVX512BF16),
 )
 

@@ -149,7 +149,7 @@ def test_every_processor_that_multiplies_bf16_gives_nearly_the_same(which: int |
         torch.testing.assert_close(ours.double(), exact[:rows], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows, most", [(1, 1.5), (16, 1.5), (17, 1.0), (32, 1.0), (33, 1.14), (512, 1.14)])
+@pytest.mark.parametrize("rows, most", [(1, 1.5), (16, 1.5), (17, 1.0), (32, 1.0), (48, 1.3), (512, 1.14)])
 def test_tiles_are_loaded_about_once_a_product(rows: int, most: float) -> None:
     """Four products of two tiles of rows and two of weights; each weight is loaded once for up to 32 rows."""
     x, weight = random(rows, 512).bfloat16(), random(128, 512, seed=1).bfloat16()
@@ -158,6 +158,5 @@ def test_tiles_are_loaded_about_once_a_product(rows: int, most: float) -> None:
         emulated.counts()
         native.linear(x, packed)
     made = emulated.counts()
-    high, products = -(-rows // 32), 16 * 4 * (4 if rows > 16 else 2)
-    assert made.dots == high * products
+    assert made.dots == -(-rows // 16) * 16 * 8
     assert made.loads <= most * made.dots

@@ -2,8 +2,6 @@
  * chain over pairs of d in a lane of its own; the weights, rounded to bf16 in pairs of keys, multiply values that lie in
  * pairs of keys, so that an output is one chain over the pairs of a block. Nothing is done for the 16 rows of a tile that
  * is not there: a decode pays for the heads of its group. */
-/* Neighbouring heads are read in one go even where sequences are few, as long as every thread gets some items. */
-#define FEW_HEADS most(1, least(a->kv_heads * a->seqs / (4 * threads), ITEM_TILES / tiles))
 #include "attend_rows.h"
 
 /* s->k: [D / 2 padded to 16][KEYS][2] of one head; s->v: [KEYS / 2][D padded to 16][2] of one head;

@@ -1,6 +1,8 @@
 /* What the kernels of bf16 attention share: outputs are rows, State.out is [16 rows][D padded to 16]. */
 #pragma once
 #define ROWS 16
+/* Neighbouring heads are read in one go even where sequences are few, as long as every thread gets some items. */
+#define FEW_HEADS most(1, least(a->kv_heads * a->seqs / (4 * threads), ITEM_TILES / tiles))
 #include "attend.h"
 
 INLINE long steps_of(const Attend *a) { return (a->d + 31) / 32; }

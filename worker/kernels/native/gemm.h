@@ -1,16 +1,15 @@
-/* y[T, N] = x[T, K] times a packed weight, plus a bias: the walk over the work, common to all kernels.
+/* y[T, N] = x[T, K] times a packed weight, plus a bias: what is common to all kernels.
  *
- * The work is cut into items of (rows, panels of 32 columns); threads take the next item until none is left.
- * How it is cut decides speed only: an element is one accumulation over K in one order, whoever computes it. */
+ * The work is cut into pieces of some rows by some panels of 32 columns. How it is cut decides speed only: an element is
+ * one accumulation over K in one order, whoever computes it. */
 #pragma once
 #include "lanes.h"
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define PANEL 32                   /* columns of a packed panel */
-#define MOST_BLOCK_ROWS 128        /* rows of x that a core keeps while weights pass by */
-#define SERIAL_BYTES (96L << 10)   /* weights below which a second thread costs more than it brings */
+#define PANEL 32                 /* columns of a packed panel */
+#define SERIAL_BYTES (96L << 10) /* weights below which a second thread costs more than it brings */
 
 typedef struct {
     const char *x;       /* [T, lda] */
@@ -20,10 +19,6 @@ typedef struct {
     long t, n, k, lda;   /* lda in elements */
     int out_bf16;
 } Gemm;
-
-typedef struct {
-    long row, rows, panel, panels;
-} Block;
 
 /* One row of results; `columns` is PANEL but in the last panel. */
 INLINE void put_row(const float *acc, const float *bias, char *out, long columns, int out_bf16) {
@@ -49,29 +44,6 @@ INLINE void put_block(const Gemm *g, const float *acc, long row, long rows, long
 INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
 INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long at_least(long a, long b) { return a > b ? a : b; }
-
-typedef struct {
-    long rows_each, row_blocks, panels_each, panel_blocks;
-} Cut;
-
-/* Items of at most `rows` rows (a multiple of 32), about four a thread. */
-INLINE Cut cut_work(const Gemm *g, int threads, long rows) {
-    long panels = ceil_div(g->n, PANEL);
-    Cut cut = {.row_blocks = at_least(ceil_div(g->t, rows), 1)};
-    cut.rows_each = at_least(ceil_div(ceil_div(g->t, cut.row_blocks), PANEL) * PANEL, PANEL);
-    cut.row_blocks = ceil_div(g->t, cut.rows_each);
-    cut.panels_each = at_least(panels / at_least(4 * threads / at_least(cut.row_blocks, 1), 1), 1);
-    cut.panel_blocks = ceil_div(panels, cut.panels_each);
-    return cut;
-}
-
-INLINE Block block_of(const Gemm *g, const Cut *cut, long item) {
-    Block b = {.row = item / cut->panel_blocks * cut->rows_each, .panel = item % cut->panel_blocks * cut->panels_each};
-    long panels = ceil_div(g->n, PANEL);
-    b.rows = g->t - b.row < cut->rows_each ? g->t - b.row : cut->rows_each;
-    b.panels = panels - b.panel < cut->panels_each ? panels - b.panel : cut->panels_each;
-    return b;
-}
 
 INLINE int threads_for(const Gemm *g, int threads, long element) {
     return g->n * g->k * element < SERIAL_BYTES && g->t * g->n * g->k < (1L << 21) ? 1 : threads;

@@ -5,6 +5,7 @@
  * walked in chunks of K, the accumulators put down in between, which loses no bit. So one row alone and the same row
  * among a thousand have the same bits. */
 #include "gemm.h"
+#include "shares.h"
 #include "tiles.h"
 
 #define STEP_BYTES 2048 /* one k-step of a panel: two weight tiles */
@@ -37,23 +38,23 @@ INLINE void ask_for(const char *weight, long bytes) {
     } while (0)
 #define CLEAR(tile, p, stride) TILE_ZERO(tile)
 
-/* One k-step of 32 rows x 32 columns. */
-INLINE void step(const char *top, const char *bottom, const char *weight, long stride) {
+/* One k-step of 32 rows (`two`), or the upper 16, x 32 columns. */
+INLINE void step(const char *top, const char *bottom, const char *weight, long stride, const int two) {
     TILE_LOAD(6, weight, 64);
     TILE_LOAD(4, top, stride);
-    TILE_LOAD(5, bottom, stride);
+    if (two) TILE_LOAD(5, bottom, stride);
     TILE_DOT(0, 4, 6);
     TILE_LOAD(7, weight + 1024, 64);
-    TILE_DOT(2, 5, 6);
+    if (two) TILE_DOT(2, 5, 6);
     TILE_DOT(1, 4, 7);
-    TILE_DOT(3, 5, 7);
+    if (two) TILE_DOT(3, 5, 7);
 }
 
 static void stream_two_high(const char *x, const char *weight, long steps, long stride, float *acc) {
     FOUR(CLEAR);
     for (long s = 0; s < steps; s++, x += 64, weight += STEP_BYTES) {
         ask_for(weight + AHEAD, STEP_BYTES);
-        step(x, x + 16 * stride, weight, stride);
+        step(x, x + 16 * stride, weight, stride, 1);
     }
     FOUR(TILE_STORE);
 }
@@ -73,15 +74,13 @@ static void stream_one_high(const char *x, const char *weight, long steps, long 
     TILE_STORE(1, acc + 16, 4 * PANEL);
 }
 
-static void do_few(const Gemm *g, Block b) {
+/* The few rows' results in one panel. */
+static void do_few(const Gemm *g, long panel) {
     _Alignas(64) float acc[32 * PANEL];
     long steps = ceil_div(g->k, 32);
-    shape_rows(b.rows < 16 ? b.rows : 16, b.rows > 16 ? b.rows - 16 : 1);
-    for (long p = b.panel; p < b.panel + b.panels; p++) {
-        const char *weight = g->weight + p * steps * STEP_BYTES;
-        (b.rows > 16 ? stream_two_high : stream_one_high)(g->x + b.row * 2 * g->lda, weight, steps, 2 * g->lda, acc);
-        put_block(g, acc, b.row, b.rows, p);
-    }
+    const char *weight = g->weight + panel * steps * STEP_BYTES;
+    (g->t > 16 ? stream_two_high : stream_one_high)(g->x, weight, steps, 2 * g->lda, acc);
+    put_block(g, acc, 0, g->t, panel);
 }
 
 /* Many rows: a core takes a block of them, laid out as tiles once, and lets the weights pass by. */
@@ -133,24 +132,25 @@ static void take_rows(const Gemm *g, long row, long rows, long steps, char *to) 
             }
 }
 
-#define FOUR_HERE(what)      \
-    do {                     \
-        what(0, acc, 64);       \
-        what(1, acc + 256, 64); \
-        what(2, acc + 512, 64); \
-        what(3, acc + 768, 64); \
+#define HERE(what, two)                  \
+    do {                                 \
+        what(0, acc, 64);                \
+        what(1, acc + 256, 64);          \
+        if (two) what(2, acc + 512, 64); \
+        if (two) what(3, acc + 768, 64); \
     } while (0)
 
-/* 32 rows through one chunk of K; `next`: the weights of the next chunk, of which each step asks for `share` bytes. */
-static void chunk(const Rows *x, const char *at, const char *weight, long steps, float *acc, int first, const char *next,
-                  long share) {
-    if (first) FOUR_HERE(CLEAR);
-    else FOUR_HERE(TILE_LOAD);
+/* 32 rows (`two`), or the upper 16, through one chunk of K; `next`: the weights of the next chunk, of which each step asks
+ * for `share` bytes. */
+INLINE void chunk(const Rows *x, const char *at, const char *weight, long steps, float *acc, int first, const char *next,
+                  long share, const int two) {
+    if (first) HERE(CLEAR, two);
+    else HERE(TILE_LOAD, two);
     for (long s = 0; s < steps; s++, at += x->step, weight += STEP_BYTES, next += share) {
         for (long i = 0; i < share; i += 64) __builtin_prefetch(next + i, 0, 3);
-        step(at, at + 16 * x->row, weight, x->row);
+        step(at, at + 16 * x->row, weight, x->row, two);
     }
-    FOUR_HERE(TILE_STORE);
+    HERE(TILE_STORE, two);
 }
 
 /* Rows of whole lines that nobody reads soon go past the caches: fetching the lines first would cost as much again. */
@@ -175,47 +175,52 @@ static int whole_lines(const Gemm *g) {
 }
 
 /* Laying rows out pays when many panels pass by, and is needed where they do not fill whole tiles. */
-static Rows rows_of(const Gemm *g, Block b, const Room *room) {
-    long steps = ceil_div(g->k, 32), high = ceil_div(b.rows, 32) * 32;
-    if (g->n < LAY_OUT && g->k % 32 == 0 && b.row + high <= g->t)
-        return (Rows){g->x + b.row * g->k * 2, 64 * g->k, 2 * g->k, 64};
-    take_rows(g, b.row, high, steps, room->tiles);
+static Rows rows_of(const Gemm *g, long row, long rows, const Room *room) {
+    long steps = ceil_div(g->k, 32);
+    if (g->n < LAY_OUT && g->k % 32 == 0 && row + ceil_div(rows, 16) * 16 <= g->t)
+        return (Rows){g->x + row * g->k * 2, 64 * g->k, 2 * g->k, 64};
+    take_rows(g, row, ceil_div(rows, 32) * 32, steps, room->tiles);
     return (Rows){room->tiles, steps * STEP_BYTES, 64, STEP_BYTES};
 }
 
-static void do_many(const Gemm *g, Block b, const Room *room) {
-    long steps = ceil_div(g->k, 32), high = ceil_div(b.rows, 32), share = ceil_div(STEP_BYTES, high * 64) * 64;
+/* A block of rows' results in one panel. */
+static void do_many(const Gemm *g, const Rows *x, const Room *room, long row, long rows, long panel) {
+    long steps = ceil_div(g->k, 32), high = ceil_div(rows, 32), share = ceil_div(STEP_BYTES, high * 64) * 64;
     int lines = whole_lines(g);
-    shape_rows(16, 16);
-    Rows x = rows_of(g, b, room);
-    for (long p = b.panel; p < b.panel + b.panels; p++)
-        for (long s = 0; s < steps; s += CHUNK)
-            for (long r = 0; r < high; r++) {
-                const char *weight = g->weight + (p * steps + s) * STEP_BYTES;
-                float *acc = room->acc + r * 32 * PANEL;
-                chunk(&x, x.at + r * x.high + s * x.step, weight, least(CHUNK, steps - s), acc, s == 0,
-                      weight + CHUNK * (STEP_BYTES + r * share), share);
-                if (s + CHUNK < steps) continue;
-                (lines ? put_lines : put_tiles)(g, acc, b.row + r * 32, least(32, b.rows - r * 32), p);
-            }
-    _mm_sfence();
+    for (long s = 0; s < steps; s += CHUNK)
+        for (long r = 0; r < high; r++) {
+            const char *weight = g->weight + (panel * steps + s) * STEP_BYTES, *at = x->at + r * x->high + s * x->step;
+            const char *next = weight + CHUNK * (STEP_BYTES + r * share);
+            float *acc = room->acc + r * 32 * PANEL;
+            long here = least(32, rows - r * 32), some = least(CHUNK, steps - s);
+            if (here > 16) chunk(x, at, weight, some, acc, s == 0, next, share, 1);
+            else chunk(x, at, weight, some, acc, s == 0, next, share, 0);
+            if (s + CHUNK < steps) continue;
+            (lines ? put_lines : put_tiles)(g, acc, row + r * 32, here, panel);
+        }
 }
 
 /* Returns whether a thread had no room for its rows. */
 static int walk(const Gemm *g, int threads) {
     int many = g->t > FEW, failed = 0;
-    long steps = ceil_div(g->k, 32);
-    Cut cut = cut_work(g, threads, many ? rows_each(steps) : FEW);
-    long items = cut.row_blocks * cut.panel_blocks, next = 0;
+    long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL), blocks = many ? ceil_div(g->t, rows_each(steps)) : 1;
+    long each = ceil_div(ceil_div(g->t, blocks), 32) * 32;
+    Share shares[threads];
+    share_out(shares, ceil_div(g->t, each) * panels, threads);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
-        long item;
-        Room *room = many ? room_here(cut.rows_each, steps) : NULL;
+        Room *room = many ? room_here(each, steps) : NULL;
+        Rows x; /* of the block of rows that begins at `taken` */
+        long unit, taken = -1;
+        shape_rows(many || g->t > 16 ? 16 : g->t, many ? 16 : at_least(g->t - 16, 1));
         failed = many && !room;
-        while (!failed && (item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items) {
-            if (many) do_many(g, block_of(g, &cut, item), room);
-            else do_few(g, block_of(g, &cut, item));
+        while (!failed && (unit = take_unit(shares, omp_get_thread_num(), threads)) >= 0) {
+            long row = unit / panels * each, rows = least(each, g->t - row);
+            if (many && row != taken) x = rows_of(g, taken = row, rows, room);
+            if (many) do_many(g, &x, room, row, rows, unit % panels);
+            else do_few(g, unit);
         }
+        _mm_sfence();
         tiles_release();
     }
     return failed;

@@ -5,6 +5,7 @@
  * through the whole K where there are no more rows than that. More rows take turns with chunks of K, which the
  * second-level cache keeps; accumulators are put down in between, which loses no bit. */
 #include "gemm.h"
+#include "shares.h"
 
 #define STEP_BYTES 2048 /* one k-step of a panel */
 #define HIGH 12         /* rows whose accumulators, two registers each, fit */
@@ -129,36 +130,13 @@ static void do_panel(const Gemm *g, const Strips *s, const Room *room, long row,
     }
 }
 
-/* The work is a row of units: block of rows by block of rows, and in each panel by panel. A thread begins with a
- * stretch of its own, so that weights are read in long streams; what it has left when another is done, they halve. */
-typedef struct {
-    _Alignas(64) uint64_t units; /* from the low half to the high one */
-} Share;
-
-INLINE uint64_t stretch(uint64_t from, uint64_t to) { return to << 32 | from; }
-
-/* This thread's next unit; -1 when none is left. A unit is taken once, so no stretch comes back while someone looks. */
-static long take_unit(Share *shares, int self, int threads) {
-    for (int i = 0; i < threads;) {
-        Share *share = &shares[(self + i) % threads];
-        uint64_t seen = __atomic_load_n(&share->units, __ATOMIC_RELAXED), from = (uint32_t)seen, to = seen >> 32;
-        uint64_t unit = i ? from + (to - from) / 2 : from, left = i ? stretch(from, unit) : stretch(from + 1, to);
-        if (from >= to) i++;
-        else if (__atomic_compare_exchange_n(&share->units, &seen, left, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-            if (i) __atomic_store_n(&shares[self].units, stretch(unit + 1, to), __ATOMIC_RELAXED);
-            return unit;
-        }
-    }
-    return -1;
-}
-
 /* Returns whether a thread had no room for its rows. */
 static int walk(const Gemm *g, int threads) {
     int failed = 0;
     long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL), blocks = ceil_div(g->t, rows_each(steps));
     long each = ceil_div(ceil_div(g->t, blocks), PANEL) * PANEL, units = ceil_div(g->t, each) * panels;
     Share shares[threads];
-    for (int i = 0; i < threads; i++) shares[i].units = stretch(units * i / threads, units * (i + 1) / threads);
+    share_out(shares, units, threads);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
         Room *room = room_here(least(each, g->t), steps);

@@ -4,6 +4,8 @@
  * An element is one chain of fused multiply-adds over k = 0, 1, ...; blocks of rows only share the loads. */
 #include "gemm.h"
 
+#define MOST_BLOCK_ROWS 128 /* rows of x that a core keeps while weights pass by */
+
 #if LANES == 16
 #define MOST_ROWS 12
 #define WIDE 2 /* registers of columns at a time */
@@ -83,6 +85,34 @@ static void panel_bf16(const Gemm *g, long row, int rows, long panel, float *acc
         const uint32_t *columns = weight + (j / 16) * 256 + j % 16;
         BY_ROWS(rows_bf16, x, g->lda / 2, columns, steps * 16, acc + j)
     }
+}
+
+/* The work is cut into items of rows by panels; threads take the next one until none is left. */
+typedef struct {
+    long row, rows, panel, panels;
+} Block;
+
+typedef struct {
+    long rows_each, row_blocks, panels_each, panel_blocks;
+} Cut;
+
+/* Items of at most `rows` rows (a multiple of 32), about four a thread. */
+INLINE Cut cut_work(const Gemm *g, int threads, long rows) {
+    long panels = ceil_div(g->n, PANEL);
+    Cut cut = {.row_blocks = at_least(ceil_div(g->t, rows), 1)};
+    cut.rows_each = at_least(ceil_div(ceil_div(g->t, cut.row_blocks), PANEL) * PANEL, PANEL);
+    cut.row_blocks = ceil_div(g->t, cut.rows_each);
+    cut.panels_each = at_least(panels / at_least(4 * threads / at_least(cut.row_blocks, 1), 1), 1);
+    cut.panel_blocks = ceil_div(panels, cut.panels_each);
+    return cut;
+}
+
+INLINE Block block_of(const Gemm *g, const Cut *cut, long item) {
+    Block b = {.row = item / cut->panel_blocks * cut->rows_each, .panel = item % cut->panel_blocks * cut->panels_each};
+    long panels = ceil_div(g->n, PANEL);
+    b.rows = g->t - b.row < cut->rows_each ? g->t - b.row : cut->rows_each;
+    b.panels = panels - b.panel < cut->panels_each ? panels - b.panel : cut->panels_each;
+    return b;
 }
 
 typedef void PanelRows(const Gemm *, long, int, long, float *);
