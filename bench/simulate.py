@@ -140,12 +140,11 @@ def _summary(requests: Sequence[Request]) -> Summary:
 def _calibrate(args: argparse.Namespace, settings: Settings) -> int:
     spin_briefly()
     from worker.model.checkpoint import CheckpointError
-    from worker.model.families import UnsupportedModel
     from worker.simulate.calibrate import measure
 
     try:
         steps = measure(settings, _say)
-    except (CheckpointError, UnsupportedModel) as error:
+    except CheckpointError as error:
         raise Failure(error, 3) from error
     cost = costs.fit(steps)
     costs.save(args.out, cost, steps, model=args.calibrate, device=settings.worker.device)

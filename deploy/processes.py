@@ -35,13 +35,12 @@ def worker(settings: Settings, namespace: argparse.Namespace) -> int:
     _share_metrics(namespace)
     from worker.__main__ import run
     from worker.model.checkpoint import CheckpointError
-    from worker.model.families import UnsupportedModel
     from worker.run.runner import DeviceBroken
 
     try:
         epoch = os.environ.get("SLUICE_EPOCH", "")  # which life this is, where somebody counts them
         run(settings, int(epoch or time.time()), _pulse(namespace), again=epoch not in ("", "1"))
-    except (CheckpointError, UnsupportedModel) as error:
+    except CheckpointError as error:
         raise Failure(error, 3) from error
     except DeviceBroken as error:
         raise Failure(error, 1) from error

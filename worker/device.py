@@ -12,7 +12,7 @@ from worker.kernels.quantize import FORMATS, Scheme
 
 log = logging.getLogger("sluice.load")
 
-SINCE = {  # compute capability, and what else there is to choose
+SINCE = {  # the first compute capability with it, and what to choose on older ones
     torch.bfloat16: ((8, 0), "--dtype float16 or --device cpu"),
     torch.float8_e4m3fn: ((8, 9), "--kv-cache-dtype auto"),
 }
@@ -23,9 +23,9 @@ def pick_device(name: str) -> torch.device:
     """`auto` is a GPU where there is one. Raises ConfigError when a GPU is asked for, or found, and cannot compute."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         if name == "auto" and gpus():
-            log.warning("there is a GPU, but it cannot be used: %s", _why_not())
+            log.warning("there is a GPU, but it cannot be used: %s", _why_no_cuda())
         return torch.device("cpu")
-    if why := _why_not():
+    if why := _why_no_cuda():
         raise ConfigError(f"--device {name}: {why}")
     return torch.device("cuda")
 
@@ -62,7 +62,7 @@ def computable(scheme: Scheme | None, device: torch.device, flag: str) -> Scheme
     return replace(scheme, dynamic=False)
 
 
-def _why_not() -> str:
+def _why_no_cuda() -> str:
     """Why there is no CUDA; empty: there is."""
     if torch.version.cuda is None:
         return "this PyTorch was built without CUDA"
@@ -83,7 +83,7 @@ def _compute() -> None:
 
 
 def _first_words(said: str) -> str:
-    """Of what PyTorch says: the reason without advice, which is "Error 803: …" at the end where there is such a one."""
+    """PyTorch's reason without its advice: from "Error 803: …" on where there is such a number, else one sentence."""
     _, error, code = said.partition(" Error ")
     reason = error.strip() + " " + code if error else said.partition(". ")[0]
     return (reason.strip().splitlines() or ["CUDA does not start"])[0].rstrip(".")

@@ -26,7 +26,7 @@ from worker.memory.pages import PagePool
 from worker.model.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends
 from worker.model.decoder import Decoder, Weights
 from worker.model.families import spec_from_config
-from worker.model.quantization import account, scheme_in_memory
+from worker.model.quantization import describe, scheme_in_memory
 from worker.model.spec import ModelSpec
 from worker.model.weights import load
 from worker.run.runner import Runner
@@ -77,7 +77,7 @@ def load_engine(
         check_format(device, needed)
     longest(spec, model, worker)  # raises before the weights are read
     scheme = computable(scheme_in_memory(spec.stored, worker.quantization), device, worker.quantization)
-    if quantized := account(spec.stored, scheme, dtype, device):
+    if quantized := describe(spec.stored, scheme, dtype, device):
         log.info("%s", quantized)
     compiler = Compiler(folder, spec.vocab_size, spec.eos_ids)
     gpu = Gpu(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
@@ -120,7 +120,7 @@ def _spec(folder: Path) -> ModelSpec:
 
 
 def _warn(worker: WorkerConfig, dtype: torch.dtype, kv: torch.dtype) -> None:
-    """Of what the CPU does not do as well as it could, or as it was told."""
+    """Of flags that do nothing on the CPU, and of what it computes without the C kernels."""
     if worker.kernels != "auto":
         log.warning(
             "--kernels %s is for GPUs: the CPU has C kernels, or plain PyTorch with SLUICE_NATIVE=0", worker.kernels
@@ -135,7 +135,7 @@ def _warn(worker: WorkerConfig, dtype: torch.dtype, kv: torch.dtype) -> None:
 
 
 def _prepare(cache: Cache) -> None:
-    """The system's memory for it, which on the CPU comes page by page."""
+    """Asks the system for huge pages, and for memory ahead of its use."""
     for part in (cache.k, cache.v):
         native.huge(part)
     cache.populate_ahead(native.touch)
@@ -160,7 +160,10 @@ def _sized(
     gpu: Gpu | None,
     moved: Callable[[], None],
 ) -> tuple[Pool, Decoder]:
-    """The pool, and the model for sequences as long as it allows. On a GPU kernels are compiled for that first."""
+    """The pool's size, and a decoder for sequences as long as it allows.
+
+    On a GPU the kernels are chosen and compiled first, which shows what memory they leave for the pool.
+    """
     if gpu is None:
         size = size_pool(spec, kv, plain_budget(worker), model, worker)
         return size, Decoder(spec, weights, size.max_seq_len)
@@ -172,7 +175,7 @@ def _sized(
 
 @contextmanager
 def _no_room(gpu: Gpu | None) -> Iterator[None]:
-    """A GPU, or a machine, that turns out to be too small is a sentence."""
+    """Turns whatever error means "out of memory" into a ConfigError that says what to change."""
     try:
         yield
     except (RuntimeError, OSError) as error:  # torch's, the driver's own by way of CUDA or Triton, or the system's
@@ -186,7 +189,7 @@ def _no_room(gpu: Gpu | None) -> Iterator[None]:
 
 
 def _in_short(error: Exception) -> str:
-    """PyTorch says in its first two sentences, or its first line, what happened, and in others what else is so."""
+    """The first two sentences of the first line: in them PyTorch says what happened."""
     return ". ".join(str(error).split("\n")[0].split(". ")[:2])
 
 

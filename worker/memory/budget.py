@@ -40,8 +40,8 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """A GPU's memory as it is now, in bytes, whoever holds what is not free."""
+class GpuMemory:
+    """A GPU's memory at one moment, in bytes; what is not free may be any process's."""
 
     name: str
     free: int
@@ -79,7 +79,7 @@ _LESS = "end what else runs there, raise --gpu-memory-utilization, or serve a sm
 
 
 def longest(spec: ModelSpec, model: ModelConfig, worker: WorkerConfig) -> int:
-    """The most tokens of a sequence that are asked for. Raises ConfigError when the model was not made for them."""
+    """Tokens of the longest sequence that the flags ask for. Raises ConfigError when the model was not made for it."""
     contiguous = worker.kv_cache_backend == "contiguous"
     wanted = model.max_seq_len or min(spec.max_positions, CONTIGUOUS_SEQ_LEN if contiguous else spec.max_positions)
     if wanted > spec.max_positions:
@@ -110,6 +110,6 @@ def size_pool(spec: ModelSpec, dtype: torch.dtype, budget: Budget, model: ModelC
 
 
 def plain_budget(worker: WorkerConfig) -> Budget:
-    """What the flag says, on any device, or on the CPU a share of what is free."""
+    """What --kv-cache-gb says, on any device; if it says nothing, on the CPU, a share of what is free."""
     given = int(worker.kv_cache_gb * GIB) or int(CPU_SHARE * available_bytes())
     return Budget(given, "raise --kv-cache-gb or lower --max-seq-len")

@@ -27,12 +27,12 @@ class Cache:
         return self._layers[index]
 
     def populate_ahead(self, touch: Touch) -> None:
-        """From now on the system's memory is asked for before pages need it; on the CPU, where it comes lazily."""
+        """From now on memory is populated ahead of use (populate.py): on the CPU, where the system gives it lazily."""
         if self.k.device.type == "cpu" and self._populator is None:
             self._populator = Populator(touch, [part for layer in self._layers for part in layer])
 
     def reach(self, page: int) -> None:
-        """The highest page of a step, for populating ahead of it."""
+        """A step uses pages up to this one: memory is populated ahead of it."""
         if self._populator is not None:
             self._populator.reach(page)
 
@@ -45,11 +45,6 @@ def kv_format(name: str, dtype: torch.dtype) -> torch.dtype:
 def bytes_per_page(spec: ModelSpec, page_size: int, dtype: torch.dtype) -> int:
     """K and V of `page_size` tokens, all layers."""
     return 2 * len(spec.layers) * page_size * spec.kv_heads * spec.head_dim * dtype.itemsize
-
-
-def fit_pages(free_bytes: int, spec: ModelSpec, page_size: int, dtype: torch.dtype) -> int:
-    """How many pages fit into that many bytes, scratch included; 0 when none does."""
-    return max(free_bytes, 0) // bytes_per_page(spec, page_size, dtype)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

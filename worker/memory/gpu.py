@@ -1,10 +1,10 @@
-"""What a GPU says of its memory. All numbers are bytes; what they mean is budget.py's."""
+"""Reads how much memory a GPU has and what a step takes of it, in bytes; budget.py draws the conclusions."""
 
 import gc
 
 import torch
 
-from worker.memory.budget import Device
+from worker.memory.budget import GpuMemory
 
 
 class Gpu:
@@ -17,20 +17,20 @@ class Gpu:
         self._utilization = utilization
         self._held = 0
 
-    def look(self) -> Device:
-        """As it is now, without what PyTorch holds for nothing."""
+    def look(self) -> GpuMemory:
+        """Its memory now, once PyTorch has given back what it only caches."""
         self._tidy()
         free, total = torch.cuda.mem_get_info(self._device)
-        return Device(self.name, free, total, self._utilization)
+        return GpuMemory(self.name, free, total, self._utilization)
 
     def mark(self) -> None:
-        """Measure from here."""
+        """Starts a measurement, which grown() ends."""
         self._tidy()
         self._held = torch.cuda.memory_reserved(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def grown(self) -> int:
-        """By how much PyTorch's allocator held more at its height than at the mark: tensors and the gaps between."""
+        """The most that PyTorch's allocator has held since mark(), beyond what it held then; fragments included."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_reserved(self._device) - self._held
 

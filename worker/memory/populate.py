@@ -1,7 +1,7 @@
-"""Touches K/V memory before it is needed: the system's first hand-over of a page costs more than computing into it.
+"""Has the system provide K/V memory before it is needed: the page faults of first writes cost more than computing does.
 
-Fresh pages are handed out in ascending order, so what is needed next is known. A thread of lowest priority stays some
-tokens ahead of the highest page in use.
+The pool hands out fresh pages in ascending order, so what is needed next is known. A thread of lowest priority stays
+AHEAD_TOKENS ahead of the highest page in use.
 """
 
 import os
@@ -15,7 +15,7 @@ AHEAD_TOKENS = 16_384
 STRIDE_TOKENS = 256  # touched at a time
 NICE = 19
 
-Touch = Callable[[int, int], bool]  # an address, bytes; False: cannot
+Touch = Callable[[int, int], bool]  # of an address and a number of bytes; False: it cannot be done here
 
 
 class Populator:

@@ -32,7 +32,11 @@ DTYPES = {
 
 
 class CheckpointError(ValueError):
-    """One sentence naming the file, and the tensor where there is one."""
+    """A checkpoint that cannot be served: one sentence naming the file, and the tensor where there is one."""
+
+
+class UnsupportedModel(CheckpointError):
+    """Its config asks for something that is not here: one sentence with what it asks for and what is supported."""
 
 
 def resolve(

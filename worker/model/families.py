@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.model import quantization
-from worker.model.rope_settings import NO_ROPE, UnsupportedModel, rope_spec
+from worker.model.checkpoint import UnsupportedModel
+from worker.model.rope_settings import NO_ROPE, rope_spec
 from worker.model.spec import Activation, LayerSpec, ModelSpec, RopeSpec
-
-__all__ = ["FAMILIES", "UnsupportedModel", "spec_from_config"]
 
 Config = Mapping[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -31,7 +31,7 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Expected:
     """A tensor that a checkpoint must hold."""
 
     name: str
@@ -50,12 +50,12 @@ class Source:
     scale: str = ""
     scale_shape: Shape = ()
 
-    def tensors(self) -> list[Wanted]:
+    def tensors(self) -> list[Expected]:
         """In the order in which they are read."""
         if self.stored is None:
-            return [Wanted(self.name, self.shape)]
-        values = Wanted(self.name, self.held, (self.format,), self.shape)
-        return [values, Wanted(self.scale, self.scale_shape, becomes=(0,))]
+            return [Expected(self.name, self.shape)]
+        values = Expected(self.name, self.held, (self.format,), self.shape)
+        return [values, Expected(self.scale, self.scale_shape, becomes=(0,))]
 
     @property
     def packed(self) -> bool:
@@ -83,7 +83,7 @@ def source_of(name: str, shape: Shape, stored: Stored | None, checkpoint: Checkp
     return Source(name + "_packed" if stored.packed else name, shape, stored, scale, found if fits else grid)
 
 
-def stacked(values: Sequence[Tensor]) -> Tensor:
+def joined(values: Sequence[Tensor]) -> Tensor:
     """Values [N, K] of several linears, one below the other; bytes, because not every torch joins float8."""
     return torch.cat([part.view(torch.int8) for part in values]).view(values[0].dtype)
 
@@ -118,7 +118,7 @@ def scheme_in_memory(stored: Stored | None, flag: str) -> Scheme | None:
     return scheme
 
 
-def account(stored: Stored | None, scheme: Scheme | None, dtype: torch.dtype, device: torch.device) -> str:
+def describe(stored: Stored | None, scheme: Scheme | None, dtype: torch.dtype, device: torch.device) -> str:
     """A sentence for the log; empty where nothing is quantized."""
     held = str(dtype).removeprefix("torch.")
     if stored is None and scheme is None:
@@ -137,7 +137,7 @@ def account(stored: Stored | None, scheme: Scheme | None, dtype: torch.dtype, de
 
 
 def _activations(stored: Stored | None, scheme: Scheme | None, *, asked: bool = False) -> str:
-    """What becomes of them, where that could be thought otherwise."""
+    """How the sentence goes on about activations, where a reader may expect something else."""
     if scheme is not None and scheme.dynamic:
         return "; so are their inputs, one scale a token"
     wanted = asked or (stored is not None and stored.activations != "in full")

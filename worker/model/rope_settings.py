@@ -8,13 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from worker.model.checkpoint import UnsupportedModel
 from worker.model.spec import RopeSpec
 
 Config = Mapping[str, Any]
-
-
-class UnsupportedModel(ValueError):
-    """One sentence: what the checkpoint asks for, and what is supported."""
 
 
 def rope_spec(settings: Config, config: Config, head_dim: int, *, partial: bool) -> RopeSpec:

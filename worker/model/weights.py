@@ -18,7 +18,7 @@ from worker.kernels.quantize import Kind, Scheme, dequantize, quantize
 from worker.model import quantization
 from worker.model.checkpoint import Checkpoint, CheckpointError
 from worker.model.decoder import Layer, Weights
-from worker.model.quantization import Source, Wanted, source_of, spread, stacked, unpacked
+from worker.model.quantization import Expected, Source, joined, source_of, spread, unpacked
 from worker.model.spec import ModelSpec
 from worker.model.staging import Staging
 
@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class Joined:
     """Linears of the checkpoint that become one: their rows one below the other."""
 
     modules: tuple[str, ...]
@@ -40,7 +40,7 @@ class Stack:
     order: Tensor | None = None  # of the rows, if it is not the checkpoint's
 
     def ordered(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Of all rows, a row each."""
+        """Tensors with an entry for each of these rows, in `order`."""
         return tensors if self.order is None else tuple(one[self.order.to(one.device)] for one in tensors)
 
     def tensors(self, prefix: str, kind: str) -> list[tuple[str, Shape]]:
@@ -76,31 +76,28 @@ def load(
         return _Loader(checkpoint, spec, dtype, device, invariant, scheme, on_progress, on_size).load()
 
 
+@dataclass
 class _Loader:
-    """One load: the checkpoint, where its names begin, and how far it has come."""
+    """One load: what load() was called with, where the checkpoint's names begin, and how many bytes are done."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        spec: ModelSpec,
-        dtype: torch.dtype,
-        device: torch.device,
-        invariant: bool,
-        scheme: Scheme | None,
-        on_progress: Progress,
-        on_size: Callable[[int], None],
-    ) -> None:
-        self.checkpoint, self.spec, self.dtype, self.device = checkpoint, spec, dtype, device
-        self.invariant, self.scheme = invariant, scheme
-        self.on_progress, self.on_size = on_progress, on_size
-        self.prefix = _prefix(checkpoint)
-        self.head = _named(checkpoint, HEAD)
-        self.done, self.total = 0, 0
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    dtype: torch.dtype
+    device: torch.device
+    invariant: bool
+    scheme: Scheme | None
+    on_progress: Progress
+    on_size: Callable[[int], None]
+    done: int = 0
+    total: int = 0
+
+    def __post_init__(self) -> None:
+        self.prefix, self.head = _prefix(self.checkpoint), _named(self.checkpoint, HEAD)
 
     def load(self) -> Weights:
         self._check()
         self.on_size(self._needed())
-        self.checkpoint.expect(one.name for one in self._wanted())
+        self.checkpoint.expect(one.name for one in self._expected())
         self.on_progress(0, self.total)
         hidden, vocab = self.spec.hidden_size, self.spec.vocab_size
         embed = self._read([(self.prefix + EMBED, (vocab, hidden))])
@@ -112,28 +109,28 @@ class _Loader:
         )
 
     def _layer(self, prefix: str) -> Layer:
-        linears = {name: self._linear(stack, prefix) for name, stack in _stacks(self.spec).items()}
+        linears = {name: self._linear(linear, prefix) for name, linear in _joined_linears(self.spec).items()}
         norms = {
             name: self._read([(f"{prefix}{module}.weight", (size,))])
             for name, (module, size) in _norms(self.spec).items()
         }
         return Layer(**linears, **norms)  # type: ignore[arg-type]  # the tables' keys are its fields
 
-    def _linear(self, stack: Stack, prefix: str) -> PackedLinear:
-        sources = [self._source(*tensor) for tensor in stack.tensors(prefix, "weight")]
-        if self.scheme is None or not self._eight(sources):
-            (weight,) = stack.ordered(self._weight(sources))
-            return pack(weight, self._bias(stack, prefix), invariant=self.invariant)
-        values, scales = stack.ordered(*self._quantized(sources, self.scheme.kind))
+    def _linear(self, linear: Joined, prefix: str) -> PackedLinear:
+        sources = [self._source(*tensor) for tensor in linear.tensors(prefix, "weight")]
+        if self.scheme is None or not self._held_in_eight_bits(sources):
+            (weight,) = linear.ordered(self._weight(sources))
+            return pack(weight, self._bias(linear, prefix), invariant=self.invariant)
+        values, scales = linear.ordered(*self._quantized(sources, self.scheme.kind))
         return pack_quantized(
-            values, scales, self._bias(stack, prefix), dtype=self.dtype, invariant=self.invariant,
+            values, scales, self._bias(linear, prefix), dtype=self.dtype, invariant=self.invariant,
             dynamic=self.scheme.dynamic,
         )  # fmt: skip
 
-    def _bias(self, stack: Stack, prefix: str) -> Tensor | None:
-        return stack.ordered(self._read(stack.tensors(prefix, "bias")))[0] if stack.bias else None
+    def _bias(self, linear: Joined, prefix: str) -> Tensor | None:
+        return linear.ordered(self._read(linear.tensors(prefix, "bias")))[0] if linear.bias else None
 
-    def _eight(self, sources: Sequence[Source]) -> bool:
+    def _held_in_eight_bits(self, sources: Sequence[Source]) -> bool:
         """Whether the linear made of them is held in eight bits."""
         return self.scheme is not None and (
             self.spec.stored is None or all(source.stored is not None for source in sources)
@@ -145,13 +142,13 @@ class _Loader:
         if stored is None or not stored.by_row or stored.kind != kind:
             return quantize(self._weight(sources), kind)
         values, scales = zip(*map(self._eight_bits, sources), strict=True)
-        return stacked(values), torch.cat(scales)
+        return joined(values), torch.cat(scales)
 
     def _source(self, name: str, shape: Shape) -> Source:
         return source_of(name, shape, self.spec.stored, self.checkpoint)
 
     def _weight(self, sources: Sequence[Source]) -> Tensor:
-        """In full, one below the other."""
+        """One weight [N, K] of the model's dtype, dequantized where it has to be."""
         if all(source.stored is None for source in sources):
             return self._read([(source.name, source.shape) for source in sources])
         return torch.cat([self._full(source) for source in sources])
@@ -188,8 +185,8 @@ class _Loader:
 
     def _check(self) -> None:
         """Everything that can be known without reading a weight."""
-        checkpoint, wanted = self.checkpoint, {one.name: one for one in self._wanted()}
-        for name, one in wanted.items():
+        checkpoint, expected = self.checkpoint, {one.name: one for one in self._expected()}
+        for name, one in expected.items():
             if name not in checkpoint:
                 raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing")
             if checkpoint.shape(name) != one.shape:
@@ -199,41 +196,41 @@ class _Loader:
                 )
             checkpoint.dtype(name, one.formats)
         ignored = IGNORED if self.spec.stored is None else IGNORED + quantization.IGNORED
-        for name in sorted(set(checkpoint.names()) - wanted.keys()):
+        for name in sorted(set(checkpoint.names()) - expected.keys()):
             if name.startswith(self.prefix) and not name.endswith(ignored):
                 raise CheckpointError(f"{checkpoint.where(name)}: tensor {name} has no place in this model")
-        self.total = sum(checkpoint.nbytes(name) for name in wanted)
+        self.total = sum(checkpoint.nbytes(name) for name in expected)
 
     def _needed(self) -> int:
         """Bytes of what will be held, scales apart."""
-        full = sum(torch.Size(one.becomes or one.shape).numel() for one in self._wanted())
-        small = (source for sources in self._linears() if self._eight(sources) for source in sources)
+        full = sum(torch.Size(one.becomes or one.shape).numel() for one in self._expected())
+        small = (source for sources in self._linears() if self._held_in_eight_bits(sources) for source in sources)
         eight = sum(torch.Size(source.shape).numel() for source in small)
         return full * self.dtype.itemsize - eight * (self.dtype.itemsize - 1)
 
     def _linears(self) -> Iterator[list[Source]]:
         """Of all layers, each with the parts it is made of."""
-        for i, stack in product(range(len(self.spec.layers)), _stacks(self.spec).values()):
-            yield [self._source(*weight) for weight in stack.tensors(f"{self.prefix}layers.{i}.", "weight")]
+        for i, linear in product(range(len(self.spec.layers)), _joined_linears(self.spec).values()):
+            yield [self._source(*weight) for weight in linear.tensors(f"{self.prefix}layers.{i}.", "weight")]
 
-    def _wanted(self) -> Iterator[Wanted]:
+    def _expected(self) -> Iterator[Expected]:
         """In the order in which they are read."""
         hidden, vocab = self.spec.hidden_size, self.spec.vocab_size
-        yield Wanted(self.prefix + EMBED, (vocab, hidden))
+        yield Expected(self.prefix + EMBED, (vocab, hidden))
         for i in range(len(self.spec.layers)):
             yield from self._layer_tensors(f"{self.prefix}layers.{i}.")
-        yield Wanted(self.prefix + NORM, (hidden,))
+        yield Expected(self.prefix + NORM, (hidden,))
         if self.head or not self.spec.tied:
             yield from self._head_source().tensors()
 
-    def _layer_tensors(self, prefix: str) -> Iterator[Wanted]:
-        for stack in _stacks(self.spec).values():
-            for weight in stack.tensors(prefix, "weight"):
+    def _layer_tensors(self, prefix: str) -> Iterator[Expected]:
+        for linear in _joined_linears(self.spec).values():
+            for weight in linear.tensors(prefix, "weight"):
                 yield from self._source(*weight).tensors()
-            for bias in stack.tensors(prefix, "bias") if stack.bias else ():
-                yield Wanted(*bias)
+            for bias in linear.tensors(prefix, "bias") if linear.bias else ():
+                yield Expected(*bias)
         for module, size in _norms(self.spec).values():
-            yield Wanted(f"{prefix}{module}.weight", (size,))
+            yield Expected(f"{prefix}{module}.weight", (size,))
 
 
 def _prefix(checkpoint: Checkpoint) -> str:
@@ -249,23 +246,23 @@ def _named(checkpoint: Checkpoint, ending: str) -> str:
     return min(names, key=len, default="")
 
 
-def _stacks(spec: ModelSpec) -> dict[str, Stack]:
+def _joined_linears(spec: ModelSpec) -> dict[str, Joined]:
     """The linears of a Layer."""
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     hidden, inner = spec.hidden_size, spec.intermediate_size
     order = _row_order(spec)
     if spec.fused:
-        qkv = Stack(("self_attn.qkv_proj",), (q + 2 * kv,), hidden, spec.qkv_bias, order)
-        gate_up = Stack(("mlp.gate_up_proj",), (2 * inner,), hidden, spec.mlp_bias)
+        qkv = Joined(("self_attn.qkv_proj",), (q + 2 * kv,), hidden, spec.qkv_bias, order)
+        gate_up = Joined(("mlp.gate_up_proj",), (2 * inner,), hidden, spec.mlp_bias)
     else:
         attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        qkv = Stack(attention, (q, kv, kv), hidden, spec.qkv_bias, order)
-        gate_up = Stack(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, spec.mlp_bias)
+        qkv = Joined(attention, (q, kv, kv), hidden, spec.qkv_bias, order)
+        gate_up = Joined(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, spec.mlp_bias)
     return {
         "qkv": qkv,
-        "o": Stack(("self_attn.o_proj",), (hidden,), q, spec.o_bias),
+        "o": Joined(("self_attn.o_proj",), (hidden,), q, spec.o_bias),
         "gate_up": gate_up,
-        "down": Stack(("mlp.down_proj",), (hidden,), inner, spec.mlp_bias),
+        "down": Joined(("mlp.down_proj",), (hidden,), inner, spec.mlp_bias),
     }
 
 

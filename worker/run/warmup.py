@@ -12,7 +12,7 @@ from typing import Protocol
 
 from shared.config import WorkerConfig
 from shared.messages import Sampling
-from worker.memory.budget import Budget, Device, page_size
+from worker.memory.budget import Budget, GpuMemory, page_size
 from worker.memory.cache import Cache, kv_format
 from worker.memory.pages import SCRATCH
 from worker.model.decoder import Decoder
@@ -141,7 +141,7 @@ def warm_up(runner: Steps, plans: Iterable[Plan], moved: Callable[[], None]) -> 
 class Measured(Protocol):
     """A device's memory; see memory/gpu.py."""
 
-    def look(self) -> Device: ...
+    def look(self) -> GpuMemory: ...
     def mark(self) -> None: ...
     def grown(self) -> int: ...
 

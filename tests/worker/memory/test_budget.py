@@ -8,10 +8,10 @@ import torch
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.sizes import with_sizes
 from tests.worker.memory.test_cache import SPEC
-from worker.memory.budget import GIB, RESERVE, Budget, Device, Pool, longest, plain_budget, size_pool
+from worker.memory.budget import GIB, RESERVE, Budget, GpuMemory, Pool, longest, plain_budget, size_pool
 from worker.memory.cache import bytes_per_page
 
-H200 = Device("NVIDIA H200", free=138 * GIB, total=140 * GIB, utilization=0.9)
+H200 = GpuMemory("NVIDIA H200", free=138 * GIB, total=140 * GIB, utilization=0.9)
 A_TOKEN = bytes_per_page(SPEC, 1, torch.bfloat16)
 
 
@@ -28,9 +28,9 @@ def sized(tokens: int, max_seq_len: int = 0, **worker: Any) -> Pool:
 
 def test_a_gpu_gives_its_share_less_what_is_in_use() -> None:
     assert H200.room == pytest.approx(124 * GIB)
-    full = Device("full", free=10 * GIB, total=140 * GIB, utilization=0.9)
+    full = GpuMemory("full", free=10 * GIB, total=140 * GIB, utilization=0.9)
     assert full.room == 0, "what is ours of it is in use, by whomever"
-    whole = Device("whole", free=10 * GIB, total=140 * GIB, utilization=1.0)
+    whole = GpuMemory("whole", free=10 * GIB, total=140 * GIB, utilization=1.0)
     assert whole.room == 10 * GIB
 
 
@@ -73,7 +73,7 @@ def test_a_pool_for_no_sequence_is_refused_with_the_remedy(tokens: int, how: dic
 
 
 def test_the_remedy_names_the_gpu_and_the_flags() -> None:
-    small = Device("Tiny GPU", free=GIB, total=2 * GIB, utilization=0.6)
+    small = GpuMemory("Tiny GPU", free=GIB, total=2 * GIB, utilization=0.6)
     budget = small.pool(step=GIB // 4, graphs=0)
     assert budget.nbytes == 0
     for word in ("Tiny GPU", "a step takes 0.25 GiB", "--gpu-memory-utilization", "--max-step-tokens", "--max-seq-len"):

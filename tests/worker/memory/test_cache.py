@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker.memory.cache import Cache, bytes_per_page, fit_pages
+from worker.memory.cache import Cache, bytes_per_page
 from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
 
 SPEC = ModelSpec(
@@ -44,8 +44,5 @@ def test_pages_that_no_one_wrote_cost_no_memory() -> None:
     assert resident_bytes() - before < 64 << 20 < cache.k.nbytes
 
 
-def test_fit_pages() -> None:
-    one = bytes_per_page(SPEC, 16, torch.bfloat16)
-    assert one == 2 * 3 * 16 * 2 * 16 * 2
-    frees = (-1, 0, one - 1, one, 10 * one + 1)
-    assert [fit_pages(free, SPEC, 16, torch.bfloat16) for free in frees] == [0, 0, 0, 1, 10]
+def test_bytes_of_a_page() -> None:
+    assert bytes_per_page(SPEC, 16, torch.bfloat16) == 2 * 3 * 16 * 2 * 16 * 2

@@ -20,7 +20,7 @@ from worker.model import quantization, weights
 from worker.model.checkpoint import read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
-from worker.model.quantization import account
+from worker.model.quantization import describe
 from worker.model.spec import Stored
 
 CUDA = torch.device("cuda")
@@ -114,7 +114,7 @@ STAY = "activations, which would be quantized, too, stay as they are"
     ],
 )  # fmt: skip
 def test_what_is_said_of_them_is_true(stored: Stored | None, scheme: str, device: torch.device, ending: str) -> None:
-    assert account(stored, Scheme.of(scheme) if scheme else None, torch.bfloat16, device).endswith(ending)
+    assert describe(stored, Scheme.of(scheme) if scheme else None, torch.bfloat16, device).endswith(ending)
 
 
 def test_the_status_names_the_scheme() -> None:

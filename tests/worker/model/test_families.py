@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from worker.model.families import UnsupportedModel, spec_from_config
+from worker.model.checkpoint import UnsupportedModel
+from worker.model.families import spec_from_config
 from worker.model.spec import LayerSpec, RopeSpec
 
 LLAMA32_1B: dict[str, Any] = {

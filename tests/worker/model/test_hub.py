@@ -7,6 +7,7 @@ import pytest
 
 from shared.config import Settings
 from shared.hub import HubError, fetch
+from shared.pulse import Pulse
 from tests.hub_server import Hub
 from worker.__main__ import _State
 from worker.model.checkpoint import Checkpoint, CheckpointError, read_config, resolve
@@ -127,7 +128,7 @@ def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
 
 
 def test_ready_tells_a_download_from_a_load() -> None:
-    state = _State(Settings(), epoch=1)
+    state = _State(Settings(), 1, Pulse())
     state.downloading(30, 100)
     assert (state.status().state, state.status().progress, state.pulse.turns) == ("downloading", 0.3, 1)
     state.loading(0, 10)

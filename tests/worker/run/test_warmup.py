@@ -18,7 +18,7 @@ from shared.sizes import with_sizes
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, decoder_of
 from worker.load import _no_room, _sized
-from worker.memory.budget import GIB, RESERVE, Device
+from worker.memory.budget import GIB, RESERVE, GpuMemory
 from worker.memory.cache import Cache
 from worker.model.checkpoint import read_config
 from worker.model.families import spec_from_config
@@ -55,11 +55,11 @@ class Memory:
     name = "Fake GPU"
 
     def __init__(self, free: int = 10 * GIB, total: int = 12 * GIB, takes: tuple[int, ...] = (1, 2, 2)) -> None:
-        self.device = Device(self.name, free, total, 0.9)
+        self.device = GpuMemory(self.name, free, total, 0.9)
         self.takes = list(takes)
         self.marks = 0
 
-    def look(self) -> Device:
+    def look(self) -> GpuMemory:
         return self.device
 
     def mark(self) -> None:
