@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from frontend import playground
 from frontend.accesslog import Exchange
-from frontend.border import CLOSED, DIALECT, DIRECT, EXCHANGE, REQUEST_ID, SEND, Border, Envelope, known
+from frontend.border import CLOSED, DIALECT, DIRECT, EXCHANGE, REQUEST_ID, SEND, Border, Envelope, client_error
 from frontend.errors import SluiceError, TooLarge
 from frontend.fleet import Fleet
 from frontend.keys import Keys
@@ -189,7 +189,7 @@ class Api:
         return EventStream(
             dialect.stream(meta, run.pulls()),
             run.listen,
-            failure=lambda exc: dialect.failure(known(exc, request_id), request_id, meta),
+            failure=lambda exc: dialect.failure(client_error(exc, request_id), request_id, meta),
             close=lambda: run.close(request.scope.get(CLOSED, "client")),
             keepalive_s=self._config.keepalive_s,
             send=request.scope[SEND],

@@ -41,7 +41,7 @@ class Envelope(Protocol):
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
 
 
-def known(exc: Exception, request_id: str) -> SluiceError:
+def client_error(exc: Exception, request_id: str) -> SluiceError:
     """Any exception as one that a client may see; what is our fault is logged with its trace."""
     if isinstance(exc, HTTPException):
         if exc.status_code == 405:
@@ -118,7 +118,7 @@ class Border:
             exchange.outcome = "shutdown"
             raise
         except Exception as exc:
-            error = known(exc, request_id)
+            error = client_error(exc, request_id)
             exchange.failed(error)
             if exchange.status is not None:
                 raise

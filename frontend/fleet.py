@@ -1,7 +1,7 @@
-"""The workers behind this frontend as one: who gets a request, and where a stream goes on when its worker is lost.
+"""The workers behind this frontend as one: which gets a request, and where a stream goes on when its worker is lost.
 
-Knows streams and links; nothing of sockets (link.py), of who the workers are (roster.py) or of how one is chosen
-among those that are ready (routing.py).
+Knows streams and links; nothing of sockets (link.py), of which workers there are (roster.py, from the addresses of
+places.py) or of how one is chosen among those that are ready (routing.py).
 
     a worker is lost (silent, cut off, stalled)   its streams go on at another that is ready; else they wait for it
     it comes back as it was                       what was moved is ended there, the rest is repaired
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from frontend.errors import Overloaded, SluiceError, Unprocessable
-from frontend.link import NOBODY, Counts, Link
+from frontend.link import NO_EPOCH, Counts, Link
 from frontend.places import Places
 from frontend.roster import LOOK_S, Roster
 from frontend.routing import Beginnings, beginnings, choose, load
@@ -53,7 +53,7 @@ class Fleet:
         self.roster = Roster(wire, places, self._link, model=model, tokenizer_hash=tokenizer_hash, look_s=look_s)
         self._stall_timeout = stall_timeout
         self._recovery_timeout = recovery_timeout
-        self._homes: dict[Stream, Link | None] = {}  # None: it waits for any worker
+        self._homes: dict[Stream, Link | None] = {}  # where each live stream is; None: it waits for a worker
         self._waiting: dict[Stream, float] = {}  # those, and since when
         self._tried: dict[Stream, list[Link]] = {}  # who had no room for a request not yet admitted
         self._beginnings = Beginnings()
@@ -137,9 +137,9 @@ class Fleet:
         """Never blocks; ended streams are ignored."""
         live = [stream for stream in streams if stream in self._homes]
         for link in {home for stream in live if (home := self._homes[stream]) is not None}:
-            link.take([stream for stream in live if self._homes[stream] is link])
+            link.release([stream for stream in live if self._homes[stream] is link])
         for stream in live:
-            self._leave(stream)
+            self._remove(stream)
             stream.finish(m.End(stream.id, m.Outcome.ABORTED, len(stream.output)))
 
     def _new_id(self) -> int:
@@ -166,16 +166,16 @@ class Fleet:
 
     def _put(self, stream: Stream, link: Link) -> None:
         self._homes[stream] = link
-        link.put(stream)
+        link.submit(stream)
 
-    def _leave(self, stream: Stream) -> None:
+    def _remove(self, stream: Stream) -> None:
         home = self._homes.pop(stream, None)
         if home is not None:
-            home.take([stream])
+            home.release([stream])
         self._waiting.pop(stream, None)
 
     def _fail(self, stream: Stream, outcome: m.Outcome, error: str, code: str = "") -> None:
-        self._leave(stream)
+        self._remove(stream)
         if not stream.admission.done():
             stream.admission.set_exception(Overloaded(error, code=code or outcome.value, retry_after=1.0))
         stream.finish(m.End(stream.id, outcome, len(stream.output), error))
@@ -183,19 +183,19 @@ class Fleet:
     # what links notice
 
     def greeted(self, link: Link) -> None:
-        self.roster.judge()
+        self.roster.check_fit()
         self._beginnings.forget(link.address.name)
         for stream in list(link.streams.values()):
-            self._bereave(stream, link)
+            self._count_death(stream, link)
             del link.streams[stream.id]
-            self._go_on(stream)
+            self._resume(stream)
 
     def lost(self, link: Link) -> None:
-        """Its streams go where they can; if nowhere, those that were admitted wait for it."""
+        """Its streams go to another worker; where there is none, those that were admitted wait for it."""
         self._evacuate(link)
         for stream in list(link.streams.values()):
             if not stream.admission.done():
-                self._refuse(stream)
+                self._fail_unadmitted(stream)
 
     def rejected(self, link: Link, stream: Stream, rejected: m.Rejected) -> None:
         final = rejected.reason in (m.Refusal.TOO_LONG, m.Refusal.INVALID)
@@ -210,20 +210,20 @@ class Fleet:
         tried.append(link)
         others = [] if final else self.roster.ready(but=tried)
         if others:
-            stream.go_on(self._new_id())
+            stream.resubmit(self._new_id())
             self._put(stream, self._choose(stream, others))
         else:
-            self._leave(stream)
+            self._remove(stream)
             stream.admission.set_exception(refusal(rejected))
 
     def forgotten(self, stream: Stream) -> None:
-        self._go_on(stream)
+        self._resume(stream)
 
     def ended(self, stream: Stream, end: m.End) -> None:
         if end.outcome is m.Outcome.SHUTDOWN and len(self.roster.links) > 1:  # its worker had no more time
-            self._go_on(stream)
+            self._resume(stream)
             return
-        self._leave(stream)
+        self._remove(stream)
         if not stream.admission.done():
             stream.admission.set_result(0)
         stream.finish(end)
@@ -235,23 +235,23 @@ class Fleet:
         if not link.streams or not self.roster.ready(but=[link]):
             return
         streams = list(link.streams.values())
-        link.take(streams)
+        link.release(streams)
         for stream in streams:
-            self._bereave(stream, link)
-            self._go_on(stream)
+            self._count_death(stream, link)
+            self._resume(stream)
 
-    def _bereave(self, stream: Stream, link: Link) -> None:
-        """Counts against a request that ends its workers; the link takes it back if this one had not died."""
+    def _count_death(self, stream: Stream, link: Link) -> None:
+        """For a request that may have killed its worker; the link takes it back if the worker had not died."""
         if not stream.admission.done():
             self._tried.setdefault(stream, []).append(link)
-        if link.epoch != NOBODY:
-            stream.outlived((link.address.name, link.epoch))
+        if link.epoch != NO_EPOCH:
+            stream.lost_worker((link.address.name, link.epoch))
 
-    def _go_on(self, stream: Stream) -> None:
-        """A stream that is nowhere now. One not yet admitted is not tried a third time."""
+    def _resume(self, stream: Stream) -> None:
+        """Submits a stream that no worker has, or lets it wait. One not yet admitted gets two workers at most."""
         ready = self.roster.ready()
         if not stream.admission.done() and (len(self._tried.get(stream, ())) > 1 or not ready):
-            self._refuse(stream)
+            self._fail_unadmitted(stream)
         elif not ready:
             self._wait(stream)
         else:
@@ -259,10 +259,10 @@ class Fleet:
             self.counts.resumed += 1
             self.counts.moved += link is not before
             self._waiting.pop(stream, None)
-            stream.go_on(self._new_id())
+            stream.resubmit(self._new_id())
             self._put(stream, link)
 
-    def _refuse(self, stream: Stream) -> None:
+    def _fail_unadmitted(self, stream: Stream) -> None:
         self._fail(stream, m.Outcome.ERROR, "the worker was lost", code="worker_lost")
 
     def _wait(self, stream: Stream) -> None:
@@ -276,7 +276,7 @@ class Fleet:
             now = time.monotonic()
             for link in list(self.roster.links):
                 link.tick(now)
-            self.roster.judge()
+            self.roster.check_fit()
             for link in list(self.roster.links):
                 self._look_after(link, now)
             if self._waiting and now - self._retried > RETRY_S:
@@ -290,13 +290,13 @@ class Fleet:
             self._give_up(list(link.streams.values()))
         if link.leaving and not link.streams:
             self._beginnings.forget(link.address.name)
-            self.roster.part(link)
+            self.roster.remove(link)
 
     def _retry(self, now: float) -> None:
         self._retried = now
         self._give_up([s for s, since in self._waiting.items() if now - since > self._recovery_timeout])
         for stream in list(self._waiting) if self.roster.ready() else []:
-            self._go_on(stream)
+            self._resume(stream)
 
     def _give_up(self, streams: list[Stream]) -> None:
         for stream in streams:

@@ -1,8 +1,13 @@
-"""The wire to one worker: greets it, submits, listens, notices what was lost and has it repaired.
+"""The wire to one worker: greets it, submits streams, receives their output, and asks again for what was lost.
 
 Knows ids, offsets and epochs; knows nothing of text, HTTP or other workers. What becomes of a stream whose worker
-is lost, or refuses it, is the owner's to say (fleet.py). Lives in the event loop's thread: ZeroMQ is read through
-its file descriptor and drained, which costs a tenth of an asyncio-wrapped socket.
+is lost, or refuses it, the owner decides (fleet.py). Lives in the event loop's thread: ZeroMQ is read through its
+file descriptor until it is empty, which costs a tenth of an asyncio-wrapped socket.
+
+    Hello → Welcome      until then nothing is submitted; again after every silence
+    Submit → Step        `_unanswered`: submitted again until it is admitted or rejected
+    Resync → Step        `_missing`: asked again until the hole in a stream's output is filled
+    Lease                each second: which streams this frontend still wants
 """
 
 import asyncio
@@ -27,7 +32,7 @@ from shared.sockets import connect
 LEASE_S = 1.0
 RETRY_S, LONGEST_RETRY_S = 1.0, 8.0  # until a Submit that nobody answers is sent again; doubles
 SILENCE_S = 2.0  # Status comes every 0.25 s; this much silence means that the worker is gone
-NOBODY = -1  # epoch of a worker that holds nothing of ours
+NO_EPOCH = -1  # epoch of a worker that holds nothing of ours
 
 
 @dataclass(slots=True)
@@ -46,15 +51,15 @@ class Owner(Protocol):
     """Decides what a link only notices."""
 
     def greeted(self, link: "Link") -> None:
-        """The worker can be used; what is in `link.streams` is not there any more: it has died, or forgot us."""
+        """The worker can be used, and has none of `link.streams`: it is a new one, or has given up on us."""
 
     def lost(self, link: "Link") -> None:
-        """Nothing can be asked of it. It may come back as it was, with all streams, or under a new epoch."""
+        """It does not answer. It may come back with all its streams, or under a new epoch with none."""
 
     def rejected(self, link: "Link", stream: Stream, rejected: m.Rejected) -> None: ...
 
     def forgotten(self, stream: Stream) -> None:
-        """Its worker lives, but knows nothing of it any more; it is in no link now."""
+        """Its worker lives, but does not know the stream, which is in no link now."""
 
     def ended(self, stream: Stream, end: m.End) -> None: ...
 
@@ -74,19 +79,19 @@ class Link:
         self.address = address
         self.status: m.Status | None = None
         self.welcome: m.Welcome | None = None
-        self.objection = ""  # why this worker may not serve, although it could
-        self.leaving = False  # gets nothing new
+        self.objection = ""  # set by the roster: why this worker does not fit to the others
+        self.leaving = False  # set by the roster: it gets nothing new
         self.streams: dict[int, Stream] = {}
-        self.epoch = NOBODY  # of the worker that holds our streams
+        self.epoch = NO_EPOCH  # of the worker that holds our streams
         self.lost_since = time.monotonic()
         self._id = id
         self._owner = owner
         self._counts = counts
         self._stall_timeout = stall_timeout
         self._missing: dict[int, int] = {}  # streams with a hole, and the first frame that can come after it
-        self._unheard: dict[int, tuple[float, float]] = {}  # not answered yet: when to submit again, and then to wait
+        self._unanswered: dict[int, tuple[float, float]] = {}  # when to submit again, and the wait after that
         self._last_id = 0  # of those submitted here; ids only grow
-        self._orphans: dict[int, Stream] = {}  # taken from a worker that could not be told
+        self._orphans: dict[int, Stream] = {}  # released while the worker could not be told: aborted when it is back
         self._seq = 0
         self._nonce = secrets.randbits(48)
         self._heard = 0.0  # last Status
@@ -101,7 +106,7 @@ class Link:
         self._events = connect(context, zmq.SUB, self.address.events, wire)
         self._events.subscribe(m.BROADCAST)
         self._events.subscribe(self._id)
-        asyncio.get_running_loop().add_reader(self._events.fileno(), self._drain)
+        asyncio.get_running_loop().add_reader(self._events.fileno(), self._receive)
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._events.fileno())
@@ -144,15 +149,15 @@ class Link:
 
     # streams
 
-    def put(self, stream: Stream) -> bool:
-        """Submit it as its `submit` says; False when nobody can hear it now (the silence will show, too)."""
+    def submit(self, stream: Stream) -> bool:
+        """Send its `submit`, again and again until it is answered. False when there is no connection now."""
         self.streams[stream.id] = stream
         self._last_id = stream.id
-        self._unheard[stream.id] = time.monotonic() + RETRY_S, 2 * RETRY_S
+        self._unanswered[stream.id] = time.monotonic() + RETRY_S, 2 * RETRY_S
         return self._send(stream.submit)
 
-    def take(self, streams: Iterable[Stream]) -> None:
-        """These are no longer its own: end them there. Never blocks; one that cannot be told is told on return."""
+    def release(self, streams: Iterable[Stream]) -> None:
+        """Abort these there; they are the caller's again. Never blocks: a worker that is away hears of it on return."""
         gone = {stream.id: stream for stream in streams if self.streams.pop(stream.id, None) is not None}
         if not gone:
             return
@@ -161,7 +166,7 @@ class Link:
         self._send(m.Abort(tuple(gone)))
 
     def _send(self, message: m.Request) -> bool:
-        """False when there is no worker to hear it; the tick repairs that."""
+        """False when there is no connection; the tick repairs that."""
         try:
             self._requests.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -171,8 +176,8 @@ class Link:
     # time
 
     def tick(self, now: float) -> None:
-        """Ten times a second."""
-        self._drain()
+        """To be called ten times a second, with `time.monotonic()`."""
+        self._receive()
         self._keep_alive(now)
         self._missing = {id: seq for id, seq in self._missing.items() if id in self.streams}
         for id in self._missing:
@@ -186,7 +191,7 @@ class Link:
             self._send(m.Hello(self._nonce, os.getpid(), host=socket.gethostname()))
             return
         if self._orphans and not self.stalled:
-            self._settle()
+            self._abort_orphans()
         if now - self._leased > LEASE_S:
             self._leased = now
             self._send(m.Lease(len(self.streams), self._last_id, pack_u32(self.streams)))
@@ -200,8 +205,8 @@ class Link:
         self.lost_since = now
         self._owner.lost(self)
 
-    def _settle(self) -> None:
-        """It had not died: what was taken from it ends there, too."""
+    def _abort_orphans(self) -> None:
+        """The worker had not died: it does not count as a death, and what was released from it ends there, too."""
         for stream in self._orphans.values():
             stream.deaths.discard((self.address.name, self.epoch))
         if self._orphans:
@@ -210,8 +215,8 @@ class Link:
 
     # events
 
-    def _drain(self) -> None:
-        """Read everything that is there: the descriptor signals edges, not levels."""
+    def _receive(self) -> None:
+        """Reads until nothing is left: the descriptor signals edges, not levels."""
         while True:
             try:
                 frames = self._events.recv_multipart(zmq.NOBLOCK)
@@ -258,7 +263,7 @@ class Link:
         same = welcome.epoch == self.epoch
         self.welcome, self._seq = welcome, welcome.seq
         if same:
-            self._settle()
+            self._abort_orphans()
             self._resync_all(welcome.seq)
             return
         self._orphans.clear()
@@ -266,7 +271,8 @@ class Link:
         self.epoch = welcome.epoch
 
     def _forgotten(self) -> None:
-        self.epoch = NOBODY
+        """The worker has given up on this frontend, and with it on all its streams."""
+        self.epoch = NO_EPOCH
         self._orphans.clear()
 
     def _on_step(self, step: m.Step) -> None:
@@ -276,7 +282,7 @@ class Link:
             self._gap(step.seq)
         self._seq = max(self._seq, step.seq + 1)
         for admitted in step.admitted:
-            self._unheard.pop(admitted.id, None)
+            self._unanswered.pop(admitted.id, None)
             if stream := self.streams.get(admitted.id):
                 stream.acknowledged = True
                 if not stream.admission.done():
@@ -296,7 +302,7 @@ class Link:
         for end in step.ends:
             self._on_end(end, step.seq)
         for unknown in step.unknown:
-            if unknown not in self._unheard and (stream := self.streams.pop(unknown, None)):
+            if unknown not in self._unanswered and (stream := self.streams.pop(unknown, None)):
                 self._owner.forgotten(stream)
 
     def _take_tokens(self, step: m.Step) -> None:
@@ -344,16 +350,16 @@ class Link:
     def _ask(self, stream: Stream) -> None:
         if stream.may_resync(time.monotonic()):
             self._counts.resyncs += 1
-            unheard = stream.id in self._unheard  # nobody can know what nobody was told
-            self._send(stream.submit if unheard else m.Resync(stream.id, len(stream.output)))
+            unanswered = stream.id in self._unanswered  # perhaps it never arrived
+            self._send(stream.submit if unanswered else m.Resync(stream.id, len(stream.output)))
 
     def _submit_again(self, now: float) -> None:
-        """What was not answered; a worker that is told twice answers twice."""
+        """What was not answered. A worker that gets a Submit twice answers twice and runs it once."""
         if self.welcome is None:
             return
-        for id, (due, pause) in list(self._unheard.items()):
+        for id, (due, pause) in list(self._unanswered.items()):
             if id not in self.streams:
-                del self._unheard[id]
+                del self._unanswered[id]
             elif due < now:
-                self._unheard[id] = now + pause, min(2 * pause, LONGEST_RETRY_S)
+                self._unanswered[id] = now + pause, min(2 * pause, LONGEST_RETRY_S)
                 self._send(self.streams[id].submit)

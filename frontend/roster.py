@@ -1,7 +1,7 @@
-"""Who the workers are: those that are named somewhere now, and those of them that fit together.
+"""Which workers there are: one link for each address that is configured now; and whether they fit together.
 
-Knows addresses, links and what workers say of themselves; nothing of streams, except that a worker which is not
-named any more stays until its last one has ended.
+Knows addresses, links and what workers say of themselves; nothing of streams, except that a worker whose address is
+gone stays until its last one has ended.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ LOOK_S = 3.0  # how often files and host names are read again
 
 
 class Roster:
-    """`links` is who is here now, in the order of joining."""
+    """`links` are the workers of now, in the order of joining."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Roster:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._become(await self._look())
+        self._update(await self._addresses())
         if self._places.changing:
             self._watching = asyncio.create_task(self._watch())
 
@@ -83,14 +83,14 @@ class Roster:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._look_s)
-            self._become(await self._look())
+            self._update(await self._addresses())
 
-    async def _look(self) -> list[Address]:
+    async def _addresses(self) -> list[Address]:
         """Off the loop where it could block."""
         return await asyncio.to_thread(self._places.look) if self._places.changing else self._places.look()
 
-    def _become(self, addresses: list[Address]) -> None:
-        """Take in who is new; who is not named any more is to leave."""
+    def _update(self, addresses: list[Address]) -> None:
+        """Joins new workers; one whose address is gone is to leave."""
         known = {link.address: link for link in self.links}
         for address in addresses:
             if address in known:
@@ -115,25 +115,25 @@ class Roster:
         if self._places.changing:
             log.info("worker %s joins", address.name)
 
-    def part(self, link: Link) -> None:
+    def remove(self, link: Link) -> None:
         self.links.remove(link)
         link.close()
 
     # whether they fit
 
-    def judge(self) -> None:
-        """Members must agree on what they serve. The first decides; when none of its kind is left, the next."""
-        fit = [link.welcome for link in self.links if link.welcome and not self._wrong(link.welcome)]
+    def check_fit(self) -> None:
+        """All must serve the same. The first worker decides what; when none of its kind is left, the next."""
+        fit = [link.welcome for link in self.links if link.welcome and not self._misfit(link.welcome)]
         if fit and all(_differs(welcome, self.welcome) for welcome in fit):
             self.welcome = fit[0]
         for link in self.links:
             if link.welcome is not None:
-                objection = self._wrong(link.welcome) or _differs(link.welcome, self.welcome)
+                objection = self._misfit(link.welcome) or _differs(link.welcome, self.welcome)
                 if objection and objection != link.objection:
                     log.warning("the worker at %s is not used: %s", link.address.name, objection)
                 link.objection = objection
 
-    def _wrong(self, welcome: m.Welcome) -> str:
+    def _misfit(self, welcome: m.Welcome) -> str:
         """Why a frontend like this one cannot use a worker; empty: it can."""
         ours = self._tokenizer_hash()
         if welcome.version != m.PROTOCOL_VERSION:

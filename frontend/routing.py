@@ -1,4 +1,5 @@
-"""Which of several workers gets a request: the least loaded, unless one that knows its beginning is nearly as free.
+"""Which of several workers gets a request: the least loaded, unless one that has its prompt's beginning in its prefix
+cache is nearly as free.
 
 Pure: counts and names in, a choice out. Load is in tokens that may still have to be computed.
 """

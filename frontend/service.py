@@ -1,8 +1,11 @@
 """One request's life without HTTP: submit, follow, detokenize, stop, end; and all the requests of this process.
 
-Knows tokens and text; knows neither a dialect nor a socket. An `Ask` becomes `len(prompts) * n` sequences, all
-admitted or none. What arrives is handed on as one list of Deltas for all that came at once, so that a client
-which reads slowly, or a busy loop, makes the pieces larger and not more.
+Knows tokens and text; knows neither a dialect nor a socket. `Service.start` makes `len(prompts) * n` sequences of an
+`Ask`, all admitted or none, and gives a `Run`. From it come lists of Deltas, one for all that arrived at once: a
+client that reads slowly, or a busy loop, makes the pieces larger and not more. There are two ways to take them:
+
+    wakes()             awaits each list: for answers that go out whole, and for Python
+    listen() + pulls()  calls back when there is something, without a task: for streams (sse.py)
 """
 
 import asyncio
@@ -18,7 +21,7 @@ from frontend.choice import Choice
 from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError
 from frontend.fleet import Fleet
 from frontend.stops import Stops
-from frontend.stream import Batch, Stream, nobody
+from frontend.stream import Batch, Stream, ignore
 from frontend.text import StreamText
 from frontend.tokenizer import Tokenizer
 from frontend.types import Ask, Delta, Finish
@@ -152,7 +155,7 @@ class Run:
 
     def __init__(self, service: Service, choices: list[Choice], begun: float) -> None:
         self._service = service
-        self._choices = choices
+        self.choices = choices  # choice `i` belongs to prompt `i // n`
         self._begun = begun
         self.reason = ""  # why it was closed before every choice had its finish
         self._failure: SluiceError | None = None
@@ -160,13 +163,8 @@ class Run:
         self._loop = asyncio.get_running_loop()
         self._open = len(choices)  # those that are not done
         self._rung = False
-        self._news: Callable[[], None] = nobody
+        self._news: Callable[[], None] = ignore
         service.runs.add(self)
-
-    @property
-    def choices(self) -> list[Choice]:
-        """In order: choice `i` belongs to prompt `i // n`."""
-        return self._choices
 
     def end_in(self, seconds: float) -> None:
         """Fails it when it has not ended by then, whatever has become of its worker."""
@@ -175,7 +173,7 @@ class Run:
     def fail(self, error: SluiceError) -> None:
         """End the request with this error, at once."""
         self._failure = error
-        self._service.fleet.abort([choice.stream for choice in self._choices])
+        self._service.fleet.abort([choice.stream for choice in self.choices])
 
     def close(self, reason: str = "client") -> None:
         """Idempotent and immediate. What has not ended is aborted and counted under `reason`."""
@@ -184,22 +182,22 @@ class Run:
         self._service.runs.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        live = [choice for choice in self._choices if not choice.done]
-        if not all([choice.finish for choice in self._choices]):
+        live = [choice for choice in self.choices if not choice.done]
+        if not all([choice.finish for choice in self.choices]):
             self.reason = reason
         self._service.fleet.abort([choice.stream for choice in live])
         for _ in live:
             self._service.meter.aborted(reason)
 
     def listen(self, news: Callable[[], None]) -> None:
-        """`news` is called by the event loop after something has come that no pull has taken yet, and once at first."""
+        """Has the event loop call `news` once, and then after each arrival, for who calls `next` on `pulls`."""
         self._news = news
-        for choice in self._choices:
-            choice.stream.bell = self._ring
+        for choice in self.choices:
+            choice.stream.on_news = self._ring
         self._ring()
 
     def _ring(self) -> None:
-        """However much comes before the loop turns, it is told once."""
+        """Calls back once in a turn of the loop, however much has come."""
         if not self._rung:
             self._rung = True
             self._loop.call_soon(self._tell)
@@ -209,7 +207,7 @@ class Run:
         self._news()
 
     def pulls(self) -> Iterator[list[Delta]]:
-        """For who listens: all that has come since the last pull, perhaps nothing, until every choice has its finish.
+        """`next` gives all that has come since the last, perhaps nothing; ends when every choice has its finish.
 
         Raises:
             SluiceError: a sequence ended without success; its last tokens have been handed on before.
@@ -246,7 +244,7 @@ class Run:
     def _take(self) -> tuple[list[Delta], End | None]:
         now = time.perf_counter()
         deltas, failed = [], None
-        for choice in self._choices:
+        for choice in self.choices:
             if choice.done or not choice.stream.fresh:
                 continue
             batch = choice.stream.gather()

@@ -65,7 +65,7 @@ class EventStream(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As the library's, with one task beside this one; its group of four took most of a short answer's time."""
         listening = asyncio.create_task(self._listen_for_disconnect(receive))
-        self._look()
+        self._check_silence()
         try:
             await self._stream_response(send)
         finally:
@@ -82,7 +82,7 @@ class EventStream(EventSourceResponse):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send) -> None:
-        self._listen(self._told)
+        self._listen(self._on_news)
         while not self._ended:
             await self._news.wait()
             self._news.clear()
@@ -100,7 +100,7 @@ class EventStream(EventSourceResponse):
         self._ended = True
         self._close()
 
-    def _told(self) -> None:
+    def _on_news(self) -> None:
         """Something has come."""
         if self._sending or self._direct is None or not self._direct.ready():
             self._news.set()
@@ -126,13 +126,13 @@ class EventStream(EventSourceResponse):
             self._written = time.monotonic()
         return data
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         """Has a comment sent when nothing was for long enough."""
         silence = time.monotonic() - self._written
         if silence >= self.ping_interval:
             silence = 0.0
             self._news.set()
-        self._timer = asyncio.get_running_loop().call_later(self.ping_interval - silence, self._look)
+        self._timer = asyncio.get_running_loop().call_later(self.ping_interval - silence, self._check_silence)
 
     def _comment(self) -> bytes:
         if self._ended or time.monotonic() - self._written < self.ping_interval:

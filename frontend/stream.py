@@ -19,8 +19,8 @@ from shared.codec import pack_u32
 RESYNC_S = 0.25  # at most one Resync in this time
 
 
-def nobody() -> None:
-    """Who hears of news when nobody listens."""
+def ignore() -> None:
+    """For a stream that nobody listens to."""
 
 
 class Batch(msgspec.Struct, gc=False):
@@ -46,7 +46,7 @@ class Stream:
     submitted: float = field(default_factory=time.monotonic)
     acknowledged: bool = False  # by the worker where it is now
     fresh: bool = False  # there is something to gather
-    bell: Callable[[], None] = nobody  # called when there is
+    on_news: Callable[[], None] = ignore  # called when it becomes so, or has more
     _crashed_at: int = -1
     _taken: int = 0
     _logprobs: list[m.Logprobs] = field(default_factory=list)
@@ -58,8 +58,8 @@ class Stream:
         """The one it has at the worker where it is now; it gets another wherever it goes on."""
         return self.submit.id
 
-    def go_on(self, id: int) -> None:
-        """Its `submit` becomes the one that takes it up again, after what has been received."""
+    def resubmit(self, id: int) -> None:
+        """Makes `submit` the one that continues after what was received, under a new id."""
         sampling, now = self.submit.sampling, time.monotonic()
         if self.admission.done():
             sampling = msgspec.structs.replace(sampling, seed=self.seed)
@@ -95,7 +95,7 @@ class Stream:
 
     def wake(self) -> None:
         self.fresh = True
-        self.bell()
+        self.on_news()
 
     def finish(self, end: m.End) -> None:
         if self.end is None:
@@ -103,7 +103,7 @@ class Stream:
             self.wake()
 
     def take_logprobs(self, logprobs: m.Logprobs) -> None:
-        """Keep what continues those already here; the rest is a duplicate, or comes again after a Resync."""
+        """Keeps what continues those already here; the rest is a duplicate, or comes again after a Resync."""
         have = self._scored[logprobs.prompt]
         end = logprobs.start + len(logprobs.chosen) // 4
         if logprobs.start <= have < end:
@@ -111,8 +111,8 @@ class Stream:
             self._scored[logprobs.prompt] = end
             self.wake()
 
-    def outlived(self, worker: tuple[str, int]) -> None:
-        """Another worker is gone; who had not come there, or has made progress since, was not its death."""
+    def lost_worker(self, worker: tuple[str, int]) -> None:
+        """Notes a worker that was lost with it. Only those since its last token count, and none that never had it."""
         if not self.acknowledged:
             return
         if len(self.output) != self._crashed_at:

@@ -136,7 +136,7 @@ def sampling(max_tokens: int, **options: object) -> Sampling:
 async def news(stream: Stream) -> Batch:
     """Waits until something has come, and gathers it."""
     told = asyncio.Event()
-    stream.bell = told.set
+    stream.on_news = told.set
     while not stream.fresh:
         await told.wait()
         told.clear()
