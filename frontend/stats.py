@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import asdict
+
 from frontend.workers import Member, combined
-from shared.messages import Pace, Pages, Quantiles, Status
+from shared.messages import Status
 
 _NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state="absent", progress=0.0)
 
@@ -21,13 +23,13 @@ def stats(members: Sequence[Member], name: str, draining: bool) -> dict[str, Any
         "running": s.running,
         "waiting": s.waiting,
         "waiting_tokens": s.waiting_tokens,
-        "pages": _pages(s.pages),
+        "pages": asdict(s.pages),
         "prefix": {"queries": s.prefix_queries, "hits": s.prefix_hits},
         "worker": _worker(first, name),
         "workers": [_member(member, name) for member in members],
         "frontends": [{"pid": peer.pid, "id": peer.id, "streams": peer.streams} for peer in s.frontends],
         "throughput": {"prompt": s.prompt_tokens_s, "generation": s.generation_tokens_s},
-        "latency": {"ttft": _quantiles(s.ttft), "itl": _quantiles(s.itl), "e2e": _quantiles(s.e2e)},
+        "latency": {"ttft": asdict(s.ttft), "itl": asdict(s.itl), "e2e": asdict(s.e2e)},
         "draining": draining,
     }
 
@@ -44,7 +46,7 @@ def _worker(s: Status, name: str) -> dict[str, Any]:
         "progress": s.progress,
         "last_step_age_s": s.last_step_age_s,
         "max_seq_len": s.max_seq_len,
-        "step": _pace(s.pace),
+        "step": asdict(s.pace),
     }
 
 
@@ -60,27 +62,10 @@ def _member(member: Member, name: str) -> dict[str, Any]:
         **_worker(s, name),
         "running": s.running,
         "waiting": s.waiting,
-        "pages": _pages(s.pages),
+        "pages": asdict(s.pages),
         "throughput": {"prompt": s.prompt_tokens_s, "generation": s.generation_tokens_s},
     }
 
 
 def _state(member: Member) -> str:
     return member.status.state if member.status else "absent"
-
-
-def _pages(pages: Pages) -> dict[str, int]:
-    return {"free": pages.free, "cached": pages.cached, "owned": pages.owned, "total": pages.total}
-
-
-def _pace(pace: Pace) -> dict[str, float]:
-    return {
-        "target_s": pace.target_s,
-        "prompt_tokens": pace.prompt_tokens,
-        "decodes_s": pace.decodes_s,
-        "prompt_token_s": pace.prompt_token_s,
-    }
-
-
-def _quantiles(seconds: Quantiles) -> dict[str, float]:
-    return {"p50": seconds.p50, "p95": seconds.p95, "p99": seconds.p99}

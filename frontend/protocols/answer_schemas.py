@@ -235,6 +235,7 @@ THROUGHPUT = record(prompt=NUMBER, generation=NUMBER)
 WORKER: dict[str, Schema] = {
     "pid": WHOLE, "epoch": WHOLE, "model": TEXT, "device": TEXT, "dtype": TEXT, "kernels": TEXT, "state": TEXT,
     "progress": NUMBER, "last_step_age_s": NUMBER, "max_seq_len": WHOLE,
+    "step": record(target_s=NUMBER, prompt_tokens=WHOLE, prompt_token_s=NUMBER, decodes_s=NUMBER),
 }  # fmt: skip
 
 OURS: dict[str, Schema] = {
