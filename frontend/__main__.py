@@ -23,7 +23,8 @@ import uvloop
 
 from frontend.app import create_app
 from frontend.fleet import Fleet
-from frontend.http import Guarded, Limits, watch
+from frontend.http import Guarded, watch
+from frontend.limits import ConnectionLimits
 from frontend.metrics import Meters
 from frontend.places import Places
 from frontend.service import Service
@@ -136,7 +137,7 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Pu
     for address in (settings.wire.requests, *config.worker_addresses.split(",")):
         keys_for(address.strip(), settings.wire, worker=False)  # raises what is wrong with them
     meters = Meters(config.metrics_prefix)
-    limits = Limits.of(config)
+    limits = ConnectionLimits.of(config)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     app = create_app(config, settings.model, _fleet(settings, tokenizer), tokenizer, meters)
     server = Server(

@@ -1,7 +1,7 @@
-"""What a connection may cost: uvicorn's HTTP protocol with bounds on size, number, time and what is left unread.
+"""One HTTP connection: uvicorn's protocol, with limits on the size, number and time of requests and on unread answers.
 
-Knows bytes, sockets and clocks; nothing of routes or dialects. A request pays for none of it: one `watch` a process
-looks at every connection a few times a second and asks whether it has moved on since.
+Knows bytes, sockets and clocks; nothing of routes or dialects. Times cost a request nothing: one task a process,
+`watch`, looks at every connection a few times a second and asks whether it has moved on since.
 
     idle         no request has begun                  at most `idle_s`, then it is closed
     request      a head or a body is on its way        at most `request_s` in all, then 408
@@ -10,10 +10,7 @@ looks at every connection a few times a second and asks whether it has moved on 
 """
 
 import asyncio
-import contextlib
 import json
-import logging
-import resource
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, cast
@@ -22,44 +19,17 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from frontend.border import CLOSED, DIRECT
-from frontend.tls import has_unsent, waits_for_goodbye
-from shared.config import ConfigError, FrontendConfig
-
-log = logging.getLogger("sluice.frontend")
+from frontend.limits import ConnectionLimits
+from frontend.tls import has_unsent, waits_for_close_notify
 
 UPGRADING = (b"connection", b"upgrade", b"http2-settings")
 PIPELINED = 32  # most requests that may wait behind the one that is answered
 LINGER_S = 1.0  # for a refused client to read why
-PART_S = 0.05  # between two looks whether a client has got everything
-OTHER_FILES = 64  # what a frontend has open besides its connections
+CLOSE_NOTIFY_S = 0.05  # between two looks whether a client over TLS has got everything
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """See the settings of these names in FrontendConfig; sizes in bytes, times in seconds."""
-
-    connections: int = 10_000
-    header_bytes: int = 64 << 10
-    request_s: float = 60.0
-    write_s: float = 60.0
-    idle_s: float = 75.0
-
-    @classmethod
-    def of(cls, config: FrontendConfig) -> "Limits":
-        """Those of the settings, with fewer connections if the system does not allow so many open files."""
-        connections = room_for(config.max_connections)
-        if connections < config.max_connections:
-            log.warning(
-                "--max-connections %d needs more open files than the system allows (ulimit -n): it is %d",
-                config.max_connections, connections,
-            )  # fmt: skip
-        return cls(
-            connections, config.max_header_bytes, config.request_timeout, config.write_timeout, config.idle_timeout
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class EarlyRefusal:
     """Why a request never reached a route."""
 
     status: int
@@ -68,12 +38,14 @@ class Refusal:
     message: str
 
 
-BAD = Refusal(400, "invalid_request_error", "bad_request", "this is no valid request")
-UPGRADE = Refusal(400, "invalid_request_error", "upgrade", "this server speaks no other protocol")
-PILED_UP = Refusal(400, "invalid_request_error", "too_many_pipelined", "too many requests at once on one connection")
-LONG_HEAD = Refusal(431, "invalid_request_error", "head_too_large", "the request's line and headers are too large")
-SLOW = Refusal(408, "timeout_error", "request_timeout", "the request did not arrive in time")
-CROWDED = Refusal(503, "overloaded_error", "too_many_connections", "too many connections; try again")
+BAD = EarlyRefusal(400, "invalid_request_error", "bad_request", "this is no valid request")
+UPGRADE = EarlyRefusal(400, "invalid_request_error", "upgrade", "this server speaks no other protocol")
+PILED_UP = EarlyRefusal(
+    400, "invalid_request_error", "too_many_pipelined", "too many requests at once on one connection"
+)
+LONG_HEAD = EarlyRefusal(431, "invalid_request_error", "head_too_large", "the request's line and headers are too large")
+SLOW = EarlyRefusal(408, "timeout_error", "request_timeout", "the request did not arrive in time")
+CROWDED = EarlyRefusal(503, "overloaded_error", "too_many_connections", "too many connections; try again")
 
 
 class Refused(Exception):
@@ -81,19 +53,22 @@ class Refused(Exception):
 
 
 class Guarded(HttpToolsProtocol):
-    """`refused(code)` counts; the rest of the arguments are uvicorn's."""
+    """`refused(code)` counts; the rest of the arguments are uvicorn's.
 
-    def __init__(self, limits: Limits, refused: Callable[[str], None], *args: Any, **more: Any) -> None:
+    uvicorn calls an exchange on a connection, a request and its answer, a cycle. `self.cycle` is the newest.
+    """
+
+    def __init__(self, limits: ConnectionLimits, refused: Callable[[str], None], *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._limits = limits
         self._refused = refused
-        self._verdict = BAD  # what a parser that stops means
-        self._chunk = b""  # what the parser is at, with the end of what came before
-        self._heads = 0  # that ended in it
+        self._verdict = BAD  # why the parser stopped
+        self._chunk = b""  # what it is reading, behind the last three bytes of the chunk before
+        self._heads = 0  # that ended in the chunk
         self._received = 0  # bytes since the last whole head or request
-        self._answering: list[Any] = []  # cycles that newer, pipelined ones wait for
+        self._answering: list[Any] = []  # unfinished cycles before the newest, which came pipelined
         self._shut = False  # refused: whatever comes is not read
-        self._phase, self._mark, self._since = "", object(), 0.0
+        self._phase, self._mark, self._since = "", object(), 0.0  # see `look`
 
     # asyncio calls these
 
@@ -123,11 +98,11 @@ class Guarded(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._part()
+        self._end_tls()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._part()
+        self._end_tls()
 
     # the parser calls these; what they raise stops it
 
@@ -154,7 +129,7 @@ class Guarded(HttpToolsProtocol):
         self._received = 0
         super().on_message_complete()
 
-    def _stop(self, verdict: Refusal) -> None:
+    def _stop(self, verdict: EarlyRefusal) -> None:
         self._verdict = verdict
         raise Refused
 
@@ -220,16 +195,16 @@ class Guarded(HttpToolsProtocol):
 
     # ends
 
-    def _part(self) -> None:
-        """A close over TLS needs no goodbye from a client that has got everything."""
-        if waits_for_goodbye(self.transport):
-            self.loop.call_later(PART_S, self._abort_when_sent)
+    def _end_tls(self) -> None:
+        """Closes over TLS without waiting for the client's close_notify, once the client has got everything."""
+        if waits_for_close_notify(self.transport):
+            self.loop.call_later(CLOSE_NOTIFY_S, self._abort_when_sent)
 
     def _abort_when_sent(self) -> None:
         if self not in self.connections:
             return
         if has_unsent(self.transport):
-            self._part()
+            self._end_tls()
         else:
             self.transport.abort()
 
@@ -240,8 +215,8 @@ class Guarded(HttpToolsProtocol):
                 cycle.scope[CLOSED] = "write_timeout"
         self.transport.abort()
 
-    def _refuse(self, why: Refusal) -> None:
-        """Says why, unless that would end up in the middle of an answer, and closes."""
+    def _refuse(self, why: EarlyRefusal) -> None:
+        """Answers with why, unless that would end up in the middle of another answer, and closes."""
         self._shut = True
         self._refused(why.code)
         answering = [cycle for cycle in (*self._answering, self.cycle) if cycle and not cycle.response_complete]
@@ -316,7 +291,7 @@ class Unchunked:
             self._transport.write(rest[: int(size, 16)])
 
 
-def _answer(why: Refusal) -> bytes:
+def _answer(why: EarlyRefusal) -> bytes:
     error = {"message": why.message, "type": why.kind, "param": None, "code": why.code}
     body = json.dumps({"error": error}).encode()
     retry = b"retry-after: 1\r\n" if why.status == 503 else b""
@@ -324,7 +299,7 @@ def _answer(why: Refusal) -> bytes:
     return STATUS_LINE[why.status] + head + retry + b"\r\n" + body
 
 
-async def watch(connections: Collection[Any], limits: Limits) -> None:
+async def watch(connections: Collection[Any], limits: ConnectionLimits) -> None:
     """Looks at every `Guarded` connection of a server, until cancelled."""
     pause = min(1.0, min(limits.request_s, limits.write_s, limits.idle_s) / 4)
     now = asyncio.get_running_loop().time
@@ -332,20 +307,3 @@ async def watch(connections: Collection[Any], limits: Limits) -> None:
         await asyncio.sleep(pause)
         for connection in list(connections):
             connection.look(now())
-
-
-def room_for(connections: int) -> int:
-    """How many of so many connections the system lets this process have; asks it for all it may give.
-
-    Raises ConfigError when there is no room to speak of.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if most == resource.RLIM_INFINITY or most - OTHER_FILES >= connections:
-        return connections
-    if most <= OTHER_FILES:
-        raise ConfigError(f"--max-connections {connections}: the system allows only {most} open files (ulimit -n)")
-    return most - OTHER_FILES

@@ -1,4 +1,4 @@
-"""The certificate of https://, looked at before anything is opened, and how a connection over TLS is left.
+"""The certificate of https://, checked before anything is opened, and what closing a connection over TLS needs to know.
 
 Serving with it is uvicorn's business.
 """
@@ -36,9 +36,8 @@ def _no_password() -> str:
     raise ConfigError("the key of --ssl-certfile is encrypted; Sluice has nowhere to ask for its password")
 
 
-def waits_for_goodbye(transport: asyncio.Transport) -> bool:
-    """Whether it is closing, but over TLS, where the client has to agree; who keeps a connection for later is not there
-    to do so."""
+def waits_for_close_notify(transport: asyncio.Transport) -> bool:
+    """Whether it is closing over TLS, where the client has to answer; one that keeps idle connections does not."""
     return transport.is_closing() and not transport.can_write_eof()
 
 

@@ -133,9 +133,9 @@ def failures() -> str:
     return table(["status", "when", "OpenAI's `type`", "Anthropic's `type`"], rows)
 
 
-def early() -> list[http.Refusal]:
+def early() -> list[http.EarlyRefusal]:
     """Before any route knows of it, and so in OpenAI's words for everybody."""
-    return [one for one in vars(http).values() if isinstance(one, http.Refusal)]
+    return [one for one in vars(http).values() if isinstance(one, http.EarlyRefusal)]
 
 
 def codes() -> str:

@@ -14,7 +14,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from frontend.app import create_app
-from frontend.http import Guarded, Limits, watch
+from frontend.http import Guarded, watch
+from frontend.limits import ConnectionLimits
 from frontend.metrics import Meters
 from frontend.tokenizer import Tokenizer
 from shared.config import FrontendConfig, ModelConfig
@@ -36,7 +37,7 @@ def app_over(link: FakeLink, tokenizer: Tokenizer | None, **config: Any) -> Star
 @asynccontextmanager
 async def serving(
     app: Starlette,
-    limits: Limits | None = None,
+    limits: ConnectionLimits | None = None,
     refused: Refused = lambda code: None,
     *,
     port: int = 0,
@@ -58,7 +59,7 @@ async def serving(
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve([listener]))
-    watching = asyncio.create_task(watch(server.server_state.connections, limits or Limits())) if limits else None
+    watching = asyncio.create_task(watch(server.server_state.connections, limits)) if limits else None
     while not server.started:
         await asyncio.sleep(0.005)
     try:

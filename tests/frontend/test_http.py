@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from frontend.http import Limits, room_for
+from frontend.limits import ConnectionLimits, room_for
 from frontend.tokenizer import Tokenizer
 from tests.fakes import FakeLink, saying
 from tests.frontend.serving import app_over, serving, until
 
-QUICK = Limits(connections=50, header_bytes=4096, request_s=0.6, write_s=0.6, idle_s=1.2)
+QUICK = ConnectionLimits(connections=50, header_bytes=4096, request_s=0.6, write_s=0.6, idle_s=1.2)
 HELLO = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = HELLO.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 BODY = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 2}).encode()
@@ -89,7 +89,9 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 @asynccontextmanager
-async def case(tokenizer: Tokenizer, limits: Limits = QUICK, play: Any = SAY_A, **config: Any) -> AsyncIterator[Case]:
+async def case(
+    tokenizer: Tokenizer, limits: ConnectionLimits = QUICK, play: Any = SAY_A, **config: Any
+) -> AsyncIterator[Case]:
     link, refused, aborted = FakeLink(play), Counter[str](), Counter[str]()
     app = app_over(link, tokenizer, **config)
     app.state.service.meter.aborted = lambda reason: aborted.update([reason])
@@ -182,7 +184,7 @@ async def test_a_slow_answer_is_no_slow_client(tokenizer: Tokenizer) -> None:
 
 @on_uvloop
 async def test_only_so_many_connections(tokenizer: Tokenizer) -> None:
-    async with case(tokenizer, Limits(connections=3)) as it:
+    async with case(tokenizer, ConnectionLimits(connections=3)) as it:
         held = [await it.connect(HELLO) for _ in range(3)]
         for reader, _ in held:
             await reader.readuntil(b"}")
@@ -253,7 +255,7 @@ async def test_who_says_too_much_at_once_can_read_why(tokenizer: Tokenizer, vers
 @on_uvloop
 async def test_a_client_that_asks_twice_and_leaves_stops_the_first_request_too(tokenizer: Tokenizer) -> None:
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 400, "stream": True}).encode()
-    async with case(tokenizer, Limits(), play=saying(*[[65]] * 400, pause_s=0.02)) as it:
+    async with case(tokenizer, ConnectionLimits(), play=saying(*[[65]] * 400, pause_s=0.02)) as it:
         reader, writer = await it.connect(post(body) + HELLO)
         await reader.readuntil(b"data:")
         writer.close()
