@@ -143,9 +143,10 @@ def _gemma3() -> PreTrainedModel:
 def _phi3(**more: Any) -> PreTrainedModel:
     """Three quarters of each head rotate."""
     sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}  # hidden / heads
-    rope = {"rope_theta": 10_000.0, "partial_rotary_factor": 0.75, **more}
+    part = {"partial_rotary_factor": 0.75}
+    rope = {"rope_theta": 10_000.0, **part, **more}  # which transformers 5.0 reads only beside the others
     return Phi3ForCausalLM(
-        Phi3Config(**sizes, sliding_window=WINDOW, original_max_position_embeddings=512, rope_parameters=rope)
+        Phi3Config(**sizes, **part, sliding_window=WINDOW, original_max_position_embeddings=512, rope_parameters=rope)
     )
 
 

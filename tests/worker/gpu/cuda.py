@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -142,6 +143,7 @@ def gpu() -> Iterator[Machine]:
         stack.enter_context(patch.object(Tensor, "pin_memory", lambda self: machine.pin(self.clone())))
         stack.enter_context(patch.object(Tensor, "to", _to))
         stack.enter_context(patch.object(FakeTensor, "data_ptr", address))
+        stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))  # a real one's
         stack.enter_context(machine.launches.caught())
         stack.enter_context(Dispatch(machine))
         yield machine

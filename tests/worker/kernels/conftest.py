@@ -3,6 +3,7 @@ interpreted bf16 is wrong)."""
 
 import os
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,20 @@ def _interpret_triton() -> None:
     for name in list(sys.modules):
         if name.partition(".")[0] == "triton" and not name.startswith("triton._C"):
             del sys.modules[name]
+    _read_run_time_numbers()
+
+
+def _read_run_time_numbers() -> None:
+    """Triton 3.6's interpreter asks NumPy for int() of an array of one number, which NumPy 2.4 refuses."""
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched
 
 
 if not torch.cuda.is_available():
