@@ -120,7 +120,7 @@ class WorkerConfig:
     )
     target_step_s: float = setting(
         0.18, "how long a step shall last in which something decodes: only so many prompt tokens share it, by the "
-        "measure of steps before, but 64 at least, and as much time as its decodes take; 0: up to --max-step-tokens",
+        "measure of steps before, but 64 at least, and what is worth reading the weights; 0: up to --max-step-tokens",
         unit="seconds", at_least=0,
     )  # fmt: skip
     max_batch_size: int = setting(

@@ -17,7 +17,7 @@ from shared import messages as m
 
 TILE = 16  # rows that a multiplication computes at once
 FLOOR = 64  # prompt tokens that a step may have in any case: prompts advance, whatever was measured
-SHARE = 2  # a step with prompts may last so many times what its decodes take alone
+WORTH = 3  # prompts may take so many times as long as any step takes, mostly to read the weights
 SAMPLES = 7  # steps that an estimate looks back
 
 
@@ -47,6 +47,7 @@ class Pace:
         self._target = target
         self._most = max_step_tokens
         self._decoding: dict[int, _Usual] = {}  # seconds of steps without prompts, by the bits of their decodes' count
+        self._least = 0.0  # seconds that any step takes: those of the fewest decodes that were measured
         self._prompt_token = _Usual()  # seconds
         self._decodes = 1  # in the last step that had some
         self._next = _Step(0.0, 0, 0, 0)
@@ -55,14 +56,14 @@ class Pace:
 
     @property
     def estimates(self) -> m.Pace:
-        """For as many decodes as the last step had that had some."""
+        """For as many decodes as the last step had that had some; may be read in another thread."""
         target = self._target if self._target < inf else 0.0
         return m.Pace(target, self.room(self._decodes), self._alone(self._decodes), self._prompt_token.value)
 
     def room(self, decodes: int) -> int:
         """Most prompt tokens of a step with so many decodes."""
         alone, each = self._alone(decodes), self._prompt_token.value
-        left = max(self._target, SHARE * alone) - alone
+        left = max(self._target - alone, WORTH * self._least)
         if not decodes or each * self._most <= left:
             return self._most
         return min(self._most, max(FLOOR, int(left / each) // TILE * TILE))
@@ -92,6 +93,7 @@ class Pace:
         alone = self._alone(step.decodes)
         if step.decodes and (not step.prompt_tokens or seconds < alone):  # a prompt beside them saves no time
             self._decoding.setdefault(step.decodes.bit_length(), _Usual()).add(seconds)
+            self._least = min(known.value for known in self._decoding.values())
         elif step.prompt_tokens >= FLOOR:  # in fewer a token's share of what any step takes is too large
             self._prompt_token.add((seconds - alone) / step.prompt_tokens)
 

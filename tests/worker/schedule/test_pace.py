@@ -97,11 +97,20 @@ def test_prompts_advance_on_the_slowest_machine_and_in_the_smallest_step() -> No
     assert Machine(line(5.0, 1.0, 1.0), most=10).served().pace.room(3) == 10
 
 
-def test_where_decodes_alone_take_long_prompts_get_as_much_again() -> None:
-    machine = Machine(line(0.3, 0.0, 0.001)).served()
+def test_where_every_step_takes_long_prompts_get_a_multiple_of_that() -> None:
+    machine = Machine(line(0.3, 0.0, 0.001), most=2048).served()
     for _ in range(2 * SAMPLES):
         machine.step(4)
-    assert machine.pace.room(4) == 288, "0.3 s of prompts beside 0.3 s of decodes"
+    assert machine.pace.room(4) == 896, "0.9 s of prompts to 0.3 s"
+
+
+def test_where_many_decodes_take_long_prompts_get_a_multiple_of_what_few_take() -> None:
+    machine = Machine(line(0.02, 0.01, 0.001)).served()
+    for _ in range(2 * SAMPLES):
+        machine.step(4)
+        machine.step(60, 0)
+    assert machine.seconds(60, 0) > 3 * TARGET
+    assert machine.pace.room(60) == 176, "0.18 s, of 0.06 s for a step of 4"
 
 
 @pytest.mark.parametrize("seconds", [line(0.005, 0.00001, 0.000013), line(0.002, 0.0, 0.0), line(0.0, 0.0, 0.0)])
