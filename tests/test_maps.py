@@ -1,0 +1,23 @@
+"""Maps for readers: a folder's `__init__` names every file in it, and docs/architecture.md only files that exist."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAPPED = ("frontend", "frontend/protocols", "frontend/speech", "shared")
+PAGE = (ROOT / "docs/architecture.md").read_text()
+
+
+@pytest.mark.parametrize("folder", MAPPED)
+def test_a_folder_s_map_names_every_file(folder: str) -> None:
+    told = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or ""
+    names = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
+    assert sorted(name for name in names if not re.search(rf"\b{name}\b", told)) == []
+
+
+@pytest.mark.parametrize("named", sorted(set(re.findall(r"`([\w/]+\.py)`", PAGE))))
+def test_the_architecture_page_names_files_that_exist(named: str) -> None:
+    assert any(path.as_posix().endswith(f"/{named}") for path in ROOT.glob(f"*/**/{Path(named).name}"))
