@@ -155,7 +155,7 @@ class _State:
             phase = "failed" if self.failed else self.phase
             return Status(self.epoch, os.getpid(), model, device, dtype, phase, self.progress, error=self.failed)
         now, scheduler, stats = time.monotonic(), engine.scheduler, self.stats
-        self._carry(scheduler)
+        self._count(scheduler)
         return Status(
             self.epoch,
             os.getpid(),
@@ -180,7 +180,8 @@ class _State:
             pace=scheduler.pace,
         )
 
-    def _carry(self, scheduler: Scheduler) -> None:
+    def _count(self, scheduler: Scheduler) -> None:
+        """Brings counters up to date that others keep: Status is made several times a second, and for each scrape."""
         if self.metrics is not None:
             self.metrics.carry(
                 {

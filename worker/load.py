@@ -30,7 +30,7 @@ from worker.model.quantization import describe, scheme_in_memory
 from worker.model.spec import ModelSpec
 from worker.model.weights import load
 from worker.run.runner import Runner
-from worker.run.verify import ready
+from worker.run.verify import choose_operations
 from worker.run.warmup import Bounds, commonest, warm_up
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
@@ -169,7 +169,7 @@ def _sized(
         return size, Decoder(spec, weights, size.max_seq_len)
     log.info("preparing kernels for %s", gpu.name)
     length = longest(spec, model, worker)
-    decoder, measured = ready(Decoder(spec, weights, length), worker, length, gpu, moved)
+    decoder, measured = choose_operations(Decoder(spec, weights, length), worker, length, gpu, moved)
     return size_pool(spec, kv, plain_budget(worker) if worker.kv_cache_gb else measured, model, worker), decoder
 
 

@@ -5,7 +5,7 @@ folder, and a scrape adds up those of this worker and of all that were there bef
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
 from typing import Protocol
 
@@ -46,9 +46,7 @@ class Metrics:
     def __init__(self, prefix: str = "sluice_") -> None:
         self.registry = CollectorRegistry()
         self._prefix = prefix
-        histogram: Callable[..., Histogram] = lambda name, text, buckets, labels=(): Histogram(  # noqa: E731
-            prefix + name, text, labels, buckets=buckets, registry=self.registry
-        )
+        histogram = self._histogram
         parts = histogram("step_duration_seconds", "Where a step's time went.", PART_S, ("part",))
         self._plan = parts.labels("plan")
         self._run = parts.labels("run")
@@ -66,6 +64,9 @@ class Metrics:
         self._totals = {name: self._counter(name, text) for name, text in TOTALS.items()}
         self._carried = dict.fromkeys(TOTALS, 0)
         self._carrying = Lock()
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
+        return Histogram(self._prefix + name, text, labels, buckets=buckets, registry=self.registry)
 
     def _counter(self, name: str, text: str, label: str = "", known: Iterable[str] = ()) -> Counter:
         """Labels begin at 0: what first appears as 1 has no rate, and no alert would see it."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from worker.kernels.gate import Activation, gate
@@ -36,12 +35,8 @@ def _after(
     return add_rms_norm(x, residual, weight, eps, offset=offset)
 
 
-def _heads(qkv: Tensor, *places: Tensor, dtype: torch.dtype, **norms: Any) -> Tensor:
-    return heads_apart(added(qkv, 2, dtype), *places, **norms)
-
-
 INSTEAD: Mapping[str, Mapping[str, Callable[..., Any]]] = {
-    HEADS: {"heads": _heads},
+    HEADS: {"heads": heads_apart},
     TERMS: {"linear": _whole},
     GATE: {"gated_linear": _gate},
     AFTER: {"add_rms_norm": _after},

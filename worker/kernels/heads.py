@@ -4,7 +4,7 @@ On CUDA and on the CPU one pass over the rows, which gives the same bits as the 
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -43,14 +43,15 @@ def heads(
             qkv, cache_k, cache_v, cos, sin, positions, slots,
             q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype,
         )  # fmt: skip
-    qkv = added(qkv, 2, dtype)
     if native.available(dtype) and cache_k.dtype == dtype:
         return native.heads(
-            qkv, cache_k, cache_v, cos, sin, positions, slots, q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset
-        )
+            added(qkv, 2, dtype), cache_k, cache_v, cos, sin, positions, slots,
+            q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset,
+        )  # fmt: skip
     return heads_apart(
-        qkv, cache_k, cache_v, cos, sin, positions, slots, q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset
-    )
+        qkv, cache_k, cache_v, cos, sin, positions, slots,
+        q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype,
+    )  # fmt: skip
 
 
 def heads_apart(
@@ -66,13 +67,14 @@ def heads_apart(
     k_norm: Tensor | None,
     eps: float,
     offset: bool,
+    dtype: torch.dtype,
     norm: Callable[..., Tensor] = rms_norm,
     rotate: Callable[..., tuple[Tensor, Tensor]] = rotary,
     write: Callable[..., None] = write_kv,
 ) -> Tensor:
-    """The same for qkv that is no terms, by the three kernels one after the other."""
+    """The same by the three functions one after the other."""
     kv_heads, dim = cache_k.shape[2:]
-    parts = qkv.view(len(qkv), -1, dim)
+    parts = added(qkv, 2, dtype).view(qkv.shape[-2], -1, dim)
     q, k, v = parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:
         q, k = norm(q, q_norm, eps, offset=offset), norm(k, k_norm, eps, offset=offset)
@@ -81,7 +83,5 @@ def heads_apart(
     return q
 
 
-def heads_torch(qkv: Tensor, *places: Tensor, dtype: torch.dtype, **norms: Any) -> Tensor:
-    """`heads`, of plain PyTorch."""
-    whole = added(qkv, 2, dtype)
-    return heads_apart(whole, *places, **norms, norm=rms_norm_torch, rotate=rotary_torch, write=write_kv_torch)
+# `heads` by plain PyTorch alone
+heads_torch = partial(heads_apart, norm=rms_norm_torch, rotate=rotary_torch, write=write_kv_torch)

@@ -149,13 +149,6 @@ def paired(cache_v: Tensor) -> bool:
     return cache_v.dtype == torch.bfloat16 and multiplies_bf16() and page_size % PANEL == 0 and d % PANEL == 0
 
 
-def as_written(cache_v: Tensor) -> Tensor:
-    """A copy of values [pages, page_size, Hk, D] as the functions of this file write and read them."""
-    if not paired(cache_v):
-        return cache_v.clone()
-    return cache_v.unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2).reshape(cache_v.shape)
-
-
 def write_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
     """As `write.write_kv_torch`: rows of k and v [T, Hk, D] to slots [T] int64 of the caches."""
     (k, heads, d), v = _rows(k), _rows(v)[0]

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker.kernels.gate import Activation
 from worker.model import quantization
 from worker.model.checkpoint import UnsupportedModel
 from worker.model.rope_settings import NO_ROPE, rope_spec
-from worker.model.spec import Activation, LayerSpec, ModelSpec, RopeSpec
+from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
 
 Config = Mapping[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"

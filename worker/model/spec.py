@@ -6,7 +6,9 @@ It knows nothing of files (weights.py), of Hugging Face's names for these things
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh"]
+from worker.kernels.gate import Activation
+from worker.kernels.quantize import Kind
+
 Activations = Literal["in full", "dynamic", "otherwise"]  # dynamic: quantized, with a scale for each token as it comes
 
 
@@ -40,7 +42,7 @@ class LayerSpec:
 class Stored:
     """How a checkpoint has its quantized linears. Which of them are is told by their tensors."""
 
-    kind: Literal["int8", "fp8"]
+    kind: Kind
     block: tuple[int, int]  # rows and columns that share a scale; 0: all of them
     packed: bool = False  # four values in an int32
     activations: Activations = "in full"

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shared.hub import Progress
 from worker.kernels.linear import PackedLinear, pack, pack_quantized
 from worker.kernels.quantize import Kind, Scheme, dequantize, quantize
 from worker.model import quantization
@@ -26,7 +27,6 @@ EMBED, HEAD, NORM = "embed_tokens.weight", "lm_head.weight", "norm.weight"
 IGNORED = ("rotary_emb.inv_freq",)  # tables that old checkpoints carry along
 
 Shape = tuple[int, ...]
-Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from worker.memory.pages import SCRATCH
 from worker.model.packed import Packed
 from worker.run.flight import Flight, ToHost
 from worker.run.sampler import is_plain
-from worker.run.static import Columns, Staging, block_bytes
+from worker.run.static import Columns, HostBlock, block_bytes
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
 
@@ -76,7 +76,7 @@ class Shape:
         self._page_size, self._ids, self._forward = page_size, ids, forward
         self._block = torch.zeros(block_bytes(batch, pages), dtype=torch.uint8, device=device)
         self._columns = Columns.of(self._block, batch, pages)
-        self._staging = [Staging(batch, pages, device) for _ in range(2)]  # the last one may not be sent yet
+        self._host = [HostBlock(batch, pages, device) for _ in range(2)]  # the last one may not be sent yet
         rows = torch.arange(batch, device=device)
         self.packed = Packed(
             tokens=torch.zeros_like(rows),
@@ -93,9 +93,9 @@ class Shape:
         """From now on compute() computes this step. `before`: the one whose ids its tokens may be."""
         if before is not None and before.ids.data_ptr() != self._ids.data_ptr():
             self._ids[: len(before.ids)].copy_(before.ids)
-        self._staging.reverse()
-        self._staging[0].fill(plan.chunks, before.plan.chunks if before is not None else [], self._page_size)
-        self._staging[0].send(self._block)
+        self._host.reverse()
+        self._host[0].fill(plan.chunks, before.plan.chunks if before is not None else [], self._page_size)
+        self._host[0].send(self._block)
 
     def compute(self) -> Tensor:
         """Leaves the ids in `ids`, and returns the logits [batch, vocab] float32. Asks the device nothing."""

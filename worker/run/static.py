@@ -79,7 +79,7 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-class Staging:
+class HostBlock:
     """One block on the host. A row is written anew when another sequence has it; else only what moves."""
 
     def __init__(self, batch: int, pages: int, device: torch.device) -> None:

@@ -38,11 +38,13 @@ ROUNDINGS, LEAST = 4, 1e-3  # of the format one after another, and what is allow
 EIGHT_BITS = 2**-3  # in K/V of eight bits, where a number may be rounded to its other neighbour
 
 
-def ready(
+def choose_operations(
     decoder: Decoder, worker: WorkerConfig, length: int, memory: Measured, moved: Callable[[], None]
 ) -> tuple[Decoder, Budget]:
-    """The decoder with the operations that --kernels says and this device computes well, all of them compiled, and
-    what they leave for the pool; for sequences of up to `length` tokens. `moved` is called now and then.
+    """The decoder with its operations chosen: those of --kernels, and plain ones if Triton's compute wrongly here.
+
+    Also the memory that is left for the K/V pool: all of them are compiled, and the largest step is measured, for
+    sequences of up to `length` tokens. `moved` is called whenever there is progress.
 
     Raises torch.OutOfMemoryError, or DeviceBroken where a kernel has left the device unusable.
     """
@@ -82,7 +84,7 @@ def _plainly(
 
 
 def disagreement(decoder: Decoder, worker: WorkerConfig, length: int) -> str:
-    """What the decoder's operations do otherwise than the plain ones, in half a sentence; empty: nothing."""
+    """Which of the decoder's operations compute something else than the plain ones, in half a sentence; empty: none."""
     both = Both(decoder.operations, PLAIN, decoder.weights.embed.dtype)
     try:
         _compare(decoder, worker, length, both)
@@ -152,11 +154,8 @@ def worst_row(got: Tensor, expected: Tensor) -> float:
 @torch.inference_mode()
 def _compare(decoder: Decoder, worker: WorkerConfig, length: int, both: Both) -> None:
     """Pieces of prompts across pages, decodes and both together, and what is sampled after each."""
-    bounds, few, device = (
-        Bounds.of(worker, length),
-        _first_of_each_kind(decoder, length, both),
-        decoder.weights.embed.device,
-    )
+    bounds, device = Bounds.of(worker, length), decoder.weights.embed.device
+    few = _first_of_each_kind(decoder, length, both)
     sequences = _sequences(bounds, decoder.spec.vocab_size)
     pages = 1 + sum(len(one.pages) for one in sequences)
     kept = kv_format(worker.kv_cache_dtype, decoder.weights.embed.dtype)
@@ -168,7 +167,7 @@ def _compare(decoder: Decoder, worker: WorkerConfig, length: int, both: Both) ->
 
 
 def _first_of_each_kind(decoder: Decoder, length: int, both: Both) -> Decoder:
-    """Of the decoder's layers. Kinds differ in their spec and in their weights' formats."""
+    """A decoder of some of these layers, the first of each kind: of each spec, and of each format of weights."""
     spec, weights = decoder.spec, decoder.weights
     kinds: dict[object, int] = {}
     for index, (kind, layer) in enumerate(zip(spec.layers, weights.layers, strict=True)):
@@ -195,7 +194,7 @@ def _sequences(bounds: Bounds, vocab: int) -> list[Sequence]:
 
 
 def _steps(sequences: list[Sequence], tokens: int) -> Iterator[list[Chunk]]:
-    """Of at most so many tokens, or one of each sequence."""
+    """Their chunks, step by step: of at most `tokens` tokens, but one at least of each sequence."""
     for advance in ADVANCES:
         live = [one for one in sequences if one.computed < len(one.tokens)]
         if not live:

@@ -51,7 +51,7 @@ FAR = 1100  # tokens before a step: more than one split of attention
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The largest that a step can be."""
+    """The largest that a step can be; makes the plans of steps within that."""
 
     sequences: int
     tokens: int
@@ -71,13 +71,16 @@ class Bounds:
         return Sequence((b"", 0), [0] * length, length, sampling, seed=0, arrival=0.0, pages=pages)
 
     def decodes(self, count: int, after: int, *samplings: Sampling) -> Plan:
-        """One token of each of `count` sequences, as long as asked or as they may be; samplings in turn."""
+        """The token after `after` others of each of `count` sequences; less of both where bounds say so.
+
+        `samplings` are given to them in turn; none: greedy.
+        """
         length = min(after + 1, self.length)
         kinds = [self.nobody(length, sampling) for sampling in samplings or (GREEDY,)]
         return Plan([Chunk(kinds[i % len(kinds)], length - 1, 1, True) for i in range(min(count, self.sequences))])
 
     def chunk(self, tokens: int, after: int, sampling: Sampling = GREEDY) -> Plan:
-        """So much of one prompt, `after` tokens of which were computed before."""
+        """The next `tokens` of a prompt of which `after` were computed before; less of both where bounds say so."""
         tokens = min(tokens, self.tokens, self.length)
         after = min(after, self.length - tokens)
         return Plan([Chunk(self.nobody(after + tokens, sampling), after, tokens, True)])
@@ -103,7 +106,7 @@ def sizes(most: int) -> list[int]:
 
 
 def steps(bounds: Bounds) -> Iterator[Plan]:
-    """Of every kind, from the simplest on."""
+    """Steps that between them compile every kernel that requests can need, from the simplest on."""
     for rows in sizes(bounds.sequences):
         yield bounds.decodes(rows, 0)
     for tokens in sizes(min(bounds.tokens, bounds.length)):
@@ -122,7 +125,7 @@ def steps(bounds: Bounds) -> Iterator[Plan]:
 
 
 def commonest(bounds: Bounds) -> Iterator[Plan]:
-    """Decodes of the first few requests; a runner that records decodes records these."""
+    """Decodes as the first few requests cause them, so that their CUDA graphs are recorded before they come."""
     for rows in FIRST_ROWS:
         yield bounds.decodes(rows, 8, CHOSEN)
 
@@ -149,10 +152,10 @@ class Measured(Protocol):
 def rehearse(
     decoder: Decoder, worker: WorkerConfig, length: int, memory: Measured, moved: Callable[[], None]
 ) -> Budget:
-    """Have every kernel compiled, for sequences of up to `length` tokens, and measure what they leave for the pool.
+    """Compiles every kernel for sequences of up to `length` tokens, and measures what steps leave for the pool.
 
-    All over a cache of the scratch page alone, which is given back. Raises torch.OutOfMemoryError when the largest
-    step does not fit beside the weights.
+    The cache is nothing but a scratch page, and is given back. Raises torch.OutOfMemoryError when the largest step does
+    not fit beside the weights.
     """
     bounds = Bounds.of(worker, length)
     embed = decoder.weights.embed

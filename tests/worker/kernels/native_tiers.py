@@ -37,6 +37,13 @@ def use(which: int | str) -> Iterator[None]:
     assert which != EMULATED or not emulated.fault()
 
 
+def as_written(cache_v: Tensor) -> Tensor:
+    """A copy of values [pages, page_size, Hk, D] as the C kernels write and read them."""
+    if not native.paired(cache_v):
+        return cache_v.clone()
+    return cache_v.unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2).reshape(cache_v.shape)
+
+
 def _forget() -> None:
     for cached in (library.library, library.level, library.kernels):
         cached.cache_clear()

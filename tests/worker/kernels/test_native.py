@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tests.worker.kernels.cases import poisoned
-from tests.worker.kernels.native_tiers import close, dtypes, needs_library, tier  # noqa: F401
+from tests.worker.kernels.native_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
 from worker.kernels import gate, library, native, norm, rotary, write
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
@@ -119,7 +119,7 @@ def test_write(dtype: torch.dtype, page_size: int, d: int) -> None:
     slots = torch.randperm(5 * page_size)[:9]
     native.write_kv(strided(k), strided(v), *ours, slots)
     write.write_kv_torch(k, v, *plain, slots)
-    plain[1] = native.as_written(plain[1])
+    plain[1] = as_written(plain[1])
     assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
 
 

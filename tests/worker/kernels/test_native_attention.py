@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.native_tiers import close, dtypes, needs_library, tier  # noqa: F401
+from tests.worker.kernels.native_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
 from worker.kernels import native
 from worker.kernels.attention import attention_torch
 
@@ -42,7 +42,7 @@ class Story:
             longest = int(kv_lens.max())
             out = attention_torch(q, *caches, starts, kv_lens, table, longest, scale=d**-0.5, window=window)
         else:
-            caches[1] = native.as_written(caches[1])
+            caches[1] = as_written(caches[1])
             out = native.attention(q, *caches, starts, kv_lens, table, scale=d**-0.5, window=window)
         return list(out.split(starts.diff().tolist()))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shared.messages import Sampling
 from worker.run.pack import pack
 from worker.run.sampler import columns
-from worker.run.static import ALIGN, KNOWN, Columns, Staging, block_bytes
+from worker.run.static import ALIGN, KNOWN, Columns, HostBlock, block_bytes
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
 
@@ -34,7 +34,7 @@ def decodes(sequences: list[Sequence]) -> list[Chunk]:
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from([1, 3, 16]))
 def test_a_step_is_the_same_as_packed(data: st.DataObject, page_size: int) -> None:
-    staging, block = Staging(BATCH, PAGES, CPU), torch.zeros(block_bytes(BATCH, PAGES), dtype=torch.uint8)
+    staging, block = HostBlock(BATCH, PAGES, CPU), torch.zeros(block_bytes(BATCH, PAGES), dtype=torch.uint8)
     most = PAGES * page_size
     running: list[Sequence] = []
     count = 0
@@ -73,7 +73,7 @@ def test_a_token_that_is_not_known_yet_has_its_place_among_the_last_ids() -> Non
     a, b, c, prompt = (sequence(id, 5, 16) for id in range(1, 5))
     before = [Chunk(a, 4, 1, True), Chunk(prompt, 0, 3, False), Chunk(b, 4, 1, True), Chunk(c, 0, 5, True)]
     b.due = c.due = 1
-    staging, block = Staging(BATCH, PAGES, CPU), torch.zeros(block_bytes(BATCH, PAGES), dtype=torch.uint8)
+    staging, block = HostBlock(BATCH, PAGES, CPU), torch.zeros(block_bytes(BATCH, PAGES), dtype=torch.uint8)
     staging.fill(decodes([c, a, b]), before, 16)
     staging.send(block)
     got = Columns.of(block, BATCH, PAGES)

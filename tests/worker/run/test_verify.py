@@ -22,7 +22,7 @@ from worker.memory.cache import Cache
 from worker.model.decoder import Decoder
 from worker.model.spec import LayerSpec
 from worker.run.runner import DeviceBroken
-from worker.run.verify import disagreement, ready, worst_row
+from worker.run.verify import choose_operations, disagreement, worst_row
 
 LENGTH = 1300
 NAMES = [one.name for one in fields(Operations)]
@@ -166,7 +166,7 @@ def test_a_key_that_lands_elsewhere_is_seen(decoder: Decoder) -> None:
 @pytest.mark.parametrize("change", [one_row_off, failing])
 def test_the_plain_forms_serve_instead(decoder: Decoder, change: Change, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    served, budget = ready(changed(decoder, "attention", change), worker(), LENGTH, Memory(), lambda: None)
+    served, budget = choose_operations(changed(decoder, "attention", change), worker(), LENGTH, Memory(), lambda: None)
     assert served.operations is PLAIN and budget.nbytes > 0 and _kernels(served, torch.float32) == "torch"
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     said = "fails (RuntimeError: out of resource: shared memory)" if change is failing else "is off by 0.0"
@@ -177,14 +177,14 @@ def test_the_plain_forms_serve_instead(decoder: Decoder, change: Change, caplog:
 
 
 def test_sound_ones_stay(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
-    served, _ = ready(decoder, worker(), LENGTH, Memory(), lambda: None)
+    served, _ = choose_operations(decoder, worker(), LENGTH, Memory(), lambda: None)
     assert served.operations is FAST and not caplog.records
 
 
 @pytest.mark.parametrize(("kernels", "operations"), [("triton", None), ("torch", PLAIN)])
 def test_the_flag_has_the_last_word(decoder: Decoder, kernels: str, operations: Operations | None) -> None:
     wrong = changed(decoder, "linear", one_row_off)
-    served, _ = ready(wrong, worker(kernels=kernels), 40, Memory(), lambda: None)
+    served, _ = choose_operations(wrong, worker(kernels=kernels), 40, Memory(), lambda: None)
     assert served.operations is (operations or wrong.operations)
 
 
@@ -193,7 +193,7 @@ def test_a_kernel_that_fails_in_the_largest_step_only(decoder: Decoder, caplog: 
         return failing(sound) if len(x) > 1300 else sound(x, *args, **how)
 
     memory = Memory(takes=(1, 2, 1, 2, 2))
-    served, _ = ready(changed(decoder, "linear", small_only), worker(), LENGTH, memory, lambda: None)
+    served, _ = choose_operations(changed(decoder, "linear", small_only), worker(), LENGTH, memory, lambda: None)
     assert served.operations is PLAIN and "a step fails (RuntimeError: out of resource" in caplog.text
 
 
@@ -209,7 +209,7 @@ def test_a_device_that_a_kernel_broke_ends_the_worker(decoder: Decoder, monkeypa
         return broken()
 
     with pytest.raises(DeviceBroken, match=r"Fake GPU attention fails .*illegal memory access.*--kernels torch"):
-        ready(changed(decoder, "attention", breaks), worker(), LENGTH, Memory(), lambda: None)
+        choose_operations(changed(decoder, "attention", breaks), worker(), LENGTH, Memory(), lambda: None)
 
 
 def test_too_little_memory_is_no_disagreement(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
@@ -221,7 +221,7 @@ def test_too_little_memory_is_no_disagreement(decoder: Decoder, caplog: pytest.L
     assert disagreement(changed(decoder, "linear", full), worker(), LENGTH) == ""
     assert "is not known: OutOfMemoryError" in caplog.text
     with pytest.raises(torch.OutOfMemoryError):
-        ready(changed(decoder, "linear", full), worker(), LENGTH, Memory(), lambda: None)
+        choose_operations(changed(decoder, "linear", full), worker(), LENGTH, Memory(), lambda: None)
 
 
 def test_how_far_a_row_is_off() -> None:
