@@ -13,6 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
@@ -109,13 +110,13 @@ class Service:
         if not ask.deadline_ms:
             return await self._submit(ask)
         left = _time_left(ask, begun)
-        if left <= 0:
-            raise _late()
-        try:
-            async with asyncio.timeout(left):
-                return await self._submit(replace(ask, deadline_ms=math.ceil(1e3 * left)))
-        except TimeoutError:
-            raise _late() from None
+        if left > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    return await self._submit(replace(ask, deadline_ms=math.ceil(1e3 * left)))
+        for _ in range(len(ask.prompts) * ask.n):
+            self.meter.aborted("deadline_exceeded")
+        raise _late()
 
     async def _submit(self, ask: Ask) -> list[Stream]:
         calls = [

@@ -77,7 +77,7 @@ class WorkerConfig:
     device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     dtype: str = setting(
         "auto",
-        "number format of weights and K/V; auto: the checkpoint's",
+        "number format of weights and K/V; auto: the checkpoint's, but float32 for float16 on the CPU",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
     kv_cache_dtype: str = setting(

@@ -71,7 +71,7 @@ def load_engine(
     worker = with_sizes(worker, on_gpu=device.type == "cuda")
     folder = resolve(model.model, model.revision, known=known, on_progress=on_download)
     spec, tokenizer_hash = _spec(folder), _hash(folder)
-    dtype = getattr(torch, spec.dtype if worker.dtype == "auto" else worker.dtype)
+    dtype = _format_of_weights(spec, worker.dtype, device)
     kv = kv_format(worker.kv_cache_dtype, dtype)
     for needed in (dtype, kv):
         check_format(device, needed)
@@ -117,6 +117,15 @@ def load_engine(
 def _spec(folder: Path) -> ModelSpec:
     spec = spec_from_config(read_config(folder))
     return replace(spec, eos_ids=tuple(dict.fromkeys((*spec.eos_ids, *tokenizer_ends(folder)))))
+
+
+def _format_of_weights(spec: ModelSpec, wanted: str, device: torch.device) -> torch.dtype:
+    """The checkpoint's, where nobody wants another; but on the CPU, which has no kernels for it, float16 is widened."""
+    if wanted == "auto" and spec.dtype == "float16" and device.type == "cpu":
+        log.info("the checkpoint's float16 is computed in float32 here; --dtype bfloat16 takes half the memory")
+        return torch.float32
+    dtype: torch.dtype = getattr(torch, spec.dtype if wanted == "auto" else wanted)
+    return dtype
 
 
 def _warn(worker: WorkerConfig, dtype: torch.dtype, kv: torch.dtype) -> None:

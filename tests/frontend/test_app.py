@@ -219,7 +219,9 @@ async def test_a_deadline_holds_while_the_worker_has_not_admitted_it(tokenizer: 
     async with client(link, tokenizer) as http:
         began = time.perf_counter()
         answer = await http.post("/v1/completions", json=BODY | {"deadline_ms": 50, "n": 2})
+        metrics = (await http.get("/metrics")).text
     assert answer.status_code == 504 and time.perf_counter() - began < 10.0
+    assert 'sluice_aborts_total{reason="deadline_exceeded"} 2.0' in metrics
 
 
 # keys
