@@ -25,6 +25,7 @@ def stats(members: Sequence[Member], name: str, draining: bool) -> dict[str, Any
         "waiting_tokens": s.waiting_tokens,
         "pages": asdict(s.pages),
         "prefix": {"queries": s.prefix_queries, "hits": s.prefix_hits},
+        "speculation": {"drafted": s.draft_tokens, "accepted": s.accepted_tokens},
         "worker": _worker(first, name),
         "workers": [_member(member, name) for member in members],
         "frontends": [{"pid": peer.pid, "id": peer.id, "streams": peer.streams} for peer in s.frontends],

@@ -39,6 +39,8 @@ def combined(members: Iterable[Member]) -> m.Status | None:
         pages=_pages([s.pages for s in statuses]),
         prefix_queries=sum(s.prefix_queries for s in statuses),
         prefix_hits=sum(s.prefix_hits for s in statuses),
+        draft_tokens=sum(s.draft_tokens for s in statuses),
+        accepted_tokens=sum(s.accepted_tokens for s in statuses),
         prompt_tokens_s=sum(s.prompt_tokens_s for s in statuses),
         generation_tokens_s=sum(s.generation_tokens_s for s in statuses),
         last_step_age_s=max(s.last_step_age_s for s in statuses),

@@ -148,6 +148,15 @@ class WorkerConfig:
         choices=("auto", "triton", "torch"),
     )
     overlap: bool = setting(True, "on a GPU, launch the next step before the ids of the last one are read")
+    speculation: str = setting(
+        "auto", "ngram: guess tokens from what followed the same ones before, and compute several in a step; kept is "
+        "only what would have come anyway, so answers are the same; auto: on the CPU; off: never",
+        choices=("auto", "ngram", "off"),
+    )  # fmt: skip
+    max_draft_tokens: int = setting(
+        7, "most tokens guessed for one sequence in a step, in which there are 16 at most in all", unit="tokens",
+        at_least=1, at_most=15,
+    )  # fmt: skip
     seed: int = setting(
         -1, "draws the seeds of requests that bring none; -1: from the system's entropy", at_least=-1, at_most=2**64 - 1
     )

@@ -292,6 +292,8 @@ class Status(_Message):
     error: str = ""  # of state "failed": why the worker ends, without having told any request that it failed
     kernels: str = ""  # what computes: "triton", "c" or "torch"; "" while that is not known
     pace: Pace = Pace()
+    draft_tokens: int = 0  # guessed
+    accepted_tokens: int = 0  # of those, what came
 
 
 Request = Hello | Lease | Submit | Abort | Resync

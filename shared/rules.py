@@ -27,7 +27,7 @@ def check(settings: Settings, asked: Collection[str] | None = None) -> Settings:
     _check_values(settings)
     _check_wire(settings.wire)
     _check_workers(settings)
-    for rule in (_static, _contiguous, _chunks, _target, _budget, _stopping, _ports):
+    for rule in (_static, _contiguous, _chunks, _target, _budget, _speculation, _stopping, _ports):
         settings = with_values(settings, rule(settings, asked))
     return settings
 
@@ -126,6 +126,20 @@ def _budget(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
         if size > worker.max_step_tokens > 0:
             raise ConfigError(f"{flag_name(name)} {size} must not exceed --max-step-tokens {worker.max_step_tokens}")
     return {}
+
+
+def _speculation(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
+    """What is guessed follows a token that is known, and is computed in company."""
+    worker = settings.worker
+    if worker.speculation == "off" and "max_draft_tokens" in asked:
+        raise ConfigError("--max-draft-tokens has no meaning with --speculation off")
+    if worker.speculation != "ngram":
+        return {}
+    if not worker.batch_invariant:
+        raise ConfigError("--speculation ngram needs --batch-invariant: else answers would not be the same")
+    if worker.overlap and "overlap" in asked:
+        raise ConfigError("--speculation ngram needs --no-overlap: it guesses what follows an id that is read")
+    return {"overlap": False}
 
 
 def _stopping(settings: Settings, asked: Collection[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ LIMITS = m.Limits(max_seq_len=512, vocab_size=269, eos_token_ids=(265,))
 READY = m.Status(
     epoch=1, pid=4711, model=MODEL, device="cpu", dtype="float32", state="ready", max_seq_len=512,
     pages=m.Pages(free=6, cached=3, owned=1, total=10), running=2, waiting=1, prefix_queries=100, prefix_hits=40,
-    frontends=(m.Peer("ab", 12, 3),),
+    frontends=(m.Peer("ab", 12, 3),), draft_tokens=9, accepted_tokens=5,
 )  # fmt: skip
 
 Play = Callable[["FakeLink", Stream], None]

@@ -178,6 +178,8 @@ class _State:
             error=self.failed,
             kernels=engine.kernels,
             pace=scheduler.pace,
+            draft_tokens=scheduler.draft_tokens_total,
+            accepted_tokens=scheduler.accepted_tokens_total,
         )
 
     def _count(self, scheduler: Scheduler) -> None:
@@ -188,6 +190,8 @@ class _State:
                     "prefix_cache_queries": scheduler.prefix_queries,
                     "prefix_cache_hits": scheduler.prefix_hits,
                     "num_preemptions": scheduler.preemptions_total,
+                    "spec_decode_num_draft_tokens": scheduler.draft_tokens_total,
+                    "spec_decode_num_accepted_tokens": scheduler.accepted_tokens_total,
                     **self.wire(),
                 }
             )

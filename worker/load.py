@@ -75,6 +75,7 @@ def load_engine(
     kv = kv_format(worker.kv_cache_dtype, dtype)
     for needed in (dtype, kv):
         check_format(device, needed)
+    worker = _speculating(worker, device, exact=kv is dtype and native.available(dtype))
     longest(spec, model, worker)  # raises before the weights are read
     scheme = computable(scheme_in_memory(spec.stored, worker.quantization), device, worker.quantization)
     if quantized := describe(spec.stored, scheme, dtype, device):
@@ -126,6 +127,14 @@ def _format_of_weights(spec: ModelSpec, wanted: str, device: torch.device) -> to
         return torch.float32
     dtype: torch.dtype = getattr(torch, spec.dtype if wanted == "auto" else wanted)
     return dtype
+
+
+def _speculating(worker: WorkerConfig, device: torch.device, *, exact: bool) -> WorkerConfig:
+    """Where nobody said: on the CPU, which on a GPU would be without graphs and without the next step launched ahead;
+    and only where the C kernels give a row the same bits in any step."""
+    if worker.speculation != "auto":
+        return worker
+    return replace(worker, speculation="ngram" if exact and device.type == "cpu" else "off")
 
 
 def _warn(worker: WorkerConfig, dtype: torch.dtype, kv: torch.dtype) -> None:

@@ -147,10 +147,10 @@ class Loop:
         """Nothing is under way, and nothing of this step was settled: any part of it can be tried again as it is."""
         log.error("a step of %d sequences, %d tokens failed", len(plan.chunks), plan.tokens, exc_info=error)
         chunks = self._scheduler.current(plan.chunks)
-        if 0 < len(chunks) < len(plan.chunks):  # somebody left meanwhile, whose fault it may have been
-            self._execute(chunks)
-        elif not chunks:
+        if not chunks:
             return
+        if len(chunks) < len(plan.chunks) or plan.drafts:  # what left meanwhile may have been at fault
+            self._execute(chunks)
         elif len(chunks) > 1:
             for part in _halves(chunks):
                 self._execute(part)

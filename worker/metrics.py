@@ -24,6 +24,8 @@ TOTALS = {
     "prefix_cache_queries": "Tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Tokens found in the prefix cache.",
     "num_preemptions": "Sequences whose pages were taken for others.",
+    "spec_decode_num_draft_tokens": "Tokens guessed, and computed with the one before; see --speculation.",
+    "spec_decode_num_accepted_tokens": "Of those, the ones that were what came.",
     "wire_garbage": "Frames from frontends that were no requests.",
     "wire_unsent": "Frames that a frontend could not take.",
     "leases_reaped": "Frontends that went away or fell silent; what they had asked for was ended.",

@@ -125,6 +125,9 @@ def test_a_mistake_in_the_environment_names_the_variable() -> None:
         ("--scheduler-policy prefill_first --target-step-s 0.1", ("--target-step-s", "--scheduler-policy")),
         ("--prefill-chunk-size 600 --max-step-tokens 512", ("--prefill-chunk-size", "--max-step-tokens")),
         ("--max-batch-size 64 --max-step-tokens 32", ("--max-batch-size", "--max-step-tokens")),
+        ("--speculation off --max-draft-tokens 3", ("--max-draft-tokens", "--speculation off")),
+        ("--speculation ngram --no-batch-invariant", ("--speculation ngram", "--batch-invariant")),
+        ("--speculation ngram --overlap", ("--speculation ngram", "--no-overlap")),
         ("--stop-timeout 5 --drain-timeout 5", ("--stop-timeout", "--drain-timeout")),
         ("--port 9000 --worker-metrics-port 9000", ("--port", "--worker-metrics-port")),
         ("--request-address tcp://h:1 --event-address ipc:///e", ("--request-address", "--event-address")),
@@ -149,6 +152,9 @@ def test_being_asked_for_counts_in_the_environment_too() -> None:
         ("--scheduler-policy prefill_first", {"target_step_s": 0.0}),
         ("--kv-cache-backend contiguous", {"prefix_cache": False}),
         ("--kv-cache-backend contiguous --no-prefix-cache", {"prefix_cache": False}),
+        ("--speculation ngram", {"overlap": False}),
+        ("--speculation off --no-batch-invariant", {"overlap": True}),
+        ("--max-draft-tokens 3", {"overlap": True, "speculation": "auto"}),
         ("--port 8001", {"worker_metrics_port": 8002}),
         ("--worker-metrics-port 0 --port 0", {"worker_metrics_port": 0}),
     ],
@@ -199,7 +205,10 @@ def test_records_made_in_code_are_checked_by_what_differs_from_the_default() -> 
 
 
 def test_check_leaves_alone_what_it_returned() -> None:
-    for argv in ("--batching-mode static", "--kv-cache-backend contiguous", "--max-step-tokens 32", "--port 8001"):
+    for argv in (
+        "--batching-mode static", "--kv-cache-backend contiguous", "--max-step-tokens 32", "--port 8001",
+        "--speculation ngram",
+    ):  # fmt: skip
         settings = parse(*argv.split())
         assert check(settings) == settings
 

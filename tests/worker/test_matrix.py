@@ -1,7 +1,8 @@
 """The same request gives the same bits: every legal mode, chunking, pool, cache and company, three families.
 
-A run steps the real scheduler and runner and keeps the logits of each position that one request sampled from;
-all of them are compared bitwise with those of the request alone in the default mode.
+So it does with drafts, true and false ones. A run steps the real scheduler and runner and keeps the logits of each
+position that one request sampled from; all of them are compared bitwise with those of the request alone in the default
+mode.
 """
 
 import itertools
@@ -23,6 +24,7 @@ from shared.messages import Sampling
 from shared.sizes import with_sizes
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.kernels.native_tiers import EMULATED, HERE, tier  # noqa: F401
+from tests.worker.schedule.harness import Prophet
 from worker.grammar.compiler import Compiler, Grammar
 from worker.kernels import native
 from worker.memory.cache import Cache
@@ -39,6 +41,7 @@ from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
 
 MAX_SEQ_LEN, PROMPT, NEW, OTHERS = 128, 70, 12, 16
+FEW = 5  # others, beside whom there are rows left for drafts
 FAMILIES = ("llama", "qwen3", "gemma3")
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -50,6 +53,7 @@ class Mode:
     page: int = 16  # 0: contiguous
     prefix: bool = True
     company: str = "alone"
+    drafts: int = 0  # at most, in a step
 
     def config(self) -> SchedulerConfig:
         worker = WorkerConfig(
@@ -59,6 +63,8 @@ class Mode:
             prefill_chunk_size=self.chunk or 1,
             kv_cache_backend="paged" if self.page else "contiguous",
             prefix_cache=self.prefix,
+            speculation="ngram" if self.drafts else "off",
+            max_draft_tokens=self.drafts or 7,
             max_step_tokens=256,
         )
         return SchedulerConfig.of(with_sizes(worker, on_gpu=False), MAX_SEQ_LEN, frozenset({EOS}))
@@ -72,7 +78,13 @@ def modes() -> Iterator[Mode]:
             yield Mode(batching, chunk, page, prefix, company)
 
 
-MODES = list(modes())
+def drafting_modes() -> Iterator[Mode]:
+    for page, prefix in [(16, True), (64, False), (0, False)]:
+        for company, drafts in itertools.product(("alone", "crowd", "preempted"), (1, 3, 7)):
+            yield Mode("static" if page == 64 else "continuous", 0, page, prefix, company, drafts)
+
+
+MODES, DRAFTING_MODES = list(modes()), list(drafting_modes())
 
 
 @dataclass
@@ -90,9 +102,14 @@ class Recorder:
 
 
 def run(
-    decoder: Decoder, mode: Mode, monkeypatch: pytest.MonkeyPatch, grammar: Grammar | None = None
+    decoder: Decoder,
+    mode: Mode,
+    monkeypatch: pytest.MonkeyPatch,
+    grammar: Grammar | None = None,
+    foretold: list[int] | None = None,
 ) -> tuple[list[int], dict[int, Tensor]]:
-    """The target's output ids and the logits each was sampled from. A grammar is the target's and every other's."""
+    """The target's output ids and the logits each was sampled from. A grammar is the target's and every other's; of
+    what is foretold, and of what is not, its drafts are made."""
     page_size = mode.page or MAX_SEQ_LEN
     pages = 1 + (OTHERS + 2) * -(-MAX_SEQ_LEN // page_size)
     dtype = decoder.weights.embed.dtype
@@ -102,7 +119,8 @@ def run(
     recorder = Recorder()
     monkeypatch.setattr(worker.run.runner, "choose", recorder)
     target = _sequence(b"target", 0, PROMPT, seed=5)
-    others = _crowd(target) if mode.company == "crowd" else []
+    others = _crowd(target)[: FEW if mode.drafts else OTHERS] if mode.company == "crowd" else []
+    target.drafter = Prophet([*target.tokens, *(foretold or [])])
     for sequence in [target, *others[::2]] if grammar else []:
         sequence.constraint = grammar.matcher()
     for sequence in [*others[:8], target, *others[8:]]:
@@ -116,6 +134,9 @@ def run(
         steps += 1
         assert steps < 1000
     scheduler.check()
+    if mode.drafts:
+        refused = scheduler.draft_tokens_total - scheduler.accepted_tokens_total
+        assert scheduler.accepted_tokens_total > 0 and (refused > 0 or mode.drafts == 1), mode
     return target.tokens[PROMPT:], recorder.rows
 
 
@@ -150,8 +171,8 @@ def test_bits_depend_on_the_request_alone(
     decoder = decoder_of(checkpoints(family), dtype)
     ids, logits = run(decoder, Mode(), monkeypatch)
     assert len(ids) == NEW
-    for mode in MODES:
-        other_ids, other_logits = run(decoder, mode, monkeypatch)
+    for mode in [*MODES, *DRAFTING_MODES]:
+        other_ids, other_logits = run(decoder, mode, monkeypatch, foretold=ids)
         assert other_ids == ids, mode
         for position, row in logits.items():
             assert torch.equal(other_logits[position], row), (mode, position)
@@ -168,8 +189,8 @@ def test_so_do_those_that_amx_computes(
     decoder = decoder_of(checkpoints(family), torch.bfloat16)
     ids, logits = run(decoder, Mode(), monkeypatch)
     assert native.tier() == "amx" and len(ids) == NEW
-    for mode in MODES[7::11]:
-        other_ids, other_logits = run(decoder, mode, monkeypatch)
+    for mode in [*MODES[7::11], *DRAFTING_MODES[2::5]]:
+        other_ids, other_logits = run(decoder, mode, monkeypatch, foretold=ids)
         assert other_ids == ids, mode
         for position, row in logits.items():
             assert torch.equal(other_logits[position], row), (mode, position)

@@ -13,7 +13,7 @@ from worker.schedule.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The next id of each sampling chunk, in plan order, and the log-probabilities that were asked for."""
+    """An id for each of the plan's rows, in their order, and the log-probabilities that were asked for."""
 
     ids: list[int]
     logprobs: list[tuple[Sequence, m.Logprobs]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Flight:
 
     plan: Plan
     ahead: bool
-    ids: Tensor  # [R] int64 on the device, in the order of plan.sampling; the next step reads them, and may write there
+    ids: Tensor  # [R] int64 on the device, in the order of plan.rows; the next step reads them, and may write there
     on_host: ToHost
     logprobs: Callable[[], list[tuple[Sequence, m.Logprobs]]] = nothing
 

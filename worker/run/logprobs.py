@@ -52,9 +52,9 @@ def launch_logprobs(plan: Plan, wanted: Wanted, logits: Tensor, sampled: Tensor,
     """What is asked of this step; call the result, once the step before has been committed, to wait for it.
 
     logits [R, V] float32; sampled, the rows of it that are sampled from, and ids, what was sampled, in the order of
-    plan.sampling.
+    plan.rows.
     """
-    outputs = _outputs(sampled, ids, [chunk.sequence for chunk in plan.sampling])
+    outputs = _outputs(sampled, ids, [row.sequence for row in plan.rows])
     blocks = [*outputs, *_prompts(logits, wanted, plan)]
     shapes = [(block.ids.shape, block.entries) for block in blocks]
     on_host = ToHost(torch.cat([block.bits() for block in blocks]))

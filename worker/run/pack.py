@@ -19,7 +19,7 @@ UNKNOWN = 0  # stands for an id that only the device knows yet
 class Wanted:
     """Which of the R rows of logits are for what."""
 
-    sampled: list[int]  # row of each sampling chunk, in plan order
+    sampled: list[int]  # those that ids are sampled from, in plan order
     prompts: list[tuple[int, int, int]]  # (chunk index, first row, rows): log-probabilities of prompt tokens
 
 
@@ -56,6 +56,7 @@ def _tokens(chunks: Seq[Chunk]) -> Iterator[int]:
             yield tokens[chunk.start] if chunk.start < len(tokens) else UNKNOWN
         else:
             yield from chunk.sequence.tokens[chunk.start : chunk.start + chunk.length]
+            yield from chunk.drafts
 
 
 def _page_table(chunks: Seq[Chunk], kv_lens: NDArray[np.int32], page_size: int) -> NDArray[np.int32]:
@@ -77,8 +78,8 @@ def _rows(chunks: Seq[Chunk], starts: NDArray[np.int32]) -> tuple[list[int], Wan
                 wanted.prompts.append((index, len(rows), known))
                 rows.extend(range(begin, begin + known))
         if chunk.samples:
-            wanted.sampled.append(len(rows))
-            rows.append(begin + chunk.length - 1)
+            wanted.sampled.extend(range(len(rows), len(rows) + chunk.rows))
+            rows.extend(range(begin + chunk.length - chunk.rows, begin + chunk.length))
     return rows, wanted
 
 

@@ -81,7 +81,8 @@ class Runner:
         ids = choose(allowed, rows, eos_ids, choose_plain) if rows else logits.new_empty(0).long()
         if any(sequence.sampling.logprobs is not None for sequence in sequences) or wanted.prompts:
             return Flight(plan, False, ids, ToHost(ids), launch_logprobs(plan, wanted, logits, sampled, ids))
-        return Flight(plan, self._overlap and all(map(is_plain, sequences)), ids, ToHost(ids))
+        ahead = self._overlap and not plan.drafts and all(map(is_plain, sequences))
+        return Flight(plan, ahead, ids, ToHost(ids))
 
     def _fill_in(self, tokens: Tensor, plan: Plan, before: Flight) -> None:
         rows, sources = owed(plan.chunks, before.plan.chunks)

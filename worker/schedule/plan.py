@@ -10,7 +10,7 @@ from worker.schedule.sequence import Sequence
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """Compute tokens[start : start + length] of a sequence; a decode is a chunk of one.
+    """Compute tokens[start : start + length] of a sequence; a decode is a chunk of one, or of one and its drafts.
 
     A Struct, not a dataclass: hundreds are made each step, and these cost a tenth and no garbage collection.
     """
@@ -19,6 +19,12 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
     start: int
     length: int
     samples: bool  # it reaches the end of the tokens, so the next one is sampled from its last row
+    drafts: tuple[int, ...] = ()  # guesses at the tokens after that, which its last rows compute and sample from, too
+
+    @property
+    def rows(self) -> int:
+        """How many ids are sampled: those after each draft as if all before it had come true."""
+        return self.samples + len(self.drafts)
 
 
 class Row(NamedTuple):
@@ -41,13 +47,20 @@ class Plan:
 
     @property
     def sampling(self) -> list[Chunk]:
-        """The chunks that sample, in the order of the ids that commit() expects."""
+        """The chunks that sample, in the order of their ids."""
         return [chunk for chunk in self.chunks if chunk.samples]
 
     @property
     def rows(self) -> list[Row]:
-        """Of those chunks, in the same order."""
-        return [Row(chunk.sequence, chunk.sequence.next_output) for chunk in self.chunks if chunk.samples]
+        """What is sampled from, in the order of the ids that commit() expects."""
+        return [
+            Row(chunk.sequence, chunk.sequence.next_output + at) for chunk in self.chunks for at in range(chunk.rows)
+        ]
+
+    @property
+    def drafts(self) -> int:
+        """How many there are in all."""
+        return sum([len(chunk.drafts) for chunk in self.chunks])
 
     def __bool__(self) -> bool:
         return bool(self.chunks)

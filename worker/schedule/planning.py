@@ -12,6 +12,7 @@ sequence. Whether one of those ids ends it shows when it is settled, and at wors
 from math import inf
 
 from worker.schedule import policy
+from worker.schedule.drafting import Drafting
 from worker.schedule.pace import Pace
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.policy import Batching
@@ -28,6 +29,7 @@ class Planner:
         self._pace = pace
         self._cutting = policy.cutting(state.config)
         self._order = policy.order(state.config)
+        self._drafting = Drafting(state)
 
     def plan(self, now: float) -> Plan:
         plan = Plan()
@@ -39,7 +41,8 @@ class Planner:
         chunks, used = self._prompt_chunks(prompts, room, now, joining=not plan.preempted)
         served = self._order.arrange(decodes)[: max(reserved, budget - used)]
         self._order.advanced(len(served), len(decodes))
-        plan.chunks.extend(self._decode_chunks(served))
+        decoding = self._decode_chunks(served)
+        plan.chunks.extend(decoding if chunks else self._drafting.extend(decoding))
         plan.chunks.extend(chunks)
         self._pace.planned(now, len(plan.chunks), len(served), used)
         return plan
@@ -66,7 +69,7 @@ class Planner:
     def _grow(self, preempted: list[Sequence], now: float) -> tuple[list[Sequence], list[Sequence]]:
         """The running sequences as decodes (one token behind, with a page to put it) and prompts.
 
-        Those whose end is under way are neither.
+        Those whose end is under way are neither, nor those with drafts under way: nobody knows where they will come.
         """
         decodes: list[Sequence] = []
         prompts: list[Sequence] = []
@@ -78,7 +81,7 @@ class Planner:
             length = len(sequence.tokens) + sequence.due
             if length - reached > 1:
                 prompts.append(sequence)
-            elif length == reached or (sequence.due and self._state.full(sequence, length)):
+            elif length <= reached or (sequence.due and self._state.full(sequence, length)):
                 continue
             elif reached < len(sequence.pages) * size or self._add_page(sequence, preempted, now):
                 decodes.append(sequence)

@@ -35,6 +35,7 @@ class SchedulerConfig:
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 0
     prefix_cache: bool = True
+    max_draft_tokens: int = 0  # for one sequence in a step; 0: --speculation off
     watermark: float = 0.01  # share of the pool that new sequences leave to the growth of running ones
 
     @classmethod
@@ -56,6 +57,7 @@ class SchedulerConfig:
             max_waiting_requests=worker.max_waiting_requests,
             max_waiting_tokens=worker.max_waiting_tokens,
             prefix_cache=worker.prefix_cache and paged,
+            max_draft_tokens=worker.max_draft_tokens if worker.speculation == "ngram" else 0,
             watermark=0.01 if paged else 0.0,  # a sequence with a page of max_seq_len tokens never grows
         )
 

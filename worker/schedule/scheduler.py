@@ -2,7 +2,7 @@
 
     submit(sequence, now)            -> waits, or Refused
     plan(now)                        -> Plan: who advances by how much, whose pages it may write
-    commit(plan, ids, now)           -> list[Advance]: a token, an end, or both, for each sequence that got one
+    commit(plan, ids, now)           -> list[Advance]: tokens, an end, or both, for each sequence that got some
     abort(key), expire(now), fail()  -> sequences leave early, their pages are free at once
 
 Pure counting in plain ints: knows nothing of tensors, sockets or clocks (the caller passes `now`).
@@ -79,6 +79,15 @@ class Scheduler:
     @property
     def generation_tokens_total(self) -> int:
         return self._settler.generation_tokens
+
+    @property
+    def draft_tokens_total(self) -> int:
+        return self._settler.draft_tokens
+
+    @property
+    def accepted_tokens_total(self) -> int:
+        """Of those, how many were what came."""
+        return self._settler.accepted_tokens
 
     @property
     def prefix_queries(self) -> int:
@@ -158,7 +167,7 @@ class Scheduler:
         return self._planner.plan(now)
 
     def commit(self, plan: Plan, ids: list[int], now: float) -> list[Advance]:
-        """Applies a step that was computed: `ids[i]` was sampled for `plan.sampling[i]`.
+        """Applies a step that was computed: `ids[i]` was sampled for `plan.rows[i]`.
 
         Sequences that left since the plan was made are passed over. Raises ValueError, and applies nothing,
         if the ids do not fit the plan or the plan was committed before.
@@ -180,7 +189,7 @@ class Scheduler:
         self._settler.abandon()
 
     def current(self, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Those of an abandoned step that can be tried again as they are."""
+        """Those of an abandoned step that can be tried again: as they are, but without drafts."""
         return self._settler.current(chunks)
 
     def check(self) -> None:

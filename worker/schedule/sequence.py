@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.messages import Sampling
+from worker.schedule.drafter import Drafter
 
 
 class Constraint(Protocol):
@@ -42,7 +43,7 @@ class Sequence:
     resumed: bool = False  # it was admitted by a worker that is gone
     computed: int = 0
     flying: int = 0  # tokens after those that steps under way compute
-    due: int = 0  # ids that these steps sample, which nobody knows yet
+    due: int = 0  # ids that these steps sample at least, which nobody knows yet
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # of C ints, which pack.py copies whole
     cached: int = 0  # prompt tokens found in the prefix cache at first admission
     preemptions: int = 0
@@ -56,6 +57,7 @@ class Sequence:
     constraint: Constraint | None = None
     plain: bool = False  # known to be sampled from its logits alone, see run/sampler.py
     first: int = 0  # its request id at its first worker, if that was another
+    drafter: Drafter | None = None  # once it may have had drafts, see drafting.py
 
     @property
     def origin(self) -> tuple[bytes, int]:

@@ -8,20 +8,22 @@ What counts as computed, and all that anybody is told, is what has been settled.
 """
 
 from collections.abc import Iterable
+from itertools import islice, zip_longest
 
 from shared.messages import Outcome
 from worker.schedule.pace import Pace
 from worker.schedule.plan import Advance, Chunk, Plan
-from worker.schedule.sequence import Sequence
 from worker.schedule.state import State
 
 
 class Settler:
-    """`prefill_tokens` and `generation_tokens` count what was computed, in all."""
+    """`prefill_tokens` and `generation_tokens` count what was computed, in all, drafts if they were accepted."""
 
     def __init__(self, state: State, pace: Pace) -> None:
         self.prefill_tokens = 0
         self.generation_tokens = 0
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
         self._state = state
         self._pace = pace
 
@@ -39,7 +41,7 @@ class Settler:
         self._pace.launched(len(plan.chunks))
 
     def settle(self, plan: Plan, ids: list[int], now: float) -> list[Advance]:
-        """`ids[i]` was sampled for `plan.sampling[i]`. Steps are settled in the order in which they were launched.
+        """`ids[i]` was sampled for `plan.rows[i]`. Steps are settled in the order in which they were launched.
 
         Sequences that left, or were preempted, since the plan was made are passed over. Raises ValueError, and applies
         nothing, if the ids do not fit the plan.
@@ -49,15 +51,13 @@ class Settler:
         advances: list[Advance] = []
         sampled, running = iter(ids), self._state.running
         for chunk in plan.chunks:
-            sequence = chunk.sequence
-            token = next(sampled) if chunk.samples else None
-            if sequence not in running or sequence.flying < chunk.length:
+            own = list(islice(sampled, chunk.rows))
+            if chunk.sequence not in running or chunk.sequence.flying < chunk.length:
                 continue
-            self._computed(chunk)
-            advance = self._advance(sequence, token, now)
+            advance = self._advance(chunk, own, now)
             if advance is not None:
                 advances.append(advance)
-        self.generation_tokens += len(ids)
+        self.generation_tokens += len(ids) - plan.drafts
         return advances
 
     def abandon(self) -> None:
@@ -66,40 +66,70 @@ class Settler:
             sequence.flying = sequence.due = 0
 
     def current(self, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Those that can still be computed as they are."""
+        """Those that can still be computed, less their drafts, of which their sequences get no more."""
         running = self._state.running
-        return [one for one in chunks if one.sequence in running and one.sequence.computed == one.start]
+        left = [one for one in chunks if one.sequence in running and one.sequence.computed == one.start]
+        return [_undrafted(one) if one.drafts else one for one in left]
 
-    def _computed(self, chunk: Chunk) -> None:
+    def _computed(self, chunk: Chunk, refused: int) -> None:
+        """All of it but its last `refused` tokens, which were drafts."""
         sequence, start, size = chunk.sequence, chunk.start, self._state.paging.pool.page_size
-        end = start + chunk.length
+        end = start + chunk.length - refused
         sequence.computed = end
         sequence.flying -= chunk.length
         sequence.due -= chunk.samples
         if start // size != end // size:
             self._state.paging.publish(sequence, start, end)
-        if chunk.length > 1 or start < sequence.prompt_len:
+        if chunk.drafts:
+            self._judge(chunk, len(chunk.drafts) - refused)
+        elif chunk.length > 1 or start < sequence.prompt_len:
             self.prefill_tokens += chunk.length
         if sequence.group and end >= sequence.prompt_len:
             self._state.queue.prompt_done(sequence)
 
-    def _advance(self, sequence: Sequence, token: int | None, now: float) -> Advance | None:
+    def _judge(self, chunk: Chunk, accepted: int) -> None:
+        self.draft_tokens += len(chunk.drafts)
+        self.accepted_tokens += accepted
+        self.generation_tokens += accepted
+        if chunk.sequence.drafter is not None:
+            chunk.sequence.drafter.learn(len(chunk.drafts), accepted)
+
+    def _advance(self, chunk: Chunk, ids: list[int], now: float) -> Advance | None:
         """None while its prompt is not through."""
-        if token is not None and sequence.constraint is not None and not sequence.constraint.advance(token):
+        sequence = chunk.sequence
+        if ids and sequence.constraint is not None and not sequence.constraint.advance(ids[0]):
+            self._computed(chunk, 0)
             self._state.leave(sequence)
             return Advance(sequence, [], Outcome.ERROR)
-        if token is not None:
-            sequence.tokens.append(token)
+        tokens, outcome = self._take(chunk, ids)
+        self._computed(chunk, len(ids) - len(tokens))
+        if tokens:
             sequence.first_token = sequence.first_token or now
         elif sequence.computed < len(sequence.tokens):
             return None
-        outcome = self._state.outcome(sequence)
+        else:
+            outcome = self._state.outcome(sequence)
         if outcome is not None:
             self._state.leave(sequence)
-        return Advance(sequence, [] if token is None else [token], outcome)
+        return Advance(sequence, tokens, outcome)
+
+    def _take(self, chunk: Chunk, ids: list[int]) -> tuple[list[int], Outcome | None]:
+        """Appends what was sampled, up to the first id that is not what was drafted or that ends the sequence."""
+        for count, (id, draft) in enumerate(zip_longest(ids, chunk.drafts), 1):
+            chunk.sequence.tokens.append(id)
+            outcome = self._state.outcome(chunk.sequence)
+            if outcome is not None or id != draft:
+                return ids[:count], outcome
+        return [], None
+
+
+def _undrafted(chunk: Chunk) -> Chunk:
+    if chunk.sequence.drafter is not None:
+        chunk.sequence.drafter.stop()
+    return Chunk(chunk.sequence, chunk.start, chunk.length - len(chunk.drafts), chunk.samples)
 
 
 def check_ids(plan: Plan, ids: list[int]) -> None:
-    samples = sum([chunk.samples for chunk in plan.chunks])
+    samples = sum([chunk.samples for chunk in plan.chunks]) + plan.drafts
     if samples != len(ids):
         raise ValueError(f"the plan samples {samples} tokens, but {len(ids)} came")

@@ -52,6 +52,7 @@ class State:
     def leave(self, sequence: Sequence) -> None:
         """Its pages are free at once: a step under way may still write to them, but every later step comes after it."""
         del self.live[sequence.key]
+        sequence.drafter = None  # somebody may keep the sequence for a while
         if sequence in self.running:
             del self.running[sequence]
             self.queue.turns.stop(sequence)
@@ -94,7 +95,7 @@ class State:
         for sequence in self.running:
             assert sequence.pending, f"{sequence.key} runs with nothing to do"
             assert 0 <= sequence.due <= sequence.flying, f"{sequence.key}: {sequence.due} due of {sequence.flying}"
-            under_way = sequence.flying - sequence.due
+            under_way = sequence.flying - sequence.due - self.config.max_draft_tokens
             assert under_way <= sequence.pending, f"{sequence.key}: more under way than there is"
         assert not waiting & self.running.keys(), "a sequence waits and runs"
         assert waiting | self.running.keys() == set(self.live.values()), "a live sequence is lost, or a gone one kept"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared.messages import Sampling
 from worker.run.pack import pack
-from worker.schedule.plan import Chunk
+from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
 
 CPU = torch.device("cpu")
@@ -73,3 +73,19 @@ def test_prompt_logprobs_want_the_row_before_each_known_token(plan: tuple[int, l
         first, count = told[index]
         rows = packed.rows[first : first + count]
         assert (packed.positions[rows] + 1).tolist() == list(predicted)
+
+
+def test_drafts_follow_the_last_token_and_each_has_a_row() -> None:
+    drafting, other = make(8, 7, 16, 1), make(3, 2, 16, 2)
+    prompt = make(30, 0, 16, 3, prompt_logprobs=True)
+    chunks = [Chunk(drafting, 7, 4, True, (91, 92, 93)), Chunk(other, 2, 1, True), Chunk(prompt, 0, 30, True)]
+    packed, wanted = pack(chunks, 16, CPU)
+    assert packed.tokens[:5].tolist() == [drafting.tokens[7], 91, 92, 93, other.tokens[2]]
+    assert packed.positions[:5].tolist() == [7, 8, 9, 10, 2]
+    assert packed.slots[:4].tolist() == [16 + 7, 16 + 8, 16 + 9, 16 + 10]
+    assert packed.starts.tolist() == [0, 4, 5, 35] and packed.kv_lens.tolist() == [11, 3, 30]
+    assert packed.rows.tolist() == list(range(35))
+    assert wanted.sampled == [0, 1, 2, 3, 4, 34] and wanted.prompts == [(2, 5, 29)]
+    assert [(row.sequence, row.output) for row in Plan(chunks).rows] == [
+        *((drafting, at) for at in range(4)), (other, 0), (prompt, 0)
+    ]  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.messages import Sampling
-from worker.run.sampler import columns, sample
+from worker.run.sampler import choose, columns, sample
 from worker.schedule.plan import Row
 from worker.schedule.sequence import Sequence
 
@@ -53,6 +53,18 @@ def test_eos_and_stop_ids_cannot_come_before_min_tokens() -> None:
     assert sample(logits, [sequence([1, 2], 1, **options)], EOS) == [5]
     assert sample(logits, [sequence([1, 2, 2], 1, **options)], EOS) == [3]
     assert sample(logits, [sequence([1, 2], 1, ignore_eos=True, **options)], EOS) == [3]
+
+
+def test_each_row_of_a_sequence_is_for_an_output_of_its_own() -> None:
+    """As drafts have it: what was chosen for the rows before counts as output."""
+    torch.manual_seed(0)
+    logits, ids = torch.randn(6, V), [7, 9, 3, 4, 11, 13]
+    logits[:, 3] += 20.0
+    options = {"temperature": 0.8, "min_tokens": 5, "stop_token_ids": (4,), "logit_bias": ((11, 2.0),)}
+    one_by_one = [sample(logits[i : i + 1], [sequence([1, *ids[:i]], 1, **options)], EOS)[0] for i in range(6)]
+    asked = sequence([1], 1, **options)
+    assert choose(logits, [Row(asked, i) for i in range(6)], EOS).tolist() == one_by_one
+    assert not {3, 4} & {*one_by_one[:5]} and one_by_one[5] == 3
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from typing import Any
 
 from shared.messages import Outcome, Sampling
 from worker.memory.pages import PagePool
-from worker.schedule.plan import Plan
+from worker.schedule.drafter import Drafter
+from worker.schedule.drafting import TILE
+from worker.schedule.plan import Chunk, Plan
 from worker.schedule.scheduler import Advance, Scheduler, SchedulerConfig
 from worker.schedule.sequence import Sequence
 
@@ -160,7 +162,7 @@ class Rig:
         """As the device knows them."""
         due = []
         for plan, ids in self.flights:
-            due += [id for chunk, id in zip(plan.sampling, ids, strict=True) if chunk.sequence is sequence]
+            due += [id for row, id in zip(plan.rows, ids, strict=True) if row.sequence is sequence]
         return sequence.tokens + due[len(due) - sequence.due :]
 
     def run(self, plan: Plan) -> list[int]:
@@ -170,16 +172,17 @@ class Rig:
         written: set[tuple[int, int]] = set()
         ids = []
         for chunk in plan.chunks:
-            tokens = self.tokens(chunk.sequence)
+            tokens = [*self.tokens(chunk.sequence), *chunk.drafts]
+            end = chunk.start + chunk.length
             last = self.store[self.slot(chunk.sequence, chunk.start - 1)] if chunk.start else root(chunk.sequence.salt)
-            for position in range(chunk.start, chunk.start + chunk.length):
+            for position in range(chunk.start, end):
                 last = mix(last, tokens[position])
                 slot = self.slot(chunk.sequence, position)
                 assert slot not in written, f"{slot} is written twice in a step"
                 written.add(slot)
                 self.store[slot] = last
-            if chunk.samples:
-                ids.append(next_id(last))
+                if position >= end - chunk.rows:
+                    ids.append(next_id(last))
         self.now += self.token_s * plan.tokens
         return ids
 
@@ -194,7 +197,11 @@ class Rig:
         assert held == expected, f"{sequence.key} would read another sequence's K/V"
 
     def check_plan(self, plan: Plan) -> None:
-        config, chunks = self.config, plan.chunks
+        """A chunk with drafts is one without, and the drafts are beyond it."""
+        if plan.drafts:
+            self.check_drafts(plan)
+        config = self.config
+        chunks = [Chunk(one.sequence, one.start, one.length - len(one.drafts), one.samples) for one in plan.chunks]
         sequences = [chunk.sequence for chunk in chunks]
         assert len(set(sequences)) == len(sequences) <= config.max_batch_size
         assert not set(sequences) & set(plan.preempted)
@@ -217,3 +224,39 @@ class Rig:
             last = chunks[-1].length if chunks else 0
             assert plan.tokens <= config.max_step_tokens or plan.tokens - last < config.max_step_tokens
             assert all(chunk.start + chunk.length == len(self.tokens(chunk.sequence)) for chunk in chunks)
+
+    def check_drafts(self, plan: Plan) -> None:
+        assert plan.tokens <= min(TILE, self.config.max_step_tokens)
+        for chunk in plan.chunks:
+            sequence, drafts = chunk.sequence, len(chunk.drafts)
+            assert chunk.length == 1 + drafts and drafts <= self.config.max_draft_tokens, "a prompt's step has drafts"
+            if drafts:
+                assert chunk.samples and chunk.start == len(sequence.tokens) - 1 >= sequence.prompt_len
+                assert not sequence.flying, "nobody knows what they would follow"
+                assert chunk.start + chunk.length <= len(sequence.pages) * self.pool.page_size, "no page to write to"
+                assert sequence.output_len + drafts < sequence.sampling.max_tokens, "a row beyond its length"
+                assert len(sequence.tokens) + drafts < self.config.max_seq_len, "a row beyond its length"
+
+
+class Prophet(Drafter):
+    """Proposes what will come, as `tokens` have it, but for every few of them; and something after their end."""
+
+    def __init__(self, tokens: list[int], salt: int = 0) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self._salt = salt
+        self._stopped = False
+
+    def propose(self, tokens: list[int], most: int, price: float) -> tuple[int, ...]:
+        if self._stopped:
+            return ()
+        places = range(len(tokens), len(tokens) + most)
+        return tuple(self._guess(place) for place in places)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def _guess(self, place: int) -> int:
+        if place >= len(self._tokens) or mix(self._salt, place) % 5 == 0:
+            return (place + self._salt) % VOCAB
+        return self._tokens[place]

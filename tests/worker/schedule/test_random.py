@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.worker.schedule.harness import EOS, Rig, reference
+from tests.worker.schedule.harness import EOS, Prophet, Rig, reference
 from worker.schedule import pace
 from worker.schedule.plan import Plan
 from worker.schedule.scheduler import QueueFull, TooLong
@@ -31,6 +31,7 @@ configs = st.fixed_dictionaries(
         "max_waiting_tokens": st.sampled_from([0, 40]),
         "max_seq_len": st.sampled_from([24, 48]),
         "prefix_cache": st.booleans(),
+        "max_draft_tokens": st.sampled_from([0, 1, 4, 15]),
         "watermark": st.sampled_from([0.0, 0.01, 0.2]),
         "eos_token_ids": st.just(frozenset({EOS})),
     }
@@ -84,6 +85,7 @@ class Machine(RuleBasedStateMachine):
         sequence = rig.sequence(base[:length] + tail, deadline=rig.now + wait, **options)
         done, _ = reference(sequence, rig.config)
         sequence.tokens = done[: sequence.prompt_len + generated]  # a stream that goes on brings true output
+        sequence.drafter = Prophet(done, rig.count)
         waiting, tokens = rig.scheduler.waiting, rig.scheduler.waiting_tokens
         try:
             rig.scheduler.submit(sequence, rig.now)
@@ -186,9 +188,10 @@ class Machine(RuleBasedStateMachine):
         self.left.update(advance.sequence for advance in self.rig.land(keep) if advance.outcome)
 
     def note_ends(self, plan: Plan, ids: list[int]) -> None:
-        before = self.rig.scheduler.generation_tokens_total
+        scheduler = self.rig.scheduler
+        before = scheduler.generation_tokens_total - scheduler.accepted_tokens_total
         advances = self.rig.commit(plan, ids)
-        assert self.rig.scheduler.generation_tokens_total == before + len(ids)
+        assert scheduler.generation_tokens_total - scheduler.accepted_tokens_total == before + len(plan.sampling)
         self.left.update(advance.sequence for advance in advances if advance.outcome)
 
     def teardown(self) -> None:

@@ -1,0 +1,97 @@
+"""Answers with drafts are those without, to the byte: every way of sampling and ending, and through a killed worker."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.e2e.server import Server, serving
+
+STORY = "Once upon a time there was a little dog. The little dog was happy. Once upon a time there was a"
+COUNT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10. 1, 2, 3, 4, 5,"
+BODIES: list[dict[str, Any]] = [
+    {"prompt": STORY, "temperature": 0, "max_tokens": 300, "ignore_eos": True},
+    {"prompt": STORY, "temperature": 0, "max_tokens": 300},
+    *({"prompt": STORY, "temperature": 1, "seed": seed, "max_tokens": 200, "ignore_eos": True} for seed in range(4)),
+    {"prompt": STORY, "temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.02, "seed": 9, "max_tokens": 150},
+    {"prompt": [STORY, COUNT, "The"], "n": 3, "seed": 3, "temperature": 0.4, "max_tokens": 80},
+    {"prompt": COUNT, "temperature": 0, "max_tokens": 200, "ignore_eos": True, "stop": [" 9, 1", "zzz"]},
+    {"prompt": STORY, "temperature": 0, "max_tokens": 200, "min_tokens": 60, "stop": "happy"},
+    {"prompt": STORY, "temperature": 0, "max_tokens": 200, "min_tokens": 60, "stop_token_ids": list(range(300, 340))},
+    {"prompt": STORY, "temperature": 0, "max_tokens": 90, "ignore_eos": True, "logit_bias": {"290": 4, "300": -100}},
+    {"prompt": COUNT, "temperature": 0, "max_tokens": 60, "echo": True, "ignore_eos": True},
+    {"prompt": COUNT, "temperature": 0, "max_tokens": 60, "logprobs": 3, "echo": True},
+    {"prompt": COUNT, "temperature": 0.7, "seed": 1, "max_tokens": 60, "logprobs": 2},
+    {"prompt": COUNT, "temperature": 0, "max_tokens": 60, "repetition_penalty": 1.2, "frequency_penalty": 0.1},
+    *({"prompt": COUNT, "temperature": 0, "max_tokens": count, "ignore_eos": True} for count in (1, 2, 3, 17)),
+]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """With drafts, as it is on the CPU where nobody says otherwise, and without."""
+    folder = tmp_path_factory.mktemp("drafts")
+    with (
+        serving("demo", folder / "on") as on,
+        serving("demo", folder / "off", "--speculation", "off") as off,
+    ):
+        yield on, off
+
+
+def ask(server: Server, body: dict[str, Any]) -> dict[str, Any]:
+    """What is the same in every answer to it; how much of its prompt is in the prefix cache is not."""
+    answer = server.client.post("/v1/completions", json={"model": "m", "seed": 0, **body})
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    return {
+        "choices": told["choices"],
+        **{name: told["usage"][name] for name in ("prompt_tokens", "completion_tokens")},
+    }
+
+
+def speculation(server: Server) -> tuple[int, int]:
+    """Status comes four times a second."""
+    time.sleep(0.6)
+    told = server.stats()["speculation"]
+    return told["drafted"], told["accepted"]
+
+
+def test_every_answer_is_the_same_alone_and_in_company(both: tuple[Server, Server]) -> None:
+    on, off = both
+    plain = [ask(off, body) for body in BODIES]
+    assert [ask(on, body) for body in BODIES] == plain
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda body: ask(on, body), BODIES)) == plain
+    drafted, accepted = speculation(on)
+    assert 100 < accepted < drafted and speculation(off) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.9, "seed": 7}, {"stop": [" day", "dog was"]}, {"min_tokens": 9}]
+)
+def test_so_is_every_stream_and_there_is_an_event_for_each_id(
+    both: tuple[Server, Server], options: dict[str, Any]
+) -> None:
+    streams = [server.events(STORY, 250, **options) for server in both]
+    assert streams[0] == streams[1]
+    assert streams[0].done and streams[0].done["usage"]["completion_tokens"] == len(streams[0].ids)
+
+
+def test_a_killed_worker_changes_nothing(both: tuple[Server, Server]) -> None:
+    on, off = both
+    options = {"temperature": 0.3, "seed": 5, "ignore_eos": True}
+    before = on.stats()["worker"]
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(on.events, STORY, 1500, **options)
+        on.until(lambda stats: stats["running"] > 0)
+        time.sleep(0.1)
+        os.kill(before["pid"], signal.SIGKILL)
+        disturbed = stream.result(timeout=60)
+    assert disturbed == off.events(STORY, 1500, **options)
+    after = on.until(lambda stats: stats["worker"]["pid"] != before["pid"])["worker"]
+    assert after["epoch"] > before["epoch"]
+    on.until_idle()

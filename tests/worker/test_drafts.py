@@ -1,0 +1,156 @@
+"""The loop with drafts: it tells what the loop without tells, and whatever a step with drafts does, nobody pays."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from shared import messages as m
+from shared.codec import pack_u32, unpack_u32
+from tests.wire.harness import VOCAB, Done, expected, next_id
+from tests.worker.test_loop import ME, Bench, FakeRunner, submit
+from worker.run.flight import Sampled
+from worker.schedule.drafter import Drafter
+from worker.schedule.plan import Chunk, Plan
+from worker.schedule.policy import SchedulerConfig
+from worker.schedule.scheduler import Scheduler
+
+
+@dataclass
+class Runner(FakeRunner):
+    def launch(self, plan: Plan, before: Done | None) -> Done:
+        self.check(plan.chunks)
+        self.steps.append(plan.tokens)
+        ids = []
+        for chunk in plan.sampling:
+            tokens = list(chunk.sequence.tokens)
+            for draft in (*chunk.drafts, None):
+                ids.append(next_id(tokens))
+                tokens.append(-1 if draft is None else draft)
+        return Done(plan, Sampled(ids))
+
+
+class Foresight(Drafter):
+    """Right but for every fifth token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent = False
+
+    def propose(self, tokens: list[int], most: int, price: float) -> tuple[int, ...]:
+        coming = expected(tokens, most)
+        return () if self.silent else tuple(id if id % 5 else (id + 1) % VOCAB for id in coming)
+
+    def stop(self) -> None:
+        self.silent = True
+
+
+class Drafting(Bench):
+    def __init__(self, check: Callable[[list[Chunk]], None] = lambda chunks: None) -> None:
+        super().__init__(check)
+        config = SchedulerConfig(max_seq_len=512, max_waiting_requests=8, max_draft_tokens=7)
+        pool = self.scheduler._state.paging.pool
+        self.scheduler = self.desk._scheduler = self.loop._scheduler = Scheduler(config, pool)
+        self.runner = self.loop._runner = Runner(check)  # type: ignore[assignment]
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            super().turn()
+            for sequence in self.scheduler.sequences():
+                if not isinstance(sequence.drafter, Foresight):
+                    sequence.drafter = Foresight()
+
+
+def mixture(bench: Bench) -> None:
+    """Long and short, with ends that nobody foresees; some come later."""
+    for i in range(6):
+        stop = tuple(expected([i + 1] * (1 + 9 * i), 26)[13:15]) if i % 2 else ()
+        bench.say(m.Submit(i, pack_u32([i + 1] * (1 + 9 * i)), m.Sampling(13 + 4 * i, stop_token_ids=stop)))
+        bench.turn(2)
+
+
+def test_all_is_told_as_without_them() -> None:
+    plain, drafting = Bench(), Drafting()
+    for bench in (plain, drafting):
+        mixture(bench)
+        bench.turn(60)
+    outputs, ends = plain.heard()
+    assert len(ends) == 6 and {end.outcome for end in ends.values()} == {m.Outcome.LENGTH, m.Outcome.STOP}
+    assert drafting.heard()[0] == outputs
+    assert {id: (end.outcome, end.tokens) for id, end in drafting.heard()[1].items()} == {
+        id: (end.outcome, end.tokens) for id, end in ends.items()
+    }
+    assert len(drafting.runner.steps) < 0.7 * len(plain.runner.steps)
+    for name in ("generation_tokens", "prompt_tokens"):
+        counts = [bench.metrics.registry.get_sample_value(f"sluice_{name}_total") for bench in (plain, drafting)]
+        assert counts[0] == counts[1], name
+    assert drafting.scheduler.generation_tokens_total == plain.scheduler.generation_tokens_total
+    assert drafting.scheduler.prefill_tokens_total == plain.scheduler.prefill_tokens_total
+    assert 0 < drafting.scheduler.accepted_tokens_total < drafting.scheduler.draft_tokens_total
+
+
+def test_what_a_step_brings_is_one_run_of_tokens_and_as_many_gaps_as_turns() -> None:
+    bench = Drafting()
+    bench.say(submit(1, [1], 30))
+    bench.turn(30)
+    counts = [unpack_u32(step.counts).tolist() for _, step in bench.link.sent if step.ids]
+    assert sum(map(sum, counts)) == 30 and max(map(max, counts)) > 2
+    gaps = list(bench.stats.itl._values)
+    assert len(gaps) == len(counts) - 1 and gaps == [1.0 / count for (count,) in counts[1:]]
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_step_that_fails_with_drafts_is_tried_without(others: int) -> None:
+    def check(chunks: list[Chunk]) -> None:
+        if any(chunk.drafts and chunk.sequence.key == (ME, 9) for chunk in chunks):
+            raise MemoryError("more than the device can")
+
+    bench = Drafting(check)
+    bench.say(submit(9, [9], 20), *(submit(i, [i + 1], 20) for i in range(others)))
+    bench.turn(40)
+    outputs, ends = bench.heard()
+    assert outputs == {9: expected([9], 20), **{i: expected([i + 1], 20) for i in range(others)}}
+    assert {end.outcome for end in ends.values()} == {m.Outcome.LENGTH}
+
+
+def test_it_fails_once_and_not_at_every_step() -> None:
+    failed = []
+
+    def check(chunks: list[Chunk]) -> None:
+        if any(chunk.drafts for chunk in chunks):
+            failed.append(chunks)
+            raise RuntimeError("unlucky")
+
+    bench = Drafting(check)
+    bench.say(submit(1, [1], 20))
+    bench.turn(40)
+    assert bench.heard()[0] == {1: expected([1], 20)} and len(failed) == 1
+
+
+@pytest.mark.parametrize("culprit", range(4))
+def test_only_the_culprit_fails(culprit: int) -> None:
+    def check(chunks: list[Chunk]) -> None:
+        if any(chunk.sequence.key == (ME, culprit) and chunk.start + chunk.length >= 25 for chunk in chunks):
+            raise RuntimeError("unlucky")
+
+    bench = Drafting(check)
+    bench.say(*(submit(i, [i + 1] * 12, 20) for i in range(4)))
+    bench.turn(40)
+    outputs, ends = bench.heard()
+    for i in range(4):
+        wanted = expected([i + 1] * 12, 20)
+        assert outputs[i] == (wanted[:13] if i == culprit else wanted)
+        assert ends[i].outcome is (m.Outcome.ERROR if i == culprit else m.Outcome.LENGTH)
+    assert bench.scheduler._state.paging.pool.counts().owned == 0
+
+
+def test_who_leaves_is_told_once() -> None:
+    bench = Drafting()
+    bench.say(submit(1, [1], 100), submit(2, [2], 100, deadline_ms=9500), submit(3, [3], 40))
+    bench.turn(6)
+    bench.say(m.Abort((1,)))
+    bench.turn(40)
+    outputs, ends = bench.heard()
+    assert [ends[id].outcome for id in (1, 2, 3)] == [m.Outcome.ABORTED, m.Outcome.DEADLINE, m.Outcome.LENGTH]
+    for id in range(1, 4):
+        assert outputs[id] == expected([id], ends[id].tokens), "as many as the end says"
