@@ -1,8 +1,8 @@
-"""Grammars' texts become matchers, on threads of their own: the compute loop never waits for one.
+"""Compiles grammars into matchers on threads of its own: the compute loop never waits for one.
 
-Knows the vocabulary (tokenizer.json) and llguidance. A text is compiled once, however many requests bring it, and kept
-while others are not more recent; so is what was refused. To read a vocabulary of 128,000 tokens holds the GIL for about
-a second, so it is read while the weights are; to compile a grammar holds it for next to nothing.
+Knows the vocabulary (tokenizer.json) and llguidance. Compiled grammars, refused ones included, are kept by text, the
+most recently used ones. To read a vocabulary of 128,000 tokens holds the GIL for about a second, so that is done while
+the weights are read; to compile a grammar hardly holds it.
 """
 
 import re

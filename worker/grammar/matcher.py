@@ -12,7 +12,7 @@ MAX_REASON = 300
 
 
 class Matcher(Constraint):
-    """Moves by `advance` alone, once a committed token: a step that is tried again finds it where it was."""
+    """Changes in `advance` only, once for each committed token, so that a step can be tried again."""
 
     __slots__ = ("state",)
 

@@ -54,7 +54,7 @@ def build(force: bool = False) -> Path | None:
 
 
 def _found() -> Path | None:
-    """What an installation brought along, or what was made here before."""
+    """The library that came with the installation, or was made here before."""
     name = f"libsluice-{_key()}.so"
     return next((place() / name for place in (lambda: SOURCES, _cache) if os.path.exists(place() / name)), None)
 
@@ -110,7 +110,7 @@ def _cache() -> Path:
 
 
 def _remove_older(target: Path) -> None:
-    """Only beside the sources: in the cache they may be another installation's."""
+    """Removes libraries of other sources, but not from the cache, where they may be another installation's."""
     for other in SOURCES.glob("libsluice-*.so"):
         if target.parent == SOURCES and other != target:
             other.unlink(missing_ok=True)

@@ -48,7 +48,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
 
 
 def _aligned(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Memory not yet written; if large, it begins where a huge page may, so that hardly any is left to small ones."""
+    """Memory not yet written; if large, aligned to a huge page, so that nearly all of it can be huge pages."""
     nbytes = math.prod(shape) * dtype.itemsize
     room = torch.empty(nbytes + (HUGE if nbytes >= HUGE else 0), dtype=torch.uint8)
     start = -room.data_ptr() % HUGE if nbytes >= HUGE else 0
@@ -56,7 +56,7 @@ def _aligned(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def huge(fresh: Tensor) -> Tensor:
-    """`fresh`, its memory (contiguous, not yet written) asked to be huge pages: streams of it then miss no TLB."""
+    """Returns `fresh` (contiguous, not yet written) and asks for huge pages under it: reading it then misses no TLB."""
     found = library()
     if found is not None:
         found.advise_huge(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
@@ -231,7 +231,7 @@ def attention(
 
 
 def address(x: Tensor | None) -> int | None:
-    """Of its first element; None for none."""
+    """The address of its first element, or None."""
     return None if x is None else x.data_ptr()
 
 

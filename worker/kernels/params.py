@@ -1,4 +1,4 @@
-"""What rows of logits want of sampling, as columns on the device that computes."""
+"""Sampling parameters of a batch, as columns on the device that samples: an entry for each row of logits."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class PlainParams:
-    """What each of R rows wants of its adjusted logits; enough for a row without penalties and bias."""
+    """How each of R rows is sampled once its logits are adjusted; all there is for rows without penalties and bias."""
 
     temperature: Tensor  # [R] float32, 0: greedy
     top_k: Tensor  # [R] int64, 0: off
@@ -40,7 +40,7 @@ class PlainParams:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Which stages any row needs, where the host knows it: saves work, changes nothing."""
+    """Which stages some row needs, as far as the host knows; skipping the others saves work and changes nothing."""
 
     all_greedy: bool = False
     any_greedy: bool = True
@@ -54,7 +54,7 @@ EVERY = Stages()
 
 @dataclass(frozen=True, slots=True)
 class SampleParams:
-    """What each of R rows wants."""
+    """How each of R rows is sampled, adjustments included."""
 
     plain: PlainParams
     repetition: Tensor  # [R] float32, 1: off

@@ -23,7 +23,7 @@ SHORT = 256  # tokens looked at first on the CPU
 
 
 def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
-    """The chosen token of each row by its logits as they are: [R, V] float32 -> ids [R] int64.
+    """The chosen token of each row by its logits as they are, adjusted or not: [R, V] float32 -> ids [R] int64.
 
     Temperature 0 takes the highest logit, the lowest id of equals. A token less than 2**-40 times as likely as
     the row's most likely one is never drawn; a row without a finite highest logit draws token 0.
@@ -112,7 +112,7 @@ def _first_highest(logits: Tensor) -> Tensor:
 
 
 def _weights(peak: Tensor, logits: Tensor, params: PlainParams, stages: Stages) -> Tensor:
-    """Integer weights [R, V] after temperature, top-k, top-p and min-p: zero where a token may not be drawn."""
+    """Integer weights [R, V] after temperature, top-k, top-p and min-p: zero for tokens that may not be drawn."""
     temperature = params.temperature.masked_fill(params.temperature == 0, 1.0)[:, None]
     gap = (peak - logits) / temperature  # >= 0, 0 at the most likely
     weights = _integer_weights(gap)
@@ -186,7 +186,7 @@ def _integer_weights(gap: Tensor) -> Tensor:
 
 
 def _beyond(keys: Tensor, masses: Tensor, need: Tensor) -> Tensor:
-    """Mask of what is left when the fewest tokens, by lowest key and then lowest index, hold a mass of `need`.
+    """Mask of the tokens beyond the fewest, by lowest key and then lowest index, whose masses reach `need`.
 
     A radix selection: no sort. keys [R, V] int32 >= 0; masses [R, V] int64, equal where keys are; need
     [R, 1] int64, at most the row's sum and not zero.

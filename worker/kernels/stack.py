@@ -1,7 +1,7 @@
-"""All layers in one call of the C library: the decoder's loop for the CPU, with buffers that live from step to step.
+"""The decoder's loop over its layers as one call of the C library, with buffers that live from step to step.
 
-The plain loop in model/decoder.py says what it means, and gives the same bits. Knows tensors and addresses; what a
-layer is made of comes as `StackLayer`.
+It gives the bits of the plain loop in model/decoder.py. Knows tensors and addresses; the structures here are those of
+native/stack.c, field by field.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
-"""A product that was cut along K and is not added up yet: whoever reads it next does that on the way.
+"""Terms: the partial sums of a split-K product, which the next kernel adds up as it reads them.
 
-On a GPU a narrow product keeps all multiprocessors busy only if several of them share a column; their results would
-cost a kernel of their own to add. So `linear` may return them as terms, and the norms and `heads` take either.
+On a GPU a narrow product keeps all multiprocessors busy only if several of them share a column, each with a part of K;
+to add their sums would take a kernel of its own. So `linear` may return terms, and the norms and `heads` take either.
 """
 
 import torch

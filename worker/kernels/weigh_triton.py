@@ -1,4 +1,4 @@
-"""What the kernels of sampling know of a row: its peak, and each token's distance from it, key and weight."""
+"""Shared by the sampling kernels: a row's highest logit, and each token's distance from it, sort key and weight."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-/* What happens to one row at a time: norms, the gate, rotary, the K/V write. Knows no weights' layout, no pages.
+/* The kernels of one row at a time: norms, the gate, rotary, the K/V write. Knows no layout of weights, no pages.
  *
  * Every kernel is a loop over rows around one row function, so a row's bits are its own whatever the batch,
  * the chunking or the number of threads. */

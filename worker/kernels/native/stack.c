@@ -1,8 +1,8 @@
-/* A forward through all layers in one call: what the decoder's loop does, without coming up to Python in between.
+/* A forward through all layers in one call: what the decoder's loop does, without returning to Python in between.
  *
- * Knows the order of the kernels and whose memory is whose; computes nothing itself, so the bits are the loop's. Each
- * kernel comes as a function of its dtype and instruction set. Everything is written over: x and h are the step's
- * residual and hidden rows, `wide` takes the fused projections, `q` and `mixed` the heads before and after attention. */
+ * Calls the kernels in order and computes nothing itself, so the bits are the loop's. Each kernel comes as a function
+ * for its dtype and instruction set. All buffers are overwritten: x and h are the step's residual and hidden rows,
+ * `wide` holds the fused projections, `q` and `mixed` the heads before and after attention. */
 #include <stdint.h>
 #include <string.h>
 
@@ -45,7 +45,7 @@ typedef struct {
     long count, hidden, inner, heads, kv_heads, d, page_size, element;
     float eps, offset, scale;
     int gelu, is_bf16, paired;
-    volatile uint64_t *done; /* layers so far, in all steps: a sign of life for whoever watches */
+    volatile uint64_t *done; /* layers begun so far, in all steps: shows that a long step makes progress */
 } Model;
 
 typedef struct {
@@ -70,7 +70,7 @@ static void add_norm(const Model *m, const Step *s, const void *weight) {
     m->kernels.add_norm(s->h, s->x, weight, s->h, s->x, s->t, m->hidden, m->eps, m->offset, s->threads);
 }
 
-static int look_around(const Model *m, const Step *s, const Layer *l) {
+static int attention(const Model *m, const Step *s, const Layer *l) {
     long size = (m->heads + 2 * m->kv_heads) * m->d;
     if (product(m, s, s->h, l->qkv, l->qkv_bias, s->wide, size, m->hidden)) return 1;
     m->kernels.heads(s->wide, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->cos, l->sin, s->positions,
@@ -106,7 +106,7 @@ __attribute__((visibility("default"))) int stack(const Model *m, const Step *giv
     for (long i = 0; i < m->count; i++) {
         const Layer *l = &m->layers[i];
         ++*m->done;
-        if (look_around(m, s, l)) return 1;
+        if (attention(m, s, l)) return 1;
         if (i + 1 == m->count) { /* K/V are written: from here on only the rows that are asked for matter */
             keep_rows(s->mixed, s, m->heads * m->d * m->element);
             keep_rows(s->x, s, m->hidden * m->element);
