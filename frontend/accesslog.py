@@ -1,4 +1,4 @@
-"""One line a request, when it has ended: who asked for what, how it ended, how long each part took.
+"""The access log: a line for each request that has ended, with its owner, its outcome and its times.
 
 Knows no prompt, no text and no key. A line is made once a request and written by a thread (shared/outlet.py), so
 that a full disk or a pipe that nobody reads costs lines and never a stream.
@@ -27,7 +27,7 @@ MOST_REASONS = 128
 NOTHING = Timings()
 
 _encode = msgspec.json.Encoder().encode
-QUIET = frozenset({"/", "/health", "/ready", "/stats", "/metrics"})  # not told to people while all is well
+QUIET = frozenset({"/", "/health", "/ready", "/stats", "/metrics"})  # not in the text log while all is well
 
 
 class Exchange:
@@ -59,7 +59,7 @@ class Exchange:
 
 
 class Entry(msgspec.Struct, gc=False):
-    """What is told of a request; what has no meaning for it is None. Times in milliseconds."""
+    """A request in the log; what has no meaning for it is None. Times in milliseconds."""
 
     time: str
     request_id: str
@@ -105,33 +105,33 @@ def _add_run(entry: Entry, run: Run, began: float) -> None:
         entry.outcome = OUTCOMES.get(run.reason, "error")
     if run.reason and entry.outcome != "client_gone":
         entry.error = run.reason
-    told = run.choices
-    timings = [_timings(choice) for choice in told]
-    entry.completion_tokens = sum([choice.consumed for choice in told])
+    choices = run.choices
+    timings = [_timings(choice) for choice in choices]
+    entry.completion_tokens = sum([choice.consumed for choice in choices])
     each = entry.n or 1  # choices of one prompt: it counts once, and so does what was found of it
     cached = [timing.cached_tokens for timing in timings]
     entry.cached_tokens = sum([min(cached[at : at + each]) for at in range(0, len(cached), each)])
     entry.queue_ms = round(max([timing.queue_ms for timing in timings]), 3)  # of the slowest choice
     entry.prefill_ms = round(max([timing.prefill_ms for timing in timings]), 3)
     entry.decode_ms = round(max([timing.decode_ms for timing in timings]), 3)
-    first = min([choice.first_at for choice in told if choice.first_at], default=0.0)
+    first = min([choice.first_at for choice in choices if choice.first_at], default=0.0)
     entry.ttft_ms = round(1e3 * (first - began), 3) if first else None
-    entry.finish_reasons = [choice.finish.value if choice.finish else None for choice in told[:MOST_REASONS]]
+    entry.finish_reasons = [choice.finish.value if choice.finish else None for choice in choices[:MOST_REASONS]]
 
 
 def _timings(choice: Choice) -> Timings:
-    """Of one that the worker did not end: as far as it told."""
+    """The worker's, or what it had sent by the first token where the frontend ended the choice."""
     end = choice.stream.end
     return choice.timings(end if end is not None and end.timings != NOTHING else None)
 
 
-def line(entry: Entry) -> bytes:
-    """For machines: one object of JSON."""
+def as_json(entry: Entry) -> bytes:
+    """For machines."""
     return _encode(entry) + b"\n"
 
 
-def words(entry: Entry) -> bytes:
-    """For people; empty for what only looks after the server and goes well."""
+def as_text(entry: Entry) -> bytes:
+    """For people; empty for a successful request that only looks after the server."""
     if entry.outcome == "finished" and (entry.path in QUIET or entry.path.startswith("/web/")):
         return b""
     path = entry.path if entry.path.isprintable() else ascii(entry.path)
@@ -165,7 +165,7 @@ class AccessLog:
 def access_log(config: FrontendConfig) -> AccessLog | None:
     """As `--access-log` has it: `text` beside the other log lines, if info is among them; `json` on stdout."""
     if config.access_log == "json":
-        return AccessLog(line, Outlet(sys.__stdout__.fileno() if sys.__stdout__ else 1))
+        return AccessLog(as_json, Outlet(sys.__stdout__.fileno() if sys.__stdout__ else 1))
     if config.access_log == "text" and config.log_level in ("debug", "info"):
-        return AccessLog(words, Outlet(sys.__stderr__.fileno() if sys.__stderr__ else 2))
+        return AccessLog(as_text, Outlet(sys.__stderr__.fileno() if sys.__stderr__ else 2))
     return None

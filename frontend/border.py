@@ -1,6 +1,6 @@
-"""The one border where exceptions become answers; also who comes in, and the id every answer carries.
+"""The one place where exceptions become answers; also checks the API key, and gives every answer its request id.
 
-Knows HTTP statuses; who has which key is keys.py's business, the words of an error are the dialect's.
+Knows HTTP statuses; which keys there are is known to keys.py, how an error is worded to the dialect.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Envelope(Protocol):
-    """The part of a dialect that words an error."""
+    """The part of a dialect that makes an error's body."""
 
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
 
 
 def client_error(exc: Exception, request_id: str) -> SluiceError:
-    """Any exception as one that a client may see; what is our fault is logged with its trace."""
+    """Any exception as one that a client may see; those that are a fault of the server are logged with their trace."""
     if isinstance(exc, HTTPException):
         if exc.status_code == 405:
             return MethodNotAllowed(str(exc.detail), allow=(exc.headers or {}).get("Allow", ""))

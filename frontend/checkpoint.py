@@ -179,7 +179,7 @@ def given_template(file: Path) -> dict[str, str]:
 
 
 def chat_templates(folder: Path, config: Settings) -> dict[str, str]:
-    """Sources by name; a file of its own goes before what tokenizer_config.json says."""
+    """Sources by name; files of their own win over tokenizer_config.json."""
     templates = _listed(config.get("chat_template"))
     templates |= _listed(read_settings(folder / "chat_template.json").get("chat_template"))
     source = read_text(folder / "chat_template.jinja")

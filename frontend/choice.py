@@ -44,7 +44,7 @@ class Choice:
         return self._text.consumed
 
     def echo(self, text: StreamText) -> None:
-        """Put the prompt before the output, in the words it was given in."""
+        """Puts the prompt before the output, as the client wrote it."""
         ids, texts, _ = text.finish(self._prompt)
         exact = self._ask.echo[self._index // self._ask.n]
         if exact and "".join(texts) != exact:  # a tokenizer that does not give back what it was given
@@ -94,7 +94,7 @@ class Choice:
         return delta
 
     def timings(self, end: End | None) -> Timings:
-        """The worker's account; where a stop string was found before it gave one, what it said at the first token."""
+        """The worker's, from its `end`; None where a stop string ended the choice: then from its first token."""
         if end is not None:
             return end.timings
         return msgspec.structs.replace(self.stream.started, decode_ms=1e3 * (self.last_at - self.first_at))

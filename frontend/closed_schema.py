@@ -1,4 +1,4 @@
-"""JSON schemas whose objects have the properties that they name, and no others of the model's invention.
+"""JSON schemas whose objects may have no properties but those they name.
 
 By a schema's own rules an object may have any others unless `additionalProperties` forbids them; few who leave it out
 mean that, and a model may go on inventing for ever. What the closed schema allows, the given one allows.

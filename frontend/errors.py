@@ -1,4 +1,4 @@
-"""Errors with their HTTP status; a protocol file gives them its own envelope, app.py is the one border."""
+"""Errors with their HTTP status. border.py turns them into answers, each dialect words them in its own way."""
 
 
 class SluiceError(Exception):

@@ -1,6 +1,6 @@
-"""What an answer must look like, as text in llguidance's words, checked before anybody waits for a worker.
+"""Schemas, regular expressions and the like as one grammar in llguidance's format, checked before a worker sees it.
 
-Knows schemas, expressions and grammars; knows neither dialects nor tokens. The worker compiles the same text against
+Knows neither dialects nor tokens. The worker compiles the same text against
 the model's vocabulary. Each function takes `param`, the field that the client wrote, and raises Unprocessable naming it
 with the library's own reason. A check costs up to 0.1 s (256 KiB of schema), without the GIL: `apart` is for the
 event loop.

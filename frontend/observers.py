@@ -1,4 +1,4 @@
-"""Who is told of each request when it has ended: the access log, the counts by key, and traces. None may disturb it."""
+"""What is called with each request that has ended: access log, counts by key, traces. Their errors never reach it."""
 
 import logging
 import os

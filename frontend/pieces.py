@@ -1,4 +1,4 @@
-"""The shapes in which pieces of answers reach a Python caller: only the text, awaited or not, with a progress bar."""
+"""How a Python caller gets pieces of answers: as text only, awaited or not; and the progress bar."""
 
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
@@ -40,7 +40,7 @@ def only_text(pieces: Generator[Piece]) -> Generator[str]:
 
 @contextmanager
 def progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], object]]:
-    """What is to be called after each answer; a bar where tqdm is there and somebody looks, or asked for it."""
+    """Gives what to call after each answer; a bar if tqdm is there and it is `wanted` (None: on a terminal)."""
     if wanted is None:
         wanted = total > MANY and sys.stderr.isatty()
     if not wanted or util.find_spec("tqdm") is None:

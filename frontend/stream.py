@@ -55,7 +55,7 @@ class Stream:
 
     @property
     def id(self) -> int:
-        """The one it has at the worker where it is now; it gets another wherever it goes on."""
+        """Of its latest Submit: it gets another each time it goes to a worker."""
         return self.submit.id
 
     def resubmit(self, id: int) -> None:

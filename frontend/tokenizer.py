@@ -72,7 +72,7 @@ def byte_fallback(token: str) -> bytes:
 
 
 def return_memory() -> None:
-    """What glibc would keep of freed memory goes back to the system; elsewhere nothing happens."""
+    """Gives freed memory that glibc keeps back to the system; does nothing with other libraries."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

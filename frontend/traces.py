@@ -1,4 +1,4 @@
-"""Each request as an OpenTelemetry span, in the words of the conventions for generative AI, and its phases below it.
+"""Each request as an OpenTelemetry span by the conventions for generative AI, with its phases below it.
 
 Spans are made when the request has ended, from the times in its entry, so that nothing is done while it runs. They
 leave in batches from a thread of the SDK's; a collector that is away costs spans and nothing else.

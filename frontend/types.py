@@ -1,4 +1,4 @@
-"""The frontend's vocabulary: what every dialect is translated into, and what it is told back.
+"""The frontend's vocabulary: what every dialect's request becomes, and what its answer is made of.
 
 A protocol file parses bytes into an `Ask`; the service turns an Ask into a stream of `Delta`; the protocol
 file writes Deltas in its own words. Nobody else knows HTTP and tokens at once.
@@ -34,11 +34,11 @@ class Ask:
     n: int = 1
     stream: bool = False
     echo: tuple[str, ...] = ()  # what stands before each prompt's answers: the prompt; "" where it was given as ids
-    timings: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
+    timings: bool = False  # the answer has them
+    include_usage: bool = False  # in a last chunk
+    continuous_usage: bool = False  # in every chunk
     model: str = ""
-    salt: str = ""
+    salt: str = ""  # as the next two: see shared.messages.Submit
     deadline_ms: int = 0
     priority: int = 0
     owner: str = ""  # the name of the API key it came with

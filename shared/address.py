@@ -1,4 +1,4 @@
-"""How one word names a worker: the two sockets behind `tcp://HOST:PORT` or `ipc:///FOLDER`.
+"""A worker's address: the two sockets behind `tcp://HOST:PORT` or `ipc:///FOLDER`.
 
 Knows spelling only; resolves nothing and opens nothing.
 """

@@ -1,4 +1,4 @@
-"""The keys that tcp:// needs: which files a role reads, and what is wrong with them in one sentence.
+"""CURVE keys for tcp://: which files each role reads, and one sentence for what is wrong with them.
 
     curve_dir/worker.key_secret      the worker's pair               (only on the worker's host)
     curve_dir/worker.key             its public half                 (on every frontend's host)

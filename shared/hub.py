@@ -50,7 +50,7 @@ def fetch(
 
 
 def _bars(on_progress: Progress) -> type:
-    """A class of progress bars that nobody sees: those that count bytes report."""
+    """A class of invisible progress bars; those that count bytes call `on_progress`."""
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     class Bars(tqdm):  # type: ignore[misc]

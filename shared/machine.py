@@ -23,7 +23,7 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """NVIDIA devices by the words that CUDA_VISIBLE_DEVICES takes; what that variable leaves, if it is set.
+    """NVIDIA devices as CUDA_VISIBLE_DEVICES names them; those that it leaves, if it is set.
 
     As CUDA reads it: what follows a word that names no device, such as -1, does not count.
     """

@@ -38,7 +38,7 @@ class Outlet:
             self._begin()
 
     def close(self, timeout: float = 1.0) -> None:
-        """What waits goes out, for as long as `timeout` seconds."""
+        """Writes what waits, for `timeout` seconds at most."""
         self._closed.set()
         self._news.set()
         if self._thread is not None:

@@ -1,4 +1,4 @@
-"""The shapes of all answers as JSON Schemas, by name; what an answer may have beside them is said nowhere.
+"""The shapes of all answers as JSON Schemas, by name.
 
 Knows no routes. A test holds them against what a server really answers.
 """

@@ -81,7 +81,7 @@ _called_or_thought = {"anyOf": [_having("tool_calls", {"type": "array", "minItem
     {"anyOf": [_from_assistant, {"properties": {"tool_calls": {"maxItems": 0}}}]},
 ]})  # fmt: skip
 def _turn(name: str, value: Any) -> Turn:
-    """An assistant who calls, or only thought, need not say anything."""
+    """Only an assistant's message that calls or thinks may have no content."""
     message = _message(name, value)
     role, calls = message["role"], list(message["tool_calls"])
     if calls and role != "assistant":

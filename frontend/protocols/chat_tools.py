@@ -1,4 +1,4 @@
-"""OpenAI's words for thoughts and calls: https://platform.openai.com/docs/guides/function-calling
+"""Thoughts and calls in OpenAI's chat answers: https://platform.openai.com/docs/guides/function-calling
 
 `reasoning_content` is what DeepSeek, vLLM and SGLang call a thought, `reasoning` what OpenRouter does. Answers without
 either are worded in `chat`.
@@ -61,7 +61,7 @@ class SpokenChunks(Chunks):
         return data if delta.finish is None else data + self._rest_of(choice, delta) + self._finish(delta)
 
     def _worded(self, choice: int, event: Event) -> dict[str, Any]:
-        """Empty for what is not told."""
+        """The event as a chunk's delta; empty for one that is not sent."""
         match event:
             case Text(text):
                 self._choices[choice].told = True
@@ -90,7 +90,7 @@ class SpokenChunks(Chunks):
         )  # fmt: skip
 
     def _rest_of(self, choice: "_Choice", delta: Delta) -> bytes:
-        """Content for who said nothing and called nothing, and scores that nothing was sent with."""
+        """An empty content if there was neither text nor call, with the log-probabilities that are left."""
         if choice.told and not choice.scores:
             return b""
         return self._chunk(delta.index, {"content": ""})

@@ -45,11 +45,11 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 
 SAMPLING: Table = {
-    "temperature": Field(number(0), told=1.0),
-    "top_p": Field(number(0, 1, above=True), told=1.0),
-    "top_k": Field(integer(1), told=0),
-    "min_p": Field(number(0, 1), told=0.0),
-    "repetition_penalty": Field(number(1e-6, 1e6), told=1.0),
+    "temperature": Field(number(0), fallback=1.0),
+    "top_p": Field(number(0, 1, above=True), fallback=1.0),
+    "top_k": Field(integer(1), fallback=0),
+    "min_p": Field(number(0, 1), fallback=0.0),
+    "repetition_penalty": Field(number(1e-6, 1e6), fallback=1.0),
     "presence_penalty": Field(number(-2, 2), 0.0),
     "frequency_penalty": Field(number(-2, 2), 0.0),
     "logit_bias": Field(bias, ()),
@@ -141,7 +141,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What an answer says about itself."""
+    """What the rendering of an answer needs besides its deltas."""
 
     ask: Ask
     tokenizer: Tokenizer
@@ -195,7 +195,7 @@ def sampling(values: dict[str, Any], max_tokens: int, context: Context, **more: 
 def _given(value: Any, name: str, field: Field, context: Context) -> Any:
     if value is not None:
         return value
-    return context.recommended.get(name, field.default if field.told is None else field.told)
+    return context.recommended.get(name, field.effective_default)
 
 
 def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _head(meta: Meta) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a dialect of OpenAI's words a chunk: what all chunks say, and where a choice's text stands."""
+    """How chunks differ between completions and chat: what all of them have, and where a choice's text stands."""
 
     head: Callable[[Meta], dict[str, Any]]
     before: bytes  # the text of a choice
@@ -226,7 +226,7 @@ class Chunks:
 
 
 def _extras(delta: Delta) -> bytes:
-    """What OpenAI does not say: which stop ended it, and the seed that reproduces it."""
+    """Extensions of OpenAI's: which stop ended the choice, and the seed that reproduces it."""
     return b',"stop_reason":%s,"seed":%s' % (json(delta.stop), json(delta.seed))
 
 

@@ -1,4 +1,4 @@
-"""What an answer must look like: the fields of OpenAI, vLLM and Anthropic that say so, and the one grammar they mean.
+"""Structured output: the fields of OpenAI, vLLM and Anthropic that ask for it, and the one grammar they mean.
 
 Knows the fields; `frontend/grammar.py` knows what they turn into. Reading a field looks at its JSON types only: the
 grammar itself is made, and refused, by `grammar`, off the event loop.

@@ -49,15 +49,19 @@ def reads(schema: Schema) -> Callable[[Callable[[str, Any], Any]], Reader]:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How to read one field; absent or null means `default`, unless `required`.
+    """How to read one field; absent or null is read as `default`, unless `required`.
 
-    `told` is the default that people are told, where it is the reading code that knows a better one.
+    `fallback`: where a request's None is replaced later, by what the checkpoint recommends or else by this.
     """
 
     reader: Reader
     default: Any = None
     required: bool = False
-    told: Any = None
+    fallback: Any = None
+
+    @property
+    def effective_default(self) -> Any:
+        return self.default if self.fallback is None else self.fallback
 
 
 Table = Mapping[str, Field]
@@ -75,15 +79,14 @@ def schema(table: Table) -> dict[str, Any]:
 
 
 def _field_schema(field: Field) -> Schema:
-    """A default that could not be sent (no `top_k` at all is 0 inside) is not told."""
+    """Without the default where a client could not send it: no `top_k` at all is 0 inside."""
     if field.required or not field.reader.schema:
         return field.reader.schema
-    told = field.default if field.told is None else field.told
     try:
-        field.reader("", told)
+        field.reader("", field.effective_default)
     except SluiceError:
         return {"anyOf": [field.reader.schema, {"type": "null"}]}
-    return {"anyOf": [field.reader.schema, {"type": "null"}], "default": told}
+    return {"anyOf": [field.reader.schema, {"type": "null"}], "default": field.effective_default}
 
 
 def decode(body: bytes) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def message(name: str, value: Any) -> list[Turn]:
 
 
 def _assistants(blocks: Iterable[dict[str, Any]]) -> list[Turn]:
-    """Thoughts, words and calls of one message, each of a kind together, as templates have them."""
+    """One turn: all texts, all thoughts and all calls of the message, as templates want them."""
     texts, thoughts, calls = [], [], []
     for block in blocks:
         match block["type"]:
@@ -116,7 +116,7 @@ def _assistants(blocks: Iterable[dict[str, Any]]) -> list[Turn]:
 
 
 def _users(blocks: Iterable[dict[str, Any]]) -> list[Turn]:
-    """Results and words in their order; words that follow each other are one turn."""
+    """A turn for each tool result, and one for each run of texts between them."""
     turns: list[Turn] = []
     for block in blocks:
         if block["type"] == "tool_result":

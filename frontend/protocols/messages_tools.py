@@ -1,4 +1,4 @@
-"""Anthropic's blocks for thoughts and calls: https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
+"""Thoughts and calls in Anthropic's answers: https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
 
 Answers without either are worded in `messages`. A thought's signature is a digest of its text, which nobody checks when
 it comes back.

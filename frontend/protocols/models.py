@@ -1,4 +1,4 @@
-"""The list of models: the one that is served, in OpenAI's words and in Anthropic's.
+"""The list of models: the one that is served, with the fields of OpenAI's and of Anthropic's.
 
 `max_model_len` is added, and null until a worker has told it.
 """

@@ -1,7 +1,7 @@
-"""Tools as all chat dialects offer them, and what they make of an answer: its grammar, and how it is read.
+"""The tools of a request in all chat dialects, and what follows for its answer: its grammar, and how to read it.
 
-Knows the fields; what a call looks like is told in frontend/speech. A budget for thinking (`budget_tokens`, the degrees
-of `reasoning_effort`) is accepted and cannot be enforced: a model thinks, or does not.
+Knows the fields; what a call looks like is frontend/speech's. A budget for thinking (`budget_tokens`, the degrees of
+`reasoning_effort`) is accepted and cannot be enforced: a model thinks, or does not.
 """
 
 import re
@@ -35,7 +35,7 @@ from frontend.protocols.fields import (
     wrong_type,
 )
 from frontend.speech.forms import MARKS
-from frontend.speech.grammar import after_thought, speaking
+from frontend.speech.grammar import after_thought, call_grammar
 from frontend.speech.offer import Function, Mode, Offer
 from frontend.speech.style import Format, Speech, Thinking
 
@@ -222,7 +222,7 @@ ANTHROPIC_TOOLS: Table = {
 
 
 def offer(functions: tuple[Function, ...], wanted: Wanted | None, several: bool, context: Context) -> Offer:
-    """What is offered. Raises Unprocessable for a choice of what is not, and when the model has no words for it."""
+    """Raises Unprocessable for a choice of a function that is not offered, and when the model cannot call any."""
     mode, names = wanted or (Mode.AUTO, None)
     known = frozenset(one.name for one in functions)
     twice = [name for name, times in Counter(one.name for one in functions).items() if times > 1]
@@ -254,7 +254,7 @@ def _check_format(context: Context) -> None:
 
 
 def thinking(wanted: bool | None, param: str, context: Context) -> dict[str, Any]:
-    """What the chat template is told, to think or not; not to think is always fine."""
+    """The chat template's variables for thinking or not. Raises Unprocessable if the model cannot, when `wanted`."""
     style = context.style
     if wanted and not (style.thinks or style.switch):
         raise Unprocessable(
@@ -281,7 +281,7 @@ async def answer_form(offer: Offer, begins: Thinking, text: str, context: Contex
     make: Callable[[], str] | None = None
     if offer.functions:
         mark = context.tokenizer.special_id(MARKS.get(calls, ""))
-        make = partial(speaking, offer, calls, begins, mark=mark, answer=text)
+        make = partial(call_grammar, offer, calls, begins, mark=mark, answer=text)
     elif text and begins is not Thinking.OVER:
         make = partial(after_thought, begins, text, "response_format")
     grammar = await grammars.apart(make) if make else text

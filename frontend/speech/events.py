@@ -1,16 +1,16 @@
-"""What an answer's text turns out to be, piece by piece. Pure data; folded, it is the same however it was cut."""
+"""What a reader makes of an answer's text: text, reasoning, parts of calls; joined, the same however it was cut."""
 
 from typing import NamedTuple
 
 
 class Text(NamedTuple):
-    """Said to the user."""
+    """For the user."""
 
     text: str
 
 
 class Reasoning(NamedTuple):
-    """Thought before, or between."""
+    """A thought, before the answer or within it."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""How calls are written, as words in a row: what a reader looks for, and what a grammar makes a model write."""
+"""How calls are written in each format, as sequences of tokens: what the reader looks for and the grammar demands."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ TAG, END_TAG = "<tool_call>", "</tool_call>"
 MARKS: Mapping[Format, str] = {Format.LLAMA: "<|python_tag|>", Format.MISTRAL: "[TOOL_CALLS]"}  # may be special tokens
 NAME = ""  # in a head: any string, the function's name
 
-Head = tuple[str, ...]  # blanks may stand anywhere between
+Head = tuple[str, ...]  # blanks are allowed between any two
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`heads` stand before a call's arguments, `tail` behind them, as far as it is there."""
+    """`heads` are what may stand before a call's arguments, `tail` what stands behind them, if it is not left out."""
 
     heads: tuple[Head, ...]
     tail: Head
-    tag: str = ""  # what calls in the midst of text begin with; without one they are all there is
-    further: tuple[Head, ...] = ()  # before the arguments of a call that follows another, if that is written otherwise
+    tag: str = ""  # what begins a call within text; without one, calls begin the answer
+    further: tuple[Head, ...] = ()  # instead of `heads`, for calls after the first
 
 
 HERMES: Head = (TAG, "{", '"name"', ":", NAME, ",", '"arguments"', ":")

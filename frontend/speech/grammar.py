@@ -1,8 +1,8 @@
-"""What an answer that thinks or calls must look like, in llguidance's Lark: https://github.com/guidance-ai/llguidance
+"""The grammar of an answer that thinks or calls functions, in llguidance's Lark: https://github.com/guidance-ai/llguidance
 
-A thought is free. Where a call begins it has to become one, of a function that was offered and with arguments that its
-schema allows; what surrounds it is free, too, unless a call is required. Without `strict` the keywords of a schema that
-cannot be enforced are left to the model. Whatever is accepted here `reader` reads the same way.
+Thoughts are free. What begins as a call must become one, of a function that was offered and with arguments that its
+schema allows; the text around it is free, too, unless a call is required. Without `strict`, keywords of a schema that
+cannot be enforced are ignored. Whatever this accepts, `reader` reads in the same way.
 """
 
 from frontend import grammar as made
@@ -29,21 +29,21 @@ def after_thought(thinking: Thinking, answer: str, param: str) -> str:
     return made.composed("\n".join([f"start: {_lead(thinking)} @answer", *_thought(thinking)]), param, answer)
 
 
-def speaking(offer: Offer, format: Format, thinking: Thinking, *, mark: int | None = None, answer: str = "") -> str:
-    """The grammar of an answer to somebody who offers functions; `answer` is one for its text, if any was asked for.
+def call_grammar(offer: Offer, format: Format, thinking: Thinking, *, mark: int | None = None, answer: str = "") -> str:
+    """The grammar of an answer that may call functions; `answer` is one for its text, if any was asked for.
 
     `mark`: the format's mark, if that is a special token of the model's vocabulary. Raises Unprocessable naming the
     function's parameters, or `tools` when they are too much together.
     """
     several = offer.several and format is not Format.LLAMA
     lines = _start(offer.mode, thinking, bool(answer)) + _thought(thinking)
-    lines += _called(offer.callable, format, mark, several)
+    lines += _call_rules(offer.callable, format, mark, several)
     if offer.mode is not Mode.REQUIRED and not answer:
-        lines += _said([one.name for one in offer.functions], format, several, bool(offer.callable))
+        lines += _text_rules([one.name for one in offer.functions], format, several, bool(offer.callable))
     try:
         return made.composed("\n".join(lines), "tools", answer)
     except Unprocessable:
-        for one in offer.callable:  # whose fault is it?
+        for one in offer.callable:  # which of them is it?
             made.json_schema(one.parameters, one.param, lenient=not one.strict)
         raise
 
@@ -70,11 +70,11 @@ def _thought(thinking: Thinking) -> list[str]:
     return [] if thinking is Thinking.OVER else [f"think[lazy]: /{THOUGHT[thinking]}/", r"GAP: /\n*/"]
 
 
-def _called(functions: list[Function], format: Format, mark: int | None, several: bool) -> list[str]:
+def _call_rules(functions: list[Function], format: Format, mark: int | None, several: bool) -> list[str]:
     """`calls`, and the rules below it."""
     if not functions:
         return []
-    ways = {"fun": "", **_lead_of_calls(format, mark)}
+    ways = {"fun": "", **_opening_ways(format, mark)}
     lines = [*_calls(format, mark, several), f"CLOSED: /{CLOSED[format]}/"]
     lines += [f"{way}: " + " | ".join(f"{way}_{i}" for i in range(len(functions))) for way in ways]
     for i, one in enumerate(functions):
@@ -86,8 +86,8 @@ def _called(functions: list[Function], format: Format, mark: int | None, several
     return lines
 
 
-def _lead_of_calls(format: Format, mark: int | None) -> dict[str, str]:
-    """A second way to write a function: with what the first call's begins. One lexeme, for text may begin so, too."""
+def _opening_ways(format: Format, mark: int | None) -> dict[str, str]:
+    """A second way to write a call: with what opens the first one. It is one lexeme, as text may begin like it."""
     if format is not Format.MISTRAL:
         return {}
     return {"opened": rf"{W}\[" if mark is not None else rf"{W}\[TOOL_CALLS\]{W}\["}
@@ -112,7 +112,7 @@ def _head(name: str, format: Format) -> str:
     return rf'{W}\{{{W}{kind}"name"{W}:{W}"{name}"{W},{W}"{KEYS[format]}"{W}:{W}'
 
 
-def _said(names: list[str], format: Format, several: bool, calling: bool) -> list[str]:
+def _text_rules(names: list[str], format: Format, several: bool, calling: bool) -> list[str]:
     """`rest` and, where it may think first but has not, `first`: free text, and calls in it."""
     if (begun := BEGUN.get(format)) is not None:
         calls = "calls |" if calling else ""

@@ -1,8 +1,7 @@
-"""Reads an answer's text as it arrives: thoughts, words, calls. Pure; knows neither tokens nor dialects.
+"""Reads an answer's text as it arrives and finds the thoughts and calls in it. Knows neither tokens nor dialects.
 
-What comes out can never be taken back, and nothing is lost: a tag that turns out to be none, a call of no function that
-was offered, a call that is not JSON are text, as they stand. Only what belongs to the form goes: the tags, and the
-blanks around them.
+Events are final, and nothing is lost: what turns out to be no tag, a call of an unknown function, or a call that is not
+JSON is text. Only the format's own tags, and the blanks around them, are dropped.
 """
 
 import json
@@ -87,7 +86,7 @@ class Reader:
         thought, tag, rest = self._text.partition(CLOSE)
         if tag:
             self._thinking, self._text = Thinking.OVER, ""
-            self._body = _Unled(self._body)
+            self._body = _SkipBreaks(self._body)
             said = thought.rstrip("\n")
             return [*([Reasoning(said)] if said else []), *self.feed(rest)]
         cut = len(self._text[: len(self._text) - _held(self._text, CLOSE)].rstrip("\n"))
@@ -105,8 +104,8 @@ class Plain:
         return []
 
 
-class _Unled:
-    """Leaves out the line breaks after a thought."""
+class _SkipBreaks:
+    """Drops the line breaks after a thought, and passes on the rest."""
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -123,15 +122,15 @@ class _Unled:
 
 
 class Calls:
-    """Text with calls in it: so many have ended, and `arguments` are those of the one that is open."""
+    """Text with calls in it: `ended` counts those that are whole, `arguments` follows the one that is open."""
 
     def __init__(self, speech: Speech) -> None:
         self._names = speech.names
         self._form = FORMS[speech.calls]
         self._tag = self._form.tag
         self._text = ""
-        self._due: list[str] = []  # of the last call's tail
-        self._told = False  # whether there was text
+        self._due: list[str] = []  # what may still follow of the last call's tail
+        self._any_text = False  # whether there was text
         self._count = 0  # calls that have begun
         self.ended = 0
         self.arguments: ObjectText | None = None
@@ -154,22 +153,22 @@ class Calls:
     def _step(self, events: list[Event]) -> bool:
         """Takes what can be taken; whether there may be more."""
         if self.arguments is not None:
-            return self._argue(self.arguments, events)
+            return self._feed_arguments(self.arguments, events)
         if self._due:
-            return self._leave()
-        return self._look(events)
+            return self._skip_tail()
+        return self._find_call(events)
 
-    def _look(self, events: list[Event]) -> bool:
+    def _find_call(self, events: list[Event]) -> bool:
         """For the next call, in text."""
         at = self._candidate()
         if at is None:
-            return self._say(len(self._text) - _blanks_and(self._text, self._tag), events)
+            return self._emit_text(len(self._text) - _blanks_and(self._text, self._tag), events)
         found = _head(self._text[at:], self._heads)
         if found.end is None:
-            return self._say(len(self._text[:at].rstrip()), events)
+            return self._emit_text(len(self._text[:at].rstrip()), events)
         if found.name not in self._names:
-            return self._say(at + max(1, len(self._tag)), events, more=True)
-        self._say(len(self._text[:at].rstrip()), events)
+            return self._emit_text(at + max(1, len(self._tag)), events, more=True)
+        self._emit_text(len(self._text[:at].rstrip()), events)
         self._text = self._text[len(self._text) - len(self._text.lstrip()) :]
         self._text = self._text[found.end :]
         events.append(CallStart(self._count, found.name))
@@ -187,31 +186,31 @@ class Calls:
         if self._tag:
             at = self._text.find(self._tag)
             return at if at >= 0 else None
-        if self._told or not self._heads:
+        if self._any_text or not self._heads:
             return None
         return len(self._text) - len(self._text.lstrip())
 
-    def _say(self, end: int, events: list[Event], more: bool = False) -> bool:
+    def _emit_text(self, end: int, events: list[Event], more: bool = False) -> bool:
         text, self._text = self._text[:end], self._text[end:]
         if text:
-            self._told = True
+            self._any_text = True
             events.append(Text(text))
         return more
 
-    def _argue(self, arguments: ObjectText, events: list[Event]) -> bool:
+    def _feed_arguments(self, arguments: ObjectText, events: list[Event]) -> bool:
         text, self._text = self._text, ""
         if fragment := arguments.feed(text):
             events.append(CallArguments(self._count - 1, fragment))
         if arguments.broken:
-            self._text, self.arguments, self._told = arguments.rest, None, True
+            self._text, self.arguments, self._any_text = arguments.rest, None, True
         if arguments.done:
             events.append(CallEnd(self._count - 1))
             self.ended += 1
             self._text, self.arguments, self._due = arguments.rest, None, list(self._form.tail)
         return self.arguments is None
 
-    def _leave(self) -> bool:
-        """Drops what belongs to the last call's form; what does not is text."""
+    def _skip_tail(self) -> bool:
+        """Drops the tail of the last call as far as it is there; the rest is text."""
         text, due = self._text.lstrip(), self._due[0]
         if text.startswith(due):
             self._text = text[len(due) :]

@@ -1,4 +1,4 @@
-"""What an answer has said so far, folded from its events: for answers that go out in one piece."""
+"""An answer's events folded into its parts: for answers that go out whole."""
 
 from dataclasses import dataclass, field
 from typing import Self

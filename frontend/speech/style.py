@@ -1,6 +1,6 @@
-"""How a model marks what it thinks and calls, told from its chat template; and what of it one answer may contain.
+"""How a model marks thoughts and calls (`Style`), and what of it to look for in one answer (`Speech`).
 
-Knows templates by their words alone. `--tool-format` and `--reasoning-format` overrule what is found.
+The style is guessed from marks in the chat template's source; `--tool-format` and `--reasoning-format` overrule it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ class Format(StrEnum):
 
 
 class Thinking(StrEnum):
-    """Where an answer begins."""
+    """Whether an answer begins inside a thought."""
 
     OVER = "over"  # outside: an opening tag is text
     MAYBE = "maybe"  # outside, but it may open its thoughts
@@ -77,7 +77,7 @@ def _calls(source: str) -> Format:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How one answer is to be read: `names` are the functions it may call, in `calls`' words."""
+    """What to look for in one answer: `names` are the functions it may call, in the format `calls`."""
 
     thinking: Thinking = Thinking.OVER
     calls: Format = Format.NONE

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from frontend import accesslog
-from frontend.accesslog import Entry, Exchange, entry_of, line, words
+from frontend.accesslog import Entry, Exchange, as_json, as_text, entry_of
 from frontend.errors import Overloaded
 from frontend.metrics import Meters
 from frontend.tokenizer import Tokenizer
@@ -125,8 +125,8 @@ def test_people_get_a_short_line_and_none_for_what_looks_after_the_server() -> N
         one.status, one.outcome, one.owner = status, outcome, "alice"
         return entry_of(one)
 
-    assert words(exchange("GET", "/ready", 200)) == b"" != words(exchange("GET", "/ready", 503, "refused"))
-    said = words(exchange("POST", "/x\n\x1b[2J", 404, "refused")).decode()
+    assert as_text(exchange("GET", "/ready", 200)) == b"" != as_text(exchange("GET", "/ready", 503, "refused"))
+    said = as_text(exchange("POST", "/x\n\x1b[2J", 404, "refused")).decode()
     assert said.count("\n") == 1 and "\x1b" not in said and "POST" in said and "404 refused" in said
     assert said.endswith("alice, req_1\n")
 
@@ -134,7 +134,7 @@ def test_people_get_a_short_line_and_none_for_what_looks_after_the_server() -> N
 def test_a_line_costs_little() -> None:
     """Typical: 5 µs; with the request's other bookkeeping the budget is 20."""
     one = Exchange("req_" + "0" * 24, "POST", "/v1/chat/completions", "")
-    best = min(_seconds(lambda: line(entry_of(one)), 500) for _ in range(5))
+    best = min(_seconds(lambda: as_json(entry_of(one)), 500) for _ in range(5))
     assert best < 200e-6
 
 

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
 from frontend.protocols.conversation import call, checked, turn
-from frontend.speech.grammar import speaking
+from frontend.speech.grammar import call_grammar
 from frontend.speech.offer import Function, Mode, Offer
 from frontend.speech.style import Format, Style, Thinking
 from frontend.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ def accepts(tokenizer: Tokenizer, grammar: str, text: str) -> bool:
 @pytest.mark.parametrize("several", [True, False])
 def test_what_the_grammar_lets_it_say(tokenizer: Tokenizer, mode: Mode, several: bool) -> None:
     offer = Offer(FUNCTIONS, mode, frozenset({"get_weather", "get_time"}), several)
-    made = speaking(offer, Format.MISTRAL, Thinking.OVER, mark=tokenizer.special_id(MARK))
+    made = call_grammar(offer, Format.MISTRAL, Thinking.OVER, mark=tokenizer.special_id(MARK))
     one = ' [{"name": "get_weather", "arguments": {"city": "Ulm"}}]'
     assert accepts(tokenizer, made, MARK + one)
     assert accepts(tokenizer, made, MARK + CALLS) == several
