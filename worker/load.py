@@ -17,7 +17,7 @@ from shared.sizes import with_sizes
 from worker.device import check_format, computable, pick_device
 from worker.grammar.compiler import Compiler
 from worker.kernels import native
-from worker.kernels.operations import PLAIN
+from worker.kernels.operations import TORCH
 from worker.kernels.quantize import Scheme
 from worker.memory.budget import Pool, longest, plain_budget, size_pool
 from worker.memory.cache import Cache, kv_format
@@ -71,15 +71,9 @@ def load_engine(
     worker = with_sizes(worker, on_gpu=device.type == "cuda")
     folder = resolve(model.model, model.revision, known=known, on_progress=on_download)
     spec, tokenizer_hash = _spec(folder), _hash(folder)
-    dtype = _format_of_weights(spec, worker.dtype, device)
-    kv = kv_format(worker.kv_cache_dtype, dtype)
-    for needed in (dtype, kv):
-        check_format(device, needed)
+    dtype, kv, scheme = _formats(spec, worker, device)
     worker = _speculating(worker, device, exact=kv is dtype and native.available(dtype))
     longest(spec, model, worker)  # raises before the weights are read
-    scheme = computable(scheme_in_memory(spec.stored, worker.quantization), device, worker.quantization)
-    if quantized := describe(spec.stored, scheme, dtype, device):
-        log.info("%s", quantized)
     compiler = Compiler(folder, spec.vocab_size, spec.eos_ids)
     gpu = Gpu(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
     moved = partial(on_progress, 1, 1)
@@ -118,6 +112,23 @@ def load_engine(
 def _spec(folder: Path) -> ModelSpec:
     spec = spec_from_config(read_config(folder))
     return replace(spec, eos_ids=tuple(dict.fromkeys((*spec.eos_ids, *tokenizer_ends(folder)))))
+
+
+def _formats(
+    spec: ModelSpec, worker: WorkerConfig, device: torch.device
+) -> tuple[torch.dtype, torch.dtype, Scheme | None]:
+    """What the model computes with, what K/V are kept in, and how linears are quantized in memory, if they are.
+
+    Raises ConfigError when the flags do not fit the checkpoint or the device.
+    """
+    dtype = _format_of_weights(spec, worker.dtype, device)
+    kv = kv_format(worker.kv_cache_dtype, dtype)
+    for needed in (dtype, kv):
+        check_format(device, needed)
+    scheme = computable(scheme_in_memory(spec.stored, worker.quantization), device, worker.quantization)
+    if quantized := describe(spec.stored, scheme, dtype, device):
+        log.info("%s", quantized)
+    return dtype, kv, scheme
 
 
 def _format_of_weights(spec: ModelSpec, wanted: str, device: torch.device) -> torch.dtype:
@@ -165,7 +176,7 @@ def _runner(decoder: Decoder, cache: Cache, worker: WorkerConfig, *, on_gpu: boo
         cache,
         max_batch_size=worker.max_batch_size,
         overlap=worker.overlap and on_gpu,
-        graphs=worker.cuda_graphs and on_gpu and decoder.operations is not PLAIN,  # which ask the device on the way
+        graphs=worker.cuda_graphs and on_gpu and decoder.operations is not TORCH,  # which ask the device on the way
     )
 
 
@@ -219,7 +230,7 @@ def _format(dtype: torch.dtype, scheme: Scheme | None) -> str:
 
 def _kernels(decoder: Decoder, dtype: torch.dtype) -> str:
     """What computes, as Status tells it."""
-    if decoder.operations is PLAIN:
+    if decoder.operations is TORCH:
         return "torch"
     if decoder.weights.embed.is_cuda:
         return "triton"

@@ -1,4 +1,4 @@
-"""What a decoder computes with, as one record: what is fastest where its tensors are, or the plain forms of that."""
+"""What a decoder computes with, as one record: the fastest functions for its tensors, or those in plain PyTorch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +26,6 @@ class Operations:
 
 
 FAST = Operations(rms_norm, add_rms_norm, heads, attention, linear, gated_linear, sample_plain)
-PLAIN = Operations(
+TORCH = Operations(
     rms_norm_torch, add_rms_norm_torch, heads_torch, attention_torch, linear_torch, gated_linear_torch, sample_torch
 )  # on a GPU they may wait for it, and a row's bits may depend on the other rows

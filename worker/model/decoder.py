@@ -53,7 +53,7 @@ class Decoder:
     def __init__(self, spec: ModelSpec, weights: Weights, positions: int, operations: Operations = FAST) -> None:
         """Serves positions 0 .. positions - 1 (rotary tables are made for those)."""
         self.spec, self.weights, self.operations = spec, weights, operations
-        self.done = c_uint64()  # layers begun, in all steps; read by whoever wants to see a long step move
+        self.done = c_uint64()  # layers begun, in all steps: shows that a long step makes progress
         self.ropes = [rope.tables(table, spec.head_dim, positions, weights.embed.device) for table in spec.ropes]
         self.norms = [*(layer.before_attention for layer in weights.layers), weights.norm]
         # Rounded to the weights' format first, as the checkpoints were trained: sqrt(1152) is 34 in bfloat16.
@@ -89,8 +89,12 @@ class Decoder:
             )
         return self._logits(h)
 
+    def replayed(self) -> None:
+        """Counts the layers of a forward that a CUDA graph did, in which none of this code ran."""
+        self.done.value += len(self.weights.layers)
+
     def using(self, operations: Operations) -> "Decoder":
-        """The same with others."""
+        """The same decoder with other operations."""
         other = copy(self)
         other.operations = operations
         return other

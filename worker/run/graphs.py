@@ -6,7 +6,6 @@ goes wrong with graphs, steps run as they do without.
 """
 
 import logging
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Protocol
@@ -16,13 +15,12 @@ from torch import Tensor
 
 from shared.messages import Sampling
 from worker.kernels.sample import sample_plain
-from worker.memory.pages import SCRATCH
 from worker.model.packed import Packed
 from worker.run.flight import Flight, ToHost
+from worker.run.pack import nobody
 from worker.run.sampler import is_plain
 from worker.run.static import Columns, HostBlock, block_bytes
 from worker.schedule.plan import Chunk, Plan
-from worker.schedule.sequence import Sequence
 
 log = logging.getLogger("sluice.graphs")
 
@@ -195,7 +193,7 @@ class Graphs:
             log.info("decodes are replayed as CUDA graphs, of which the first has the same bits as without")
 
     def _differs(self) -> str:
-        first, second = _nobody(self._page_size, 0, self._sizes[-1]), _nobody(self._page_size, 3, self._sizes[-1])
+        first, second = _decodes(self._page_size, 0, self._sizes[-1]), _decodes(self._page_size, 3, self._sizes[-1])
         shape = self._shape(second)
         shape.fill(first, None)
         seen = shape.compute().clone()
@@ -226,12 +224,11 @@ def _is_decode(chunk: Chunk) -> bool:
     return chunk.length == 1 and chunk.samples and sequence.sampling.logprobs is None and is_plain(sequence)
 
 
-def _nobody(page_size: int, first: int, most: int) -> Plan:
-    """A decode of several sequences that have their tokens in the scratch page, each at a place of its own."""
+def _decodes(page_size: int, first: int, most: int) -> Plan:
+    """A decode for nobody: several sequences in the scratch page, the new token of each at a place of its own."""
     chunks = []
     for row in range(min(page_size, most, 4)):
         tokens = [first + i for i in range(row + 1)]
-        sampling = Sampling(1, temperature=0.9 * (row % 2))
-        nobody = Sequence((b"", 0), tokens, len(tokens), sampling, first + row, 0.0, pages=array("i", [SCRATCH]))
-        chunks.append(Chunk(nobody, row, 1, True))
+        sequence = nobody(tokens, page_size, Sampling(1, temperature=0.9 * (row % 2)), seed=first + row)
+        chunks.append(Chunk(sequence, row, 1, True))
     return Plan(chunks)

@@ -1,5 +1,6 @@
 """Where scheduling in plain ints becomes tensors: a Plan laid out as Packed. The only room that knows both."""
 
+from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -9,10 +10,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shared.messages import Sampling
+from worker.memory.pages import SCRATCH
 from worker.model.packed import Packed
 from worker.schedule.plan import Chunk
+from worker.schedule.sequence import Sequence
 
 UNKNOWN = 0  # stands for an id that only the device knows yet
+
+
+def nobody(tokens: list[int], page_size: int, sampling: Sampling, seed: int = 0) -> Sequence:
+    """A sequence that is no request's: all its pages are the scratch page."""
+    pages = array("i", [SCRATCH]) * -(-len(tokens) // page_size)
+    return Sequence((b"", 0), tokens, len(tokens), sampling, seed, arrival=0.0, pages=pages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,24 +3,20 @@
 Knows tensors and plans; decides nothing. The same path for prefill, chunk and decode.
 """
 
-from array import array
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from shared import messages as m
+from shared.messages import Sampling
 from worker.memory.cache import Cache
-from worker.memory.pages import SCRATCH
 from worker.model.decoder import Decoder
 from worker.run.constrain import Constrainer
 from worker.run.flight import Flight, Sampled, ToHost
 from worker.run.graphs import Eager, Graphs, Record, cuda_recorder
 from worker.run.logprobs import launch_logprobs
-from worker.run.pack import owed, pack, to_device
+from worker.run.pack import nobody, owed, pack, to_device
 from worker.run.sampler import choose, is_plain
 from worker.schedule.plan import Chunk, Plan
-from worker.schedule.sequence import Sequence
 
 
 class DeviceBroken(Exception):
@@ -51,11 +47,8 @@ class Runner:
             record = cuda_recorder()
         return Graphs(
             self._forward, record, page_size=self._cache.page_size, max_batch_size=max_batch_size,
-            max_seq_len=len(self._model.ropes[0][0]), device=self._device, replayed=self._replayed,
+            max_seq_len=len(self._model.ropes[0][0]), device=self._device, replayed=self._model.replayed,
         )  # fmt: skip
-
-    def _replayed(self) -> None:
-        self._model.done.value += len(self._model.weights.layers)
 
     def step(self, plan: Plan) -> Sampled:
         """Compute the plan's chunks; raises whatever the device raises, having changed no sequence."""
@@ -92,10 +85,9 @@ class Runner:
 
     def prove(self) -> None:
         """One step for nobody: a token computed in the scratch page. Raises DeviceBroken, or hangs, if it cannot be."""
-        sampling = m.Sampling(1, temperature=0.0)
-        nobody = Sequence((b"", 0), [0], 1, sampling, seed=0, arrival=0.0, pages=array("i", [SCRATCH]))
+        sequence = nobody([0], self._cache.page_size, Sampling(1, temperature=0.0))
         try:
-            self.step(Plan([Chunk(nobody, 0, 1, True)]))
+            self.step(Plan([Chunk(sequence, 0, 1, True)]))
         except Exception as error:
             raise DeviceBroken(f"{self._device} cannot compute: {type(error).__name__}: {error}") from error
 

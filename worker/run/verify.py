@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shared.config import WorkerConfig
 from shared.messages import Sampling
-from worker.kernels.operations import PLAIN, Operations
+from worker.kernels.operations import TORCH, Operations
 from worker.kernels.terms import added
 from worker.memory.budget import Budget
 from worker.memory.cache import Cache, kv_format
@@ -49,7 +49,7 @@ def choose_operations(
     Raises torch.OutOfMemoryError, or DeviceBroken where a kernel has left the device unusable.
     """
     if worker.kernels == "torch":
-        decoder = decoder.using(PLAIN)
+        decoder = decoder.using(TORCH)
     if worker.kernels != "auto":
         return decoder, rehearse(decoder, worker, length, memory, moved)
     name, why = memory.look().name, disagreement(decoder, worker, length)
@@ -65,13 +65,13 @@ def choose_operations(
         "TRITON'S KERNELS ARE NOT USED: on %s %s. Plain PyTorch serves, which is slower, records no CUDA graphs, and "
         "gives bits that may depend on who shares a step", name, why,
     )  # fmt: skip
-    return _plainly(decoder, worker, length, memory, moved, f"on {name} {why}")
+    return _with_torch(decoder, worker, length, memory, moved, f"on {name} {why}")
 
 
-def _plainly(
+def _with_torch(
     decoder: Decoder, worker: WorkerConfig, length: int, memory: Measured, moved: Callable[[], None], why: str
 ) -> tuple[Decoder, Budget]:
-    plain = decoder.using(PLAIN)
+    plain = decoder.using(TORCH)
     try:
         return plain, rehearse(plain, worker, length, memory, moved)
     except Exception as error:
@@ -85,7 +85,7 @@ def _plainly(
 
 def disagreement(decoder: Decoder, worker: WorkerConfig, length: int) -> str:
     """Which of the decoder's operations compute something else than the plain ones, in half a sentence; empty: none."""
-    both = Both(decoder.operations, PLAIN, decoder.weights.embed.dtype)
+    both = Both(decoder.operations, TORCH, decoder.weights.embed.dtype)
     try:
         _compare(decoder, worker, length, both)
     except Exception as error:

@@ -5,7 +5,6 @@ and whether a size is 1, a multiple of 16 or neither. So the steps here are of a
 compute in the scratch page alone: their sequences' pages are all that one, whatever their length.
 """
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,8 +13,8 @@ from shared.config import WorkerConfig
 from shared.messages import Sampling
 from worker.memory.budget import Budget, GpuMemory, page_size
 from worker.memory.cache import Cache, kv_format
-from worker.memory.pages import SCRATCH
 from worker.model.decoder import Decoder
+from worker.run.pack import nobody
 from worker.run.runner import Runner
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
@@ -66,9 +65,7 @@ class Bounds:
         return cls(worker.max_batch_size, tokens, length, page_size(length, worker))
 
     def nobody(self, length: int, sampling: Sampling) -> Sequence:
-        """A sequence of so many tokens, all in the scratch page."""
-        pages = array("i", [SCRATCH]) * -(-length // self.page_size)
-        return Sequence((b"", 0), [0] * length, length, sampling, seed=0, arrival=0.0, pages=pages)
+        return nobody([0] * length, self.page_size, sampling)
 
     def decodes(self, count: int, after: int, *samplings: Sampling) -> Plan:
         """The token after `after` others of each of `count` sequences; less of both where bounds say so.

@@ -32,7 +32,7 @@ from tests.worker.gpu.cuda import gpu
 from tests.worker.gpu.launches import Compilation
 from tests.worker.gpu.machine import Machine
 from worker.desk import Desk
-from worker.kernels.operations import PLAIN
+from worker.kernels.operations import TORCH
 from worker.load import Engine, load_engine
 from worker.loop import Loop
 from worker.metrics import Metrics
@@ -155,7 +155,7 @@ def rehearse(folder: Path, way: str) -> tuple[list[Compilation], list[str]]:
     """Everything that is compiled, and what is not as it would have to be; prints a line."""
     heard = Heard()
     logging.getLogger("sluice").addHandler(heard)
-    with gpu() as machine, patch("worker.run.verify.PLAIN", replace(PLAIN, attention=attended)):
+    with gpu() as machine, patch("worker.run.verify.TORCH", replace(TORCH, attention=attended)):
         worker = WorkerConfig(device="cuda", **WAYS[way])
         engine = load_engine(ModelConfig(model=str(folder), max_seq_len=LONGEST), worker)
         engine.runner.prove()

@@ -16,7 +16,7 @@ from tests.worker.kernels.test_chain import decoder_of as random_decoder
 from tests.worker.model.harness import CPU, decoder_of
 from tests.worker.run.test_warmup import Memory
 from worker.kernels.linear import PackedLinear
-from worker.kernels.operations import FAST, PLAIN, Operations
+from worker.kernels.operations import FAST, TORCH, Operations
 from worker.load import _kernels, _runner
 from worker.memory.cache import Cache
 from worker.model.decoder import Decoder
@@ -79,7 +79,7 @@ def rounded_later(name: str) -> Change:
     def operation(*args: Any, **how: Any) -> Any:
         dtype, change = args[0].dtype, {"dtype": torch.float32} if "dtype" in how else {}
         widened = [wide(arg) for arg in args]
-        got = getattr(PLAIN, name)(*widened, **{key: wide(value) for key, value in how.items()} | change)
+        got = getattr(TORCH, name)(*widened, **{key: wide(value) for key, value in how.items()} | change)
         if name == "heads":
             for cache, written in zip(args[1:3], widened[1:3], strict=True):
                 cache.copy_(written.clamp(-448, 448) if cache.dtype == torch.float8_e4m3fn else written)
@@ -167,7 +167,7 @@ def test_a_key_that_lands_elsewhere_is_seen(decoder: Decoder) -> None:
 def test_the_plain_forms_serve_instead(decoder: Decoder, change: Change, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     served, budget = choose_operations(changed(decoder, "attention", change), worker(), LENGTH, Memory(), lambda: None)
-    assert served.operations is PLAIN and budget.nbytes > 0 and _kernels(served, torch.float32) == "torch"
+    assert served.operations is TORCH and budget.nbytes > 0 and _kernels(served, torch.float32) == "torch"
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     said = "fails (RuntimeError: out of resource: shared memory)" if change is failing else "is off by 0.0"
     assert f"on Fake GPU attention {said}" in warning
@@ -181,7 +181,7 @@ def test_sound_ones_stay(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> 
     assert served.operations is FAST and not caplog.records
 
 
-@pytest.mark.parametrize(("kernels", "operations"), [("triton", None), ("torch", PLAIN)])
+@pytest.mark.parametrize(("kernels", "operations"), [("triton", None), ("torch", TORCH)])
 def test_the_flag_has_the_last_word(decoder: Decoder, kernels: str, operations: Operations | None) -> None:
     wrong = changed(decoder, "linear", one_row_off)
     served, _ = choose_operations(wrong, worker(kernels=kernels), 40, Memory(), lambda: None)
@@ -194,7 +194,7 @@ def test_a_kernel_that_fails_in_the_largest_step_only(decoder: Decoder, caplog: 
 
     memory = Memory(takes=(1, 2, 1, 2, 2))
     served, _ = choose_operations(changed(decoder, "linear", small_only), worker(), LENGTH, memory, lambda: None)
-    assert served.operations is PLAIN and "a step fails (RuntimeError: out of resource" in caplog.text
+    assert served.operations is TORCH and "a step fails (RuntimeError: out of resource" in caplog.text
 
 
 def test_a_device_that_a_kernel_broke_ends_the_worker(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_a_device_that_a_kernel_broke_ends_the_worker(decoder: Decoder, monkeypa
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with")
 
     def breaks(sound: Change, *args: Any, **how: Any) -> Any:
-        monkeypatch.setattr(verify, "PLAIN", Operations(*[broken] * len(NAMES)))
+        monkeypatch.setattr(verify, "TORCH", Operations(*[broken] * len(NAMES)))
         return broken()
 
     with pytest.raises(DeviceBroken, match=r"Fake GPU attention fails .*illegal memory access.*--kernels torch"):
