@@ -119,7 +119,7 @@ class WorkerConfig:
         BY_DEVICE, "token budget of one step", unit="tokens", at_least=1, shown="512, on a GPU 2048"
     )
     target_step_s: float = setting(
-        0.18, "how long a step shall last in which something decodes: only so many prompt tokens share it, by the "
+        0.15, "how long a step shall last in which something decodes: only so many prompt tokens share it, by the "
         "measure of steps before, but 64 at least, and what is worth reading the weights; 0: up to --max-step-tokens",
         unit="seconds", at_least=0,
     )  # fmt: skip

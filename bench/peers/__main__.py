@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from bench.checkpoints import SHAPES, cache_folder, checkpoint
 from bench.peers.arena import Fighter, fighting, install
-from bench.peers.catalog import PEERS, Peer
+from bench.peers.catalog import PEERS, Peer, configured
 from bench.peers.serving import compare_serving
 from bench.peers.trials import Figures, Prompts, Trial, pooled, trials
 from bench.server import BenchError
@@ -31,6 +31,10 @@ def main(words: list[str]) -> int:
         "--peers", type=several(PEERS, every=PEERS), default="all", metavar="NAME,...",
         help=f"who takes part, of {', '.join(PEERS)} [default %(default)s]",
     )  # fmt: skip
+    add(
+        "--also", type=configured, action="append", default=[], metavar='"--flag value ..."',
+        help="one more Sluice, with these flags; may be given several times, as --also='...'",
+    )  # fmt: skip
     every = {trial.name: trial for trial in trials()}
     add(
         "--trials", type=several(every, every=every), default="all", metavar="NAME,...",
@@ -47,7 +51,7 @@ def main(words: list[str]) -> int:
     )  # fmt: skip
     try:
         args = parser.read(words)
-        peers = [PEERS[name] for name in args.peers]
+        peers = [*(PEERS[name] for name in args.peers), *args.also]
         if args.serving:
             print(serving(peers, args.serving, args.root))
         else:

@@ -3,9 +3,11 @@
 Versions are those that were measured; `root` holds the environments. Nothing here runs anything.
 """
 
+import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 Command = list[str]
@@ -124,3 +126,10 @@ PEERS = {
         ),
     )
 }  # fmt: skip
+
+
+def configured(flags: str) -> Peer:
+    """Sluice once more, with more flags of `sluice serve`. Its name, and its log's, tells them."""
+    words = shlex.split(flags)
+    name = " ".join([PEERS["sluice"].name, *words]).replace(os.sep, "_")
+    return replace(PEERS["sluice"], name=name, serve=lambda *where: [*_sluice(*where), *words])
