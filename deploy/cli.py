@@ -88,13 +88,21 @@ def _version() -> str:
 
 
 def _command(prog: str, command: Command, words: list[str]) -> int:
-    parser = Parser(prog=prog, usage=f"{prog} [--flag value ...]", description=command.about.capitalize() + ".")
+    named = any(flag.name == "model" for flag in command.flags)
+    usage = f"{prog} [MODEL] [--flag value ...]" if named else f"{prog} [--flag value ...]"
+    parser = Parser(prog=prog, usage=usage, description=command.about.capitalize() + ".")
     add_flags(parser, command.flags)
     for hidden in ("--parent", "--fd"):  # between the launcher and its children
         parser.add_argument(hidden, type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--pulse", default="", help=argparse.SUPPRESS)
     parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
+    if named:
+        parser.add_argument("named", metavar="MODEL", nargs="?", help="the same as --model MODEL")
     namespace = parser.read(words)
+    if named and namespace.named is not None:
+        if "model" in namespace:
+            raise ConfigError(f"{namespace.named!r} and --model both name the model")
+        namespace.model = namespace.named
     for sentence in misspelt(os.environ) if namespace.parent < 0 else ():
         print(f"{prog}: {sentence}", file=sys.stderr)
     return int(found(command.run)(read(namespace, os.environ, command.flags), namespace))
