@@ -197,7 +197,7 @@ class Desk:
         if at != now:
             live = self._scheduler.sequences()
             backlog = self._scheduler.waiting_tokens + sum(one.sampling.max_tokens - one.output_len for one in live)
-            speed = self._stats.prompt.recent(now) + self._stats.generation.recent(now)
+            speed = self._stats.pace.per_second()
             seconds = min(LONGEST_WAIT_S, max(1.0, backlog / speed)) if speed else 1.0
             self._backlog = now, seconds
         return seconds

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from shared.messages import Quantiles
 
 WINDOW_S = 10.0
-LEAST_S = 0.5
 SAMPLES = 1024
 
 
@@ -28,14 +27,39 @@ class Rate:
         self._forget(now)
         return self._sum / WINDOW_S
 
-    def recent(self, now: float) -> float:
-        """The same over the time since the first of them: what a burst does that has just begun."""
+    def total(self, now: float) -> int:
+        """Of the last WINDOW_S."""
         self._forget(now)
-        return self._sum / min(WINDOW_S, max(LEAST_S, now - self._events[0][0])) if self._events else 0.0
+        return self._sum
 
     def _forget(self, now: float) -> None:
         while self._events and self._events[0][0] < now - WINDOW_S:
             self._sum -= self._events.popleft()[1]
+
+
+@dataclass(slots=True)
+class Pace:
+    """Tokens per second of work, over the last WINDOW_S of it: time without any does not count."""
+
+    _rate: Rate = field(default_factory=Rate)
+    _worked: float = 0.0  # seconds in all
+    _since: float | None = None  # when the step began, or the last one ended; None: there is no work
+
+    def work(self, now: float) -> None:
+        if self._since is None:
+            self._since = now
+
+    def rest(self) -> None:
+        self._since = None
+
+    def add(self, now: float, count: int) -> None:
+        self._worked += 0.0 if self._since is None else now - self._since
+        self._since = now
+        self._rate.add(self._worked, count)
+
+    def per_second(self) -> float:
+        """0 as long as nothing is known."""
+        return self._rate.total(self._worked) / min(WINDOW_S, self._worked) if self._worked else 0.0
 
 
 @dataclass(slots=True)
@@ -63,11 +87,13 @@ class Stats:
 
     prompt: Rate = field(default_factory=Rate)
     generation: Rate = field(default_factory=Rate)
+    pace: Pace = field(default_factory=Pace)
     ttft: Recent = field(default_factory=Recent)
     itl: Recent = field(default_factory=Recent)
     e2e: Recent = field(default_factory=Recent)
 
     def tokens(self, now: float, prompt: int, generated: int) -> None:
+        self.pace.add(now, prompt + generated)
         if prompt:
             self.prompt.add(now, prompt)
         if generated:

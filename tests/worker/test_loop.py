@@ -205,15 +205,20 @@ def test_a_deadline_ends_a_request_with_its_own_outcome() -> None:
     assert ends[1].outcome is m.Outcome.DEADLINE and ends[1].tokens == len(outputs[1]) == 4
 
 
-def test_retry_after_is_the_backlog_at_the_measured_speed() -> None:
+@pytest.mark.parametrize("idle", [1, 500])
+def test_retry_after_is_the_backlog_at_the_measured_speed(idle: int) -> None:
+    """Measured while there was work, however little that was lately."""
     bench = Bench()
+    bench.turn(1)
+    bench.say(submit(100, [1], 1))
+    bench.turn(1 + idle)
     bench.say(*(submit(id, [id + 1] * 20, 100) for id in range(8)))
     bench.turn(2)  # all run: each has 98 tokens to go, and two steps have shown the speed
     bench.say(*(submit(id, [id + 1] * 20, 100) for id in range(8, 24)))
     bench.turn()
     refused = [one for _, step in bench.link.sent for one in step.rejected]
     assert len(refused) == 8 and {one.reason for one in refused} == {m.Refusal.QUEUE_FULL}
-    backlog, speed = 8 * 98 + 8 * (20 + 100), 8 * (20 + 1) / 2.0
+    backlog, speed = 8 * 98 + 8 * (20 + 100), (1 + 8 * (20 + 1)) / 1.0  # a step of the bench ends when it begins
     assert [one.retry_after_s for one in refused] == pytest.approx([backlog / speed] * 8)
 
 
