@@ -17,11 +17,9 @@ from worker.ledger import Ledger
 from worker.link import Gone, Link
 from worker.metrics import Metrics
 from worker.schedule.scheduler import Refused, Scheduler
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Key, Sequence
 from worker.stats import Stats
 from worker.validation import wrong_with
-
-Key = tuple[bytes, int]  # (frontend id, request id)
 
 KEEP_S = 30.0  # how long a finished request's output can still be asked for
 LONGEST_WAIT_S = 120.0  # that a client is told to wait

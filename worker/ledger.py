@@ -16,9 +16,7 @@ import struct
 from itertools import islice
 
 from shared.pulse import Pulse
-from worker.schedule.sequence import Sequence
-
-Key = tuple[bytes, int]  # (frontend id, request id), as its first worker knew it
+from worker.schedule.sequence import Key, Sequence
 
 _STEP, _SUSPECTS = struct.Struct("<II"), struct.Struct("<I")
 _KEY, _SUSPECT = struct.Struct("<8sI"), struct.Struct("<8sII")
@@ -39,7 +37,8 @@ class Ledger:
         self._pulse.blamed = False
 
     def strikes(self, key: Key, crashes: int) -> int:
-        """Of a request that has outlived workers; `crashes` is its frontend's count of those without progress."""
+        """Of a request, by its `key` at its first worker; `crashes`: its frontend's count of workers that died since it
+        made progress."""
         own = self._pulse.file
         if own is None:
             return crashes

@@ -5,9 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from worker.grammar.compiler import Grammar, Invalid
-from worker.schedule.sequence import Sequence
-
-Key = tuple[bytes, int]
+from worker.schedule.sequence import Key, Sequence
 
 
 @dataclass(slots=True)

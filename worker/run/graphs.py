@@ -34,7 +34,7 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
-Record = Callable[[Callable[[], object]], Graph]
+Recorder = Callable[[Callable[[], object]], Graph]
 
 
 class Eager:
@@ -47,7 +47,7 @@ class Eager:
         self._body()
 
 
-def cuda_recorder() -> Record:
+def cuda_recorder() -> Recorder:
     """Records on the current device. All graphs share one pool of memory: they never run at the same time."""
     pool = torch.cuda.graph_pool_handle()
 
@@ -111,7 +111,7 @@ class Graphs:
     def __init__(
         self,
         forward: Forward,
-        record: Record,
+        record: Recorder,
         *,
         page_size: int,
         max_batch_size: int,

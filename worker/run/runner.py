@@ -12,7 +12,7 @@ from worker.memory.cache import Cache
 from worker.model.decoder import Decoder
 from worker.run.constrain import Constrainer
 from worker.run.flight import Flight, Sampled, ToHost
-from worker.run.graphs import Eager, Graphs, Record, cuda_recorder
+from worker.run.graphs import Eager, Graphs, Recorder, cuda_recorder
 from worker.run.logprobs import launch_logprobs
 from worker.run.pack import nobody, owed, pack, to_device
 from worker.run.sampler import choose, is_plain
@@ -42,7 +42,7 @@ class Runner:
         self._graphs = self._recording(max_batch_size) if graphs else None
 
     def _recording(self, max_batch_size: int) -> Graphs:
-        record: Record = Eager
+        record: Recorder = Eager
         if self._device.type == "cuda":
             record = cuda_recorder()
         return Graphs(

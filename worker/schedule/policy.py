@@ -8,7 +8,7 @@
 None of them touches a page or changes a sequence, and there is one scheduler for all of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Protocol
 
@@ -42,20 +42,9 @@ class SchedulerConfig:
     def of(cls, worker: WorkerConfig, max_seq_len: int, eos_token_ids: frozenset[int]) -> "SchedulerConfig":
         """From the worker's settings; `max_seq_len` as the worker resolved it (the setting may be 0)."""
         paged = worker.kv_cache_backend == "paged"
-        return cls(
-            max_seq_len=max_seq_len,
-            eos_token_ids=eos_token_ids,
-            batching_mode=worker.batching_mode,
-            batch_wait_timeout_s=worker.batch_wait_timeout_s,
-            scheduler_policy=worker.scheduler_policy,
-            use_chunked_prefill=worker.use_chunked_prefill,
-            prefill_chunk_size=worker.prefill_chunk_size,
-            max_prefill_chunks_per_step=worker.max_prefill_chunks_per_step,
-            max_step_tokens=worker.max_step_tokens,
-            target_step_s=worker.target_step_s,
-            max_batch_size=worker.max_batch_size,
-            max_waiting_requests=worker.max_waiting_requests,
-            max_waiting_tokens=worker.max_waiting_tokens,
+        same = {one.name: getattr(worker, one.name) for one in fields(cls) if hasattr(worker, one.name)}
+        return replace(
+            cls(**same, max_seq_len=max_seq_len, eos_token_ids=eos_token_ids),
             prefix_cache=worker.prefix_cache and paged,
             max_draft_tokens=worker.max_draft_tokens if worker.speculation == "ngram" else 0,
             watermark=0.01 if paged else 0.0,  # a sequence with a page of max_seq_len tokens never grows

@@ -25,9 +25,9 @@ from worker.schedule.admission import QueueFull, Refused, TooLong, check_possibl
 from worker.schedule.plan import Advance, Chunk, Plan
 from worker.schedule.planning import Planner
 from worker.schedule.policy import SchedulerConfig
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Key, Sequence
 from worker.schedule.settling import Settler, check_ids
-from worker.schedule.state import Key, State
+from worker.schedule.state import State
 
 __all__ = ["Advance", "QueueFull", "Refused", "Scheduler", "SchedulerConfig", "TooLong"]
 

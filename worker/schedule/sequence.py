@@ -7,6 +7,8 @@ from typing import Protocol
 from shared.messages import Sampling
 from worker.schedule.drafter import Drafter
 
+Key = tuple[bytes, int]  # (frontend id, request id)
+
 
 class Constraint(Protocol):
     """What a sequence's output must keep to, and how far it has come in it; `worker/grammar` makes them."""
@@ -29,38 +31,45 @@ class Sequence:
     waiting: no pages and not running; prefill: more than one token behind; decode: exactly one behind.
     """
 
-    key: tuple[bytes, int]  # (frontend id, request id)
+    # what was asked
+    key: Key
     tokens: list[int]
     prompt_len: int
     sampling: Sampling
     seed: int
     arrival: float  # seconds, the loop's clock
-    salt: str = ""
-    group: int = 0
-    priority: int = 0
-    deadline: float = float("inf")
-    crashes: int = 0  # that it is suspected of, see ledger.py
-    resumed: bool = False  # it was admitted by a worker that is gone
-    computed: int = 0
-    flying: int = 0  # tokens after those that steps under way compute
+    salt: str = ""  # only sequences with the same one share cached prefixes
+    group: int = 0  # sequences of one prompt have the same, see queue.py; 0: it is alone
+    priority: int = 0  # lower goes first
+    deadline: float = float("inf")  # seconds, the loop's clock
+    owner: str = ""  # the name of its API key, see turns.py
+
+    # how far it is
+    computed: int = 0  # tokens with K/V, all steps under way apart
+    flying: int = 0  # tokens after those, which steps under way compute
     due: int = 0  # ids that these steps sample at least, which nobody knows yet
+    constraint: Constraint | None = None
+    drafter: Drafter | None = None  # once it may have had drafts, see drafting.py
+    plain: bool = False  # known to be sampled from its logits alone, see run/sampler.py
+
+    # what it holds
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # of C ints, which pack.py copies whole
+    digests: list[bytes] = field(default_factory=list)  # of its tokens' full pages, see memory/prefix.py
     cached: int = 0  # prompt tokens found in the prefix cache at first admission
-    preemptions: int = 0
+    charged: int = 0  # of its tokens, how many are on its owner's account, see turns.py
+
+    # what it has met
     admitted: float = 0.0  # when it first got pages
     first_token: float = 0.0  # when its first token was committed
-    digests: list[bytes] = field(default_factory=list)  # of its tokens' full pages, see memory/prefix.py
-    owner: str = ""
-    charged: int = 0  # of its tokens, how many are on its owner's account, see turns.py
-    helped: bool = False  # room was made for it once
     last_token: float = 0.0  # when its latest one was
-    constraint: Constraint | None = None
-    plain: bool = False  # known to be sampled from its logits alone, see run/sampler.py
-    first: int = 0  # its request id at its first worker, if that was another
-    drafter: Drafter | None = None  # once it may have had drafts, see drafting.py
+    preemptions: int = 0
+    helped: bool = False  # room was made for it once
+    crashes: int = 0  # of workers, that it is suspected of, see ledger.py
+    resumed: bool = False  # it was admitted by a worker that is gone
+    first: int = 0  # its request id at its first worker; 0: this is its first
 
     @property
-    def origin(self) -> tuple[bytes, int]:
+    def origin(self) -> Key:
         """The key it had at its first worker."""
         return self.key[0], self.first or self.key[1]
 

@@ -8,9 +8,7 @@ from worker.memory.pages import PagePool
 from worker.schedule.paging import Paging
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.queue import Queue
-from worker.schedule.sequence import Sequence
-
-Key = tuple[bytes, int]
+from worker.schedule.sequence import Key, Sequence
 
 
 class State:
