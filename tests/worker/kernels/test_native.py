@@ -23,7 +23,7 @@ def strided(x: Tensor) -> Tensor:
 
 
 @dtypes
-@pytest.mark.parametrize("n, k", [(64, 64), (100, 77), (33, 1), (1, 300), (257, 1030), (33, 2600)])
+@pytest.mark.parametrize("n, k", [(64, 64), (100, 77), (33, 1), (1, 300), (257, 1030), (33, 2600), (2080, 70)])
 def test_product(dtype: torch.dtype, n: int, k: int) -> None:
     weight, bias = random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1)
     packed = native.pack_linear(weight, bias)
@@ -44,7 +44,7 @@ def test_unrounded_product(dtype: torch.dtype) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("n, k", [(96, 1056), (70, 333), (40, 2600)])
+@pytest.mark.parametrize("n, k", [(96, 1056), (70, 333), (40, 2600), (2080, 70)])
 def test_product_bits_do_not_depend_on_company_or_threads(dtype: torch.dtype, n: int, k: int) -> None:
     x, packed = random(600, k, dtype=dtype), native.pack_linear(random(n, k, dtype=dtype), random(n, dtype=dtype))
     whole = native.linear(x, packed)

@@ -50,9 +50,15 @@ INLINE void step(const char *top, const char *bottom, const char *weight, long s
     if (two) TILE_DOT(3, 5, 7);
 }
 
-static void stream_two_high(const char *x, const char *weight, long steps, long stride, float *acc) {
+/* Where a block's rows are read: 32 of them every `high` bytes, their rows every `row`, their k-steps every `step`. */
+typedef struct {
+    const char *at;
+    long high, row, step;
+} Rows;
+
+static void stream_two_high(const char *x, const char *weight, long steps, long stride, long next, float *acc) {
     FOUR(CLEAR);
-    for (long s = 0; s < steps; s++, x += 64, weight += STEP_BYTES) {
+    for (long s = 0; s < steps; s++, x += next, weight += STEP_BYTES) {
         ask_for(weight + AHEAD, STEP_BYTES);
         step(x, x + 16 * stride, weight, stride, 1);
     }
@@ -75,21 +81,16 @@ static void stream_one_high(const char *x, const char *weight, long steps, long 
 }
 
 /* The few rows' results in one panel. */
-static void do_few(const Gemm *g, long panel) {
+static void do_few(const Gemm *g, const Rows *x, long panel) {
     _Alignas(64) float acc[32 * PANEL];
     long steps = ceil_div(g->k, 32);
     const char *weight = g->weight + panel * steps * STEP_BYTES;
-    (g->t > 16 ? stream_two_high : stream_one_high)(g->x, weight, steps, 2 * g->lda, acc);
+    if (g->t > 16) stream_two_high(x->at, weight, steps, x->row, x->step, acc);
+    else stream_one_high(x->at, weight, steps, x->row, acc);
     put_block(g, acc, 0, g->t, panel);
 }
 
 /* Many rows: a core takes a block of them, laid out as tiles once, and lets the weights pass by. */
-
-/* Where a block's rows are read: 32 of them every `high` bytes, their rows every `row`, their k-steps every `step`. */
-typedef struct {
-    const char *at;
-    long high, row, step;
-} Rows;
 
 typedef struct {
     char *tiles; /* of x: [32 rows][k-steps][2 tiles], zeros where there is no x */
@@ -174,9 +175,13 @@ static int whole_lines(const Gemm *g) {
     return g->out_bf16 && !g->bias && g->n % PANEL == 0 && (uintptr_t)g->out % 64 == 0 && g->t * g->n > LONG_OUTPUT;
 }
 
-/* Laying rows out pays when many panels pass by, and is needed where they do not fill whole tiles. */
+/* Laying rows out pays when many panels pass by more than one tile of them, and is needed where many do not fill whole
+ * tiles; few that are not laid out were padded, if need be (room: NULL). */
+static int lays_out(const Gemm *g) { return g->t > FEW || (g->t > 16 && g->n >= LAY_OUT); }
+
 static Rows rows_of(const Gemm *g, long row, long rows, const Room *room) {
     long steps = ceil_div(g->k, 32);
+    if (!room) return (Rows){g->x, 0, 2 * g->lda, 64};
     if (g->n < LAY_OUT && g->k % 32 == 0 && row + ceil_div(rows, 16) * 16 <= g->t)
         return (Rows){g->x + row * g->k * 2, 64 * g->k, 2 * g->k, 64};
     take_rows(g, row, ceil_div(rows, 32) * 32, steps, room->tiles);
@@ -202,23 +207,23 @@ static void do_many(const Gemm *g, const Rows *x, const Room *room, long row, lo
 
 /* Returns whether a thread had no room for its rows. */
 static int walk(const Gemm *g, int threads) {
-    int many = g->t > FEW, failed = 0;
+    int many = g->t > FEW, lay = lays_out(g), failed = 0;
     long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL), blocks = many ? ceil_div(g->t, rows_each(steps)) : 1;
     long each = ceil_div(ceil_div(g->t, blocks), 32) * 32;
     Share shares[threads];
     share_out(shares, ceil_div(g->t, each) * panels, threads);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
-        Room *room = many ? room_here(each, steps) : NULL;
+        Room *room = lay ? room_here(each, steps) : NULL;
         Rows x; /* of the block of rows that begins at `taken` */
         long unit, taken = -1;
         shape_rows(many || g->t > 16 ? 16 : g->t, many ? 16 : at_least(g->t - 16, 1));
-        failed = many && !room;
+        failed = lay && !room;
         while (!failed && (unit = take_unit(shares, omp_get_thread_num(), threads)) >= 0) {
             long row = unit / panels * each, rows = least(each, g->t - row);
-            if (many && row != taken) x = rows_of(g, taken = row, rows, room);
+            if (row != taken) x = rows_of(g, taken = row, rows, room);
             if (many) do_many(g, &x, room, row, rows, unit % panels);
-            else do_few(g, unit);
+            else do_few(g, &x, unit);
         }
         _mm_sfence();
         tiles_release();
@@ -242,7 +247,7 @@ __attribute__((visibility("default"))) int gemm_bf16_amx(const char *x, const ch
     Gemm g = {x, weight, bias, out, t, n, k, k, out_bf16};
     if (!t) return 0;
     char *copy = NULL;
-    if (t <= FEW && k % 32) {
+    if (!lays_out(&g) && k % 32) {
         copy = padded_rows(&g);
         if (!copy) return 1;
         g.x = copy, g.lda = ceil_div(k, 32) * 32;
