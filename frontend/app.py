@@ -29,7 +29,7 @@ from frontend.metrics import Meters
 from frontend.observers import Observers, observers
 from frontend.openapi import document
 from frontend.protocols import chat, completions, events, messages, models, responses, tokenize
-from frontend.protocols.common import Context, Meta, Pulls, Wakes, json
+from frontend.protocols.common import Context, Meta, Pulls, Wakes, to_json
 from frontend.protocols.fields import decode
 from frontend.service import Run, Service
 from frontend.sse import EventStream
@@ -268,7 +268,7 @@ class Api:
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(json(value), status, headers, "application/json")
+    return Response(to_json(value), status, headers, "application/json")
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -29,7 +29,7 @@ DIALECT = "sluice.dialect"  # in the scope, set as soon as the route knows
 REQUEST_ID = "sluice.request_id"
 CLOSED = "sluice.closed"  # why the connection was cut off, when it was we who did
 EXCHANGE = "sluice.exchange"  # what the access log will tell of it
-DIRECT = "sluice.direct"  # the server's way to the socket that does not wait, where it has one (sse.Direct)
+DIRECT = "sluice.direct"  # the server's way to the socket that does not wait, where it has one (http.Direct)
 SEND = "sluice.send"  # the server's own `send`: a stream's thousands of bodies need none of the layers between
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -248,7 +248,7 @@ class Guarded(HttpToolsProtocol):
 
 
 class Direct:
-    """Bodies of a chunked answer, written without waiting: what uvicorn's `send` does when the client takes them."""
+    """A way to the socket that never waits: what uvicorn's `send` does with a chunked answer's body, without a task."""
 
     __slots__ = ("_cycle",)
 
@@ -256,6 +256,7 @@ class Direct:
         self._cycle = cycle
 
     def ready(self) -> bool:
+        """Whether the client takes what is written now."""
         cycle = self._cycle
         return bool(cycle.chunked_encoding) and not (cycle.flow.write_paused or cycle.disconnected)
 

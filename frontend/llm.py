@@ -7,7 +7,7 @@
         for index, text in llm.generate(["A", "B"], stream=True): ...
         async for text in llm.generate_async("Hello"): ...
         llm.chat([{"role": "user", "content": "Hi"}])                           # the same forms
-    llm.generate_with_request({"messages": [...], "temperature": 0})        # the same as `chat`
+        llm.generate_with_request({"messages": [...], "temperature": 0})        # the same as `chat`
         llm.complete(["A", "B"])                                                # list[Answer]: ids, finish, usage, seed
 
 Requests are read, checked and run by the same code as the server's, so that equal requests get equal answers. The

@@ -12,22 +12,13 @@ told of, without the task, its future and the turns of the loop that these take.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Protocol
 
 from sse_starlette import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from frontend.http import Direct
+
 KEEP_ALIVE = b": keep-alive\n\n"
-
-
-class Direct(Protocol):
-    """A way to the socket that never waits."""
-
-    def ready(self) -> bool:
-        """Whether the client takes what is written now."""
-
-    def write(self, body: bytes) -> None:
-        """A piece of an answer whose head is written."""
 
 
 class EventStream(EventSourceResponse):

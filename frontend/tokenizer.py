@@ -108,14 +108,6 @@ class Tokenizer:
         """
         return cls(Checkpoint.read(folder, template))
 
-    @property
-    def bos(self) -> str | None:
-        return self.named_tokens.get("bos_token")
-
-    @property
-    def eos(self) -> str | None:
-        return self.named_tokens.get("eos_token")
-
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; with `add_special_tokens` the tokenizer adds its own (BOS), as completions want it.
 

@@ -21,9 +21,9 @@ from frontend.protocols.common import (
     Wakes,
     check_length,
     check_model,
-    json,
     openai_usage,
     sampling,
+    to_json,
 )
 from frontend.protocols.completions import DONE, FINISH, Chunks, Shape, error, failure
 from frontend.protocols.fields import Field, Table, anything, boolean, integer, only, read, refused, some_text
@@ -123,7 +123,7 @@ async def whole(meta: Meta, wakes: Wakes) -> bytes:
             choices[delta.index].add(delta)
     head = _head(meta) | {"object": "chat.completion"}
     answer = {**head, "choices": [choice.json() for choice in choices], "usage": openai_usage(totals.usage)}
-    return json(answer | ({"timings": totals.timings} if meta.ask.timings else {}))
+    return to_json(answer | ({"timings": totals.timings} if meta.ask.timings else {}))
 
 
 def _head(meta: Meta) -> dict[str, Any]:
@@ -172,10 +172,10 @@ class _Choice:
 
 def _logprobs(meta: Meta, delta: Delta, offset: int = 0) -> dict[str, Any]:
     """One entry a token, with its rivals."""
-    return {"content": entries(meta, delta.logprobs or ()), "refusal": None}
+    return {"content": logprob_entries(meta, delta.logprobs or ()), "refusal": None}
 
 
-def entries(meta: Meta, scores: Iterable[TokenLogprob], mute: list[int] | None = None) -> list[dict[str, Any]]:
+def logprob_entries(meta: Meta, scores: Iterable[TokenLogprob], mute: list[int] | None = None) -> list[dict[str, Any]]:
     """Tokens that add nothing to the text are spelled out, and their bytes are `mute`."""
 
     def entry(id: int, logprob: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ either are worded in `chat`.
 
 from typing import Any
 
-from frontend.protocols.common import Meta, json
+from frontend.protocols.common import Meta, to_json
 from frontend.protocols.completions import FINISH, Chunks, Shape
 from frontend.speech.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
 from frontend.speech.reader import Reader
@@ -85,8 +85,8 @@ class SpokenChunks(Chunks):
         scored = self._meta.ask.sampling.logprobs is not None
         delta = Delta(index, [], [], logprobs=scores)
         return b'%s"delta":%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (
-            self._bare[index], json(worded),
-            json(self._shape.logprobs(self._meta, delta, 0) if scored else None), self._usage(),
+            self._bare[index], to_json(worded),
+            to_json(self._shape.logprobs(self._meta, delta, 0) if scored else None), self._usage(),
         )  # fmt: skip
 
     def _rest_of(self, choice: "_Choice", delta: Delta) -> bytes:

@@ -278,4 +278,4 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-json = msgspec.json.encode
+to_json = msgspec.json.encode

@@ -22,10 +22,10 @@ from frontend.protocols.common import (
     check_ids,
     check_length,
     check_model,
-    json,
     openai_error,
     openai_usage,
     sampling,
+    to_json,
 )
 from frontend.protocols.fields import Field, Table, boolean, choice, integer, only, read, reads, wrong_type
 from frontend.types import Ask, Delta, Finish, TokenLogprob
@@ -129,11 +129,11 @@ async def whole(meta: Meta, wakes: Wakes) -> bytes:
             totals.add(delta)
             choices[delta.index].add(delta)
     answer = {**_head(meta), "choices": [choice.json() for choice in choices], "usage": openai_usage(totals.usage)}
-    return json(answer | ({"timings": totals.timings} if meta.ask.timings else {}))
+    return to_json(answer | ({"timings": totals.timings} if meta.ask.timings else {}))
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
-    return json({"error": openai_error(exc)})
+    return to_json({"error": openai_error(exc)})
 
 
 def failure(exc: SluiceError, request_id: str, meta: Meta) -> bytes:
@@ -165,7 +165,7 @@ class Chunks:
         self._shape = shape
         self._totals = Totals(ask)
         self._left = len(ask.prompts) * ask.n
-        self._head = b"data: " + json(shape.head(meta))[:-1]
+        self._head = b"data: " + to_json(shape.head(meta))[:-1]
         self._bare = [self._head + b',"choices":[{"index":%d,' % i for i in range(self._left)]
         self._before = [bare + shape.before for bare in self._bare]
         self._usage_null = b',"usage":null' if ask.include_usage else b""
@@ -184,7 +184,7 @@ class Chunks:
         if not self._plain:
             chunk = self._rich(delta, text)
         elif text:
-            chunk = self._before[delta.index] + json(text) + self._after
+            chunk = self._before[delta.index] + to_json(text) + self._after
         else:
             chunk = b""
         return chunk if delta.finish is None else chunk + self._finish(delta)
@@ -197,12 +197,12 @@ class Chunks:
         self._offsets[delta.index] += len(text)
         logprobs = None if delta.logprobs is None else self._shape.logprobs(self._meta, delta, offset)
         return b'%s%s%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (
-            self._before[delta.index], json(text), self._shape.after, json(logprobs), self._usage(),
+            self._before[delta.index], to_json(text), self._shape.after, to_json(logprobs), self._usage(),
         )  # fmt: skip
 
     def _usage(self) -> bytes:
         running = self._meta.ask.continuous_usage
-        return b',"usage":' + json(openai_usage(self._totals.usage)) if running else self._usage_null
+        return b',"usage":' + to_json(openai_usage(self._totals.usage)) if running else self._usage_null
 
     def _finish(self, delta: Delta) -> bytes:
         self._left -= 1
@@ -210,8 +210,8 @@ class Chunks:
         timings = ask.timings and not self._left and not ask.include_usage
         return b'%s%s,"logprobs":null,"finish_reason":%s%s}]%s%s}\n\n' % (
             self._bare[delta.index], self._shape.without,
-            json(self._reason(delta)), _extras(delta), self._usage(),
-            b',"timings":' + json(self._totals.timings) if timings else b"",
+            to_json(self._reason(delta)), _extras(delta), self._usage(),
+            b',"timings":' + to_json(self._totals.timings) if timings else b"",
         )  # fmt: skip
 
     def _reason(self, delta: Delta) -> str:
@@ -221,13 +221,13 @@ class Chunks:
         ask = self._meta.ask
         if not ask.include_usage:
             return b""
-        timings = b',"timings":' + json(self._totals.timings) if ask.timings else b""
-        return b'%s,"choices":[],"usage":%s%s}\n\n' % (self._head, json(openai_usage(self._totals.usage)), timings)
+        timings = b',"timings":' + to_json(self._totals.timings) if ask.timings else b""
+        return b'%s,"choices":[],"usage":%s%s}\n\n' % (self._head, to_json(openai_usage(self._totals.usage)), timings)
 
 
 def _extras(delta: Delta) -> bytes:
     """Extensions of OpenAI's: which stop ended the choice, and the seed that reproduces it."""
-    return b',"stop_reason":%s,"seed":%s' % (json(delta.stop), json(delta.seed))
+    return b',"stop_reason":%s,"seed":%s' % (to_json(delta.stop), to_json(delta.seed))
 
 
 class _Choice:

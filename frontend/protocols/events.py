@@ -10,7 +10,7 @@ from typing import Any
 
 from frontend.errors import SluiceError, Unprocessable
 from frontend.protocols import completions
-from frontend.protocols.common import Context, Meta, Pulls, Totals, Wakes, json
+from frontend.protocols.common import Context, Meta, Pulls, Totals, Wakes, to_json
 from frontend.types import Ask, Delta
 
 NAME, PREFIX = "events", completions.PREFIX
@@ -45,17 +45,18 @@ async def whole(meta: Meta, wakes: Wakes) -> bytes:
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
-    return json({"error": exc.message})
+    return to_json({"error": exc.message})
 
 
 def failure(exc: SluiceError, request_id: str, meta: Meta) -> bytes:
-    return b'event: error\ndata: {"error": %s}\n\n' % json(exc.message)
+    return b'event: error\ndata: {"error": %s}\n\n' % to_json(exc.message)
 
 
 def _tokens(delta: Delta) -> bytes:
     """An event for each id. Text that became certain only after the last id is an event without one."""
     return b"".join(
-        b'event: token\ndata: {"token": %s, "token_id": %s}\n\n' % (json(text), b"null" if id is None else b"%d" % id)
+        b'event: token\ndata: {"token": %s, "token_id": %s}\n\n'
+        % (to_json(text), b"null" if id is None else b"%d" % id)
         for id, text in zip_longest(delta.ids, delta.texts)
     )
 
@@ -66,5 +67,5 @@ def _done(meta: Meta, delta: Delta, totals: Totals) -> bytes:
         str(delta.finish).encode(),
         b'{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}'
         % (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
-        b', "timings": ' + json(totals.timings) if meta.ask.timings else b"",
+        b', "timings": ' + to_json(totals.timings) if meta.ask.timings else b"",
     )

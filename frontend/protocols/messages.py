@@ -11,6 +11,7 @@ from typing import Any
 
 from frontend.errors import SluiceError
 from frontend.protocols import constraint
+from frontend.protocols import messages_frame as frame
 from frontend.protocols.common import (
     MAX_STOPS,
     OPENAI,
@@ -41,19 +42,7 @@ from frontend.protocols.fields import (
     refused,
     some_text,
 )
-from frontend.protocols.messages_frame import (
-    BLOCK_START,
-    BLOCK_STOP,
-    CACHES,
-    PING,
-    PREFIX,
-    answer,
-    end,
-    error,
-    failure,
-    start,
-    text_delta,
-)
+from frontend.protocols.messages_frame import PREFIX, error, failure
 from frontend.protocols.messages_input import later_systems_as_users, marked, message, text
 from frontend.protocols.messages_tools import spoken_blocks, spoken_stream
 from frontend.protocols.tools import ANTHROPIC_TOOLS, answer_form, offer, thinking
@@ -112,7 +101,7 @@ async def parse(body: dict[str, Any], context: Context) -> Ask:
         timings=values["timings"], model=context.model, speech=speech,
         priority=values["priority"], deadline_ms=values["deadline_ms"], salt=values["cache_salt"],
         continuous_usage=values["stream_options"].get("continuous_usage_stats", False),
-        meta={"thinking": (values["thinking"] or {}).get("display"), CACHES: marked(body)},
+        meta={"thinking": (values["thinking"] or {}).get("display"), frame.CACHES: marked(body)},
     )  # fmt: skip
 
 
@@ -164,16 +153,16 @@ def stream(meta: Meta, pulls: Pulls) -> Iterator[bytes]:
 
 def _stream(meta: Meta, pulls: Pulls) -> Iterator[bytes]:
     totals = Totals(meta.ask)
-    opening = start(meta) + BLOCK_START + PING
+    opening = frame.start(meta) + frame.BLOCK_START + frame.PING
     for pull in pulls:
         data = b""
         if pull and opening:
             data, opening = opening, b""
         for delta in pull:
             totals.add(delta)
-            data += text_delta(delta, totals if meta.ask.continuous_usage else None)
+            data += frame.text_delta(delta, totals if meta.ask.continuous_usage else None)
             if delta.finish is not None:
-                data += BLOCK_STOP + end(meta, delta, totals)
+                data += frame.BLOCK_STOP + frame.end(meta, delta, totals)
         yield data
 
 
@@ -190,6 +179,6 @@ async def whole(meta: Meta, wakes: Wakes) -> bytes:
         raise SluiceError("the message has no end")
     text = "".join(texts)
     if meta.ask.speech is None:
-        return answer(meta, [{"type": "text", "text": text}], last, totals)
+        return frame.answer(meta, [{"type": "text", "text": text}], last, totals)
     said = Said.whole(text, meta.ask.speech)
-    return answer(meta, spoken_blocks(said, meta), last, totals, said.reader.called)
+    return frame.answer(meta, spoken_blocks(said, meta), last, totals, said.reader.called)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from frontend.errors import SluiceError, TooLarge
-from frontend.protocols.common import Meta, Totals, json
+from frontend.protocols.common import Meta, Totals, to_json
 from frontend.types import Delta, Finish
 
 PREFIX = "msg"
@@ -15,7 +15,7 @@ def error(exc: SluiceError, request_id: str) -> bytes:
     told: dict[str, Any] = {"type": _kind(exc), "message": exc.message}
     if exc.param == "thread":  # with these words the SDK's helpers go on without one
         told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return json({"type": "error", "error": told, "request_id": request_id})
+    return to_json({"type": "error", "error": told, "request_id": request_id})
 
 
 def failure(exc: SluiceError, request_id: str, meta: Meta) -> bytes:
@@ -36,7 +36,7 @@ def event(name: bytes, data: bytes) -> bytes:
 
 
 def named(kind: str, **fields: Any) -> bytes:
-    return event(kind.encode(), json({"type": kind, **fields}))
+    return event(kind.encode(), to_json({"type": kind, **fields}))
 
 
 BLOCK_START = named("content_block_start", index=0, content_block={"type": "text", "text": ""})
@@ -53,12 +53,12 @@ def text_delta(delta: Delta, totals: Totals | None) -> bytes:
     text = delta.text
     if not text and (totals is None or not delta.ids):
         return b""
-    return b"%s%s}%s}\n\n" % (DELTA, json(text), running(totals))
+    return b"%s%s}%s}\n\n" % (DELTA, to_json(text), running(totals))
 
 
 def running(totals: Totals | None) -> bytes:
     """The end of a delta: usage so far, for who wants it."""
-    return b"" if totals is None else b',"usage":' + json(usage(totals))
+    return b"" if totals is None else b',"usage":' + to_json(usage(totals))
 
 
 def head(meta: Meta) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def end(meta: Meta, delta: Delta, totals: Totals, called: bool = False) -> bytes
 def answer(meta: Meta, blocks: list[dict[str, Any]], delta: Delta, totals: Totals, called: bool = False) -> bytes:
     """A message in one piece; `delta` is its last."""
     told = {"content": blocks, **stop(delta, called), "usage": usage(totals), **extras(meta, delta, totals)}
-    return json(head(meta) | told)
+    return to_json(head(meta) | told)
 
 
 def stop(delta: Delta, called: bool = False) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from frontend.protocols.common import Meta, Pulls, Totals, json
-from frontend.protocols.messages_frame import PING, end, named, running, start
+from frontend.protocols import messages_frame as frame
+from frontend.protocols.common import Meta, Pulls, Totals, to_json
 from frontend.speech.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
 from frontend.speech.reader import Reader
 from frontend.speech.said import Call, Said
@@ -51,7 +51,7 @@ def spoken_blocks(said: Said, meta: Meta) -> list[dict[str, Any]]:
 def spoken_stream(meta: Meta, pulls: Pulls, speech: Speech) -> Iterator[bytes]:
     """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
     totals, reader, page = Totals(meta.ask), Reader(speech), Blocks(meta)
-    opening = start(meta) + PING
+    opening = frame.start(meta) + frame.PING
     for pull in pulls:
         data = b""
         if pull and opening:
@@ -59,10 +59,10 @@ def spoken_stream(meta: Meta, pulls: Pulls, speech: Speech) -> Iterator[bytes]:
         for delta in pull:
             totals.add(delta)
             events = reader.feed(delta.text) + (reader.finish() if delta.finish is not None else [])
-            after = running(totals if meta.ask.continuous_usage else None) + b"}\n\n"
+            after = frame.running(totals if meta.ask.continuous_usage else None) + b"}\n\n"
             data += b"".join([page.write(event, after) for event in events])
             if delta.finish is not None:
-                data += page.close() + end(meta, delta, totals, reader.called)
+                data += page.close() + frame.end(meta, delta, totals, reader.called)
         yield data
 
 
@@ -104,7 +104,7 @@ class Blocks:
         before = self._closed()
         self._index += 1
         self._open = str(block["type"])
-        return before + named("content_block_start", index=self._index, content_block=block)
+        return before + frame.named("content_block_start", index=self._index, content_block=block)
 
     def _closed(self) -> bytes:
         kind, self._open = self._open, ""
@@ -115,8 +115,8 @@ class Blocks:
             signature = b64encode(self._digest.digest()).decode()
             signed = self._delta({"type": "signature_delta", "signature": signature}, b"}\n\n")
             self._digest = sha256()
-        return signed + named("content_block_stop", index=self._index)
+        return signed + frame.named("content_block_stop", index=self._index)
 
     def _delta(self, delta: dict[str, Any], after: bytes) -> bytes:
-        told = json({"type": "content_block_delta", "index": self._index, "delta": delta})
+        told = to_json({"type": "content_block_delta", "index": self._index, "delta": delta})
         return b"event: content_block_delta\ndata: " + told[:-1] + after

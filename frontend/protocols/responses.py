@@ -21,9 +21,9 @@ from frontend.protocols.common import (
     Wakes,
     check_length,
     check_model,
-    json,
     openai_error,
     sampling,
+    to_json,
 )
 from frontend.protocols.completions import error
 from frontend.protocols.conversation import Prompt, neighbours, prompt, turn
@@ -184,7 +184,7 @@ async def whole(meta: Meta, wakes: Wakes) -> bytes:
             output.add(last)
     if last is None or last.finish is None:
         raise SluiceError("the response has no end")
-    return json(_ended(meta, last, totals, output))
+    return to_json(_ended(meta, last, totals, output))
 
 
 def failure(exc: SluiceError, request_id: str, meta: Meta) -> bytes:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, ClassVar
 
-from frontend.protocols.chat import entries
+from frontend.protocols.chat import logprob_entries
 from frontend.protocols.chat_tools import call_id
-from frontend.protocols.common import Meta, json
+from frontend.protocols.common import Meta, to_json
 from frontend.speech.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
 from frontend.speech.reader import Reader
 from frontend.speech.style import Speech, Thinking
@@ -21,7 +21,7 @@ BEGUN, DONE, CUT = "in_progress", "completed", "incomplete"
 
 
 def step(kind: str, **told: Any) -> Step:
-    return b"event: %s\ndata: %s" % (kind.encode(), json({"type": kind, **told})[:-1])
+    return b"event: %s\ndata: %s" % (kind.encode(), to_json({"type": kind, **told})[:-1])
 
 
 def numbered(steps: Sequence[Step], numbers: Iterator[int]) -> bytes:
@@ -54,7 +54,7 @@ class Item:
 
     def more(self, text: str, scores: Sequence[TokenLogprob]) -> Step:
         self.texts.append(text)
-        return self.delta + json(text)
+        return self.delta + to_json(text)
 
     def end(self, status: str) -> list[Step]:
         return [step("response.output_item.done", output_index=self.index, item=self.json(status))]
@@ -110,9 +110,9 @@ class Message(Worded):
         return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def more(self, text: str, scores: Sequence[TokenLogprob]) -> Step:
-        scored = entries(self._meta, scores, []) if scores else []
+        scored = logprob_entries(self._meta, scores, []) if scores else []
         self._scored += scored
-        return b'%s,"logprobs":%s' % (super().more(text, scores), json(scored))
+        return b'%s,"logprobs":%s' % (super().more(text, scores), to_json(scored))
 
 
 class Call(Item):

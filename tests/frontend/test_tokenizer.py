@@ -100,7 +100,7 @@ async def test_lone_surrogates_are_the_clients_fault(tokenizer: Tokenizer) -> No
 
 def test_identity(folder: Path, tokenizer: Tokenizer) -> None:
     assert tokenizer.hash == hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
-    assert (tokenizer.bos, tokenizer.eos) == ("<s>", "</s>")
+    assert tokenizer.named_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
     assert [tokenizer.token_text(token) for token in tokenizer.eos_ids] == ["</s>"]
     assert tokenizer.vocab_size == len(tokenizer._engine.get_vocab())
 
@@ -149,7 +149,7 @@ def test_eos_ids_prefer_generation_config_then_config(tmp_path: Path) -> None:
     both = [ids["</s>"], ids["<|im_end|>"]]
     kinds.save(engine, tmp_path, config={"eos_token_id": ids["</s>"], "bos_token_id": ids["<s>"]})
     assert Tokenizer.load(tmp_path).eos_ids == (ids["</s>"],)
-    assert (Tokenizer.load(tmp_path).bos, Tokenizer.load(tmp_path).eos) == ("<s>", "</s>")
+    assert Tokenizer.load(tmp_path).named_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
     kinds.save(engine, tmp_path, generation_config={"eos_token_id": both})
     assert Tokenizer.load(tmp_path).eos_ids == tuple(both)
 
@@ -169,7 +169,7 @@ def test_named_tokens_are_as_special_as_in_transformers(source: str, token: str,
     text = reference.decode(ids, skip_special_tokens=True)
     assert text == ("ab" if token == "Ġthe" else "a<think>b")
     assert tokenizer.decode(ids) == "".join(tokenizer.detokenizer().push(ids)) == text
-    assert tokenizer.eos == token
+    assert tokenizer.named_tokens["eos_token"] == token
 
 
 def test_templates_from_config_and_files(tmp_path: Path) -> None:
