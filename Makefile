@@ -1,5 +1,6 @@
 # make run     serve a model:  make run [MODEL=demo] [DEVICE=auto] [PORT=8000] [FRONTENDS=1] [WORKERS=1] [ARGS="--flag value ..."]
 # make test    run the tests:  make test [ARGS="tests/shared -k codec"]
+# make lowest  run the tests on the oldest versions that pyproject.toml admits:  make lowest [ARGS="..."]
 # make browser test the page in the system's Chromium (BROWSER_PROGRAM=/path/to/another)
 # make bench   measure:        make bench [ARGS="..."]
 # make lint    ruff and mypy
@@ -22,7 +23,7 @@ NATIVE := $(wildcard worker/kernels/native/*.c worker/kernels/native/*.h)
 FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)') \
         $(if $(FRONTENDS),--frontends '$(FRONTENDS)') $(if $(WORKERS),--workers '$(WORKERS)')
 
-.PHONY: run test browser bench lint audit clean
+.PHONY: run test lowest browser bench lint audit clean
 .DEFAULT_GOAL := run
 .DELETE_ON_ERROR:
 
@@ -31,6 +32,9 @@ run: $(VENV)/.native
 
 test: $(VENV)/.native $(VENV)/.dev
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+lowest: $(VENV)/.native $(VENV)/.lowest
+	@$(VENV)/lowest/bin/python -m pytest -q $(ARGS)
 
 browser: $(VENV)/.native $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -m browser $(ARGS) tests/web
@@ -75,6 +79,14 @@ $(VENV)/.run: pyproject.toml requirements.txt requirements-frontend.txt | $(VENV
 $(VENV)/.dev: requirements-dev.txt | $(VENV)/.run
 	@echo "Installing what the tests need"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/.lowest: pyproject.toml | $(VENV)/.python
+	@echo "Installing the oldest versions"
+	@$(BIN)/python -m venv $(VENV)/lowest
+	@$(VENV)/lowest/bin/python -m pip install -qq --disable-pip-version-check uv
+	@$(VENV)/lowest/bin/uv pip install -q --python $(VENV)/lowest/bin/python --resolution lowest-direct \
+	    --all-extras -r pyproject.toml
 	@touch $@
 
 $(VENV)/.native: $(NATIVE) | $(VENV)/.run
