@@ -19,7 +19,7 @@ from shared.sizes import with_sizes
 from worker.openmp import spin_briefly
 from worker.simulate import cost as costs
 from worker.simulate import report
-from worker.simulate.model import Replay, Request, build, replay
+from worker.simulate.replay import Replay, Request, build, replay
 from worker.simulate.traffic import VOCAB, Synthetic, Traffic
 
 FLAGS = select(

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAPPED = ("frontend", "frontend/protocols", "frontend/speech", "shared")
+MAPPED = (
+    "frontend", "frontend/protocols", "frontend/speech", "shared", "worker", "worker/grammar", "worker/kernels",
+    "worker/memory", "worker/model", "worker/run", "worker/schedule", "worker/simulate",
+)  # fmt: skip
 PAGE = (ROOT / "docs/architecture.md").read_text()
 
 

@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from worker.simulate.model import Replay, Sample
+from worker.simulate.replay import Replay, Sample
 
 RAMP = " .:-=+*#%@"
 MIN_WIDTH, MAX_WIDTH = 20, 100

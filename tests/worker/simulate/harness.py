@@ -6,7 +6,7 @@ from bench.workloads import WORKLOADS, Scale
 from shared.config import WorkerConfig
 from shared.sizes import with_sizes
 from worker.simulate.cost import PRESETS, CostModel
-from worker.simulate.model import Replay, Request, build, replay
+from worker.simulate.replay import Replay, Request, build, replay
 from worker.simulate.traffic import VOCAB, Arrival, Traffic
 
 CPU = PRESETS["cpu-qwen3-0.6b"]

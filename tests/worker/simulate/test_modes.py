@@ -7,7 +7,7 @@ import pytest
 
 from tests.worker.simulate.harness import CPU, gaps, p99, simulated, traffic, workload
 from worker.simulate.cost import CostModel
-from worker.simulate.model import Replay
+from worker.simulate.replay import Replay
 from worker.simulate.traffic import Synthetic
 
 STATIC = {"batching_mode": "static", "use_chunked_prefill": False}

@@ -8,7 +8,7 @@ from shared.config import WorkerConfig
 from shared.sizes import with_sizes
 from tests.worker.simulate.harness import CPU, SECOND, simulated, traffic, workload
 from worker.schedule.state import State
-from worker.simulate.model import Stuck, build, replay
+from worker.simulate.replay import Stuck, build, replay
 from worker.simulate.traffic import Arrival, Synthetic, Traffic
 
 
