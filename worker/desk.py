@@ -67,6 +67,7 @@ class Desk:
     # what frontends say
 
     def receive(self, inbox: deque[tuple[bytes, m.Request | Gone]], now: float) -> None:
+        """Takes what is in the inbox now, queues requests whose grammars are ready, ends those that are too late."""
         for _ in range(len(inbox)):  # what comes meanwhile waits for the next turn
             sender, request = inbox.popleft()
             match request:
@@ -195,7 +196,7 @@ class Desk:
         if at != now:
             live = self._scheduler.sequences()
             backlog = self._scheduler.waiting_tokens + sum(one.sampling.max_tokens - one.output_len for one in live)
-            speed = self._stats.pace.per_second()
+            speed = self._stats.speed.per_second()
             seconds = min(LONGEST_WAIT_S, max(1.0, backlog / speed)) if speed else 1.0
             self._backlog = now, seconds
         return seconds
@@ -245,6 +246,7 @@ class Desk:
             frame.started.append(m.Started(id, _timings(sequence, sequence.first_token)))
 
     def logprobs(self, sequence: Sequence, logprobs: m.Logprobs) -> None:
+        """Those of a step's tokens; before the tokens themselves."""
         record = self._records.get(sequence.key)
         if record is not None:
             record.logprobs.append(logprobs)
@@ -264,6 +266,7 @@ class Desk:
             self._stats.e2e.add(now - sequence.arrival)
 
     def end_all(self, outcome: m.Outcome, now: float, error: str) -> None:
+        """Every request that has not ended; those that were not admitted yet are refused."""
         for record in [record for record in self._records.values() if record.end is None]:
             self._scheduler.abort(record.sequence.key)
             self.end(record.sequence, outcome, now, error)

@@ -81,7 +81,7 @@ class Loop:
         planned = self._clock()
         busy = bool(plan) or bool(self._flights)
         if plan:
-            self._stats.pace.work(began)
+            self._stats.speed.work(began)
             self._desk.publish(self._link, began)  # admissions need not wait for the step
             self._compute(plan.chunks)
             self._metrics.step(plan, planned - began, self._clock() - planned)
@@ -96,7 +96,7 @@ class Loop:
 
     def _idle(self, now: float) -> None:
         self._desk.ledger.rest()
-        self._stats.pace.rest()
+        self._stats.speed.rest()
         if self._canary_s and now - self._proved >= self._canary_s:
             self._prove()
 

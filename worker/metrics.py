@@ -98,6 +98,7 @@ class Metrics:
                 self._carried[name] = total
 
     def step(self, plan: Plan, planning_s: float, running_s: float) -> None:
+        """A turn with a step: how long it was planned, and launched and read, in seconds."""
         self._plan.observe(planning_s)
         self._run.observe(running_s)
         self._iteration.observe(plan.tokens)
@@ -110,6 +111,7 @@ class Metrics:
         self._rejected.labels(reason.value).inc()
 
     def ended(self, outcome: Outcome, sequence: Sequence, now: float) -> None:
+        """A request's end, and its latencies if it ended well."""
         if outcome not in WELL:
             self._failed.labels(outcome.value).inc()
             return

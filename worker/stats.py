@@ -38,7 +38,7 @@ class Rate:
 
 
 @dataclass(slots=True)
-class Pace:
+class Speed:
     """Tokens per second of work, over the last WINDOW_S of it: time without any does not count."""
 
     _rate: Rate = field(default_factory=Rate)
@@ -46,10 +46,12 @@ class Pace:
     _since: float | None = None  # when the step began, or the last one ended; None: there is no work
 
     def work(self, now: float) -> None:
+        """There is work from now on."""
         if self._since is None:
             self._since = now
 
     def rest(self) -> None:
+        """There is none any more."""
         self._since = None
 
     def add(self, now: float, count: int) -> None:
@@ -87,13 +89,13 @@ class Stats:
 
     prompt: Rate = field(default_factory=Rate)
     generation: Rate = field(default_factory=Rate)
-    pace: Pace = field(default_factory=Pace)
+    speed: Speed = field(default_factory=Speed)
     ttft: Recent = field(default_factory=Recent)
     itl: Recent = field(default_factory=Recent)
     e2e: Recent = field(default_factory=Recent)
 
     def tokens(self, now: float, prompt: int, generated: int) -> None:
-        self.pace.add(now, prompt + generated)
+        self.speed.add(now, prompt + generated)
         if prompt:
             self.prompt.add(now, prompt)
         if generated:

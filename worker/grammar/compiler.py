@@ -66,6 +66,7 @@ class Compiler:
         return made
 
     def close(self) -> None:
+        """Compiles nothing more, and waits for nothing."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _load(self) -> "LLTokenizer":

@@ -81,6 +81,7 @@ def level() -> int:
 
 @cache
 def kernels() -> dict[torch.dtype, Kernels]:
+    """By the dtypes that the library serves; empty where it does not run."""
     found = library()
     if found is None or not level():
         return {}

@@ -92,6 +92,7 @@ class PagePool:
         return True
 
     def find(self, digest: bytes) -> int | None:
+        """The page that is published under `digest`."""
         return self._published.get(digest)
 
     def owned(self, page: int) -> bool:

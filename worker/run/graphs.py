@@ -31,6 +31,8 @@ Forward = Callable[[Packed], Tensor]
 
 
 class Graph(Protocol):
+    """Something that was recorded, as torch.cuda.CUDAGraph."""
+
     def replay(self) -> None: ...
 
 

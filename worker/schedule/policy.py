@@ -111,11 +111,15 @@ class Static:
 
 
 class Cutting(Protocol):
+    """How much of a prompt a step computes."""
+
     def cut(self, behind: int, budget: int) -> int:
         """How many of a prompt's `behind` tokens to compute when `budget` are left in the step (0 or less: none)."""
 
 
 class Chunked:
+    """At most `size` tokens of a prompt, and of all prompts as many as the budget has left."""
+
     def __init__(self, size: int) -> None:
         self._size = size
 

@@ -66,6 +66,7 @@ class Queue:
         return next(iter(self._resuming), None) or self.turns.head
 
     def push(self, sequence: Sequence, now: float) -> None:
+        """Takes in a new sequence."""
         self.tokens += len(sequence.tokens)
         self.turns.wait(sequence)
         if self._grouping and sequence.group:

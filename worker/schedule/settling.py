@@ -130,6 +130,7 @@ def _undrafted(chunk: Chunk) -> Chunk:
 
 
 def check_ids(plan: Plan, ids: list[int]) -> None:
+    """Raises ValueError unless there is an id for each of the plan's rows."""
     samples = sum([chunk.samples for chunk in plan.chunks]) + plan.drafts
     if samples != len(ids):
         raise ValueError(f"the plan samples {samples} tokens, but {len(ids)} came")

@@ -88,6 +88,7 @@ class Turns:
     # what happens to a sequence
 
     def wait(self, sequence: Sequence) -> None:
+        """It waits from now on; ready() says when it may come."""
         account = self._accounts.setdefault(sequence.owner, Account())
         account.waiting += 1
         account.tokens += len(sequence.tokens)
