@@ -174,16 +174,17 @@ class Loop:
         for sequence, logprobs in sampled.logprobs:
             self._desk.logprobs(sequence, logprobs)
         gaps: list[float] = []
-        generated = 0
+        generated = begun = 0
         for advance in advances:
             sequence = advance.sequence
             if advance.tokens:
+                begun += not sequence.last_token  # its row was the prompt's last, not one of the answer's
                 generated += len(advance.tokens)
                 self._desk.tokens(sequence, advance.tokens)
                 self._time(sequence, len(advance.tokens), now, gaps)
             if advance.outcome is not None:
                 self._desk.end(sequence, advance.outcome, now, _why(advance))
-        prompt = plan.tokens - len(sampled.ids)
+        prompt = plan.tokens - len(sampled.ids) + begun
         self._stats.tokens(now, prompt, generated)
         self._stats.gaps(gaps)
         self._metrics.tokens(prompt, generated)

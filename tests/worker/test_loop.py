@@ -205,6 +205,14 @@ def test_a_deadline_ends_a_request_with_its_own_outcome() -> None:
     assert ends[1].outcome is m.Outcome.DEADLINE and ends[1].tokens == len(outputs[1]) == 4
 
 
+def test_tokens_are_counted_as_the_prompts_or_the_answers() -> None:
+    bench = Bench()
+    bench.say(submit(1, [1] * 9, 5), submit(2, [2] * 40, 3))
+    bench.turn(6)
+    value = bench.metrics.registry.get_sample_value
+    assert [value(f"sluice_{name}_tokens_total") for name in ("prompt", "generation")] == [49, 8]
+
+
 @pytest.mark.parametrize("idle", [1, 500])
 def test_retry_after_is_the_backlog_at_the_measured_speed(idle: int) -> None:
     """Measured while there was work, however little that was lately."""
@@ -218,7 +226,7 @@ def test_retry_after_is_the_backlog_at_the_measured_speed(idle: int) -> None:
     bench.turn()
     refused = [one for _, step in bench.link.sent for one in step.rejected]
     assert len(refused) == 8 and {one.reason for one in refused} == {m.Refusal.QUEUE_FULL}
-    backlog, speed = 8 * 98 + 8 * (20 + 100), (1 + 8 * (20 + 1)) / 1.0  # a step of the bench ends when it begins
+    backlog, speed = 8 * 98 + 8 * (20 + 100), (2 + 8 * (20 + 2)) / 1.0  # a step of the bench ends when it begins
     assert [one.retry_after_s for one in refused] == pytest.approx([backlog / speed] * 8)
 
 
