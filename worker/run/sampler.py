@@ -13,20 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.kernels.params import Bias, History, PlainParams, SampleParams, Stages
-from worker.kernels.sample import sample as sample_rows
-from worker.kernels.sample import sample_plain
+from worker.kernels.sample import sample, sample_plain
 from worker.run.pack import to_device
 from worker.schedule.plan import Row
 from worker.schedule.sequence import Sequence
 
 COLUMN = 32  # entries, 128 bytes or more: kernels are compiled for what an address is a multiple of
-
-
-def sample(logits: Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
-    """The next id of each sequence; logits [R, V] float32, a row a sequence."""
-    rows = [Row(sequence, sequence.next_output) for sequence in sequences]
-    ids: list[int] = choose(logits, rows, eos_ids).tolist()
-    return ids
 
 
 def choose(
@@ -35,15 +27,17 @@ def choose(
     eos_ids: tuple[int, ...],
     choose_plain: Callable[..., Tensor] = sample_plain,
 ) -> Tensor:
-    """An id for each row of logits [R, V] float32, on their device, [R] int64, without waiting for it."""
+    """The id that each row samples: logits [R, V] float32 -> [R] int64 on their device, without waiting for it."""
     if all(not sequence.sampling.temperature and is_plain(sequence) for sequence, _ in rows):
         return logits.argmax(-1)
-    return sample_rows(logits, columns(rows, eos_ids, logits.device), choose_plain)
+    return sample(logits, columns(rows, eos_ids, logits.device), choose_plain)
 
 
 def is_plain(sequence: Sequence) -> bool:
-    """Whether its next token can be chosen by one who does not know the last: nothing is adjusted but by temperature,
-    top-k, top-p and min-p. Once it is so, it stays so."""
+    """Whether its logits are sampled as they are: no penalty, bias, grammar or min_tokens adjusts them.
+
+    So its next token depends on no text and can be sampled before the last one is known. Once it is so, it stays so.
+    """
     sequence.plain = sequence.plain or not (
         sequence.constraint is not None
         or sequence.sampling.logit_bias
@@ -54,6 +48,7 @@ def is_plain(sequence: Sequence) -> bool:
 
 
 def columns(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
+    """The sampling parameters of rows, an entry a row."""
     params = [sequence.sampling for sequence, _ in rows]
     wanted = [
         (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.messages import Sampling
-from worker.run.sampler import choose, columns, sample
+from worker.run.sampler import choose, columns
 from worker.schedule.plan import Row
 from worker.schedule.sequence import Sequence
 
@@ -16,6 +16,11 @@ V, EOS = 50, (3,)
 def sequence(tokens: list[int], prompt_len: int, seed: int = 1, **options: object) -> Sequence:
     options.setdefault("max_tokens", 10)
     return Sequence((b"f", 1), tokens, prompt_len, Sampling(**options), seed, 0.0)  # type: ignore[arg-type]
+
+
+def sample(logits: torch.Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
+    ids: list[int] = choose(logits, [Row(one, one.next_output) for one in sequences], eos_ids).tolist()
+    return ids
 
 
 def row(**logits: float) -> torch.Tensor:
