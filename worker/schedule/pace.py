@@ -71,6 +71,7 @@ class Pace:
     # what becomes of a step
 
     def planned(self, now: float, chunks: int, decodes: int, prompt_tokens: int) -> None:
+        """`decodes`: their rows; a draft takes as long as a decode."""
         self._next = _Step(now, chunks, decodes, prompt_tokens)
         self._decodes = decodes or self._decodes
 

@@ -44,7 +44,7 @@ class Planner:
         decoding = self._decode_chunks(served)
         plan.chunks.extend(decoding if chunks else self._drafting.extend(decoding))
         plan.chunks.extend(chunks)
-        self._pace.planned(now, len(plan.chunks), len(served), used)
+        self._pace.planned(now, len(plan.chunks), plan.tokens - used, used)
         return plan
 
     def _make_room(self, preempted: list[Sequence], now: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.schedule.harness import Rig
+from tests.worker.schedule.harness import Prophet, Rig, reference
 from worker.schedule.pace import FLOOR, SAMPLES, TILE, Pace
 from worker.schedule.plan import Plan
 
@@ -266,6 +266,20 @@ def test_a_prompt_advances_in_every_step_beside_many_streams() -> None:
         rig.step()
         assert long.computed >= before + FLOOR or long.computed >= 900
     rig.finish(100)
+
+
+def test_a_draft_counts_as_a_row() -> None:
+    """So that one decode with seven of them does not pass for what one decode takes."""
+    rig = Rig(page_size=32, max_draft_tokens=7, target_step_s=TARGET, token_s=0.01)
+    stream = rig.submit([1, 2, 3], 24, ignore_eos=True)
+    stream.drafter = prophet = Prophet(reference(stream, rig.config)[0])
+    rig.step()
+    assert rig.plan().tokens == 8
+    rig.step()
+    assert rig.scheduler.pace.decodes_s == pytest.approx(0.08)
+    prophet.stop()
+    rig.step()
+    assert rig.scheduler.pace.decodes_s == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
