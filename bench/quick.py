@@ -23,7 +23,9 @@ def quick(models: Sequence[str], out: Path | None, rounds: int = 2) -> str:
     rows: dict[str, Summary] = {}
     for model in models:
         folder, vocab = _folder(model)
-        with served(str(folder)) as target:
+        with served(
+            str(folder), ["--speculation", "off"]
+        ) as target:  # what is random repeats itself, and would flatter
             for concurrency in CONCURRENCY:
                 _say(f"{model}: sluice, {concurrency} at once")
                 rows[f"{model}, sluice, {concurrency}"] = _sluice(target, concurrency, vocab, rounds)

@@ -9,7 +9,7 @@ READ = 1024  # most tokens that are read at once: a long prompt is read in sever
 
 START = 0.5  # how likely a guess is thought to come true before any was made
 LEARN = 1 / 8  # how far one that did, or did not, moves that
-FORGET = 1 / 1024  # how far a step without one moves it back, so that another is tried one day
+FORGET = 1 / 2048  # how far a step in which none was worth it moves it back, so that another is tried one day
 
 
 class Context:
@@ -18,17 +18,16 @@ class Context:
     def __init__(self, length: int) -> None:
         self.chance = START
         self._length = length
+        self._read = length  # the next place to be read
         self._after: dict[tuple[int, ...], int] = {}  # the place behind them
 
-    def read(self, tokens: list[int], begin: int, end: int) -> None:
-        """Takes in that tokens[begin : end] came, each after those before it."""
-        length = self._length
-        for place in range(max(begin, length), end):
-            self._after[tuple(tokens[place - length : place])] = place
-
     def find(self, tokens: list[int]) -> int | None:
-        """Where in `tokens` that is which came after its last few."""
-        return self._after.get(tuple(tokens[-self._length :]))
+        """Where in `tokens` that is which came after its last few; `tokens` only ever grow."""
+        length = self._length
+        for place in range(self._read, min(len(tokens), self._read + READ)):
+            self._after[tuple(tokens[place - length : place])] = place
+            self._read = place + 1
+        return self._after.get(tuple(tokens[-length:]))
 
     def worth(self, most: int, price: float) -> int:
         """How many tokens to guess, if one is worth it whose chance to be kept is above `price`."""
@@ -48,11 +47,10 @@ class Context:
 
 
 class Drafter:
-    """One sequence's. What a step costs does not grow with the sequence."""
+    """One sequence's. What a step costs does not grow with the sequence, and is next to nothing while it is wrong."""
 
     def __init__(self) -> None:
         self._contexts = [Context(length) for length in CONTEXTS]
-        self._read = 0
         self._last = self._contexts[0]  # where the last guesses came from
 
     def propose(self, tokens: list[int], most: int, price: float) -> tuple[int, ...]:
@@ -60,15 +58,11 @@ class Drafter:
 
         Each costs `price`, as a share of what a token is worth that comes true.
         """
-        upto = min(len(tokens), self._read + READ)
         for context in self._contexts:
-            context.read(tokens, self._read, upto)
-        self._read = upto
-        for context in self._contexts:
-            place = context.find(tokens)
+            count = context.worth(most, price)
+            place = context.find(tokens) if count else None
             if place is not None:
                 self._last = context
-                count = context.worth(most, price)
                 followed = tokens[place : place + count]
                 return tuple((followed * count)[:count])  # where that is less, it goes round and round
         return ()

@@ -202,3 +202,15 @@ def test_who_left_or_was_preempted_meanwhile_is_passed_over() -> None:
     assert (gone.output_len, back.output_len) == (1, 1)
     one.finish(50)
     assert set(one.ends) == {stays, back}
+
+
+def test_a_stream_that_goes_on_with_nothing_left_to_sample_has_none() -> None:
+    one = rig(prefill_chunk_size=4, eos_token_ids=frozenset({EOS}))
+    sequence = one.submit([1, 2, 3], 24, generated=(5, EOS))
+    sequence.drafter = Prophet([*sequence.tokens, *range(20)])
+    assert drafts(one.plan()) == [0]
+    one.scheduler.commit(plan := one.plan(), one.run(plan), one.now)
+    last = one.plan()
+    assert drafts(last) == [0] and not last.rows and last.tokens == 1
+    (end,) = one.scheduler.commit(last, one.run(last), one.now)
+    assert (end.tokens, end.outcome) == ([], Outcome.EOS)
