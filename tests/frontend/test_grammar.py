@@ -166,7 +166,7 @@ async def test_anthropic_says_it_in_output_config(tokenizer: Tokenizer) -> None:
     assert ask.sampling.grammar == grammar.json_schema(PERSON, "x")
     assert not (await messages.parse({**body, "output_config": {}}, context(tokenizer))).sampling.grammar
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"effort": "low"}, "output_config.effort"),
+        ({"effort": "extreme"}, "output_config.effort"),
         ({"format": {"type": "json_schema", "schema": {"not": {}}}}, "output_config.format.schema"),
         ({"format": {"type": "xml", "schema": {}}}, "output_config.format.type"),
     ]
