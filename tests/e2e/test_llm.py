@@ -148,15 +148,15 @@ def script(seconds: float) -> subprocess.Popen[str]:
 
 def test_no_worker_outlives_a_script_that_just_ends_or_is_killed() -> None:
     with script(0) as ends, script(60) as killed:
-        assert ends.stdout is not None
+        assert ends.stdout is not None and ends.stderr is not None
         assert killed.stdout is not None
         pids = [int(run.stdout.readline()) for run in (ends, killed) if run.stdout is not None]
         assert killed.stdout.readline() == ", there was a\n"
         killed.kill()
         until_dead(pids[1])
-        out, err = ends.communicate(timeout=20)
-        assert (ends.returncode, out, err) == (0, ", there was a\n", "")
+        assert ends.wait(20) == 0
         assert not alive(pids[0])
+        assert (ends.stdout.read(), ends.stderr.read()) == (", there was a\n", "")
 
 
 def test_the_terminals_commands_with_the_real_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
