@@ -8,7 +8,7 @@ CONTEXTS = (3, 1)  # how many tokens must have been the same, tried in this orde
 READ = 1024  # most tokens that are read at once: a long prompt is read in several steps
 
 START = 0.5  # how likely a guess is thought to come true before any was made
-LEARN = 1 / 8  # how far one that did, or did not, moves that
+LEARN = 1 / 4  # how far one that did, or did not, moves that
 FORGET = 1 / 2048  # how far a step in which none was worth it moves it back, so that another is tried one day
 
 

@@ -53,9 +53,14 @@ class Plan:
     @property
     def rows(self) -> list[Row]:
         """What is sampled from, in the order of the ids that commit() expects."""
-        return [
-            Row(chunk.sequence, chunk.sequence.next_output + at) for chunk in self.chunks for at in range(chunk.rows)
-        ]
+        rows = []
+        for chunk in self.chunks:
+            if chunk.samples:
+                sequence, output = chunk.sequence, chunk.sequence.next_output
+                rows.append(Row(sequence, output))
+                if chunk.drafts:
+                    rows += [Row(sequence, output + at) for at in range(1, chunk.rows)]
+        return rows
 
     @property
     def drafts(self) -> int:

@@ -8,7 +8,7 @@ What counts as computed, and all that anybody is told, is what has been settled.
 """
 
 from collections.abc import Iterable
-from itertools import islice, zip_longest
+from itertools import islice, takewhile
 
 from shared.messages import Outcome
 from worker.schedule.pace import Pace
@@ -51,13 +51,16 @@ class Settler:
         advances: list[Advance] = []
         sampled, running = iter(ids), self._state.running
         for chunk in plan.chunks:
-            own = list(islice(sampled, chunk.rows))
+            own = [next(sampled)] if chunk.samples else []
+            if chunk.drafts:
+                own = _agreed([*own, *islice(sampled, len(chunk.drafts))], chunk.drafts)
+                self.generation_tokens -= len(chunk.drafts)  # those accepted are added later
             if chunk.sequence not in running or chunk.sequence.flying < chunk.length:
                 continue
             advance = self._advance(chunk, own, now)
             if advance is not None:
                 advances.append(advance)
-        self.generation_tokens += len(ids) - plan.drafts
+        self.generation_tokens += len(ids)
         return advances
 
     def abandon(self) -> None:
@@ -101,9 +104,15 @@ class Settler:
             self._computed(chunk, 0)
             self._state.leave(sequence)
             return Advance(sequence, [], Outcome.ERROR)
-        tokens, outcome = self._take(chunk, ids)
-        self._computed(chunk, len(ids) - len(tokens))
-        if tokens:
+        outcome = None
+        for count, id in enumerate(ids, 1):
+            sequence.tokens.append(id)
+            outcome = self._state.outcome(sequence)
+            if outcome is not None:
+                del ids[count:]
+                break
+        self._computed(chunk, chunk.rows - len(ids) if chunk.drafts else 0)
+        if ids:
             sequence.first_token = sequence.first_token or now
         elif sequence.computed < len(sequence.tokens):
             return None
@@ -111,16 +120,13 @@ class Settler:
             outcome = self._state.outcome(sequence)
         if outcome is not None:
             self._state.leave(sequence)
-        return Advance(sequence, tokens, outcome)
+        return Advance(sequence, ids, outcome)
 
-    def _take(self, chunk: Chunk, ids: list[int]) -> tuple[list[int], Outcome | None]:
-        """Appends what was sampled, up to the first id that is not what was drafted or that ends the sequence."""
-        for count, (id, draft) in enumerate(zip_longest(ids, chunk.drafts), 1):
-            chunk.sequence.tokens.append(id)
-            outcome = self._state.outcome(chunk.sequence)
-            if outcome is not None or id != draft:
-                return ids[:count], outcome
-        return [], None
+
+def _agreed(ids: list[int], drafts: tuple[int, ...]) -> list[int]:
+    """What was sampled after tokens that did come: up to the first id that is not what was drafted."""
+    true = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, drafts, strict=False)))
+    return ids[: true + 1]
 
 
 def _undrafted(chunk: Chunk) -> Chunk:
@@ -131,6 +137,6 @@ def _undrafted(chunk: Chunk) -> Chunk:
 
 def check_ids(plan: Plan, ids: list[int]) -> None:
     """Raises ValueError unless there is an id for each of the plan's rows."""
-    samples = sum([chunk.samples for chunk in plan.chunks]) + plan.drafts
+    samples = sum([chunk.samples + len(chunk.drafts) for chunk in plan.chunks])
     if samples != len(ids):
         raise ValueError(f"the plan samples {samples} tokens, but {len(ids)} came")

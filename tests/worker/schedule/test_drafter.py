@@ -49,7 +49,7 @@ def test_more_is_proposed_while_guesses_come_true_and_less_while_they_do_not() -
     for _ in range(10):
         drafter.learn(7, 7)
     assert len(drafter.propose(tokens, 7, price)) == 7
-    for _ in range(10):
+    for _ in range(7):
         drafter.learn(7, 0)
     assert len(drafter.propose(tokens, 7, price)) == 1
 
