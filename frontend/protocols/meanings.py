@@ -114,6 +114,7 @@ CHAT = {
     "container": REFUSED,
     "inference_geo": NO_EFFECT,
     "diagnostics": NO_EFFECT,
+    "client_metadata": NO_EFFECT,
     "speed": "only `standard`",
 }
 

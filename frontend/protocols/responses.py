@@ -30,6 +30,7 @@ from frontend.protocols.conversation import Prompt, neighbours, prompt, turn
 from frontend.protocols.fields import (
     Field,
     Table,
+    anything,
     choice,
     exactly,
     flags,
@@ -91,6 +92,7 @@ FIELDS: Table = {
     **constraint.GUIDED,
     "background": Field(only(False)),
     "max_tool_calls": Field(integer(1)),
+    "client_metadata": Field(anything),
     "prompt": Field(refused),
     "context_management": Field(only([])),
     "moderation": Field(refused),

@@ -64,7 +64,8 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
 async def status(tokenizer: Tokenizer, path: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
     app = app_over(FakeLink(play=saying(tokenizer.encode_now(["hi"], False)[0])), tokenizer)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-        answer = await http.post(path, json={"model": MODEL, "max_tokens": 5} | body, headers=headers)
+        most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        answer = await http.post(path, json={"model": MODEL, most: 5} | body, headers=headers)
     return answer.status_code, answer.text
 
 
@@ -105,6 +106,19 @@ async def test_messages_of_claude_code(tokenizer: Tokenizer) -> None:
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     }  # fmt: skip
     code, text = await status(tokenizer, "/v1/messages?beta=true", body)
+    assert code == 200 and "hi" in text, text
+
+
+async def test_responses_of_codex(tokenizer: Tokenizer) -> None:
+    """Its tools are left out: the template here has no place for any."""
+    said = [{"type": "input_text", "text": "hi"}]
+    body = {
+        "stream": True, "tool_choice": "auto", "parallel_tool_calls": True, "store": False,
+        "input": [{"type": "message", "id": f"msg_{r}", "role": r, "content": said} for r in ("developer", "user")],
+        "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "a",
+        "client_metadata": {"session_id": "b"},
+    }  # fmt: skip
+    code, text = await status(tokenizer, "/v1/responses", body)
     assert code == 200 and "hi" in text, text
 
 
