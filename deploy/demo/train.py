@@ -3,8 +3,6 @@
     python -m deploy.demo.train --out deploy/demo/model --steps 2000 --compile
 
 The result depends on the arguments and the machine only: the text comes from `corpus`, seeded.
-Batches are rows of whole documents, packed so that no document sees its neighbours; a few rows
-are long, so that long conversations stay in the range of positions that the model has seen.
 """
 
 import argparse
@@ -23,14 +21,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from deploy.demo.corpus import (
-    END_OF_TEXT,
-    IM_END,
-    IM_START,
-    Document,
-    documents,
-    long_documents,
-)
+from deploy.demo.batches import IGNORED, Batch, batches
+from deploy.demo.corpus import END_OF_TEXT, IM_END, IM_START, documents
 
 # A message's content is a text, a list of parts with texts, or null.
 CHAT_TEMPLATE = (
@@ -44,38 +36,9 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-READ_WEIGHT = 0.1  # of the loss on text that the model only reads
-IGNORED = -100  # the label of padding
 TOKENIZER_DOCUMENTS = 20_000
 WARMUP_STEPS = 40
 UNSETTLED = 1 << 30  # more steps than anybody has time for
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One kind of batch: `rows` rows of `length` tokens, every `every` steps."""
-
-    rows: int
-    length: int
-    every: int
-    long_text: bool
-
-
-# The last shape whose turn it is wins. All have about the same number of tokens.
-SHAPES = (
-    Shape(rows=6, length=512, every=1, long_text=False),
-    Shape(rows=3, length=1024, every=8, long_text=True),
-    Shape(rows=2, length=2048, every=40, long_text=True),
-)
-
-
-@dataclass(frozen=True)
-class Batch:
-    tokens: Tensor  # [rows, length] int64
-    labels: Tensor  # [rows, length] int64, IGNORED where there is no next token
-    weights: Tensor  # [rows, length] float32
-    positions: Tensor  # [rows, length] int64, from 0 in each document
-    mask: Tensor  # [rows, 1, length, length] bool, true where attention may look
 
 
 def train_tokenizer(vocab_size: int, seed: int) -> PreTrainedTokenizerFast:
@@ -124,70 +87,6 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         eos_token_id=ends,
         pad_token_id=ends[1],
     )
-
-
-Encoded = tuple[list[int], list[float]]
-
-
-def encode(tokenizer: Tokenizer, document: Document) -> Encoded:
-    """Token ids and the loss weight of each as a target. Segments are tokenized as they stand."""
-    ids: list[int] = []
-    weights: list[float] = []
-    for segment in document:
-        piece = tokenizer.encode(segment.text, add_special_tokens=False).ids
-        ids += piece
-        weights += [1.0 if segment.learn else READ_WEIGHT] * len(piece)
-    return ids, weights
-
-
-def rows_of(tokenizer: Tokenizer, stream: Iterator[Document], length: int) -> Iterator[list[Encoded]]:
-    """Groups whole documents into rows of at most `length` tokens; longer ones are cut."""
-    row: list[Encoded] = []
-    room = length
-    for document in stream:
-        ids, weights = encode(tokenizer, document)
-        if len(ids) > room and row:
-            yield row
-            row, room = [], length
-        row.append((ids[:length], weights[:length]))
-        room -= len(row[-1][0])
-
-
-def pack(rows: list[list[Encoded]], length: int) -> Batch:
-    shape = (len(rows), length)
-    tokens, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-    labels, weights = torch.full(shape, IGNORED), torch.zeros(shape)
-    owner = torch.full(shape, -1)
-    for index, row in enumerate(rows):
-        start = 0
-        for number, (ids, weight) in enumerate(row):
-            end = start + len(ids)
-            tokens[index, start:end] = torch.tensor(ids)
-            labels[index, start : end - 1] = torch.tensor(ids[1:])
-            weights[index, start : end - 1] = torch.tensor(weight[1:])
-            positions[index, start:end] = torch.arange(len(ids))
-            owner[index, start:end] = number
-            start = end
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    mask = (owner[:, :, None] == owner[:, None, :]) & causal
-    return Batch(tokens, labels, weights, positions, mask[:, None])
-
-
-def batches(tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
-    sources = [
-        rows_of(
-            tokenizer,
-            (long_documents if shape.long_text else documents)(seed + index),
-            shape.length,
-        )
-        for index, shape in enumerate(SHAPES, start=1)
-    ]
-    step = 0
-    while True:
-        step += 1
-        turn = max(index for index, shape in enumerate(SHAPES) if step % shape.every == 0)
-        shape = SHAPES[turn]
-        yield pack(list(islice(sources[turn], shape.rows)), shape.length)
 
 
 def loss_of(model: LlamaForCausalLM, batch: Batch) -> Tensor:
