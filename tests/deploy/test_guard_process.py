@@ -67,7 +67,7 @@ class Trouble:
 def trouble(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("faults")
     port = free_port()
-    flags = ("--stall-timeout", "2", "--worker-metrics-port", str(port), "--canary-interval", "0.2")
+    flags = ("--stall-timeout", "4", "--worker-metrics-port", str(port), "--canary-interval", "0.2")
     with serving("demo", folder / "log", *flags, entry=(HERE, str(folder))) as server:
         yield Trouble(server, folder, f"http://127.0.0.1:{port}/metrics")
 
@@ -85,7 +85,7 @@ def test_a_worker_that_hangs_is_killed_and_its_streams_go_on(trouble: Trouble) -
 
 def test_a_worker_that_is_stopped_is_killed_and_its_streams_go_on(trouble: Trouble) -> None:
     trouble.meet(lambda worker: os.kill(worker["pid"], signal.SIGSTOP))
-    assert "worker hangs: no sign of life for 2 s (it is stopped); killing it" in trouble.server.log.read_text()
+    assert "worker hangs: no sign of life for 4 s (it is stopped); killing it" in trouble.server.log.read_text()
 
 
 def test_a_lost_device_ends_the_worker_and_no_stream(trouble: Trouble) -> None:

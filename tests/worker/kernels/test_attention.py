@@ -5,11 +5,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from tests.worker.kernels.cases import TRITON_DTYPES, Batch, batch, close, poisoned
 from worker.kernels import attention as twin
 from worker.kernels.attention import attention_torch
+from worker.kernels.attention_triton import _find_sequence
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (3, 99), (1, 2), (33, 33)]
 FEW = [(1, 37), (17, 90), (1, 1), (3, 70)]
@@ -157,13 +160,25 @@ def test_triton_joins_splits(dtype: torch.dtype, window: int, device: str, short
     near(run_triton(case, 0.2, window, device), one_by_one(case, 0.2, window))
 
 
-@pytest.mark.parametrize("sequences", [1, 256])
-def test_triton_with_any_number_of_sequences(sequences: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.kernels import attention_triton
-
-    monkeypatch.setattr(attention_triton, "AHEAD", 1)  # the interpreter's time goes there
+@pytest.mark.parametrize("sequences", [1, 20, pytest.param(300, marks=pytest.mark.gpu)])
+def test_triton_with_any_number_of_sequences(sequences: int, device: str) -> None:
     case = batch([(3 if i == sequences // 2 else 1, 3 + i % 5) for i in range(sequences)], 1, 1, 16, 4)
     near(run_triton(case, 0.2, 0, device), one_by_one(case, 0.2, 0))
+
+
+@triton.jit
+def _whose(starts_ptr, sequences, tiles_ptr, out_ptr, ROWS: tl.constexpr):
+    at = tl.program_id(0)
+    tl.store(out_ptr + at, _find_sequence(starts_ptr, sequences, tl.load(tiles_ptr + at), ROWS))
+
+
+def test_triton_finds_whose_tile_it_is_among_more_sequences_than_it_looks_at_in_one_go(device: str) -> None:
+    rows, lengths = 16, torch.tensor([1, 17, 3, 40] * 150)
+    starts = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))).to(device, torch.int32)
+    asked = torch.tensor([0, 1, 3, 254, 255, 256, 257, 511, 512, 599], device=device)
+    tiles, found = starts[asked] // rows + asked, torch.full_like(asked, -1)
+    _whose[(len(asked),)](starts, len(lengths), tiles, found, rows)
+    assert found.tolist() == asked.tolist()
 
 
 @pytest.mark.parametrize("window", [0, 600])
