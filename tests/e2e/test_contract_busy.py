@@ -19,6 +19,7 @@ LONG = {"model": "m", "prompt": "Once upon a time", "max_tokens": 1900, "ignore_
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     flags = ["--max-batch-size", "1", "--max-waiting-requests", "3", "--completions-stream-format", "events"]
+    flags += ["--speculation", "off"]  # with it the long requests, which repeat themselves, would not be long
     with serving("demo", tmp_path / "log", *flags) as server:
         yield server
 
