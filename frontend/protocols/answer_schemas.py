@@ -249,7 +249,8 @@ OURS: dict[str, Schema] = {
     "NotReady": record(status=among("not_ready"), reason=TEXT, progress=NUMBER),
     "Stats": record(
         running=WHOLE, waiting=WHOLE, waiting_tokens=WHOLE, draining=YES_OR_NO, pages=PAGES,
-        prefix=record(queries=WHOLE, hits=WHOLE), worker=record(**WORKER),
+        prefix=record(queries=WHOLE, hits=WHOLE), speculation=record(drafted=WHOLE, accepted=WHOLE),
+        worker=record(**WORKER),
         workers=array(record(
             **WORKER, address=TEXT, ready=YES_OR_NO, reason=TEXT, streams=WHOLE, load=WHOLE,
             running=WHOLE, waiting=WHOLE, pages=PAGES, throughput=THROUGHPUT,
