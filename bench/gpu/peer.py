@@ -11,16 +11,18 @@ from bench.gpu.served import NEED_S, scale, summary, workloads
 from bench.workloads import VOCAB
 
 NO_EOS = -1
+OLDER = "its continuous batching takes no settings"
 CLOSING_S = 5.0  # of the budget, kept for the end
 
 
 def measure(place: Place, model: str) -> Iterator[Row]:
     import transformers
     from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.generation import configuration_utils
 
     engine = f"transformers {transformers.__version__}"
-    if not hasattr(transformers.GenerationMixin, "continuous_batching_context_manager"):
-        yield {"engine": engine, "note": "it has no continuous batching"}
+    if not hasattr(configuration_utils, "ContinuousBatchingConfig"):
+        yield {"engine": engine, "note": OLDER}
         return
     loaded = AutoModelForCausalLM.from_pretrained(checkpoint(place, model), dtype=place.dtype).to(place.device).eval()
     config = GenerationConfig(do_sample=False, max_new_tokens=1024, eos_token_id=NO_EOS, pad_token_id=0)

@@ -14,6 +14,7 @@ from bench.gpu.correct import kernel
 from bench.gpu.floor import head_parameters, kv_bytes, linear_parameters, prefill_operations
 from bench.gpu.folder import tokenizer
 from bench.gpu.inputs import Case
+from bench.gpu.peer import OLDER
 from bench.gpu.place import Place, spec_of
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS, SMALL
 from bench.gpu.spans import Span, extent, gaps
@@ -51,7 +52,8 @@ def test_all_of_it_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     _figures(tables, "linear", "µs invariant", 9)
     _figures(tables, "start", "first token s", 2)
     _figures(tables, "served", "tokens/s", 2)
-    _figures(tables, "peer", "tokens/s", 2)
+    older = [row for row in tables["peer"]["rows"] if row.get("note") == OLDER]  # transformers 5.0, say
+    _figures(tables, "peer", "tokens/s", 0 if older else 2)
     assert all(row.get("failed", 0) == 0 for name in ("served", "peer") for row in tables[name]["rows"])
     assert [row["note"] for row in tables["idle"]["rows"] if "note" in row] == ["needs CUDA"]
     assert json.loads(files["trace"].read_text())["traceEvents"] and len(tables["trace"]["rows"]) > 3
