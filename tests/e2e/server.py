@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,14 @@ class Server:
         return dict(httpx.get(self.url + "/stats", timeout=60).json())
 
     def until(self, true: Any, timeout: float = 30.0) -> dict[str, Any]:
-        """Stats as soon as `true(stats)`."""
-        deadline = time.monotonic() + timeout
-        while not true(stats := self.stats()):
-            assert time.monotonic() < deadline, f"waited in vain: {stats}"
+        """Stats as soon as `true(stats)`; who would have told them may be killed while it does."""
+        deadline, stats = time.monotonic() + timeout, dict[str, Any]()
+        while time.monotonic() < deadline:
+            with suppress(httpx.TransportError):
+                if true(stats := self.stats()):
+                    return stats
             time.sleep(0.05)
-        return stats
+        raise AssertionError(f"waited in vain: {stats}")
 
     def until_idle(self) -> dict[str, Any]:
         """Nothing runs or waits, and no page is owned."""
