@@ -150,7 +150,8 @@ class WorkerConfig:
     overlap: bool = setting(True, "on a GPU, launch the next step before the ids of the last one are read")
     speculation: str = setting(
         "auto", "ngram: guess tokens from what followed the same ones before, and compute several in a step; kept is "
-        "only what would have come anyway, so answers are the same; auto: on the CPU; off: never",
+        "only what would have come anyway, so answers are the same; auto: on the CPU, for models of 64 MiB and more; "
+        "off: never",
         choices=("auto", "ngram", "off"),
     )  # fmt: skip
     max_draft_tokens: int = setting(

@@ -23,7 +23,7 @@ from worker.memory.budget import Pool, longest, plain_budget, size_pool
 from worker.memory.cache import Cache, kv_format
 from worker.memory.gpu import Gpu
 from worker.memory.pages import PagePool
-from worker.model.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends
+from worker.model.checkpoint import CheckpointError, read_config, resolve, stored_bytes, tokenizer_ends
 from worker.model.decoder import Decoder, Weights
 from worker.model.families import spec_from_config
 from worker.model.quantization import describe, scheme_in_memory
@@ -36,6 +36,8 @@ from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 
 log = logging.getLogger("sluice.load")
+
+CACHED = 64 << 20  # bytes of weights that processors may keep in their caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,6 @@ def load_engine(
     folder = resolve(model.model, model.revision, known=known, on_progress=on_download)
     spec, tokenizer_hash = _spec(folder), _hash(folder)
     dtype, kv, scheme = _formats(spec, worker, device)
-    worker = _speculating(worker, device, exact=kv is dtype and native.available(dtype))
     longest(spec, model, worker)  # raises before the weights are read
     compiler = Compiler(folder, spec.vocab_size, spec.eos_ids)
     gpu = Gpu(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
@@ -88,6 +89,8 @@ def load_engine(
         "%s on %s in %s, K/V in %s: %d pages of %d tokens, sequences up to %d",
         spec.model_type, gpu.name if gpu else device, dtype, kv, size.pages - 1, size.page_size, size.max_seq_len,
     )  # fmt: skip
+    exact = gpu is None and kv is dtype and native.available(dtype)
+    worker = _speculating(worker, pays=exact and stored_bytes(folder) > CACHED)
     if gpu is None:
         _warn(worker, dtype, kv)
         _prepare(cache)
@@ -140,12 +143,13 @@ def _format_of_weights(spec: ModelSpec, wanted: str, device: torch.device) -> to
     return dtype
 
 
-def _speculating(worker: WorkerConfig, device: torch.device, *, exact: bool) -> WorkerConfig:
-    """Where nobody said: on the CPU, which on a GPU would be without graphs and without the next step launched ahead;
-    and only where the C kernels give a row the same bits in any step."""
+def _speculating(worker: WorkerConfig, *, pays: bool) -> WorkerConfig:
+    """Where nobody said: where it `pays`. Not on a GPU, where it costs graphs and the next step launched ahead; not
+    without the C kernels, which give a row the same bits in any step; nor for a model that caches hold, as most of its
+    step is no reading of weights."""
     if worker.speculation != "auto":
         return worker
-    return replace(worker, speculation="ngram" if exact and device.type == "cpu" else "off")
+    return replace(worker, speculation="ngram" if pays else "off")
 
 
 def _warn(worker: WorkerConfig, dtype: torch.dtype, kv: torch.dtype) -> None:

@@ -33,11 +33,11 @@ BODIES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """With drafts, as it is on the CPU where nobody says otherwise, and without."""
+    """With drafts, and without, as it is for so small a model where nobody says otherwise."""
     folder = tmp_path_factory.mktemp("drafts")
     with (
-        serving("demo", folder / "on") as on,
-        serving("demo", folder / "off", "--speculation", "off") as off,
+        serving("demo", folder / "on", "--speculation", "ngram") as on,
+        serving("demo", folder / "off") as off,
     ):
         yield on, off
 

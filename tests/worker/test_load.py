@@ -7,6 +7,7 @@ import torch
 
 from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
+from worker import load
 from worker.load import load_engine
 
 
@@ -27,3 +28,15 @@ def test_on_the_cpu_float16_is_widened_unless_somebody_wants_it(
         engine = load_engine(ModelConfig(model=str(checkpoints("llama", dtype=stored)), max_seq_len=64), worker)
     assert engine.dtype == computed
     assert ("no C kernels" in caplog.text) == (computed == "float16")
+
+
+@pytest.mark.parametrize(
+    ("asked", "cached", "most"), [("auto", 64 << 20, 0), ("auto", 0, 7), ("ngram", 64 << 20, 7), ("off", 0, 0)]
+)
+def test_tokens_are_guessed_for_models_that_caches_do_not_hold_unless_somebody_says(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, asked: str, cached: int, most: int
+) -> None:
+    monkeypatch.setattr(load, "CACHED", cached)
+    worker = WorkerConfig(device="cpu", speculation=asked, kv_cache_gb=0.0005)
+    engine = load_engine(ModelConfig(model=str(checkpoints("llama")), max_seq_len=64), worker)
+    assert engine.scheduler._config.max_draft_tokens == most

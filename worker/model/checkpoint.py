@@ -68,6 +68,11 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
+def stored_bytes(folder: Path) -> int:
+    """Of all its weights' files. Raises CheckpointError when there are none."""
+    return sum(path.stat().st_size for path in _files(folder))
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json, with the end-of-text ids of generation_config.json where it names any (it knows them better)."""
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
