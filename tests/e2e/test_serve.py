@@ -107,7 +107,8 @@ def test_a_killed_worker_is_replaced_and_streams_go_on(demo: Server) -> None:
 
 
 def test_a_killed_frontend_is_replaced(demo: Server) -> None:
-    victim = demo.stats()["frontends"][0]["pid"]
+    known = demo.until(lambda s: len(s["frontends"]) == 2)["frontends"]  # a new worker hears of them anew
+    victim = known[0]["pid"]
     os.kill(victim, signal.SIGKILL)
     demo.until(lambda s: victim not in {f["pid"] for f in s["frontends"]} and len(s["frontends"]) == 2)
     with httpx.Client(base_url=demo.url, timeout=60) as client:
