@@ -168,6 +168,7 @@ class Api:
         exchange: Exchange = request.scope[EXCHANGE]
         dialect = request.scope[DIALECT] = self._dialect(request.scope["path"], body)
         exchange.dialect = dialect.NAME
+        await self.service.settle_in()
         self.service.require_ready()
         context = self._context()
         ask = await dialect.parse(body, context)

@@ -93,6 +93,11 @@ class Fleet:
         """Whether requests can be served now and, if not, why."""
         return self.roster.state()
 
+    @property
+    def greeting(self) -> bool:
+        """Whether requests cannot be served now, but may be at any moment."""
+        return self.roster.greeting
+
     def members(self) -> list[Member]:
         return self.roster.members()
 

@@ -135,6 +135,12 @@ class Link:
         return (False, f"stalled: the last step was {self._age():.0f} s ago") if self.stalled else (True, "ready")
 
     @property
+    def greeting(self) -> bool:
+        """It may be ready at any moment: nothing is known of it yet, or it has only to return the greeting."""
+        known = self.status
+        return known is None or (known.state == "ready" and self.welcome is None and not self._silent())
+
+    @property
     def stalled(self) -> bool:
         """It is there, but its compute loop has not turned for too long."""
         return self.status is not None and self.welcome is not None and self._age() > self._stall_timeout

@@ -75,6 +75,11 @@ class Roster:
         words = [f"{link.address.name}: {reason}" for link, (_, reason) in zip(self.links, states, strict=True)]
         return False, "; ".join(words)
 
+    @property
+    def greeting(self) -> bool:
+        """Whether none of them can, but one may be able to at any moment."""
+        return not self.ready() and any(link.greeting for link in self.links)
+
     def members(self) -> list[Member]:
         return [_member(link) for link in self.links]
 

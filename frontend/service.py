@@ -29,7 +29,8 @@ from frontend.types import Ask, Delta, Finish
 from shared.messages import End, Outcome, Sampling, Timings
 
 DRAINING_S = 5.0  # until another server may have taken over
-POLL_S = 0.02  # how often a drain looks whether the last request has ended
+GREETING_S = 0.5  # for a worker to answer that may be ready at any moment
+POLL_S = 0.02  # how often it is looked whether that is so, and whether a drain's last request has ended
 
 
 class Meter:
@@ -73,6 +74,15 @@ class Service:
         if not self._tokenizer.done() or self._tokenizer.cancelled() or self._tokenizer.exception() is not None:
             raise Overloaded(f"not ready: {self.state()[1]}", code="not_ready", retry_after=1.0)
         return self._tokenizer.result()
+
+    async def settle_in(self) -> None:
+        """Waits, for GREETING_S at most, while it gets to know its workers: another frontend of the same port may be
+        ready already and have said so."""
+        deadline = time.monotonic() + GREETING_S
+        while not self.draining and (not self._tokenizer.done() or self.fleet.greeting):
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(POLL_S)
 
     def require_ready(self) -> None:
         """Raises Overloaded with the reason when requests cannot be served now."""

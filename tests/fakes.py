@@ -50,6 +50,7 @@ class FakeLink:
     status: m.Status | None = READY
     welcome: m.Welcome | None = field(default_factory=lambda: m.Welcome(1, 1, 4711, MODEL, "", LIMITS))
     ready: tuple[bool, str] = (True, "ready")
+    greeting: bool = False
     counts: Counts = field(default_factory=Counts)
     submitted: list[Submitted] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)

@@ -20,6 +20,7 @@ from tests.e2e.server import ROOT, Events, Server, free_port, read_events, servi
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with serving("demo", tmp_path_factory.mktemp("demo") / "log", "--frontends", "2") as server:
+        server.until(lambda stats: len(stats["frontends"]) == 2)
         yield server
 
 

@@ -273,6 +273,31 @@ async def test_not_ready_reasons_come_in_order(tokenizer: Tokenizer) -> None:
     assert served.state() == (False, "the worker has another tokenizer")
 
 
+async def test_a_request_waits_a_moment_for_a_worker_that_has_only_to_return_the_greeting(tokenizer: Tokenizer) -> None:
+    link = FakeLink(ready=(False, "greeting the worker"), greeting=True)
+    served = service(tokenizer, link)
+
+    async def answer() -> None:
+        await asyncio.sleep(0.05)
+        link.ready, link.greeting = (True, "ready"), False
+
+    answering = asyncio.create_task(answer())
+    await served.settle_in()
+    served.require_ready()
+    await answering
+
+
+@pytest.mark.parametrize("greeting", [True, False])
+async def test_but_not_for_long_and_not_for_one_that_is_loading(tokenizer: Tokenizer, greeting: bool) -> None:
+    served = service(tokenizer, FakeLink(ready=(False, "no worker yet"), greeting=greeting))
+    waiting = asyncio.create_task(served.settle_in())
+    await asyncio.sleep(0.1)
+    assert waiting.done() is not greeting
+    await waiting
+    with pytest.raises(Overloaded, match="no worker yet"):
+        served.require_ready()
+
+
 async def test_a_refusal_for_good_is_passed_on(tokenizer: Tokenizer) -> None:
     link = FakeLink(refusals={0: Unprocessable("too long", code="context_length_exceeded")})
     with pytest.raises(Unprocessable, match="too long"):

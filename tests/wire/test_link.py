@@ -65,6 +65,20 @@ async def test_a_request_is_admitted_streamed_and_ended_once(tmp_path: Path) -> 
             assert link.counts.gaps == 0
 
 
+async def test_a_worker_that_has_not_been_heard_of_is_one_that_may_be_ready_at_any_moment(tmp_path: Path) -> None:
+    fleet = Fleet(WireConfig(run_dir=str(tmp_path)))
+    await fleet.start()
+    assert fleet.greeting and not fleet.state()[0]
+    with Worker(tmp_path) as worker:
+        await until(lambda: fleet.state()[0])
+        assert not fleet.greeting
+        worker.desk.draining = True
+        worker.link.refresh()
+        await until(lambda: fleet.state() == (False, "draining"))
+        assert not fleet.greeting
+    await fleet.close()
+
+
 async def test_many_at_once_stay_apart(tmp_path: Path) -> None:
     with Worker(tmp_path, max_batch=8, max_waiting=100) as worker:
         async with linked(worker.wire) as link:

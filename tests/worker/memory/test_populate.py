@@ -69,6 +69,7 @@ def test_its_thread_ends_with_it(memory: torch.Tensor) -> None:
     def threads() -> int:
         return sum(thread.name == "populate" for thread in threading.enumerate())
 
+    wait_until(lambda: threads() == 0)  # those of the tests before
     before = threads()
     held = [Populator(touch, list(memory))]
     assert threads() == before + 1
