@@ -214,6 +214,9 @@ def first(script: Script, server: Process, count: int) -> list[float]:
     return sorted(added)
 
 
+PARTS = {"floors", "streams", "requests", "first", "burst"}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", default="64,256,1024,4096")
@@ -224,6 +227,10 @@ def main() -> None:
     parser.add_argument("--only", default="floors,streams,requests,first", help="and burst")
     args = parser.parse_args()
     parts = args.only.split(",")
+    if unknown := set(parts) - PARTS:
+        parser.error(
+            f"argument --only: there is no part {', '.join(sorted(unknown))}; there are {', '.join(sorted(PARTS))}"
+        )
     streams = [int(count) for count in args.streams.split(",")]
     if "floors" in parts:
         _floors(streams, args.tokens)
