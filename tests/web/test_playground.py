@@ -37,7 +37,7 @@ def chatted(demo: Server, text: str, **fields: Any) -> str:
 
 
 def test_a_chat_comes_token_by_token(here: Playground, demo: Server) -> None:
-    fields = {"ignore_eos": True, "max_tokens": 400}  # long enough to be seen coming by a slow browser
+    fields = {"ignore_eos": True, "max_tokens": 1500}  # long enough to be seen coming by a slow browser
     here.add_to_requests(**fields)
     here.knob("seed", str(SEED))
     here.page.evaluate(NOTE_LENGTHS)
@@ -46,7 +46,7 @@ def test_a_chat_comes_token_by_token(here: Playground, demo: Server) -> None:
     lengths = here.page.evaluate("lengths")
     assert lengths == sorted(lengths)
     assert len(set(lengths)) > 10
-    assert re.match(rf"finished: length \(.*\) · TTFT .* tokens/s · 400 tokens .* seed {SEED}$", here.timing)
+    assert re.match(rf"finished: length \(.*\) · TTFT .* tokens/s · 1500 tokens .* seed {SEED}$", here.timing)
 
 
 def test_a_conversation_goes_on_from_what_was_said(here: Playground, demo: Server) -> None:
