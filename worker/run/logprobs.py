@@ -54,7 +54,7 @@ def launch_logprobs(plan: Plan, wanted: Wanted, logits: Tensor, sampled: Tensor,
     logits [R, V] float32; sampled, the rows of it that are sampled from, and ids, what was sampled, in the order of
     plan.rows.
     """
-    outputs = _outputs(sampled, ids, [row.sequence for row in plan.rows])
+    outputs = _outputs(sampled, ids, [sequence for sequence, _ in plan.rows])
     blocks = [*outputs, *_prompts(logits, wanted, plan)]
     shapes = [(block.ids.shape, block.entries) for block in blocks]
     on_host = ToHost(torch.cat([block.bits() for block in blocks]))

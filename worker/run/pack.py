@@ -87,9 +87,12 @@ def _rows(chunks: Seq[Chunk], starts: NDArray[np.int32]) -> tuple[list[int], Wan
             if known:
                 wanted.prompts.append((index, len(rows), known))
                 rows.extend(range(begin, begin + known))
-        if chunk.samples:
+        if chunk.drafts:
             wanted.sampled.extend(range(len(rows), len(rows) + chunk.rows))
             rows.extend(range(begin + chunk.length - chunk.rows, begin + chunk.length))
+        elif chunk.samples:
+            wanted.sampled.append(len(rows))
+            rows.append(begin + chunk.length - 1)
     return rows, wanted
 
 

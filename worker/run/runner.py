@@ -68,7 +68,7 @@ class Runner:
         if len(wanted.sampled) < len(logits):
             sampled = logits[to_device(np.array(wanted.sampled, np.int64), self._device)]
         rows = plan.rows
-        sequences = [row.sequence for row in rows]
+        sequences = [sequence for sequence, _ in rows]
         allowed = self._constrainer.apply(sampled, sequences)
         eos_ids, choose_plain = self._model.spec.eos_ids, self._model.operations.sample_plain
         ids = choose(allowed, rows, eos_ids, choose_plain) if rows else logits.new_empty(0).long()

@@ -112,9 +112,10 @@ def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bi
 
 def _biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
     """The request's own, and while it may not end yet, what would end it is forbidden."""
-    biases = dict(row.sequence.sampling.logit_bias)
-    if _held_back(*row):
-        biases.update(dict.fromkeys(enders(row.sequence, eos_ids), -math.inf))
+    sequence, output = row
+    biases = dict(sequence.sampling.logit_bias)
+    if _held_back(sequence, output):
+        biases.update(dict.fromkeys(enders(sequence, eos_ids), -math.inf))
     return biases
 
 

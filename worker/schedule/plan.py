@@ -1,7 +1,6 @@
 """What the scheduler decides and the runner executes, and what came of it."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
@@ -27,11 +26,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
         return self.samples + len(self.drafts)
 
 
-class Row(NamedTuple):
-    """A row of logits that an id is sampled from."""
-
-    sequence: Sequence
-    output: int  # which of its output tokens that will be, counted from 0
+# A row of logits that an id is sampled from: whose it is, and which of its output tokens that will be, counted from 0.
+Row = tuple[Sequence, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +49,13 @@ class Plan:
     @property
     def rows(self) -> list[Row]:
         """What is sampled from, in the order of the ids that commit() expects."""
-        rows = []
+        rows: list[Row] = []
         for chunk in self.chunks:
             if chunk.samples:
                 sequence, output = chunk.sequence, chunk.sequence.next_output
-                rows.append(Row(sequence, output))
+                rows.append((sequence, output))
                 if chunk.drafts:
-                    rows += [Row(sequence, output + at) for at in range(1, chunk.rows)]
+                    rows += [(sequence, output + at) for at in range(1, chunk.rows)]
         return rows
 
     @property

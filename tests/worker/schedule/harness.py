@@ -162,7 +162,7 @@ class Rig:
         """As the device knows them."""
         due = []
         for plan, ids in self.flights:
-            due += [id for row, id in zip(plan.rows, ids, strict=True) if row.sequence is sequence]
+            due += [id for (sampled, _), id in zip(plan.rows, ids, strict=True) if sampled is sequence]
         return sequence.tokens + due[len(due) - sequence.due :]
 
     def run(self, plan: Plan) -> list[int]:
