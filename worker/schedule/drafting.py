@@ -9,11 +9,10 @@ slots that are left in a sequence's last page. What a refused one wrote there is
 """
 
 from worker.schedule.drafter import Drafter
-from worker.schedule.plan import Chunk
+from worker.schedule.plan import TILE, Chunk
 from worker.schedule.sequence import Sequence
 from worker.schedule.state import State
 
-TILE = 16  # rows that the kernels compute together
 ROW = 1 / 40  # what one more of them costs, as a share of a step
 
 

@@ -14,8 +14,8 @@ from statistics import median_low
 from typing import NamedTuple
 
 from shared import messages as m
+from worker.schedule.plan import TILE
 
-TILE = 16  # rows that a multiplication computes at once
 FLOOR = 64  # prompt tokens that a step may have in any case: prompts advance, whatever was measured
 WORTH = 3  # prompts may take so many times as long as any step takes, mostly to read the weights
 SAMPLES = 7  # steps that an estimate looks back

@@ -7,6 +7,8 @@ import msgspec
 from shared.messages import Outcome
 from worker.schedule.sequence import Sequence
 
+TILE = 16  # rows that a multiplication computes at once
+
 
 class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
     """Compute tokens[start : start + length] of a sequence; a decode is a chunk of one, or of one and its drafts.
