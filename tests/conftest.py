@@ -1,10 +1,13 @@
 """Fixtures and settings that more than one room needs."""
 
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 import torch
 
 from tests.checkpoints import Checkpoints
+from tests.e2e.server import Server, serving
 
 hypothesis.settings.register_profile("sluice", deadline=None)
 hypothesis.settings.load_profile("sluice")
@@ -15,6 +18,17 @@ torch.set_num_threads(1)  # tiny models: a second thread costs more than it brin
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     """`checkpoints("qwen3")` is the folder of a tiny checkpoint; see tests/checkpoints.py for the kinds."""
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo model behind two frontends, for all who need no flags of their own, as a start costs seconds.
+
+    Tests may hold, kill and stop its processes, and leave it idle and ready.
+    """
+    with serving("demo", tmp_path_factory.mktemp("demo") / "log", "--frontends", "2", held=True) as server:
+        server.until(lambda stats: len(stats["frontends"]) == 2)
+        yield server
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,18 +7,19 @@ So a test that needs a stream to be under way does not depend on how fast the ma
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PATIENCE_S = 600.0  # for what takes seconds: only what hangs may meet it, however slow and busy the machine is
 NAP_S = 0.01
 
 
 @dataclass(frozen=True)
 class Hold:
-    """The test's side: `entry` is what serving() has to start."""
+    """The test's side; `entry` is what Python has to run."""
 
     file: Path
 
@@ -26,9 +27,19 @@ class Hold:
     def entry(self) -> tuple[str, ...]:
         return "-m", "tests.e2e.held", str(self.file)
 
+    def command(self, plain: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        """`plain` tells how a child is started; what is returned does, too, but its workers can be held."""
+
+        def command(role: str, *rest: Any) -> list[str]:
+            words = plain(role, *rest)
+            return [words[0], *self.entry, *words[words.index(role) :]] if role == "worker" else words
+
+        return command
+
     @contextmanager
     def at(self, tokens: int) -> Iterator[None]:
-        """No sequence gets many more output tokens than these before the end of the `with`."""
+        """No worker goes on with a sequence of so many output tokens before the end of the `with`, or release()."""
+        self.reached.unlink(missing_ok=True)
         written = self.file.with_suffix(".new")
         written.write_text(str(tokens))
         written.rename(self.file)
@@ -37,41 +48,44 @@ class Hold:
         finally:
             self.release()
 
+    def wait(self) -> None:
+        """Until a worker waits."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.reached.exists():
+            assert time.monotonic() < deadline, "nothing came so far as to be held"
+            time.sleep(NAP_S)
+
     def release(self) -> None:
         self.file.unlink(missing_ok=True)
 
+    @property
+    def reached(self) -> Path:
+        return self.file.with_suffix(".reached")
 
-def serve(file: str, words: list[str]) -> int:
+
+def serve(hold: Hold, words: list[str]) -> int:
     import deploy.launch
     from deploy.cli import main
 
-    plain = deploy.launch._command
-
-    def command(role: str, *rest: Any) -> list[str]:
-        words = plain(role, *rest)
-        return [words[0], *Hold(Path(file)).entry, *words[words.index(role) :]] if role == "worker" else words
-
-    deploy.launch._command = command  # type: ignore[assignment]
+    deploy.launch._command = hold.command(deploy.launch._command)
     return main(words)
 
 
-def work(file: Path, words: list[str]) -> int:
+def work(hold: Hold, words: list[str]) -> int:
     from deploy.cli import main
     from worker.schedule.plan import Plan
     from worker.schedule.scheduler import Scheduler
 
     plain = Scheduler.plan
 
-    def held(scheduler: Scheduler) -> bool:
-        try:
-            most = int(file.read_text())
-        except FileNotFoundError:
-            return False
-        return any(sequence.output_len >= most for sequence in scheduler._state.running)
-
     def plan(self: Any, now: float) -> Plan:
-        if not held(self):
+        try:
+            most = int(hold.file.read_text())
+        except FileNotFoundError:
             return plain(self, now)
+        if all(sequence.output_len < most for sequence in self._state.running):
+            return plain(self, now)
+        hold.reached.touch()
         time.sleep(NAP_S)
         return Plan()
 
@@ -81,4 +95,4 @@ def work(file: Path, words: list[str]) -> int:
 
 if __name__ == "__main__":
     file, *words = sys.argv[1:]
-    sys.exit(work(Path(file), words) if words[0] == "worker" else serve(file, words))
+    sys.exit((work if words[0] == "worker" else serve)(Hold(Path(file)), words))

@@ -16,8 +16,10 @@ from typing import Any
 
 import httpx
 
+from tests.e2e.held import PATIENCE_S as PATIENCE_S
+from tests.e2e.held import Hold
+
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 600.0  # for what takes seconds: only what hangs may meet it, however slow and busy the machine is
 
 
 def free_port() -> int:
@@ -28,12 +30,13 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """`client` talks to it; `stats()` and `until_idle()` look inside."""
+    """`client` talks to it; `stats()` and `until_idle()` look inside; `hold` stops its workers where it is given."""
 
     process: subprocess.Popen[bytes]
     url: str
     log: Path
     client: httpx.Client
+    hold: Hold
 
     def stats(self) -> dict[str, Any]:
         """On a connection of its own: whoever answered before may have been killed since."""
@@ -102,21 +105,24 @@ def serving(
     *flags: str,
     trust: ssl.SSLContext | None = None,
     entry: Sequence[str] = ("-m", "deploy.cli"),
+    held: bool = False,
 ) -> Iterator[Server]:
     """`sluice serve` on a free port, ready; afterwards SIGTERM, exit code 0 and no process left.
 
-    With `trust`, over https to a certificate that this context trusts; `entry` is what Python runs.
+    With `trust`, over https to a certificate that this context trusts; `entry` is what Python runs. With `held` the
+    test can hold its workers (held.py).
     """
+    hold = Hold(log.with_suffix(".hold"))
     port = free_port()
     url = f"{'https' if trust else 'http'}://127.0.0.1:{port}"
-    command = [sys.executable, *entry, "serve", "--model", str(model), "--served-model-name", "m"]
-    command += ["--port", str(port), "--worker-metrics-port", "0", "--threads", "1"]
+    command = [sys.executable, *(hold.entry if held else entry), "serve", "--model", str(model)]
+    command += ["--served-model-name", "m", "--port", str(port), "--worker-metrics-port", "0", "--threads", "1"]
     command += ["--drain-timeout", str(PATIENCE_S / 2), "--stop-timeout", str(PATIENCE_S * 0.8), *flags]
     with log.open("wb") as out, httpx.Client(base_url=url, timeout=PATIENCE_S, verify=trust or True) as client:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=_environment())
         try:
             _wait(client, process, log)
-            yield Server(process, url, log, client)
+            yield Server(process, url, log, client, hold)
         finally:
             process.send_signal(signal.SIGTERM)
             code = process.wait(timeout=PATIENCE_S)

@@ -3,30 +3,26 @@
 import json
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import islice
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.e2e.contract import CHAT, COMPLETIONS, LEAST, MESSAGES
-from tests.e2e.held import Hold
-from tests.e2e.server import PATIENCE_S, Server, serving
+from tests.e2e.server import PATIENCE_S, Events, Server, read_events, serving
 
 TOKENS = 40
 LONG = {"model": "m", "prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
+PLACES = 4  # one that runs, and three that wait
 
 
-@pytest.fixture
-def hold(tmp_path: Path) -> Hold:
-    return Hold(tmp_path / "hold")
-
-
-@pytest.fixture
-def server(tmp_path: Path, hold: Hold) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     flags = ["--max-batch-size", "1", "--max-waiting-requests", "3", "--completions-stream-format", "events"]
-    with serving("demo", tmp_path / "log", *flags, entry=hold.entry) as server:
+    with serving("demo", tmp_path_factory.mktemp("busy") / "log", *flags, held=True) as server:
         yield server
 
 
@@ -52,14 +48,35 @@ def overloaded(said: httpx.Response) -> dict[str, Any]:
     return dict(said.json())
 
 
-def test_full_then_draining_and_who_was_admitted_is_served(server: Server, hold: Hold) -> None:
-    """The one that runs is held in its middle until everything that is refused meanwhile has been asked."""
+def test_more_than_it_can_take_is_refused_and_the_rest_is_whole(server: Server) -> None:
+    def one(i: int) -> Events:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+            return read_events(client, LONG)
+
+    with ThreadPoolExecutor(40) as pool, server.hold.at(TOKENS // 2):
+        crowd = [pool.submit(one, i) for i in range(40)]
+        first = [future.result() for future in islice(as_completed(crowd, PATIENCE_S), 40 - PLACES)]
+        assert {answer.status for answer in first} == {503}
+        server.hold.release()
+        answers = [future.result(PATIENCE_S) for future in crowd]
+    assert {answer.status for answer in answers} == {200, 503}
+    texts = {answer.text for answer in answers if answer.status == 200}
+    assert len(texts) == 1 and all(len(a.ids) == TOKENS for a in answers if a.status == 200)
+    server.until_idle()
+
+
+def test_full_then_draining_and_who_was_admitted_is_served(server: Server) -> None:
+    """The one that runs is held in its middle until everything that is refused meanwhile has been asked.
+
+    Afterwards the server is gone, so this test is the last of its module.
+    """
+    family = psutil.Process(server.process.pid).children(recursive=True)
 
     def long() -> httpx.Response:
         return httpx.post(server.url + COMPLETIONS, json=LONG, timeout=PATIENCE_S)
 
-    with ThreadPoolExecutor(4) as pool, hold.at(TOKENS // 2):
-        admitted = [pool.submit(long) for _ in range(4)]
+    with ThreadPoolExecutor(PLACES) as pool, server.hold.at(TOKENS // 2):
+        admitted = [pool.submit(long) for _ in range(PLACES)]
         server.until(lambda stats: (stats["running"], stats["waiting"]) == (1, 3))
         refused(server, "queue_full")
         server.process.send_signal(signal.SIGTERM)
@@ -68,9 +85,11 @@ def test_full_then_draining_and_who_was_admitted_is_served(server: Server, hold:
         ready, health = (httpx.get(server.url + path, timeout=PATIENCE_S) for path in ("/ready", "/health"))
         assert (ready.status_code, ready.json()["reason"]) == (503, "draining")
         assert (health.status_code, health.json()) == (200, {"status": "ok", "model_loaded": True})
-        hold.release()
-        ends = [said.result().text.strip().split("\n\n")[-1] for said in admitted]
-    for end in ends:
+        server.hold.release()
+        told = [said.result().text.strip().split("\n\n") for said in admitted]
+    for *tokens, end in told:
         name, data = end.split("\n")
         assert name == "event: done" and json.loads(data.removeprefix("data: "))["usage"]["completion_tokens"] == TOKENS
+        assert sum(event.startswith("event: token\n") for event in tokens) == TOKENS
     assert server.process.wait(timeout=PATIENCE_S) == 0
+    assert not [child for child in family if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.server import Server, serving
+from tests.e2e.server import PATIENCE_S, Server, serving
 
 STORY = "Once upon a time there was a little dog. The little dog was happy. Once upon a time there was a"
 COUNT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10. 1, 2, 3, 4, 5,"
@@ -32,14 +32,11 @@ BODIES: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+def both(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
     """With drafts, and without, as it is for so small a model where nobody says otherwise."""
-    folder = tmp_path_factory.mktemp("drafts")
-    with (
-        serving("demo", folder / "on", "--speculation", "ngram") as on,
-        serving("demo", folder / "off") as off,
-    ):
-        yield on, off
+    log = tmp_path_factory.mktemp("drafts") / "log"
+    with serving("demo", log, "--speculation", "ngram", held=True) as on:
+        yield on, demo
 
 
 def ask(server: Server, body: dict[str, Any]) -> dict[str, Any]:
@@ -85,13 +82,13 @@ def test_a_killed_worker_changes_nothing(both: tuple[Server, Server]) -> None:
     on, off = both
     options = {"temperature": 0.3, "seed": 5, "ignore_eos": True}
     before = on.stats()["worker"]
-    with ThreadPoolExecutor(1) as pool:
-        stream = pool.submit(on.events, STORY, 1500, **options)
-        on.until(lambda stats: stats["running"] > 0)
-        time.sleep(0.1)
+    with ThreadPoolExecutor(1) as pool, on.hold.at(60):
+        stream = pool.submit(on.events, STORY, 120, **options)
+        on.hold.wait()
         os.kill(before["pid"], signal.SIGKILL)
-        disturbed = stream.result(timeout=60)
-    assert disturbed == off.events(STORY, 1500, **options)
+        on.hold.release()
+        disturbed = stream.result(timeout=PATIENCE_S)
+    assert disturbed == off.events(STORY, 120, **options)
     after = on.until(lambda stats: stats["worker"]["pid"] != before["pid"])["worker"]
     assert after["epoch"] > before["epoch"]
     on.until_idle()

@@ -11,15 +11,15 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.server import Server, serving
+from tests.e2e.server import PATIENCE_S, Server, serving
 
-STREAMS, TOKENS = 8, 800
+STREAMS, TOKENS = 8, 60
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Any:
     flags = ("--workers", "2", "--frontends", "2", "--kv-cache-gb", "0.25")
-    with serving("demo", tmp_path_factory.mktemp("fleet") / "log", *flags) as server:
+    with serving("demo", tmp_path_factory.mktemp("fleet") / "log", *flags, held=True) as server:
         server.until(lambda stats: len(ready(stats)) == len(stats["frontends"]) == 2 and everywhere(server))
         yield server
 
@@ -45,26 +45,29 @@ def text(server: Server, i: int) -> str:
 
 @contextmanager
 def load(server: Server) -> Iterator[list[Future[str]]]:
-    """Streams that run at both workers."""
-    with ThreadPoolExecutor(STREAMS) as pool:
+    """Streams that run at both workers, which hold them in the middle until they are left, or released."""
+    with ThreadPoolExecutor(STREAMS) as pool, server.hold.at(TOKENS // 2):
         texts = [pool.submit(text, server, i) for i in range(STREAMS)]
         server.until(lambda stats: all(worker["running"] for worker in stats["workers"]))
         yield texts
 
 
 @pytest.fixture(scope="module")
-def undisturbed(demo: Server) -> list[str]:
-    with load(demo) as texts:
-        return [future.result(60) for future in texts]
+def undisturbed(fleet: Server) -> list[str]:
+    with load(fleet) as texts:
+        fleet.hold.release()
+        return [future.result(PATIENCE_S) for future in texts]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_nobody_notices_that_a_worker_goes(demo: Server, undisturbed: list[str], signum: signal.Signals) -> None:
-    with load(demo) as texts:
-        victim = ready(demo.stats())[0]
+def test_nobody_notices_that_a_worker_goes(fleet: Server, undisturbed: list[str], signum: signal.Signals) -> None:
+    with load(fleet) as texts:
+        victim = ready(fleet.stats())[0]
+        fleet.hold.wait()
         os.kill(victim["pid"], signum)
-        assert [future.result(60) for future in texts] == undisturbed
-    demo.until(lambda stats: victim["pid"] not in [w["pid"] for w in stats["workers"]] and len(ready(stats)) == 2)
-    stats = demo.until_idle()
+        fleet.hold.release()
+        assert [future.result(PATIENCE_S) for future in texts] == undisturbed
+    fleet.until(lambda stats: victim["pid"] not in [w["pid"] for w in stats["workers"]] and len(ready(stats)) == 2)
+    stats = fleet.until_idle()
     assert stats["pages"]["free"] + stats["pages"]["cached"] == stats["pages"]["total"]
-    assert "streams_lost_total 0" in demo.client.get("/metrics").text
+    assert "streams_lost_total 0" in fleet.client.get("/metrics").text

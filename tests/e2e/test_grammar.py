@@ -3,9 +3,7 @@
 import json
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -14,19 +12,13 @@ import pytest
 from hypothesis import given, settings
 from jsonschema_rs import Draft202012Validator
 
-from tests.e2e.server import Server, serving
+from tests.e2e.server import PATIENCE_S, Server
 from tests.schemas import TEMPERATURES, WHOLE
 
 LONG = {"type": "array", "minItems": 30, "items": {"type": "string", "maxLength": 6}}
 PET = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "legs": {"enum": [2, 4]}},
        "required": ["name", "legs"], "additionalProperties": False}  # fmt: skip
 HELLO: Any = [{"role": "user", "content": "Tell me about a cat."}]
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with serving("demo", tmp_path_factory.mktemp("demo") / "log") as server:
-        yield server
 
 
 def test_what_stops_by_itself_keeps_to_its_schema(demo: Server) -> None:
@@ -72,18 +64,16 @@ def test_the_sdks_get_what_they_parse(demo: Server) -> None:
         assert Draft202012Validator(PET).is_valid(json.loads(block.text))
 
 
-def test_a_killed_worker_changes_no_answer(demo: Server, tmp_path: Path) -> None:
+def test_a_killed_worker_changes_no_answer(demo: Server) -> None:
     fields = {"guided_json": LONG, "temperature": 1.0, "seed": 4}
-    demo.events("Once upon a time", 400, **fields)  # the grammar is compiled
-    began = time.monotonic()
     undisturbed = demo.events("Once upon a time", 400, **fields)
-    lasted = time.monotonic() - began
     pid = demo.stats()["worker"]["pid"]
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, demo.hold.at(len(undisturbed.ids) // 2):
         stream = pool.submit(demo.events, "Once upon a time", 400, **fields)
-        time.sleep(lasted / 2)
+        demo.hold.wait()
         os.kill(pid, signal.SIGKILL)
-        assert stream.result(timeout=60) == undisturbed
+        demo.hold.release()
+        assert stream.result(timeout=PATIENCE_S) == undisturbed
     assert undisturbed.done and len(undisturbed.ids) > 100
     demo.until(lambda stats: stats["worker"]["pid"] != pid)
     demo.until_idle()

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
+from deploy import cli, solo
 from deploy.roles import DEMO
 from frontend.llm import LLM, CannotStart
-from tests.e2e.server import ROOT, Server, serving
+from tests.e2e.held import Hold
+from tests.e2e.server import PATIENCE_S, ROOT, Server
 
 PROMPTS = ["Once upon a time", "The capital of", "One day, a little frog", "The sun"]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -23,13 +24,16 @@ GREEDY = 0.0
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving("demo", tmp_path_factory.mktemp("serve") / "log") as running:
-        yield running
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hold]:
+    """Of the worker that an LLM starts."""
+    hold = Hold(tmp_path_factory.mktemp("llm") / "hold")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solo, "command", hold.command(solo.command))
+        yield hold
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
+def llm(hold: Hold) -> Iterator[LLM]:
     with LLM("demo", threads=1, max_batch_size=2, max_waiting_requests=1) as running:
         pid = worker_of(running)
         assert alive(pid)
@@ -38,7 +42,7 @@ def llm() -> Iterator[LLM]:
 
 
 def worker_of(llm: LLM) -> int:
-    [child] = [int(pid) for pid in children(os.getpid()) if b"deploy.cli\0worker" in command(pid)]
+    [child] = [int(pid) for pid in children(os.getpid()) if b"\0worker\0" in command(pid)]
     return child
 
 
@@ -59,18 +63,18 @@ def alive(pid: int) -> bool:
 
 
 def until_dead(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while alive(pid):
         assert time.monotonic() < deadline, "the worker outlived its parent"
         time.sleep(0.02)
 
 
-def test_its_ids_are_the_servers(llm: LLM, server: Server) -> None:
+def test_its_ids_are_the_servers(llm: LLM, demo: Server) -> None:
     """More prompts than the worker has room for, all the same."""
     prompts = [*PROMPTS, *PROMPTS]
     answers = llm.complete(prompts, max_tokens=24, temperature=GREEDY)
     for prompt, answer in zip(prompts, answers, strict=True):
-        said = server.events(prompt, 24)
+        said = demo.events(prompt, 24)
         assert (list(answer.ids), answer.text) == (said.ids, said.text)
         assert said.done is not None
         assert said.done["finish_reason"] == answer.finish
@@ -97,27 +101,30 @@ def test_every_form_gives_the_same_text(llm: LLM) -> None:
     assert llm.generate(ids, max_tokens=16, temperature=GREEDY) == texts[0]
 
 
-def test_a_seed_gives_the_same_answer_here_and_there(llm: LLM, server: Server) -> None:
+def test_a_seed_gives_the_same_answer_here_and_there(llm: LLM, demo: Server) -> None:
     [answer] = llm.complete("Once", max_tokens=16)
-    said = server.events("Once", 16, temperature=1.0, seed=answer.seed)
+    said = demo.events("Once", 16, temperature=1.0, seed=answer.seed)
     assert said.ids == list(answer.ids)
 
 
-def test_chats_are_the_servers(llm: LLM, server: Server) -> None:
+def test_chats_are_the_servers(llm: LLM, demo: Server) -> None:
     body = {"model": "m", "messages": QUESTION, "temperature": 0, "max_tokens": 24}
-    said = server.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    said = demo.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
     assert said
     assert llm.chat(QUESTION, temperature=GREEDY, max_tokens=24) == said
     assert "".join(llm.chat(QUESTION, stream=True, temperature=GREEDY, max_tokens=24)) == said
 
 
-def test_a_stream_survives_its_worker(llm: LLM) -> None:
-    [whole] = llm.complete(PROMPTS[0], max_tokens=400, temperature=GREEDY, ignore_eos=True)
-    stream = llm.generate(PROMPTS[0], stream=True, max_tokens=400, temperature=GREEDY, ignore_eos=True)
-    text = next(stream)
-    before = worker_of(llm)
-    os.kill(before, signal.SIGKILL)
-    assert text + "".join(stream) == whole.text
+def test_a_stream_survives_its_worker(llm: LLM, hold: Hold) -> None:
+    [whole] = llm.complete(PROMPTS[0], max_tokens=60, temperature=GREEDY, ignore_eos=True)
+    with hold.at(30):
+        stream = llm.generate(PROMPTS[0], stream=True, max_tokens=60, temperature=GREEDY, ignore_eos=True)
+        text = next(stream)
+        hold.wait()
+        before = worker_of(llm)
+        os.kill(before, signal.SIGKILL)
+        hold.release()
+        assert text + "".join(stream) == whole.text
     assert worker_of(llm) != before
 
 
@@ -147,21 +154,21 @@ def script(seconds: float) -> subprocess.Popen[str]:
 
 
 def test_no_worker_outlives_a_script_that_just_ends_or_is_killed() -> None:
-    with script(0) as ends, script(60) as killed:
+    with script(0) as ends, script(PATIENCE_S) as killed:
         assert ends.stdout is not None and ends.stderr is not None
         assert killed.stdout is not None
         pids = [int(run.stdout.readline()) for run in (ends, killed) if run.stdout is not None]
         assert killed.stdout.readline() == ", there was a\n"
         killed.kill()
         until_dead(pids[1])
-        assert ends.wait(20) == 0
+        assert ends.wait(PATIENCE_S) == 0
         assert not alive(pids[0])
         assert (ends.stdout.read(), ends.stderr.read()) == (", there was a\n", "")
 
 
-def test_the_terminals_commands_with_the_real_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    said = server.events(PROMPTS[0], 16)
-    flags = ["--url", server.url, "--temperature=0", "--max-tokens=16"]
+def test_the_terminals_commands_with_the_real_server(demo: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    said = demo.events(PROMPTS[0], 16)
+    flags = ["--url", demo.url, "--temperature=0", "--max-tokens=16"]
     assert cli.main(["complete", PROMPTS[0], *flags]) == 0
     assert capsys.readouterr().out == said.text + "\n"
     assert cli.main(["complete", PROMPTS[0], *flags, "--model=other"]) == 1

@@ -8,7 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.e2e.server import Server, serving
+from tests.e2e.server import Server
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 ASKED: dict[str, Any] = {"model": "m", "messages": QUESTION, "max_tokens": 48}
@@ -17,20 +17,14 @@ SEEDED: dict[str, Any] = {"temperature": 0.9, "seed": 11}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving("demo", tmp_path_factory.mktemp("sdks") / "log") as demo:
-        yield demo
-
-
-@pytest.fixture(scope="module")
-def chat(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
+def chat(demo: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as sdk:
         yield sdk
 
 
 @pytest.fixture(scope="module")
-def claude(server: Server) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as sdk:
+def claude(demo: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=demo.url, api_key="none", max_retries=0) as sdk:
         yield sdk
 
 
@@ -113,12 +107,12 @@ def test_choices_and_logprobs(chat: openai.OpenAI) -> None:
             assert len(rivals) == 3 and rivals == sorted(rivals, reverse=True) and entry.logprob <= rivals[0] <= 0
 
 
-def test_counting_agrees_with_usage(chat: openai.OpenAI, claude: anthropic.Anthropic, server: Server) -> None:
+def test_counting_agrees_with_usage(chat: openai.OpenAI, claude: anthropic.Anthropic, demo: Server) -> None:
     more: dict[str, Any] = {"model": "m", "messages": QUESTION, "system": "You are brief."}
     count = claude.messages.count_tokens(**more).input_tokens
     assert count == claude.messages.create(**more, max_tokens=4).usage.input_tokens
     asked: list[Any] = [{"role": "system", "content": "You are brief."}, *QUESTION]
-    assert server.client.post("/tokenize", json={"messages": asked}).json()["count"] == count
+    assert demo.client.post("/tokenize", json={"messages": asked}).json()["count"] == count
     usage = chat.chat.completions.create(model="m", messages=asked, max_tokens=4).usage
     assert usage is not None and usage.prompt_tokens == count
 
@@ -130,15 +124,15 @@ def test_both_list_the_model(chat: openai.OpenAI, claude: anthropic.Anthropic) -
     assert int(found.created_at.timestamp()) == chat.models.retrieve("m").created
 
 
-async def test_the_asynchronous_clients(server: Server, chat: openai.OpenAI) -> None:
+async def test_the_asynchronous_clients(demo: Server, chat: openai.OpenAI) -> None:
     text, finish, _ = chat_whole(chat, **ASKED, **GREEDY)
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
+    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as sdk:
         stream = await sdk.chat.completions.create(**ASKED, **GREEDY, stream=True)
         chunks = [chunk.choices[0] async for chunk in stream]
     assert "".join(choice.delta.content or "" for choice in chunks) == text
     assert [chunks[0].delta.role, chunks[-1].finish_reason] == ["assistant", finish]
     async with (
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as other,
+        anthropic.AsyncAnthropic(base_url=demo.url, api_key="none", max_retries=0) as other,
         other.messages.stream(**ASKED, extra_body=GREEDY) as messages,
     ):
         assert "".join([piece async for piece in messages.text_stream]) == text
@@ -201,7 +195,7 @@ class Capital(BaseModel):
     capital: Literal["Paris", "Rome", "Oslo"]
 
 
-async def test_responses_of_a_form_with_every_helper(server: Server, chat: openai.OpenAI) -> None:
+async def test_responses_of_a_form_with_every_helper(demo: Server, chat: openai.OpenAI) -> None:
     asked: dict[str, Any] = {**RESPONDED, **GREEDY, "text_format": Capital}
     expected = chat.responses.parse(**asked).output_parsed
     assert isinstance(expected, Capital)
@@ -209,7 +203,7 @@ async def test_responses_of_a_form_with_every_helper(server: Server, chat: opena
         kinds = [event.type for event in stream]
         assert stream.get_final_response().output_parsed == expected
     assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
+    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as sdk:
         assert (await sdk.responses.parse(**asked)).output_parsed == expected
         async with sdk.responses.stream(**asked) as events:
             assert merged([event.type async for event in events]) == merged(kinds)

@@ -1,27 +1,20 @@
 """The server as its users meet it: many at once, more than it can take, gone in the middle, killed and back."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
 import psutil
 import pytest
 
-from tests.e2e.server import ROOT, Events, Server, free_port, read_events, serving
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with serving("demo", tmp_path_factory.mktemp("demo") / "log", "--frontends", "2") as server:
-        server.until(lambda stats: len(stats["frontends"]) == 2)
-        yield server
+from tests.e2e.server import PATIENCE_S, ROOT, Events, Server, free_port, read_events
 
 
 def test_the_demo_model_knows_a_capital_in_both_dialects(demo: Server) -> None:
@@ -37,12 +30,12 @@ def test_the_demo_model_knows_a_capital_in_both_dialects(demo: Server) -> None:
 
 def test_64_streams_complete_and_leave_nothing(demo: Server) -> None:
     def one(i: int) -> Events:
-        with httpx.Client(base_url=demo.url, timeout=60) as client:
-            return read_events(client, {"model": "m", "prompt": f"Count to {i}", "max_tokens": 40, "ignore_eos": True})
+        with httpx.Client(base_url=demo.url, timeout=PATIENCE_S) as client:
+            return read_events(client, {"model": "m", "prompt": f"Count to {i}", "max_tokens": 16, "ignore_eos": True})
 
     with ThreadPoolExecutor(64) as pool:
         answers = list(pool.map(one, range(64)))
-    assert [len(answer.ids) for answer in answers] == [40] * 64
+    assert [len(answer.ids) for answer in answers] == [16] * 64
     alone = one(7)
     assert alone.ids == answers[7].ids
     stats = demo.until_idle()
@@ -60,10 +53,9 @@ def test_seeded_text_is_the_same_under_load(demo: Server) -> None:
 
 
 def _story(url: str, seed: int) -> Events:
-
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         return read_events(
-            client, {"model": "m", "prompt": "A story:", "max_tokens": 60, "temperature": 1, "seed": seed}
+            client, {"model": "m", "prompt": "A story:", "max_tokens": 48, "temperature": 1, "seed": seed}
         )
 
 
@@ -78,29 +70,30 @@ def test_both_frontends_serve_and_hold_no_torch(demo: Server) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_request(demo: Server, stream: bool) -> None:
-    body = {"model": "m", "prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "stream": stream}
-    with httpx.Client(base_url=demo.url, timeout=0.7) as client, pytest.raises(httpx.TimeoutException):
-        _leave(client, body)
-    demo.until_idle()
-
-
-def _leave(client: httpx.Client, body: dict[str, Any]) -> None:
-    """Begin to read, and go away in the middle (a whole answer is not there in time)."""
-    with client.stream("POST", "/v1/completions", json=body):
-        time.sleep(0.7)
-        raise httpx.ReadTimeout("enough")
+    """In the middle: the worker is held until everything is free again."""
+    body = {"model": "m", "prompt": "Once upon a time", "max_tokens": 16, "ignore_eos": True, "stream": stream}
+    content = json.dumps(body).encode()
+    address = demo.url.removeprefix("http://").split(":")
+    with demo.hold.at(8):
+        with socket.create_connection((address[0], int(address[1])), PATIENCE_S) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+            client.sendall(b"content-length: %d\r\n\r\n%s" % (len(content), content))
+            demo.until(lambda stats: stats["running"] == 1)
+            if stream:
+                assert client.recv(1 << 16)
+        demo.until_idle()
 
 
 def test_a_killed_worker_is_replaced_and_streams_go_on(demo: Server) -> None:
-    undisturbed = demo.events("Once upon a time", 1500, ignore_eos=True)
+    undisturbed = demo.events("Once upon a time", 60, ignore_eos=True)
     before = demo.stats()["worker"]
-    with ThreadPoolExecutor(2) as pool:
-        stream = pool.submit(demo.events, "Once upon a time", 1500, ignore_eos=True)
-        demo.until(lambda stats: stats["running"] > 0)
-        time.sleep(0.2)
+    with ThreadPoolExecutor(1) as pool, demo.hold.at(30):
+        stream = pool.submit(demo.events, "Once upon a time", 60, ignore_eos=True)
+        demo.hold.wait()
         os.kill(before["pid"], signal.SIGKILL)
         assert demo.client.get("/health").status_code == 200
-        disturbed = stream.result(timeout=60)
+        demo.hold.release()
+        disturbed = stream.result(PATIENCE_S)
     assert disturbed == undisturbed
     after = demo.until(lambda stats: stats["worker"]["pid"] != before["pid"])["worker"]
     assert after["epoch"] > before["epoch"]
@@ -112,39 +105,8 @@ def test_a_killed_frontend_is_replaced(demo: Server) -> None:
     victim = known[0]["pid"]
     os.kill(victim, signal.SIGKILL)
     demo.until(lambda s: victim not in {f["pid"] for f in s["frontends"]} and len(s["frontends"]) == 2)
-    with httpx.Client(base_url=demo.url, timeout=60) as client:
+    with httpx.Client(base_url=demo.url, timeout=PATIENCE_S) as client:
         assert read_events(client, {"model": "m", "prompt": "Hello", "max_tokens": 4}).done
-
-
-def test_more_than_it_can_take_is_refused_and_the_rest_is_whole(tmp_path: Path) -> None:
-    flags = ["--max-waiting-requests", "4", "--max-batch-size", "2"]
-
-    def one(server: Server) -> Events:
-        with httpx.Client(base_url=server.url, timeout=60) as client:
-            return read_events(
-                client, {"model": "m", "prompt": "Tell me a story", "max_tokens": 60, "ignore_eos": True}
-            )
-
-    with serving("demo", tmp_path / "log", *flags) as server:
-        with ThreadPoolExecutor(40) as pool:
-            answers = list(pool.map(one, [server] * 40))
-        assert {answer.status for answer in answers} == {200, 503}
-        texts = {answer.text for answer in answers if answer.status == 200}
-        assert len(texts) == 1 and all(len(a.ids) == 60 for a in answers if a.status == 200)
-        server.until_idle()
-
-
-def test_sigterm_finishes_what_runs_and_leaves_no_process(tmp_path: Path) -> None:
-    with serving("demo", tmp_path / "log") as server:
-        family = psutil.Process(server.process.pid).children(recursive=True)
-        with ThreadPoolExecutor(1) as pool:
-            stream = pool.submit(server.events, "Once upon a time", 1500, ignore_eos=True)
-            server.until(lambda stats: stats["running"] > 0)
-            server.process.send_signal(signal.SIGTERM)
-            events = stream.result(timeout=40)
-        assert events.done is not None and len(events.ids) == 1500
-        server.process.wait(timeout=40)
-    assert not [child for child in family if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +121,7 @@ def test_sigterm_finishes_what_runs_and_leaves_no_process(tmp_path: Path) -> Non
 )
 def test_what_cannot_start_says_why_in_one_sentence(flags: list[str], code: int, words: str) -> None:
     command = [sys.executable, "-m", "deploy.cli", "serve", "--port", str(free_port()), "--worker-metrics-port", "0"]
-    ended = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == code, ended.stdout + ended.stderr
     said = (ended.stdout + ended.stderr).strip().splitlines()
     assert any(words in line for line in said)
@@ -169,5 +131,5 @@ def test_what_cannot_start_says_why_in_one_sentence(flags: list[str], code: int,
 def test_a_taken_port_is_said(demo: Server) -> None:
     port = demo.url.rpartition(":")[2]
     command = [sys.executable, "-m", "deploy.cli", "serve", "--port", port, "--worker-metrics-port", "0"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode != 0 and f"port {port}" in ended.stdout + ended.stderr
