@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.server import Server
+from tests.e2e.server import PATIENCE_S, Server
 
 LENGTH = 256  # the server's longest sequence
 MOST_BYTES = 50_000  # of a body
@@ -67,7 +67,7 @@ class Site:
 
     def get(self, route: str) -> httpx.Response:
         """By a connection of its own, so that any of the frontends may answer."""
-        return httpx.get(self.server.url + route, headers={"X-Api-Key": KEY}, timeout=60)
+        return httpx.get(self.server.url + route, headers={"X-Api-Key": KEY}, timeout=PATIENCE_S)
 
     def ask(self, route: str, fields: Mapping[str, Any]) -> Answer:
         said = self.post(route, LEAST[route] | dict(fields))

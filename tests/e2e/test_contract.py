@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -27,7 +27,7 @@ from tests.e2e.contract import (
     Row,
     Site,
 )
-from tests.e2e.server import free_port, serving
+from tests.e2e.server import PATIENCE_S, free_port, serving
 
 
 @pytest.fixture(scope="module")
@@ -258,14 +258,14 @@ def test_statistics(site: Site) -> None:
     assert pages["free"] + pages["cached"] + pages["owned"] == pages["total"] > 0 == pages["owned"]
     assert 0 <= stats["prefix"]["hits"] <= stats["prefix"]["queries"] > 0
     worker = stats["worker"]
-    assert psutil.pid_exists(worker["pid"]) and worker["epoch"] == 1 and 0 <= worker["last_step_age_s"] < 30
+    assert psutil.pid_exists(worker["pid"]) and worker["epoch"] == 1 and 0 <= worker["last_step_age_s"] < PATIENCE_S
     assert (worker["model"], worker["device"], worker["dtype"], worker["max_seq_len"]) == (
         "m",
         "cpu",
         "bfloat16",
         LENGTH,
     )
-    assert worker["step"]["target_s"] > 0 and 0 < worker["step"]["decodes_s"] < 60
+    assert worker["step"]["target_s"] > 0 and 0 < worker["step"]["decodes_s"] < PATIENCE_S
     assert worker["step"]["prompt_tokens"] >= 64
     assert len({frontend["pid"] for frontend in stats["frontends"]}) == len(stats["frontends"]) == 2
     assert all(set(frontend) == {"pid", "id", "streams"} for frontend in stats["frontends"])
@@ -295,7 +295,7 @@ WORKERS = {
 
 
 def test_metrics_have_the_names_that_dashboards_know(site: Site) -> None:
-    frontends, worker = site.get("/metrics").text, httpx.get(site.worker_metrics).text
+    frontends, worker = site.get("/metrics").text, httpx.get(site.worker_metrics, timeout=PATIENCE_S).text
     for text, names in ((frontends, BOTH | FRONTENDS), (worker, BOTH | WORKERS)):
         kinds = dict(re.findall(r"^# TYPE sluice_(\w+) (\w+)$", text, re.MULTILINE))
         assert {name: kinds.get(name) for name in names} == names
@@ -308,13 +308,17 @@ def test_metrics_have_the_names_that_dashboards_know(site: Site) -> None:
 
 def test_whichever_frontend_answers_counts_for_all(site: Site) -> None:
     def generated() -> set[float]:
-        texts = [site.get("/metrics").text for _ in range(6)]
+        texts = [site.get("/metrics").text for _ in range(16)]
         return {float(*re.findall(r"^sluice_generation_tokens_total (\S+)$", text, re.MULTILINE)) for text in texts}
 
+    def agreed(true: Callable[[float], bool] = lambda count: True) -> float:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(counts := generated()) > 1 or not true(max(counts)):
+            assert time.monotonic() < deadline, counts
+            time.sleep(0.1)
+        return counts.pop()
+
     time.sleep(1.5)  # what is counted is told to the others once a second
-    [before] = generated()
+    before = agreed()
     site.ask(COMPLETIONS, {**LONG, "max_tokens": 100})
-    deadline = time.monotonic() + 30
-    while generated() != {before + 100}:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert agreed(lambda count: count >= before + 100) == before + 100

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import ROOT, Events, Server, serving
+from tests.e2e.server import PATIENCE_S, ROOT, Events, Server, serving
 
 MODES = {
-    "default": "",
     "static": "--batching-mode static --batch-wait-timeout-s 0.01",
     "contiguous": "--kv-cache-backend contiguous --scheduler-policy prefill_first",
     "unchunked": "--no-use-chunked-prefill --page-size 1 --no-prefix-cache",
@@ -28,14 +27,17 @@ def answers(server: Server) -> list[Events]:
         return list(pool.map(ask, range(8)))
 
 
-def test_every_mode_gives_the_same_text(tmp_path: Path) -> None:
-    told = {}
-    for name, flags in MODES.items():
-        with serving("demo", tmp_path / name, *flags.split()) as server:
-            told[name] = answers(server)
-            server.until_idle()
-    for name in MODES:
-        assert told[name] == told["default"], name
+@pytest.fixture(scope="module")
+def default(demo: Server) -> list[Events]:
+    return answers(demo)
+
+
+@pytest.mark.parametrize("flags", MODES.values(), ids=MODES)
+def test_every_mode_gives_the_same_text(default: list[Events], flags: str, tmp_path: Path) -> None:
+    with serving("demo", tmp_path / "log", *flags.split()) as server:
+        told = answers(server)
+        server.until_idle()
+    assert told == default
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_every_mode_gives_the_same_text(tmp_path: Path) -> None:
 )
 def test_what_contradicts_itself_is_refused_by_both_names(flags: str) -> None:
     command = [sys.executable, "-m", "deploy.cli", "serve", *flags.split()]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 2
     words = [word for word in flags.split() if word.startswith("--")]
     assert all(word.replace("--no-", "--") in ended.stderr.replace("--no-", "--") for word in words), ended.stderr

@@ -2,9 +2,9 @@
 and the log-likelihoods that evaluation harnesses ask for.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.checkpoints import TEXT, WINDOW, Checkpoints
-from tests.e2e.server import Server, serving
+from tests.checkpoints import TEXT, WINDOW
+from tests.e2e.conftest import Served
+from tests.e2e.server import Server
+
+pytestmark = pytest.mark.parametrize("served", ["qwen3", "llama3", "gemma3"], indirect=True)
 
 LENGTHS = [1, 15, 16, 17, WINDOW - 1, WINDOW + 1, 40, 63, 64, 65, 100, 130, 33, 7, 90, 48]
-NEW = 100
+NEW = 64
 
 
 def reference(folder: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
@@ -36,20 +39,6 @@ def reference(folder: Path, prompts: list[list[int]], new: int) -> list[list[int
 def prompts_of(vocab: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(3, vocab, (length,), generator=generator).tolist() for length in LENGTHS]
-
-
-@dataclass
-class Served:
-    folder: Path
-    server: Server
-
-
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3"])
-def served(request: Any, checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = checkpoints(request.param)
-    flags = ["--dtype", "float32", "--prefill-chunk-size", "48"]
-    with serving(folder, tmp_path_factory.mktemp("parity") / "log", *flags) as server:
-        yield Served(folder, server)
 
 
 def test_greedy_ids_over_http(served: Served) -> None:
@@ -84,6 +73,7 @@ class Scored:
     greedy: bool
 
 
+@cache
 def scored(folder: Path) -> list[Scored]:
     """As lm-evaluation-harness does it locally; every second continuation is the greedy one."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

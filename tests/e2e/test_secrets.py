@@ -10,7 +10,7 @@ import pytest
 
 from frontend.__main__ import serve
 from shared.config import ConfigError, FrontendConfig, Settings
-from tests.e2e.server import serving
+from tests.e2e.server import PATIENCE_S, serving
 
 KEY, WRONG, BASIC, PROMPT = "sk-distinctive-Zq7", "sk-rejected-Xw9", "bm90IGEga2V5", "the cellar of the zebrafinch"
 SECRETS = (KEY, WRONG, BASIC, PROMPT, "zebrafinch")
@@ -62,7 +62,7 @@ def test_tls_and_keys_work_and_no_secret_is_told(certificate: tuple[Path, Path],
 
 
 def wait_for(log: Path, words: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while words not in log.read_text():
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)

@@ -4,8 +4,7 @@ Sampled at temperature 1, so that nothing but the grammar can make an answer rig
 """
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import anthropic
@@ -13,8 +12,10 @@ import openai
 import pytest
 from jsonschema_rs import Draft202012Validator
 
-from tests.e2e.families import llama3, mistral, qwen3
-from tests.e2e.server import Server, serving
+from tests.e2e.conftest import Served
+from tests.e2e.server import Server
+
+pytestmark = pytest.mark.parametrize("served", ["qwen3", "llama3", "mistral"], indirect=True)
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": {
@@ -38,12 +39,9 @@ ASKED: dict[str, Any] = {"model": "m", "messages": QUESTION, "max_tokens": 400}
 SEED = {"seed": 5}
 
 
-@pytest.fixture(scope="module", params=[qwen3, llama3, mistral])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    make: Callable[[Path], Path] = request.param
-    folder = tmp_path_factory.mktemp("family")
-    with serving(make(folder / "model"), folder / "log") as running:
-        yield running
+@pytest.fixture
+def server(served: Served) -> Server:
+    return served.server
 
 
 @pytest.fixture

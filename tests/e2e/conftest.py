@@ -1,0 +1,28 @@
+"""Servers of tiny random checkpoints that several modules share, as each start costs seconds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import Checkpoints
+from tests.e2e import families
+from tests.e2e.server import Server, serving
+
+
+@dataclass(frozen=True)
+class Served:
+    folder: Path
+    server: Server
+
+
+@pytest.fixture(scope="session")
+def served(
+    request: pytest.FixtureRequest, checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """By the name of a family: those of families.py think and call, others are as checkpoints.py makes them."""
+    make, folder = getattr(families, request.param, None), tmp_path_factory.mktemp("family")
+    model = make(folder / "model") if make else checkpoints(request.param)
+    with serving(model, folder / "log", "--dtype", "float32", "--prefill-chunk-size", "48") as server:
+        yield Served(model, server)
