@@ -20,7 +20,7 @@ PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -q
-NATIVE := $(wildcard worker/kernels/native/*.c worker/kernels/native/*.h)
+NATIVE := $(shell find worker/kernels/cpu/csrc -name "*.[ch]")
 FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)') \
         $(if $(FRONTENDS),--frontends '$(FRONTENDS)') $(if $(WORKERS),--workers '$(WORKERS)')
 
@@ -60,7 +60,7 @@ audit: $(VENV)/.python
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f worker/kernels/native/*.so
+	rm -f worker/kernels/cpu/csrc/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:
@@ -98,6 +98,6 @@ $(VENV)/.lowest: pyproject.toml | $(VENV)/.python
 	@touch $@
 
 $(VENV)/.native: $(NATIVE) | $(VENV)/.run
-	@if [ -f worker/kernels/build.py ]; then $(BIN)/python -m worker.kernels.build \
+	@if [ -f worker/kernels/cpu/build.py ]; then $(BIN)/python -m worker.kernels.cpu.build \
 	    || echo "The CPU kernels could not be built; plain torch does their work, more slowly."; fi
 	@touch $@

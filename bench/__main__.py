@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from bench.checkpoints import SHAPES
+from bench.client.server import BenchError
+from bench.client.summary import aligned, compared, reasons, to_json
+from bench.client.workloads import FIRST_ID, VOCAB, WORKLOADS, Scale
 from bench.measure import MODES, Plan, Result, measure
 from bench.report import by_workload, page
-from bench.server import BenchError
-from bench.summary import aligned, compared, reasons, to_json
-from bench.workloads import FIRST_ID, VOCAB, WORKLOADS, Scale
 from shared.arguments import new_file, positive, several
 from shared.config import ConfigError
 from shared.flags import Parser

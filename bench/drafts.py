@@ -19,11 +19,11 @@ import torch
 from tokenizers import Tokenizer
 
 from bench.checkpoints import checkpoint
-from deploy.roles import DEMO
+from deploy.supervisor.child_command import DEMO
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import Sampling
-from worker.load import Engine, load_engine
-from worker.schedule.drafter import Drafter
+from worker.engine.load import Engine, load_engine
+from worker.schedule.ngram import NgramDrafter
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
@@ -32,7 +32,7 @@ PROMPT = 64
 HEROES = ("dog", "king", "cat", "teacher", "bird", "princess", "robot", "fisherman")
 
 
-class Wrong(Drafter):
+class Wrong(NgramDrafter):
     """As many drafts as one would make who finds something at every step, and none of them right."""
 
     def propose(self, tokens: list[int], most: int, price: float) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ class Wrong(Drafter):
 class Text:
     name: str
     temperature: float
-    drafter: Callable[[], Drafter] = Drafter
+    drafter: Callable[[], NgramDrafter] = NgramDrafter
 
 
 TEXTS = (Text("greedy", 0.0), Text("greedy, all drafts wrong", 0.0, Wrong), Text("temperature 1", 1.0))

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.client.server import BenchError, free_port
 from bench.scripted import Script, admit, crowd, request
-from bench.server import BenchError, free_port
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 
 MODEL = Path(__file__).parent.parent / "deploy" / "demo" / "model"
 PROMPT = "Once upon a time there was a little"
@@ -96,7 +96,17 @@ def frontends(count: int) -> Iterator[tuple[Script, list[Process]]]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
         script = Script(Path(folder), "demo", words, tokenizer.vocab_size)
         stack.callback(script.close)
-        command = ["deploy.cli", "frontend", "--run-dir", folder, "--model", "demo", "--access-log", "off", "--port"]
+        command = [
+            "deploy.cli.main",
+            "frontend",
+            "--run-dir",
+            folder,
+            "--model",
+            "demo",
+            "--access-log",
+            "off",
+            "--port",
+        ]
         yield script, [stack.enter_context(started(command, "/ready")) for _ in range(count)]
 
 

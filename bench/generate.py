@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from bench.client import Record
-from bench.workloads import FIRST_ID
+from bench.client.load_client import Record
+from bench.client.workloads import FIRST_ID
 
 
 class Generator:

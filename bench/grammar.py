@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from frontend.grammar import json_schema
+from frontend.text.grammar import json_schema
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import Sampling
+from worker.engine.load import Engine, load_engine
 from worker.grammar.compiler import Compiler, Grammar
-from worker.load import Engine, load_engine
-from worker.run.constrain import Constrainer
+from worker.run.grammar_mask import GrammarMask
 from worker.schedule.sequence import Sequence
 
 DEMO = Path(__file__).parents[1] / "deploy" / "demo" / "model"
@@ -54,12 +54,12 @@ def masks(folder: Path, vocab: int) -> None:
     grammar = compiler.grammar(LIST).result()
     print(f"{vocab} tokens: vocabulary {read - began:.2f} s, grammar {1e3 * (time.perf_counter() - read):.1f} ms")
     for rows in (1, 8, 64):
-        fill, apply, advance = _rows(Constrainer(vocab, (2,)), grammar, rows, vocab)
+        fill, apply, advance = _rows(GrammarMask(vocab, (2,)), grammar, rows, vocab)
         print(f"  {rows:3d} rows: mask {fill:.0f} µs a row, with logits {apply:.0f}, advance {advance:.1f}")
     compiler.close()
 
 
-def _rows(constrainer: Constrainer, grammar: Grammar, rows: int, vocab: int) -> tuple[float, float, float]:
+def _rows(constrainer: GrammarMask, grammar: Grammar, rows: int, vocab: int) -> tuple[float, float, float]:
     """Microseconds a row, medians: to fill its mask, to apply it to logits as well, to advance by a random token."""
     draw = np.random.default_rng(0)
     sequences = [Sequence((b"", i), [1], 1, Sampling(500), i, 0.0, constraint=grammar.matcher()) for i in range(rows)]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from bench.client import Call, Record, Target, run
-from bench.server import BenchError, longest, running, served
-from bench.summary import Summary, reasons, summarize
-from bench.workloads import Scale, Workload
+from bench.client.load_client import Call, Record, Target, run
+from bench.client.server import BenchError, longest, running, served
+from bench.client.summary import Summary, reasons, summarize
+from bench.client.workloads import Scale, Workload
 
 # What can be compared: a name and the flags of `sluice serve` that make it. All else stays at its best setting.
 MODES: dict[str, tuple[str, ...]] = {

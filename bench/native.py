@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.kernels import gate, native, norm
+from worker.kernels import act_and_mul, norm
+from worker.kernels.cpu import bindings
 
 ROUNDS = 12
 SPREAD = 256 << 20  # bytes of different weights or caches in a round: more than a cache holds
@@ -42,7 +43,7 @@ def products(dtype: torch.dtype) -> None:
     for n, k in ((4096, 1024), (6144, 1024), (1024, 3072)):
         size = n * k * dtype.itemsize
         weights = [torch.randn(n, k).to(dtype) for _ in range(max(1, SPREAD // size))]
-        packed = [native.pack_linear(weight) for weight in weights]
+        packed = [bindings.pack_linear(weight) for weight in weights]
         for t in (1, 8, 32):
             line(f"linear {dtype.itemsize * 8} bit {t} x {k} x {n}", *product(t, weights, packed), size, "GB/s", 1e9)
         for t in (128, 512, 1024):
@@ -50,12 +51,12 @@ def products(dtype: torch.dtype) -> None:
             line(f"linear {dtype.itemsize * 8} bit {t} x {k} x {n}", *both, 2 * t * n * k, "TFLOP/s", 1e12)
 
 
-def product(t: int, weights: list[Tensor], packed: list[native.NativeWeight]) -> tuple[float, float]:
+def product(t: int, weights: list[Tensor], packed: list[bindings.CpuWeight]) -> tuple[float, float]:
     x = torch.randn(t, packed[0].k).to(packed[0].dtype)
 
     def ours() -> None:
         for weight in packed:
-            native.linear(x, weight)
+            bindings.linear(x, weight)
 
     def torchs() -> None:
         for weight in weights:
@@ -79,7 +80,7 @@ def attend(sequences: int, rows: int, length: int, dtype: torch.dtype, page: int
     mask = torch.ones(rows, length, dtype=torch.bool).tril(length - rows)
 
     def ours() -> Tensor:
-        return native.attention(q, cache_k, cache_v, starts, lengths, pages, scale=d**-0.5, window=0)
+        return bindings.attention(q, cache_k, cache_v, starts, lengths, pages, scale=d**-0.5, window=0)
 
     def torchs() -> Tensor:
         if rows == length:
@@ -99,21 +100,21 @@ def rows(t: int, dtype: torch.dtype) -> None:
     weight = torch.ones(1024, dtype=dtype)
 
     def ours() -> None:
-        native.add_rms_norm(x, residual, weight, 1e-6)
+        bindings.add_rms_norm(x, residual, weight, 1e-6)
 
     def torchs() -> None:
         norm.add_rms_norm_torch(x, residual, weight, 1e-6)
 
     line(f"add + norm {dtype.itemsize * 8} bit {t} x 1024", *best(ours, torchs), 4 * x.nbytes, "GB/s", 1e9)
-    both = best(lambda: native.gate(wide, "silu"), lambda: gate.gate_torch(wide, "silu"))
+    both = best(lambda: bindings.act_and_mul(wide, "silu"), lambda: act_and_mul.act_and_mul_torch(wide, "silu"))
     line(f"gate {dtype.itemsize * 8} bit {t} x 6144", *both, wide.nbytes * 1.5, "GB/s", 1e9)
 
 
 def main() -> None:
     torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else torch.get_num_threads())
-    print(f"{native.tier()}, {torch.get_num_threads()} threads, best of {ROUNDS}")
+    print(f"{bindings.tier()}, {torch.get_num_threads()} threads, best of {ROUNDS}")
     for dtype in (torch.bfloat16, torch.float32):
-        if not native.available(dtype):
+        if not bindings.available(dtype):
             raise SystemExit("the C library does not run here")
         for t in (1, 32, 1024):
             rows(t, dtype)

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bench.client import Record
+from bench.client.load_client import Record
+from bench.client.summary import percentile, weight
 from bench.measure import Result
-from bench.summary import percentile, weight
 
 SIZE = (15.0, 7.6)  # inches of one workload's six panels
 DPI = 100

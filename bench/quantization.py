@@ -19,14 +19,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 import deploy.demo
-from deploy.demo.corpus import documents
+from deploy.demo.training.corpus import documents
 from worker.kernels.linear import PackedLinear, pack_quantized
 from worker.kernels.quantize import Scheme
-from worker.memory.cache import Cache
+from worker.kv_cache.tensors import Cache
 from worker.model.checkpoint import read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
-from worker.model.packed import Packed
+from worker.model.forward_inputs import ForwardInputs
 from worker.model.weights import load
 
 DEMO = Path(deploy.demo.__file__).parent / "model"
@@ -107,7 +107,7 @@ def _logits(model: Decoder, ids: Tensor) -> Tensor:
     count = len(ids) - 1
     pages = -(-count // PAGE)
     cache = Cache(model.spec, pages, PAGE, model.weights.embed.dtype, CPU)
-    packed = Packed(
+    packed = ForwardInputs(
         tokens=ids[:-1],
         positions=torch.arange(count),
         slots=torch.arange(count),

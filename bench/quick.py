@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.checkpoints import checkpoint
-from bench.client import Call, Record, Target, run
+from bench.client.load_client import Call, Record, Target, run
+from bench.client.server import served
+from bench.client.summary import Summary, summarize, table, to_json
+from bench.client.workloads import FIRST_ID
 from bench.generate import Generator
-from bench.server import served
-from bench.summary import Summary, summarize, table, to_json
-from bench.workloads import FIRST_ID
 
 CONCURRENCY = (1, 8, 32)
 PROMPT, NEW = 128, 64

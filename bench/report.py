@@ -5,9 +5,9 @@ import html
 from collections import defaultdict
 from collections.abc import Sequence
 
+from bench.client.summary import compared
 from bench.measure import Result
 from bench.plots import png
-from bench.summary import compared
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1400px; padding: 0 1em; color: #222;

@@ -1,7 +1,8 @@
 """A worker without a model and its frontends' client in one thread: a step begins when every stream has the last.
 
 So a frontend gets exactly what a step says, however busy the machine is, and its CPU time is the cost of just that.
-The worker's end of the wire is the real one (worker/link.py); the client counts events in plain sockets with epoll.
+The worker's end of the wire is the real one (worker/transport/server.py); the client counts events in plain sockets
+with epoll.
 """
 
 import json
@@ -15,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.server import BenchError
+from bench.client.server import BenchError
 from shared.codec import pack_u32
 from shared.config import WireConfig
 from shared.messages import Admitted, End, Limits, Outcome, Status, Step, Submit
-from worker.link import Identity, Link
+from worker.transport.server import Identity, WireServer
 
 EPOCH = 1
 PATIENCE_S = 60.0
@@ -38,7 +39,7 @@ class Script:
         self._at = 0  # output tokens of each sequence
         identity = Identity(EPOCH, model, "", Limits(1 << 20, vocab, ()))
         status = Status(EPOCH, 1, model, "cpu", "float32", "ready", max_seq_len=1 << 20)
-        self._link = Link(WireConfig(run_dir=str(folder)), identity, 30.0, lambda: status)
+        self._link = WireServer(WireConfig(run_dir=str(folder)), identity, 30.0, lambda: status)
         self._link.start()
 
     def close(self) -> None:

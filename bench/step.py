@@ -14,18 +14,18 @@ import torch
 
 from shared.codec import encode, pack_u32
 from shared.messages import Request, Sampling, Step, Submit
-from worker.desk import Desk
-from worker.link import Gone
-from worker.loop import Loop
-from worker.memory.pages import PagePool
-from worker.metrics import Metrics
-from worker.run.flight import Flight, ToHost
-from worker.run.pack import pack
+from worker.engine.loop import Loop
+from worker.engine.requests import RequestTable
+from worker.kv_cache.pages import PagePool
+from worker.observability.metrics import Metrics
+from worker.observability.stats import Stats
+from worker.run.in_flight import HostCopy, InFlightStep
+from worker.run.inputs import build_inputs
 from worker.run.sampler import choose
 from worker.schedule.plan import Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
-from worker.stats import Stats
+from worker.transport.server import FrontendGone
 
 PAGE_SIZE, STEPS = 16, 200
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 class Sink:
     """A link that encodes what it is given and sends it nowhere."""
 
-    inbox: deque[tuple[bytes, Request | Gone]] = field(default_factory=deque)
+    inbox: deque[tuple[bytes, Request | FrontendGone]] = field(default_factory=deque)
     encoding_s: float = 0.0
 
     def publish(self, topic: bytes, step: Step) -> None:
@@ -56,15 +56,15 @@ class Empty:
     packing_s: float = 0.0
     sampling_s: float = 0.0
 
-    def launch(self, plan: Plan, before: Flight | None) -> Flight:
+    def launch(self, plan: Plan, before: InFlightStep | None) -> InFlightStep:
         begun = time.perf_counter()
-        pack(plan.chunks, PAGE_SIZE, CPU)
+        build_inputs(plan.chunks, PAGE_SIZE, CPU)
         packed = time.perf_counter()
         rows = plan.rows
         ids = choose(self.logits[: len(rows)], rows, (2,)).fill_(7)
         self.packing_s += packed - begun
         self.sampling_s += time.perf_counter() - packed
-        return Flight(plan, False, ids, ToHost(ids))
+        return InFlightStep(plan, False, ids, HostCopy(ids))
 
 
 def measure(sequences: int, context: int) -> dict[str, float]:
@@ -72,7 +72,7 @@ def measure(sequences: int, context: int) -> dict[str, float]:
     pages = sequences * -(-(context + STEPS + 64) // PAGE_SIZE) + 1
     config = SchedulerConfig(max_seq_len=1 << 16, max_batch_size=sequences, max_step_tokens=1 << 20)
     scheduler, stats, metrics = Scheduler(config, PagePool(pages, PAGE_SIZE)), Stats(), Metrics()
-    desk = Desk(scheduler, stats, metrics, vocab_size=1000, seeds=random.Random(0))
+    desk = RequestTable(scheduler, stats, metrics, vocab_size=1000, seeds=random.Random(0))
     sink, runner = Sink(), Empty()
     loop = Loop(scheduler, runner, desk, sink, stats, metrics)  # type: ignore[arg-type]
     sampling = Sampling(STEPS + 32, temperature=0.0, ignore_eos=True)

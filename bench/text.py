@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from frontend.stops import Stops
-from frontend.text import StreamText
-from frontend.tokenizer import Tokenizer
+from frontend.text.detokenizer import OutputText
+from frontend.text.stop_strings import Stops
+from frontend.text.tokenizer import Tokenizer
 
 PROSE = "The quick brown fox jumps over the lazy dog, twice; then it rests: why not? Größe, naïve café 日本語 😀.\n"
 TEXTS = {"mixed": PROSE, "ascii": PROSE[:70] + "\n", "wide": "😀👩‍👩‍👧日本語", "stops": "#U#U\n"}
@@ -38,7 +38,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], batch: int, stops: list[str]) -
     automaton = Stops(stops) if stops else None
 
     def work() -> None:
-        text = StreamText(tokenizer.detokenizer(), automaton)
+        text = OutputText(tokenizer.detokenizer(), automaton)
         for push in pushes:
             text.push(push)
         text.finish()

@@ -1,26 +1,14 @@
-"""A frontend: reads HTTP requests, has a worker compute them, streams the answers. In the order of a request:
+"""A frontend process: it reads HTTP requests, has a worker compute them, and streams the answers. No torch here.
 
-    __main__                    one process: opens the port, loads the tokenizer, drains
-    http, limits, tls           a connection, and what it may cost
-    border, keys, errors        who may come in; exceptions become answers
-    app                         the routes: read, parse, start, write
-    types                       `Ask` and `Delta`: what dialects and service say to each other
-    protocols/                  the dialects: JSON to Ask, Deltas to JSON
-    template                    a chat as a prompt's text
-    tokenizer, checkpoint       text to ids, as the checkpoint's files have it
-    grammar, closed_schema      what an answer must look like
-    service, choice             one request: its sequences, and the Deltas of each
-    fleet                       the workers as one; beneath it:
-    places, roster, routing     which workers there are, and which one gets a request
-    link, stream                the wire to one worker; one sequence's output
-    text, stops                 ids to text as they come, up to a stop string
-    speech/                     thoughts and calls in that text
-    sse                         events to the socket
-
-Beside the way of a request:
-
-    workers, stats, metrics     what /ready, /stats and /metrics say
-    accesslog, observers, traces    what is told of each request when it has ended
-    openapi, playground, web/   the description of the API, and the page
-    llm                         the same from Python, without HTTP; it uses asks, many, background, pieces
+__main__            one process: opens the port, loads the tokenizer, serves, drains
+errors, request     what may go wrong, with its HTTP status; a validated request and its deltas
+server/             the edge: connections, TLS, authentication, middleware, server-sent events
+api/                the routes, and what each API format reads and writes
+generation/         one request: its sequences, its choices, their deltas
+text/               tokenizer, chat template, detokenizer, stop strings, grammars
+output_parser/      reasoning and tool calls in the generated text
+workers/            the worker pool: discovery, membership, routing, connections, streams
+observability/      access log, metrics, statistics, tracing
+offline/, llm        the same from Python, without HTTP: `LLM`; its public name
+web/                the page at `/`
 """

@@ -21,19 +21,19 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from frontend.app import create_app
-from frontend.fleet import Fleet
-from frontend.http import Guarded, watch
-from frontend.limits import ConnectionLimits
-from frontend.metrics import Meters
-from frontend.places import Places
-from frontend.service import Service
-from frontend.tls import check_tls
-from frontend.tokenizer import Tokenizer
+from frontend.api.app import create_app
+from frontend.generation.service import Service
+from frontend.observability.metrics import PrometheusMetrics
+from frontend.server.connection_limits import ConnectionLimits
+from frontend.server.http_protocol import LimitedHttpProtocol, enforce_timeouts
+from frontend.server.tls import check_tls
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.discovery import Discovery
+from frontend.workers.pool import WorkerPool
 from shared.address import parse_all
 from shared.config import Settings
 from shared.curve import keys_for
-from shared.pulse import Phase, Pulse
+from shared.heartbeat import Heartbeat, Phase
 
 GRACE_S = 5.0  # for connections to take the last bytes after draining
 IDLE_S = 3.0  # when leaving: for a connection that nobody uses
@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
     """uvicorn's, but it goes on answering (503) while it drains, and a signal is not a reason to fail."""
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, drain_timeout: float, pulse: Pulse, *, hold: bool
+        self, config: uvicorn.Config, service: Service, drain_timeout: float, pulse: Heartbeat, *, hold: bool
     ) -> None:
         """`hold`: accept nobody before requests can be served."""
         super().__init__(config)
@@ -116,7 +116,11 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    settings: Settings, sockets: list[socket.socket] | None = None, *, pulse: Pulse | None = None, hold: bool = False
+    settings: Settings,
+    sockets: list[socket.socket] | None = None,
+    *,
+    pulse: Heartbeat | None = None,
+    hold: bool = False,
 ) -> None:
     """Runs one frontend until a signal ends it. `settings.model.model` is the checkpoint's folder.
 
@@ -127,21 +131,21 @@ def serve(
         ConfigError: the file of API keys, a certificate or a key of the wire cannot be used.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(settings, sockets, pulse or Pulse(), hold=hold))
+        runner.run(run(settings, sockets, pulse or Heartbeat(), hold=hold))
 
 
-async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Pulse, *, hold: bool) -> None:
+async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Heartbeat, *, hold: bool) -> None:
     """As `serve`, in the running event loop."""
     config = settings.frontend
     check_tls(config)
     for address in (settings.wire.requests, *config.worker_addresses.split(",")):
         keys_for(address.strip(), settings.wire, worker=False)  # raises what is wrong with them
-    meters = Meters(config.metrics_prefix)
+    meters = PrometheusMetrics(config.metrics_prefix)
     limits = ConnectionLimits.of(config)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     app = create_app(config, settings.model, _fleet(settings, tokenizer), tokenizer, meters)
     server = Server(
-        _uvicorn(settings, app, partial(Guarded, limits, meters.refused)),
+        _uvicorn(settings, app, partial(LimitedHttpProtocol, limits, meters.refused)),
         app.state.service,
         settings.worker.drain_timeout,
         pulse,
@@ -149,7 +153,7 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Pu
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.leave)
     beating = asyncio.create_task(_beat(pulse))
-    watching = asyncio.create_task(watch(server.server_state.connections, limits))
+    watching = asyncio.create_task(enforce_timeouts(server.server_state.connections, limits))
     loading = asyncio.create_task(_load(settings, server, tokenizer))
     try:
         await server.serve(sockets)
@@ -161,7 +165,7 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Pu
         tokenizer.result()  # raises what kept it from loading
 
 
-def _fleet(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> Fleet:
+def _fleet(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:
     """One worker where the wire's addresses say, or all that are named elsewhere."""
     config = settings.frontend
     file = Path(config.workers_file) if config.workers_file else None
@@ -171,9 +175,9 @@ def _fleet(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> Fleet:
         loaded = tokenizer.done() and not tokenizer.cancelled() and tokenizer.exception() is None
         return tokenizer.result().hash if loaded else ""
 
-    return Fleet(
+    return WorkerPool(
         settings.wire,
-        Places(parse_all(config.worker_addresses), file) if several else None,
+        Discovery(parse_all(config.worker_addresses), file) if several else None,
         stall_timeout=config.stall_timeout,
         recovery_timeout=config.recovery_timeout,
         model=settings.model.name,
@@ -181,7 +185,7 @@ def _fleet(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> Fleet:
     )
 
 
-async def _beat(pulse: Pulse) -> None:
+async def _beat(pulse: Heartbeat) -> None:
     while True:
         pulse.beat()
         pulse.turn()

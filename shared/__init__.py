@@ -1,11 +1,11 @@
-"""What frontends, workers and the launcher have in common. Imports nothing of theirs.
+"""What frontends, workers and the launcher have in common. It imports nothing of theirs.
 
-messages, codec             what goes over the wire, and its bytes
-sockets, curve, address     ZeroMQ sockets, their keys, where workers listen
-config, flags, rules        the settings, their reading, and what must fit together
-arguments                   kinds of values for flags that are no settings
-sizes, machine              defaults that depend on the machine, and what it has
-hub                         checkpoints from the Hugging Face hub
-pulse                       a process's sign of life, for the launcher
-outlet                      log lines that never make their writer wait
+messages, codec     the messages on the wire; their encoding
+sockets, curve, address     ZeroMQ sockets, their keys, worker addresses
+config, flags, settings_check   the settings; reading them; rules between them
+arguments           types of command-line arguments that are not settings
+default_sizes, machine      defaults that depend on the machine; facts about the machine
+hf_hub              checkpoints from the Hugging Face hub
+heartbeat           a process's heartbeat file, read by the launcher
+line_writer         log lines that never block their writer
 """

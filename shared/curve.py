@@ -21,7 +21,7 @@ ALLOWED = "allowed"
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class CurveKeys:
     """One end's pair; and, at a frontend, the worker's public key. All in Z85."""
 
     public: bytes
@@ -29,7 +29,7 @@ class Keys:
     worker: bytes = b""
 
 
-def keys_for(address: str, wire: WireConfig, *, worker: bool) -> Keys | None:
+def keys_for(address: str, wire: WireConfig, *, worker: bool) -> CurveKeys | None:
     """What a socket of this role needs at this address; None where there is no need.
 
     Raises ConfigError naming --curve-dir when a file is missing, unreadable, malformed or open to others.
@@ -40,10 +40,10 @@ def keys_for(address: str, wire: WireConfig, *, worker: bool) -> Keys | None:
         raise ConfigError(f"{address} needs CURVE keys: give --curve-dir, or --insecure on a trusted network")
     folder = Path(wire.curve_dir)
     if not worker:
-        return Keys(*_pair(folder / "frontend.key_secret"), _load(folder / "worker.key")[0])
+        return CurveKeys(*_pair(folder / "frontend.key_secret"), _load(folder / "worker.key")[0])
     if not (folder / ALLOWED).is_dir():
         raise ConfigError(f"--curve-dir: there is no folder {folder / ALLOWED} of public keys that may connect")
-    return Keys(*_pair(folder / "worker.key_secret"))
+    return CurveKeys(*_pair(folder / "worker.key_secret"))
 
 
 def allowed_keys(wire: WireConfig) -> set[bytes]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from shared.config import ConfigError, Settings, changed_names, flag_name, value_problem, with_values
-from shared.rules import check
+from shared.settings_check import check
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 # Variables of ours that are no flags.

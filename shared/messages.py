@@ -238,7 +238,7 @@ class Pages(msgspec.Struct, frozen=True, gc=False, array_like=True):
     total: int = 0
 
 
-class Pace(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class PrefillBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What a step in which something decodes is planned with; zero while nothing was measured."""
 
     target_s: float = 0.0  # that it shall last; 0: never mind
@@ -247,7 +247,7 @@ class Pace(msgspec.Struct, frozen=True, gc=False, array_like=True):
     prompt_token_s: float = 0.0  # that a prompt token adds
 
 
-class Peer(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class ConnectedFrontend(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A frontend as the worker sees it."""
 
     id: str  # hexadecimal
@@ -288,10 +288,10 @@ class Status(_Message):
     ttft: Quantiles = Quantiles()
     itl: Quantiles = Quantiles()
     e2e: Quantiles = Quantiles()
-    frontends: tuple[Peer, ...] = ()
+    frontends: tuple[ConnectedFrontend, ...] = ()
     error: str = ""  # of state "failed": why the worker ends, without having told any request that it failed
     kernels: str = ""  # what computes: "triton", "c" or "torch"; "" while that is not known
-    pace: Pace = Pace()
+    pace: PrefillBudget = PrefillBudget()
     draft_tokens: int = 0  # guessed
     accepted_tokens: int = 0  # of those, what came
 

@@ -89,7 +89,7 @@ def _secure(sock: zmq.Socket[bytes], address: str, wire: WireConfig, *, server: 
     sock.setsockopt(zmq.HANDSHAKE_IVL, GREETING_MS)
     if server:
         sock.curve_server = True
-        sock.setsockopt(zmq.ZAP_DOMAIN, b"sluice")  # asks worker/authenticator.py about every key,
+        sock.setsockopt(zmq.ZAP_DOMAIN, b"sluice")  # asks worker/transport/auth.py about every key,
         sock.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # and lets nobody in should it not be there
     else:
         sock.curve_serverkey = keys.worker

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from frontend.api.common import ModelContext
 from frontend.errors import SluiceError
-from frontend.link import Counts
-from frontend.protocols.common import Context
-from frontend.stream import Stream
-from frontend.template import ChatTemplate
-from frontend.tokenizer import Tokenizer
-from frontend.workers import Member
+from frontend.text.chat_template import ChatTemplate
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.connection import WireCounters
+from frontend.workers.status import WorkerStatus
+from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.codec import pack_f32, pack_u32
 from tests.frontend.tokenizers_for_tests import byte_level, save
@@ -26,7 +26,7 @@ LIMITS = m.Limits(max_seq_len=512, vocab_size=269, eos_token_ids=(265,))
 READY = m.Status(
     epoch=1, pid=4711, model=MODEL, device="cpu", dtype="float32", state="ready", max_seq_len=512,
     pages=m.Pages(free=6, cached=3, owned=1, total=10), running=2, waiting=1, prefix_queries=100, prefix_hits=40,
-    frontends=(m.Peer("ab", 12, 3),), draft_tokens=9, accepted_tokens=5,
+    frontends=(m.ConnectedFrontend("ab", 12, 3),), draft_tokens=9, accepted_tokens=5,
 )  # fmt: skip
 
 Play = Callable[["FakeLink", Stream], None]
@@ -51,7 +51,7 @@ class FakeLink:
     welcome: m.Welcome | None = field(default_factory=lambda: m.Welcome(1, 1, 4711, MODEL, "", LIMITS))
     ready: tuple[bool, str] = (True, "ready")
     greeting: bool = False
-    counts: Counts = field(default_factory=Counts)
+    counts: WireCounters = field(default_factory=WireCounters)
     submitted: list[Submitted] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     started: bool = False
@@ -70,9 +70,9 @@ class FakeLink:
     def state(self) -> tuple[bool, str]:
         return self.ready
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[WorkerStatus]:
         """One worker, or none yet."""
-        return [Member("fake", *self.ready, self.status)] if self.status else []
+        return [WorkerStatus("fake", *self.ready, self.status)] if self.status else []
 
     @property
     def live(self) -> int:
@@ -154,9 +154,9 @@ def saying(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str = 
     return play
 
 
-def context(tokenizer: Tokenizer, **more: Any) -> Context:
+def context(tokenizer: Tokenizer, **more: Any) -> ModelContext:
     template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
-    return replace(Context(MODEL, 64, LIMITS.vocab_size, tokenizer, template), **more)
+    return replace(ModelContext(MODEL, 64, LIMITS.vocab_size, tokenizer, template), **more)
 
 
 def tokenizer(folder: Path) -> Tokenizer:

@@ -8,8 +8,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MAPPED = (
-    "frontend", "frontend/protocols", "frontend/speech", "shared", "worker", "worker/grammar", "worker/kernels",
-    "worker/memory", "worker/model", "worker/run", "worker/schedule", "worker/simulate",
+    "frontend", "frontend/api", "frontend/api/anthropic", "frontend/api/openai", "frontend/generation",
+    "frontend/observability", "frontend/offline", "frontend/output_parser", "frontend/server", "frontend/text",
+    "frontend/workers", "shared", "worker", "worker/engine", "worker/grammar", "worker/kernels", "worker/kernels/cpu",
+    "worker/kernels/gpu", "worker/kv_cache", "worker/model", "worker/observability", "worker/run", "worker/schedule",
+    "worker/transport", "deploy", "deploy/cli", "deploy/supervisor", "deploy/reference", "deploy/demo",
+    "deploy/demo/training", "bench", "bench/client", "bench/simulate",
 )  # fmt: skip
 PAGE = (ROOT / "docs/architecture.md").read_text()
 

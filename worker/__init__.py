@@ -1,20 +1,13 @@
-"""A worker: one process for one device, which schedules, computes and samples. In the order of a request:
+"""A worker process: it schedules, computes and samples on one device.
 
-    __main__                    one process: binds, loads, serves, drains
-    link, authenticator         the sockets, on an I/O thread; who may connect
-    loop                        the compute loop: receive, plan, launch, settle, publish
-    desk, validation, frame     messages to scheduler calls and back; is a request sound; a message being filled
-    schedule/                   which tokens the next step computes, in plain counts
-    memory/                     K/V pages: whose they are, which are found again, how many there are
-    run/                        a step: plan to tensors, forward, sampling, tokens
-    model/                      the decoder, and how a checkpoint becomes one
-    kernels/                    what it computes with: plain PyTorch, Triton, C
-    grammar/                    what a constrained output may continue with
-
-Beside the way of a request:
-
-    load, device, openmp        from a model's name to an engine that is ready; which device; how threads wait
-    ledger                      who was in a step that killed a worker
-    stats, metrics              what Status and /metrics say
-    simulate/                   the same scheduler in virtual time
+__main__            one process: binds its sockets, loads the model, serves, drains
+transport/          the ZeroMQ sockets, on an I/O thread
+engine/             loading, the compute loop, the request table, the crash journal
+schedule/           which tokens the next step computes; plain integers
+kv_cache/           K/V pages: owners, prefix cache, tensors, sizes
+run/                a planned step as tensors: inputs, forward, sampling, CUDA graphs
+model/              the decoder, and how a checkpoint becomes one
+kernels/            the operations: their meaning in PyTorch, Triton for GPUs, C for CPUs
+grammar/            structured output: compiled grammars and their state
+observability/      metrics and statistics
 """

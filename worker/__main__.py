@@ -1,4 +1,4 @@
-"""One worker process: bind, load, serve, drain. The command is `sluice worker`; see deploy/processes.py.
+"""One worker process: bind, load, serve, drain. The command is `sluice worker`; see deploy/cli/process_commands.py.
 
 The sockets are up before the weights are: every frontend shows the loading's progress from the first second.
 """
@@ -17,21 +17,21 @@ from types import FrameType
 import torch
 
 from shared.config import ConfigError, Settings
+from shared.heartbeat import Heartbeat, Phase
 from shared.messages import Outcome, Status
-from shared.pulse import Phase, Pulse
-from worker.desk import Desk
-from worker.ledger import Ledger
-from worker.link import Identity, Link
-from worker.load import Engine, load_engine
-from worker.loop import Loop
-from worker.metrics import Metrics
+from worker.engine.crash_journal import CrashJournal
+from worker.engine.load import Engine, load_engine
+from worker.engine.loop import Loop
+from worker.engine.requests import RequestTable
+from worker.observability.metrics import Metrics
+from worker.observability.stats import Stats
 from worker.schedule.scheduler import Scheduler
-from worker.stats import Stats
+from worker.transport.server import Identity, WireServer
 
 log = logging.getLogger("sluice.worker")
 
 
-def run(settings: Settings, epoch: int, pulse: Pulse, *, again: bool = False) -> None:
+def run(settings: Settings, epoch: int, pulse: Heartbeat, *, again: bool = False) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `again`: in place of one that died, so with the same weights.
 
     Raises:
@@ -43,7 +43,7 @@ def run(settings: Settings, epoch: int, pulse: Pulse, *, again: bool = False) ->
     stop = _Stop.on_signals()
     state = _State(settings, epoch, pulse)
     identity = Identity(epoch, settings.model.name)
-    link = Link(settings.wire, identity, settings.worker.lease_timeout, state.status, pulse)
+    link = WireServer(settings.wire, identity, settings.worker.lease_timeout, state.status, pulse)
     state.wire = link.totals
     link.start()
     pulse.phase = Phase.LOADING
@@ -59,17 +59,17 @@ def run(settings: Settings, epoch: int, pulse: Pulse, *, again: bool = False) ->
         link.close()
 
 
-def _serve(settings: Settings, engine: Engine, link: Link, state: "_State", stop: "_Stop") -> None:
+def _serve(settings: Settings, engine: Engine, link: WireServer, state: "_State", stop: "_Stop") -> None:
     metrics = Metrics(settings.frontend.metrics_prefix)
     seeds = random.Random(settings.worker.seed) if settings.worker.seed >= 0 else random.SystemRandom()
     engine.compiler.wake = link.awake.set
-    desk = Desk(
+    desk = RequestTable(
         engine.scheduler,
         state.stats,
         metrics,
         vocab_size=engine.limits.vocab_size,
         seeds=seeds,
-        ledger=Ledger(state.pulse),
+        ledger=CrashJournal(state.pulse),
         compiler=engine.compiler,
     )
     canary_s = settings.worker.canary_interval
@@ -93,7 +93,7 @@ def _serve(settings: Settings, engine: Engine, link: Link, state: "_State", stop
     desk.publish(link, time.monotonic())
 
 
-def _open_metrics(metrics: Metrics, link: Link, settings: Settings) -> None:
+def _open_metrics(metrics: Metrics, link: WireServer, settings: Settings) -> None:
     host, port = settings.worker.worker_host, settings.worker.worker_metrics_port
     try:
         metrics.serve(link, host, port)
@@ -128,7 +128,7 @@ class _State:
 
     settings: Settings
     epoch: int
-    pulse: Pulse
+    pulse: Heartbeat
     phase: str = "loading"
     progress: float = 0.0
     draining: bool = False

@@ -12,11 +12,11 @@ from bench.gpu.inputs import EPS, Fresh
 from bench.gpu.place import Place, Row, spec_of
 from bench.gpu.rig import PAGE_SIZE
 from bench.gpu.steps import last, packed, sequences
+from worker.kernels.act_and_mul import act_and_mul
 from worker.kernels.attention import attention
-from worker.kernels.gate import gate
-from worker.kernels.heads import heads
 from worker.kernels.linear import PackedLinear, gated_linear, linear, pack, pack_quantized
 from worker.kernels.norm import add_rms_norm
+from worker.kernels.qkv_rope_write import qkv_rope_write
 from worker.kernels.quantize import Scheme, quantize
 from worker.kernels.sample import sample_plain
 from worker.model.spec import ModelSpec
@@ -156,9 +156,9 @@ def _small(place: Place, spec: ModelSpec, rows: int) -> dict[str, tuple[Callable
     norms = (fresh(spec.head_dim), fresh(spec.head_dim)) if spec.qk_norm else (None, None)
     found: dict[str, tuple[Callable[[], object], int]] = {
         "add + norm": (lambda: add_rms_norm(x, residual, weight, EPS, offset=spec.norm_offset), 4 * x.nbytes),
-        "gate": (lambda: gate(wide, spec.activation), wide.nbytes * 3 // 2),
+        "gate": (lambda: act_and_mul(wide, spec.activation), wide.nbytes * 3 // 2),
         "norm of heads, rotary, K/V write": (
-            lambda: heads(
+            lambda: qkv_rope_write(
                 qkv, k, v, cos, sin, positions, slots, q_norm=norms[0], k_norm=norms[1], eps=EPS,
                 offset=spec.norm_offset, dtype=place.dtype,
             ),

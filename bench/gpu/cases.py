@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.gpu.cases_kv import all_heads, attentions, rotaries, writes
 from bench.gpu.inputs import EPS, Case, Fresh, Tensors
 from bench.gpu.place import Place
-from worker.kernels.gate import Activation, gate, gate_torch
+from worker.kernels.act_and_mul import Activation, act_and_mul, act_and_mul_torch
 from worker.kernels.linear import gated_linear, linear, pack, pack_quantized
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from worker.kernels.params import PlainParams, Stages
@@ -53,7 +53,9 @@ def _gates(place: Place) -> Iterator[Case]:
 
 
 def _gate(x: Tensor, kind: Activation) -> Case:
-    return Case(f"gate {tuple(x.shape)} {kind}", lambda: (gate(x, kind),), lambda: (gate_torch(x.float(), kind),))
+    return Case(
+        f"gate {tuple(x.shape)} {kind}", lambda: (act_and_mul(x, kind),), lambda: (act_and_mul_torch(x.float(), kind),)
+    )
 
 
 def _linears(place: Place) -> Iterator[Case]:
@@ -98,7 +100,7 @@ def _eight_bits_gated(x: Tensor, values: Tensor, scale: Tensor, kind: Activation
     return Case(
         f"gated_linear {tuple(x.shape)} x {tuple(values.shape)} of {values.dtype}, {kind}, dynamic {dynamic}",
         lambda: (gated_linear(x, ready, kind),),
-        lambda: (gate_torch(linear_quantized_torch(x.float(), values, scale, None, dynamic=dynamic), kind),),
+        lambda: (act_and_mul_torch(linear_quantized_torch(x.float(), values, scale, None, dynamic=dynamic), kind),),
     )
 
 
@@ -128,7 +130,7 @@ def _gated(x: Tensor, weight: Tensor, kind: Activation) -> Case:
     return Case(
         f"gated_linear {tuple(x.shape)} x {tuple(weight.shape)}, {kind}",
         lambda: (gated_linear(x, ready, kind),),
-        lambda: (gate_torch(F.linear(x.float(), weight.float()), kind),),
+        lambda: (act_and_mul_torch(F.linear(x.float(), weight.float()), kind),),
     )
 
 

@@ -10,10 +10,10 @@ from bench.gpu.inputs import EPS, Case, Fresh, Tensors
 from bench.gpu.place import Place
 from bench.gpu.steps import last, packed, sequences
 from worker.kernels.attention import attention, attention_torch
-from worker.kernels.heads import heads
 from worker.kernels.norm import rms_norm_torch
+from worker.kernels.qkv_rope_write import qkv_rope_write
 from worker.kernels.rotary import rotary, rotary_torch
-from worker.kernels.write import write_kv, write_kv_torch
+from worker.kernels.store_kv import store_kv, store_kv_torch
 
 HEADS = ((24, 8, 128, 16), (32, 8, 64, 64), (4, 1, 256, 1), (6, 2, 96, 256), (32, 8, 128, 32))  # Hq, Hk, D, page size
 MIXED = ((1, 1), (1, 37), (5, 5), (1, 513), (17, 640), (3, 99), (1, 2), (130, 1100))  # rows, keys
@@ -60,7 +60,7 @@ def _write(k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], slots: Tensor) ->
         write(k, v, one, other, slots)
         return one, other
 
-    return Case(f"write {tuple(k.shape)} as {cache[0].dtype}", lambda: after(write_kv), lambda: after(write_kv_torch))
+    return Case(f"write {tuple(k.shape)} as {cache[0].dtype}", lambda: after(store_kv), lambda: after(store_kv_torch))
 
 
 def all_heads(place: Place) -> Iterator[Case]:
@@ -88,7 +88,7 @@ def _heads(
     def got() -> Tensors:
         k, v = (part.clone() for part in cache)
         q_norm, k_norm = norms or (None, None)
-        q = heads(
+        q = qkv_rope_write(
             qkv, k, v, *tables, positions, slots,
             q_norm=q_norm, k_norm=k_norm, eps=EPS, offset=False, dtype=qkv.dtype,
         )  # fmt: skip
@@ -101,7 +101,7 @@ def _heads(
             q, k = (rms_norm_torch(x, w.float(), EPS) for x, w in zip((q, k), norms, strict=True))
         q, k = rotary_torch(q, k, *tables, positions)
         cache_k, cache_v = (part.float() for part in cache)
-        write_kv_torch(k, v, cache_k, cache_v, slots)
+        store_kv_torch(k, v, cache_k, cache_v, slots)
         return q, cache_k, cache_v
 
     return Case(f"heads {len(qkv)} x {kv_heads} x {dim}, normed {norms is not None}", got, want)

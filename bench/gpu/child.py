@@ -20,9 +20,9 @@ from bench.gpu.place import Place, Row
 from bench.gpu.sections import NOTE
 from bench.gpu.shapes import FULL, SMALL
 from bench.gpu.tables import FAIL
-from deploy.tether import tie_to
+from deploy.supervisor.parent_death import tie_to
 from shared.config import ConfigError
-from worker.device import pick_device
+from worker.model.device import pick_device
 
 Say = Callable[[dict[str, Any]], None]
 

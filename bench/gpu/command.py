@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
+from bench.client.summary import to_json
 from bench.gpu.drive import Drive, Ended
 from bench.gpu.sections import SECTIONS, Options, tasks
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS
 from bench.gpu.tables import Table, as_data, page
-from bench.summary import to_json
 from shared.arguments import new_file, positive, several
 from shared.flags import Parser
 

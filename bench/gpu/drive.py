@@ -18,9 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
+from bench.client.server import BenchError
 from bench.gpu.sections import NOTE, Options, Task
 from bench.gpu.tables import Table
-from bench.server import BenchError
 
 GRACE_S = 10.0  # past the budget, for a task that is nearly through
 STDERR = 2

@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from bench.client import Call, Record
+from bench.client.load_client import Call, Record
+from bench.client.workloads import VOCAB
 from bench.gpu.folder import checkpoint
 from bench.gpu.place import Place, Row
 from bench.gpu.served import NEED_S, scale, summary, workloads
-from bench.workloads import VOCAB
 
 NO_EOS = -1
 OLDER = "its continuous batching takes no settings"

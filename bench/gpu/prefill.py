@@ -8,8 +8,8 @@ from bench.gpu.floor import prefill_operations
 from bench.gpu.place import Place, Row, spec_of
 from bench.gpu.rig import Rig, Setup, rig
 from bench.gpu.weights import random_weights
+from shared.default_sizes import GPU_TOKENS, TOKENS
 from shared.messages import Sampling
-from shared.sizes import GPU_TOKENS, TOKENS
 
 ROUNDS = 4  # the first is not counted
 

@@ -16,20 +16,20 @@ from bench.step import Sink
 from shared.codec import pack_u32
 from shared.config import WorkerConfig
 from shared.messages import Abort, Sampling, Submit
-from worker.desk import Desk
+from worker.engine.loop import Loop
+from worker.engine.requests import RequestTable
 from worker.kernels.operations import FAST, Operations
 from worker.kernels.quantize import Scheme
-from worker.loop import Loop
-from worker.memory.cache import Cache, kv_format
-from worker.memory.pages import PagePool
-from worker.metrics import Metrics
+from worker.kv_cache.pages import PagePool
+from worker.kv_cache.tensors import Cache, kv_format
 from worker.model.decoder import Decoder, Weights
 from worker.model.spec import ModelSpec
+from worker.observability.metrics import Metrics
+from worker.observability.stats import Stats
 from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
-from worker.stats import Stats
 
 FRONTEND = b"frontend"
 ENDLESS = 1 << 20
@@ -70,7 +70,9 @@ class Rig:
         self.cache = Cache(spec, pages, PAGE_SIZE, kv_format(setup.kv, place.dtype), place.device)
         self.scheduler = Scheduler(_config(setup, slots, longest), PagePool(pages, PAGE_SIZE))
         stats, metrics = Stats(), Metrics()
-        self._desk = Desk(self.scheduler, stats, metrics, vocab_size=spec.vocab_size, seeds=random.Random(place.seed))
+        self._desk = RequestTable(
+            self.scheduler, stats, metrics, vocab_size=spec.vocab_size, seeds=random.Random(place.seed)
+        )
         self._sink = Sink()
         runner = Runner(decoder, self.cache, overlap=setup.overlap, graphs=setup.graphs, max_batch_size=slots)
         self._loop = Loop(self.scheduler, runner, self._desk, self._sink, stats, metrics)  # type: ignore[arg-type]

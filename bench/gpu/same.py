@@ -14,7 +14,7 @@ from bench.gpu.unfused import INSTEAD, without
 from bench.gpu.weights import random_weights
 from shared.messages import Sampling
 from worker.kernels.quantize import Scheme
-from worker.memory.cache import Cache, kv_format
+from worker.kv_cache.tensors import Cache, kv_format
 from worker.model.decoder import Decoder, Weights
 from worker.model.spec import ModelSpec
 from worker.schedule.plan import Chunk

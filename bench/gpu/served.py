@@ -4,12 +4,12 @@ import asyncio
 import shlex
 from collections.abc import Iterator, Sequence
 
-from bench.client import Record, run
+from bench.client.load_client import Record, run
+from bench.client.server import served
+from bench.client.summary import reasons, summarize
+from bench.client.workloads import VOCAB, Scale, Workload, chosen
 from bench.gpu.folder import checkpoint
 from bench.gpu.place import Place, Row
-from bench.server import served
-from bench.summary import reasons, summarize
-from bench.workloads import VOCAB, Scale, Workload, chosen
 
 LONGEST = 4096
 NEED_S = 15.0

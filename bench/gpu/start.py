@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.client import Call, run
+from bench.client.load_client import Call, run
+from bench.client.server import BenchError, served
 from bench.gpu.folder import checkpoint, forget
 from bench.gpu.place import Place, Row
 from bench.gpu.served import flags
-from bench.server import BenchError, served
 
 PROMPT = 16
 

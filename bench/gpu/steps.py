@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 
 from shared.messages import Sampling
-from worker.model.packed import Packed
-from worker.run.pack import pack
+from worker.model.forward_inputs import ForwardInputs
+from worker.run.inputs import build_inputs
 from worker.schedule.plan import Chunk
 from worker.schedule.sequence import Sequence
 
@@ -34,5 +34,5 @@ def last(sequence: Sequence, count: int, *, upto: int = 0) -> Chunk:
     return Chunk(sequence, end - count, count, True)
 
 
-def packed(chunks: list[Chunk], page_size: int, device: torch.device) -> Packed:
-    return pack(chunks, page_size, device)[0]
+def packed(chunks: list[Chunk], page_size: int, device: torch.device) -> ForwardInputs:
+    return build_inputs(chunks, page_size, device)[0]

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from bench.client.summary import aligned, number
 from bench.gpu.sections import NOTE, Section
-from bench.summary import aligned, number
 
 Cell = str | float | None
 PASS, FAIL = "pass", "FAIL"

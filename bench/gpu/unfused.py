@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from worker.kernels.gate import Activation, gate
-from worker.kernels.heads import heads_apart
+from worker.kernels.act_and_mul import Activation, act_and_mul
 from worker.kernels.linear import PackedLinear, linear
 from worker.kernels.norm import add_rms_norm, rms_norm
 from worker.kernels.operations import FAST, Operations
-from worker.kernels.terms import added
+from worker.kernels.qkv_rope_write import qkv_rope_write_unfused
+from worker.kernels.split_k import sum_split_k
 
 GATE = "gate inside its product"
 TERMS = "parts of products added by the next kernel"
@@ -20,7 +20,7 @@ HEADS = "norm of heads, rotary and K/V write in one"
 
 
 def _gate(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
-    return gate(linear(x, packed), activation)
+    return act_and_mul(linear(x, packed), activation)
 
 
 def _whole(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool = False) -> Tensor:
@@ -31,12 +31,12 @@ def _after(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, after: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     if after is not None:
-        x = rms_norm(added(x, residual.ndim, residual.dtype), after, eps, offset=offset)
+        x = rms_norm(sum_split_k(x, residual.ndim, residual.dtype), after, eps, offset=offset)
     return add_rms_norm(x, residual, weight, eps, offset=offset)
 
 
 INSTEAD: Mapping[str, Mapping[str, Callable[..., Any]]] = {
-    HEADS: {"heads": heads_apart},
+    HEADS: {"heads": qkv_rope_write_unfused},
     TERMS: {"linear": _whole},
     GATE: {"gated_linear": _gate},
     AFTER: {"add_rms_norm": _after},

@@ -9,12 +9,12 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from bench.checkpoints import SHAPES, cache_folder, checkpoint
+from bench.client.server import BenchError
+from bench.client.summary import aligned, number, to_json
 from bench.peers.arena import Fighter, fighting, install
 from bench.peers.catalog import PEERS, Peer, configured
 from bench.peers.serving import compare_serving
 from bench.peers.trials import Figures, Prompts, Trial, pooled, trials
-from bench.server import BenchError
-from bench.summary import aligned, number, to_json
 from shared.arguments import count, new_file, several
 from shared.config import ConfigError
 from shared.flags import Parser

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from bench.client import Target
+from bench.client.load_client import Target
+from bench.client.server import BenchError, free_port
 from bench.peers.catalog import Command, Peer
-from bench.server import BenchError, free_port
 
 START_S = 900.0
 YAWN_S = 1.0  # for processes of one server that have not heard of each other for a while

@@ -39,7 +39,7 @@ class Peer:
 def _sluice(root: Path, folder: Path, port: int) -> Command:
     """Without drafts: a model of random weights repeats itself, which would flatter."""
     return [
-        sys.executable, "-m", "deploy.cli", "serve", "--model", str(folder), "--served-model-name", "m",
+        sys.executable, "-m", "deploy.cli.main", "serve", "--model", str(folder), "--served-model-name", "m",
         "--port", str(port), "--worker-metrics-port", "0", "--max-batch-size", "32", "--kv-cache-gb", "4",
         "--speculation", "off",
     ]  # fmt: skip

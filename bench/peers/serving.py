@@ -8,11 +8,11 @@ from pathlib import Path
 
 import psutil
 
+from bench.client.summary import aligned
 from bench.frontend import DONE, Process
 from bench.peers.arena import Fighter, fighting
 from bench.peers.catalog import Peer
 from bench.scripted import crowd, request
-from bench.summary import aligned
 
 PROMPT = "def main"
 WIDE = {"sluice": ["--max-batch-size", "256"], "vllm": ["--max-num-seqs", "256"]}  # overrule the catalog's

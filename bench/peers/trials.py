@@ -13,8 +13,8 @@ from math import nan
 
 from tokenizers import Tokenizer
 
-from bench.client import NO_DONE, Call, Record, Target, run
-from bench.summary import percentile, summarize
+from bench.client.load_client import NO_DONE, Call, Record, Target, run
+from bench.client.summary import percentile, summarize
 
 Figures = dict[str, float]
 Say = Callable[[str], None]

@@ -6,7 +6,7 @@ Knows the keywords that our readers use; a schema it has no words for raises Key
 import json
 from collections.abc import Iterator, Mapping
 
-from frontend.protocols.fields import MOST, NOTHING, SMALLEST, Field, Schema, schema
+from frontend.api.fields import MOST, NOTHING, SMALLEST, Field, Schema, schema
 
 BOUNDLESS = 1e9  # beyond it a bound tells nobody anything
 

@@ -14,22 +14,24 @@ import yaml  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.commands import COMMANDS, TOOLS
+from deploy.cli.commands import COMMANDS, TOOLS
 from deploy.reference.shapes import default, inner, merged, words
-from deploy.roles import FRONTEND_FLAGS, WORKER_FLAGS
-from frontend import errors, http
-from frontend.fleet import refusal
-from frontend.link import Counts
-from frontend.metrics import Meters
-from frontend.openapi import ERRORS, REQUESTS, document
-from frontend.protocols import completions, messages
-from frontend.protocols.fields import NOTHING, Table
-from frontend.protocols.meanings import MEANINGS
-from frontend.workers import Member
+from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS
+from frontend import errors
+from frontend.api.anthropic import messages
+from frontend.api.field_docs import MEANINGS
+from frontend.api.fields import NOTHING, Table
+from frontend.api.openai import completions
+from frontend.api.openapi import ERRORS, REQUESTS, document
+from frontend.observability.metrics import PrometheusMetrics
+from frontend.server import http_protocol
+from frontend.workers.connection import WireCounters
+from frontend.workers.pool import rejection_error
+from frontend.workers.status import WorkerStatus
 from shared import messages as m
 from shared.config import Settings
 from shared.flags import Flag, all_flags
-from worker.metrics import Metrics
+from worker.observability.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 DIALECTS = {
@@ -133,9 +135,9 @@ def failures() -> str:
     return table(["status", "when", "OpenAI's `type`", "Anthropic's `type`"], rows)
 
 
-def early() -> list[http.EarlyRefusal]:
+def early() -> list[http_protocol.EarlyRefusal]:
     """Before any route knows of it, and so in OpenAI's words for everybody."""
-    return [one for one in vars(http).values() if isinstance(one, http.EarlyRefusal)]
+    return [one for one in vars(http_protocol).values() if isinstance(one, http_protocol.EarlyRefusal)]
 
 
 def codes() -> str:
@@ -161,7 +163,7 @@ def _written() -> Iterator[tuple[int, str]]:
 
 def _workers() -> Iterator[tuple[int, str]]:
     for reason in m.Refusal:
-        error = refusal(m.Rejected(0, reason, ""))
+        error = rejection_error(m.Rejected(0, reason, ""))
         yield error.status, error.code or ""
 
 
@@ -218,9 +220,9 @@ def commands() -> str:
 
 
 def frontend_metrics() -> str:
-    meters = Meters()
-    members = [Member(address, True, "ready", STATUS) for address in "ab"]
-    return _metrics(meters.text(Counts(), members), _labels(meters.registry))
+    meters = PrometheusMetrics()
+    members = [WorkerStatus(address, True, "ready", STATUS) for address in "ab"]
+    return _metrics(meters.text(WireCounters(), members), _labels(meters.registry))
 
 
 def worker_metrics() -> str:

@@ -15,15 +15,15 @@ import pytest
 
 from bench import measure as measuring
 from bench.__main__ import main, tables
-from bench.client import Record, Target
+from bench.client.load_client import Record, Target
+from bench.client.server import BenchError, free_port, served
+from bench.client.summary import summarize
+from bench.client.workloads import Scale, chosen
 from bench.measure import MODES, Plan, Result, measure, progress
 from bench.plots import bins, png
 from bench.report import page
-from bench.server import BenchError, free_port, served
-from bench.summary import summarize
-from bench.workloads import Scale, chosen
-from deploy import cli
-from deploy.roles import SERVE_FLAGS
+from deploy.cli import main as cli
+from deploy.supervisor.child_command import SERVE_FLAGS
 from shared.flags import Parser, add_flags, read
 from tests.bench.serving import event
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from bench.client import Call, Record, Target, run
+from bench.client.load_client import Call, Record, Target, run
 from tests.bench.serving import DONE, END, HEAD, chunk, event, serving, stream
 
 CALL = Call(0.0, [300, 301], 5)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.workloads import WORKLOADS
-from deploy import cli
+from bench.client.workloads import WORKLOADS
+from bench.simulate import calibrate
+from bench.simulate.cost import CostModel, Observation, load
+from deploy.cli import main
 from shared.config import Settings
-from worker.simulate import calibrate
-from worker.simulate.cost import CostModel, Observation, load
 
 
 def simulate(*words: str) -> int:
-    return cli.main(["simulate", *words])
+    return main.main(["simulate", *words])
 
 
 def test_every_workload_is_replayed_into_one_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +95,7 @@ def test_a_calibration_can_be_simulated_with(
 
 def test_a_replay_needs_none_of_the_heavy_libraries() -> None:
     check = (
-        "import sys; from deploy.cli import main\n"
+        "import sys; from deploy.cli.main import main\n"
         "assert main(['simulate', '--workload', 'baseline', '--length-scale', '0.02']) == 0\n"
         "heavy = {'torch', 'numpy', 'matplotlib', 'transformers', 'zmq'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"

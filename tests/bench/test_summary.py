@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from bench.client import Record
-from bench.summary import (
+from bench.client.load_client import Record
+from bench.client.summary import (
     NOTHING,
     Summary,
     aligned,

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from bench.client import Call
-from bench.workloads import FIRST_ID, VOCAB, WORKLOADS, Scale, chosen
+from bench.client.load_client import Call
+from bench.client.workloads import FIRST_ID, VOCAB, WORKLOADS, Scale, chosen
 
 PLAIN = Scale()
 

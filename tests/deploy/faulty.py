@@ -18,23 +18,23 @@ HERE = str(Path(__file__))
 
 
 def serve(folder: str, words: list[str]) -> int:
-    import deploy.launch
-    from deploy.cli import main
+    import deploy.supervisor.serve
+    from deploy.cli.main import main
 
-    plain = deploy.launch._command
+    plain = deploy.supervisor.serve._command
 
     def command(role: str, *rest: Any) -> list[str]:
         words = plain(role, *rest)
         return [words[0], HERE, folder, *words[words.index(role) :]] if role == "worker" else words
 
-    deploy.launch._command = command  # type: ignore[assignment]
+    deploy.supervisor.serve._command = command  # type: ignore[assignment]
     return main(words)
 
 
 def work(folder: Path, words: list[str]) -> int:
     import worker.__main__
-    from deploy.cli import main
-    from worker.loop import Loop
+    from deploy.cli.main import main
+    from worker.engine.loop import Loop
     from worker.run.runner import Runner
 
     def suffers(fault: str) -> bool:

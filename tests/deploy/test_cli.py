@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
-from deploy.listen import is_taken, listen, reachable
+from deploy.cli import main
+from deploy.supervisor.listen_sockets import is_taken, listen, reachable
 
-SLUICE = [sys.executable, "-m", "deploy.cli"]
+SLUICE = [sys.executable, "-m", "deploy.cli.main"]
 
 
 def sluice(*argv: str) -> subprocess.CompletedProcess[str]:
@@ -24,13 +24,13 @@ def sluice(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
-    code = cli.main(argv)
+    code = main.main(argv)
     return code, capsys.readouterr().err.strip()
 
 
 def test_help_needs_none_of_the_heavy_libraries() -> None:
     check = (
-        "import sys; from deploy.cli import main\n"
+        "import sys; from deploy.cli.main import main\n"
         "try: main(['serve', '--help'])\n"
         "except SystemExit as end: assert not end.code\n"
         "heavy = {'torch', 'transformers', 'asyncio', 'starlette', 'zmq', 'msgspec', 'huggingface_hub'}\n"
@@ -99,14 +99,14 @@ LAUNCHER = """
 import os
 import sys
 from deploy import launch
-from deploy.cli import main
+from deploy.cli.main import main
 
 def command(role, settings, flags):
     return [sys.executable, "-c", CHILD, role, f"--parent={os.getpid()}"]
 
 CHILD = '''
 import os, signal, socket, sys
-from deploy.tether import tie_to
+from deploy.supervisor.parent_death import tie_to
 tie_to(int(sys.argv[2].partition("=")[2]))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 print("pid", os.getpid(), flush=True)

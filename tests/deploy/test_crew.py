@@ -2,9 +2,9 @@
 
 import pytest
 
-from deploy.crew import addresses, crew
+from deploy.supervisor.placement import addresses, crew
 from shared.config import ConfigError, Settings, with_values
-from shared.rules import check
+from shared.settings_check import check
 
 
 def given(**values: object) -> Settings:

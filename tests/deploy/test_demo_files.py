@@ -11,10 +11,10 @@ pytest.importorskip("transformers")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deploy.demo import check, corpus
-from deploy.demo.questions import Exchange
+from deploy.demo.training import check, corpus
+from deploy.demo.training.questions import Exchange
 
-FOLDER = Path(corpus.__file__).parent / "model"
+FOLDER = Path(corpus.__file__).parents[1] / "model"
 MAX_BYTES = 8_500_000
 
 

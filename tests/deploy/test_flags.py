@@ -9,9 +9,9 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from shared.config import ConfigError, Settings, with_values
+from shared.default_sizes import with_sizes
 from shared.flags import Parser, add_flags, all_flags, misspelt, read, select, to_argv, without_settings
-from shared.rules import check
-from shared.sizes import with_sizes
+from shared.settings_check import check
 
 FLAGS = all_flags()
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy.child import Role, look_after
-from deploy.guard import TICK_S, Patience, Watch, is_stopped
-from shared.pulse import Phase, Pulse
+from deploy.supervisor.child_process import Role, look_after
+from deploy.supervisor.watchdog import TICK_S, Timeouts, Watchdog, is_stopped
+from shared.heartbeat import Heartbeat, Phase
 from tests.deploy.test_launch import lasting, running, script, until
 
-PATIENCE = Patience(stall_s=2.0, load_s=10.0)
+PATIENCE = Timeouts(stall_s=2.0, load_s=10.0)
 
 
 class Looked:
@@ -23,7 +23,7 @@ class Looked:
     def __init__(self, phase: Phase = Phase.SERVING) -> None:
         self.oom = 0
         self.heard = 0
-        self.watch = Watch(Pulse(), PATIENCE, lambda: self.oom)
+        self.watch = Watchdog(Heartbeat(), PATIENCE, lambda: self.oom)
         self.watch.pulse.phase = phase
 
     def seconds(self, count: float, *, beats: bool = False, turns: bool = False, heard: bool = False) -> str:
@@ -84,7 +84,7 @@ def test_who_never_served_says_nothing_of_those_before_it() -> None:
 
 
 def test_a_pulse_is_read_by_others_and_private(tmp_path: Path) -> None:
-    one, other = Pulse(tmp_path / "pulse"), Pulse(tmp_path / "pulse")
+    one, other = Heartbeat(tmp_path / "pulse"), Heartbeat(tmp_path / "pulse")
     one.beat()
     one.turn()
     one.phase = Phase.LOADING
@@ -96,12 +96,12 @@ def test_a_pulse_is_read_by_others_and_private(tmp_path: Path) -> None:
 def test_a_pulse_that_was_taken_away_is_there_again_for_the_next_process(tmp_path: Path) -> None:
     file = tmp_path / "run" / "pulse"
     file.parent.mkdir()
-    ours = Pulse(file)
+    ours = Heartbeat(file)
     ours.body[:2] = b"hi"
     ours.blamed = True
     shutil.rmtree(file.parent)
     ours.begin()
-    next_one = Pulse(file)
+    next_one = Heartbeat(file)
     assert next_one.blamed and bytes(next_one.body[:2]) == b"hi"
     next_one.phase = Phase.SERVING
     assert ours.phase is Phase.SERVING and file.parent.stat().st_mode & 0o077 == 0
@@ -114,7 +114,7 @@ LIVES = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from shared.pulse import Phase, Pulse
+from shared.heartbeat import Phase, Pulse
 pulse = Pulse(Path({file!r}))
 pulse.phase = Phase.SERVING
 print("life", N, flush=True)
@@ -133,13 +133,13 @@ def beating(file: Path, *, good: bool = True, leaving: float = 0.0, successor: R
     """Turns from its second life on, or from the first if it is `good`."""
     code = LIVES.format(root=str(Path(__file__).parents[2]), file=str(file), good=good, leaving=leaving)
     plain = script("frontend 0", code)
-    watch = Watch(Pulse(file), Patience(0.6, 60.0))
+    watch = Watchdog(Heartbeat(file), Timeouts(0.6, 60.0))
     return Role(plain.name, plain.command, plain.environment, watch=watch, successor=lambda: successor or plain)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("deploy.child.TICK_S", 0.1)
+    monkeypatch.setattr("deploy.supervisor.child_process.TICK_S", 0.1)
     yield
 
 
@@ -177,7 +177,7 @@ async def test_the_next_one_serves_before_the_last_one_leaves(tmp_path: Path) ->
 
 async def test_a_successor_that_does_not_come_up_changes_nothing(tmp_path: Path) -> None:
     broken = script("frontend 0", "raise SystemExit(2)")
-    broken = Role(broken.name, broken.command, broken.environment, watch=Watch(Pulse(), PATIENCE))
+    broken = Role(broken.name, broken.command, broken.environment, watch=Watchdog(Heartbeat(), PATIENCE))
     async with running(beating(tmp_path / "p", successor=broken)) as run:
         await run.until("life 1")
         await run.supervisor.reload()

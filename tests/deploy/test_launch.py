@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from deploy import launch
-from deploy.child import Backoff, Role
-from deploy.crew import Place
-from deploy.launch import follow, watched
-from deploy.listen import listen, reachable
-from deploy.logs import Console
-from deploy.roles import FRONTEND_FLAGS, WORKER_FLAGS
-from deploy.rundir import RunDirError, reserve_metrics
-from deploy.supervisor import Supervisor
+from deploy.supervisor import serve
+from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS
+from deploy.supervisor.child_process import Backoff, Role
+from deploy.supervisor.console import Console
+from deploy.supervisor.listen_sockets import listen, reachable
+from deploy.supervisor.placement import WorkerPlacement
+from deploy.supervisor.run_dir import RunDirError, reserve_metrics
+from deploy.supervisor.serve import follow, watched
+from deploy.supervisor.supervisor import Supervisor
 from shared.config import Settings, with_values
 from shared.flags import Parser, add_flags, read
-from shared.rules import check
+from shared.settings_check import check
 
 UNTIL_TERM = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({code})); print('up', flush=True)\n"
 WAIT = "while True: signal.pause()\n"
@@ -239,11 +239,11 @@ async def test_it_shows_progress_then_how_to_use_it_then_every_change() -> None:
 def test_children_are_told_everything_by_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_PORT", "1")
     settings = check(with_values(Settings(), {"max_step_tokens": 32, "prefix_cache": False, "port": 9, "model": "a/b"}))
-    worker = launch._worker(Place("worker", "worker.pulse", settings, {}), tmp_path)
+    worker = serve._worker(WorkerPlacement("worker", "worker.pulse", settings, {}), tmp_path)
     with socket.socket() as one, socket.socket() as other:
-        first, second = launch._frontends(settings, [one, other], tmp_path)
+        first, second = serve._frontends(settings, [one, other], tmp_path)
     for role, flags in ((worker, WORKER_FLAGS), (first, FRONTEND_FLAGS)):
-        words = role.command(1)[role.command(1).index("deploy.cli") + 2 :]
+        words = role.command(1)[role.command(1).index("deploy.cli.main") + 2 :]
         parser = Parser()
         add_flags(parser, flags)
         ours = [word for word in words if not word.startswith(("--parent=", "--fd=", "--pulse="))]

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy.listen import ListenError, is_taken, listen, reachable, url
-from deploy.logs import Console, Lines
-from deploy.reload import reload
-from deploy.roles import Failure
-from deploy.rundir import RunDirError, run_dir, servers
-from deploy.watch import welcome
+from deploy.cli.reload import reload
+from deploy.supervisor.child_command import CliError
+from deploy.supervisor.console import Console, Lines
+from deploy.supervisor.listen_sockets import ListenError, is_taken, listen, reachable, url
+from deploy.supervisor.readiness import welcome
+from deploy.supervisor.run_dir import RunDirError, run_dir, servers
 
 
 class Terminal(io.StringIO):
@@ -200,11 +200,11 @@ def test_servers_that_live_are_found_and_dead_ones_are_not(temporary: Path) -> N
     (temporary / "sluice-run-dead").mkdir()
     (temporary / "sluice-run-dead" / "lock").write_text("1")
     assert servers() == []
-    with pytest.raises(Failure, match="no server runs"):
+    with pytest.raises(CliError, match="no server runs"):
         reload([])
     with run_dir() as folder:
         assert servers() == servers(str(folder)) == [os.getpid()]
-        with run_dir(), pytest.raises(Failure, match="2 servers run here; send SIGHUP to one"):
+        with run_dir(), pytest.raises(CliError, match="2 servers run here; send SIGHUP to one"):
             reload([])
-    with pytest.raises(Failure, match="no server runs in"):
+    with pytest.raises(CliError, match="no server runs in"):
         reload(["--run-dir", str(folder)])

@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.monitoring import dashboard
-from frontend.link import Counts
-from frontend.metrics import Meters
-from frontend.workers import Member
+from frontend.observability.metrics import PrometheusMetrics
+from frontend.workers.connection import WireCounters
+from frontend.workers.status import WorkerStatus
 from shared.messages import Status
 from tests.fakes import READY
-from worker.metrics import Metrics, _Scrape
+from worker.observability.metrics import Metrics, _Scrape
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MONITORING = DEPLOY / "monitoring"
@@ -44,7 +44,9 @@ def exposed() -> dict[str, set[str]]:
     page = CollectorRegistry()
     page.register(_Scrape("sluice_", Worker()))
     return {
-        "sluice-frontend": families(Meters().text(Counts(), [Member("w", True, "ready", READY)])),
+        "sluice-frontend": families(
+            PrometheusMetrics().text(WireCounters(), [WorkerStatus("w", True, "ready", READY)])
+        ),
         "sluice-worker": families(generate_latest(metrics.registry) + generate_latest(page)),
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.roles import FRONTEND_FLAGS, SERVE_FLAGS, WORKER_FLAGS
+from deploy.supervisor.child_command import FRONTEND_FLAGS, SERVE_FLAGS, WORKER_FLAGS
 from shared.config import Settings
 from shared.flags import Parser, add_flags, all_flags, read
 

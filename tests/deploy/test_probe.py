@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from deploy.cli import main
+from deploy.cli.main import main
 from tests.e2e.server import free_port
 
 

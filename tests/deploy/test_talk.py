@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from deploy import cli
-from deploy.client import Server
-from deploy.commands import COMMANDS, TOOLS
-from deploy.talk import Thought
+from deploy.cli import main
+from deploy.cli.chat import Thought
+from deploy.cli.commands import COMMANDS, TOOLS
+from deploy.cli.http_client import Server
 
 Reply = tuple[int, bytes]
 
@@ -87,7 +87,7 @@ def server(*replies: Reply, holding: bool = False) -> Iterator[Script]:
 
 
 def sluice(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = cli.main(argv)
+    code = main.main(argv)
     return code, *capsys.readouterr()
 
 
@@ -211,7 +211,7 @@ def test_ctrl_c_stops_the_answer_and_a_second_one_leaves() -> None:
     """At a real terminal, which a pseudo one is for the process."""
     with server(says("first", end=b": wait"), holding=True) as script:
         control, terminal = os.openpty()
-        command = [sys.executable, "-m", "deploy.cli", "chat", "--url", script.url]
+        command = [sys.executable, "-m", "deploy.cli.main", "chat", "--url", script.url]
         process = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             assert process.stdout is not None
@@ -250,7 +250,7 @@ def test_env_names_versions_and_machine(capsys: pytest.CaptureFixture[str], monk
 
 
 def test_env_does_not_import_torch() -> None:
-    check = "import sys; from deploy.cli import main; main(['env']); sys.exit('torch' in sys.modules)"
+    check = "import sys; from deploy.cli.main import main; main(['env']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], capture_output=True, timeout=30).returncode == 0
 
 

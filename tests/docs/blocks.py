@@ -93,7 +93,7 @@ def environment(folder: Path) -> dict[str, str]:
     command = folder / "bin" / "sluice"
     if not command.exists():
         command.parent.mkdir()
-        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m deploy.cli "$@"\n')
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m deploy.cli.main "$@"\n')
         command.chmod(0o755)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     path = f"{command.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"

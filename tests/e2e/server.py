@@ -104,7 +104,7 @@ def serving(
     log: Path,
     *flags: str,
     trust: ssl.SSLContext | None = None,
-    entry: Sequence[str] = ("-m", "deploy.cli"),
+    entry: Sequence[str] = ("-m", "deploy.cli.main"),
     held: bool = False,
 ) -> Iterator[Server]:
     """`sluice serve` on a free port, ready; afterwards SIGTERM, exit code 0 and no process left.

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli, solo
-from deploy.roles import DEMO
-from frontend.llm import LLM, CannotStart
+from deploy.cli import main
+from deploy.supervisor import embedded_worker
+from deploy.supervisor.child_command import DEMO
+from frontend.offline.llm import LLM, CannotStart
 from tests.e2e.held import Hold
 from tests.e2e.server import PATIENCE_S, ROOT, Server
 
@@ -28,7 +29,7 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hold]:
     """Of the worker that an LLM starts."""
     hold = Hold(tmp_path_factory.mktemp("llm") / "hold")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solo, "command", hold.command(solo.command))
+        patch.setattr(embedded_worker, "command", hold.command(embedded_worker.command))
         yield hold
 
 
@@ -140,7 +141,7 @@ def test_a_model_that_cannot_be_served_is_told_in_the_workers_last_words(tmp_pat
 
 SCRIPT = """
 import sys, time
-from frontend.llm import LLM
+from sluice import LLM
 llm = LLM("demo", threads=1)
 print(llm._served.service.fleet.members()[0].status.pid, flush=True)
 print(llm.generate("Once upon a time", max_tokens=4, temperature=0), flush=True)
@@ -169,7 +170,7 @@ def test_no_worker_outlives_a_script_that_just_ends_or_is_killed() -> None:
 def test_the_terminals_commands_with_the_real_server(demo: Server, capsys: pytest.CaptureFixture[str]) -> None:
     said = demo.events(PROMPTS[0], 16)
     flags = ["--url", demo.url, "--temperature=0", "--max-tokens=16"]
-    assert cli.main(["complete", PROMPTS[0], *flags]) == 0
+    assert main.main(["complete", PROMPTS[0], *flags]) == 0
     assert capsys.readouterr().out == said.text + "\n"
-    assert cli.main(["complete", PROMPTS[0], *flags, "--model=other"]) == 1
+    assert main.main(["complete", PROMPTS[0], *flags, "--model=other"]) == 1
     assert "`model` is `other`, which is not served here; `m` is" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_every_mode_gives_the_same_text(default: list[Events], flags: str, tmp_p
     ],
 )
 def test_what_contradicts_itself_is_refused_by_both_names(flags: str) -> None:
-    command = [sys.executable, "-m", "deploy.cli", "serve", *flags.split()]
+    command = [sys.executable, "-m", "deploy.cli.main", "serve", *flags.split()]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 2
     words = [word for word in flags.split() if word.startswith("--")]

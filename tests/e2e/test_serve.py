@@ -120,7 +120,16 @@ def test_a_killed_frontend_is_replaced(demo: Server) -> None:
     ],
 )
 def test_what_cannot_start_says_why_in_one_sentence(flags: list[str], code: int, words: str) -> None:
-    command = [sys.executable, "-m", "deploy.cli", "serve", "--port", str(free_port()), "--worker-metrics-port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "deploy.cli.main",
+        "serve",
+        "--port",
+        str(free_port()),
+        "--worker-metrics-port",
+        "0",
+    ]
     ended = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == code, ended.stdout + ended.stderr
     said = (ended.stdout + ended.stderr).strip().splitlines()
@@ -130,6 +139,6 @@ def test_what_cannot_start_says_why_in_one_sentence(flags: list[str], code: int,
 
 def test_a_taken_port_is_said(demo: Server) -> None:
     port = demo.url.rpartition(":")[2]
-    command = [sys.executable, "-m", "deploy.cli", "serve", "--port", port, "--worker-metrics-port", "0"]
+    command = [sys.executable, "-m", "deploy.cli.main", "serve", "--port", port, "--worker-metrics-port", "0"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode != 0 and f"port {port}" in ended.stdout + ended.stderr

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import psutil
 
-from deploy.keygen import make as make_keys
+from deploy.cli.keygen import make as make_keys
 from tests.e2e.server import ROOT, free_port
 from tests.faults.netns import Host, other_host
 from tests.faults.proxy import Proxy
@@ -223,7 +223,7 @@ def _start(
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     with site.log.open("ab") as out:
-        command = [sys.executable, "-m", "deploy.cli", *words]
+        command = [sys.executable, "-m", "deploy.cli.main", *words]
         process = subprocess.Popen(
             host.command(command) if host else command,
             cwd=ROOT, stdout=out, stderr=out, env=environment | dict(extra),

@@ -7,13 +7,13 @@ from pathlib import Path
 from tests.e2e.server import ROOT
 
 TELLS = {  # where wall-clock time may be asked for, and what for
-    "frontend/accesslog.py": "the stamp of a line",
-    "frontend/app.py": "`created` of models",
-    "frontend/protocols/common.py": "`created` of answers",
-    "frontend/protocols/responses.py": "`completed_at`",
-    "frontend/template.py": "a template's strftime_now",
-    "frontend/traces.py": "the stamps of spans",
-    "deploy/processes.py": "the epoch of a worker that nobody numbers: only has to differ",
+    "frontend/observability/access_log.py": "the stamp of a line",
+    "frontend/api/app.py": "`created` of models",
+    "frontend/api/common.py": "`created` of answers",
+    "frontend/api/openai/responses.py": "`completed_at`",
+    "frontend/text/chat_template.py": "a template's strftime_now",
+    "frontend/observability/tracing.py": "the stamps of spans",
+    "deploy/cli/process_commands.py": "the epoch of a worker that nobody numbers: only has to differ",
 }
 WALL = {"time.time", "time.time_ns", "time.localtime", "time.gmtime"}
 WALL |= {"datetime.now", "datetime.utcnow", "datetime.today"}

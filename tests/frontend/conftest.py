@@ -2,7 +2,7 @@
 
 import pytest
 
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 from tests.fakes import tokenizer as small_tokenizer
 
 

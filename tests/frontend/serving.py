@@ -13,11 +13,11 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-from frontend.app import create_app
-from frontend.http import Guarded, watch
-from frontend.limits import ConnectionLimits
-from frontend.metrics import Meters
-from frontend.tokenizer import Tokenizer
+from frontend.api.app import create_app
+from frontend.observability.metrics import PrometheusMetrics
+from frontend.server.connection_limits import ConnectionLimits
+from frontend.server.http_protocol import LimitedHttpProtocol, enforce_timeouts
+from frontend.text.tokenizer import Tokenizer
 from shared.config import FrontendConfig, ModelConfig
 from tests.fakes import MODEL, FakeLink
 
@@ -30,7 +30,7 @@ def app_over(link: FakeLink, tokenizer: Tokenizer | None, **config: Any) -> Star
     if tokenizer is not None:
         loading.set_result(tokenizer)
     return create_app(
-        FrontendConfig(**{"access_log": "off", **config}), ModelConfig(model=MODEL), link, loading, Meters()
+        FrontendConfig(**{"access_log": "off", **config}), ModelConfig(model=MODEL), link, loading, PrometheusMetrics()
     )
 
 
@@ -46,7 +46,7 @@ async def serving(
     """Yields the base URL. With `limits` over the protocol that frontends have, which tells `refused` why; with
     `certificate`, and its key in the same file, over TLS."""
     listener = socket.create_server(("127.0.0.1", port))
-    protocol: Any = partial(Guarded, limits, refused) if limits else "httptools"
+    protocol: Any = partial(LimitedHttpProtocol, limits, refused) if limits else "httptools"
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -59,7 +59,7 @@ async def serving(
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve([listener]))
-    watching = asyncio.create_task(watch(server.server_state.connections, limits)) if limits else None
+    watching = asyncio.create_task(enforce_timeouts(server.server_state.connections, limits)) if limits else None
     while not server.started:
         await asyncio.sleep(0.005)
     try:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frontend.protocols.common import Context
-from frontend.speech.style import Style
-from frontend.stream import Stream
-from frontend.tokenizer import Tokenizer
+from frontend.api.common import ModelContext
+from frontend.output_parser.formats import ModelFormat
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.stream import Stream
 from shared import messages as m
 from tests.fakes import MODEL, FakeLink, context, saying
 from tests.frontend.serving import app_over, serving
@@ -22,8 +22,8 @@ def tokenizer_with(folder: Path, template: str) -> Tokenizer:
     return Tokenizer.load(save(byte_level(), folder, tokenizer_config={"chat_template": template}))
 
 
-def context_of(tokenizer: Tokenizer, **more: Any) -> Context:
-    return context(tokenizer, max_seq_len=8192, style=Style.of(tokenizer.templates), **more)
+def context_of(tokenizer: Tokenizer, **more: Any) -> ModelContext:
+    return context(tokenizer, max_seq_len=8192, style=ModelFormat.of(tokenizer.templates), **more)
 
 
 @dataclass

@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from frontend import accesslog
-from frontend.accesslog import Entry, Exchange, as_json, as_text, entry_of
 from frontend.errors import Overloaded
-from frontend.metrics import Meters
-from frontend.tokenizer import Tokenizer
+from frontend.observability import access_log
+from frontend.observability.access_log import LogEntry, RequestRecord, as_json, as_text, entry_of
+from frontend.observability.metrics import PrometheusMetrics
+from frontend.text.tokenizer import Tokenizer
+from shared.line_writer import NonBlockingWriter
 from shared.messages import Outcome
-from shared.outlet import Outlet
 from tests.fakes import MODEL, FakeLink, saying
 from tests.frontend.serving import Raw, app_over, serving, until
 
@@ -39,7 +39,7 @@ class Sink(list[dict[str, Any]]):
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Sink:
     sink = Sink()
-    monkeypatch.setattr(accesslog, "Outlet", lambda descriptor: sink)
+    monkeypatch.setattr(access_log, "NonBlockingWriter", lambda descriptor: sink)
     return sink
 
 
@@ -60,7 +60,7 @@ async def test_a_finished_request_is_told_of_once_with_all_that_is_known(
             await http.post("/v1/completions?prompt=secret", json=BODY | {"stream": stream, "n": 2}, headers=headers)
     assert [entry["stream"] for entry in told] == [False, True]
     for entry in told:
-        assert entry.keys() == set(Entry.__struct_fields__)
+        assert entry.keys() == set(LogEntry.__struct_fields__)
         assert (entry["request_id"], entry["method"], entry["path"]) == ("mine-1", "POST", "/v1/completions")
         assert (entry["status"], entry["outcome"], entry["error"]) == (200, "finished", None)
         assert (entry["key"], entry["dialect"], entry["model"], entry["n"]) == ("alice", "completions", MODEL, 2)
@@ -120,8 +120,8 @@ async def test_a_client_that_leaves_and_a_server_that_stops_are_told_apart(token
 
 
 def test_people_get_a_short_line_and_none_for_what_looks_after_the_server() -> None:
-    def exchange(method: str, path: str, status: int, outcome: str = "") -> Entry:
-        one = Exchange("req_1", method, path, "")
+    def exchange(method: str, path: str, status: int, outcome: str = "") -> LogEntry:
+        one = RequestRecord("req_1", method, path, "")
         one.status, one.outcome, one.owner = status, outcome, "alice"
         return entry_of(one)
 
@@ -133,7 +133,7 @@ def test_people_get_a_short_line_and_none_for_what_looks_after_the_server() -> N
 
 def test_a_line_costs_little() -> None:
     """Typical: 5 µs; with the request's other bookkeeping the budget is 20."""
-    one = Exchange("req_" + "0" * 24, "POST", "/v1/chat/completions", "")
+    one = RequestRecord("req_" + "0" * 24, "POST", "/v1/chat/completions", "")
     best = min(_seconds(lambda: as_json(entry_of(one)), 500) for _ in range(5))
     assert best < 200e-6
 
@@ -159,8 +159,8 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 async def test_nobody_waits_for_a_pipe_that_nobody_reads(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pipe() as (reading, writing):
-        outlet = Outlet(writing, limit=100_000)
-        monkeypatch.setattr(accesslog, "Outlet", lambda descriptor: outlet)
+        outlet = NonBlockingWriter(writing, limit=100_000)
+        monkeypatch.setattr(access_log, "NonBlockingWriter", lambda descriptor: outlet)
         filler = b"x" * 999 + b"\n"
         for _ in range(1000):
             outlet.put(filler)
@@ -182,7 +182,7 @@ async def test_nobody_waits_for_a_pipe_that_nobody_reads(tokenizer: Tokenizer, m
 
 def test_a_full_disk_costs_lines_and_is_counted() -> None:
     with open("/dev/full", "wb") as full:
-        outlet = Outlet(full.fileno())
+        outlet = NonBlockingWriter(full.fileno())
         for _ in range(3):
             outlet.put(b"x\n")
         outlet.close(10.0)
@@ -196,7 +196,7 @@ def test_a_system_that_has_no_room_for_a_thread_now_may_have_it_at_the_next_line
         raise RuntimeError("can't start new thread")
 
     with pipe() as (reading, writing):
-        outlet = Outlet(writing)
+        outlet = NonBlockingWriter(writing)
         with monkeypatch.context() as crowded:
             crowded.setattr(threading.Thread, "start", start)
             outlet.put(b"first\n")
@@ -211,7 +211,7 @@ def test_a_system_that_has_no_room_for_a_thread_now_may_have_it_at_the_next_line
 
 
 def test_names_of_keys_are_counted_apart_up_to_a_number() -> None:
-    meters = Meters()
+    meters = PrometheusMetrics()
     for number in range(300):
         meters.exchanged(f"name{number}", 2, 3)
     meters.exchanged("name7", 1, None)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from frontend.errors import Overloaded, Unprocessable
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 from shared.config import ConfigError
 from shared.messages import Outcome
 from tests.fakes import MODEL, READY, FakeLink, saying

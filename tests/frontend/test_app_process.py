@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from frontend.__main__ import serve
-from frontend.checkpoint import TokenizerError
+from frontend.text.tokenizer_files import TokenizerError
 from shared.config import ModelConfig, Settings, WireConfig, WorkerConfig
 from tests.fakes import MODEL
 from tests.frontend.tokenizers_for_tests import byte_level, save

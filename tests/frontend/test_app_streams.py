@@ -9,8 +9,8 @@ import pytest
 from starlette.types import Message
 
 from frontend.errors import Overloaded
-from frontend.stream import Stream
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.stream import Stream
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakeLink, saying
 from tests.frontend.serving import Raw, app_over, serving, until

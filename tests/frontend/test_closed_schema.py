@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from frontend.closed_schema import closed
+from frontend.text.closed_schema import closed
 
 NAME: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
 SHUT = NAME | {"additionalProperties": False}

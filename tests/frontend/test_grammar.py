@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from frontend import grammar
+from frontend.api.anthropic import messages
+from frontend.api.openai import chat, completions
 from frontend.errors import SluiceError
-from frontend.protocols import chat, completions, messages
-from frontend.tokenizer import Tokenizer
+from frontend.text import grammar
+from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context
 
 BYTES = LLTokenizer("byte")
@@ -177,5 +178,5 @@ async def test_anthropic_says_it_in_output_config(tokenizer: Tokenizer) -> None:
 
 
 def test_the_library_is_loaded_when_it_is_needed() -> None:
-    check = "import sys, frontend.app; print('llguidance' in sys.modules)"
+    check = "import sys, frontend.api.app; print('llguidance' in sys.modules)"
     assert run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60).stdout.strip() == "False"

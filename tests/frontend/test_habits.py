@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, TEMPLATE, FakeLink, saying
 from tests.frontend.serving import app_over
 

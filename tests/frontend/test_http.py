@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from frontend.limits import ConnectionLimits, room_for
-from frontend.tokenizer import Tokenizer
+from frontend.server.connection_limits import ConnectionLimits, room_for
+from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakeLink, saying
 from tests.frontend.serving import app_over, serving, until
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from frontend.errors import BadRequest, Overloaded, SluiceError, Unprocessable
-from frontend.llm import LLM, CannotStart, Closed, ConfigError
-from frontend.many import Served
-from frontend.service import Service
-from frontend.stream import Stream
-from frontend.tokenizer import Tokenizer
+from frontend.generation.service import Service
+from frontend.offline.batch import BatchRunner
+from frontend.offline.llm import LLM, CannotStart, Closed, ConfigError
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.codec import unpack_u32
 from tests.fakes import FakeLink, Play, context
@@ -73,11 +73,11 @@ class Narrow(FakeLink):
 @contextmanager
 def over(link: FakeLink, tokenizer: Tokenizer, **more: Any) -> Iterator[LLM]:
     @asynccontextmanager
-    async def opening() -> AsyncIterator[Served]:
+    async def opening() -> AsyncIterator[BatchRunner]:
         loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
         loaded.set_result(tokenizer)
         try:
-            yield Served(Service(link, loaded), context(tokenizer, max_seq_len=160), **more)
+            yield BatchRunner(Service(link, loaded), context(tokenizer, max_seq_len=160), **more)
         finally:
             await link.close()
 
@@ -256,10 +256,10 @@ def test_without_a_with_it_ends_when_nobody_has_it(tokenizer: Tokenizer) -> None
     closed: list[bool] = []
 
     @asynccontextmanager
-    async def opening() -> AsyncIterator[Served]:
+    async def opening() -> AsyncIterator[BatchRunner]:
         loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
         loaded.set_result(tokenizer)
-        yield Served(Service(FakeLink(play=echoing()), loaded), context(tokenizer, max_seq_len=160))
+        yield BatchRunner(Service(FakeLink(play=echoing()), loaded), context(tokenizer, max_seq_len=160))
         closed.append(True)
 
     assert LLM.over(opening).generate("abc") == "abc"
@@ -269,7 +269,7 @@ def test_without_a_with_it_ends_when_nobody_has_it(tokenizer: Tokenizer) -> None
 
 def test_what_kept_it_from_opening_is_raised() -> None:
     @asynccontextmanager
-    async def opening() -> AsyncIterator[Served]:
+    async def opening() -> AsyncIterator[BatchRunner]:
         raise CannotStart("no such thing")
         yield
 
@@ -318,6 +318,6 @@ def test_a_folder_that_is_not_there() -> None:
 
 
 def test_the_calling_process_loads_no_torch() -> None:
-    check = "import sys, frontend.llm; print(sorted({'torch', 'transformers', 'worker'} & set(sys.modules)))"
+    check = "import sys, frontend.offline.llm; print(sorted({'torch', 'transformers', 'worker'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

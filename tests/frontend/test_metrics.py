@@ -9,10 +9,10 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.reference import tables
-from frontend.link import Counts
-from frontend.metrics import Meters
-from frontend.types import Finish
-from frontend.workers import Member
+from frontend.observability.metrics import PrometheusMetrics
+from frontend.request import Finish
+from frontend.workers.connection import WireCounters
+from frontend.workers.status import WorkerStatus
 from shared.messages import Status, Timings
 from tests.fakes import READY
 
@@ -29,12 +29,12 @@ def status(epoch: int, queries: int, hits: int) -> Status:
     return Status(epoch, 1, "m", "cpu", "float32", "ready", prefix_queries=queries, prefix_hits=hits)
 
 
-def workers(*statuses: Status) -> list[Member]:
-    return [Member(f"w{i}", True, "ready", one) for i, one in enumerate(statuses)]
+def workers(*statuses: Status) -> list[WorkerStatus]:
+    return [WorkerStatus(f"w{i}", True, "ready", one) for i, one in enumerate(statuses)]
 
 
 def test_observations_arrive_under_the_names_dashboards_know() -> None:
-    meters = Meters("x_")
+    meters = PrometheusMetrics("x_")
     meters.admitted(10)
     meters.first(0.004, 1)
     meters.gap(0.03, 3)
@@ -42,7 +42,7 @@ def test_observations_arrive_under_the_names_dashboards_know() -> None:
     meters.aborted("client")
     meters.rejected("queue_full")
     meters.lag(0.0)
-    got = samples(meters.text(Counts(gaps=2, resyncs=3, resumed=4, lost=5), workers(READY)))
+    got = samples(meters.text(WireCounters(gaps=2, resyncs=3, resumed=4, lost=5), workers(READY)))
     assert got["x_prompt_tokens_total"] == 10 and got["x_generation_tokens_total"] == 4
     ttft, itl = "x_time_to_first_token_seconds", "x_inter_token_latency_seconds"
     assert (got[f"{ttft}_bucket|0.005"], got[f"{ttft}_bucket|0.0025"]) == (1, 0)
@@ -71,59 +71,59 @@ def test_what_may_happen_is_counted_from_zero() -> None:
     expected |= {f"sluice_http_refused_total|{code}" for code in refused}
     expected |= {f"sluice_aborts_total|{why}" for why in ("client", "stop", "deadline_exceeded", "write_timeout")}
     expected |= {f"sluice_request_success_total|{finish}" for finish in ("eos", "stop", "length")}
-    got = samples(Meters().text(Counts(), []))
+    got = samples(PrometheusMetrics().text(WireCounters(), []))
     assert {name: got.get(name) for name in expected} == dict.fromkeys(expected, 0)
 
 
 def test_a_bucket_holds_what_equals_its_bound_as_prometheus_has_it() -> None:
-    meters = Meters()
+    meters = PrometheusMetrics()
     meters.first(0.005, 1)
-    assert samples(meters.text(Counts(), []))["sluice_time_to_first_token_seconds_bucket|0.005"] == 1
+    assert samples(meters.text(WireCounters(), []))["sluice_time_to_first_token_seconds_bucket|0.005"] == 1
 
 
 def test_scraping_twice_counts_once() -> None:
-    meters = Meters()
+    meters = PrometheusMetrics()
     meters.first(0.01, 1)
-    wire = Counts(gaps=1)
+    wire = WireCounters(gaps=1)
     assert samples(meters.text(wire, workers(READY))) == samples(meters.text(wire, workers(READY)))
 
 
 def test_without_a_worker_its_gauges_are_absent() -> None:
-    got = samples(Meters().text(Counts(), []))
+    got = samples(PrometheusMetrics().text(WireCounters(), []))
     assert "sluice_num_requests_running" not in got and got["sluice_bus_gaps_total"] == 0
     assert (got["sluice_workers"], got["sluice_workers_ready"]) == (0, 0)
 
 
 def test_a_worker_that_is_known_but_cannot_serve_is_not_counted_as_ready() -> None:
-    members = [*workers(READY, READY), Member("w2", False, "loading 15%", READY)]
-    got = samples(Meters().text(Counts(), members))
+    members = [*workers(READY, READY), WorkerStatus("w2", False, "loading 15%", READY)]
+    got = samples(PrometheusMetrics().text(WireCounters(), members))
     assert (got["sluice_workers"], got["sluice_workers_ready"]) == (3, 2)
 
 
 def test_a_worker_that_comes_back_never_makes_a_counter_fall() -> None:
-    meters = Meters()
+    meters = PrometheusMetrics()
     seen = [
-        samples(meters.text(Counts(), workers(one)))["sluice_prefix_cache_hits_total"]
+        samples(meters.text(WireCounters(), workers(one)))["sluice_prefix_cache_hits_total"]
         for one in (status(1, 10, 5), status(1, 20, 9), status(2, 0, 0), status(2, 4, 2), status(3, 1, 1))
     ]
     assert seen == [5, 9, 9, 11, 12]
 
 
 def test_several_workers_are_added_up_and_one_that_leaves_never_makes_a_counter_fall() -> None:
-    meters = Meters()
-    both = samples(meters.text(Counts(), workers(status(1, 10, 5), status(4, 20, 9))))
+    meters = PrometheusMetrics()
+    both = samples(meters.text(WireCounters(), workers(status(1, 10, 5), status(4, 20, 9))))
     assert both["sluice_prefix_cache_hits_total"] == 14
     assert (both["sluice_worker_epoch|w0"], both["sluice_worker_epoch|w1"]) == (1, 4)
-    one = samples(meters.text(Counts(), workers(status(2, 4, 2))))
+    one = samples(meters.text(WireCounters(), workers(status(2, 4, 2))))
     assert (one["sluice_prefix_cache_hits_total"], one["sluice_worker_epoch"]) == (16, 2)
 
 
 PROCESS = """
 import sys
-from frontend.link import Counts
-from frontend.metrics import Meters
-from frontend.types import Finish
-from frontend.workers import Member
+from frontend.workers.connection import Counts
+from frontend.observability.metrics import Meters
+from frontend.request import Finish
+from frontend.workers.status import Member
 from shared.messages import Status, Timings
 meters = Meters()
 meters.first(0.01, 5)

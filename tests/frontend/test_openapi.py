@@ -9,10 +9,10 @@ import schemathesis
 from jsonschema_rs import Draft202012Validator, meta
 from starlette.routing import Route
 
-from frontend.openapi import REQUESTS, document
-from frontend.protocols.answer_schemas import SHAPES
-from frontend.protocols.meanings import MEANINGS
-from frontend.tokenizer import Tokenizer
+from frontend.api.field_docs import MEANINGS
+from frontend.api.openapi import REQUESTS, document
+from frontend.api.response_schemas import SHAPES
+from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakeLink
 from tests.frontend.serving import app_over
 

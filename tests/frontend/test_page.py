@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-import frontend.app
-from frontend.protocols import chat, completions
-from frontend.stats import stats
-from frontend.tokenizer import Tokenizer
+import frontend.api.app
+from frontend.api.openai import chat, completions
+from frontend.observability.stats import stats
+from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, FakeLink
 from tests.frontend.serving import app_over
 
-WEB = Path(frontend.app.__file__).parent / "web"
+WEB = Path(frontend.api.app.__file__).parents[1] / "web"
 FILES = {path.name: path.read_text("utf-8") for path in WEB.iterdir()}
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 ALL_JS = "\n".join(SCRIPTS.values())

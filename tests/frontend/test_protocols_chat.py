@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontend.api.openai import chat
+from frontend.api.tokenize import tokenize
 from frontend.errors import BadRequest, Internal, SluiceError, Unprocessable
-from frontend.protocols import chat
-from frontend.protocols.tokenize import tokenize
-from frontend.template import ChatTemplate
-from frontend.tokenizer import Tokenizer
-from frontend.types import Ask, Delta, Finish, TokenLogprob, Usage
+from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
+from frontend.text.chat_template import ChatTemplate
+from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 from tests.fakes import MODEL, context
 from tests.frontend.test_protocols_fields import JSON
@@ -27,7 +27,7 @@ def body(**more: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": HELLO, "max_tokens": 8} | more
 
 
-async def parsed(tokenizer: Tokenizer, **more: Any) -> Ask:
+async def parsed(tokenizer: Tokenizer, **more: Any) -> GenerationRequest:
     return await chat.parse(body(**more), context(tokenizer, max_seq_len=100))
 
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from frontend.errors import Overloaded, SluiceError
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakeLink, saying
 from tests.frontend.serving import app_over, serving

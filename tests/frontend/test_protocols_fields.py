@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontend.api.fields import decode
+from frontend.api.openai import completions, typed_events
 from frontend.errors import BadRequest, SluiceError, Unprocessable
-from frontend.protocols import completions, events
-from frontend.protocols.fields import decode
-from frontend.tokenizer import Tokenizer
-from frontend.types import Ask
+from frontend.request import GenerationRequest
+from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context
 
 
@@ -20,7 +20,7 @@ def body(**more: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "abc", "max_tokens": 8} | more
 
 
-async def parsed(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Ask:
+async def parsed(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> GenerationRequest:
     return await completions.parse(dict(fields), context(tokenizer))
 
 
@@ -188,12 +188,12 @@ async def test_no_body_whatever_raises_anything_but_a_refusal(tokenizer: Tokeniz
 )
 async def test_typed_events_refuse_what_they_cannot_say(tokenizer: Tokenizer, more: dict[str, Any], param: str) -> None:
     with pytest.raises(Unprocessable) as refused:
-        await events.parse(body(**more), context(tokenizer))
+        await typed_events.parse(body(**more), context(tokenizer))
     assert refused.value.param == param
 
 
 async def test_typed_events_are_always_a_stream(tokenizer: Tokenizer) -> None:
-    assert (await events.parse(body(stream=False, stream_format="events"), context(tokenizer))).stream
+    assert (await typed_events.parse(body(stream=False, stream_format="events"), context(tokenizer))).stream
 
 
 @settings(deadline=None)

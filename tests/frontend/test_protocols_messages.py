@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontend.api.anthropic import messages
+from frontend.api.anthropic.messages_input import marked
 from frontend.errors import (
     BadRequest,
     Internal,
@@ -19,12 +21,10 @@ from frontend.errors import (
     Unauthorized,
     Unprocessable,
 )
-from frontend.protocols import messages
-from frontend.protocols.messages_input import marked
-from frontend.service import DeadlineExceeded
-from frontend.template import ChatTemplate
-from frontend.tokenizer import Tokenizer
-from frontend.types import Ask, Delta, Finish, Usage
+from frontend.generation.service import DeadlineExceeded
+from frontend.request import Delta, Finish, GenerationRequest, Usage
+from frontend.text.chat_template import ChatTemplate
+from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 from tests.fakes import MODEL, context
 from tests.frontend.test_protocols_fields import JSON
@@ -37,7 +37,7 @@ def body(**more: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": HELLO, "max_tokens": 8} | more
 
 
-async def parsed(tokenizer: Tokenizer, **more: Any) -> Ask:
+async def parsed(tokenizer: Tokenizer, **more: Any) -> GenerationRequest:
     return await messages.parse(body(**more), context(tokenizer, max_seq_len=100))
 
 

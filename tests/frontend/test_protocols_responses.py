@@ -9,7 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakeLink
 from tests.frontend.speaking import Model, tokenizer_with

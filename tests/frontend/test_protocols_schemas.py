@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator, meta
 
+from frontend.api import tokenize
+from frontend.api.anthropic import messages
+from frontend.api.fields import Field, Table, refused, schema
+from frontend.api.openai import chat, completions, responses
 from frontend.errors import SluiceError
-from frontend.protocols import chat, completions, messages, responses, tokenize
-from frontend.protocols.fields import Field, Table, refused, schema
 from tests.frontend.test_protocols_fields import JSON
 
 TABLES: dict[str, Table] = {

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
+from frontend.api.common import ResponseContext
+from frontend.api.openai import completions, typed_events
 from frontend.errors import Internal
-from frontend.protocols import completions, events
-from frontend.protocols.common import Meta
-from frontend.tokenizer import Tokenizer
-from frontend.types import Ask, Delta, Finish, TokenLogprob, Usage
+from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
+from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling, Timings
 
 HEAD = '{"id":"cmpl-0","object":"text_completion","created":1,"model":"tiny"'
 
 
-def meta(tokenizer: Tokenizer, **more: Any) -> Meta:
+def meta(tokenizer: Tokenizer, **more: Any) -> ResponseContext:
     settings = {"prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=9), "model": "tiny", **more}
-    return Meta(Ask(**settings), tokenizer, nonce="0", created=1)
+    return ResponseContext(GenerationRequest(**settings), tokenizer, nonce="0", created=1)
 
 
 class wakes:
@@ -89,7 +89,7 @@ async def test_openai_running_usage(tokenizer: Tokenizer) -> None:
 
 async def test_typed_events_transcript(tokenizer: Tokenizer) -> None:
     story = wakes([Delta(0, [9906], ['He"l'])], [Delta(0, [5, 6], ["", "é"])], [last(ids=(7,), texts=("",))])
-    assert "".join(await lines(events.stream(meta(tokenizer, stream=True), story))) == (
+    assert "".join(await lines(typed_events.stream(meta(tokenizer, stream=True), story))) == (
         'event: token\ndata: {"token": "He\\"l", "token_id": 9906}\n\n'
         'event: token\ndata: {"token": "", "token_id": 5}\n\n'
         'event: token\ndata: {"token": "é", "token_id": 6}\n\n'
@@ -101,11 +101,11 @@ async def test_typed_events_transcript(tokenizer: Tokenizer) -> None:
 
 async def test_typed_events_carry_text_that_came_after_the_last_id(tokenizer: Tokenizer) -> None:
     story = wakes([Delta(0, [5], [""])], [last(texts=("\ufffd",))])
-    text = "".join(await lines(events.stream(meta(tokenizer, stream=True), story)))
+    text = "".join(await lines(typed_events.stream(meta(tokenizer, stream=True), story)))
     assert 'data: {"token": "\ufffd", "token_id": null}' in text
 
 
-@pytest.mark.parametrize("dialect", [completions, events])
+@pytest.mark.parametrize("dialect", [completions, typed_events])
 async def test_a_failure_passes_through_a_stream_without_an_end(tokenizer: Tokenizer, dialect: Any) -> None:
     stream = dialect.stream(meta(tokenizer, stream=True), wakes([Delta(0, [5], ["a"])], Internal("broken")))
     written = []
@@ -121,8 +121,10 @@ def test_failures_in_the_words_of_each_dialect(tokenizer: Tokenizer) -> None:
         b'data: {"error":{"message":"it\'s \\"broken\\"","type":"internal_error",'
         b'"param":null,"code":"worker_error"}}\n\n'
     )
-    assert events.failure(error, "r", meta(tokenizer)) == b'event: error\ndata: {"error": "it\'s \\"broken\\""}\n\n'
-    assert events.error(error, "r") == b'{"error":"it\'s \\"broken\\""}'
+    assert (
+        typed_events.failure(error, "r", meta(tokenizer)) == b'event: error\ndata: {"error": "it\'s \\"broken\\""}\n\n'
+    )
+    assert typed_events.error(error, "r") == b'{"error":"it\'s \\"broken\\""}'
 
 
 async def test_whole_answers_equal_folded_streams(tokenizer: Tokenizer) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from frontend.protocols.common import recommended
-from frontend.tokenizer import Tokenizer
+from frontend.api.common import recommended
+from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL
 from tests.frontend.speaking import Model
 from tests.frontend.tokenizers_for_tests import byte_level, save

@@ -6,14 +6,14 @@ from collections.abc import Callable
 import pytest
 
 from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError, Unprocessable
-from frontend.service import Meter, Run, Service
-from frontend.tokenizer import Tokenizer
-from frontend.types import Ask, Delta, Finish
+from frontend.generation.service import Generation, RequestMetrics, Service
+from frontend.request import Delta, Finish, GenerationRequest
+from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome, Sampling, Timings
 from tests.fakes import FakeLink, saying
 
 
-class Recorder(Meter):
+class Recorder(RequestMetrics):
     def __init__(self) -> None:
         self.aborts: list[str] = []
         self.finishes: list[Finish] = []
@@ -38,12 +38,12 @@ def service(tokenizer: Tokenizer, link: FakeLink) -> Service:
     return Service(link, loaded, Recorder())
 
 
-def ask(**more: object) -> Ask:
+def ask(**more: object) -> GenerationRequest:
     settings = {"prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=50), **more}
-    return Ask(**settings)  # type: ignore[arg-type]
+    return GenerationRequest(**settings)  # type: ignore[arg-type]
 
 
-async def collect(run: Run) -> list[list[Delta]]:
+async def collect(run: Generation) -> list[list[Delta]]:
     return [wake async for wake in run.wakes()]
 
 

@@ -8,7 +8,7 @@ from itertools import chain, cycle, repeat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.sse import KEEP_ALIVE, EventStream
+from frontend.server.sse import KEEP_ALIVE, EventStream
 
 PIECES = st.lists(st.binary(max_size=4), max_size=20)
 WAYS = st.lists(st.booleans(), min_size=1, max_size=7)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from frontend.protocols.conversation import call, turn
-from frontend.template import ChatTemplate, TemplateError
+from frontend.api.chat_prompt import call, turn
+from frontend.text.chat_template import ChatTemplate, TemplateError
 from tests.frontend.tokenizers_for_tests import byte_level
 from tests.templates import LLAMA3, MISTRAL, QWEN3
 

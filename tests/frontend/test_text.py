@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 
-from frontend.text import StreamText, WindowText
-from frontend.tokenizer import Tokenizer
+from frontend.text.detokenizer import OutputText, WindowText
+from frontend.text.tokenizer import Tokenizer
 from tests.frontend import tokenizers_for_tests as kinds
 
 ENGINES = {
@@ -136,7 +136,7 @@ def test_leading_space_goes_only_at_the_start_and_only_where_the_decoder_strips(
 def test_stream_text_without_stops_gives_everything_at_once(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["byte_level"]
     ids = tokenizer.encode_now(["the lo"], add_special_tokens=False)[0]
-    text = StreamText(tokenizer.detokenizer())
+    text = OutputText(tokenizer.detokenizer())
     assert text.push(ids) == (ids, ["the", " ", "lo"], None)
     assert text.finish() == ([], [], None)
     assert text.consumed == len(ids)
@@ -146,7 +146,7 @@ def test_stream_text_without_stops_gives_everything_at_once(tokenizers: dict[str
 def test_bytes_left_at_the_end_are_shown(with_last: bool, tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["byte_level"]
     half = next(token for token in range(256) if tokenizer.token_bytes(token) == b"\xf0")
-    text = StreamText(tokenizer.detokenizer())
+    text = OutputText(tokenizer.detokenizer())
     if with_last:
         assert text.finish([half]) == ([half], ["\ufffd"], None)
     else:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.stops import Stops
-from frontend.text import Released, StreamText
-from frontend.tokenizer import Tokenizer
+from frontend.text.detokenizer import OutputText, Released
+from frontend.text.stop_strings import Stops
+from frontend.text.tokenizer import Tokenizer
 from tests.frontend import tokenizers_for_tests as kinds
 
 WORDS = ["a", "b", "c", "ab", "ba", "aab", "é", "abcabc", "", "caa"]
@@ -46,7 +46,7 @@ def expected(texts: list[str], stops: list[str]) -> tuple[list[str], str | None]
     return kept, stop
 
 
-def run(text: StreamText, parts: list[list[int]], last: list[int] | None = None) -> tuple[list[Released], str | None]:
+def run(text: OutputText, parts: list[list[int]], last: list[int] | None = None) -> tuple[list[Released], str | None]:
     releases = [text.push(part) for part in parts]
     releases.append(text.finish(last))
     return releases, releases[-1][2]
@@ -71,7 +71,7 @@ def test_any_pushes_give_what_the_whole_text_gives(
         texts.append(tail)  # or it joins an id that is still held
     kept, stop = expected(texts, stops)
 
-    text = StreamText(Spelled(WORDS, tail), Stops(stops))
+    text = OutputText(Spelled(WORDS, tail), Stops(stops))
     releases, found = run(text, parts, last)
     released = [token for ids, _, _ in releases for token in ids]
     assert found == stop
@@ -84,7 +84,7 @@ def test_any_pushes_give_what_the_whole_text_gives(
 @settings(max_examples=200, deadline=None)
 @given(string=st.text("ab", max_size=20), stops=stop_lists)
 def test_holds_back_only_what_can_still_become_a_stop(string: str, stops: list[str]) -> None:
-    text = StreamText(Spelled("abcé"), Stops(stops))
+    text = OutputText(Spelled("abcé"), Stops(stops))
     out = ""
     for end in range(1, len(string) + 1):
         _, texts, _ = text.push(["abcé".index(string[end - 1])])
@@ -117,13 +117,13 @@ def test_holds_back_only_what_can_still_become_a_stop(string: str, stops: list[s
 def test_examples(words: list[str], stops: list[str], kept: list[str], stop: str | None) -> None:
     ids = list(range(len(words)))
     for parts in ([ids], [[token] for token in ids]):
-        releases, found = run(StreamText(Spelled(words), Stops(stops)), parts)
+        releases, found = run(OutputText(Spelled(words), Stops(stops)), parts)
         assert [text for _, texts, _ in releases for text in texts] == kept
         assert found == stop
 
 
 def test_a_found_stop_ends_the_stream_at_once_and_for_good() -> None:
-    text = StreamText(Spelled(["a", "END", "z"]), Stops(["END"]))
+    text = OutputText(Spelled(["a", "END", "z"]), Stops(["END"]))
     assert text.push([0]) == ([0], ["a"], None)
     assert text.push([1, 2]) == ([1], [""], "END")
     assert text.push([2]) == ([], [], "END")
@@ -132,13 +132,13 @@ def test_a_found_stop_ends_the_stream_at_once_and_for_good() -> None:
 
 
 def test_an_id_whose_text_is_partly_held_waits_whole() -> None:
-    text = StreamText(Spelled(["one\n", "two"]), Stops(["\n\n"]))
+    text = OutputText(Spelled(["one\n", "two"]), Stops(["\n\n"]))
     assert text.push([0]) == ([], [], None)
     assert text.push([1]) == ([0, 1], ["one\n", "two"], None)
 
 
 def test_a_stop_in_the_flushed_end_counts() -> None:
-    text = StreamText(Spelled(["x"], tail="\ufffd"), Stops(["\ufffd"]))
+    text = OutputText(Spelled(["x"], tail="\ufffd"), Stops(["\ufffd"]))
     assert text.push([0]) == ([0], ["x"], None)
     assert text.finish() == ([], [""], "\ufffd")
 
@@ -155,7 +155,7 @@ def test_empty_stops_are_refused(strings: list[str]) -> None:
 def test_with_real_tokenizers(kind: str, string: str, stop: str, real: dict[str, Tokenizer]) -> None:
     tokenizer = real[kind]
     ids = tokenizer.encode_now([string], add_special_tokens=False)[0]
-    releases, found = run(StreamText(tokenizer.detokenizer(), Stops([stop])), [[token] for token in ids])
+    releases, found = run(OutputText(tokenizer.detokenizer(), Stops([stop])), [[token] for token in ids])
     assert "".join(t for _, texts, _ in releases for t in texts) == string.split(stop)[0]
     assert found == (stop if stop in string else None)
 

@@ -14,7 +14,7 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from frontend.errors import BadRequest
-from frontend.tokenizer import HUGE_CHARS, INLINE_CHARS, Tokenizer, TokenizerError
+from frontend.text.tokenizer import HUGE_CHARS, INLINE_CHARS, Tokenizer, TokenizerError
 from shared.config import ConfigError
 from tests.frontend import tokenizers_for_tests as kinds
 
@@ -219,6 +219,6 @@ def test_broken_folders_say_what_is_wrong(folder: Path, name: str, content: str 
 
 
 def test_importing_loads_neither_torch_nor_transformers() -> None:
-    code = "import sys, frontend.tokenizer, frontend.template; print({'torch', 'transformers'} & {*sys.modules})"
+    code = "import sys, frontend.text.chat_template; print({'torch', 'transformers'} & {*sys.modules})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"

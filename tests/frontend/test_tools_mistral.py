@@ -9,11 +9,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
-from frontend.protocols.conversation import call, checked, turn
-from frontend.speech.grammar import call_grammar
-from frontend.speech.offer import Function, Mode, Offer
-from frontend.speech.style import Format, Style, Thinking
-from frontend.tokenizer import Tokenizer
+from frontend.api.chat_prompt import call, checked, turn
+from frontend.output_parser.formats import ModelFormat, Reasoning, ToolFormat
+from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
+from frontend.output_parser.tool_grammar import call_grammar
+from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL
 from tests.frontend.speaking import Model
 from tests.frontend.tokenizers_for_tests import byte_level, save
@@ -29,10 +29,13 @@ MARK = "[TOOL_CALLS]"
 
 
 def test_templates_tell_it_and_newer_ones_are_not_taken_for_it() -> None:
-    said = {name: Style.of({"default": source}).calls for name, source in (("a", MISTRAL), ("b", QWEN3), ("c", LLAMA3))}
-    assert said == {"a": Format.MISTRAL, "b": Format.HERMES, "c": Format.LLAMA}
+    said = {
+        name: ModelFormat.of({"default": source}).calls
+        for name, source in (("a", MISTRAL), ("b", QWEN3), ("c", LLAMA3))
+    }
+    assert said == {"a": ToolFormat.MISTRAL, "b": ToolFormat.HERMES, "c": ToolFormat.LLAMA}
     newer = MISTRAL + "{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}"
-    assert Style.of({"default": newer}).calls is Format.NONE
+    assert ModelFormat.of({"default": newer}).calls is ToolFormat.NONE
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -64,7 +67,7 @@ async def test_a_loop_of_calls_and_results(tmp_path: Path, streamed: bool) -> No
 def test_ids_that_fit_are_left_alone() -> None:
     turns = [turn("assistant", "", calls=[call("abc123XYZ", "f", {}), call("call_1", "f", {})])]
     turns += [turn("tool", "1") | {"tool_call_id": id} for id in ("abc123XYZ", "call_1")]
-    said, one, other = checked(turns, Style(Format.MISTRAL, tools=True), answered=True)
+    said, one, other = checked(turns, ModelFormat(ToolFormat.MISTRAL, tools=True), answered=True)
     first, second = (each["id"] for each in said["tool_calls"])
     assert first == one["tool_call_id"] == "abc123XYZ"
     assert second == other["tool_call_id"] != "call_1" and len(second) == 9 and second.isalnum()
@@ -90,8 +93,8 @@ def accepts(tokenizer: Tokenizer, grammar: str, text: str) -> bool:
 @pytest.mark.parametrize("mode", [Mode.AUTO, Mode.REQUIRED])
 @pytest.mark.parametrize("several", [True, False])
 def test_what_the_grammar_lets_it_say(tokenizer: Tokenizer, mode: Mode, several: bool) -> None:
-    offer = Offer(FUNCTIONS, mode, frozenset({"get_weather", "get_time"}), several)
-    made = call_grammar(offer, Format.MISTRAL, Thinking.OVER, mark=tokenizer.special_id(MARK))
+    offer = ToolChoice(FUNCTIONS, mode, frozenset({"get_weather", "get_time"}), several)
+    made = call_grammar(offer, ToolFormat.MISTRAL, Reasoning.OVER, mark=tokenizer.special_id(MARK))
     one = ' [{"name": "get_weather", "arguments": {"city": "Ulm"}}]'
     assert accepts(tokenizer, made, MARK + one)
     assert accepts(tokenizer, made, MARK + CALLS) == several

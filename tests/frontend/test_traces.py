@@ -15,10 +15,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from frontend import observers as observing
 from frontend.errors import Overloaded
-from frontend.tokenizer import Tokenizer
-from frontend.traces import Traces
+from frontend.observability import hooks as observing
+from frontend.observability.tracing import Tracing
+from frontend.text.tokenizer import Tokenizer
 from shared.config import ConfigError
 from tests.fakes import MODEL, FakeLink, saying
 from tests.frontend.serving import app_over
@@ -38,7 +38,7 @@ async def test_a_request_is_a_span_with_its_phases_in_the_clients_trace(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = InMemorySpanExporter()
-    monkeypatch.setattr(Traces, "over_http", lambda endpoint: Traces(SimpleSpanProcessor(memory)))
+    monkeypatch.setattr(Tracing, "over_http", lambda endpoint: Tracing(SimpleSpanProcessor(memory)))
     link = FakeLink(saying([65]), refusals={1: Overloaded("full", code="queue_full")})
     parent = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     await ask(link, tokenizer, parent, {"traceparent": "00-nonsense"}, otlp_endpoint="http://x")
@@ -109,15 +109,15 @@ def test_nothing_is_imported_when_nobody_asks_and_the_flag_must_be_a_url(monkeyp
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert said.strip() == "[]"
     with pytest.raises(ConfigError, match="--otlp-endpoint"):
-        Traces.over_http("localhost:4318")
+        Tracing.over_http("localhost:4318")
 
 
 def test_the_environments_endpoint_without_the_packages_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    monkeypatch.delitem(sys.modules, "frontend.traces")
-    found = observing.Observers()
+    monkeypatch.delitem(sys.modules, "frontend.observability.tracing")
+    found = observing.EndHooks()
     observing._add_traces(found, "")
     assert "no traces are sent" in caplog.text
     with pytest.raises(ConfigError, match="opentelemetry-sdk"):

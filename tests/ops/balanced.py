@@ -33,7 +33,17 @@ def balanced(room: Path) -> None:
     run.mkdir(mode=0o700)
     with ExitStack() as stack:
         model = ["--model", "demo", "--served-model-name", "m", "--run-dir", str(run)]
-        worker = [sys.executable, "-m", "deploy.cli", "worker", *model, "--threads", "1", "--worker-metrics-port", "0"]
+        worker = [
+            sys.executable,
+            "-m",
+            "deploy.cli.main",
+            "worker",
+            *model,
+            "--threads",
+            "1",
+            "--worker-metrics-port",
+            "0",
+        ]
         stack.enter_context(running(worker, room / "worker.log"))
 
         def start(port: int) -> Frontend:

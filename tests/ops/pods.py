@@ -20,7 +20,7 @@ from tests.e2e.server import free_port
 from tests.ops.programs import DEPLOY, running, until
 
 KEY = "sk-of-prometheus"
-SLUICE = [sys.executable, "-m", "deploy.cli"]
+SLUICE = [sys.executable, "-m", "deploy.cli.main"]
 
 
 def pods(room: Path) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from playwright.sync_api import expect
 
 from frontend.errors import Overloaded
-from frontend.workers import Member
+from frontend.workers.status import WorkerStatus
 from shared.messages import Outcome
 from tests.fakes import READY
 from tests.frontend.speaking import Model
@@ -208,7 +208,7 @@ def test_several_workers_are_counted_and_told_apart(scripted: Model, opened: Ope
     pages = replace(READY.pages, free=9, cached=0, owned=1)
     statuses = {"a": replace(READY, pages=pages), "b": replace(READY, pages=pages, epoch=5)}
     scripted.link.members = lambda: [  # type: ignore[method-assign]
-        Member(name, name == "a", "", status) for name, status in statuses.items()
+        WorkerStatus(name, name == "a", "", status) for name, status in statuses.items()
     ]
     with served(scripted) as url, opened(url) as page:
         page.open()

@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from frontend.stream import Batch, Stream
+from frontend.workers.stream import Batch, Stream
 from shared.config import WireConfig
 from shared.messages import Limits, Outcome, Sampling, Status
-from worker.desk import Desk
-from worker.link import Identity, Link
-from worker.loop import Loop
-from worker.memory.pages import PagePool
-from worker.metrics import Metrics
-from worker.run.flight import Sampled
+from worker.engine.loop import Loop
+from worker.engine.requests import RequestTable
+from worker.kv_cache.pages import PagePool
+from worker.observability.metrics import Metrics
+from worker.observability.stats import Stats
+from worker.run.in_flight import Sampled
 from worker.schedule.plan import Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
-from worker.stats import Stats
+from worker.transport.server import Identity, WireServer
 
 VOCAB = 1000
 
@@ -93,8 +93,10 @@ class Worker:
         config = SchedulerConfig(max_seq_len=2048, max_batch_size=self.max_batch, max_waiting_requests=self.max_waiting)
         self.scheduler = Scheduler(config, self.pool)
         stats, metrics = Stats(), Metrics()
-        self.desk = Desk(self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0))
-        self.link = Link(self.wire, Identity(self.epoch, self.model, "hash", limits), self.lease_timeout, self._status)
+        self.desk = RequestTable(self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0))
+        self.link = WireServer(
+            self.wire, Identity(self.epoch, self.model, "hash", limits), self.lease_timeout, self._status
+        )
         self.link.start()
         self.stopped = False
         self.loop = Loop(self.scheduler, self.runner, self.desk, self.link, stats, metrics)  # type: ignore[arg-type]

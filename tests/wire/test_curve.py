@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from deploy.cli import main
-from deploy.keygen import make
-from frontend.fleet import Fleet
+from deploy.cli.keygen import make
+from deploy.cli.main import main
+from frontend.workers.pool import WorkerPool
 from shared import messages as m
 from shared.codec import encode
 from shared.config import ConfigError, WireConfig
@@ -52,8 +52,8 @@ def wire(keys: Path) -> WireConfig:
 
 
 @asynccontextmanager
-async def linked(wire: WireConfig) -> AsyncIterator[Fleet]:
-    link = Fleet(wire)
+async def linked(wire: WireConfig) -> AsyncIterator[WorkerPool]:
+    link = WorkerPool(wire)
     await link.start()
     try:
         yield link
@@ -68,11 +68,11 @@ async def until(true: Callable[[], bool], timeout: float = 15.0) -> None:
         await asyncio.sleep(0.01)
 
 
-def silent(link: Fleet) -> bool:
+def silent(link: WorkerPool) -> bool:
     return all(one.status is None and one.welcome is None for one in link.roster.links)
 
 
-async def answer(link: Fleet, count: int) -> list[int]:
+async def answer(link: WorkerPool, count: int) -> list[int]:
     stream = await link.submit(PROMPT, sampling(count))
     while (await news(stream)).end is None:
         pass

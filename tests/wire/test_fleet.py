@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from frontend.errors import Overloaded
-from frontend.fleet import Fleet
-from frontend.link import Link
-from frontend.places import Places
-from frontend.stream import Stream
+from frontend.workers.connection import WorkerConnection
+from frontend.workers.discovery import Discovery
+from frontend.workers.pool import WorkerPool
+from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.address import parse_all
 from shared.config import WireConfig
@@ -27,10 +27,10 @@ def slow() -> FakeRunner:
 @asynccontextmanager
 async def fleet(
     *workers: Worker, file: Path | None = None, ready: int | None = None, **options: Any
-) -> AsyncIterator[Fleet]:
+) -> AsyncIterator[WorkerPool]:
     """In front of running workers; `ready` of them are waited for (None: all)."""
     fixed = [] if file else parse_all(" ".join(f"ipc://{worker.folder}" for worker in workers))
-    made = Fleet(WireConfig(), Places(fixed, file), **options)
+    made = WorkerPool(WireConfig(), Discovery(fixed, file), **options)
     await made.start()
     try:
         await until(lambda: len(made.roster.ready()) == (len(workers) if ready is None else ready))
@@ -47,7 +47,7 @@ def two(tmp_path: Path) -> Any:
             worker.scheduler.check()
 
 
-async def start(fleet: Fleet, count: int, tokens: int = 200) -> list[Stream]:
+async def start(fleet: WorkerPool, count: int, tokens: int = 200) -> list[Stream]:
     """Streams that all have begun, told apart by their prompts."""
     streams = [await fleet.submit([i, i + 1], sampling(tokens, seed=i)) for i in range(count)]
     await until(lambda: all(len(stream.output) > 3 for stream in streams))
@@ -61,7 +61,7 @@ async def check(streams: list[Stream], tokens: int = 200) -> None:
         assert (end.outcome, end.tokens, streams[i].seed) == (m.Outcome.LENGTH, tokens, i)
 
 
-def at(fleet: Fleet, index: int) -> int:
+def at(fleet: WorkerPool, index: int) -> int:
     return len(fleet.roster.links[index].streams)
 
 
@@ -135,7 +135,7 @@ async def test_when_all_die_streams_wait_and_the_first_that_is_back_takes_them(t
             await until(lambda: idle(back))
 
 
-def cut(link: Link) -> Any:
+def cut(link: WorkerConnection) -> Any:
     """Nothing comes through in either direction, as when a cable is pulled; returns what mends it."""
     link._on_event = lambda event: None  # type: ignore[method-assign]
     link._send = lambda message: False  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shared import messages as m
 from shared.codec import decode_event, decode_request, encode, pack_u32
 from tests.wire.harness import VOCAB, FakeRunner, Worker, expected
-from worker.link import MOST_WAITING, Gone
+from worker.transport.server import MOST_WAITING, FrontendGone
 
 ME, OTHER = b"mallory!", b"honest-1"
 INTS = st.one_of(
@@ -58,7 +58,7 @@ def passed(requests: list[m.Request]) -> list[m.Request]:
 class Ears:
     """In a Link's place: what the worker would send is decoded, as a frontend would."""
 
-    inbox: deque[tuple[bytes, m.Request | Gone]] = field(default_factory=deque)
+    inbox: deque[tuple[bytes, m.Request | FrontendGone]] = field(default_factory=deque)
     told: dict[bytes, list[m.Step]] = field(default_factory=lambda: {ME: [], OTHER: []})
     turned: float = 0.0
 
@@ -84,7 +84,7 @@ class Bench:
     def told(self) -> dict[bytes, list[m.Step]]:
         return self.ears.told
 
-    def say(self, sender: bytes, *requests: m.Request | Gone) -> float:
+    def say(self, sender: bytes, *requests: m.Request | FrontendGone) -> float:
         """Seconds that a turn takes which hears this."""
         self.ears.inbox.extend((sender, request) for request in requests)
         begun = time.perf_counter()
@@ -115,12 +115,12 @@ def test_no_words_harm_the_worker_or_the_honest(requests: list[m.Request]) -> No
     bench.say(ME, *(one for one in passed(requests) if not isinstance(one, m.Hello | m.Lease)))
     bench.say(ME, m.Abort((7,)), m.Resync(7, 0))  # somebody else's
     bench.finish()
-    bench.say(ME, Gone())
+    bench.say(ME, FrontendGone())
     bench.worker.scheduler.check()
     assert [end.outcome for end in bench.ends(OTHER)] == [m.Outcome.LENGTH]
     bench.say(OTHER, m.Resync(7, 0))
     assert bench.told[OTHER][-1].tokens == pack_u32(expected([5, 6, 7], 5))
-    bench.say(OTHER, Gone())
+    bench.say(OTHER, FrontendGone())
     bench.told[OTHER].clear()
 
 

@@ -13,8 +13,8 @@ import pytest
 import zmq
 
 from frontend.errors import Overloaded, Unprocessable
-from frontend.fleet import Fleet
-from frontend.stream import Stream
+from frontend.workers.pool import WorkerPool
+from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.codec import decode_event, encode, pack_u32
 from shared.config import ConfigError, WireConfig
@@ -26,9 +26,9 @@ PROMPT = [5, 6, 7]
 
 
 @asynccontextmanager
-async def linked(wire: WireConfig, **options: float) -> AsyncIterator[Fleet]:
+async def linked(wire: WireConfig, **options: float) -> AsyncIterator[WorkerPool]:
     """A fleet of one."""
-    link = Fleet(wire, **options)
+    link = WorkerPool(wire, **options)
     await link.start()
     try:
         await until(lambda: link.state()[0])
@@ -66,7 +66,7 @@ async def test_a_request_is_admitted_streamed_and_ended_once(tmp_path: Path) -> 
 
 
 async def test_a_worker_that_has_not_been_heard_of_is_one_that_may_be_ready_at_any_moment(tmp_path: Path) -> None:
-    fleet = Fleet(WireConfig(run_dir=str(tmp_path)))
+    fleet = WorkerPool(WireConfig(run_dir=str(tmp_path)))
     await fleet.start()
     assert fleet.greeting and not fleet.state()[0]
     with Worker(tmp_path) as worker:

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import zmq
 
-from frontend.link import Counts, Link
-from frontend.stream import Stream
+from frontend.workers.connection import WireCounters, WorkerConnection
+from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.address import Address
 from shared.codec import decode_request, pack_u32
@@ -39,7 +39,7 @@ class Worker:
         self._send([request.id], [request.have], [list(range(request.have, self.said.get(request.id, 0)))])
 
     def status(self) -> None:
-        peer = m.Peer(ME.hex(), 1, len(self.lengths), self.seq)
+        peer = m.ConnectedFrontend(ME.hex(), 1, len(self.lengths), self.seq)
         self.wire.append(m.Status(EPOCH, 1, "m", "cpu", "float32", "ready", frontends=(peer,)))
 
     def _send(self, ids: list[int], starts: list[int], runs: list[list[int]]) -> None:
@@ -79,9 +79,9 @@ class Owner:
         raise AssertionError(f"nobody was {name}")
 
 
-def connected(owner: Owner, lengths: dict[int, int]) -> Link:
+def connected(owner: Owner, lengths: dict[int, int]) -> WorkerConnection:
     """A link that has just put these streams."""
-    link = Link(Address("w", "ipc://w/r", "ipc://w/e"), ME, owner, Counts(), stall_timeout=60.0)
+    link = WorkerConnection(Address("w", "ipc://w/r", "ipc://w/e"), ME, owner, WireCounters(), stall_timeout=60.0)
     link._requests = link._events = Socket()  # type: ignore[assignment]
     welcome = m.Welcome(link._nonce, EPOCH, 1, "m", "", m.Limits(100, 100, ()))
     link.welcome, link.epoch = welcome, EPOCH
@@ -92,7 +92,7 @@ def connected(owner: Owner, lengths: dict[int, int]) -> Link:
     return link
 
 
-def answered(link: Link, worker: Worker) -> None:
+def answered(link: WorkerConnection, worker: Worker) -> None:
     sent: list[m.Request] = link._requests.sent  # type: ignore[attr-defined]
     for request in sent:
         if isinstance(request, m.Resync):

@@ -6,8 +6,8 @@ from typing import Any
 
 import zmq
 
-from frontend.fleet import Fleet
-from frontend.link import Link
+from frontend.workers.connection import WorkerConnection
+from frontend.workers.pool import WorkerPool
 from shared import messages as m
 from shared.codec import decode_request, encode, pack_u32
 from tests.wire.harness import FakeRunner, Worker, expected, news, sampling
@@ -17,7 +17,7 @@ from tests.wire.test_link import PROMPT, linked, until, whole
 class Leaky:
     """A request socket that loses the first `count` messages of a kind."""
 
-    def __init__(self, link: Link, kind: type[m.Request], count: int) -> None:
+    def __init__(self, link: WorkerConnection, kind: type[m.Request], count: int) -> None:
         self._sock: Any = link._requests
         self._kind, self._left = kind, count
         link._requests = self  # type: ignore[assignment]
@@ -32,7 +32,7 @@ class Leaky:
         return getattr(self._sock, name)
 
 
-def only(fleet: Fleet) -> Link:
+def only(fleet: WorkerPool) -> WorkerConnection:
     [link] = fleet.roster.links
     return link
 

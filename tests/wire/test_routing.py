@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.places import Places
-from frontend.routing import EXPECTED, MARGIN, STRANGER, Beginnings, beginnings, choose, load
-from frontend.stream import Stream
+from frontend.workers.discovery import Discovery
+from frontend.workers.routing import EXPECTED, MARGIN, STRANGER, PrefixAffinity, choose, load, prefix_hashes
+from frontend.workers.stream import Stream
 from shared.address import parse, parse_all
 from shared.codec import pack_u32
 from shared.config import ConfigError, Settings, with_values
 from shared.messages import Sampling, Status, Submit
-from shared.rules import check
+from shared.settings_check import check
 
 LOADS = st.lists(st.integers(0, 10**6), min_size=1, max_size=6)
 
@@ -49,15 +49,17 @@ def test_the_longest_known_beginning_comes_first() -> None:
 
 def test_a_beginning_is_known_by_its_tokens_and_its_salt() -> None:
     short, long = pack_u32(range(100)), pack_u32(range(300))
-    known = Beginnings(size=3)
-    known.remember(beginnings(short, ""), "a")
-    assert known.knowing(beginnings(long, "")) == [{"a"}]
-    assert known.knowing(beginnings(long, "tenant")) == known.knowing(beginnings(pack_u32(range(1, 101)), "")) == []
-    assert beginnings(pack_u32(range(20)), "") == []  # too short to be worth it
-    known.remember(beginnings(long, ""), "b")
-    assert known.knowing(beginnings(long, "")) == [{"b"}, {"a", "b"}]
+    known = PrefixAffinity(size=3)
+    known.remember(prefix_hashes(short, ""), "a")
+    assert known.knowing(prefix_hashes(long, "")) == [{"a"}]
+    assert (
+        known.knowing(prefix_hashes(long, "tenant")) == known.knowing(prefix_hashes(pack_u32(range(1, 101)), "")) == []
+    )
+    assert prefix_hashes(pack_u32(range(20)), "") == []  # too short to be worth it
+    known.remember(prefix_hashes(long, ""), "b")
+    assert known.knowing(prefix_hashes(long, "")) == [{"b"}, {"a", "b"}]
     known.forget("b")
-    assert known.knowing(beginnings(short, "")) == [{"a"}]
+    assert known.knowing(prefix_hashes(short, "")) == [{"a"}]
     known.remember(range(10), "c")
     assert len(known) == 3
 
@@ -107,7 +109,7 @@ def test_settings_that_do_not_fit_are_named(values: dict[str, object], words: st
 
 def test_a_file_is_read_again_when_it_changes_and_trouble_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "workers"
-    places = Places(parse_all("ipc:///a"), file)
+    places = Discovery(parse_all("ipc:///a"), file)
     assert places.changing and places.look() == [parse("ipc:///a")]  # not there yet
     file.write_text("# ours\nipc:///b ipc:///a\n\ntcp://10.0.0.1:7 # far away\n")
     three = [parse("ipc:///a"), parse("ipc:///b"), parse("tcp://10.0.0.1:7")]
@@ -129,8 +131,8 @@ def test_a_host_stands_for_all_its_addresses() -> None:
             raise OSError(f"{host} is not known")
         return answer
 
-    places = Places(parse_all("tcp://workers.svc:5700, tcp://10.9.9.9:1"), look_up=look_up)
-    assert places.changing and not Places(parse_all("tcp://10.9.9.9:1")).changing
+    places = Discovery(parse_all("tcp://workers.svc:5700, tcp://10.9.9.9:1"), look_up=look_up)
+    assert places.changing and not Discovery(parse_all("tcp://10.9.9.9:1")).changing
     names = [[one.events for one in places.look()] for _ in range(3)]
     assert names[0] == names[1] == ["tcp://10.0.0.2:5701", "tcp://10.0.0.1:5701", "tcp://10.9.9.9:2"]
     assert names[2] == ["tcp://10.0.0.3:5701", "tcp://10.9.9.9:2"]

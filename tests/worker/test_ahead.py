@@ -10,16 +10,16 @@ from shared.codec import pack_u32
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.test_loop import Bench, FakeLink
 from tests.worker.test_matrix import MAX_SEQ_LEN, decoder_of
-from worker.desk import Desk
-from worker.loop import Loop
-from worker.memory.cache import Cache
-from worker.memory.pages import PagePool
-from worker.metrics import Metrics
+from worker.engine.loop import Loop
+from worker.engine.requests import RequestTable
+from worker.kv_cache.pages import PagePool
+from worker.kv_cache.tensors import Cache
 from worker.model.decoder import Decoder
+from worker.observability.metrics import Metrics
+from worker.observability.stats import Stats
 from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
-from worker.stats import Stats
 
 
 class Real(Bench):
@@ -32,7 +32,7 @@ class Real(Bench):
         config = SchedulerConfig(max_seq_len=MAX_SEQ_LEN, eos_token_ids=frozenset({EOS}), max_step_tokens=64)
         self.scheduler, self.link = Scheduler(config, PagePool(pages, 16)), FakeLink()
         self.stats, self.metrics = Stats(), Metrics()
-        self.desk = Desk(self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0))
+        self.desk = RequestTable(self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0))
         self.loop = Loop(
             self.scheduler, self.runner, self.desk, self.link, self.stats, self.metrics, lambda: self.now,  # type: ignore[arg-type]
         )  # fmt: skip

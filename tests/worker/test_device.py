@@ -8,7 +8,7 @@ import torch
 
 from shared.config import ConfigError
 from shared.machine import gpus
-from worker.device import check_format, pick_device
+from worker.model.device import check_format, pick_device
 
 NO_DRIVER = (
     "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from "
@@ -39,7 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.version, "cuda", built)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: not said and built is not None)
         monkeypatch.setattr(torch.cuda, "init", lambda: fail(said))
-        monkeypatch.setattr("worker.device._compute", lambda: fail(computes))
+        monkeypatch.setattr("worker.model.device._compute", lambda: fail(computes))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
 

@@ -9,8 +9,8 @@ from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, expected, next_id
 from tests.worker.test_loop import ME, Bench, FakeRunner, submit
-from worker.run.flight import Sampled
-from worker.schedule.drafter import Drafter
+from worker.run.in_flight import Sampled
+from worker.schedule.ngram import NgramDrafter
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
@@ -30,7 +30,7 @@ class Runner(FakeRunner):
         return Done(plan, Sampled(ids))
 
 
-class Foresight(Drafter):
+class Foresight(NgramDrafter):
     """Right but for every fifth token."""
 
     def __init__(self) -> None:

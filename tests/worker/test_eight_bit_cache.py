@@ -9,7 +9,7 @@ from shared.config import ModelConfig, WorkerConfig
 from shared.messages import Sampling
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
-from worker.load import Engine, load_engine
+from worker.engine.load import Engine, load_engine
 from worker.schedule.sequence import Sequence
 
 LENGTHS = [1, 33, 70, 100]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from jsonschema_rs import Draft202012Validator
 
-from frontend import grammar
+from frontend.text import grammar
 from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
 from shared.config import ModelConfig, WorkerConfig
@@ -21,13 +21,13 @@ from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.schemas import TEMPERATURES, WHOLE
 from tests.worker.test_loop import ME, YOU, FakeLink
 from tests.worker.test_loop import Bench as Heard
-from worker.desk import MAX_COMPILING, Desk
+from worker.engine.load import Engine, load_engine
+from worker.engine.loop import Loop
+from worker.engine.requests import MAX_COMPILING, RequestTable
 from worker.grammar.compiler import MAX_KEPT, Compiler, Grammar, Invalid
-from worker.link import Gone
-from worker.load import Engine, load_engine
-from worker.loop import Loop
-from worker.metrics import Metrics
-from worker.stats import Stats
+from worker.observability.metrics import Metrics
+from worker.observability.stats import Stats
+from worker.transport.server import FrontendGone
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"enum": [1, 2, 34]}},
           "required": ["name", "age"], "additionalProperties": False}  # fmt: skip
@@ -49,7 +49,7 @@ class Bench(Heard):
         self.scheduler, self.link = engine.scheduler, FakeLink()
         stats, metrics = Stats(), Metrics()
         self.compiler = engine.compiler
-        self.desk = Desk(
+        self.desk = RequestTable(
             self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0), compiler=self.compiler
         )
         self.loop = Loop(
@@ -251,7 +251,7 @@ def test_who_leaves_while_a_grammar_is_compiled_is_forgotten(bench: Bench, stuck
     bench.say(submit(1, NAMED), submit(2, NAMED), who=YOU)
     bench.turn()
     bench.say(m.Abort((1, 1, 77)))
-    bench.say(Gone(), who=YOU)
+    bench.say(FrontendGone(), who=YOU)
     bench.turn(5)
     release(bench, stuck)
     assert {id: end.outcome for id, end in bench.heard()[1].items()} == {1: m.Outcome.ABORTED, 2: m.Outcome.DEADLINE}

@@ -11,13 +11,13 @@ import torch
 from shared import messages as m
 from shared.codec import pack_u32
 from shared.config import ModelConfig, WorkerConfig
-from shared.pulse import Phase, Pulse
+from shared.heartbeat import Heartbeat, Phase
 from tests.checkpoints import Checkpoints
 from tests.wire.harness import expected
 from tests.worker.test_loop import ME, Bench, submit
-from worker.desk import QUARANTINE
-from worker.ledger import Ledger
-from worker.load import load_engine
+from worker.engine.crash_journal import CrashJournal
+from worker.engine.load import load_engine
+from worker.engine.requests import QUARANTINE
 from worker.run.runner import DeviceBroken
 from worker.schedule.plan import Chunk
 from worker.schedule.sequence import Sequence
@@ -31,15 +31,15 @@ def sequence(id: int, crashes: int = 0) -> Sequence:
     return Sequence((ME, id), [1], 1, m.Sampling(5), 0, 0.0, crashes=crashes, pages=array("i"))
 
 
-def death(pulse: Pulse, *, blamed: bool = True) -> Ledger:
+def death(pulse: Heartbeat, *, blamed: bool = True) -> CrashJournal:
     """The next worker's ledger, after the one before has died."""
     pulse.blamed = blamed
-    return Ledger(pulse)
+    return CrashJournal(pulse)
 
 
 def test_only_who_was_in_the_last_step_gets_a_strike(tmp_path: Path) -> None:
-    pulse = Pulse(tmp_path / "worker.pulse")
-    ledger = Ledger(pulse)
+    pulse = Heartbeat(tmp_path / "worker.pulse")
+    ledger = CrashJournal(pulse)
     ledger.running([sequence(1), sequence(2)])
     ledger.running([sequence(2), sequence(3)])
     ledger = death(pulse)
@@ -48,8 +48,8 @@ def test_only_who_was_in_the_last_step_gets_a_strike(tmp_path: Path) -> None:
 
 
 def test_strikes_outlive_deaths_until_there_is_progress(tmp_path: Path) -> None:
-    pulse = Pulse(tmp_path / "worker.pulse")
-    ledger = Ledger(pulse)
+    pulse = Heartbeat(tmp_path / "worker.pulse")
+    ledger = CrashJournal(pulse)
     innocent, poison = sequence(1), sequence(2)
     ledger.running([innocent, poison])
     ledger = death(pulse)
@@ -64,8 +64,8 @@ def test_strikes_outlive_deaths_until_there_is_progress(tmp_path: Path) -> None:
 
 
 def test_nobody_is_blamed_for_a_kill_from_outside_or_a_death_at_rest(tmp_path: Path) -> None:
-    pulse = Pulse(tmp_path / "worker.pulse")
-    ledger = Ledger(pulse)
+    pulse = Heartbeat(tmp_path / "worker.pulse")
+    ledger = CrashJournal(pulse)
     ledger.running([sequence(1)])
     ledger = death(pulse, blamed=False)
     assert ledger.strikes((ME, 1), 20) == 0
@@ -75,20 +75,20 @@ def test_nobody_is_blamed_for_a_kill_from_outside_or_a_death_at_rest(tmp_path: P
 
 
 def test_another_worker_knows_too(tmp_path: Path) -> None:
-    dead, other = Pulse(tmp_path / "worker-0.pulse"), Ledger(Pulse(tmp_path / "worker-1.pulse"))
-    Ledger(dead).running([sequence(1)])
+    dead, other = Heartbeat(tmp_path / "worker-0.pulse"), CrashJournal(Heartbeat(tmp_path / "worker-1.pulse"))
+    CrashJournal(dead).running([sequence(1)])
     assert other.strikes((ME, 1), 1) == 0
     dead.blamed = True
     assert other.strikes((ME, 1), 1) == 1
 
 
 def test_without_a_file_the_frontends_count() -> None:
-    assert Ledger().strikes((ME, 1), 2) == 2
+    assert CrashJournal().strikes((ME, 1), 2) == 2
 
 
 def test_a_ledger_keeps_to_its_size(tmp_path: Path) -> None:
-    pulse = Pulse(tmp_path / "worker.pulse")
-    Ledger(pulse).running([sequence(id) for id in range(5000)])
+    pulse = Heartbeat(tmp_path / "worker.pulse")
+    CrashJournal(pulse).running([sequence(id) for id in range(5000)])
     ledger = death(pulse)
     assert ledger.strikes((ME, 0), 1) == 1 and ledger.strikes((ME, 4999), 1) == 0
     death(pulse)
@@ -100,7 +100,7 @@ class Lives:
     def __init__(
         self, folder: Path, prompts: list[list[int]], count: int, check: Callable[[list[Chunk]], None]
     ) -> None:
-        self.pulse = Pulse(folder / "worker.pulse")
+        self.pulse = Heartbeat(folder / "worker.pulse")
         self.prompts, self.count, self.check = prompts, count, check
         self.outputs: dict[int, list[int]] = {id: [] for id in range(len(prompts))}
         self.ends: dict[int, m.End] = {}
@@ -110,7 +110,7 @@ class Lives:
     def live(self, turns: int) -> bool:
         """One worker for so many turns; True if it died of its work."""
         bench = Bench(self.check)
-        bench.desk.ledger = Ledger(self.pulse)
+        bench.desk.ledger = CrashJournal(self.pulse)
         self.pulse.phase = Phase.SERVING
         open = [id for id in self.outputs if id not in self.ends and id not in self.refused]
         bench.say(*(

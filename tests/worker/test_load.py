@@ -7,8 +7,8 @@ import torch
 
 from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
-from worker import load
-from worker.load import load_engine
+from worker.engine import load
+from worker.engine.load import load_engine
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,23 @@ import pytest
 from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, expected, next_id
-from worker.desk import KEEP_S, Desk
-from worker.link import Gone
-from worker.loop import Loop
-from worker.memory.pages import PagePool
-from worker.metrics import Metrics
-from worker.run.flight import Sampled
+from worker.engine.loop import Loop
+from worker.engine.requests import KEEP_S, RequestTable
+from worker.kv_cache.pages import PagePool
+from worker.observability.metrics import Metrics
+from worker.observability.stats import Stats
+from worker.run.in_flight import Sampled
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
-from worker.stats import Stats
+from worker.transport.server import FrontendGone
 
 ME, YOU = b"frontend", b"otherone"
 
 
 @dataclass
 class FakeLink:
-    inbox: deque[tuple[bytes, m.Request | Gone]] = field(default_factory=deque)
+    inbox: deque[tuple[bytes, m.Request | FrontendGone]] = field(default_factory=deque)
     sent: list[tuple[bytes, m.Step]] = field(default_factory=list)
 
     def publish(self, topic: bytes, step: m.Step) -> None:
@@ -60,7 +60,7 @@ class Bench:
         self.runner = FakeRunner(check)
         self.scheduler = Scheduler(SchedulerConfig(max_seq_len=512, max_waiting_requests=8), PagePool(129, 16))
         self.stats, self.metrics, self.link = Stats(), Metrics(), FakeLink()
-        self.desk = Desk(self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0))
+        self.desk = RequestTable(self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0))
         self.loop = Loop(
             self.scheduler,
             self.runner,
@@ -71,7 +71,7 @@ class Bench:
             lambda: self.now,  # type: ignore[arg-type]
         )
 
-    def say(self, *messages: m.Request | Gone, who: bytes = ME) -> None:
+    def say(self, *messages: m.Request | FrontendGone, who: bytes = ME) -> None:
         self.link.inbox.extend((who, message) for message in messages)
 
     def turn(self, times: int = 1) -> None:
@@ -192,7 +192,7 @@ def test_what_a_gone_frontend_owned_is_freed() -> None:
     bench.say(submit(1, [1], 100), submit(2, [2], 100))
     bench.say(submit(1, [3], 100), who=YOU)
     bench.turn(3)
-    bench.say(Gone())
+    bench.say(FrontendGone())
     bench.turn()
     assert [sequence.key for sequence in bench.scheduler.sequences()] == [(YOU, 1)]
 

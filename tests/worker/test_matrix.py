@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 import worker.run.runner
-from frontend.grammar import json_schema
+from frontend.text.grammar import json_schema
 from shared.config import WorkerConfig
+from shared.default_sizes import with_sizes
 from shared.messages import Sampling
-from shared.sizes import with_sizes
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.kernels.native_tiers import EMULATED, HERE, tier  # noqa: F401
 from tests.worker.schedule.harness import Prophet
 from worker.grammar.compiler import Compiler, Grammar
-from worker.kernels import native
-from worker.memory.cache import Cache
-from worker.memory.pages import PagePool
+from worker.kernels.cpu import bindings
+from worker.kv_cache.pages import PagePool
+from worker.kv_cache.tensors import Cache
 from worker.model.checkpoint import read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
@@ -167,7 +167,7 @@ def decoder_of(folder: Path, dtype: torch.dtype) -> Decoder:
 def test_bits_depend_on_the_request_alone(
     family: str, dtype: torch.dtype, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert native.available(dtype), "the promise rests on the C kernels: is there a C compiler?"
+    assert bindings.available(dtype), "the promise rests on the C kernels: is there a C compiler?"
     decoder = decoder_of(checkpoints(family), dtype)
     ids, logits = run(decoder, Mode(), monkeypatch)
     assert len(ids) == NEW
@@ -188,7 +188,7 @@ def test_so_do_those_that_amx_computes(
 ) -> None:
     decoder = decoder_of(checkpoints(family), torch.bfloat16)
     ids, logits = run(decoder, Mode(), monkeypatch)
-    assert native.tier() == "amx" and len(ids) == NEW
+    assert bindings.tier() == "amx" and len(ids) == NEW
     for mode in [*MODES[7::11], *DRAFTING_MODES[2::5]]:
         other_ids, other_logits = run(decoder, mode, monkeypatch, foretold=ids)
         assert other_ids == ids, mode

@@ -4,7 +4,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared.messages import Status
-from worker.metrics import Metrics
+from worker.observability.metrics import Metrics
 
 
 class Idle:

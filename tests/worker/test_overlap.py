@@ -9,10 +9,10 @@ from shared import messages as m
 from shared.codec import pack_u32
 from tests.wire.harness import expected, next_id
 from tests.worker.test_loop import ME, YOU, Bench, FakeRunner, submit
-from worker.link import Gone
-from worker.run.flight import Sampled
+from worker.run.in_flight import Sampled
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
+from worker.transport.server import FrontendGone
 
 
 @dataclass(eq=False)
@@ -188,7 +188,7 @@ def test_who_leaves_while_a_step_is_under_way_is_told_once_and_no_more() -> None
     bench.say(submit(1, [5], 100), who=YOU)
     bench.turn(3)
     bench.say(m.Abort((1,)))
-    bench.say(Gone(), who=YOU)
+    bench.say(FrontendGone(), who=YOU)
     bench.turn()
     bench.say(m.Abort((2,)))
     bench.drain()

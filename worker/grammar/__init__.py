@@ -1,6 +1,6 @@
-"""Outputs that keep to a grammar.
+"""Structured output: answers that must match a grammar.
 
-compiler                    texts to grammars, on threads of its own
-waiting                     requests whose grammars are being compiled
-matcher                     how far one output has come
+compiler            compiles grammars, in threads
+waiting             requests whose grammars are being compiled
+matcher             the state of one answer in its grammar
 """

@@ -1,28 +1,17 @@
-"""What a decoder computes with. Imports nothing of ours.
+"""The operations that a decoder is made of. They import nothing else of this project.
 
-An operation `x` is a function in a file of its own, which looks at its tensors and calls one of three forms:
-`x_torch` beside it, plain PyTorch, which says what x means; `x_triton`, in x_triton.py, on a GPU; `native.x`, the C
+An operation `x` is a function in a module of that name. It looks at its tensors and calls one of three forms: `x_torch`
+beside it, plain PyTorch, which defines what x means; `x_triton` in gpu/, on a GPU; `x` in cpu/bindings.py, the C
 library, on a CPU.
 
-    operations                  all of them as one record: the fast forms, or those in plain PyTorch
-    norm, rotary, write         RMS norm; rotary embedding; K/V into the cache
-    heads                       those three in one pass, for queries, keys and values
-    attention                   over the paged cache
-    linear, gate                matrix products; the feed-forward's activation
-    quantize                    weights and activations of eight bits
-    sample, params              the next token of each row; what a row asks for
-    terms                       partial sums that the next kernel adds
-
-Triton's:
-
-    norm_triton, rotary_triton, write_triton, heads_triton, attention_triton, linear_triton, gate_triton,
-    quantize_triton, sample_triton, terms_triton
-    splits_triton               where attention cuts a row's keys
-    tiles                       where products cut K, and which tiles they use
-    weigh_triton, cut_triton    what sampling knows of a row; where top-k and top-p cut it
-
-The C library's (native/*.c):
-
-    build, library, native      compiling it; which functions run here; its functions on tensors
-    stack                       all layers of a decoder in one call
+    operations          all operations as one record: the fast forms, or the ones in plain PyTorch
+    norm, rotary        RMS norm; rotary embedding
+    store_kv            writes K/V into the cache
+    qkv_rope_write      those three in one pass, for queries, keys and values
+    attention           attention over the paged cache
+    linear              matrix products
+    act_and_mul         the activation of the feed-forward network
+    quantize            eight-bit weights and activations
+    sample, params      the next token of each row; what a row asks for
+    split_k             partial sums that the next kernel adds
 """

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.kernels import native
+from worker.kernels.cpu import bindings
 
 GATHER_ELEMENTS = 1 << 25  # keys gathered at once, in elements
 MASK_ELEMENTS = 1 << 26  # mask entries alive at once
@@ -34,11 +34,11 @@ def attention(
     kv_lens; window in tokens, 0: none. Returns [T, Hq, D] in q's dtype.
     """
     if q.is_cuda:
-        from worker.kernels.attention_triton import attention_triton
+        from worker.kernels.gpu.attention import attention_triton
 
         return attention_triton(q, cache_k, cache_v, starts, kv_lens, pages, max_kv, scale=scale, window=window)
-    if native.available(q.dtype) and cache_k.dtype == q.dtype and q.shape[2] <= native.MOST_D:
-        return native.attention(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
+    if bindings.available(q.dtype) and cache_k.dtype == q.dtype and q.shape[2] <= bindings.MOST_D:
+        return bindings.attention(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
     return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, max_kv, scale=scale, window=window)
 
 

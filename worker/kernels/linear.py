@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.kernels import native
-from worker.kernels.gate import Activation, gate, gate_torch
-from worker.kernels.native import NativeWeight
+from worker.kernels.act_and_mul import Activation, act_and_mul, act_and_mul_torch
+from worker.kernels.cpu import bindings
+from worker.kernels.cpu.bindings import CpuWeight
 from worker.kernels.quantize import dequantize, linear_quantized_torch
 
 
@@ -21,18 +21,18 @@ from worker.kernels.quantize import dequantize, linear_quantized_torch
 class PackedLinear:
     """A weight as `linear` wants it."""
 
-    weight: Tensor  # [N, K]; empty where `native` holds it; int8 or float8_e4m3fn where there is a `scale`
+    weight: Tensor  # [N, K]; empty where `cpu` holds it; int8 or float8_e4m3fn where there is a `scale`
     bias: Tensor | None  # [N]
     invariant: bool
-    native: NativeWeight | None = None  # the same in the CPU library's order
+    cpu: CpuWeight | None = None  # the same in the CPU library's order
     scale: Tensor | None = None  # [N] float32
     dynamic: bool = False  # of its inputs each row is quantized to its format, too
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> PackedLinear:
     """Prepare weight [N, K] (and bias [N]) on the device it lives on."""
-    if not weight.is_cuda and native.available(weight.dtype):
-        return PackedLinear(weight.new_empty(0), None, True, native.pack_linear(weight, bias))
+    if not weight.is_cuda and bindings.available(weight.dtype):
+        return PackedLinear(weight.new_empty(0), None, True, bindings.pack_linear(weight, bias))
     return PackedLinear(weight, bias, invariant)
 
 
@@ -61,7 +61,7 @@ def linear(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool =
     With `terms` it may also be the terms of that (see terms.py), where adding them later is cheaper.
     """
     if x.is_cuda and packed.invariant:
-        from worker.kernels.linear_triton import linear_triton
+        from worker.kernels.gpu.linear import linear_triton
 
         return linear_triton(
             x, packed.weight, packed.bias, packed.scale, dynamic=packed.dynamic, wide=wide, terms=terms
@@ -71,8 +71,8 @@ def linear(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool =
 
 def linear_torch(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool = False) -> Tensor:
     """The same without Triton, never as terms. A weight that only the C library holds is multiplied there."""
-    if packed.native is not None:
-        return native.linear(x, packed.native, out_dtype=torch.float32 if wide else None)
+    if packed.cpu is not None:
+        return bindings.linear(x, packed.cpu, out_dtype=torch.float32 if wide else None)
     if packed.scale is not None:
         y = linear_quantized_torch(x, packed.weight, packed.scale, packed.bias, dynamic=packed.dynamic)
     else:
@@ -83,13 +83,13 @@ def linear_torch(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: 
 def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
     """gate(linear(x)) for x [T, K] and the weights of gate and up, one above the other, [2 I, K] -> [T, I]."""
     if x.is_cuda and packed.invariant:
-        from worker.kernels.linear_triton import gated_linear_triton
-        from worker.kernels.tiles import uncut
+        from worker.kernels.gpu.linear import gated_linear_triton
+        from worker.kernels.gpu.tiles import uncut
 
         if uncut(packed.weight):
             return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic)
-    return gate(linear(x, packed), activation)
+    return act_and_mul(linear(x, packed), activation)
 
 
 def gated_linear_torch(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
-    return gate_torch(linear_torch(x, packed), activation)
+    return act_and_mul_torch(linear_torch(x, packed), activation)

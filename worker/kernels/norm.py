@@ -8,8 +8,8 @@ would lose it.
 import torch
 from torch import Tensor
 
-from worker.kernels import native
-from worker.kernels.terms import added
+from worker.kernels.cpu import bindings
+from worker.kernels.split_k import sum_split_k
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
@@ -18,11 +18,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> 
     x [T, H] or [T, heads, D], tokens may be strided; weight [H] or [D]. Returns x's shape and dtype, contiguous.
     """
     if x.is_cuda:
-        from worker.kernels.norm_triton import rms_norm_triton
+        from worker.kernels.gpu.norm import rms_norm_triton
 
         return rms_norm_triton(x, weight, eps, offset=offset)
-    if native.available(x.dtype):
-        return native.rms_norm(x, weight, eps, offset)
+    if bindings.available(x.dtype):
+        return bindings.rms_norm(x, weight, eps, offset)
     return rms_norm_torch(x, weight, eps, offset=offset)
 
 
@@ -34,13 +34,13 @@ def add_rms_norm(
     x [T, H], or its terms (see terms.py); residual [T, H]; weight [H]; after [H]: x itself is normed with it first.
     """
     if x.is_cuda:
-        from worker.kernels.norm_triton import add_rms_norm_triton
+        from worker.kernels.gpu.norm import add_rms_norm_triton
 
         return add_rms_norm_triton(x, residual, weight, eps, offset=offset, after=after)
-    if native.available(residual.dtype):
-        x = added(x, residual.ndim, residual.dtype)
-        x = x if after is None else native.rms_norm(x, after, eps, offset)
-        return native.add_rms_norm(x, residual, weight, eps, offset)
+    if bindings.available(residual.dtype):
+        x = sum_split_k(x, residual.ndim, residual.dtype)
+        x = x if after is None else bindings.rms_norm(x, after, eps, offset)
+        return bindings.add_rms_norm(x, residual, weight, eps, offset)
     return add_rms_norm_torch(x, residual, weight, eps, offset=offset, after=after)
 
 
@@ -55,6 +55,6 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, offset: bool = Fals
 def add_rms_norm_torch(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, after: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    x = added(x, residual.ndim, residual.dtype)
+    x = sum_split_k(x, residual.ndim, residual.dtype)
     total = (x if after is None else rms_norm_torch(x, after, eps, offset=offset)) + residual
     return rms_norm_torch(total, weight, eps, offset=offset), total

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from worker.kernels.attention import attention, attention_torch
-from worker.kernels.heads import heads, heads_torch
 from worker.kernels.linear import gated_linear, gated_linear_torch, linear, linear_torch
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
+from worker.kernels.qkv_rope_write import qkv_rope_write, qkv_rope_write_torch
 from worker.kernels.sample import sample_plain, sample_torch
 
 
@@ -18,14 +18,20 @@ class Operations:
 
     rms_norm: Callable[..., Tensor]
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
-    heads: Callable[..., Tensor]
+    qkv_rope_write: Callable[..., Tensor]
     attention: Callable[..., Tensor]
     linear: Callable[..., Tensor]
     gated_linear: Callable[..., Tensor]
     sample_plain: Callable[..., Tensor]
 
 
-FAST = Operations(rms_norm, add_rms_norm, heads, attention, linear, gated_linear, sample_plain)
+FAST = Operations(rms_norm, add_rms_norm, qkv_rope_write, attention, linear, gated_linear, sample_plain)
 TORCH = Operations(
-    rms_norm_torch, add_rms_norm_torch, heads_torch, attention_torch, linear_torch, gated_linear_torch, sample_torch
+    rms_norm_torch,
+    add_rms_norm_torch,
+    qkv_rope_write_torch,
+    attention_torch,
+    linear_torch,
+    gated_linear_torch,
+    sample_torch,
 )  # on a GPU they may wait for it, and a row's bits may depend on the other rows

@@ -7,7 +7,7 @@ once. (Hugging Face casts the tables to the model's dtype first; in fp32 the two
 import torch
 from torch import Tensor
 
-from worker.kernels import native
+from worker.kernels.cpu import bindings
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -17,11 +17,11 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) ->
     Returns contiguous tensors of the same shapes and dtypes.
     """
     if q.is_cuda:
-        from worker.kernels.rotary_triton import rotary_triton
+        from worker.kernels.gpu.rotary import rotary_triton
 
         return rotary_triton(q, k, cos, sin, positions)
-    if native.available(q.dtype):
-        return native.rotary(q, k, cos, sin, positions)
+    if bindings.available(q.dtype):
+        return bindings.rotary(q, k, cos, sin, positions)
     return rotary_torch(q, k, cos, sin, positions)
 
 

@@ -29,7 +29,7 @@ def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) ->
     the row's most likely one is never drawn; a row without a finite highest logit draws token 0.
     """
     if logits.is_cuda:
-        from worker.kernels.sample_triton import sample_triton
+        from worker.kernels.gpu.sample import sample_triton
 
         return sample_triton(logits, params, stages)
     return sample_torch(logits, params, stages)

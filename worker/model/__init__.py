@@ -1,10 +1,11 @@
-"""Decoder-only models. One decoder; families are data.
+"""Decoder-only models. There is one decoder; families are data.
 
-packed                      the input of a forward
-spec                        a model as data: sizes, norms, biases, layers
-decoder                     the forward
-rope                        tables of rotary angles
-families, rope_settings     config.json to spec
+forward_inputs      the input of a forward
+spec                a model as data: sizes, norms, biases, layers
+decoder             the forward
+rope                tables of rotary embeddings
+families, rope_settings     from config.json to a spec
 checkpoint, staging         tensors by name; reading files ahead into device memory
-weights, quantization       a checkpoint's tensors to the decoder's weights; those of eight bits
+weights, quantization       from a checkpoint's tensors to the decoder's weights; eight-bit weights
+device              chooses and checks the device
 """

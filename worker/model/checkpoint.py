@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shared.hub import HubError, Progress, fetch
+from shared.hf_hub import HubError, Progress, fetch
 from worker.model.staging import Extent, Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -44,7 +44,7 @@ def resolve(
 ) -> Path:
     """The folder of a checkpoint: `model` itself, or a snapshot of that hub id, downloaded unless it is cached.
 
-    `known`: a whole one in the cache will do, without asking the hub for a newer one; the rest is `shared.hub`'s.
+    `known`: a whole one in the cache will do, without asking the hub for a newer one; the rest is `shared.hf_hub`'s.
     Raises CheckpointError when there is no such folder and the hub does not have it or cannot be reached.
     """
     folder = Path(model).expanduser()

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from worker.kernels.cpu.decoder_c import DecoderC, DecoderCLayer
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, Operations
-from worker.kernels.stack import Stack, StackLayer
-from worker.memory.cache import Cache
+from worker.kv_cache.tensors import Cache
 from worker.model import rope
-from worker.model.packed import Packed
+from worker.model.forward_inputs import ForwardInputs
 from worker.model.spec import LayerSpec, ModelSpec
 
 
@@ -59,7 +59,7 @@ class Decoder:
         # Rounded to the weights' format first, as the checkpoints were trained: sqrt(1152) is 34 in bfloat16.
         self.embed_scale = torch.tensor(spec.embed_scale).to(weights.embed.dtype).item()
 
-    def forward(self, packed: Packed, cache: Cache) -> Tensor:
+    def forward(self, packed: ForwardInputs, cache: Cache) -> Tensor:
         """Writes the K/V of every row and returns the logits of packed.rows, [R, vocab] float32."""
         do, last = self.operations, len(self.weights.layers) - 1
         eps, offset = self.spec.norm_eps, self.spec.norm_offset
@@ -99,13 +99,13 @@ class Decoder:
         other.operations = operations
         return other
 
-    def on(self, cache: Cache) -> Callable[[Packed], Tensor]:
+    def on(self, cache: Cache) -> Callable[[ForwardInputs], Tensor]:
         """`forward` over this cache, by the fastest way there is here; the same bits."""
         stack = self._stack(cache) if self.operations is FAST else None
         if stack is None:
             return lambda packed: self.forward(packed, cache)
 
-        def forward(packed: Packed) -> Tensor:
+        def forward(packed: ForwardInputs) -> Tensor:
             x = stack.embedded(len(packed.tokens))
             torch.index_select(self.weights.embed, 0, packed.tokens, out=x)
             if self.embed_scale != 1.0:
@@ -115,7 +115,7 @@ class Decoder:
 
         return forward
 
-    def _stack(self, cache: Cache) -> Stack | None:
+    def _stack(self, cache: Cache) -> DecoderC | None:
         """The C library's, where it has all the weights and knows the cache's format."""
         if cache.k.dtype != self.weights.embed.dtype:
             return None
@@ -124,27 +124,29 @@ class Decoder:
         if len(whole) < len(layers):
             return None
         spec = self.spec
-        return Stack(
+        return DecoderC(
             whole, self.weights.norm, eps=spec.norm_eps, offset=spec.norm_offset, scale=spec.attention_scale,
             activation=spec.activation, done=self.done,
         )  # fmt: skip
 
-    def _stack_layer(self, index: int, cache: Cache) -> StackLayer | None:
+    def _stack_layer(self, index: int, cache: Cache) -> DecoderCLayer | None:
         layer, kind = self.weights.layers[index], self.spec.layers[index]
-        qkv, o, gate_up, down = layer.qkv.native, layer.o.native, layer.gate_up.native, layer.down.native
+        qkv, o, gate_up, down = layer.qkv.cpu, layer.o.cpu, layer.gate_up.cpu, layer.down.cpu
         if qkv is None or o is None or gate_up is None or down is None:
             return None
         (cos, sin), (cache_k, cache_v) = self.ropes[kind.rope], cache.layer(index)
-        return StackLayer(
+        return DecoderCLayer(
             before_attention=layer.before_attention, qkv=qkv, q_norm=layer.q_norm, k_norm=layer.k_norm,
             cos=cos, sin=sin, cache_k=cache_k, cache_v=cache_v, window=kind.window,
             o=o, after_attention=layer.after_attention, before_mlp=layer.before_mlp, gate_up=gate_up, down=down,
             after_mlp=layer.after_mlp,
         )  # fmt: skip
 
-    def _attend(self, h: Tensor, layer: Layer, kind: LayerSpec, packed: Packed, kv: tuple[Tensor, Tensor]) -> Tensor:
+    def _attend(
+        self, h: Tensor, layer: Layer, kind: LayerSpec, packed: ForwardInputs, kv: tuple[Tensor, Tensor]
+    ) -> Tensor:
         do, spec = self.operations, self.spec
-        q = do.heads(
+        q = do.qkv_rope_write(
             do.linear(h, layer.qkv, terms=True), *kv, *self.ropes[kind.rope], packed.positions, packed.slots,
             q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps, offset=spec.norm_offset, dtype=h.dtype,
         )  # fmt: skip

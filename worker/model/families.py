@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.kernels.gate import Activation
+from worker.kernels.act_and_mul import Activation
 from worker.model import quantization
 from worker.model.checkpoint import UnsupportedModel
 from worker.model.rope_settings import NO_ROPE, rope_spec

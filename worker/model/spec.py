@@ -6,7 +6,7 @@ It knows nothing of files (weights.py), of Hugging Face's names for these things
 from dataclasses import dataclass
 from typing import Literal
 
-from worker.kernels.gate import Activation
+from worker.kernels.act_and_mul import Activation
 from worker.kernels.quantize import Kind
 
 Activations = Literal["in full", "dynamic", "otherwise"]  # dynamic: quantized, with a scale for each token as it comes

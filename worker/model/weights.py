@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shared.hub import Progress
+from shared.hf_hub import Progress
 from worker.kernels.linear import PackedLinear, pack, pack_quantized
 from worker.kernels.quantize import Kind, Scheme, dequantize, quantize
 from worker.model import quantization

@@ -1,10 +1,12 @@
-"""A step on the device. Everything that knows plans and tensors is here.
+"""A step on the device. Every module that knows both plans and tensors is here.
 
-runner                      launch(plan): pack, forward, sample
-pack                        a plan laid out as tensors
-sampler, constrain          what a batch asks of the sampling kernel; what grammars forbid
-logprobs                    log-probabilities that were asked for
-flight                      a step that is launched and not read yet
-graphs, static              decodes recorded as CUDA graphs; their inputs at fixed addresses
-warmup, verify              before serving: compile and measure; compare Triton's kernels with plain PyTorch
+runner              launch(plan): inputs, forward, sampling
+inputs              a plan laid out as tensors
+sampler             sampling parameters of a batch
+grammar_mask        bitmasks of the tokens that grammars allow
+logprobs            log-probabilities
+in_flight           a step that is launched and not read yet
+graphs, graph_inputs    decode steps recorded as CUDA graphs; their inputs at fixed addresses
+warmup              compiles and measures before serving
+kernel_check        compares Triton's kernels with plain PyTorch before serving
 """

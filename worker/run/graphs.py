@@ -15,11 +15,11 @@ from torch import Tensor
 
 from shared.messages import Sampling
 from worker.kernels.sample import sample_plain
-from worker.model.packed import Packed
-from worker.run.flight import Flight, ToHost
-from worker.run.pack import nobody
+from worker.model.forward_inputs import ForwardInputs
+from worker.run.graph_inputs import Columns, HostBlock, block_bytes
+from worker.run.in_flight import HostCopy, InFlightStep
+from worker.run.inputs import dummy_sequence
 from worker.run.sampler import is_plain
-from worker.run.static import Columns, HostBlock, block_bytes
 from worker.schedule.plan import Chunk, Plan
 
 log = logging.getLogger("sluice.graphs")
@@ -27,7 +27,7 @@ log = logging.getLogger("sluice.graphs")
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 SHORTEST = 512  # positions: fewer are not worth graphs of their own
 
-Forward = Callable[[Packed], Tensor]
+Forward = Callable[[ForwardInputs], Tensor]
 
 
 class Graph(Protocol):
@@ -78,7 +78,7 @@ class Shape:
         self._columns = Columns.of(self._block, batch, pages)
         self._host = [HostBlock(batch, pages, device) for _ in range(2)]  # the last one may not be sent yet
         rows = torch.arange(batch, device=device)
-        self.packed = Packed(
+        self.packed = ForwardInputs(
             tokens=torch.zeros_like(rows),
             positions=self._columns.positions,
             slots=self._columns.slots,
@@ -89,7 +89,7 @@ class Shape:
             max_kv=max_kv,
         )
 
-    def fill(self, plan: Plan, before: Flight | None) -> None:
+    def fill(self, plan: Plan, before: InFlightStep | None) -> None:
         """From now on compute() computes this step. `before`: the one whose ids its tokens may be."""
         if before is not None and before.ids.data_ptr() != self._ids.data_ptr():
             self._ids[: len(before.ids)].copy_(before.ids)
@@ -139,7 +139,7 @@ class Graphs:
             self._compare()
         return self.on
 
-    def launch(self, plan: Plan, before: Flight | None, *, ahead: bool) -> Flight:
+    def launch(self, plan: Plan, before: InFlightStep | None, *, ahead: bool) -> InFlightStep:
         """A step that they take; otherwise as Runner.launch."""
         shape = self._shape(plan)
         shape.fill(plan, before)
@@ -148,7 +148,7 @@ class Graphs:
         else:
             shape.compute()
         ids = self._ids[: len(plan.chunks)]
-        flight = Flight(plan, ahead, ids, ToHost(ids))
+        flight = InFlightStep(plan, ahead, ids, HostCopy(ids))
         if shape.graph is None and self.on:
             shape.graph = self._recorded(shape.compute)
         return flight
@@ -231,6 +231,6 @@ def _decodes(page_size: int, first: int, most: int) -> Plan:
     chunks = []
     for row in range(min(page_size, most, 4)):
         tokens = [first + i for i in range(row + 1)]
-        sequence = nobody(tokens, page_size, Sampling(1, temperature=0.9 * (row % 2)), seed=first + row)
+        sequence = dummy_sequence(tokens, page_size, Sampling(1, temperature=0.9 * (row % 2)), seed=first + row)
         chunks.append(Chunk(sequence, row, 1, True))
     return Plan(chunks)

@@ -14,8 +14,8 @@ from torch import Tensor
 from shared import messages as m
 from shared.codec import pack_f32, pack_u32
 from worker.kernels.sample import logprobs as row_logprobs
-from worker.run.flight import ToHost
-from worker.run.pack import Wanted, to_device
+from worker.run.in_flight import HostCopy
+from worker.run.inputs import SamplingInputs, to_device
 from worker.schedule.plan import Plan
 from worker.schedule.sequence import Sequence
 
@@ -48,7 +48,9 @@ class _Block:
         return torch.cat([values.view(torch.int32), self.ids.flatten().int()])
 
 
-def launch_logprobs(plan: Plan, wanted: Wanted, logits: Tensor, sampled: Tensor, ids: Tensor) -> Callable[[], Told]:
+def launch_logprobs(
+    plan: Plan, wanted: SamplingInputs, logits: Tensor, sampled: Tensor, ids: Tensor
+) -> Callable[[], Told]:
     """What is asked of this step; call the result, once the step before has been committed, to wait for it.
 
     logits [R, V] float32; sampled, the rows of it that are sampled from, and ids, what was sampled, in the order of
@@ -57,7 +59,7 @@ def launch_logprobs(plan: Plan, wanted: Wanted, logits: Tensor, sampled: Tensor,
     outputs = _outputs(sampled, ids, [sequence for sequence, _ in plan.rows])
     blocks = [*outputs, *_prompts(logits, wanted, plan)]
     shapes = [(block.ids.shape, block.entries) for block in blocks]
-    on_host = ToHost(torch.cat([block.bits() for block in blocks]))
+    on_host = HostCopy(torch.cat([block.bits() for block in blocks]))
 
     def read() -> Told:
         bits, told = on_host.read().numpy(), Told()
@@ -79,7 +81,7 @@ def _outputs(logits: Tensor, ids: Tensor, sequences: list[Sequence]) -> Iterator
         yield _Block(*row_logprobs(logits[rows], ids[rows], max(entry.top for entry in entries)), entries)
 
 
-def _prompts(logits: Tensor, wanted: Wanted, plan: Plan) -> Iterator[_Block]:
+def _prompts(logits: Tensor, wanted: SamplingInputs, plan: Plan) -> Iterator[_Block]:
     for index, first, count in wanted.prompts:
         chunk = plan.chunks[index]
         sequence, start = chunk.sequence, chunk.start + 1

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from shared.messages import Sampling
-from worker.memory.cache import Cache
+from worker.kv_cache.tensors import Cache
 from worker.model.decoder import Decoder
-from worker.run.constrain import Constrainer
-from worker.run.flight import Flight, Sampled, ToHost
+from worker.run.grammar_mask import GrammarMask
 from worker.run.graphs import Eager, Graphs, Recorder, cuda_recorder
+from worker.run.in_flight import HostCopy, InFlightStep, Sampled
+from worker.run.inputs import build_inputs, dummy_sequence, owed, to_device
 from worker.run.logprobs import launch_logprobs
-from worker.run.pack import nobody, owed, pack, to_device
 from worker.run.sampler import choose, is_plain
 from worker.schedule.plan import Chunk, Plan
 
@@ -37,7 +37,7 @@ class Runner:
         self._cache = cache
         self._forward = model.on(cache)
         self._device = cache.k.device
-        self._constrainer = Constrainer(model.spec.vocab_size, model.spec.eos_ids)
+        self._constrainer = GrammarMask(model.spec.vocab_size, model.spec.eos_ids)
         self._overlap = overlap
         self._graphs = self._recording(max_batch_size) if graphs else None
 
@@ -55,11 +55,11 @@ class Runner:
         return self.launch(plan).read()
 
     @torch.inference_mode()
-    def launch(self, plan: Plan, before: Flight | None = None) -> Flight:
+    def launch(self, plan: Plan, before: InFlightStep | None = None) -> InFlightStep:
         """Have the plan's chunks computed; tokens that nobody knows yet are what `before`, the last step, samples."""
         if self._graphs is not None and self._graphs.take(plan):
             return self._graphs.launch(plan, before, ahead=self._overlap)
-        packed, wanted = pack(plan.chunks, self._cache.page_size, self._device)
+        packed, wanted = build_inputs(plan.chunks, self._cache.page_size, self._device)
         self._cache.reach(packed.max_page)
         if before is not None:
             self._fill_in(packed.tokens, plan, before)
@@ -73,11 +73,11 @@ class Runner:
         eos_ids, choose_plain = self._model.spec.eos_ids, self._model.operations.sample_plain
         ids = choose(allowed, rows, eos_ids, choose_plain) if rows else logits.new_empty(0).long()
         if any(sequence.sampling.logprobs is not None for sequence in sequences) or wanted.prompts:
-            return Flight(plan, False, ids, ToHost(ids), launch_logprobs(plan, wanted, logits, sampled, ids))
+            return InFlightStep(plan, False, ids, HostCopy(ids), launch_logprobs(plan, wanted, logits, sampled, ids))
         ahead = self._overlap and not plan.drafts and all(map(is_plain, sequences))
-        return Flight(plan, ahead, ids, ToHost(ids))
+        return InFlightStep(plan, ahead, ids, HostCopy(ids))
 
-    def _fill_in(self, tokens: Tensor, plan: Plan, before: Flight) -> None:
+    def _fill_in(self, tokens: Tensor, plan: Plan, before: InFlightStep) -> None:
         rows, sources = owed(plan.chunks, before.plan.chunks)
         if rows:
             at, source = to_device(np.array([rows, sources]), self._device)
@@ -85,7 +85,7 @@ class Runner:
 
     def prove(self) -> None:
         """One step for nobody: a token computed in the scratch page. Raises DeviceBroken, or hangs, if it cannot be."""
-        sequence = nobody([0], self._cache.page_size, Sampling(1, temperature=0.0))
+        sequence = dummy_sequence([0], self._cache.page_size, Sampling(1, temperature=0.0))
         try:
             self.step(Plan([Chunk(sequence, 0, 1, True)]))
         except Exception as error:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from worker.kernels.params import Bias, History, PlainParams, SampleParams, Stages
 from worker.kernels.sample import sample, sample_plain
-from worker.run.pack import to_device
+from worker.run.inputs import to_device
 from worker.schedule.plan import Row
 from worker.schedule.sequence import Sequence
 

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from shared.config import WorkerConfig
 from shared.messages import Sampling
-from worker.memory.budget import Budget, GpuMemory, page_size
-from worker.memory.cache import Cache, kv_format
+from worker.kv_cache.sizing import Budget, GpuMemory, page_size
+from worker.kv_cache.tensors import Cache, kv_format
 from worker.model.decoder import Decoder
-from worker.run.pack import nobody
+from worker.run.inputs import dummy_sequence
 from worker.run.runner import Runner
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
@@ -65,7 +65,7 @@ class Bounds:
         return cls(worker.max_batch_size, tokens, length, page_size(length, worker))
 
     def nobody(self, length: int, sampling: Sampling) -> Sequence:
-        return nobody([0] * length, self.page_size, sampling)
+        return dummy_sequence([0] * length, self.page_size, sampling)
 
     def decodes(self, count: int, after: int, *samplings: Sampling) -> Plan:
         """The token after `after` others of each of `count` sequences; less of both where bounds say so.

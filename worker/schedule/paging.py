@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Collection
 from math import ceil
 
-from worker.memory.pages import PagePool
-from worker.memory.prefix import PrefixCache
+from worker.kv_cache.pages import PagePool
+from worker.kv_cache.prefix_cache import PrefixCache
 from worker.schedule.sequence import Sequence
 
 

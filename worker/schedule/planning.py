@@ -12,24 +12,24 @@ sequence. Whether one of those ids ends it shows when it is settled, and at wors
 from math import inf
 
 from worker.schedule import policy
-from worker.schedule.drafting import Drafting
-from worker.schedule.pace import Pace
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.policy import Batching
 from worker.schedule.sequence import Sequence
+from worker.schedule.speculation import Speculation
 from worker.schedule.state import State
+from worker.schedule.step_time import StepTimePolicy
 
 
 class Planner:
     """Changes nothing of what a sequence has computed: a plan that is never run does no harm."""
 
-    def __init__(self, state: State, batching: Batching, pace: Pace) -> None:
+    def __init__(self, state: State, batching: Batching, pace: StepTimePolicy) -> None:
         self._state = state
         self._batching = batching
         self._pace = pace
-        self._cutting = policy.cutting(state.config)
+        self._cutting = policy.chunk_policy(state.config)
         self._order = policy.order(state.config)
-        self._drafting = Drafting(state)
+        self._drafting = Speculation(state)
 
     def plan(self, now: float) -> Plan:
         plan = Plan()

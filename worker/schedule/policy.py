@@ -13,8 +13,8 @@ from math import inf
 from typing import Protocol
 
 from shared.config import WorkerConfig
-from worker.schedule.pace import Pace
 from worker.schedule.sequence import Sequence
+from worker.schedule.step_time import StepTimePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class Static:
         return max(self._idle_since, oldest) + self._timeout
 
 
-class Cutting(Protocol):
+class ChunkPolicy(Protocol):
     """How much of a prompt a step computes."""
 
     def cut(self, behind: int, budget: int) -> int:
@@ -195,7 +195,7 @@ def batching(config: SchedulerConfig) -> Batching:
     return Continuous(config.max_batch_size)
 
 
-def cutting(config: SchedulerConfig) -> Cutting:
+def chunk_policy(config: SchedulerConfig) -> ChunkPolicy:
     return Chunked(config.prefill_chunk_size) if config.use_chunked_prefill else Whole()
 
 
@@ -208,8 +208,8 @@ def order(config: SchedulerConfig) -> Order:
     return orders[config.scheduler_policy]()
 
 
-def pace(config: SchedulerConfig) -> Pace:
+def step_time_policy(config: SchedulerConfig) -> StepTimePolicy:
     """Where a prompt is never cut, or goes before decodes, there is nothing to hold back."""
     whole = config.batching_mode == "static" or not config.use_chunked_prefill
     free = whole or config.scheduler_policy == "prefill_first"
-    return Pace(inf if free else config.target_step_s or inf, config.max_step_tokens)
+    return StepTimePolicy(inf if free else config.target_step_s or inf, config.max_step_tokens)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 
+from worker.schedule.fair_queue import FairQueue
 from worker.schedule.sequence import Sequence
-from worker.schedule.turns import Turns
 
 GroupKey = tuple[bytes, int]  # (frontend id, group id)
 Line = OrderedDict[Sequence, float]  # since when each of them waits, seconds
@@ -34,7 +34,7 @@ class Queue:
 
     def __init__(self, groups: bool, running: Collection[Sequence] = ()) -> None:
         self.tokens = 0  # of all sequences in it
-        self.turns = Turns(running)
+        self.turns = FairQueue(running)
         self._resuming: Line = OrderedDict()
         self._fresh: Line = OrderedDict()
         self._groups: dict[GroupKey, _Group] = {}

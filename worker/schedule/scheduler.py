@@ -18,15 +18,15 @@ launched, settle(plan, ids, now) when its ids are there, abandon() when they nev
 from collections.abc import Iterable
 from math import inf
 
-from shared.messages import Pace
-from worker.memory.pages import PagePool
+from shared.messages import PrefillBudget
+from worker.kv_cache.pages import PagePool
 from worker.schedule import policy
 from worker.schedule.admission import QueueFull, Refused, TooLong, check_possible, check_room
 from worker.schedule.plan import Advance, Chunk, Plan
 from worker.schedule.planning import Planner
 from worker.schedule.policy import SchedulerConfig
+from worker.schedule.results import ResultApplier, check_ids
 from worker.schedule.sequence import Key, Sequence
-from worker.schedule.settling import Settler, check_ids
 from worker.schedule.state import State
 
 __all__ = ["Advance", "QueueFull", "Refused", "Scheduler", "SchedulerConfig", "TooLong"]
@@ -39,9 +39,9 @@ class Scheduler:
         self._config = config
         self._batching = policy.batching(config)
         self._state = State(config, pool, returns=config.prefix_cache and not self._batching.closed)
-        self._pace = policy.pace(config)
+        self._pace = policy.step_time_policy(config)
         self._planner = Planner(self._state, self._batching, self._pace)
-        self._settler = Settler(self._state, self._pace)
+        self._settler = ResultApplier(self._state, self._pace)
         self._earliest = inf  # no live sequence's deadline is before
 
     # What there is
@@ -99,7 +99,7 @@ class Scheduler:
         return self._state.paging.prefix.hits if self._state.paging.prefix else 0
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> PrefillBudget:
         return self._pace.estimates
 
     def get(self, key: Key) -> Sequence | None:

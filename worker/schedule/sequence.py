@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.messages import Sampling
-from worker.schedule.drafter import Drafter
+from worker.schedule.ngram import NgramDrafter
 
 Key = tuple[bytes, int]  # (frontend id, request id)
 
@@ -49,7 +49,7 @@ class Sequence:
     flying: int = 0  # tokens after those, which steps under way compute
     due: int = 0  # ids that these steps sample at least, which nobody knows yet
     constraint: Constraint | None = None
-    drafter: Drafter | None = None  # once it may have had drafts, see drafting.py
+    drafter: NgramDrafter | None = None  # once it may have had drafts, see drafting.py
     plain: bool = False  # known to be sampled from its logits alone, see run/sampler.py
 
     # what it holds

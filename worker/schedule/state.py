@@ -4,7 +4,7 @@ Counts only. What a step computes is decided in planning.py, what came of it is 
 """
 
 from shared.messages import Outcome
-from worker.memory.pages import PagePool
+from worker.kv_cache.pages import PagePool
 from worker.schedule.paging import Paging
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.queue import Queue

@@ -15,12 +15,12 @@ from typing import IO
 
 import pytest
 
+from bench.client.server import BenchError
 from bench.gpu import command
 from bench.gpu import drive as driving
 from bench.gpu.drive import Drive
 from bench.gpu.sections import Options, Section, Task
 from bench.gpu.tables import Table
-from bench.server import BenchError
 
 OPTIONS = Options("cpu", ("tiny",), True, 1)
 

@@ -19,11 +19,11 @@ from bench.gpu.place import Place, spec_of
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS, SMALL
 from bench.gpu.spans import Span, extent, gaps
 from bench.gpu.tables import Table
-from deploy import cli
+from deploy.cli import main
 
 
 def bench(*words: str) -> int:
-    return cli.main(["bench", "gpu", *words])
+    return main.main(["bench", "gpu", *words])
 
 
 @pytest.fixture

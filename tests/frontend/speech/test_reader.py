@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.speech.arguments import ObjectText
-from frontend.speech.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
-from frontend.speech.reader import Reader
-from frontend.speech.style import Format, Speech, Thinking
+from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
+from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
+from frontend.output_parser.json_stream import JsonObjectScanner
+from frontend.output_parser.parser import OutputParser
 
 NAMES = frozenset({"add", "get_weather"})
-HERMES = Speech(calls=Format.HERMES, names=NAMES)
-LLAMA = Speech(calls=Format.LLAMA, names=NAMES)
-MISTRAL = Speech(calls=Format.MISTRAL, names=NAMES)
-THINKING = Speech(Thinking.MAYBE, Format.HERMES, NAMES)
+HERMES = ParserConfig(calls=ToolFormat.HERMES, names=NAMES)
+LLAMA = ParserConfig(calls=ToolFormat.LLAMA, names=NAMES)
+MISTRAL = ParserConfig(calls=ToolFormat.MISTRAL, names=NAMES)
+THINKING = ParserConfig(Reasoning.MAYBE, ToolFormat.HERMES, NAMES)
 ARGUMENTS = '{"city": "São \\"P\\" </tool_call>", "days": [1, -2.5e3, {"x": null}], "ok": true, "e": {}, "l": []}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 ADD = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
 
 
-def read(speech: Speech, *pieces: str) -> list[Event]:
-    reader = Reader(speech)
+def read(speech: ParserConfig, *pieces: str) -> list[Event]:
+    reader = OutputParser(speech)
     return [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
 
 
@@ -33,8 +33,8 @@ def folded(events: list[Event]) -> list[Event]:
         match whole[-1:], event:
             case [Text(before)], Text(text):
                 whole[-1] = Text(before + text)
-            case [Reasoning(before)], Reasoning(text):
-                whole[-1] = Reasoning(before + text)
+            case [ReasoningText(before)], ReasoningText(text):
+                whole[-1] = ReasoningText(before + text)
             case [CallArguments(index, before)], CallArguments(_, text):
                 whole[-1] = CallArguments(index, before + text)
             case _:
@@ -47,7 +47,7 @@ def call(index: int, name: str, arguments: str) -> list[Event]:
 
 
 W = call(0, "get_weather", ARGUMENTS)
-CASES: dict[str, tuple[Speech, str, list[Event]]] = {
+CASES: dict[str, tuple[ParserConfig, str, list[Event]]] = {
     "text": (HERMES, " Hello <tool> you\n", [Text(" Hello <tool> you\n")]),
     "a call": (HERMES, CALL, W),
     "text and a call": (HERMES, f"Let me see.\n\n{CALL}", [Text("Let me see."), *W]),
@@ -108,19 +108,19 @@ CASES: dict[str, tuple[Speech, str, list[Event]]] = {
         [*call(0, "add", "{}"), Text(', {"name": "sub", "arguments": {}}]')],
     ),
     "a thought": (THINKING, "\n<think>\n\nHm <tool_call>\n\nyes\n</think>\n\nHi",
-                  [Reasoning("Hm <tool_call>\n\nyes"), Text("Hi")]),
-    "a thought and a call": (THINKING, f"<think>I\n</think>\n\n{CALL}", [Reasoning("I"), *W]),
+                  [ReasoningText("Hm <tool_call>\n\nyes"), Text("Hi")]),
+    "a thought and a call": (THINKING, f"<think>I\n</think>\n\n{CALL}", [ReasoningText("I"), *W]),
     "no thought": (THINKING, "<think>\n\n</think>\n\nHi", [Text("Hi")]),
-    "an endless thought": (THINKING, "<think>a </thin", [Reasoning("a </thin")]),
+    "an endless thought": (THINKING, "<think>a </thin", [ReasoningText("a </thin")]),
     "a thought that comes late": (THINKING, "So <think>a</think>", [Text("So <think>a</think>")]),
     "nearly a thought": (THINKING, " <thin", [Text(" <thin")]),
-    "begun in the prompt": (Speech(Thinking.INSIDE), "\nI see\n</think>\n\n4 <tool_call>",
-                            [Reasoning("I see"), Text("4 <tool_call>")]),
+    "begun in the prompt": (ParserConfig(Reasoning.INSIDE), "\nI see\n</think>\n\n4 <tool_call>",
+                            [ReasoningText("I see"), Text("4 <tool_call>")]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("speech, text, events", CASES.values(), ids=CASES)
-def test_what_a_text_says_however_it_is_cut(speech: Speech, text: str, events: list[Event]) -> None:
+def test_what_a_text_says_however_it_is_cut(speech: ParserConfig, text: str, events: list[Event]) -> None:
     assert folded(read(speech, text)) == events
     assert folded(read(speech, *text)) == events
     for at in range(1, len(text)):
@@ -133,13 +133,13 @@ ODDS = [
     "[TOOL_CALLS]", '[{"name": "add", "arguments": {}}', ', {"name": "add", "arguments": {}}',
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(ODDS), max_size=12).map("".join)
-FORMATS = st.sampled_from([Format.HERMES, Format.LLAMA, Format.MISTRAL])
-SPEECHES = st.builds(Speech, st.sampled_from(Thinking), FORMATS, st.just(NAMES))
+FORMATS = st.sampled_from([ToolFormat.HERMES, ToolFormat.LLAMA, ToolFormat.MISTRAL])
+SPEECHES = st.builds(ParserConfig, st.sampled_from(Reasoning), FORMATS, st.just(NAMES))
 
 
 @settings(max_examples=60)
 @given(SPEECHES, TEXTS, st.lists(st.integers(1, 9), max_size=30))
-def test_any_cut_of_any_text_says_the_same(speech: Speech, text: str, sizes: list[int]) -> None:
+def test_any_cut_of_any_text_says_the_same(speech: ParserConfig, text: str, sizes: list[int]) -> None:
     pieces, at = [], 0
     for size in sizes:
         pieces.append(text[at : at + size])
@@ -162,7 +162,7 @@ def check_order(events: list[Event]) -> None:
                 arguments += fragment
             case CallEnd(index):
                 assert index == begun - 1 and isinstance(json.loads(arguments), dict)
-            case Text(text) | Reasoning(text):
+            case Text(text) | ReasoningText(text):
                 assert text
 
 
@@ -187,9 +187,9 @@ def test_arguments_are_followed_to_their_end_and_can_be_closed_anywhere(
     value: dict[str, object], indent: int | None, ascii: bool, at: int
 ) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii)
-    whole = ObjectText()
+    whole = JsonObjectScanner()
     assert (whole.feed(text + "} rest"), whole.rest, whole.done) == (text, "} rest", True)
-    part = ObjectText()
+    part = JsonObjectScanner()
     given = part.feed(text[: min(at, len(text) - 1)])
     assert not part.done and not part.broken and given + part.held == text[: min(at, len(text) - 1)]
     closed = json.loads(part.closed(given))
@@ -203,7 +203,7 @@ def test_arguments_are_followed_to_their_end_and_can_be_closed_anywhere(
 )  # fmt: skip
 def test_what_is_no_json_breaks(text: str) -> None:
     for cut in range(len(text)):
-        scan = ObjectText()
+        scan = JsonObjectScanner()
         released = scan.feed(text[:cut])
         if not scan.broken:
             released += scan.feed(text[cut:])

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bench.gpu.shapes import CONFIGS
 from bench.step import Sink
-from frontend import grammar
+from frontend.text import grammar
 from shared.codec import pack_u32
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import End, Outcome, Sampling, Step, Submit
@@ -31,12 +31,12 @@ from tests.worker.gpu.compiling import compile_all
 from tests.worker.gpu.cuda import gpu
 from tests.worker.gpu.launches import Compilation
 from tests.worker.gpu.machine import Machine
-from worker.desk import Desk
+from worker.engine.load import Engine, load_engine
+from worker.engine.loop import Loop
+from worker.engine.requests import RequestTable
 from worker.kernels.operations import TORCH
-from worker.load import Engine, load_engine
-from worker.loop import Loop
-from worker.metrics import Metrics
-from worker.stats import Stats
+from worker.observability.metrics import Metrics
+from worker.observability.stats import Stats
 
 WAYS: dict[str, dict[str, Any]] = {
     "bf16": {},
@@ -80,7 +80,7 @@ class Served:
         self.engine, self.link, self._next = engine, Ends(), 0
         stats, metrics = Stats(), Metrics()
         vocab = engine.limits.vocab_size
-        self._desk = Desk(
+        self._desk = RequestTable(
             engine.scheduler, stats, metrics, vocab_size=vocab, seeds=random.Random(0), compiler=engine.compiler
         )
         self._loop = Loop(engine.scheduler, engine.runner, self._desk, self.link, stats, metrics)  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def rehearse(folder: Path, way: str) -> tuple[list[Compilation], list[str]]:
     """Everything that is compiled, and what is not as it would have to be; prints a line."""
     heard = Heard()
     logging.getLogger("sluice").addHandler(heard)
-    with gpu() as machine, patch("worker.run.verify.TORCH", replace(TORCH, attention=attended)):
+    with gpu() as machine, patch("worker.run.kernel_check.TORCH", replace(TORCH, attention=attended)):
         worker = WorkerConfig(device="cuda", **WAYS[way])
         engine = load_engine(ModelConfig(model=str(folder), max_seq_len=LONGEST), worker)
         engine.runner.prove()

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.worker.kernels import emulated
 from tests.worker.kernels.native_tiers import EMULATED, MOST, TIERS, use
-from worker.kernels import native
+from worker.kernels.cpu import bindings
 
 ROWS = (1, 16, 17, 32, 33, 64, 128, 512, 1024)
 N, K = 1024, 1024
@@ -14,9 +14,9 @@ N, K = 1024, 1024
 
 def product(which: int | str, x: Tensor, weight: Tensor) -> Tensor:
     with use(which):
-        packed = native.pack_linear(weight)
+        packed = bindings.pack_linear(weight)
         emulated.counts()
-        return native.linear(x, packed, out_dtype=torch.float32)
+        return bindings.linear(x, packed, out_dtype=torch.float32)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import torch
 import triton
 
 from tests.worker.kernels.offline import Variant, copies, tensor_core_steps, usage
-from worker.kernels import attention_triton as attention
+from worker.kernels.gpu import attention
 
 X, F, N, F8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 KV_HEADS = 8

@@ -10,16 +10,9 @@ import torch
 import triton
 
 from tests.worker.kernels.offline import Variant, copies, from_zero, sums, tensor_core_steps, usage
-from worker.kernels import (
-    gate_triton,
-    heads_triton,
-    linear_triton,
-    norm_triton,
-    quantize_triton,
-    rotary_triton,
-    tiles,
-    write_triton,
-)
+from worker.kernels.gpu import act_and_mul, qkv_rope_write, quantize, rotary, store_kv, tiles
+from worker.kernels.gpu import linear as linear_triton
+from worker.kernels.gpu import norm as norm_triton
 
 X, F, L, F8 = "*bf16", "*fp32", "*i64", "*fp8e4nv"
 I8, BF16, INT8, FP8 = "*i8", torch.bfloat16, torch.int8, torch.float8_e4m3fn
@@ -95,7 +88,7 @@ def dynamic(format: torch.dtype) -> list[Variant]:
 def tokens(size: int, format: torch.dtype) -> Variant:
     block = triton.next_power_of_2(size)
     return Variant(
-        quantize_triton._tokens_kernel, [X, DYNAMIC[format], F, "i32", "i32"], {"MOST": 448.0, "BLOCK": block},
+        quantize._tokens_kernel, [X, DYNAMIC[format], F, "i32", "i32"], {"MOST": 448.0, "BLOCK": block},
         EXACT | {"num_warps": min(block // 512, 16)},
     )  # fmt: skip
 
@@ -113,9 +106,9 @@ def heads(q: int, kv: int, size: int, normed: bool, offset: bool, terms: int, ca
     constants: dict[str, Any] = {"TERMS": terms, "NORM": normed, "OFFSET": offset, "CLAMP": cache == F8}
     block = triton.next_power_of_2(size)
     return Variant(
-        heads_triton._heads_kernel,
+        qkv_rope_write._heads_kernel,
         [F if terms > 1 else X, X, X, F, F, L, L, X, cache, cache] + ["i32"] * 4 + ["fp32"],
-        constants | {"HEAD": size, "BLOCK_D": block, "BLOCK_H": heads_triton.LANES // block}, EXACT,
+        constants | {"HEAD": size, "BLOCK_D": block, "BLOCK_H": qkv_rope_write.LANES // block}, EXACT,
         ("q_heads", "kv_heads") if q % 16 or kv % 16 else (),
     )  # fmt: skip
 
@@ -124,11 +117,11 @@ SMALL = [
     heads(24, 8, 128, False, False, 2),
     heads(24, 8, 96, True, False, 1, F8),
     Variant(
-        rotary_triton._rotary_kernel, [X, X, F, F, L, X, X] + ["i32"] * 4,
+        rotary._rotary_kernel, [X, X, F, F, L, X, X] + ["i32"] * 4,
         {"HALF": 48, "BLOCK": 64, "Q_BLOCK": 32, "K_BLOCK": 8}, odd=("q_heads", "k_heads"),
     ),
-    Variant(write_triton._write_kernel, [X, X, F8, F8, L, "i32", "i32"], {"CLAMP": True, "ROW": 768, "BLOCK": 1024}),
-    Variant(gate_triton._gate_kernel, [X, X, "i32"], {"SILU": False, "BLOCK": 1024}, EXACT),
+    Variant(store_kv._write_kernel, [X, X, F8, F8, L, "i32", "i32"], {"CLAMP": True, "ROW": 768, "BLOCK": 1024}),
+    Variant(act_and_mul._gate_kernel, [X, X, "i32"], {"SILU": False, "BLOCK": 1024}, EXACT),
     tokens(3072, INT8),
     tokens(9728, FP8),
 ]  # fmt: skip

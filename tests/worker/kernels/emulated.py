@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
-from worker.kernels import build
+from worker.kernels.cpu import build
 
 HERE = Path(__file__).with_name("amx")
 SHIM = ("-include", str(HERE / "emulated.h"), "-I", str(build.SOURCES))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels import emulated
-from worker.kernels import library, native
+from worker.kernels.cpu import bindings, library
 
 TIERS = {"none": 0, "avx2": 1, "avx512": 2, "avx512bf16": 3, "amx": 4}
-MOST = TIERS[native.tier()]
+MOST = TIERS[bindings.tier()]
 
 needs_library = pytest.mark.skipif(not MOST, reason="the C library does not run here: no compiler, or no AVX2")
 
@@ -39,7 +39,7 @@ def use(which: int | str) -> Iterator[None]:
 
 def as_written(cache_v: Tensor) -> Tensor:
     """A copy of values [pages, page_size, Hk, D] as the C kernels write and read them."""
-    if not native.paired(cache_v):
+    if not bindings.paired(cache_v):
         return cache_v.clone()
     return cache_v.unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2).reshape(cache_v.shape)
 
@@ -52,7 +52,7 @@ def _forget() -> None:
 @pytest.fixture(params=HERE)
 def tier(request: pytest.FixtureRequest) -> Iterator[int]:
     with use(request.param):
-        yield TIERS[native.tier()]
+        yield TIERS[bindings.tier()]
 
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

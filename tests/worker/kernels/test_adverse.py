@@ -31,7 +31,7 @@ def strided(tokens: int, width: int, seed: int = 0) -> Tensor:
 
 
 def norms() -> Iterable[Tensor]:
-    from worker.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
+    from worker.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
 
     weight, residual = random(70, dtype=HALF, seed=1), random(5, 70, dtype=HALF, seed=2)
     yield rms_norm_triton(strided(5, 70), weight, 1e-6, offset=False)
@@ -41,33 +41,33 @@ def norms() -> Iterable[Tensor]:
 
 
 def gates() -> Iterable[Tensor]:
-    from worker.kernels.gate_triton import gate_triton
+    from worker.kernels.gpu.act_and_mul import act_and_mul_triton
 
-    yield gate_triton(random(3, 2 * 1500, dtype=HALF), "silu")
-    yield gate_triton(random(1, 2 * 3, dtype=HALF), "gelu_tanh")
+    yield act_and_mul_triton(random(3, 2 * 1500, dtype=HALF), "silu")
+    yield act_and_mul_triton(random(1, 2 * 3, dtype=HALF), "gelu_tanh")
 
 
 def writes() -> Iterable[Tensor]:
-    from worker.kernels.rotary_triton import rotary_triton
-    from worker.kernels.write_triton import write_kv_triton
+    from worker.kernels.gpu.rotary import rotary_triton
+    from worker.kernels.gpu.store_kv import store_kv_triton
 
     positions, slots = torch.tensor([0, 9, 3]), torch.tensor([7, 4, 8])
     q, k = (strided(3, heads * 24).unflatten(1, (heads, 24)) for heads in (3, 1))
     yield from rotary_triton(q, k, *tables(10, 24), positions)
     for dtype in (HALF, torch.float8_e4m3fn):
         caches = [torch.zeros(3, 4, 1, 24).to(dtype) for _ in "kv"]
-        write_kv_triton(k, k, *caches, slots)
+        store_kv_triton(k, k, *caches, slots)
         yield from caches
 
 
 def heads() -> Iterable[Tensor]:
-    from worker.kernels.heads_triton import heads_triton
+    from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
 
     positions, slots = torch.tensor([0, 9, 3]), torch.tensor([7, 4, 8])
     norm = random(24, dtype=HALF)
     for qkv, dtype in ((strided(3, 13 * 24), HALF), (random(2, 3, 13 * 24), torch.float8_e4m3fn)):
         caches = [torch.zeros(3, 4, 5, 24).to(dtype) for _ in "kv"]
-        yield heads_triton(
+        yield qkv_rope_write_triton(
             qkv, *caches, *tables(10, 24), positions, slots,
             q_norm=norm, k_norm=norm, eps=1e-6, offset=True, dtype=HALF,
         )  # fmt: skip
@@ -75,7 +75,7 @@ def heads() -> Iterable[Tensor]:
 
 
 def products() -> Iterable[Tensor]:
-    from worker.kernels.linear_triton import linear_triton
+    from worker.kernels.gpu.linear import linear_triton
 
     for rows, columns, depth in ((1, 48, 70), (20, 130, 256), (70, 130, 72), (3, 64, 700), (130, 128, 64)):
         x, weight = strided(rows, depth), random(columns, depth, dtype=HALF, seed=1)
@@ -91,7 +91,7 @@ def products() -> Iterable[Tensor]:
 
 
 def gated_products() -> Iterable[Tensor]:
-    from worker.kernels.linear_triton import gated_linear_triton
+    from worker.kernels.gpu.linear import gated_linear_triton
 
     for rows in (1, 33, 70):
         x, weight = strided(rows, 100), random(2 * 90, 100, dtype=HALF, seed=1)
@@ -102,7 +102,7 @@ def gated_products() -> Iterable[Tensor]:
 
 
 def attentions() -> Iterable[Tensor]:
-    from worker.kernels.attention_triton import attention_triton
+    from worker.kernels.gpu.attention import attention_triton
 
     for lengths in ([(1, 37), (17, 90), (1, 1), (3, 300)], [(1, 700)]):
         for group, size, page, window in ((2, 24, 16, 0), (3, 64, 1, 24), (1, 32, 256, 300)):
@@ -113,8 +113,8 @@ def attentions() -> Iterable[Tensor]:
 
 
 def samples() -> Iterable[Tensor]:
+    from worker.kernels.gpu.sample import sample_triton
     from worker.kernels.params import EVERY
-    from worker.kernels.sample_triton import sample_triton
 
     logits = random(9, 501)[:, :500] * 3
     logits[3], logits[4, 5], logits[5, ::2], logits[6] = -torch.inf, torch.nan, -torch.inf, 1.0
@@ -202,9 +202,9 @@ FAR = (1 << 31) + (1 << 20)  # elements: more than 32 bits count; memory that no
 
 
 def test_a_cache_of_more_elements_than_32_bits_count() -> None:
-    from worker.kernels.attention_triton import attention_triton
-    from worker.kernels.heads_triton import heads_triton
-    from worker.kernels.write_triton import write_kv_triton
+    from worker.kernels.gpu.attention import attention_triton
+    from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
+    from worker.kernels.gpu.store_kv import store_kv_triton
 
     page, size = 16, 64
     shape = (FAR // (page * size), page, 1, size)
@@ -214,9 +214,9 @@ def test_a_cache_of_more_elements_than_32_bits_count() -> None:
     qkv = torch.cat((k, k, k), dim=1).flatten(1)
     where = torch.ones(20, size), torch.zeros(20, size), torch.arange(3), slots
     with adverse("shuffled"):
-        write_kv_triton(k, k, cache_k, cache_v, slots)
+        store_kv_triton(k, k, cache_k, cache_v, slots)
         assert torch.equal(cache_k.flatten(0, 1)[slots[0] :][:3].to(HALF), k)
-        heads_triton(
+        qkv_rope_write_triton(
             -qkv, cache_k, cache_v, *where, q_norm=None, k_norm=None, eps=1e-6, offset=False, dtype=HALF
         )  # fmt: skip
         assert torch.equal(cache_v.flatten(0, 1)[slots[0] :][:3].to(HALF), -k)
@@ -228,10 +228,10 @@ def test_a_cache_of_more_elements_than_32_bits_count() -> None:
 
 
 def test_rows_farther_apart_than_32_bits_count() -> None:
-    from worker.kernels.linear_triton import linear_triton
-    from worker.kernels.norm_triton import rms_norm_triton
+    from worker.kernels.gpu.linear import linear_triton
+    from worker.kernels.gpu.norm import rms_norm_triton
+    from worker.kernels.gpu.sample import sample_triton
     from worker.kernels.params import EVERY
-    from worker.kernels.sample_triton import sample_triton
 
     weight, wishes = random(16, 64), params_of([Row(), Row(top_k=3, top_p=0.9), Row(temperature=0)]).plain
     runs: list[tuple[int, Callable[[Tensor], Tensor]]] = [

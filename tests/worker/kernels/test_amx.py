@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.worker.kernels import emulated
 from tests.worker.kernels.native_tiers import EMULATED, HERE, use
-from worker.kernels import native
+from worker.kernels.cpu import bindings
 
 pytestmark = pytest.mark.skipif(EMULATED not in HERE, reason="needs AVX-512 with bf16")
 TINY = 1e-39  # a denormal
@@ -145,7 +145,7 @@ def test_every_processor_that_multiplies_bf16_gives_nearly_the_same(which: int |
     exact = x.double() @ weight.double().T
     for rows in (1, 20, 70):
         with use(which):
-            ours = native.linear(x[:rows], native.pack_linear(weight), out_dtype=torch.float32)
+            ours = bindings.linear(x[:rows], bindings.pack_linear(weight), out_dtype=torch.float32)
         torch.testing.assert_close(ours.double(), exact[:rows], rtol=0, atol=1e-4)
 
 
@@ -154,9 +154,9 @@ def test_tiles_are_loaded_about_once_a_product(rows: int, most: float) -> None:
     """Four products of two tiles of rows and two of weights; each weight is loaded once for up to 32 rows."""
     x, weight = random(rows, 512).bfloat16(), random(128, 512, seed=1).bfloat16()
     with use(EMULATED):
-        packed = native.pack_linear(weight)
+        packed = bindings.pack_linear(weight)
         emulated.counts()
-        native.linear(x, packed)
+        bindings.linear(x, packed)
     made = emulated.counts()
     assert made.dots == -(-rows // 16) * 16 * 8
     assert made.loads <= most * made.dots

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.worker.kernels.cases import TRITON_DTYPES, Batch, batch, close, poisoned
 from worker.kernels import attention as twin
 from worker.kernels.attention import attention_torch
-from worker.kernels.attention_triton import _find_sequence
+from worker.kernels.gpu.attention import _find_sequence
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (3, 99), (1, 2), (33, 33)]
 FEW = [(1, 37), (17, 90), (1, 1), (3, 70)]
@@ -53,7 +53,7 @@ def run_torch(case: Batch, scale: float, window: int) -> Tensor:
 
 def run_triton(case: Batch, scale: float, window: int, device: str, longer: int = 0) -> Tensor:
     """Into memory full of NaN; the bound on the lengths may be larger than need be."""
-    from worker.kernels.attention_triton import attention_triton
+    from worker.kernels.gpu.attention import attention_triton
 
     there = case.to(device)
     fields = there.starts, there.kv_lens, there.pages, there.max_kv + longer
@@ -64,10 +64,10 @@ def run_triton(case: Batch, scale: float, window: int, device: str, longer: int 
 @pytest.fixture
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of 128, 512 and 2,048 positions: a short sequence has all three kinds."""
-    from worker.kernels import attention_triton
+    from worker.kernels.gpu import attention
 
-    monkeypatch.setattr(attention_triton, "SPLIT", 128)
-    monkeypatch.setattr(attention_triton, "NEAR", 4)
+    monkeypatch.setattr(attention, "SPLIT", 128)
+    monkeypatch.setattr(attention, "NEAR", 4)
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_triton_bits_do_not_depend_on_bounds_workers_or_padding(
     window: int, device: str, short_splits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a captured step: a bound far above all lengths, and rows of nobody that look at the scratch page."""
-    from worker.kernels import attention_triton
+    from worker.kernels.gpu import attention
 
     case = batch([(1, 700), (1, 130)], 2, 1, 32, 16)
     exact = run_triton(case, 0.2, window, device)
@@ -216,13 +216,13 @@ def test_triton_bits_do_not_depend_on_bounds_workers_or_padding(
         kv_lens=torch.cat((case.kv_lens, torch.ones(2, dtype=torch.int32))),
         pages=F.pad(case.pages, (0, 300, 0, 2)),
     )  # fmt: skip
-    monkeypatch.setattr(attention_triton, "DECODE_PROGRAMS", 1)
-    monkeypatch.setattr(attention_triton, "LEAST_WORKERS", 2)
+    monkeypatch.setattr(attention, "DECODE_PROGRAMS", 1)
+    monkeypatch.setattr(attention, "LEAST_WORKERS", 2)
     assert torch.equal(run_triton(padded, 0.2, window, device, longer=5000)[:2], exact)
 
 
 def test_the_number_of_splits_covers_every_position() -> None:
-    from worker.kernels.splits_triton import count_splits
+    from worker.kernels.gpu.key_splits import count_splits
 
     begins = [*range(0, 1024, 128), *range(1024, 4096, 512), *range(4096, 100_000, 2048)]
     for length in (1, 128, 129, 1024, 1025, 4096, 4097, 9000, 65_536):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.kernels import build
+from worker.kernels.cpu import build
 
 Made = list[Path]
 

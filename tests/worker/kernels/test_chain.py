@@ -13,11 +13,11 @@ from tests.worker.model.harness import Row, pack
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, Operations
 from worker.kernels.quantize import Scheme, quantize
-from worker.memory.cache import Cache
+from worker.kv_cache.tensors import Cache
 from worker.model.decoder import Decoder, Layer, Weights
-from worker.model.packed import Packed
+from worker.model.forward_inputs import ForwardInputs
 from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
-from worker.run.verify import disagreement
+from worker.run.kernel_check import disagreement
 
 PLAIN = ModelSpec(
     model_type="llama", vocab_size=70, hidden_size=256, intermediate_size=576, heads=8, kv_heads=2, head_dim=64,
@@ -82,7 +82,7 @@ def moved(value: Any, device: str, dtype: torch.dtype) -> Any:
         return value.to(device, dtype if value.dtype == torch.float32 else value.dtype)
     if isinstance(value, list):
         return [moved(one, device, dtype) for one in value]
-    if isinstance(value, Weights | Layer | PackedLinear | Packed):
+    if isinstance(value, Weights | Layer | PackedLinear | ForwardInputs):
         return replace(value, **{f.name: moved(getattr(value, f.name), device, dtype) for f in fields(value)})
     return value
 
@@ -110,10 +110,10 @@ def others() -> list[Row]:
 
 def on_triton(model: Decoder) -> Decoder:
     """With what is chosen where tensors are on a GPU, but for attention."""
-    from worker.kernels.heads_triton import heads_triton
-    from worker.kernels.linear_triton import gated_linear_triton, linear_triton
-    from worker.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
-    from worker.kernels.tiles import uncut
+    from worker.kernels.gpu.linear import gated_linear_triton, linear_triton
+    from worker.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
+    from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
+    from worker.kernels.gpu.tiles import uncut
 
     def linear(x: Tensor, packed: PackedLinear, **how: bool) -> Tensor:
         return linear_triton(x, packed.weight, packed.bias, packed.scale, dynamic=packed.dynamic, **how)
@@ -123,8 +123,8 @@ def on_triton(model: Decoder) -> Decoder:
         return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic)
 
     triton: Operations = replace(
-        FAST, rms_norm=rms_norm_triton, add_rms_norm=add_rms_norm_triton, heads=heads_triton, linear=linear,
-        gated_linear=gated_linear,
+        FAST, rms_norm=rms_norm_triton, add_rms_norm=add_rms_norm_triton, qkv_rope_write=qkv_rope_write_triton,
+        linear=linear, gated_linear=gated_linear,
     )  # fmt: skip
     return Decoder(model.spec, model.weights, 64, triton)
 
@@ -153,8 +153,8 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company(scheme: str) -> None:
 
 
 def all_triton(model: Decoder) -> Decoder:
-    from worker.kernels.attention_triton import attention_triton
-    from worker.kernels.sample_triton import sample_triton
+    from worker.kernels.gpu.attention import attention_triton
+    from worker.kernels.gpu.sample import sample_triton
 
     most = on_triton(model)
     return most.using(replace(most.operations, attention=attention_triton, sample_plain=sample_triton))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.cases import TRITON_DTYPES, close, near, poisoned, random
-from worker.kernels.gate import gate
+from worker.kernels.act_and_mul import act_and_mul
 from worker.kernels.linear import PackedLinear, gated_linear, linear, pack_quantized
 from worker.kernels.quantize import (
     FORMATS,
@@ -15,7 +15,7 @@ from worker.kernels.quantize import (
     quantize,
     quantize_tokens,
 )  # fmt: skip
-from worker.kernels.terms import added
+from worker.kernels.split_k import sum_split_k
 
 KINDS: list[Kind] = ["int8", "fp8"]
 STEP = {"int8": 1 / 254, "fp8": 1 / 16}  # half a step, relative to the row's largest value, or to the value
@@ -29,7 +29,7 @@ def tokens(rows: int, depth: int, dtype: torch.dtype = torch.float32, device: st
 
 
 def product(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None = None, **how: bool) -> Tensor:
-    from worker.kernels.linear_triton import linear_triton
+    from worker.kernels.gpu.linear import linear_triton
 
     return linear_triton(x, values, bias, scale, dynamic=True, **how)
 
@@ -56,7 +56,7 @@ def test_a_product_means_that_of_the_numbers_which_are_left(kind: Kind, biased: 
     close(linear(x, ready), expected.float())
     assert linear(x.half(), ready).dtype == torch.float16 and linear(x.half(), ready, wide=True).dtype == torch.float32
     near(gated_linear(x[:, :70], PackedLinear(weight[:32], None, True, scale=scale[:32], dynamic=True), "silu"),
-         gate(expected[:, :32] - (0 if bias is None else bias.double()[:32]), "silu"))  # fmt: skip
+         act_and_mul(expected[:, :32] - (0 if bias is None else bias.double()[:32]), "silu"))  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,7 +72,7 @@ def test_where_no_kernel_reads_them_tokens_stay_as_they_are(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "depth"), [(1, 70), (50, 333), (3, 1152), (2, 9000)])
 def test_triton_quantizes_to_the_same(rows: int, depth: int, kind: Kind, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.quantize_triton import quantize_tokens_triton
+    from worker.kernels.gpu.quantize import quantize_tokens_triton
 
     x = random(rows, 2 * depth, device=device).to(dtype)[:, depth:]  # strided
     x[0, 0], x[-1] = 3e4, x[-1] * 1e-4
@@ -114,7 +114,7 @@ def test_triton(rows: int, columns: int, depth: int, biased: bool, kind: Kind, d
         plain, wide, terms = (product(x, *eight, bias, **how) for how in ({}, {"wide": True}, {"terms": True}))
     near(plain, expected)
     (close if kind == "int8" else near)(wide, expected)  # a tensor core's sums of fp8 are not float32's
-    assert wide.dtype == torch.float32 and torch.equal(added(terms, 2, dtype), plain)
+    assert wide.dtype == torch.float32 and torch.equal(sum_split_k(terms, 2, dtype), plain)
     assert terms.ndim == (3 if depth >= 600 else 2)
 
 
@@ -124,15 +124,15 @@ def test_triton(rows: int, columns: int, depth: int, biased: bool, kind: Kind, d
 @pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 def test_triton_gated(rows: int, kind: Kind, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gate_triton import gate_triton
-    from worker.kernels.linear_triton import gated_linear_triton
+    from worker.kernels.gpu.act_and_mul import act_and_mul_triton
+    from worker.kernels.gpu.linear import gated_linear_triton
 
     x, bias = random(rows, 200, dtype=dtype, device=device), random(140, dtype=dtype, device=device, seed=2)
     values, scale = quantize(random(140, 200, device=device, seed=1) / 14, kind)
     with poisoned():
         got = gated_linear_triton(x, values, bias, "silu", scale, dynamic=True)
-    near(got, gate(linear_quantized_torch(x.float(), values, scale, bias.float(), dynamic=True), "silu"))
-    assert torch.equal(got, gate_triton(product(x, values, scale, bias), "silu"))
+    near(got, act_and_mul(linear_quantized_torch(x.float(), values, scale, bias.float(), dynamic=True), "silu"))
+    assert torch.equal(got, act_and_mul_triton(product(x, values, scale, bias), "silu"))
 
 
 ALIKE = [
@@ -162,7 +162,7 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     whole = product(x, *eight)
     for begin, end in ((0, 1), (10, 30), (60, 120), (0, 140), (0, rows // 2)):
         assert torch.equal(product(x[begin:end], *eight), whole[begin:end])
-        assert torch.equal(added(product(x[begin:end], *eight, terms=True), 2, dtype), whole[begin:end])
+        assert torch.equal(sum_split_k(product(x[begin:end], *eight, terms=True), 2, dtype), whole[begin:end])
 
 
 @pytest.mark.gpu

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.cases import TRITON_DTYPES, close, random
-from worker.kernels.gate import Activation, gate, gate_torch
+from worker.kernels.act_and_mul import Activation, act_and_mul, act_and_mul_torch
 
 
-@pytest.mark.parametrize("function", [gate, gate_torch])
+@pytest.mark.parametrize("function", [act_and_mul, act_and_mul_torch])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_formula(activation: Activation, function: Callable[[Tensor, Activation], Tensor]) -> None:
     x = random(3, 40)
@@ -22,7 +22,7 @@ def test_formula(activation: Activation, function: Callable[[Tensor, Activation]
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter's; 1 / (1 + inf) is right
 def test_triton(activation: Activation, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gate_triton import gate_triton
+    from worker.kernels.gpu.act_and_mul import act_and_mul_triton
 
     x = random(3, 2 * 1100, dtype=dtype, device=device) * 4
-    close(gate_triton(x, activation), gate_torch(x, activation))
+    close(act_and_mul_triton(x, activation), act_and_mul_torch(x, activation))

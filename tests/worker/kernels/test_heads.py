@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tests.worker.kernels.cases import TRITON_DTYPES, near, poisoned, random
 from tests.worker.kernels.test_rotary import tables
-from worker.kernels.heads import heads
-from worker.kernels.terms import added
+from worker.kernels.qkv_rope_write import qkv_rope_write
+from worker.kernels.split_k import sum_split_k
 
 POSITIONS, SLOTS = [0, 49, 3, 3, 17], [21, 4, 11, 8, 9]
 SIZES = [(4, 2, 64), (3, 1, 96), (9, 3, 128), (4, 1, 256)]
@@ -48,22 +48,22 @@ class Case:
 def fused(
     case: Case, qkv: Tensor, *, normed: bool, offset: bool, cache: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from worker.kernels.heads_triton import heads_triton
+    from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
 
     cache_k, cache_v = case.caches(cache or case.dtype)
     q_norm, k_norm = case.weights(normed)
     with poisoned():
-        q = heads_triton(qkv, cache_k, cache_v, *case.where, q_norm=q_norm, k_norm=k_norm, eps=1e-6, offset=offset,
-                         dtype=case.dtype)  # fmt: skip
+        q = qkv_rope_write_triton(qkv, cache_k, cache_v, *case.where, q_norm=q_norm, k_norm=k_norm, eps=1e-6,
+                                  offset=offset, dtype=case.dtype)  # fmt: skip
     return q, cache_k, cache_v
 
 
 def apart(
     case: Case, qkv: Tensor, *, normed: bool, offset: bool, cache: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from worker.kernels.norm_triton import rms_norm_triton
-    from worker.kernels.rotary_triton import rotary_triton
-    from worker.kernels.write_triton import write_kv_triton
+    from worker.kernels.gpu.norm import rms_norm_triton
+    from worker.kernels.gpu.rotary import rotary_triton
+    from worker.kernels.gpu.store_kv import store_kv_triton
 
     cache_k, cache_v = case.caches(cache or case.dtype)
     parts = qkv.unflatten(1, (-1, case.size))
@@ -73,7 +73,7 @@ def apart(
         q, k = (rms_norm_triton(x, w, 1e-6, offset=offset) for x, w in zip((q, k), weights, strict=True))
     cos, sin, positions, slots = case.where
     q, k = rotary_triton(q, k, cos, sin, positions)
-    write_kv_triton(k, v, cache_k, cache_v, slots)
+    store_kv_triton(k, v, cache_k, cache_v, slots)
     return q, cache_k, cache_v
 
 
@@ -100,7 +100,7 @@ def test_triton_is_near_what_float32_gives(sizes: tuple[int, int, int], dtype: t
     exact_case = Case(*sizes, torch.float32, "cpu")
     cache_k, cache_v = exact_case.caches(torch.float32)
     weights = [one.cpu().float() for one in case.weights(True) if one is not None]
-    q = heads(
+    q = qkv_rope_write(
         case.qkv.cpu().float().contiguous(), cache_k, cache_v, *exact_case.where,
         q_norm=weights[0], k_norm=weights[1], eps=1e-6, offset=True, dtype=torch.float32,
     )  # fmt: skip
@@ -116,7 +116,7 @@ def test_triton_is_near_what_float32_gives(sizes: tuple[int, int, int], dtype: t
 def test_triton_adds_terms(sizes: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
     case = Case(*sizes, dtype, device)
     terms = random(3, *case.qkv.shape, device=device)
-    whole = added(terms, 2, dtype)
+    whole = sum_split_k(terms, 2, dtype)
     same(fused(case, terms, normed=True, offset=True), fused(case, whole, normed=True, offset=True))
 
 

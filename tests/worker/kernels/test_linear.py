@@ -3,9 +3,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.worker.kernels.cases import TRITON_DTYPES, close, near, poisoned, random
-from worker.kernels.gate import Activation, gate_torch
+from worker.kernels.act_and_mul import Activation, act_and_mul_torch
 from worker.kernels.linear import gated_linear, linear, linear_torch, pack
-from worker.kernels.terms import added
+from worker.kernels.split_k import sum_split_k
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -21,7 +21,7 @@ def test_product(invariant: bool, biased: bool) -> None:
 
 def test_gated_product() -> None:
     x, weight = random(5, 70), random(2 * 33, 70, seed=1) / 8
-    close(gated_linear(x, pack(weight, invariant=True), "silu"), gate_torch(F.linear(x, weight), "silu"))
+    close(gated_linear(x, pack(weight, invariant=True), "silu"), act_and_mul_torch(F.linear(x, weight), "silu"))
 
 
 SHAPES = [(1, 48, 70), (5, 130, 256), (70, 130, 72), (20, 40, 700), (40, 64, 64), (130, 66, 72)]
@@ -30,7 +30,7 @@ SHAPES = [(1, 48, 70), (5, 130, 256), (70, 130, 72), (20, 40, 700), (40, 64, 64)
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
 def test_triton(rows: int, columns: int, depth: int, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.linear_triton import linear_triton
+    from worker.kernels.gpu.linear import linear_triton
 
     x = random(rows, 3 * depth, dtype=dtype, device=device)[:, depth : 2 * depth]  # strided
     weight = random(columns, depth, dtype=dtype, device=device, seed=1) / 8
@@ -39,7 +39,7 @@ def test_triton(rows: int, columns: int, depth: int, dtype: torch.dtype, device:
     with poisoned():
         near(linear_triton(x, weight, None), expected)
         biased, wide, terms = (linear_triton(x, weight, bias, **{how: True}) for how in ("terms", "wide", "terms"))
-    near(added(biased, 2, dtype), expected + bias.double())
+    near(sum_split_k(biased, 2, dtype), expected + bias.double())
     close(wide, (expected + bias.double()).float())
     assert wide.dtype == torch.float32 and torch.equal(terms, biased)
 
@@ -49,18 +49,20 @@ def test_triton(rows: int, columns: int, depth: int, dtype: torch.dtype, device:
 @pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 def test_gated_triton(rows: int, activation: Activation, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.linear_triton import gated_linear_triton
+    from worker.kernels.gpu.linear import gated_linear_triton
 
     x = random(rows, 100, dtype=dtype, device=device)
     weight = random(2 * 90, 100, dtype=dtype, device=device, seed=1) / 8
     for bias in (None, random(2 * 90, dtype=dtype, device=device, seed=2)):
-        exact = gate_torch(F.linear(*(None if one is None else one.float() for one in (x, weight, bias))), activation)
+        exact = act_and_mul_torch(
+            F.linear(*(None if one is None else one.float() for one in (x, weight, bias))), activation
+        )
         with poisoned():
             near(gated_linear_triton(x, weight, bias, activation), exact)
 
 
 def test_a_product_is_cut_by_the_weights_shape_alone_and_only_where_it_is_narrow() -> None:
-    from worker.kernels.tiles import MAX_CHAINS, chain_length, uncut
+    from worker.kernels.gpu.tiles import MAX_CHAINS, chain_length, uncut
 
     for columns, depth in ((3072, 8192), (2560, 9728), (1152, 6912), (1152, 1024), (5120, 3072), (33, 70)):
         chain = chain_length(columns, depth)
@@ -83,7 +85,7 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     rows: int, columns: int, depth: int, cut: bool, dtype: torch.dtype, device: str
 ) -> None:
     """Across tiles, and whether the chains of K have a program each or one together."""
-    from worker.kernels.linear_triton import linear_triton
+    from worker.kernels.gpu.linear import linear_triton
 
     x = random(rows, depth, dtype=dtype, device=device)
     weight = random(columns, depth, dtype=dtype, device=device, seed=1)
@@ -92,7 +94,7 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     for begin, end in ((0, 1), (10, 30), (60, 120), (0, 140)):
         part = linear_triton(x[begin:end], weight, bias, terms=True)
         assert part.ndim == 2 + cut or end - begin > 64
-        assert torch.equal(added(part, 2, dtype), whole[begin:end])
+        assert torch.equal(sum_split_k(part, 2, dtype), whole[begin:end])
 
 
 @pytest.mark.usefixtures("dot_in_order")
@@ -104,10 +106,10 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
 def test_gated_triton_has_the_bits_of_the_product_and_the_gate(
     rows: int, columns: int, depth: int, dtype: torch.dtype, device: str
 ) -> None:
-    from worker.kernels.gate_triton import gate_triton
-    from worker.kernels.linear_triton import gated_linear_triton, linear_triton
+    from worker.kernels.gpu.act_and_mul import act_and_mul_triton
+    from worker.kernels.gpu.linear import gated_linear_triton, linear_triton
 
     x, weight = (random(*shape, dtype=dtype, device=device) for shape in ((rows, depth), (2 * columns, depth)))
-    whole = gate_triton(linear_triton(x, weight, None), "silu")
+    whole = act_and_mul_triton(linear_triton(x, weight, None), "silu")
     for begin, end in ((0, rows), (3, 4), (20, 50), (5, 69)):
         assert torch.equal(gated_linear_triton(x[begin:end], weight, None, "silu"), whole[begin:end])

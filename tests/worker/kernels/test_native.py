@@ -7,7 +7,8 @@ from torch.nn.functional import pad
 
 from tests.worker.kernels.cases import poisoned
 from tests.worker.kernels.native_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
-from worker.kernels import gate, library, native, norm, rotary, write
+from worker.kernels import act_and_mul, norm, rotary, store_kv
+from worker.kernels.cpu import bindings, library
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 NAN = float("nan")
@@ -26,19 +27,19 @@ def strided(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("n, k", [(64, 64), (100, 77), (33, 1), (1, 300), (257, 1030), (33, 2600), (2080, 70)])
 def test_product(dtype: torch.dtype, n: int, k: int) -> None:
     weight, bias = random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1)
-    packed = native.pack_linear(weight, bias)
+    packed = bindings.pack_linear(weight, bias)
     for t in (1, 16, 17, 33, 70, 300):
         x = random(t, k, dtype=dtype, seed=t)
         with poisoned():
-            ours = native.linear(x, packed)
+            ours = bindings.linear(x, packed)
         close(ours, x.double() @ weight.double().T + bias.double())
-    assert native.linear(random(0, k, dtype=dtype), packed).shape == (0, n)
+    assert bindings.linear(random(0, k, dtype=dtype), packed).shape == (0, n)
 
 
 @dtypes
 def test_unrounded_product(dtype: torch.dtype) -> None:
     x, weight = random(3, 200, dtype=dtype), random(40, 200, dtype=dtype)
-    out = native.linear(x, native.pack_linear(weight), out_dtype=torch.float32)
+    out = bindings.linear(x, bindings.pack_linear(weight), out_dtype=torch.float32)
     assert out.dtype == torch.float32
     torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-4)
 
@@ -46,14 +47,14 @@ def test_unrounded_product(dtype: torch.dtype) -> None:
 @dtypes
 @pytest.mark.parametrize("n, k", [(96, 1056), (70, 333), (40, 2600), (2080, 70)])
 def test_product_bits_do_not_depend_on_company_or_threads(dtype: torch.dtype, n: int, k: int) -> None:
-    x, packed = random(600, k, dtype=dtype), native.pack_linear(random(n, k, dtype=dtype), random(n, dtype=dtype))
-    whole = native.linear(x, packed)
+    x, packed = random(600, k, dtype=dtype), bindings.pack_linear(random(n, k, dtype=dtype), random(n, dtype=dtype))
+    whole = bindings.linear(x, packed)
     threads = torch.get_num_threads()
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             for begin, rows in [(0, 1), (599, 1), (7, 2), (100, 16), (3, 17), (50, 32), (60, 33), (5, 70), (0, 512)]:
-                assert torch.equal(native.linear(x[begin : begin + rows], packed), whole[begin : begin + rows])
+                assert torch.equal(bindings.linear(x[begin : begin + rows], packed), whole[begin : begin + rows])
     finally:
         torch.set_num_threads(threads)
 
@@ -64,35 +65,37 @@ def test_product_bits_do_not_depend_on_company_or_threads(dtype: torch.dtype, n:
 def test_norm(dtype: torch.dtype, offset: bool, shape: tuple[int, ...]) -> None:
     x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype, seed=1)
     with poisoned():
-        ours = native.rms_norm(strided(x), weight, 1e-6, offset)
+        ours = bindings.rms_norm(strided(x), weight, 1e-6, offset)
     close(ours, norm.rms_norm_torch(x, weight, 1e-6, offset=offset))
-    assert torch.equal(native.rms_norm(x[2:3], weight, 1e-6, offset), ours[2:3])
+    assert torch.equal(bindings.rms_norm(x[2:3], weight, 1e-6, offset), ours[2:3])
 
 
 @dtypes
 @pytest.mark.parametrize("offset", [False, True])
 def test_norm_of_a_sum(dtype: torch.dtype, offset: bool) -> None:
     x, residual, weight = random(40, 500, dtype=dtype), random(40, 500, dtype=dtype, seed=1), random(500, dtype=dtype)
-    ours, total = native.add_rms_norm(x, residual, weight, 1e-6, offset)
+    ours, total = bindings.add_rms_norm(x, residual, weight, 1e-6, offset)
     assert torch.equal(total, x + residual)
-    assert torch.equal(ours, native.rms_norm(total, weight, 1e-6, offset))
+    assert torch.equal(ours, bindings.rms_norm(total, weight, 1e-6, offset))
 
 
 @dtypes
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gate(dtype: torch.dtype, activation: gate.Activation) -> None:
+def test_gate(dtype: torch.dtype, activation: act_and_mul.Activation) -> None:
     for t, n in ((1, 5), (3, 100), (40, 1024)):
         x = random(t, 2 * n, dtype=dtype) * 4
         with poisoned():
-            ours = native.gate(x, activation)
-        close(ours, gate.gate_torch(x, activation))
-        assert torch.equal(native.gate(x[:1], activation), ours[:1])
+            ours = bindings.act_and_mul(x, activation)
+        close(ours, act_and_mul.act_and_mul_torch(x, activation))
+        assert torch.equal(bindings.act_and_mul(x[:1], activation), ours[:1])
 
 
 def test_gate_far_from_zero() -> None:
     x = torch.tensor([[-1e4, -200.0, -90.0, 0.0, 90.0, 1e4] + [1.0] * 6])
     for activation in ("silu", "gelu_tanh"):
-        torch.testing.assert_close(native.gate(x, activation), gate.gate_torch(x, activation), atol=1e-30, rtol=1e-5)
+        torch.testing.assert_close(
+            bindings.act_and_mul(x, activation), act_and_mul.act_and_mul_torch(x, activation), atol=1e-30, rtol=1e-5
+        )
 
 
 def tables(positions: int, d: int) -> tuple[Tensor, Tensor]:
@@ -104,11 +107,11 @@ def tables(positions: int, d: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("d", [2, 24, 64, 96, 256])
 def test_rotary(dtype: torch.dtype, d: int) -> None:
     q, k, positions = random(50, 4, d, dtype=dtype), random(50, 2, d, dtype=dtype, seed=1), torch.randperm(50)
-    ours = native.rotary(strided(q), strided(k), *tables(50, d), positions)
+    ours = bindings.rotary(strided(q), strided(k), *tables(50, d), positions)
     for one, plain in zip(ours, rotary.rotary_torch(q, k, *tables(50, d), positions), strict=True):
         close(one, plain)
     apart = q.transpose(0, 1).contiguous().transpose(0, 1)  # a token's heads far from each other
-    assert torch.equal(native.rotary(apart, k, *tables(50, d), positions)[0], ours[0])
+    assert torch.equal(bindings.rotary(apart, k, *tables(50, d), positions)[0], ours[0])
 
 
 @dtypes
@@ -117,8 +120,8 @@ def test_write(dtype: torch.dtype, page_size: int, d: int) -> None:
     k, v = random(9, 2, d, dtype=dtype), random(9, 2, d, dtype=dtype, seed=1)
     ours, plain = ([torch.zeros(5, page_size, 2, d, dtype=dtype) for _ in "kv"] for _ in range(2))
     slots = torch.randperm(5 * page_size)[:9]
-    native.write_kv(strided(k), strided(v), *ours, slots)
-    write.write_kv_torch(k, v, *plain, slots)
+    bindings.store_kv(strided(k), strided(v), *ours, slots)
+    store_kv.store_kv_torch(k, v, *plain, slots)
     plain[1] = as_written(plain[1])
     assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
 
@@ -132,20 +135,22 @@ def test_one_pass_has_the_bits_of_its_parts(dtype: torch.dtype, normed: bool, d:
     positions, slots = torch.randperm(t), torch.randperm(64)[:t]
     ours, parts = ([torch.zeros(2, 32, kv_heads, d, dtype=dtype) for _ in "kv"] for _ in range(2))
     q_norm, k_norm = weights if normed else (None, None)
-    q = native.heads(qkv, *ours, *tables(t, d), positions, slots, q_norm=q_norm, k_norm=k_norm, eps=1e-6, offset=True)
+    q = bindings.qkv_rope_write(
+        qkv, *ours, *tables(t, d), positions, slots, q_norm=q_norm, k_norm=k_norm, eps=1e-6, offset=True
+    )
     plain_q, k, v = qkv.view(t, -1, d).split_with_sizes([heads, kv_heads, kv_heads], dim=1)
     if normed:
-        plain_q, k = (native.rms_norm(x, w, 1e-6, True) for x, w in zip((plain_q, k), weights, strict=True))
-    plain_q, k = native.rotary(plain_q, k, *tables(t, d), positions)
-    native.write_kv(k, v, *parts, slots)
+        plain_q, k = (bindings.rms_norm(x, w, 1e-6, True) for x, w in zip((plain_q, k), weights, strict=True))
+    plain_q, k = bindings.rotary(plain_q, k, *tables(t, d), positions)
+    bindings.store_kv(k, v, *parts, slots)
     assert torch.equal(q, plain_q)
     assert all(torch.equal(a, b) for a, b in zip(ours, parts, strict=True))
 
 
 def test_other_types_are_left_to_torch() -> None:
-    assert native.available(torch.float32)
-    assert not native.available(torch.float16)
-    assert not native.available(torch.float64)
+    assert bindings.available(torch.float32)
+    assert not bindings.available(torch.float16)
+    assert not bindings.available(torch.float64)
 
 
 def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
@@ -153,5 +158,5 @@ def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, reques
         cached.cache_clear()
         request.addfinalizer(cached.cache_clear)
     monkeypatch.setenv("SLUICE_NATIVE", "0")
-    assert not native.available(torch.float32)
-    assert native.tier() == "none"
+    assert not bindings.available(torch.float32)
+    assert bindings.tier() == "none"

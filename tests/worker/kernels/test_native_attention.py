@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.native_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
-from worker.kernels import native
 from worker.kernels.attention import attention_torch
+from worker.kernels.cpu import bindings
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 Rows = tuple[int, int, int]  # (sequence, from, to): a chunk of it
@@ -43,7 +43,7 @@ class Story:
             out = attention_torch(q, *caches, starts, kv_lens, table, longest, scale=d**-0.5, window=window)
         else:
             caches[1] = as_written(caches[1])
-            out = native.attention(q, *caches, starts, kv_lens, table, scale=d**-0.5, window=window)
+            out = bindings.attention(q, *caches, starts, kv_lens, table, scale=d**-0.5, window=window)
         return list(out.split(starts.diff().tolist()))
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.worker.kernels.cases import TRITON_DTYPES, close, near, poisoned, random
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
-from worker.kernels.terms import added
+from worker.kernels.split_k import sum_split_k
 
 SHAPES = [(1, 8), (3, 96), (5, 1000), (2, 3, 64)]
 
@@ -48,7 +48,7 @@ def test_heads_of_a_fused_projection_need_no_copy() -> None:
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_triton(shape: tuple[int, ...], offset: bool, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
+    from worker.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
 
     x, residual = (random(*shape, dtype=dtype, device=device, seed=i) for i in range(2))
     weight = random(shape[-1], dtype=dtype, device=device, seed=2)
@@ -65,7 +65,7 @@ def test_triton(shape: tuple[int, ...], offset: bool, dtype: torch.dtype, device
 @pytest.mark.parametrize("offset", [False, True])
 def test_triton_norms_before_it_adds_the_residual(offset: bool, dtype: torch.dtype, device: str) -> None:
     """As one kernel after the other, to the bit."""
-    from worker.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
+    from worker.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
 
     x, residual = (random(3, 600, dtype=dtype, device=device, seed=i) for i in range(2))
     after, weight = (random(600, dtype=dtype, device=device, seed=i) for i in range(2, 4))
@@ -81,12 +81,12 @@ def test_triton_norms_before_it_adds_the_residual(offset: bool, dtype: torch.dty
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("count", [2, 5])
 def test_triton_adds_terms(count: int, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.norm_triton import add_rms_norm_triton
+    from worker.kernels.gpu.norm import add_rms_norm_triton
 
     terms = random(count, 3, 600, device=device)
     residual, weight = random(3, 600, dtype=dtype, device=device), random(600, dtype=dtype, device=device)
     got = add_rms_norm_triton(terms, residual, weight, 1e-6, offset=True, after=weight)
-    whole = add_rms_norm_triton(added(terms, 2, dtype), residual, weight, 1e-6, offset=True, after=weight)
+    whole = add_rms_norm_triton(sum_split_k(terms, 2, dtype), residual, weight, 1e-6, offset=True, after=weight)
     for one, other in zip(got, whole, strict=True):
         assert torch.equal(one, other)
     for one, other in zip(
@@ -96,7 +96,7 @@ def test_triton_adds_terms(count: int, dtype: torch.dtype, device: str) -> None:
 
 
 def test_triton_takes_strided_tokens(device: str) -> None:
-    from worker.kernels.norm_triton import rms_norm_triton
+    from worker.kernels.gpu.norm import rms_norm_triton
 
     fused, weight = random(5, 6, 32, device=device), random(32, seed=1, device=device)
     close(rms_norm_triton(fused[:, 2:4], weight, 1e-6, offset=False), rms_norm_torch(fused[:, 2:4], weight, 1e-6))

@@ -3,10 +3,10 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.cases import TRITON_DTYPES, close, random
-from worker.kernels.gate import gate
+from worker.kernels.act_and_mul import act_and_mul
 from worker.kernels.linear import PackedLinear, linear, pack_quantized
 from worker.kernels.quantize import FORMATS, Kind, dequantize, linear_quantized_torch, quantize
-from worker.kernels.terms import added
+from worker.kernels.split_k import sum_split_k
 
 KINDS: list[Kind] = ["int8", "fp8"]
 STEP = {"int8": 1 / 254, "fp8": 1 / 16}  # half a step, relative to the row's largest value, or to the value
@@ -48,7 +48,7 @@ def test_a_quantized_linear_means_that_of_the_dequantized_weight(kind: Kind, bia
 
 
 def product(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None = None, **how: bool) -> Tensor:
-    from worker.kernels.linear_triton import linear_triton
+    from worker.kernels.gpu.linear import linear_triton
 
     return linear_triton(x, values, bias, scale, **how)
 
@@ -71,18 +71,18 @@ def test_triton(rows: int, columns: int, depth: int, biased: bool, kind: Kind, d
     expected = linear_quantized_torch(x, values, scale, bias)
     close(product(x, values, scale, bias), expected)
     terms = product(x, values, scale, bias, terms=True)
-    close(added(terms, 2, dtype), expected)
+    close(sum_split_k(terms, 2, dtype), expected)
     assert terms.ndim == (3 if depth >= 600 else 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [3, 40])
 def test_triton_gated(rows: int, kind: Kind, device: str) -> None:
-    from worker.kernels.linear_triton import gated_linear_triton
+    from worker.kernels.gpu.linear import gated_linear_triton
 
     x, bias = random(rows, 200, device=device), random(140, device=device, seed=2)
     values, scale = quantize(random(140, 200, device=device, seed=1) / 14, kind)
-    expected = gate(linear_quantized_torch(x, values, scale, bias), "silu")
+    expected = act_and_mul(linear_quantized_torch(x, values, scale, bias), "silu")
     close(gated_linear_triton(x, values, bias, "silu", scale), expected)
 
 
@@ -111,4 +111,4 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     whole = product(x, values, scale)
     for begin, end in ((0, 1), (7, 24), (10, 42), (100, 164), (100, 165), (0, 700)):
         assert torch.equal(product(x[begin:end], values, scale), whole[begin:end])
-        assert torch.equal(added(product(x[begin:end], values, scale, terms=True), 2, dtype), whole[begin:end])
+        assert torch.equal(sum_split_k(product(x[begin:end], values, scale, terms=True), 2, dtype), whole[begin:end])

@@ -65,7 +65,7 @@ def test_tables_of_another_rank_are_refused() -> None:
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 64), (3, 1, 96), (1, 1, 16)])
 def test_triton(heads: int, kv_heads: int, size: int, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.rotary_triton import rotary_triton
+    from worker.kernels.gpu.rotary import rotary_triton
 
     fused = random(6, heads + kv_heads + 1, size, dtype=dtype, device=device)
     q, k = fused[:, :heads], fused[:, heads : heads + kv_heads]

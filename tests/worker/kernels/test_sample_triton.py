@@ -28,7 +28,7 @@ def the_same_exp(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
 
 def check(logits: Tensor, rows: list[Row], device: str, stages: Stages = EVERY, **sizes: int) -> list[int]:
     """Both ways; `sizes` as small as to have many parts, and lists that overflow."""
-    from worker.kernels.sample_triton import sample_triton
+    from worker.kernels.gpu.sample import sample_triton
 
     params, logits = moved_to(params_of(rows).plain, device), logits.to(device)
     before = logits.clone()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.worker.kernels.cases import TRITON_DTYPES, random
-from worker.kernels.write import write_kv, write_kv_torch
+from worker.kernels.store_kv import store_kv, store_kv_torch
 
 PAGES, PAGE_SIZE, HEADS, SIZE = 5, 4, 2, 24
 
@@ -24,16 +24,16 @@ def check(write: Callable[..., None], dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("write", [write_kv, write_kv_torch])
+@pytest.mark.parametrize("write", [store_kv, store_kv_torch])
 def test_write(write: Callable[..., None], dtype: torch.dtype) -> None:
     check(write, dtype, "cpu")
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 def test_triton(dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.write_triton import write_kv_triton
+    from worker.kernels.gpu.store_kv import store_kv_triton
 
-    check(write_kv_triton, dtype, device)
+    check(store_kv_triton, dtype, device)
 
 
 def check_clamped(write: Callable[..., None], device: str) -> None:
@@ -48,12 +48,12 @@ def check_clamped(write: Callable[..., None], device: str) -> None:
         assert rows.count_nonzero() == new.count_nonzero()
 
 
-@pytest.mark.parametrize("write", [write_kv, write_kv_torch])
+@pytest.mark.parametrize("write", [store_kv, store_kv_torch])
 def test_write_to_a_float8_cache(write: Callable[..., None]) -> None:
     check_clamped(write, "cpu")
 
 
 def test_triton_writes_to_a_float8_cache(device: str) -> None:
-    from worker.kernels.write_triton import write_kv_triton
+    from worker.kernels.gpu.store_kv import store_kv_triton
 
-    check_clamped(write_kv_triton, device)
+    check_clamped(store_kv_triton, device)

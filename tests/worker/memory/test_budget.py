@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
-from shared.sizes import with_sizes
+from shared.default_sizes import with_sizes
 from tests.worker.memory.test_cache import SPEC
-from worker.memory.budget import GIB, RESERVE, Budget, GpuMemory, Pool, longest, plain_budget, size_pool
-from worker.memory.cache import bytes_per_page
+from worker.kv_cache.sizing import GIB, RESERVE, Budget, GpuMemory, Pool, longest, plain_budget, size_pool
+from worker.kv_cache.tensors import bytes_per_page
 
 H200 = GpuMemory("NVIDIA H200", free=138 * GIB, total=140 * GIB, utilization=0.9)
 A_TOKEN = bytes_per_page(SPEC, 1, torch.bfloat16)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker.memory.cache import Cache, bytes_per_page
+from worker.kv_cache.tensors import Cache, bytes_per_page
 from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
 
 SPEC = ModelSpec(

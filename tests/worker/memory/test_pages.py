@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import Pages
-from worker.memory.pages import PagePool
+from worker.kv_cache.pages import PagePool
 
 
 def test_the_scratch_page_is_never_handed_out() -> None:

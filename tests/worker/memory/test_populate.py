@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.worker.kernels.native_tiers import needs_library
-from worker.kernels.native import touch
-from worker.memory import populate
-from worker.memory.populate import Populator
+from worker.kernels.cpu.bindings import touch
+from worker.kv_cache import prefault
+from worker.kv_cache.prefault import Prefaulter
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -32,9 +32,9 @@ def memory() -> torch.Tensor:
 def test_it_stays_ahead_of_the_highest_page_and_goes_no_further(
     memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(populate, "AHEAD_TOKENS", 16 * 10)
-    monkeypatch.setattr(populate, "STRIDE_TOKENS", 16 * 2)
-    populator = Populator(touch, list(memory))
+    monkeypatch.setattr(prefault, "AHEAD_TOKENS", 16 * 10)
+    monkeypatch.setattr(prefault, "STRIDE_TOKENS", 16 * 2)
+    populator = Prefaulter(touch, list(memory))
     wait_until(lambda: populator.populated == 10)
     populator.reach(5)
     wait_until(lambda: populator.populated == 16)
@@ -51,7 +51,7 @@ def test_where_memory_cannot_be_touched_it_gives_up(memory: torch.Tensor) -> Non
         asked.append(start)
         return False
 
-    populator = Populator(refuse, list(memory))
+    populator = Prefaulter(refuse, list(memory))
     wait_until(lambda: bool(asked))
     populator.reach(40)
     time.sleep(0.05)
@@ -71,7 +71,7 @@ def test_its_thread_ends_with_it(memory: torch.Tensor) -> None:
 
     wait_until(lambda: threads() == 0)  # those of the tests before
     before = threads()
-    held = [Populator(touch, list(memory))]
+    held = [Prefaulter(touch, list(memory))]
     assert threads() == before + 1
     wait_until(lambda: held[0].populated == 64)
     held.clear()

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.memory import prefix
-from worker.memory.pages import PagePool
-from worker.memory.prefix import PrefixCache
+from worker.kv_cache import prefix_cache
+from worker.kv_cache.pages import PagePool
+from worker.kv_cache.prefix_cache import PrefixCache
 
 PAGE = 4
 
@@ -77,13 +77,13 @@ def test_an_evicted_beginning_hides_what_hangs_on_it_until_it_is_back() -> None:
 
 def test_no_page_is_hashed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bytes] = []
-    digest = prefix._digest
+    digest = prefix_cache._digest
 
     def counted(data: bytes) -> bytes:
         calls.append(data)
         return digest(data)
 
-    monkeypatch.setattr(prefix, "_digest", counted)
+    monkeypatch.setattr(prefix_cache, "_digest", counted)
     cache, digests, tokens = PrefixCache(PagePool(20, PAGE)), list[bytes](), list(range(9))
     for length in range(9, 41):
         cache.match(digests, tokens, "")

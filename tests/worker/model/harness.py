@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import VOCAB
-from worker.memory.cache import Cache, kv_format
+from worker.kv_cache.tensors import Cache, kv_format
 from worker.model.checkpoint import read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
-from worker.model.packed import Packed
+from worker.model.forward_inputs import ForwardInputs
 from worker.model.weights import load
 
 CPU = torch.device("cpu")
@@ -54,14 +54,14 @@ def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
     return [[draw.randrange(3, VOCAB) for _ in range(length)] for length in lengths]
 
 
-def pack(chunks: list[tuple[Row, int]], page_size: int, *, all_rows: bool = False) -> Packed:
+def pack(chunks: list[tuple[Row, int]], page_size: int, *, all_rows: bool = False) -> ForwardInputs:
     """(sequence, how many of its tokens) → a step, by the letter of packed.py."""
     spans = [range(row.computed, row.computed + length) for row, length in chunks]
     starts = [sum(map(len, spans[:i])) for i in range(len(spans) + 1)]
     ends = [start - 1 for start, (row, length) in zip(starts[1:], chunks, strict=True)
             if row.computed + length == len(row.tokens)]  # fmt: skip
     widest = max(len(row.pages) for row, _ in chunks)
-    return Packed(
+    return ForwardInputs(
         tokens=torch.tensor([row.tokens[p] for (row, _), span in zip(chunks, spans, strict=True) for p in span]),
         positions=torch.tensor([p for span in spans for p in span]),
         slots=torch.tensor([row.pages[p // page_size] * page_size + p % page_size

@@ -12,13 +12,13 @@ from torch import Tensor
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, all_logits, cache_for, prompts_of
-from worker.device import computable
+from worker.engine.load import _format, load_engine
 from worker.kernels.linear import PackedLinear
 from worker.kernels.quantize import Scheme
-from worker.load import _format, load_engine
 from worker.model import quantization, weights
 from worker.model.checkpoint import read_config
 from worker.model.decoder import Decoder
+from worker.model.device import computable
 from worker.model.families import spec_from_config
 from worker.model.quantization import describe
 from worker.model.spec import Stored

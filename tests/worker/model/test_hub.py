@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from shared.config import Settings
-from shared.hub import HubError, fetch
-from shared.pulse import Pulse
+from shared.heartbeat import Heartbeat
+from shared.hf_hub import HubError, fetch
 from tests.hub_server import Hub
 from worker.__main__ import _State
 from worker.model.checkpoint import Checkpoint, CheckpointError, read_config, resolve
@@ -128,7 +128,7 @@ def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
 
 
 def test_ready_tells_a_download_from_a_load() -> None:
-    state = _State(Settings(), 1, Pulse())
+    state = _State(Settings(), 1, Heartbeat())
     state.downloading(30, 100)
     assert (state.status().state, state.status().progress, state.pulse.turns) == ("downloading", 0.3, 1)
     state.loading(0, 10)

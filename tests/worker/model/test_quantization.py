@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, prompts_of
+from worker.engine.load import load_engine
 from worker.kernels.linear import linear
 from worker.kernels.quantize import Kind, Scheme, dequantize, quantize
-from worker.load import load_engine
 from worker.model.checkpoint import Checkpoint, CheckpointError, read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config

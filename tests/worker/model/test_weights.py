@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, decoder_of, prompts_of
+from worker.engine.load import load_engine
 from worker.kernels.linear import linear
-from worker.load import load_engine
 from worker.model.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends
 from worker.model.decoder import Weights
 from worker.model.families import spec_from_config

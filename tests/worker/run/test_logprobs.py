@@ -6,9 +6,9 @@ import torch
 import worker.run.logprobs
 from shared.codec import unpack_f32, unpack_u32
 from shared.messages import Logprobs, Sampling
-from worker.run.flight import ToHost
+from worker.run.in_flight import HostCopy
+from worker.run.inputs import SamplingInputs
 from worker.run.logprobs import launch_logprobs
-from worker.run.pack import Wanted
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
 
@@ -32,11 +32,11 @@ def check(told: Logprobs, logits: torch.Tensor, tokens: list[int], top: int) -> 
 def test_each_message_has_its_own_rows_and_all_come_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[torch.Tensor] = []
 
-    def counted(values: torch.Tensor) -> ToHost:
+    def counted(values: torch.Tensor) -> HostCopy:
         copies.append(values)
-        return ToHost(values)
+        return HostCopy(values)
 
-    monkeypatch.setattr(worker.run.logprobs, "ToHost", counted)
+    monkeypatch.setattr(worker.run.logprobs, "HostCopy", counted)
     running = sequence(1, [5, 6, 7, 8], 2, logprobs=3)
     silent = sequence(2, [5, 6], 2)
     asked = sequence(3, [9, 8, 7, 6], 4, logprobs=2, prompt_logprobs=True)
@@ -48,7 +48,7 @@ def test_each_message_has_its_own_rows_and_all_come_in_one_copy(monkeypatch: pyt
         Chunk(begun, 0, 2, False),
     ]
     logits = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
-    wanted = Wanted(sampled=[0, 1, 4], prompts=[(2, 2, 2), (3, 5, 2)])
+    wanted = SamplingInputs(sampled=[0, 1, 4], prompts=[(2, 2, 2), (3, 5, 2)])
     ids = torch.tensor([11, 12, 13])
     told = launch_logprobs(Plan(chunks), wanted, logits, logits[wanted.sampled], ids)()
     assert [(who, one.id, one.start, one.prompt) for who, one in told] == [

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import Sampling
-from worker.run.pack import pack
+from worker.run.inputs import build_inputs
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
 
@@ -40,7 +40,7 @@ def plans(draw: st.DrawFn) -> tuple[int, list[Chunk]]:
 @given(plans())
 def test_every_row_is_where_its_definition_says(plan: tuple[int, list[Chunk]]) -> None:
     page_size, chunks = plan
-    packed, wanted = pack(chunks, page_size, CPU)
+    packed, wanted = build_inputs(chunks, page_size, CPU)
     row = 0
     for s, chunk in enumerate(chunks):
         sequence = chunk.sequence
@@ -63,7 +63,7 @@ def test_every_row_is_where_its_definition_says(plan: tuple[int, list[Chunk]]) -
 @given(plans())
 def test_prompt_logprobs_want_the_row_before_each_known_token(plan: tuple[int, list[Chunk]]) -> None:
     page_size, chunks = plan
-    packed, wanted = pack(chunks, page_size, CPU)
+    packed, wanted = build_inputs(chunks, page_size, CPU)
     told = {index: (first, count) for index, first, count in wanted.prompts}
     for index, chunk in enumerate(chunks):
         predicted = range(chunk.start + 1, min(chunk.start + chunk.length + 1, chunk.sequence.prompt_len))
@@ -79,7 +79,7 @@ def test_drafts_follow_the_last_token_and_each_has_a_row() -> None:
     drafting, other = make(8, 7, 16, 1), make(3, 2, 16, 2)
     prompt = make(30, 0, 16, 3, prompt_logprobs=True)
     chunks = [Chunk(drafting, 7, 4, True, (91, 92, 93)), Chunk(other, 2, 1, True), Chunk(prompt, 0, 30, True)]
-    packed, wanted = pack(chunks, 16, CPU)
+    packed, wanted = build_inputs(chunks, 16, CPU)
     assert packed.tokens[:5].tolist() == [drafting.tokens[7], 91, 92, 93, other.tokens[2]]
     assert packed.positions[:5].tolist() == [7, 8, 9, 10, 2]
     assert packed.slots[:4].tolist() == [16 + 7, 16 + 8, 16 + 9, 16 + 10]

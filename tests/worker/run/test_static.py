@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import Sampling
-from worker.run.pack import pack
+from worker.run.graph_inputs import ALIGN, KNOWN, Columns, HostBlock, block_bytes
+from worker.run.inputs import build_inputs
 from worker.run.sampler import columns
-from worker.run.static import ALIGN, KNOWN, Columns, HostBlock, block_bytes
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
 
@@ -55,7 +55,7 @@ def test_a_step_is_the_same_as_packed(data: st.DataObject, page_size: int) -> No
 
 
 def check(got: Columns, chunks: list[Chunk], running: list[Sequence], page_size: int) -> None:
-    packed, _ = pack(chunks, page_size, CPU)
+    packed, _ = build_inputs(chunks, page_size, CPU)
     n, width = packed.pages.shape
     for name in ("tokens", "positions", "slots", "kv_lens"):
         assert torch.equal(getattr(got, name)[:n], getattr(packed, name)), name

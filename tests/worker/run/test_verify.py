@@ -15,14 +15,14 @@ from tests.worker.kernels.test_chain import SANDWICH
 from tests.worker.kernels.test_chain import decoder_of as random_decoder
 from tests.worker.model.harness import CPU, decoder_of
 from tests.worker.run.test_warmup import Memory
+from worker.engine.load import _kernels, _runner
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, TORCH, Operations
-from worker.load import _kernels, _runner
-from worker.memory.cache import Cache
+from worker.kv_cache.tensors import Cache
 from worker.model.decoder import Decoder
 from worker.model.spec import LayerSpec
+from worker.run.kernel_check import choose_operations, disagreement, worst_row
 from worker.run.runner import DeviceBroken
-from worker.run.verify import choose_operations, disagreement, worst_row
 
 LENGTH = 1300
 NAMES = [one.name for one in fields(Operations)]
@@ -80,7 +80,7 @@ def rounded_later(name: str) -> Change:
         dtype, change = args[0].dtype, {"dtype": torch.float32} if "dtype" in how else {}
         widened = [wide(arg) for arg in args]
         got = getattr(TORCH, name)(*widened, **{key: wide(value) for key, value in how.items()} | change)
-        if name == "heads":
+        if name == "qkv_rope_write":
             for cache, written in zip(args[1:3], widened[1:3], strict=True):
                 cache.copy_(written.clamp(-448, 448) if cache.dtype == torch.float8_e4m3fn else written)
         if isinstance(got, tuple):
@@ -160,7 +160,9 @@ def test_a_key_that_lands_elsewhere_is_seen(decoder: Decoder) -> None:
         args[1].flatten(0, 1)[-1] = 1.0
         return q
 
-    assert disagreement(changed(decoder, "heads", stray), worker(), LENGTH).startswith("heads is off by inf")
+    assert disagreement(changed(decoder, "qkv_rope_write", stray), worker(), LENGTH).startswith(
+        "qkv_rope_write is off by inf"
+    )
 
 
 @pytest.mark.parametrize("change", [one_row_off, failing])
@@ -199,13 +201,13 @@ def test_a_kernel_that_fails_in_the_largest_step_only(decoder: Decoder, caplog: 
 
 def test_a_device_that_a_kernel_broke_ends_the_worker(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing computes any more on it, plain forms neither."""
-    from worker.run import verify
+    from worker.run import kernel_check
 
     def broken(*args: Any, **how: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with")
 
     def breaks(sound: Change, *args: Any, **how: Any) -> Any:
-        monkeypatch.setattr(verify, "TORCH", Operations(*[broken] * len(NAMES)))
+        monkeypatch.setattr(kernel_check, "TORCH", Operations(*[broken] * len(NAMES)))
         return broken()
 
     with pytest.raises(DeviceBroken, match=r"Fake GPU attention fails .*illegal memory access.*--kernels torch"):

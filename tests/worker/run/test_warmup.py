@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
-from shared.sizes import with_sizes
+from shared.default_sizes import with_sizes
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, decoder_of
-from worker.load import _no_room, _sized
-from worker.memory.budget import GIB, RESERVE, GpuMemory
-from worker.memory.cache import Cache
+from worker.engine.load import _no_room, _sized
+from worker.kv_cache.sizing import GIB, RESERVE, GpuMemory
+from worker.kv_cache.tensors import Cache
 from worker.model.checkpoint import read_config
 from worker.model.families import spec_from_config
 from worker.model.weights import load
@@ -111,7 +111,7 @@ def test_all_kinds_of_steps_are_there() -> None:
 
 def test_every_tile_of_the_products_is_there() -> None:
     """Each is a kernel to compile. Llama-3.2-3B's head, its feed-forward's end, and its beginning."""
-    from worker.kernels.tiles import choose_gated_tile, choose_tile
+    from worker.kernels.gpu.tiles import choose_gated_tile, choose_tile
 
     def tiles(rows: Iterable[int], tokens: Iterable[int]) -> tuple[set[object], ...]:
         head = {choose_tile(count, 128256, 3072, torch.bfloat16) for count in rows}

@@ -11,12 +11,12 @@ from math import inf
 from typing import Any
 
 from shared.messages import Outcome, Sampling
-from worker.memory.pages import PagePool
-from worker.schedule.drafter import Drafter
-from worker.schedule.drafting import TILE
+from worker.kv_cache.pages import PagePool
+from worker.schedule.ngram import NgramDrafter
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.scheduler import Advance, Scheduler, SchedulerConfig
 from worker.schedule.sequence import Sequence
+from worker.schedule.speculation import TILE
 
 VOCAB = 11
 EOS = 0
@@ -238,7 +238,7 @@ class Rig:
                 assert len(sequence.tokens) + drafts < self.config.max_seq_len, "a row beyond its length"
 
 
-class Prophet(Drafter):
+class Prophet(NgramDrafter):
     """Proposes what will come, as `tokens` have it, but for every few of them; and something after their end."""
 
     def __init__(self, tokens: list[int], salt: int = 0) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from shared.messages import Outcome
 from tests.worker.schedule.harness import EOS, Prophet, Rig, chain, next_id, reference
-from worker.schedule.drafting import TILE
 from worker.schedule.plan import Plan
 from worker.schedule.sequence import Constraint, Sequence
+from worker.schedule.speculation import TILE
 
 
 def rig(**settings: Any) -> Rig:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.worker.schedule.harness import Prophet, Rig, reference
-from worker.schedule.pace import FLOOR, SAMPLES, TILE, Pace
 from worker.schedule.plan import Plan
+from worker.schedule.step_time import FLOOR, SAMPLES, TILE, StepTimePolicy
 
 MOST = 512
 TARGET = 0.2
@@ -33,7 +33,7 @@ class Machine:
 
     def __init__(self, seconds: Seconds, target: float = TARGET, most: int = MOST) -> None:
         self.seconds = seconds
-        self.pace = Pace(target, most)
+        self.pace = StepTimePolicy(target, most)
         self.now = 100.0
 
     def step(self, decodes: int, prompt: int | None = None, late: float = 0.0) -> float:
@@ -176,7 +176,7 @@ def test_few_tokens_say_nothing_of_many() -> None:
 
 def test_a_step_that_waits_for_another_one_is_counted_from_its_end() -> None:
     """Two under way, as on a device that is never idle; then a pause."""
-    pace = Pace(TARGET, MOST)
+    pace = StepTimePolicy(TARGET, MOST)
     pace.planned(0.0, 1, 0, 100)
     pace.launched(1)
     pace.planned(0.001, 2, 1, 100)
@@ -195,7 +195,7 @@ def test_a_step_that_waits_for_another_one_is_counted_from_its_end() -> None:
 
 
 def test_parts_of_a_step_and_steps_that_were_lost_say_nothing() -> None:
-    pace = Pace(TARGET, MOST)
+    pace = StepTimePolicy(TARGET, MOST)
     pace.planned(0.0, 5, 2, 100)
     pace.launched(3)
     pace.launched(2)

@@ -1,7 +1,7 @@
 """Claims: what a sequence needs, what it may take, and when asking again is worth a look."""
 
 from tests.worker.schedule.harness import Rig
-from worker.memory.pages import PagePool
+from worker.kv_cache.pages import PagePool
 from worker.schedule.paging import Paging
 
 PROMPT = list(range(12))  # three pages of 4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.worker.schedule.harness import EOS, Prophet, Rig, reference
-from worker.schedule import pace
+from worker.schedule import step_time
 from worker.schedule.plan import Plan
 from worker.schedule.scheduler import QueueFull, TooLong
 from worker.schedule.sequence import Sequence
@@ -61,7 +61,7 @@ class Machine(RuleBasedStateMachine):
     def start(
         self, config: dict[str, Any], page_size: int, spare: int, overlap: bool, token_s: float, floor: int
     ) -> None:
-        self.small = patch.multiple(pace, FLOOR=floor, TILE=1)  # as these prompts are
+        self.small = patch.multiple(step_time, FLOOR=floor, TILE=1)  # as these prompts are
         self.small.start()
         if page_size == 0:  # contiguous: a page is a whole sequence
             page_size, spare = config["max_seq_len"], spare // 5

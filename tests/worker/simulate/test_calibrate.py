@@ -4,12 +4,12 @@ from typing import Any, cast
 
 import pytest
 
+from bench.simulate.calibrate import BATCHES, CHUNKS, CONTEXTS, observe
 from shared.messages import Limits
-from worker.load import Engine
-from worker.memory.pages import PagePool
-from worker.run.flight import Sampled
+from worker.engine.load import Engine
+from worker.kv_cache.pages import PagePool
+from worker.run.in_flight import Sampled
 from worker.schedule.plan import Plan
-from worker.simulate.calibrate import BATCHES, CHUNKS, CONTEXTS, observe
 
 
 class Runner:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from bench.simulate.cost import CostModel
+from bench.simulate.replay import Replay
+from bench.simulate.traffic import Synthetic
 from tests.worker.simulate.harness import CPU, gaps, p99, simulated, traffic, workload
-from worker.simulate.cost import CostModel
-from worker.simulate.replay import Replay
-from worker.simulate.traffic import Synthetic
 
 STATIC = {"batching_mode": "static", "use_chunked_prefill": False}
 POLICIES = ("fcfs", "prefill_first", "decode_round_robin")

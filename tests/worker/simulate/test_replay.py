@@ -4,12 +4,12 @@ import random
 
 import pytest
 
+from bench.simulate.replay import Stuck, build, replay
+from bench.simulate.traffic import Arrival, Synthetic, Traffic
 from shared.config import WorkerConfig
-from shared.sizes import with_sizes
+from shared.default_sizes import with_sizes
 from tests.worker.simulate.harness import CPU, SECOND, simulated, traffic, workload
 from worker.schedule.state import State
-from worker.simulate.replay import Stuck, build, replay
-from worker.simulate.traffic import Arrival, Synthetic, Traffic
 
 
 def test_times_are_those_of_the_steps() -> None:

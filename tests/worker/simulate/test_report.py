@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from bench.simulate.report import ROWS, buckets, numbers, outcome, plot, timeline
 from tests.worker.simulate.harness import simulated, traffic
-from worker.simulate.report import ROWS, buckets, numbers, outcome, plot, timeline
 
 
 def test_a_slice_of_time_shows_the_peak_in_it() -> None:

@@ -1,0 +1,210 @@
+"""A load client: sends completions at given times, stamps what comes, and keeps what happened.
+
+Speaks HTTP/1.1 over plain sockets, one connection a request: the measured process should be the server.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import nan
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from bench.client.http_response import Answer, Broken
+
+PATIENCE_S = 900.0  # for one whole answer
+PIECE = 1 << 16
+NO_DONE = "the stream ended without [DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request of a workload: when (seconds after the start), what, and how much."""
+
+    at: float
+    prompt: list[int] | str
+    max_tokens: int
+
+
+@dataclass(slots=True)
+class Record:
+    """What one request met. Times in seconds since the workload's start.
+
+    `stamps`: one for each time that tokens came, `counts`: how many came together (empty: one each).
+    """
+
+    sent: float = 0.0
+    stamps: list[float] = field(default_factory=list)
+    done: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    error: str = ""
+    counts: list[int] = field(default_factory=list)
+
+    @property
+    def ttft(self) -> float:
+        return self.stamps[0] - self.sent
+
+    @property
+    def tokens(self) -> list[int]:
+        """How many came at each stamp."""
+        return self.counts or [1] * len(self.stamps)
+
+    @property
+    def gaps(self) -> list[float]:
+        """What the reader waited, between tokens: one gap for each time that something came.
+
+        Tokens that came together are one event with the whole wait, however many they are, in one chunk or in
+        several. Counting the others as waits of 0 would reward a server for holding tokens back, and sharing the wait
+        out among them would hide a stall the better the longer it was. `per_token` is the figure that is indifferent.
+        """
+        return [b - a for a, b in pairwise(self.stamps)]
+
+    @property
+    def per_token(self) -> float:
+        """Mean time of a token behind those that came first; nan if there is none."""
+        behind = sum(self.tokens[1:])
+        return (self.stamps[-1] - self.stamps[0]) / behind if behind else nan
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server and the name of the model there; `extra` goes into every body, `without` is what it does not know."""
+
+    url: str
+    model: str
+    extra: dict[str, Any] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
+
+    def body(self, call: Call) -> bytes:
+        """Running usage, where the server knows it, tells how many tokens an event has, even one without text."""
+        fields = {
+            "model": self.model, "prompt": call.prompt, "max_tokens": call.max_tokens, "temperature": 0, "stream": True,
+            "ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, **self.extra,
+        }  # fmt: skip
+        return json.dumps({name: value for name, value in fields.items() if name not in self.without}).encode()
+
+
+async def run(
+    target: Target,
+    calls: Iterable[Call],
+    on_done: Callable[[Record], None] = lambda record: None,
+    *,
+    sequential: bool = False,
+) -> list[Record]:
+    """Send every call at its time, or one after another, and wait for all; a failed one has `error`."""
+    start = time.perf_counter()
+
+    async def one(call: Call) -> Record:
+        await asyncio.sleep(call.at - (time.perf_counter() - start))
+        record = Record(sent=time.perf_counter() - start)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await _exchange(target, call, record, start)
+        except TimeoutError:
+            record.error = f"no end within {PATIENCE_S:.0f} s"
+        except OSError as error:
+            record.error = f"connection lost or refused ({type(error).__name__})"
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            record.error = str(error) if isinstance(error, Broken) else f"not understood ({error!r})"
+        record.done = record.done or time.perf_counter() - start
+        on_done(record)
+        return record
+
+    if sequential:
+        return [await one(call) for call in calls]
+    return await asyncio.gather(*(one(call) for call in calls))
+
+
+async def _exchange(target: Target, call: Call, record: Record, start: float) -> None:
+    place = urlsplit(target.url)
+    secure = place.scheme == "https"
+    reader, writer = await asyncio.open_connection(place.hostname, place.port or (443 if secure else 80), ssl=secure)
+    writer.write(_request(place, target.body(call)))
+    answer, events, said = Answer(), _Events(record), b""
+    try:
+        while not answer.complete and (data := await reader.read(PIECE)):
+            now = time.perf_counter() - start
+            for line in answer.feed(data):
+                if answer.status == 200:
+                    events.take(line, now)
+                else:
+                    said += line
+        said += answer.finish()
+    finally:
+        writer.close()
+    record.error = record.error or (events.problem() if answer.status == 200 else _refusal(answer.status, said))
+
+
+def _request(place: SplitResult, body: bytes) -> bytes:
+    path = place.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
+        f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _refusal(status: int, body: bytes) -> str:
+    try:
+        reason = json.loads(body)["error"]
+        return f"{status}: {reason['message'] if isinstance(reason, dict) else reason}"
+    except (ValueError, KeyError, TypeError):
+        return f"{status}: {body[:200].decode(errors='replace')}"
+
+
+class _Events:
+    """Fills a record from the lines of an event stream."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._running = True  # every event so far had the usage up to it
+        self._ended = False
+
+    def take(self, line: bytes, now: float) -> None:
+        if not line.startswith(b"data:"):
+            return
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            self._ended, self._record.done = True, now
+            return
+        event = json.loads(data)
+        if "error" in event:
+            error = event["error"]
+            self._record.error = str(error["message"] if isinstance(error, dict) and "message" in error else error)
+            return
+        tokens = self._usage(event.get("usage"))
+        for choice in event.get("choices") or ():
+            self._stamp(choice, tokens, now)
+
+    def _usage(self, usage: dict[str, Any] | None) -> int | None:
+        """How many tokens came since the usage before; None where it is not told."""
+        if not usage:
+            return None
+        record = self._record
+        new = int(usage["completion_tokens"]) - record.completion_tokens
+        record.prompt_tokens = usage["prompt_tokens"]
+        record.completion_tokens = usage["completion_tokens"]
+        record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return new
+
+    def _stamp(self, choice: dict[str, Any], tokens: int | None, now: float) -> None:
+        if choice.get("finish_reason") and not choice.get("text"):
+            return  # only says that it is over; the usage it may have is the whole answer's
+        self._running = self._running and tokens is not None
+        count = tokens if self._running and tokens is not None else int(bool(choice.get("text")))
+        record = self._record
+        if count > 0 and record.stamps and record.stamps[-1] == now:  # of the same read
+            record.counts[-1] += count
+        elif count > 0:
+            record.stamps.append(now)
+            record.counts.append(count)
+
+    def problem(self) -> str:
+        if not self._ended:
+            return NO_DONE
+        return "" if self._record.stamps else "the stream ended without a token"

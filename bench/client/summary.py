@@ -1,0 +1,158 @@
+"""From records to numbers: throughput and latency percentiles, as a dict for JSON and as Markdown tables."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.client.load_client import Record
+
+Summary = dict[str, float]
+NOTHING = "\N{EN DASH}"  # could not be measured
+
+SHORT = {
+    "requests": "requests",
+    "failed": "failed",
+    "tokens_s": "tokens/s",
+    "decode_s": "decode tokens/s",
+    "ttft_p50": "TTFT p50 ms",
+    "ttft_p99": "p99",
+    "itl_p50": "ITL p50 ms",
+    "itl_p99": "p99",
+    "e2e_p50": "E2E p50 ms",
+    "e2e_p99": "p99",
+}
+LONG = {
+    "requests": "requests",
+    "failed": "failed",
+    "tokens_s": "output tokens/s",
+    "total_s": "input + output tokens/s",
+    "hit_share": "prompt tokens cached, %",
+    **{f"{name}_p{q}": f"{name.upper()} p{q}, ms" for name in ("ttft", "itl", "e2e") for q in (50, 95, 99)},
+    "itl_max": "ITL longest, ms",
+    "tpot_p50": "time per output token p50, ms",
+    "tpot_p99": "time per output token p99, ms",
+}
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """Nearest rank; nan for no values."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(q * len(ordered)) - 1)] if ordered else math.nan
+
+
+def summarize(records: Sequence[Record]) -> Summary:
+    """Times in ms, rates in tokens per second of wall clock, shares in percent. Of failed ones only the count."""
+    good = [record for record in records if not record.error]
+    wall = max((r.done for r in good), default=0.0) - min((r.sent for r in good), default=0.0)
+    gaps = [gap for record in good for gap in record.gaps]
+    ttft = [record.ttft for record in good]
+    tpot = [each for record in good if not math.isnan(each := record.per_token)]
+    e2e = [record.done - record.sent for record in good]
+    new, prompt = sum(r.completion_tokens for r in good), sum(r.prompt_tokens for r in good)
+    cached = sum(r.cached_tokens for r in good)
+    return {
+        "requests": len(records),
+        "failed": len(records) - len(good),
+        "wall_s": wall,
+        "tokens_s": new / wall if wall else math.nan,
+        "total_s": (new + prompt) / wall if wall else math.nan,
+        "decode_s": decode_rate(good),
+        "prompt_tokens": prompt,
+        "completion_tokens": new,
+        "cached_tokens": cached,
+        "hit_share": 100 * cached / prompt if prompt else math.nan,
+        **{
+            f"{name}_p{q}": 1e3 * percentile(values, q / 100)
+            for name, values in (("ttft", ttft), ("itl", gaps), ("e2e", e2e), ("tpot", tpot))
+            for q in (50, 95, 99)
+        },
+        "itl_max": 1e3 * max(gaps, default=math.nan),
+    }
+
+
+def decode_rate(records: Sequence[Record]) -> float:
+    """Tokens per second while every stream runs: from the last first token to the first end; nan if never."""
+    begun = max((r.stamps[0] for r in records), default=0.0)
+    ended = min((r.stamps[-1] for r in records), default=0.0)
+    if ended <= begun:
+        return math.nan
+    inside = sum(
+        weight(record) * count
+        for record in records
+        for stamp, count in zip(record.stamps, record.tokens, strict=True)
+        if begun < stamp <= ended
+    )
+    return inside / (ended - begun)
+
+
+def weight(record: Record) -> float:
+    """Tokens of the answer to one token seen: not 1 where a server does not tell how many an event has."""
+    return record.completion_tokens / sum(record.tokens)
+
+
+def reasons(records: Sequence[Record]) -> list[tuple[str, int]]:
+    """Why requests failed and how often, commonest first."""
+    return Counter(record.error for record in records if record.error).most_common()
+
+
+def table(rows: Mapping[str, Summary], first: str = "") -> str:
+    """A Markdown table, a row a name."""
+    lines = [f"| {first} | " + " | ".join(SHORT.values()) + " |", "|---" + "|--:" * len(SHORT) + "|"]
+    lines += [f"| {name} | " + " | ".join(number(row[column]) for column in SHORT) + " |" for name, row in rows.items()]
+    return "\n".join(lines)
+
+
+def compared(columns: Mapping[str, Summary], first: str = "", *, ratios: bool = False) -> list[list[str]]:
+    """Cells of a table: a column a name, a row a figure; `ratios` puts each one's ratio to the first behind it."""
+    names = list(columns)
+    base = columns[names[0]]
+    lines = [[first, names[0]]]
+    lines += [[title, number(base[key])] for key, title in LONG.items()]
+    for name in names[1:]:
+        lines[0] += [name, "ratio"] if ratios else [name]
+        for line, key in zip(lines[1:], LONG, strict=True):
+            value = columns[name][key]
+            line += [number(value), _ratio(value, base[key])] if ratios else [number(value)]
+    return lines
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> str:
+    """A Markdown table that is one to the eye as well; its first line is the head."""
+    widths = [max(3, *(len(cell) for cell in column)) for column in zip(*cells, strict=True)]
+    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = []
+    for row in (cells[0], rule, *cells[1:]):
+        rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("| " + " | ".join([row[0].ljust(widths[0]), *rest]) + " |")
+    return "\n".join(lines)
+
+
+def to_json(value: Any) -> str:
+    """JSON with null for what could not be measured."""
+    return json.dumps(_finite(value), indent=1)
+
+
+def number(value: float) -> str:
+    if math.isnan(value):
+        return NOTHING
+    if value == int(value) or value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _ratio(value: float, base: float) -> str:
+    return f"{value / base:.2f}" if base and not math.isnan(value / base) else NOTHING
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list():
+            return [_finite(item) for item in value]
+        case _:
+            return value

@@ -1,0 +1,92 @@
+"""Measures how long a real model's steps take on this machine, for cost.fit.
+
+Knows a runner and its pool; needs torch, so it is imported only when somebody asks for it. Contexts are computed
+first, not made up: keys and values that nobody wrote are zeros that the system keeps in one place, and reading
+those costs nothing.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+
+from bench.simulate.cost import Observation
+from shared.config import Settings
+from shared.messages import Sampling
+from worker.engine.load import Engine, load_engine
+from worker.schedule.plan import Chunk, Plan
+from worker.schedule.sequence import Sequence
+
+BATCHES = (1, 8, 32)
+CONTEXTS = (64, 256, 512, 1024)
+CHUNKS = (16, 32, 64, 128, 256, 512)
+ROUNDS = 4  # each step's time is the shortest of so many: what else the machine did is not the step's cost
+
+Say = Callable[[str], None]
+
+
+def measure(settings: Settings, say: Say = lambda text: None) -> list[Observation]:
+    """Loads `settings.model` and times its steps; raises what load_engine raises."""
+    torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
+    say(f"loading {settings.model.name}")
+    return observe(load_engine(settings.model, settings.worker), say)
+
+
+def observe(engine: Engine, say: Say = lambda text: None) -> list[Observation]:
+    """Times chunks of one prompt at the start, in the middle and at the end of a context, and decodes of batches.
+
+    What the pool or the model's longest sequence cannot hold is left out.
+    """
+    longest = min(max(CONTEXTS), engine.limits.max_seq_len - 1, engine.pool.usable * engine.pool.page_size)
+    sequences = _sequences(engine, longest)
+    _fill(engine, sequences, longest, say)
+    steps = [_timed(engine, plan) for plan in _plans(sequences, longest, say)]
+    for sequence in sequences:
+        engine.pool.release(sequence.pages)
+    return steps
+
+
+def _sequences(engine: Engine, longest: int) -> list[Sequence]:
+    pool, rng, sequences = engine.pool, random.Random(0), list[Sequence]()
+    for id in range(max(BATCHES)):
+        pages = pool.acquire(pool.pages_for(longest))
+        if pages is None:
+            break
+        tokens = [rng.randrange(engine.limits.vocab_size) for _ in range(longest)]
+        sampling = Sampling(1, temperature=0.0, ignore_eos=True)
+        sequence = Sequence((b"calibrate", id), tokens, longest, sampling, 0, 0.0)
+        sequence.pages.extend(pages)
+        sequences.append(sequence)
+    return sequences
+
+
+def _fill(engine: Engine, sequences: list[Sequence], longest: int, say: Say) -> None:
+    say(f"computing {len(sequences)} contexts of {longest} tokens")
+    size = max(CHUNKS)
+    for sequence in sequences:
+        for start in range(0, longest, size):
+            engine.runner.step(Plan([Chunk(sequence, start, min(size, longest - start), True)]))
+
+
+def _plans(sequences: list[Sequence], longest: int, say: Say) -> Iterable[Plan]:
+    for size in (size for size in CHUNKS if size <= longest):
+        say(f"chunks of {size} tokens")
+        for start in sorted({0, (longest - size) // 2, longest - size}):
+            yield Plan([Chunk(sequences[0], start, size, True)])
+    for batch in (batch for batch in BATCHES if batch <= len(sequences)):
+        say(f"decodes of {batch} sequences")
+        for context in (context for context in CONTEXTS if context <= longest):
+            yield Plan([Chunk(sequence, context - 1, 1, True) for sequence in sequences[:batch]])
+
+
+def _timed(engine: Engine, plan: Plan) -> Observation:
+    """Every chunk samples, so the ids are here, and the device is done, when the step returns."""
+    seconds = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        engine.runner.step(plan)
+        seconds.append(time.perf_counter() - began)
+    kv_tokens = sum(chunk.start + chunk.length for chunk in plan.chunks)
+    return Observation(plan.tokens, kv_tokens, len(plan.chunks), min(seconds))

@@ -1,0 +1,156 @@
+"""`sluice simulate`: workloads through the worker's scheduler in virtual time, or a step's cost measured here."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from bench.client.load_client import Record
+from bench.client.summary import Summary, summarize, table
+from bench.client.workloads import WORKLOADS, Scale
+from bench.simulate import cost as costs
+from bench.simulate import report
+from bench.simulate.replay import Replay, Request, build, replay
+from bench.simulate.traffic import VOCAB, Synthetic, Traffic
+from deploy.supervisor.child_command import CliError, localised
+from shared.arguments import count, new_file, positive, several
+from shared.config import ConfigError, Settings, with_values
+from shared.default_sizes import with_sizes
+from shared.flags import Parser, add_flags, read, select
+from worker.kernels.cpu.openmp import spin_briefly
+
+FLAGS = select(
+    (),
+    (
+        "max_seq_len", "device", "dtype", "kv_cache_dtype", "threads", "kv_cache_gb", "batching_mode",
+        "batch_wait_timeout_s", "scheduler_policy", "use_chunked_prefill", "prefill_chunk_size",
+        "max_prefill_chunks_per_step", "max_step_tokens", "target_step_s", "max_batch_size",
+        "max_waiting_requests", "max_waiting_tokens", "kv_cache_backend", "page_size", "prefix_cache",
+        "batch_invariant",
+    ),
+)  # fmt: skip
+SYNTHETIC = "synthetic"
+PAGES = 8192
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs one command line; raises ConfigError for flags that do not fit, and what loading a model raises."""
+    args = parser().read(words)
+    settings = read(args, os.environ, FLAGS)
+    if args.calibrate:
+        return _calibrate(args, localised(with_values(settings, {"model": args.calibrate})))
+    return _simulate(args, settings)
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="sluice simulate",
+        usage="sluice simulate [--workload NAME] [--cost NAME|FILE] [--flag value ...]",
+        description="Replays traffic through the worker's scheduler and page pool in virtual time.",
+    )
+    add = made.add_argument_group("simulation").add_argument
+    names = [*WORKLOADS, SYNTHETIC]
+    add(
+        "--workload", metavar="NAME,...", type=several(names, every=WORKLOADS), default="continuous_batching",
+        help=f"which, or all but synthetic: {', '.join(names)} [default %(default)s]",
+    )  # fmt: skip
+    presets = ", ".join(costs.PRESETS)
+    add("--cost", metavar="NAME|FILE", default="h200-3b", help=f"{presets}, or a file of --out [default %(default)s]")
+    add("--pages", metavar="N", type=count, default=PAGES, help="pages of --page-size tokens [default %(default)s]")
+    add("--rate-scale", metavar="X", type=positive, default=1.0, help="multiplies a workload's arrivals a second")
+    add("--length-scale", metavar="X", type=positive, default=1.0, help="multiplies its prompt and output lengths")
+    add("--speedup-of-traffic", metavar="N", type=positive, default=1.0, help="the same requests, N times as fast")
+    add("--plot", metavar="FILE", type=new_file, help="draw the timelines here (needs matplotlib)")
+    add("--json", metavar="FILE", type=new_file, help="write all numbers here")
+    _add_synthetic(made)
+    add = made.add_argument_group("calibration").add_argument
+    add("--calibrate", metavar="MODEL", help="measure this model's steps on this machine instead (minutes)")
+    add("--out", metavar="FILE", type=new_file, default=Path("cost.json"), help="where to [default %(default)s]")
+    add_flags(made, FLAGS)
+    return made
+
+
+def _add_synthetic(parser: Parser) -> None:
+    add = parser.add_argument_group("--workload synthetic").add_argument
+    add("--rate", metavar="X", type=positive, default=4.0, help="requests a second, Poisson [default %(default)s]")
+    add("--duration", metavar="X", type=positive, default=60.0, help="seconds of arrivals [default %(default)s]")
+    add("--prompt-tokens", metavar="LOW-HIGH", type=_bounds, default=(128, 1024), help="[default 128-1024]")
+    add("--output-tokens", metavar="LOW-HIGH", type=_bounds, default=(64, 256), help="[default 64-256]")
+    add("--traffic-seed", metavar="N", type=int, default=0, help="another one, another traffic [default %(default)s]")
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    bounds = count(low), count(high or low)
+    if bounds[0] > bounds[1]:
+        raise argparse.ArgumentTypeError(f"must be LOW-HIGH, not {text!r}")
+    return bounds
+
+
+def _simulate(args: argparse.Namespace, settings: Settings) -> int:
+    cost = costs.load(args.cost)
+    settings = replace(settings, worker=with_sizes(settings.worker, on_gpu=args.cost in costs.GPUS))
+    replays: dict[str, Replay] = {}
+    for name in args.workload:
+        replays[name] = _replay(_traffic(name, args).faster(args.speedup_of_traffic), args, settings, cost)
+    rows = {name: _summary(replay.requests) for name, replay in replays.items()}
+    print(table(rows))
+    for name, one in replays.items():
+        print(f"\n{name}: {report.outcome(one)}\n{report.timeline(one, report.width())}")
+    if args.json:
+        content = {name: {"summary": rows[name], **report.numbers(one)} for name, one in replays.items()}
+        about = {"cost": asdict(cost), "pages": args.pages, "worker": asdict(settings.worker)}
+        args.json.write_text(json.dumps({"about": about, "workloads": content}) + "\n")
+    if args.plot:
+        report.plot(replays, args.plot)
+    return 0
+
+
+def _traffic(name: str, args: argparse.Namespace) -> Traffic:
+    if name != SYNTHETIC:
+        workload = WORKLOADS[name]
+        return Traffic.of(workload.make(VOCAB, Scale(args.rate_scale, args.length_scale)), workload.sequential)
+    return Synthetic(
+        rate=args.rate, duration=args.duration, prompt=args.prompt_tokens, output=args.output_tokens,
+        seed=args.traffic_seed,
+    ).make()  # fmt: skip
+
+
+def _replay(traffic: Traffic, args: argparse.Namespace, settings: Settings, cost: costs.CostModel) -> Replay:
+    try:
+        scheduler, pool = build(settings.worker, args.pages, settings.model.max_seq_len)
+    except ValueError as error:
+        raise ConfigError(f"--pages {args.pages}: {error}") from error
+    return replay(traffic, scheduler, pool, cost)
+
+
+def _summary(requests: Sequence[Request]) -> Summary:
+    return summarize([
+        Record(
+            sent=request.sent, stamps=request.stamps, done=request.done, prompt_tokens=request.prompt_tokens,
+            completion_tokens=len(request.stamps), cached_tokens=request.cached_tokens, error=request.refused,
+        )
+        for request in requests
+    ])  # fmt: skip
+
+
+def _calibrate(args: argparse.Namespace, settings: Settings) -> int:
+    spin_briefly()
+    from bench.simulate.calibrate import measure
+    from worker.model.checkpoint import CheckpointError
+
+    try:
+        steps = measure(settings, _say)
+    except CheckpointError as error:
+        raise CliError(error, 3) from error
+    cost = costs.fit(steps)
+    costs.save(args.out, cost, steps, model=args.calibrate, device=settings.worker.device)
+    print(f"{args.out}: {cost}, at most {costs.worst_error(cost, steps):.0%} off")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

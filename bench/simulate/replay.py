@@ -1,0 +1,204 @@
+"""The real scheduler and page pool, driven by a clock that jumps: no tensors, no sockets, no waiting.
+
+Turns go as in loop.py (receive, plan, compute, commit), only that computing is asking a cost model how long it
+takes. Tokens are made up; a sequence ends at its max_tokens. The same traffic gives the same result, to the bit.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from bench.simulate.cost import CostModel
+from bench.simulate.traffic import Arrival, Traffic
+from shared.config import WorkerConfig
+from shared.messages import Sampling
+from worker.kv_cache.pages import PagePool
+from worker.schedule.plan import Advance, Plan
+from worker.schedule.scheduler import QueueFull, Refused, Scheduler, SchedulerConfig
+from worker.schedule.sequence import Sequence
+
+MADE_UP = 1  # the id of every generated token
+DEFAULT_SEQ_LEN = 4096
+SENDER = b"simulate"
+
+
+class Stuck(RuntimeError):
+    """There is work, and the scheduler neither plans any of it nor says when to ask again."""
+
+
+@dataclass(slots=True)
+class Request:
+    """What one request met. Times in seconds since the start; `stamps` one a token."""
+
+    sent: float
+    prompt_tokens: int
+    stamps: list[float] = field(default_factory=list)
+    done: float = 0.0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    refused: str = ""  # why it was not taken in; empty: it was
+    full: bool = False  # refused for want of room: a 503, where other refusals are the request's own fault
+
+    @property
+    def ttft(self) -> float:
+        return self.stamps[0] - self.sent
+
+    @property
+    def gaps(self) -> list[float]:
+        return [b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False)]
+
+
+class Sample(NamedTuple):
+    """One step, or one stretch without any: when it began, how long it took, and how things stood meanwhile."""
+
+    at: float
+    seconds: float
+    waiting: int
+    running: int
+    batch: int  # sequences in the step; 0: nothing was computed
+    tokens: int  # tokens in the step
+    owned: int
+    cached: int
+    free: int
+    preempted: int  # since the start
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """`requests` in order of being sent; `timeline` without gaps."""
+
+    requests: list[Request]
+    timeline: list[Sample]
+    end: float  # seconds
+    preemptions: int
+
+    @property
+    def steps(self) -> int:
+        return sum(sample.batch > 0 for sample in self.timeline)
+
+    @property
+    def refused(self) -> int:
+        """Requests answered 503: the queue was full."""
+        return sum(request.full for request in self.requests)
+
+    @property
+    def finished(self) -> list[Request]:
+        return [request for request in self.requests if not request.refused]
+
+
+def build(worker: WorkerConfig, pages: int, max_seq_len: int = 0) -> tuple[Scheduler, PagePool]:
+    """A scheduler with these settings over a pool of `pages` pages of `worker.page_size` tokens.
+
+    `contiguous` gets the same memory, in pages of `max_seq_len` tokens (0: 4,096). Raises ValueError when that
+    memory does not hold one of them.
+    """
+    longest = max_seq_len or DEFAULT_SEQ_LEN
+    size = worker.page_size
+    if worker.kv_cache_backend == "contiguous":
+        pages, size = pages * size // longest, longest
+    if pages < 1:
+        raise ValueError(f"the K/V pool does not hold one sequence of {longest} tokens")
+    pool = PagePool(pages + 1, size)
+    return Scheduler(SchedulerConfig.of(worker, longest, frozenset()), pool), pool
+
+
+def replay(
+    traffic: Traffic,
+    scheduler: Scheduler,
+    pool: PagePool,
+    cost: CostModel,
+    on_step: Callable[[Sample], None] = lambda sample: None,
+) -> Replay:
+    """Runs all of `traffic` through an idle `scheduler` over `pool`; `on_step` is called after each sample.
+
+    Raises Stuck if the scheduler stops short of its work.
+    """
+    run = _Run(traffic, scheduler, pool, cost)
+    while run.busy:
+        sample = run.turn()
+        if sample is not None:
+            on_step(sample)
+    return Replay(list(run.requests.values()), run.timeline, run.now, scheduler.preemptions_total)
+
+
+class _Run:
+    def __init__(self, traffic: Traffic, scheduler: Scheduler, pool: PagePool, cost: CostModel) -> None:
+        self.now = 0.0
+        self.requests: dict[int, Request] = {}
+        self.timeline: list[Sample] = []
+        self._todo = deque(sorted(traffic.arrivals, key=lambda arrival: arrival.at))
+        self._sequential = traffic.sequential
+        self._scheduler = scheduler
+        self._pool = pool
+        self._cost = cost
+        self._ended = 0.0  # when the latest request did
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._todo) or self._scheduler.has_work
+
+    def turn(self) -> Sample | None:
+        """One step, or one jump of the clock to where there may be something to do."""
+        self._receive()
+        if not self.busy:  # the last ones were refused
+            return None
+        plan = self._scheduler.plan(self.now)
+        if plan:
+            return self._step(plan)
+        return None if plan.preempted else self._wait()  # what was preempted made room for the next plan
+
+    def _receive(self) -> None:
+        while self._todo and self._next() <= self.now:
+            sent = self._next()
+            self._submit(self._todo.popleft(), sent)
+
+    def _next(self) -> float:
+        """When the next request is sent; never, while another must end first."""
+        if not self._todo or (self._sequential and self._scheduler.has_work):
+            return inf
+        return max(self._todo[0].at, self._ended) if self._sequential else self._todo[0].at
+
+    def _submit(self, arrival: Arrival, sent: float) -> None:
+        id = len(self.requests)
+        request = self.requests[id] = Request(sent, len(arrival.prompt))
+        sampling = Sampling(arrival.max_tokens, temperature=0.0, ignore_eos=True)
+        sequence = Sequence((SENDER, id), list(arrival.prompt), len(arrival.prompt), sampling, id, sent)
+        try:
+            self._scheduler.submit(sequence, self.now)
+        except Refused as refused:
+            request.refused, request.full = str(refused), isinstance(refused, QueueFull)
+            request.done = self._ended = self.now
+
+    def _step(self, plan: Plan) -> Sample:
+        sample = self._sample(plan, self._cost.of(plan))
+        self.now += sample.seconds
+        for advance in self._scheduler.commit(plan, [MADE_UP] * len(plan.sampling), self.now):
+            self._report(advance)
+        return sample
+
+    def _report(self, advance: Advance) -> None:
+        sequence = advance.sequence
+        request = self.requests[sequence.key[1]]
+        request.stamps += [self.now] * len(advance.tokens)
+        if advance.outcome is not None:
+            request.done = self._ended = self.now
+            request.cached_tokens, request.preemptions = sequence.cached, sequence.preemptions
+
+    def _wait(self) -> Sample:
+        until = min(self._next(), self._scheduler.next_wakeup(self.now))
+        if not self.now < until < inf:
+            raise Stuck(f"{self._scheduler.waiting} wait, {self._scheduler.running} run, and nothing is planned")
+        sample = self._sample(Plan(), until - self.now)
+        self.now = until
+        return sample
+
+    def _sample(self, plan: Plan, seconds: float) -> Sample:
+        scheduler, pages = self._scheduler, self._pool.counts()
+        sample = Sample(
+            self.now, seconds, scheduler.waiting, scheduler.running, len(plan.chunks), plan.tokens,
+            pages.owned, pages.cached, pages.free, scheduler.preemptions_total,
+        )  # fmt: skip
+        self.timeline.append(sample)
+        return sample

@@ -1,0 +1,12 @@
+"""Every `sluice` command.
+
+main                the entry point: finds the command and runs it
+commands            the table of commands
+process_commands    serve, worker, frontend
+chat, http_client   `sluice chat` and `sluice complete`; their HTTP client
+env_report          `sluice env`
+keygen              `sluice keygen`
+probe               `sluice probe`: health checks
+reload              `sluice reload`
+shell_completion    `sluice completion`
+"""

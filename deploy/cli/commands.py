@@ -1,0 +1,75 @@
+"""The words behind `sluice`, as data: what each is for, and where the code is that runs it.
+
+That code is named and not imported, so that help and mistakes are answered at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from deploy.supervisor.child_command import FRONTEND_FLAGS, SERVE_FLAGS, WORKER_FLAGS
+from shared.flags import Flag
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand that takes settings; `run` takes them and the parsed words."""
+
+    about: str
+    flags: tuple[Flag, ...]
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A subcommand that reads its own words; `parser` makes what reads them."""
+
+    about: str
+    run: str
+    parser: str = ""
+
+
+COMMANDS = {
+    "serve": Command(
+        "start a worker and its frontends, and keep them running", SERVE_FLAGS, "deploy.cli.process_commands:serve"
+    ),
+    "worker": Command(
+        "start one worker, for frontends started elsewhere", WORKER_FLAGS, "deploy.cli.process_commands:worker"
+    ),
+    "frontend": Command(
+        "start one frontend, for a worker started elsewhere", FRONTEND_FLAGS, "deploy.cli.process_commands:frontend"
+    ),
+}
+TOOLS = {
+    "bench": Tool("measure a running server, its modes, or a GPU", "bench.__main__:main"),
+    "simulate": Tool(
+        "replay traffic through the scheduler in virtual time",
+        "bench.simulate.command:main",
+        "bench.simulate.command:parser",
+    ),
+    "chat": Tool("talk to a running server at the terminal", "deploy.cli.chat:chat", "deploy.cli.chat:chat_parser"),
+    "complete": Tool(
+        "continue a text with a running server", "deploy.cli.chat:complete", "deploy.cli.chat:complete_parser"
+    ),
+    "keygen": Tool(
+        "make keys for worker and frontends on different hosts", "deploy.cli.keygen:keygen", "deploy.cli.keygen:parser"
+    ),
+    "reload": Tool(
+        "replace a running server's frontends without refusing a request", "deploy.cli.reload:reload",
+        "deploy.cli.reload:parser",
+    ),
+    "probe": Tool("check the health of a process", "deploy.cli.probe:probe", "deploy.cli.probe:parser"),
+    "env": Tool("describe this machine and installation", "deploy.cli.env_report:env", "deploy.cli.env_report:parser"),
+    "completion": Tool(
+        "print a script that completes these words in bash or zsh", "deploy.cli.shell_completion:completion",
+        "deploy.cli.shell_completion:parser",
+    ),
+}  # fmt: skip
+
+
+def found(place: str) -> Callable[..., Any]:
+    """The function at "module:name"."""
+    module, _, name = place.partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function

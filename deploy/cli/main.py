@@ -1,0 +1,112 @@
+"""The command `sluice`: finds the subcommand that is meant, reads its settings, and turns failures into exit codes.
+
+Exit codes: 0 well, 1 something failed, 2 bad flags or settings, 3 this model cannot be served.
+"""
+
+import argparse
+import difflib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from deploy.cli.commands import COMMANDS, TOOLS, Command, found
+from deploy.supervisor.child_command import CliError
+from shared.config import ConfigError
+from shared.flags import Parser, add_flags, misspelt, read
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (default: the process's own) and returns its exit code."""
+    _fill_streams()
+    _heed_sigterm()
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words and words[0] in (*COMMANDS, *TOOLS) else ""
+    prog = f"sluice {name}".strip()
+    try:
+        return _dispatch(prog, name, words)
+    except ConfigError as error:
+        return _say(prog, error, 2)
+    except CliError as error:
+        return _say(prog, error, error.code)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _fill_streams() -> None:
+    """Where we were started without some of them: else a socket would get such a number, and a child lose it."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def _heed_sigterm() -> None:
+    """As the first process of a container: to it the kernel gives no signal that nobody handles, as yet."""
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def _dispatch(prog: str, name: str, words: list[str]) -> int:
+    if name in TOOLS:
+        return int(found(TOOLS[name].run)(words[1:]))
+    return _command(prog, COMMANDS[name], words[1:]) if name else _top(words)
+
+
+def _say(prog: str, error: Exception, code: int) -> int:
+    print(f"{prog}: {error}", file=sys.stderr)
+    return code
+
+
+def _top(words: list[str]) -> int:
+    parser = Parser(prog="sluice", description="Serves open-weight language models over HTTP.")
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(metavar="command", required=True)
+    for name, entry in (COMMANDS | TOOLS).items():
+        commands.add_parser(name, help=entry.about)
+    if words and words[0] not in ("-h", "--help", "--version"):
+        raise ConfigError(_no_command(words[0]))
+    parser.read(words or ["--help"])
+    return 0
+
+
+def _no_command(word: str) -> str:
+    if word.startswith("-"):
+        return f"{word} comes behind a command, as in `sluice serve {word}`; see sluice --help"
+    near = difflib.get_close_matches(word, [*COMMANDS, *TOOLS], n=1)
+    return f"there is no command {word!r}; " + (f"did you mean {near[0]}?" if near else "see sluice --help")
+
+
+def _version() -> str:
+    try:
+        return f"sluice {metadata.version('sluice')}"
+    except metadata.PackageNotFoundError:
+        return "sluice, not installed"
+
+
+def _command(prog: str, command: Command, words: list[str]) -> int:
+    named = any(flag.name == "model" for flag in command.flags)
+    usage = f"{prog} [MODEL] [--flag value ...]" if named else f"{prog} [--flag value ...]"
+    parser = Parser(prog=prog, usage=usage, description=command.about.capitalize() + ".")
+    add_flags(parser, command.flags)
+    for hidden in ("--parent", "--fd"):  # between the launcher and its children
+        parser.add_argument(hidden, type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--pulse", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
+    if named:
+        parser.add_argument("named", metavar="MODEL", nargs="?", help="the same as --model MODEL")
+    namespace = parser.read(words)
+    if named and namespace.named is not None:
+        if "model" in namespace:
+            raise ConfigError(f"{namespace.named!r} and --model both name the model")
+        namespace.model = namespace.named
+    for sentence in misspelt(os.environ) if namespace.parent < 0 else ():
+        print(f"{prog}: {sentence}", file=sys.stderr)
+    return int(found(command.run)(read(namespace, os.environ, command.flags), namespace))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""What `sluice serve`, `worker` and `frontend` do with their settings. Each process imports only what it runs on."""
+
+import argparse
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploy.supervisor.child_command import SERVE_FLAGS, CliError, localised, with_text_files
+from shared.config import ConfigError, Settings
+from shared.flags import given
+from shared.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from socket import socket
+
+
+def serve(settings: Settings, namespace: argparse.Namespace) -> int:
+    from deploy.supervisor import serve as launch
+    from deploy.supervisor.listen_sockets import ListenError
+    from deploy.supervisor.run_dir import RunDirError
+
+    try:
+        return launch.serve(localised(settings), given(namespace, os.environ, SERVE_FLAGS).keys())
+    except (ListenError, RunDirError) as error:
+        raise CliError(error, 1) from error
+
+
+def worker(settings: Settings, namespace: argparse.Namespace) -> int:
+    settings = _begin(settings, namespace)
+    from worker.kernels.cpu.openmp import spin_briefly
+
+    spin_briefly()
+    _share_metrics(namespace)
+    from worker.__main__ import run
+    from worker.model.checkpoint import CheckpointError
+    from worker.run.runner import DeviceBroken
+
+    try:
+        epoch = os.environ.get("SLUICE_EPOCH", "")  # which life this is, where somebody counts them
+        run(settings, int(epoch or time.time()), _pulse(namespace), again=epoch not in ("", "1"))
+    except CheckpointError as error:
+        raise CliError(error, 3) from error
+    except DeviceBroken as error:
+        raise CliError(error, 1) from error
+    return 0
+
+
+def frontend(settings: Settings, namespace: argparse.Namespace) -> int:
+    settings = with_text_files(_begin(settings, namespace))
+    _share_metrics(namespace)
+    from frontend.__main__ import serve
+    from frontend.text.tokenizer_files import TokenizerError
+
+    try:
+        serve(settings, [_listener(settings, namespace.fd)], pulse=_pulse(namespace), hold=namespace.hold)
+    except TokenizerError as error:
+        raise CliError(error, 3) from error
+    return 0
+
+
+def _share_metrics(namespace: argparse.Namespace) -> None:
+    """Before anything is counted. A process goes on where the last one in its place was: files do not pile up."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if not folder:
+        return
+    from deploy.supervisor.run_dir import reserve_metrics
+
+    name = Path(namespace.pulse).stem or str(os.getpid())
+    if reserve_metrics(Path(folder), name):
+        from prometheus_client import values
+
+        values.ValueClass = values.MultiProcessValue(lambda: name)  # type: ignore[no-untyped-call]
+    else:
+        del os.environ["PROMETHEUS_MULTIPROC_DIR"]
+        logging.warning("no room in %s: what this process counts is not kept for others", folder)
+
+
+def _begin(settings: Settings, namespace: argparse.Namespace) -> Settings:
+    """What both halves do first."""
+    if namespace.parent > 0:
+        from deploy.supervisor.parent_death import tie_to
+
+        tie_to(namespace.parent)
+    wire, several = settings.wire, settings.frontend.worker_addresses or settings.frontend.workers_file
+    if not wire.run_dir and not (wire.request_address and wire.event_address) and not several:
+        raise ConfigError(
+            "worker and frontend meet in --run-dir, or at --request-address and --event-address "
+            "(a frontend also at --worker-addresses or --workers-file)"
+        )
+    logging.basicConfig(
+        level=settings.frontend.log_level.upper(),
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    return localised(settings)
+
+
+def _pulse(namespace: argparse.Namespace) -> Heartbeat:
+    return Heartbeat(Path(namespace.pulse) if namespace.pulse else None)
+
+
+def _listener(settings: Settings, fd: int) -> "socket":
+    import socket
+
+    from deploy.supervisor.listen_sockets import ListenError, listen
+
+    if fd >= 0:
+        return socket.socket(fileno=fd)
+    try:
+        return listen(settings.frontend.host, settings.frontend.port)[0]
+    except ListenError as error:
+        raise CliError(error, 1) from error

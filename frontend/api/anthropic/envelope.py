@@ -1,0 +1,108 @@
+"""What surrounds the content of an Anthropic answer: its head, usage, end and errors."""
+
+from typing import Any
+
+from frontend.api.common import ResponseContext, Totals, to_json
+from frontend.errors import SluiceError, TooLarge
+from frontend.request import Delta, Finish
+
+PREFIX = "msg"
+CACHES = "caches"  # Ask.meta: whether the client marked what to cache
+FINISH = {Finish.EOS: "end_turn", Finish.STOP: "stop_sequence", Finish.LENGTH: "max_tokens"}
+
+
+def error(exc: SluiceError, request_id: str) -> bytes:
+    told: dict[str, Any] = {"type": _kind(exc), "message": exc.message}
+    if exc.param == "thread":  # with these words the SDK's helpers go on without one
+        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return to_json({"type": "error", "error": told, "request_id": request_id})
+
+
+def failure(exc: SluiceError, request_id: str, meta: ResponseContext) -> bytes:
+    """The end of a stream that went wrong: no message_stop follows."""
+    return b"event: error\ndata: " + error(exc, request_id) + b"\n\n"
+
+
+def _kind(exc: SluiceError) -> str:
+    if isinstance(exc, TooLarge):
+        return "request_too_large"
+    if exc.code == "model_not_found":
+        return "not_found_error"
+    return "api_error" if exc.kind == "internal_error" else exc.kind
+
+
+def event(name: bytes, data: bytes) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name, data)
+
+
+def named(kind: str, **fields: Any) -> bytes:
+    return event(kind.encode(), to_json({"type": kind, **fields}))
+
+
+BLOCK_START = named("content_block_start", index=0, content_block={"type": "text", "text": ""})
+PING = named("ping")
+BLOCK_STOP = named("content_block_stop", index=0)
+STOP = named("message_stop")
+DELTA = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
+)
+
+
+def text_delta(delta: Delta, totals: Totals | None) -> bytes:
+    """`totals` only where the client asked for running usage."""
+    text = delta.text
+    if not text and (totals is None or not delta.ids):
+        return b""
+    return b"%s%s}%s}\n\n" % (DELTA, to_json(text), running(totals))
+
+
+def running(totals: Totals | None) -> bytes:
+    """The end of a delta: usage so far, for who wants it."""
+    return b"" if totals is None else b',"usage":' + to_json(usage(totals))
+
+
+def head(meta: ResponseContext) -> dict[str, Any]:
+    return {"id": f"{PREFIX}_{meta.nonce}", "type": "message", "role": "assistant", "model": meta.ask.model}
+
+
+def start(meta: ResponseContext) -> bytes:
+    """What was found in the cache is known, and told, at the end."""
+    nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+    return named("message_start", message={**head(meta), **nothing, "usage": usage(Totals(meta.ask))})
+
+
+def end(meta: ResponseContext, delta: Delta, totals: Totals, called: bool = False) -> bytes:
+    """The end of a message, all of its blocks being closed."""
+    told = {"delta": stop(delta, called), "usage": usage(totals), **extras(meta, delta, totals)}
+    return named("message_delta", **told) + STOP
+
+
+def answer(
+    meta: ResponseContext, blocks: list[dict[str, Any]], delta: Delta, totals: Totals, called: bool = False
+) -> bytes:
+    """A message in one piece; `delta` is its last."""
+    told = {"content": blocks, **stop(delta, called), "usage": usage(totals), **extras(meta, delta, totals)}
+    return to_json(head(meta) | told)
+
+
+def stop(delta: Delta, called: bool = False) -> dict[str, Any]:
+    """A stop token id ends a turn, as the model's own do; only a text is a stop sequence."""
+    sequence = delta.stop if isinstance(delta.stop, str) else None
+    finish = Finish.EOS if delta.finish is Finish.STOP and sequence is None else delta.finish
+    if called and finish is Finish.EOS:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    return {"stop_reason": FINISH[finish or Finish.LENGTH], "stop_sequence": sequence}
+
+
+def extras(meta: ResponseContext, delta: Delta, totals: Totals) -> dict[str, Any]:
+    return {"seed": delta.seed} | ({"timings": totals.timings} if meta.ask.timings else {})
+
+
+def usage(totals: Totals) -> dict[str, int]:
+    """Input tokens are those that were not found in the cache, which only counts for who asked for one."""
+    used = totals.usage
+    found = used.cached_tokens if totals.ask.meta.get(CACHES) else 0
+    return {
+        "input_tokens": used.prompt_tokens - found, "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": found, "output_tokens": used.completion_tokens,
+    }  # fmt: skip

@@ -1,0 +1,122 @@
+"""Thoughts and calls in Anthropic's answers: https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
+
+Answers without either are worded in `messages`. A thought's signature is a digest of its text, which nobody checks when
+it comes back.
+"""
+
+from base64 import b64encode
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from frontend.api.anthropic import envelope as frame
+from frontend.api.common import PolledDeltas, ResponseContext, Totals, to_json
+from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
+from frontend.output_parser.formats import ParserConfig
+from frontend.output_parser.parsed import Call, ParsedOutput
+from frontend.output_parser.parser import OutputParser
+
+OMITTED = "omitted"  # Ask.meta["thinking"]: thoughts are marked, and not told
+
+
+def call_id(meta: ResponseContext, index: int) -> str:
+    return f"toolu_{meta.nonce}{index:02x}"
+
+
+def _signed(thought: bytes) -> str:
+    return b64encode(sha256(thought).digest()).decode()
+
+
+def parsed_blocks(said: ParsedOutput, meta: ResponseContext) -> list[dict[str, Any]]:
+    """A whole answer's blocks, in the answer's order; an empty text when it said nothing."""
+    omitted = meta.ask.meta.get("thinking") == OMITTED
+    blocks: list[dict[str, Any]] = []
+    calls = 0
+    for part in said.parts:
+        match part:
+            case Text(text):
+                blocks.append({"type": "text", "text": text})
+            case ReasoningText(text):
+                thought = "" if omitted else text
+                blocks.append({"type": "thinking", "thinking": thought, "signature": _signed(text.encode())})
+            case Call():
+                given = msgspec.Raw(part.closed.encode())
+                blocks.append({"type": "tool_use", "id": call_id(meta, calls), "name": part.name, "input": given})
+                calls += 1
+    return blocks or [{"type": "text", "text": ""}]
+
+
+def parsed_stream(meta: ResponseContext, pulls: PolledDeltas, speech: ParserConfig) -> Iterator[bytes]:
+    """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
+    totals, reader, page = Totals(meta.ask), OutputParser(speech), Blocks(meta)
+    opening = frame.start(meta) + frame.PING
+    for pull in pulls:
+        data = b""
+        if pull and opening:
+            data, opening = opening, b""
+        for delta in pull:
+            totals.add(delta)
+            events = reader.feed(delta.text) + (reader.finish() if delta.finish is not None else [])
+            after = frame.running(totals if meta.ask.continuous_usage else None) + b"}\n\n"
+            data += b"".join([page.write(event, after) for event in events])
+            if delta.finish is not None:
+                data += page.close() + frame.end(meta, delta, totals, reader.called)
+        yield data
+
+
+class Blocks:
+    """Opens, fills and closes one block after the other."""
+
+    def __init__(self, meta: ResponseContext) -> None:
+        self._meta = meta
+        self._omitted = meta.ask.meta.get("thinking") == OMITTED
+        self._index = -1
+        self._open = ""  # the type of the block that is open
+        self._digest = sha256()
+
+    def write(self, event: Event, after: bytes) -> bytes:
+        """`after` ends each delta."""
+        match event:
+            case Text(text):
+                opening = self._opened({"type": "text", "text": ""}) if self._open != "text" else b""
+                return opening + self._delta({"type": "text_delta", "text": text}, after)
+            case ReasoningText(text):
+                block = {"type": "thinking", "thinking": "", "signature": ""}
+                opening = self._opened(block) if self._open != "thinking" else b""
+                self._digest.update(text.encode())
+                told = {"type": "thinking_delta", "thinking": text}
+                return opening if self._omitted else opening + self._delta(told, after)
+            case CallStart(index, name):
+                id = call_id(self._meta, index)
+                return self._opened({"type": "tool_use", "id": id, "name": name, "input": {}})
+            case CallArguments(_, fragment):
+                return self._delta({"type": "input_json_delta", "partial_json": fragment}, after)
+            case CallEnd():
+                return self._closed()
+
+    def close(self) -> bytes:
+        """The end of the last block; there is one in any answer."""
+        return (self._opened({"type": "text", "text": ""}) if self._index < 0 else b"") + self._closed()
+
+    def _opened(self, block: dict[str, Any]) -> bytes:
+        before = self._closed()
+        self._index += 1
+        self._open = str(block["type"])
+        return before + frame.named("content_block_start", index=self._index, content_block=block)
+
+    def _closed(self) -> bytes:
+        kind, self._open = self._open, ""
+        if not kind:
+            return b""
+        signed = b""
+        if kind == "thinking":
+            signature = b64encode(self._digest.digest()).decode()
+            signed = self._delta({"type": "signature_delta", "signature": signature}, b"}\n\n")
+            self._digest = sha256()
+        return signed + frame.named("content_block_stop", index=self._index)
+
+    def _delta(self, delta: dict[str, Any], after: bytes) -> bytes:
+        told = to_json({"type": "content_block_delta", "index": self._index, "delta": delta})
+        return b"event: content_block_delta\ndata: " + told[:-1] + after

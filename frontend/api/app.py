@@ -1,0 +1,313 @@
+"""Routes, and the life of one HTTP exchange: read, parse, start, write. Knows HTTP and which dialect speaks where.
+
+The app can be made, and its port opened, before the tokenizer is loaded or a worker is there; until then the
+routes that need them answer 503 and `/ready` says what is missing.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from frontend.api import models, tokenize
+from frontend.api.anthropic import messages
+from frontend.api.common import AsyncDeltas, ModelContext, PolledDeltas, ResponseContext, to_json
+from frontend.api.fields import decode
+from frontend.api.openai import chat, completions, responses, typed_events
+from frontend.api.openapi import document
+from frontend.errors import SluiceError, TooLarge
+from frontend.generation.service import Generation, Service
+from frontend.observability.access_log import RequestRecord
+from frontend.observability.hooks import EndHooks, observers
+from frontend.observability.metrics import PrometheusMetrics
+from frontend.observability.stats import stats
+from frontend.request import GenerationRequest
+from frontend.server import playground
+from frontend.server.auth import ApiKeys
+from frontend.server.middleware import (
+    CLOSED,
+    DIALECT,
+    DIRECT,
+    RECORD,
+    REQUEST_ID,
+    SEND,
+    Envelope,
+    RequestMiddleware,
+    client_error,
+)
+from frontend.server.sse import EventStream
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.pool import WorkerPool
+from shared.config import FrontendConfig, ModelConfig
+from shared.messages import Limits, Refusal
+
+FLUSH_S = 1.0
+LAG_S = 0.05  # how often the event loop's punctuality is measured
+
+T = TypeVar("T")
+
+
+class Dialect(Protocol):
+    """What a file in protocols/ offers."""
+
+    NAME: str  # in logs and traces
+    PREFIX: str  # of an answer's id
+
+    async def parse(self, body: dict[str, Any], context: ModelContext) -> GenerationRequest: ...
+    def stream(self, meta: ResponseContext, pulls: PolledDeltas) -> Iterator[bytes]: ...
+    async def whole(self, meta: ResponseContext, wakes: AsyncDeltas) -> bytes: ...
+    def error(self, exc: SluiceError, request_id: str) -> bytes: ...
+    def failure(self, exc: SluiceError, request_id: str, meta: ResponseContext) -> bytes: ...
+
+
+DIALECTS: Mapping[str, Dialect] = {
+    "/v1/completions": completions,
+    "/v1/chat/completions": chat,
+    "/v1/responses": responses,
+    "/v1/messages": messages,
+}
+
+
+def create_app(
+    config: FrontendConfig,
+    model: ModelConfig,
+    fleet: WorkerPool,
+    tokenizer: asyncio.Future[Tokenizer],
+    meters: PrometheusMetrics,
+) -> Starlette:
+    """The ASGI application; its lifespan starts and closes `fleet`. `app.state.service` is the Service.
+
+    Raises ConfigError when the file of API keys cannot be used.
+    """
+    ended = observers(config, meters)
+    api = Api(config, model, Service(fleet, tokenizer, meters), meters, ended)
+    keys = ApiKeys(config.api_keys)
+    border = Middleware(RequestMiddleware, keys=keys, envelope=api.envelope, rejected=meters.rejected, ended=ended)
+    app = Starlette(
+        routes=api.routes(), middleware=[border], lifespan=api.lifespan, exception_handlers={HTTPException: _pass_on}
+    )
+    app.router.redirect_slashes = False
+    app.state.service = api.service
+    return app
+
+
+def _pass_on(request: Request, exc: Exception) -> Response:
+    raise exc  # to the border
+
+
+class Api:
+    """The routes' functions and what they share."""
+
+    def __init__(
+        self,
+        config: FrontendConfig,
+        model: ModelConfig,
+        service: Service,
+        meters: PrometheusMetrics,
+        observers: EndHooks,
+    ) -> None:
+        self.service = service
+        self._config = config
+        self._name = model.name
+        self._fleet = service.fleet
+        self._meters = meters
+        self._observers = observers
+        self._created = int(time.time())
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/", playground.page),
+            Route("/web/{name}", playground.page),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/stats", self.stats),
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.document),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/tokenizer_info", self.tokenizer_info),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            *[Route(path, self.generate, methods=["POST"]) for path in DIALECTS],
+            Route("/v1/responses/input_tokens", self.input_tokens, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+        ]
+
+    def envelope(self, path: str) -> Envelope:
+        """Who words an error before the body was read."""
+        return messages if path.startswith("/v1/messages/") else self._dialect(path, {})
+
+    def _dialect(self, path: str, body: dict[str, Any]) -> Dialect:
+        wanted = body.get("stream_format") or self._config.completions_stream_format
+        if path == "/v1/completions" and wanted == "events":
+            return typed_events
+        return DIALECTS.get(path, completions)
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        await self._fleet.start()
+        tasks = [asyncio.create_task(self._flush()), asyncio.create_task(self._watch_lag())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._fleet.close()
+            await asyncio.to_thread(self._observers.close)
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            self._meters.flush(self._fleet.counts, self._fleet.members())
+
+    async def _watch_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_S
+            await asyncio.sleep(LAG_S)
+            self._meters.lag(max(0.0, loop.time() - due))
+
+    # generation
+
+    async def generate(self, request: Request) -> Response:
+        body = await self._body(request)
+        begun = time.perf_counter()
+        exchange: RequestRecord = request.scope[RECORD]
+        dialect = request.scope[DIALECT] = self._dialect(request.scope["path"], body)
+        exchange.dialect = dialect.NAME
+        await self.service.settle_in()
+        self.service.require_ready()
+        context = self._context()
+        ask = await dialect.parse(body, context)
+        if exchange.owner:
+            ask = replace(ask, owner=exchange.owner)
+        exchange.ask = ask
+        run = exchange.run = await _while_connected(request, self.service.start(ask, begun))
+        meta = ResponseContext(ask, context.tokenizer, dialect.PREFIX)
+        if ask.stream:
+            return self._stream(request, dialect, meta, run)
+        try:
+            answer = await _while_connected(request, dialect.whole(meta, run.wakes()))
+        finally:
+            run.close()
+        return Response(answer, media_type="application/json")
+
+    def _stream(self, request: Request, dialect: Dialect, meta: ResponseContext, run: Generation) -> Response:
+        request_id = request.scope[REQUEST_ID]
+        return EventStream(
+            dialect.stream(meta, run.pulls()),
+            run.listen,
+            failure=lambda exc: dialect.failure(client_error(exc, request_id), request_id, meta),
+            close=lambda: run.close(request.scope.get(CLOSED, "client")),
+            keepalive_s=self._config.keepalive_s,
+            send=request.scope[SEND],
+            direct=request.scope.get(DIRECT),
+        )
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """Raises TooLarge as soon as the limit is passed or announced, BadRequest when it is no JSON object."""
+        most = self._config.max_body_bytes
+        data = bytearray()
+        announced = request.headers.get("content-length", "0")
+        if announced.isdigit() and int(announced) > most:  # before `Expect: 100-continue` is answered
+            raise TooLarge(f"the body is larger than {most} bytes", code="request_too_large")
+        async for piece in request.stream():
+            data += piece
+            if len(data) > most:
+                raise TooLarge(f"the body is larger than {most} bytes", code="request_too_large")
+        return decode(bytes(data))
+
+    def _context(self) -> ModelContext:
+        """Raises Overloaded while the tokenizer is loading."""
+        return self._model_context.within(self._limits)
+
+    @cached_property
+    def _model_context(self) -> ModelContext:
+        return ModelContext.of(self._name, self.service.tokenizer, self._config)
+
+    @property
+    def _limits(self) -> Limits | None:
+        """None before a worker has said them."""
+        return self._fleet.welcome.limits if self._fleet.welcome else None
+
+    # the rest
+
+    async def tokenize(self, request: Request) -> Response:
+        return _json(await tokenize.tokenize(await self._body(request), self._context()))
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        return _json(tokenize.info(self._context()))
+
+    async def detokenize(self, request: Request) -> Response:
+        return _json(await tokenize.detokenize(await self._body(request), self._context()))
+
+    async def input_tokens(self, request: Request) -> Response:
+        return _json(await responses.count_tokens(await self._body(request), self._context()))
+
+    async def count_tokens(self, request: Request) -> Response:
+        return _json(await messages.count_tokens(await self._body(request), self._context()))
+
+    async def models(self, request: Request) -> Response:
+        return _json(models.listing(self._name, self._created, self._limits))
+
+    async def model(self, request: Request) -> Response:
+        return _json(models.one(request.path_params["name"], self._name, self._created, self._limits))
+
+    async def health(self, request: Request) -> Response:
+        loaded = any(member.ready or member.reason == Refusal.DRAINING for member in self._fleet.members())
+        return _json({"status": "ok", "model_loaded": loaded})
+
+    async def ready(self, request: Request) -> Response:
+        ready, reason = self.service.state()
+        if ready:
+            return _json({"status": "ready"})
+        progress = max((member.status.progress for member in self._fleet.members() if member.status), default=0.0)
+        return _json({"status": "not_ready", "reason": reason, "progress": progress}, 503, {"Retry-After": "1"})
+
+    async def stats(self, request: Request) -> Response:
+        return _json(stats(self._fleet.members(), self._name, self.service.draining))
+
+    async def metrics(self, request: Request) -> Response:
+        text = self._meters.text(self._fleet.counts, self._fleet.members())
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def document(self, request: Request) -> Response:
+        return _json(document())
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(value), status, headers, "application/json")
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; when the client leaves first, `work` is cancelled and ClientDisconnect raised."""
+    here = asyncio.current_task()
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if here is not None:
+            here.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if gone and here is not None and not here.uncancel():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watching.cancel()

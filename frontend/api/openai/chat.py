@@ -1,0 +1,193 @@
+"""OpenAI's chat completions: https://platform.openai.com/docs/api-reference/chat
+
+A stream is a chunk with each choice's role, text chunks, a chunk with each finish reason, a usage chunk when asked,
+`[DONE]`. Chunks are rendered as in `completions`; here is what chat says differently.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from frontend.api import structured_output
+from frontend.api.common import (
+    MAX_LOGPROBS,
+    OPENAI,
+    AsyncDeltas,
+    ModelContext,
+    PolledDeltas,
+    ResponseContext,
+    Totals,
+    check_length,
+    check_model,
+    openai_usage,
+    sampling,
+    to_json,
+)
+from frontend.api.fields import Field, Table, anything, boolean, integer, only, read, refused, some_text
+from frontend.api.openai.chat_input import OPENAI_CHAT, openai_prompt
+from frontend.api.openai.chat_output import ParsedChunks, message, reason
+from frontend.api.openai.completions import DONE, FINISH, Chunks, Shape, error, failure
+from frontend.api.tools import answer_form, offer
+from frontend.errors import SluiceError, Unprocessable
+from frontend.output_parser.parsed import ParsedOutput
+from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
+
+__all__ = ["FIELDS", "NAME", "PREFIX", "error", "failure", "parse", "stream", "whole"]
+
+NAME, PREFIX = "chat", "chatcmpl"
+LEAST = -9999.0  # OpenAI's word for a log-probability of minus infinity, which JSON cannot say
+ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
+SPOKEN_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
+
+FIELDS: Table = {
+    **OPENAI,
+    **OPENAI_CHAT,
+    "model": Field(some_text),  # none given: the one that is served
+    "messages": Field(OPENAI_CHAT["messages"].reader, required=True),
+    "max_tokens": Field(integer(1)),
+    "max_completion_tokens": Field(integer(1)),
+    "logprobs": Field(boolean, False),
+    "top_logprobs": Field(integer(0, MAX_LOGPROBS)),
+    **structured_output.FIELDS,
+    "modalities": Field(only(["text"])),
+    "functions": Field(only([])),
+    "function_call": Field(only("none")),
+    "audio": Field(refused),
+    "prediction": Field(anything),
+    "moderation": Field(refused),
+    "verbosity": Field(only("medium")),
+    "web_search_options": Field(refused),
+}
+
+
+async def parse(body: dict[str, Any], context: ModelContext) -> GenerationRequest:
+    """Raises BadRequest or Unprocessable, naming the field."""
+    values = read(FIELDS, body)
+    check_model(values["model"], context)
+    logprobs, most = _logprobs_asked(values), _max_tokens(values)
+    offered = offer(values["tools"], values["tool_choice"], values["parallel_tool_calls"], context)
+    ids, begins = await openai_prompt(values, context)
+    check_length("messages", len(ids), most or 1, context)
+    grammar = await structured_output.grammar(structured_output.openai(values), values["n"])
+    grammar, speech = await answer_form(offered, begins, grammar, context)
+    chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
+    options = values["stream_options"]
+    return GenerationRequest(
+        prompts=(ids,), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],
+        timings=values["timings"], model=context.model, speech=speech,
+        priority=values["priority"], deadline_ms=values["deadline_ms"], salt=values["cache_salt"],
+        include_usage=options.get("include_usage", False),
+        continuous_usage=options.get("continuous_usage_stats", False),
+    )  # fmt: skip
+
+
+def _logprobs_asked(values: dict[str, Any]) -> int | None:
+    if values["top_logprobs"] and not values["logprobs"]:
+        raise Unprocessable("`top_logprobs` needs `logprobs`", param="top_logprobs", code="out_of_range")
+    return (values["top_logprobs"] or 0) if values["logprobs"] else None
+
+
+def _max_tokens(values: dict[str, Any]) -> int | None:
+    """None: to the context's end."""
+    given = {values["max_tokens"], values["max_completion_tokens"]} - {None}
+    if len(given) > 1:
+        raise Unprocessable(
+            "`max_tokens` and `max_completion_tokens` differ", param="max_completion_tokens", code="out_of_range"
+        )
+    return given.pop() if given else None
+
+
+def stream(meta: ResponseContext, pulls: PolledDeltas) -> Iterator[bytes]:
+    """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
+    if meta.ask.speech is not None:
+        return _stream(meta, pulls, ParsedChunks(meta, SHAPE, meta.ask.speech), SPOKEN_ROLE)
+    return _stream(meta, pulls, Chunks(meta, SHAPE), ROLE)
+
+
+def _stream(meta: ResponseContext, pulls: PolledDeltas, page: Chunks, role: bytes) -> Iterator[bytes]:
+    opening = page.opening(role)
+    for pull in pulls:
+        data = b"".join([page.write(delta) for delta in pull])
+        if pull and opening:
+            data, opening = opening + data, b""
+        yield data
+    yield page.last() + DONE
+
+
+async def whole(meta: ResponseContext, wakes: AsyncDeltas) -> bytes:
+    """The answer in one piece."""
+    choices = [_Choice(meta, index) for index in range(meta.ask.n)]
+    totals = Totals(meta.ask)
+    async for wake in wakes:
+        for delta in wake:
+            totals.add(delta)
+            choices[delta.index].add(delta)
+    head = _head(meta) | {"object": "chat.completion"}
+    answer = {**head, "choices": [choice.json() for choice in choices], "usage": openai_usage(totals.usage)}
+    return to_json(answer | ({"timings": totals.timings} if meta.ask.timings else {}))
+
+
+def _head(meta: ResponseContext) -> dict[str, Any]:
+    return {
+        "id": meta.id, "object": "chat.completion.chunk", "created": meta.created, "model": meta.ask.model,
+        "system_fingerprint": None,
+    }  # fmt: skip
+
+
+class _Choice:
+    """One choice of a whole answer."""
+
+    def __init__(self, meta: ResponseContext, index: int) -> None:
+        self._meta = meta
+        self._index = index
+        self._texts: list[str] = []
+        self._scores: list[dict[str, Any]] = []
+        self._end: Delta | None = None
+
+    def add(self, delta: Delta) -> None:
+        self._texts += delta.texts
+        self._scores += _logprobs(self._meta, delta)["content"]
+        self._end = delta
+
+    def json(self) -> dict[str, Any]:
+        end = self._end
+        if end is None or end.finish is None:
+            raise SluiceError(f"choice {self._index} has no end")
+        scored = self._meta.ask.sampling.logprobs is not None
+        message, reason = self._message("".join(self._texts), end)
+        return {
+            "index": self._index,
+            "message": {"role": "assistant", **message, "refusal": None},
+            "logprobs": {"content": self._scores, "refusal": None} if scored else None,
+            "finish_reason": reason, "stop_reason": end.stop, "seed": end.seed,
+        }  # fmt: skip
+
+    def _message(self, text: str, end: Delta) -> tuple[dict[str, Any], str]:
+        """What was said, and the finish reason."""
+        speech = self._meta.ask.speech
+        if speech is None:
+            return {"content": text}, FINISH[end.finish or Finish.LENGTH]
+        said = ParsedOutput.whole(text, speech)
+        return message(said, self._meta, self._index), reason(said.reader, end)
+
+
+def _logprobs(meta: ResponseContext, delta: Delta, offset: int = 0) -> dict[str, Any]:
+    """One entry a token, with its rivals."""
+    return {"content": logprob_entries(meta, delta.logprobs or ()), "refusal": None}
+
+
+def logprob_entries(
+    meta: ResponseContext, scores: Iterable[TokenLogprob], mute: list[int] | None = None
+) -> list[dict[str, Any]]:
+    """Tokens that add nothing to the text are spelled out, and their bytes are `mute`."""
+
+    def entry(id: int, logprob: float) -> dict[str, Any]:
+        raw = meta.tokenizer.token_bytes(id)
+        return {"token": meta.tokenizer.token_text(id), "logprob": max(LEAST, logprob), "bytes": list(raw) or mute}
+
+    return [
+        entry(token.token_id, token.logprob) | {"top_logprobs": [entry(*rival) for rival in token.top]}
+        for token in scores
+    ]
+
+
+SHAPE = Shape(_head, before=b'"delta":{"content":', after=b"}", without=b'"delta":{}', logprobs=_logprobs)

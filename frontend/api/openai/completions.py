@@ -1,0 +1,283 @@
+"""OpenAI's text completions: https://platform.openai.com/docs/api-reference/completions
+
+A stream is text chunks, one chunk with the finish reason for each choice, a usage chunk when asked, `[DONE]`.
+Everything that waits goes out in one write, and what does not change from chunk to chunk is rendered once. Chat,
+which words the same things a little differently, takes its chunks from here.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from frontend.api import structured_output
+from frontend.api.common import (
+    MAX_LOGPROBS,
+    OPENAI,
+    AsyncDeltas,
+    ModelContext,
+    PolledDeltas,
+    ResponseContext,
+    Totals,
+    check_ids,
+    check_length,
+    check_model,
+    openai_error,
+    openai_usage,
+    sampling,
+    to_json,
+)
+from frontend.api.fields import Field, Table, boolean, choice, integer, only, read, reads, wrong_type
+from frontend.errors import BadRequest, SluiceError, Unprocessable
+from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
+
+NAME, PREFIX = "completions", "cmpl"
+DONE = b"data: [DONE]\n\n"
+MAX_PROMPTS = 2048
+FINISH = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+Prompt = str | list[int]
+
+
+_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, _IDS]}
+
+
+@reads({"anyOf": [*_PROMPT["anyOf"], {"type": "array", "items": _PROMPT, "minItems": 1, "maxItems": MAX_PROMPTS}]})
+def prompts(name: str, value: Any) -> list[Prompt]:
+    """Text, ids, or a list of either."""
+    if type(value) is str or (type(value) is list and value and type(value[0]) is int):
+        value = [value]
+    if type(value) is not list:
+        raise wrong_type(name, value, "a string, an array of token ids, or an array of either")
+    if len(value) > MAX_PROMPTS:
+        raise Unprocessable(f"`{name}` may have at most {MAX_PROMPTS} entries", param=name, code="out_of_range")
+    if not value or not all(value):
+        raise BadRequest(f"`{name}` is empty", param=name, code="empty_prompt")
+    for entry in value:
+        if type(entry) is not str and (type(entry) is not list or not all(type(token) is int for token in entry)):
+            raise wrong_type(name, entry, "a string, an array of token ids, or an array of either")
+    return value
+
+
+FIELDS: Table = {
+    **OPENAI,
+    "prompt": Field(prompts, required=True),
+    "max_tokens": Field(integer(0), 128),
+    "logprobs": Field(integer(0, MAX_LOGPROBS)),
+    "echo": Field(boolean, False),
+    **structured_output.FIELDS,
+    "best_of": Field(integer(1)),
+    "suffix": Field(only("")),
+    "stream_format": Field(choice("openai", "events")),
+}
+
+
+async def parse(body: dict[str, Any], context: ModelContext) -> GenerationRequest:
+    """Raises BadRequest or Unprocessable, naming the field."""
+    values = read(FIELDS, body)
+    check_model(values["model"], context)
+    if values["best_of"] not in (None, values["n"]):
+        raise Unprocessable("`best_of` other than `n` is not offered", param="best_of", code="unsupported_field")
+    if values["max_tokens"] == 0 and not values["echo"]:
+        raise Unprocessable("`max_tokens` must be at least 1 without `echo`", param="max_tokens", code="out_of_range")
+    scores = {"logprobs": values["logprobs"], "prompt_logprobs": values["echo"] and values["logprobs"] is not None}
+    grammar = await structured_output.grammar(structured_output.openai(values), len(values["prompt"]) * values["n"])
+    chosen = sampling(values, values["max_tokens"], context, grammar=grammar, **scores)
+    tokens = await _tokens(values["prompt"], context)
+    for ids in tokens:
+        check_length("prompt", len(ids), chosen.max_tokens, context)
+    options = values["stream_options"]
+    return GenerationRequest(
+        prompts=tuple(tokens), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],
+        timings=values["timings"], model=context.model, echo=_written(values["prompt"]) if values["echo"] else (),
+        priority=values["priority"], deadline_ms=values["deadline_ms"], salt=values["cache_salt"],
+        include_usage=options.get("include_usage", False),
+        continuous_usage=options.get("continuous_usage_stats", False),
+    )  # fmt: skip
+
+
+def _written(prompts: list[Prompt]) -> tuple[str, ...]:
+    """Each as the client wrote it; empty where it gave ids."""
+    return tuple([prompt if isinstance(prompt, str) else "" for prompt in prompts])
+
+
+async def _tokens(given: list[Prompt], context: ModelContext) -> list[list[int]]:
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    encoded = iter(await context.tokenizer.encode_batch(texts) if texts else [])
+    tokens = [next(encoded) if isinstance(prompt, str) else prompt for prompt in given]
+    for ids in tokens:
+        if not ids:
+            raise BadRequest("`prompt` has no tokens", param="prompt", code="empty_prompt")
+        check_ids("prompt", ids, context.vocab_size)
+    return tokens
+
+
+def stream(meta: ResponseContext, pulls: PolledDeltas) -> Iterator[bytes]:
+    """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
+    page = Chunks(meta, SHAPE)
+    for pull in pulls:
+        yield b"".join([page.write(delta) for delta in pull])
+    yield page.last() + DONE
+
+
+async def whole(meta: ResponseContext, wakes: AsyncDeltas) -> bytes:
+    """The answer in one piece."""
+    choices = [_Choice(meta, index) for index in range(len(meta.ask.prompts) * meta.ask.n)]
+    totals = Totals(meta.ask)
+    async for wake in wakes:
+        for delta in wake:
+            totals.add(delta)
+            choices[delta.index].add(delta)
+    answer = {**_head(meta), "choices": [choice.json() for choice in choices], "usage": openai_usage(totals.usage)}
+    return to_json(answer | ({"timings": totals.timings} if meta.ask.timings else {}))
+
+
+def error(exc: SluiceError, request_id: str) -> bytes:
+    return to_json({"error": openai_error(exc)})
+
+
+def failure(exc: SluiceError, request_id: str, meta: ResponseContext) -> bytes:
+    """The end of a stream that went wrong: no `[DONE]` follows."""
+    return b"data: " + error(exc, request_id) + b"\n\n"
+
+
+def _head(meta: ResponseContext) -> dict[str, Any]:
+    return {"id": meta.id, "object": "text_completion", "created": meta.created, "model": meta.ask.model}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How chunks differ between completions and chat: what all of them have, and where a choice's text stands."""
+
+    head: Callable[[ResponseContext], dict[str, Any]]
+    before: bytes  # the text of a choice
+    after: bytes
+    without: bytes  # in place of all three when there is no text
+    logprobs: Callable[[ResponseContext, Delta, int], dict[str, Any]]  # of a delta that begins at this character
+
+
+class Chunks:
+    """Renders one stream's chunks."""
+
+    def __init__(self, meta: ResponseContext, shape: Shape) -> None:
+        ask = meta.ask
+        self._meta = meta
+        self._shape = shape
+        self._totals = Totals(ask)
+        self._left = len(ask.prompts) * ask.n
+        self._head = b"data: " + to_json(shape.head(meta))[:-1]
+        self._bare = [self._head + b',"choices":[{"index":%d,' % i for i in range(self._left)]
+        self._before = [bare + shape.before for bare in self._bare]
+        self._usage_null = b',"usage":null' if ask.include_usage else b""
+        self._rest = b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
+        self._after = shape.after + self._rest
+        self._plain = not ask.continuous_usage and ask.sampling.logprobs is None
+        self._offsets = [0] * self._left
+
+    def opening(self, payload: bytes) -> bytes:
+        """A chunk for each choice, before any of its text."""
+        return b"".join([bare + payload + self._rest for bare in self._bare])
+
+    def write(self, delta: Delta) -> bytes:
+        text = delta.text
+        self._totals.add(delta)
+        if not self._plain:
+            chunk = self._rich(delta, text)
+        elif text:
+            chunk = self._before[delta.index] + to_json(text) + self._after
+        else:
+            chunk = b""
+        return chunk if delta.finish is None else chunk + self._finish(delta)
+
+    def _rich(self, delta: Delta, text: str) -> bytes:
+        """A chunk with log-probabilities or running usage."""
+        if not text and not delta.ids:
+            return b""
+        offset = self._offsets[delta.index]
+        self._offsets[delta.index] += len(text)
+        logprobs = None if delta.logprobs is None else self._shape.logprobs(self._meta, delta, offset)
+        return b'%s%s%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (
+            self._before[delta.index], to_json(text), self._shape.after, to_json(logprobs), self._usage(),
+        )  # fmt: skip
+
+    def _usage(self) -> bytes:
+        running = self._meta.ask.continuous_usage
+        return b',"usage":' + to_json(openai_usage(self._totals.usage)) if running else self._usage_null
+
+    def _finish(self, delta: Delta) -> bytes:
+        self._left -= 1
+        ask = self._meta.ask
+        timings = ask.timings and not self._left and not ask.include_usage
+        return b'%s%s,"logprobs":null,"finish_reason":%s%s}]%s%s}\n\n' % (
+            self._bare[delta.index], self._shape.without,
+            to_json(self._reason(delta)), _extras(delta), self._usage(),
+            b',"timings":' + to_json(self._totals.timings) if timings else b"",
+        )  # fmt: skip
+
+    def _reason(self, delta: Delta) -> str:
+        return FINISH[delta.finish or Finish.LENGTH]
+
+    def last(self) -> bytes:
+        ask = self._meta.ask
+        if not ask.include_usage:
+            return b""
+        timings = b',"timings":' + to_json(self._totals.timings) if ask.timings else b""
+        return b'%s,"choices":[],"usage":%s%s}\n\n' % (self._head, to_json(openai_usage(self._totals.usage)), timings)
+
+
+def _extras(delta: Delta) -> bytes:
+    """Extensions of OpenAI's: which stop ended the choice, and the seed that reproduces it."""
+    return b',"stop_reason":%s,"seed":%s' % (to_json(delta.stop), to_json(delta.seed))
+
+
+class _Choice:
+    """One choice of a whole answer."""
+
+    def __init__(self, meta: ResponseContext, index: int) -> None:
+        self._meta = meta
+        self._index = index
+        self._texts: list[str] = []
+        self._length = 0
+        self._logprobs: dict[str, list[Any]] | None = None
+        self._end: Delta | None = None
+
+    def add(self, delta: Delta) -> None:
+        text = delta.text
+        if delta.logprobs is not None:
+            found = _logprobs(self._meta, delta, self._length)
+            known = self._logprobs = self._logprobs or {key: [] for key in found}
+            for key, values in found.items():
+                known[key] += values
+        self._texts.append(text)
+        self._length += len(text)
+        self._end = delta
+
+    def json(self) -> dict[str, Any]:
+        end = self._end
+        if end is None or end.finish is None:
+            raise SluiceError(f"choice {self._index} has no end")
+        return {
+            "index": self._index, "text": "".join(self._texts), "logprobs": self._logprobs,
+            "finish_reason": FINISH[end.finish], "stop_reason": end.stop, "seed": end.seed,
+        }  # fmt: skip
+
+
+def _logprobs(meta: ResponseContext, delta: Delta, offset: int) -> dict[str, list[Any]]:
+    """OpenAI's four columns. A prompt's first token has no log-probability: null."""
+    columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token, text in zip(delta.logprobs or (), delta.texts, strict=False):
+        columns["tokens"].append(meta.tokenizer.token_text(token.token_id))
+        columns["token_logprobs"].append(None if token.logprob != token.logprob else token.logprob)
+        columns["top_logprobs"].append(_top(meta, token) if token.logprob == token.logprob else None)
+        columns["text_offset"].append(offset)
+        offset += len(text)
+    return columns
+
+
+def _top(meta: ResponseContext, token: TokenLogprob) -> dict[str, float]:
+    """The likeliest tokens by text; of two ids with one text the likelier stays."""
+    text = meta.tokenizer.token_text
+    return {text(id): logprob for id, logprob in reversed(token.top)}
+
+
+SHAPE = Shape(_head, before=b'"text":', after=b"", without=b'"text":""', logprobs=_logprobs)

@@ -1,0 +1,71 @@
+"""The typed events of /v1/completions with `"stream_format": "events"`: token, token, …, then done or error.
+
+Always a stream. One `token` event for every generated id, in order, then exactly one `done` or `error`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
+
+from frontend.api.common import AsyncDeltas, ModelContext, PolledDeltas, ResponseContext, Totals, to_json
+from frontend.api.openai import completions
+from frontend.errors import SluiceError, Unprocessable
+from frontend.request import Delta, GenerationRequest
+
+NAME, PREFIX = "events", completions.PREFIX
+
+
+async def parse(body: dict[str, Any], context: ModelContext) -> GenerationRequest:
+    """As OpenAI's, less what these events have no place for."""
+    ask = await completions.parse(body, context)
+    if ask.n > 1 or len(ask.prompts) > 1:
+        param = "n" if ask.n > 1 else "prompt"
+        raise Unprocessable(f"`{param}`: typed events carry one completion", param=param, code="unsupported_field")
+    if ask.echo:
+        raise Unprocessable("`echo`: typed events carry generated tokens only", param="echo", code="unsupported_field")
+    if ask.sampling.logprobs is not None:
+        raise Unprocessable("`logprobs`: typed events have none", param="logprobs", code="unsupported_field")
+    return replace(ask, stream=True)
+
+
+def stream(meta: ResponseContext, pulls: PolledDeltas) -> Iterator[bytes]:
+    totals = Totals(meta.ask)
+    for pull in pulls:
+        data = b""
+        for delta in pull:
+            totals.add(delta)
+            data += _tokens(delta) + (_done(meta, delta, totals) if delta.finish else b"")
+        yield data
+
+
+async def whole(meta: ResponseContext, wakes: AsyncDeltas) -> bytes:
+    """All events at once; nobody asks for this over HTTP."""
+    return b"".join(stream(meta, iter([wake async for wake in wakes])))
+
+
+def error(exc: SluiceError, request_id: str) -> bytes:
+    return to_json({"error": exc.message})
+
+
+def failure(exc: SluiceError, request_id: str, meta: ResponseContext) -> bytes:
+    return b'event: error\ndata: {"error": %s}\n\n' % to_json(exc.message)
+
+
+def _tokens(delta: Delta) -> bytes:
+    """An event for each id. Text that became certain only after the last id is an event without one."""
+    return b"".join(
+        b'event: token\ndata: {"token": %s, "token_id": %s}\n\n'
+        % (to_json(text), b"null" if id is None else b"%d" % id)
+        for id, text in zip_longest(delta.ids, delta.texts)
+    )
+
+
+def _done(meta: ResponseContext, delta: Delta, totals: Totals) -> bytes:
+    usage = totals.usage
+    return b'event: done\ndata: {"finish_reason": "%s", "usage": %s%s}\n\n' % (
+        str(delta.finish).encode(),
+        b'{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}'
+        % (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
+        b', "timings": ' + to_json(totals.timings) if meta.ask.timings else b"",
+    )

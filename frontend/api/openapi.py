@@ -1,0 +1,156 @@
+"""The published description of the HTTP interface (OpenAPI 3.1), made of the tables that read the requests.
+
+Knows which route takes which table and answers in which shape; a test holds its routes against the app's.
+"""
+
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from frontend.api import tokenize
+from frontend.api.anthropic import messages
+from frontend.api.field_docs import MEANINGS
+from frontend.api.fields import Schema, Table, schema
+from frontend.api.openai import chat, completions, responses
+from frontend.api.response_schemas import SHAPES, ref
+
+REQUESTS: Mapping[str, Table] = {
+    "CompletionRequest": completions.FIELDS,
+    "ChatCompletionRequest": chat.FIELDS,
+    "ResponseRequest": responses.FIELDS,
+    "InputRequest": responses.COUNTED,
+    "MessageRequest": messages.FIELDS,
+    "CountRequest": messages.COUNTED,
+    "TokenizeRequest": tokenize.TOKENIZE,
+    "DetokenizeRequest": tokenize.DETOKENIZE,
+}
+
+ERRORS = {
+    400: "Not JSON, a wrong type, an empty prompt",
+    401: "The API key is missing or wrong",
+    408: "The request did not arrive in time",
+    413: "The body is too large",
+    422: "Well-formed but not acceptable; the message names the field",
+    431: "The request's line and headers are too large",
+    500: "A fault of the server's; the message has the id under which it is logged",
+    503: "Too busy, or no model is there yet; `Retry-After` says when to try again",
+    504: "The request did not end within the `deadline_ms` that it gave",
+}
+EARLY = {408, 431}  # before any route knows of it, and so in nobody's dialect
+REQUEST_ID = {"X-Request-Id": {"description": "Sent back, or made up", "schema": {"type": "string"}}}
+RETRY_AFTER = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
+
+
+def document() -> dict[str, Any]:
+    """The whole description, ready to be written as JSON."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Sluice", "version": _version(), "description": "Serves an open-weight language model."},
+        "paths": {**_generating(), **_counting(), **_looking()},
+        "security": [{}, {"bearer": []}, {"key": []}],
+        "components": {
+            "schemas": {**{name: _request(table) for name, table in REQUESTS.items()}, **SHAPES},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+            },
+        },
+    }
+
+
+def _request(table: Table) -> dict[str, Any]:
+    """A body, each of its fields with what it means."""
+    said = schema(table)
+    told = {name: {"description": MEANINGS[name], **shape} for name, shape in said["properties"].items()}
+    return {**said, "properties": told}
+
+
+def _version() -> str:
+    try:
+        return metadata.version("sluice")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _generating() -> dict[str, Any]:
+    """Routes that answer whole or, with `stream`, in server-sent events."""
+    openai, anthropic = ref("OpenAIError"), ref("AnthropicError")
+    either = {"anyOf": [openai, ref("ErrorEvent")]}  # worded as the body's `stream_format` asks
+    typed = [ref(name) for name in ("TokenEvent", "DoneEvent", "ErrorEvent")]
+    events = {"anyOf": [ref("CompletionChunk"), openai, *typed]}
+    chunks = {"anyOf": [ref("ChatCompletionChunk"), openai]}
+    steps = {"anyOf": [ref("ResponseEvent"), openai]}
+    parts = {"anyOf": [ref("MessageEvent"), anthropic]}
+    return {
+        "/v1/completions": _post("Continue a text", "CompletionRequest", "Completion", either, events),
+        "/v1/chat/completions": _post("Answer a chat", "ChatCompletionRequest", "ChatCompletion", openai, chunks),
+        "/v1/responses": _post("Answer a chat, in OpenAI's newer words", "ResponseRequest", "Response", openai, steps),
+        "/v1/messages": _post("Answer a chat, as Anthropic does", "MessageRequest", "Message", anthropic, parts),
+    }
+
+
+def _counting() -> dict[str, Any]:
+    openai, anthropic = ref("OpenAIError"), ref("AnthropicError")
+    return {
+        "/v1/responses/input_tokens": _post("Count a response's input tokens", "InputRequest", "InputTokens", openai),
+        "/v1/messages/count_tokens": _post("Count a message's tokens", "CountRequest", "Count", anthropic),
+        "/tokenize": _post("Text or a chat as token ids", "TokenizeRequest", "Tokens", openai),
+        "/detokenize": _post("Token ids as text", "DetokenizeRequest", "Text", openai),
+    }
+
+
+def _looking() -> dict[str, Any]:
+    """Routes that are only read."""
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    error = ref("OpenAIError")
+    missing = {"404": _answer("Nothing of that name", _json(error))}
+    later = {"503": _answer(ERRORS[503], _json(error), RETRY_AFTER)}
+    busy = {"503": _answer("Not now, and why", _json(ref("NotReady")), RETRY_AFTER)}
+    page = {"text/html": {"schema": {"type": "string"}}}
+    files = {kind: {"schema": {"type": "string"}} for kind in ("text/html", "text/css", "text/javascript")}
+    prometheus = {"text/plain": {"schema": {"type": "string"}}}
+    return {
+        "/": _open(_get("The playground", page)),
+        "/web/{name}": _open(_get("The playground's files", files, missing)) | {"parameters": [name]},
+        "/health": _open(_get("Whether the process runs", _json(ref("Health")))),
+        "/ready": _open(_get("Whether a request would be served now", _json(ref("Ready")), busy)),
+        "/stats": _get("What the scheduler does", _json(ref("Stats"))),
+        "/metrics": _get("The same and more, for Prometheus", prometheus),
+        "/openapi.json": _get("This description", _json({"type": "object"})),
+        "/tokenizer_info": _get("The tokenizer's special tokens and chat template", _json(ref("TokenizerInfo")), later),
+        "/v1/models": _get("The model that is served", _json(ref("ModelList"))),
+        "/v1/models/{name}": _get("One model", _json(ref("Model")), missing) | {"parameters": [name]},
+    }
+
+
+def _post(summary: str, takes: str, gives: str, error: Schema, events: Schema | None = None) -> dict[str, Any]:
+    """`events` describes the JSON of each `data:` line, for which OpenAPI 3.1 has no word of its own."""
+    content = _json(ref(gives))
+    if events is not None:
+        content["text/event-stream"] = {"x-event-data": events}
+    answers = {"200": _answer("Done", content)}
+    for status, reason in ERRORS.items():
+        words = ref("OpenAIError") if status in EARLY else error
+        answers[str(status)] = _answer(reason, _json(words), RETRY_AFTER if status == 503 else {})
+    body = {"required": True, "content": _json(ref(takes))}
+    return {"post": {"summary": summary, "operationId": takes, "requestBody": body, "responses": answers}}
+
+
+def _get(summary: str, content: dict[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    denied = {status: _answer(ERRORS[int(status)], _json(ref("OpenAIError"))) for status in ("401", "431", "500")}
+    return {"get": {"summary": summary, "responses": {"200": _answer("Done", content), **denied, **(more or {})}}}
+
+
+def _open(path: dict[str, Any]) -> dict[str, Any]:
+    """No key is asked for."""
+    path["get"]["security"] = []
+    del path["get"]["responses"]["401"]
+    return path
+
+
+def _json(shape: Schema) -> dict[str, Any]:
+    return {"application/json": {"schema": shape}}
+
+
+def _answer(reason: str, content: Mapping[str, Any], headers: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    return {"description": reason, "content": content, "headers": {**REQUEST_ID, **(headers or {})}}

@@ -1,0 +1,320 @@
+"""One request's life without HTTP: submit, follow, detokenize, stop, end; and all the requests of this process.
+
+Knows tokens and text; knows neither a dialect nor a socket. `Service.start` makes `len(prompts) * n` sequences of a
+`GenerationRequest`, all admitted or none, and gives a `Generation`. From it come lists of Deltas, one for all that
+arrived at once: a client that reads slowly, or a busy loop, makes the pieces larger and not more. There are two ways to
+take them:
+
+    wakes()             awaits each list: for answers that go out whole, and for Python
+    listen() + pulls()  calls back when there is something, without a task: for streams (sse.py)
+"""
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import msgspec
+
+from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError
+from frontend.generation.choice import Choice
+from frontend.request import Delta, Finish, GenerationRequest
+from frontend.text.detokenizer import OutputText
+from frontend.text.stop_strings import Stops
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.pool import WorkerPool
+from frontend.workers.stream import Batch, Stream, ignore
+from shared.messages import End, Outcome, Sampling, Timings
+
+DRAINING_S = 5.0  # until another server may have taken over
+GREETING_S = 0.5  # for a worker to answer that may be ready at any moment
+POLL_S = 0.02  # how often it is looked whether that is so, and whether a drain's last request has ended
+
+
+class RequestMetrics:
+    """What the service reports about its requests, in under a microsecond a call; this one keeps nothing."""
+
+    def admitted(self, prompt_tokens: int) -> None: ...
+    def first(self, seconds: float, tokens: int) -> None: ...
+    def gap(self, seconds: float, tokens: int) -> None: ...
+    def finished(self, finish: Finish, seconds: float, timings: Timings) -> None: ...
+    def aborted(self, reason: str) -> None: ...
+
+
+class Service:
+    """Starts requests and knows which are alive."""
+
+    def __init__(
+        self, fleet: WorkerPool, tokenizer: asyncio.Future[Tokenizer], meter: RequestMetrics | None = None
+    ) -> None:
+        self.fleet = fleet
+        self.meter = meter or RequestMetrics()
+        self.runs: set[Generation] = set()
+        self.draining = False
+        self._tokenizer = tokenizer
+        self._groups = itertools.count(1)
+
+    def state(self) -> tuple[bool, str]:
+        """Whether requests can be served and, if not, why."""
+        if self.draining:
+            return False, "draining"
+        if not self._tokenizer.done():
+            return False, "loading the tokenizer"
+        if self._tokenizer.cancelled() or self._tokenizer.exception() is not None:
+            return False, "the tokenizer did not load"
+        ready, reason = self.fleet.state()
+        welcome = self.fleet.welcome
+        if ready and welcome and welcome.tokenizer_hash and welcome.tokenizer_hash != self._tokenizer.result().hash:
+            return False, "the worker has another tokenizer"
+        return ready, reason
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises Overloaded until it is loaded."""
+        if not self._tokenizer.done() or self._tokenizer.cancelled() or self._tokenizer.exception() is not None:
+            raise Overloaded(f"not ready: {self.state()[1]}", code="not_ready", retry_after=1.0)
+        return self._tokenizer.result()
+
+    async def settle_in(self) -> None:
+        """Waits, for GREETING_S at most, while it gets to know its workers: another frontend of the same port may be
+        ready already and have said so."""
+        deadline = time.monotonic() + GREETING_S
+        while not self.draining and (not self._tokenizer.done() or self.fleet.greeting):
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(POLL_S)
+
+    def require_ready(self) -> None:
+        """Raises Overloaded with the reason when requests cannot be served now."""
+        ready, reason = self.state()
+        if not ready and reason == "draining":
+            raise Overloaded("not ready: draining", code="draining", retry_after=DRAINING_S)
+        if not ready:
+            raise Overloaded(f"not ready: {reason}", code="not_ready", retry_after=1.0)
+
+    async def start(self, ask: GenerationRequest, begun: float | None = None) -> "Generation":
+        """Returns when all are admitted. `begun`: when the request came, by `time.perf_counter()` (None: now).
+
+        Raises:
+            Overloaded, Unprocessable: one of them was refused; those already admitted are aborted.
+            DeadlineExceeded: its `deadline_ms`, which count from `begun`, passed before.
+        """
+        self.require_ready()
+        begun = time.perf_counter() if begun is None else begun
+        streams = await self._submit_in_time(ask, begun)
+        self.meter.admitted(sum(map(len, ask.prompts)))
+        stops = Stops(ask.stops) if ask.stops else None
+        choices = [
+            Choice(index, ask, stream, OutputText(self.tokenizer.detokenizer(), stops))
+            for index, stream in enumerate(streams)
+        ]
+        if ask.echo:
+            for choice in choices:
+                choice.echo(OutputText(self.tokenizer.detokenizer()))
+        run = Generation(self, choices, begun)
+        if ask.deadline_ms:
+            run.end_in(_time_left(ask, begun))
+        return run
+
+    async def _submit_in_time(self, ask: GenerationRequest, begun: float) -> list[Stream]:
+        if not ask.deadline_ms:
+            return await self._submit(ask)
+        left = _time_left(ask, begun)
+        if left > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    return await self._submit(replace(ask, deadline_ms=math.ceil(1e3 * left)))
+        for _ in range(len(ask.prompts) * ask.n):
+            self.meter.aborted("deadline_exceeded")
+        raise _late()
+
+    async def _submit(self, ask: GenerationRequest) -> list[Stream]:
+        calls = [
+            self.fleet.submit(
+                prompt, _sampling(ask.sampling, n), salt=ask.salt, group=group,
+                deadline_ms=ask.deadline_ms, priority=ask.priority, owner=ask.owner,
+            )
+            for prompt, group in zip(ask.prompts, self._group_ids(ask), strict=True)
+            for n in range(ask.n)
+        ]  # fmt: skip
+        if len(calls) == 1:
+            return [await calls[0]]
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return [task.result() for task in tasks]
+        except BaseException:
+            done = [task for task in tasks if task.done() and not task.cancelled()]
+            self.fleet.abort([task.result() for task in done if task.exception() is None])
+            raise
+
+    def _group_ids(self, ask: GenerationRequest) -> list[int]:
+        return [next(self._groups) if ask.n > 1 else 0 for _ in ask.prompts]
+
+    async def drain(self, timeout: float) -> None:
+        """Admit nothing more, let what runs finish within `timeout` seconds, then end the rest with an error."""
+        self.draining = True
+        end = time.monotonic() + timeout
+        while self.runs and time.monotonic() < end:
+            await asyncio.sleep(POLL_S)
+        for run in list(self.runs):
+            run.fail(Overloaded("the server is shutting down", code="shutdown", retry_after=1.0))
+
+
+class Generation:
+    """An admitted request. Consume `wakes()` or `pulls()` once; `close()` in any case, it aborts what still runs."""
+
+    def __init__(self, service: Service, choices: list[Choice], begun: float) -> None:
+        self._service = service
+        self.choices = choices  # choice `i` belongs to prompt `i // n`
+        self._begun = begun
+        self.reason = ""  # why it was closed before every choice had its finish
+        self._failure: SluiceError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._open = len(choices)  # those that are not done
+        self._rung = False
+        self._news: Callable[[], None] = ignore
+        service.runs.add(self)
+
+    def end_in(self, seconds: float) -> None:
+        """Fails it when it has not ended by then, whatever has become of its worker."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, _late())
+
+    def fail(self, error: SluiceError) -> None:
+        """End the request with this error, at once."""
+        self._failure = error
+        self._service.fleet.abort([choice.stream for choice in self.choices])
+
+    def close(self, reason: str = "client") -> None:
+        """Idempotent and immediate. What has not ended is aborted and counted under `reason`."""
+        if self not in self._service.runs:
+            return
+        self._service.runs.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        live = [choice for choice in self.choices if not choice.done]
+        if not all([choice.finish for choice in self.choices]):
+            self.reason = reason
+        self._service.fleet.abort([choice.stream for choice in live])
+        for _ in live:
+            self._service.meter.aborted(reason)
+
+    def listen(self, news: Callable[[], None]) -> None:
+        """Has the event loop call `news` once, and then after each arrival, for who calls `next` on `pulls`."""
+        self._news = news
+        for choice in self.choices:
+            choice.stream.on_news = self._ring
+        self._ring()
+
+    def _ring(self) -> None:
+        """Calls back once in a turn of the loop, however much has come."""
+        if not self._rung:
+            self._rung = True
+            self._loop.call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._rung = False
+        self._news()
+
+    def pulls(self) -> Iterator[list[Delta]]:
+        """`next` gives all that has come since the last, perhaps nothing; ends when every choice has its finish.
+
+        Raises:
+            SluiceError: a sequence ended without success; its last tokens have been handed on before.
+        """
+        failed: End | None = None
+        while self._open and failed is None:
+            deltas, failed = self._take()
+            if failed is not None or not self._open:
+                self._ring()  # for the next pull, which ends or raises
+            yield deltas
+        self._ring()  # for what follows the pulls
+        if failed is None:
+            return self.close()
+        error = self._failure or error_of(failed)
+        reason = error.code or failed.outcome.value
+        self._service.meter.aborted(reason)
+        self.close(reason)
+        raise error
+
+    async def wakes(self) -> AsyncGenerator[list[Delta]]:
+        """The pulls that bring something, waited for. Raises as they do."""
+        news = asyncio.Event()
+        self.listen(news.set)
+        try:
+            for deltas in self.pulls():
+                if deltas:
+                    yield deltas
+                await news.wait()
+                news.clear()
+        except GeneratorExit:
+            self.close()
+            raise
+
+    def _take(self) -> tuple[list[Delta], End | None]:
+        now = time.perf_counter()
+        deltas, failed = [], None
+        for choice in self.choices:
+            if choice.done or not choice.stream.fresh:
+                continue
+            batch = choice.stream.gather()
+            if batch.tokens:
+                self._measure(choice, len(batch.tokens), now)
+            delta = choice.take(batch)
+            if delta is not None:
+                deltas.append(delta)
+            if choice.done:
+                self._open -= 1
+                if choice.finish is not None:
+                    self._finished(choice, batch, now)
+                else:
+                    failed = batch.end
+        return deltas, failed
+
+    def _measure(self, choice: Choice, tokens: int, now: float) -> None:
+        if choice.last_at:
+            self._service.meter.gap(now - choice.last_at, tokens)
+        else:
+            self._service.meter.first(now - self._begun, tokens)
+            choice.first_at = now
+        choice.last_at = now
+
+    def _finished(self, choice: Choice, batch: Batch, now: float) -> None:
+        if batch.end is None:
+            self._service.fleet.abort([choice.stream])
+            self._service.meter.aborted("stop")
+        timings = choice.timings(batch.end)
+        self._service.meter.finished(choice.finish or Finish.STOP, now - self._begun, timings)
+
+
+def _time_left(ask: GenerationRequest, begun: float) -> float:
+    """Seconds."""
+    return begun + ask.deadline_ms / 1e3 - time.perf_counter()
+
+
+def _late(message: str = "") -> DeadlineExceeded:
+    return DeadlineExceeded(message or "the request's deadline has passed", code="deadline_exceeded")
+
+
+def _sampling(sampling: Sampling, n: int) -> Sampling:
+    """Choices of one prompt differ by their seed: the given one, and those that follow it."""
+    if sampling.seed is None or n == 0:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + n) % (1 << 64))
+
+
+def error_of(end: End) -> SluiceError:
+    """What a client is told about an end that is no success."""
+    match end.outcome:
+        case Outcome.DEADLINE:
+            return _late(end.error)
+        case Outcome.SHUTDOWN:
+            return Overloaded(end.error or "the server is shutting down", code="shutdown", retry_after=1.0)
+        case Outcome.ABORTED:
+            return Internal(end.error or "the request was aborted by the server", code="aborted")
+        case _:
+            return Internal(end.error or "the worker failed", code="worker_error")

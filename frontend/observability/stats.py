@@ -1,0 +1,72 @@
+"""/stats: the workers' latest Statuses as JSON; the same shape, in zeros, before the first one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import asdict
+
+from frontend.workers.status import WorkerStatus, aggregate
+from shared.messages import Status
+
+_NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state="absent", progress=0.0)
+
+
+def stats(members: Sequence[WorkerStatus], name: str, draining: bool) -> dict[str, Any]:
+    """`name` is the served model; `draining` is this frontend's own state, the workers' is added.
+
+    Counts and speeds are sums over the workers, latencies and ages those of the slowest; `worker` is the first.
+    """
+    s = aggregate(members) or _NONE
+    first = next((member.status for member in members if member.status), _NONE)
+    draining = draining or (bool(members) and all(_state(member) == "draining" for member in members))
+    return {
+        "running": s.running,
+        "waiting": s.waiting,
+        "waiting_tokens": s.waiting_tokens,
+        "pages": asdict(s.pages),
+        "prefix": {"queries": s.prefix_queries, "hits": s.prefix_hits},
+        "speculation": {"drafted": s.draft_tokens, "accepted": s.accepted_tokens},
+        "worker": _worker(first, name),
+        "workers": [_member(member, name) for member in members],
+        "frontends": [{"pid": peer.pid, "id": peer.id, "streams": peer.streams} for peer in s.frontends],
+        "throughput": {"prompt": s.prompt_tokens_s, "generation": s.generation_tokens_s},
+        "latency": {"ttft": asdict(s.ttft), "itl": asdict(s.itl), "e2e": asdict(s.e2e)},
+        "draining": draining,
+    }
+
+
+def _worker(s: Status, name: str) -> dict[str, Any]:
+    return {
+        "pid": s.pid,
+        "epoch": s.epoch,
+        "model": s.model or name,
+        "device": s.device,
+        "dtype": s.dtype,
+        "kernels": s.kernels,
+        "state": s.state,
+        "progress": s.progress,
+        "last_step_age_s": s.last_step_age_s,
+        "max_seq_len": s.max_seq_len,
+        "step": asdict(s.pace),
+    }
+
+
+def _member(member: WorkerStatus, name: str) -> dict[str, Any]:
+    """`streams` and `load` (tokens that they may still need) are this frontend's, the rest is the worker's own."""
+    s = member.status or _NONE
+    return {
+        "address": member.address,
+        "ready": member.ready,
+        "reason": member.reason,
+        "streams": member.streams,
+        "load": member.load,
+        **_worker(s, name),
+        "running": s.running,
+        "waiting": s.waiting,
+        "pages": asdict(s.pages),
+        "throughput": {"prompt": s.prompt_tokens_s, "generation": s.generation_tokens_s},
+    }
+
+
+def _state(member: WorkerStatus) -> str:
+    return member.status.state if member.status else "absent"

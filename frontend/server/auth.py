@@ -1,0 +1,85 @@
+"""Who may come in, and under which name: the file of API keys. Knows header values; knows no routes and no limits.
+
+One key a line, after it white space and the name that logs, metrics and the queue know its requests by; several keys
+may have one name (a new key beside the old one, until everybody has changed over). `#` begins a comment.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+from pathlib import Path
+
+from starlette.datastructures import Headers
+
+from frontend.errors import Unauthorized
+from shared.config import ConfigError
+
+log = logging.getLogger("sluice.frontend")
+
+_LINE = re.compile(rb"(?P<key>\S+)(?:\s+(?P<name>[A-Za-z0-9._@:+-]{1,64}))?\s*(?:\s#.*)?")
+
+Names = dict[bytes, tuple[bytes, str]]  # by the key's sha256: that again, and its name
+
+
+class ApiKeys:
+    """The keys in a file, read again when it changes. No file, no keys needed, and everybody is called ""."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ConfigError when the file cannot be read, has no keys, or a line that is no key and name."""
+        self._path = Path(path) if path else None
+        self._stamp: tuple[int, ...] | None = None
+        self._names: Names = {}
+        if self._path is not None and (problem := self._read() or ("" if self._names else "has no keys")):
+            raise ConfigError(f"--api-keys: {path} {problem}")
+
+    def _read(self) -> str:
+        """Takes over a file that changed; what keeps it from being used, and then the keys stay as they were."""
+        assert self._path is not None
+        try:
+            stat = os.stat(self._path)
+            stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if stamp == self._stamp:
+                return ""
+            self._stamp = stamp
+            self._names = _names(self._path.read_bytes())
+        except OSError as error:
+            changed, self._stamp = self._stamp != (), ()
+            return f"cannot be read: {error.strerror}" if changed else ""
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def owner(self, headers: Headers) -> str:
+        """The name of the key that came with a request, as `Authorization: Bearer` or `X-Api-Key`. Raises Unauthorized.
+
+        The time it takes tells nothing of the keys: they are found, and compared, by their digests.
+        """
+        if self._path is None:
+            return ""
+        if problem := self._read():
+            log.warning("--api-keys: %s %s; the keys stay as they were", self._path, problem)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = hashlib.sha256(given.encode("latin-1", "replace")).digest()
+        known, name = self._names.get(digest, (b"", ""))
+        if not hmac.compare_digest(digest, known):
+            raise Unauthorized("the API key is missing or wrong", code="invalid_api_key")
+        return name
+
+
+def _names(content: bytes) -> Names:
+    """Raises ValueError, which names the line but not what is in it."""
+    names: Names = {}
+    for number, line in enumerate(content.splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith(b"#"):
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise ValueError(f"has no key with a name of letters, digits and . _ @ : + - in line {number}")
+        digest = hashlib.sha256(match["key"]).digest()
+        name = match["name"].decode() if match["name"] else f"key-{digest.hex()[:8]}"
+        names[digest] = digest, name
+    return names

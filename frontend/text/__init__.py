@@ -1,0 +1,10 @@
+"""Text and token ids.
+
+tokenizer           text to ids, in threads; what each id stands for
+tokenizer_files     the tokenizer files of a checkpoint
+chat_template       a chat as prompt text
+detokenizer         ids to text as they arrive, without ever cutting a character
+stop_strings        finds stop strings across the pieces of a stream
+grammar             structured-output requests as grammars
+closed_schema       JSON schemas whose objects take no unnamed properties
+"""

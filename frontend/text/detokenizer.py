@@ -1,0 +1,238 @@
+"""From token ids to text as they arrive: incremental detokenizing and stop strings. Pure: no I/O, no tokenizer.
+
+A detokenizer belongs to one stream and gives one text per id, together exactly what decoding all ids at once
+gives. `OutputText` adds stop strings: what it releases can never be taken back, and no part of a stop gets out.
+"""
+
+from codecs import utf_8_decode
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from frontend.text.stop_strings import Search, Stops
+
+PARTIAL = "\udc80"  # in place of a text: look at the bytes. A lone surrogate, which no token can contain
+REPLACEMENT = "\ufffd"
+
+
+class Detokenizer(Protocol):
+    """Turns one stream's ids into text."""
+
+    def push(self, ids: list[int]) -> list[str]:
+        """One text per id, empty while a character is incomplete or where the id is not shown."""
+
+    def flush(self) -> str:
+        """What is left at the end: replacement characters for bytes that never became a character."""
+
+
+class ByteLevelText:
+    """Tokens are bytes, the text is their UTF-8: GPT-2's scheme, and Llama 3's and Qwen's.
+
+    `texts[id]` is the token's text, or PARTIAL where its bytes are not whole characters; `raw[id]` its bytes.
+    """
+
+    __slots__ = ("_pending", "_raw", "_text")
+
+    def __init__(self, texts: Mapping[int, str], raw: Mapping[int, bytes]) -> None:
+        self._text = texts.__getitem__
+        self._raw = raw
+        self._pending = b""  # the beginning of a character
+
+    def push(self, ids: list[int]) -> list[str]:
+        if not self._pending:
+            texts = list(map(self._text, ids))
+            if PARTIAL not in texts:
+                return texts
+        return [self._one(token) for token in ids]
+
+    def _one(self, token: int) -> str:
+        if not self._pending:
+            text = self._text(token)
+            if text is not PARTIAL:
+                return text
+        data = self._pending + self._raw[token]
+        text, used = utf_8_decode(data, "replace", False)
+        self._pending = data[used:]
+        return text
+
+    def flush(self) -> str:
+        text, _ = utf_8_decode(self._pending, "replace", True)
+        self._pending = b""
+        return text
+
+
+class ByteFallbackText:
+    """Tokens are text, and bytes stand in for characters that have no token: Gemma, Llama 2.
+
+    The decoder judges a run of byte tokens as a whole: all of its characters, or one U+FFFD per byte if any byte
+    is wrong. So a run is held until a token that is not a byte ends it. `texts[id]` is PARTIAL for a byte token.
+    The first `strip` characters of the text are dropped as far as they are spaces.
+    """
+
+    __slots__ = ("_raw", "_run", "_strip", "_text")
+
+    def __init__(self, texts: Mapping[int, str], raw: Mapping[int, bytes], strip: int = 0) -> None:
+        self._text = texts.__getitem__
+        self._raw = raw
+        self._strip = strip
+        self._run = b""
+
+    def push(self, ids: list[int]) -> list[str]:
+        if not self._run and not self._strip:
+            texts = list(map(self._text, ids))
+            if PARTIAL not in texts:
+                return texts
+        return [self._one(token) for token in ids]
+
+    def _one(self, token: int) -> str:
+        text = self._text(token)
+        if text is PARTIAL:
+            self._run += self._raw[token]
+            return ""
+        return self._stripped(self._settle() + text) if text else ""
+
+    def flush(self) -> str:
+        return self._stripped(self._settle())
+
+    def _settle(self) -> str:
+        run, self._run = self._run, b""
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return REPLACEMENT * len(run)
+
+    def _stripped(self, text: str) -> str:
+        while self._strip and text.startswith(" "):
+            text = text[1:]
+            self._strip -= 1
+        if text:
+            self._strip = 0
+        return text
+
+
+class WindowText:
+    """Any other decoder: decodes a short window with and without the new ids and gives the difference.
+
+    The window begins at an id whose text is already out, since decoders treat the first token specially. Text
+    that ends in U+FFFD may be half a character and waits, for at most `PATIENCE` ids.
+    """
+
+    PATIENCE = 16
+
+    __slots__ = ("_decode", "_hidden", "_read", "_window")
+
+    def __init__(self, decode: Callable[[list[int]], str], hidden: Callable[[int], bool]) -> None:
+        self._decode = decode
+        self._hidden = hidden  # special and unknown ids: a window must not begin with one
+        self._window: list[int] = []
+        self._read = 0  # how many of the window's ids are already out
+
+    def push(self, ids: list[int]) -> list[str]:
+        return [self._one(token) for token in ids]
+
+    def _one(self, token: int) -> str:
+        if self._hidden(token):
+            return ""
+        self._window.append(token)
+        text = self._news()
+        waiting = len(self._window) - self._read
+        if not text or (text.endswith(REPLACEMENT) and waiting < self.PATIENCE):
+            return ""
+        del self._window[: self._read]
+        self._read = waiting
+        return text
+
+    def flush(self) -> str:
+        text = self._news()
+        self._window, self._read = [], 0
+        return text
+
+    def _news(self) -> str:
+        return self._decode(self._window)[len(self._decode(self._window[: self._read])) :]
+
+
+# Ids and what each adds to the text, from one boundary; and the stop string that ended the stream. A plain tuple, as
+# one is made for each token. Only `OutputText.finish` may give one text more than ids: the end of one that is out.
+Released = tuple[list[int], list[str], str | None]
+
+
+class OutputText:
+    """One choice's text: detokenized, ended before the first stop string.
+
+    An id is released when no stop can touch its text any more; the ids up to the one that completed a stop are
+    released with it, their texts cut. Once a stop is found all further ids are ignored, and every answer says so.
+    """
+
+    __slots__ = ("_detokenizer", "_ids", "_position", "_search", "_texts", "consumed", "stop")
+
+    def __init__(self, detokenizer: Detokenizer, stops: Stops | None = None) -> None:
+        self._detokenizer = detokenizer
+        self._search = None if stops is None else Search(stops)
+        self._ids: list[int] = []  # held back, with their texts
+        self._texts: list[str] = []
+        self._position = 0  # characters released
+        self.consumed = 0  # ids released: what usage counts
+        self.stop: str | None = None  # the stop string that ended the stream
+
+    def push(self, ids: list[int]) -> Released:
+        """Takes the next ids and gives what has become certain; without stops that is all of them, uncopied."""
+        texts = self._detokenizer.push(ids)
+        if self._search is None:
+            self.consumed += len(ids)
+            return ids, texts, None
+        if not self._texts and self._search.passes(texts[0] if len(texts) == 1 else "".join(texts)):
+            self._position = self._search.at
+            self.consumed += len(ids)
+            return ids, texts, None
+        return self._watch(self._search, ids, texts)
+
+    def finish(self, ids: list[int] | None = None) -> Released:
+        """Takes the last ids, if any, and gives all that was held; incomplete bytes join the last text."""
+        if self.stop is not None:
+            return [], [], self.stop
+        texts = self._detokenizer.push(ids or [])
+        tail = self._detokenizer.flush()
+        self._ids += ids or []
+        self._texts += texts
+        if self._texts:
+            self._texts[-1] += tail
+        elif tail:
+            self._texts.append(tail)
+        if self._search is not None:
+            self._search.feed("".join(texts) + tail)
+            if self._search.stop:
+                return self._cut(self._search)
+        return self._release(len(self._texts))
+
+    def _watch(self, search: Search, ids: list[int], texts: list[str]) -> Released:
+        if self.stop is not None:
+            return [], [], self.stop
+        search.feed("".join(texts))
+        self._ids += ids
+        self._texts += texts
+        return self._cut(search) if search.decided else self._release(self._safe_count(search.safe))
+
+    def _safe_count(self, safe: int) -> int:
+        position = self._position
+        for count, text in enumerate(self._texts):
+            position += len(text)
+            if position > safe:
+                return count
+        return len(self._texts)
+
+    def _release(self, count: int) -> Released:
+        ids, texts = self._ids[:count], self._texts[:count]
+        del self._ids[:count], self._texts[:count]
+        self._position += sum(map(len, texts))
+        self.consumed += len(ids)
+        return ids, texts, None
+
+    def _cut(self, search: Search) -> Released:
+        keep = search.start - self._position
+        count = self._safe_count(search.end - 1) + 1  # up to the id that completed the stop
+        ids, texts, _ = self._release(count)
+        for index, text in enumerate(texts):
+            texts[index] = text[: max(0, keep)]
+            keep -= len(text)
+        self._ids, self._texts = [], []
+        self.stop = search.stop
+        return ids, texts, self.stop

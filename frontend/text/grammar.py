@@ -1,0 +1,133 @@
+"""Schemas, regular expressions and the like as one grammar in llguidance's format, checked before a worker sees it.
+
+Knows neither dialects nor tokens. The worker compiles the same text against
+the model's vocabulary. Each function takes `param`, the field that the client wrote, and raises Unprocessable naming it
+with the library's own reason. A check costs up to 0.1 s (256 KiB of schema), without the GIL: `apart` is for the
+event loop.
+
+White space in JSON: none, one space, or a line break with up to 24 spaces or 6 tabs, wherever JSON allows any. Models
+write `{"a": 1}` and indented JSON as they like, and none can go on for ever with blanks.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from frontend.errors import Unprocessable
+from frontend.text.closed_schema import closed
+
+MAX_BYTES = 256 * 1024  # of one grammar's text
+MAX_REASON = 400
+WHITE_SPACE = r"( |\n( {0,24}|\t{0,6}))"
+
+
+def json_object(param: str = "response_format") -> str:
+    """Any JSON object."""
+    return json_schema({"type": "object"}, param)
+
+
+def json_schema(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
+    """JSON that a schema allows; keywords that the library cannot enforce are refused or, if `lenient`, passed over."""
+    return _checked(_grammars(f'{{"json_schema":{embedded(schema, param, lenient=lenient)}}}'), param)
+
+
+def regex(pattern: str, param: str) -> str:
+    """Text that a regular expression matches as a whole (Rust's syntax: no look-around, no back-references)."""
+    from llguidance import regex_to_lark
+
+    _check_text(pattern, param)
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:  # which the library would drop
+        raise _refused(param, "it ends in a lone backslash")
+    start = f"start: /{regex_to_lark(pattern, '')}/" if pattern else 'start: ""'
+    return _checked(_of_lark(start), param)
+
+
+def choice(options: Sequence[str], param: str) -> str:
+    """One of these texts."""
+    if not options:
+        raise _refused(param, "there is nothing to choose from")
+    return _checked(_of_lark("start: " + " | ".join(_json(option, param) for option in options)), param)
+
+
+def lark(text: str, param: str) -> str:
+    """A grammar in llguidance's Lark, or in llama.cpp's GBNF (`root ::= …`), which is translated."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    _check_text(text, param)
+    try:
+        text = any_to_lark(text)
+    except Exception as error:  # it raises what its parser happens to trip over
+        raise _refused(param, f"neither Lark nor GBNF: {error}") from None
+    return _checked(_of_lark(text), param)
+
+
+def composed(text: str, param: str, answer: str = "") -> str:
+    """Lark that we wrote ourselves; it may speak of `answer`, a grammar made by one of the above, as `@answer`."""
+    if not answer:
+        return _checked(_of_lark(text), param)
+    (part,) = msgspec.json.decode(answer)["grammars"]
+    return _checked(_grammars(f'{{"lark_grammar":{_json(text)}}},{_json({**part, "name": "answer"})}'), param)
+
+
+def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
+    """A schema with our rules for white space and for objects, to stand in a grammar: as `%json <this>` in Lark. Not
+    checked."""
+    try:
+        plain = closed(schema) if isinstance(schema, dict) else {"enum": []} if schema is False else {}
+    except RecursionError as error:
+        raise _refused(param, str(error)) from None
+    guidance = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "lenient": lenient}
+    return _json({**plain, "x-guidance": guidance}, param)
+
+
+async def apart(make: Callable[[], str]) -> str:
+    """One of the functions above, called on another thread: an event loop has no time for it."""
+    return await asyncio.to_thread(make)
+
+
+def _json(value: Any, param: str = "") -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused(param, str(error)) from None
+
+
+def _grammars(entry: str) -> str:
+    return f'{{"grammars":[{entry}]}}'
+
+
+def _of_lark(text: str) -> str:
+    return _grammars(f'{{"lark_grammar":{_json(text)}}}')
+
+
+def _checked(grammar: str, param: str) -> str:
+    _check_text(grammar, param)
+    if reason := _complaint(grammar):
+        raise _refused(param, reason)
+    return grammar
+
+
+def _check_text(text: str, param: str) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise _refused(param, "it is not valid Unicode") from None
+    if size > MAX_BYTES:
+        raise Unprocessable(f"`{param}` is larger than {MAX_BYTES} bytes", param=param, code="invalid_grammar")
+
+
+@lru_cache(maxsize=64)
+def _complaint(grammar: str) -> str:
+    """The library's reason, empty when there is none. It is imported here: most processes never need its 10 MB."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    return LLMatcher.validate_grammar(grammar, limits=LLParserLimits(verbose_errors=False))
+
+
+def _refused(param: str, reason: str) -> Unprocessable:
+    reason = reason.strip()
+    shown = reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + " …"
+    return Unprocessable(f"`{param}` cannot be enforced: {shown}", param=param, code="invalid_grammar")

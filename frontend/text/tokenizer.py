@@ -1,0 +1,209 @@
+"""A checkpoint's tokenizer: text to ids off the event loop, ids to text, special tokens, templates' sources.
+
+Speaks to the `tokenizers` library alone (importing transformers would load torch). How ids become text while
+they stream is told in `text`; here is only what each single id stands for.
+"""
+
+import asyncio
+import ctypes
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Self, TypeVar
+
+from tokenizers import Tokenizer as Engine
+
+from frontend.errors import BadRequest
+from frontend.text.detokenizer import PARTIAL, ByteFallbackText, ByteLevelText, Detokenizer, WindowText
+from frontend.text.tokenizer_files import TokenizerError, TokenizerFiles
+
+__all__ = ["Tokenizer", "TokenizerError"]
+
+T = TypeVar("T")
+
+# Measured (bench/text.py): 0.25 µs a character. Another thread adds 0.04 ms when the loop is idle and 2 to 15 ms when
+# it is busy, for it has to wait for the GIL. So what keeps the loop for a millisecond at most is encoded on it.
+INLINE_CHARS = 4096
+THREADS = 2
+# From here on one call at a time, apart from shorter ones: while it encodes, the library takes 0.2 KB a character.
+HUGE_CHARS = 1 << 18
+IDS = 2**32  # no id reaches this
+
+
+class Lazy(dict[int, T]):
+    """id -> what `make(id)` gives, made when first asked for; what is empty (unknown ids) is not remembered."""
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, token: int) -> T:
+        value = self._make(token)
+        if value:
+            self[token] = value
+        return value
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes: visible Latin-1 characters are themselves, the rest follow U+0100."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = sorted(set(range(256)) - set(visible))
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
+
+
+BYTES = byte_alphabet()
+BYTE_TOKENS = {f"<0x{byte:{case}}>": byte for byte in range(256) for case in ("02X", "02x")}
+
+
+def byte_level(token: str) -> bytes:
+    """A byte-level token's bytes; an added token written in other characters stands for itself."""
+    try:
+        return bytes([BYTES[char] for char in token])
+    except KeyError:
+        return token.encode()
+
+
+def byte_fallback(token: str) -> bytes:
+    """A byte-fallback token's bytes: one byte for "<0xE2>", else its text with "▁" for the space."""
+    byte = BYTE_TOKENS.get(token)
+    return bytes([byte]) if byte is not None else token.replace("▁", " ").encode()
+
+
+def return_memory() -> None:
+    """Gives freed memory that glibc keeps back to the system; does nothing with other libraries."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class Tokenizer:
+    """One model's tokenizer, shared by all streams of a process.
+
+    `hash` is the hex SHA-256 of tokenizer.json, `eos_ids` the ids that end an answer; `templates` (sources by
+    name) and `named_tokens` ("bos_token", ...) are what a `ChatTemplate` takes; `generation` is generation_config.json.
+    """
+
+    def __init__(self, source: TokenizerFiles) -> None:
+        self._engine: Engine = source.engine
+        self._decoding = source.decoding
+        self.hash = hashlib.sha256(source.data).hexdigest()
+        self.templates = source.templates
+        self.named_tokens = source.named_tokens
+        self.eos_ids = source.eos_ids
+        self.generation = source.generation
+        added = self._engine.get_added_tokens_decoder()
+        self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
+        self._special_texts = frozenset(entry.content for entry in added.values() if entry.special)
+        self.vocab_size = max(self._engine.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        self._raw = Lazy(self._make_bytes)
+        self._texts = Lazy(self._make_text)
+
+    @classmethod
+    def load(cls, folder: Path, template: str = "") -> Self:
+        """Reads the checkpoint in `folder`; raises TokenizerError saying what is missing or broken.
+
+        `template`: a file in place of its chat templates.
+        """
+        return cls(TokenizerFiles.read(folder, template))
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`; with `add_special_tokens` the tokenizer adds its own (BOS), as completions want it.
+
+        Chat prompts already contain them: pass False. Raises BadRequest for text that is not Unicode.
+        """
+        return (await self.encode_batch([text], add_special_tokens))[0]
+
+    async def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Like `encode`, for several texts. More than `INLINE_CHARS` together go to another thread."""
+        size = sum(map(len, texts))
+        if size <= INLINE_CHARS:
+            return self.encode_now(texts, add_special_tokens)
+        loop = asyncio.get_running_loop()
+        if size <= HUGE_CHARS:
+            return await loop.run_in_executor(self._pool, self.encode_now, texts, add_special_tokens)
+        return await loop.run_in_executor(self._huge_pool, self._encode_huge, texts, add_special_tokens)
+
+    def encode_now(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Encodes on this thread, without the GIL (which the library's call for a single text would hold)."""
+        try:
+            encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except TypeError as exc:  # a lone surrogate, which UTF-8 cannot express
+            raise BadRequest("the text is not valid Unicode") from exc
+        return [encoding.ids for encoding in encodings]
+
+    def _encode_huge(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        try:
+            return self.encode_now(texts, add_special_tokens)
+        finally:
+            return_memory()
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """The text of all `ids` at once; unknown ids have none."""
+        known = [token for token in ids if 0 <= token < IDS]
+        text: str = self._engine.decode(known, skip_special_tokens=skip_special)
+        return text
+
+    def detokenizer(self) -> Detokenizer:
+        """For a new stream; its texts joined equal `decode` of all ids."""
+        match self._decoding.kind:
+            case "bytes":
+                return ByteLevelText(self._texts, self._raw)
+            case "fallback":
+                return ByteFallbackText(self._texts, self._raw, self._decoding.strip)
+            case _:
+                return WindowText(self.decode, lambda token: self._shown(token) is None)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the id adds to the text, as bytes; nothing for special and unknown ids."""
+        return self._raw[token]
+
+    def token_text(self, token: int) -> str:
+        """The id alone, for people to read: special tokens are spelled out, half a character reads as U+FFFD."""
+        if token in self.special_ids:
+            return self.decode([token], skip_special=False)
+        return self._raw[token].decode(errors="replace")
+
+    def special_id(self, text: str) -> int | None:
+        """The id of `text` if that is one special token, which an answer never shows."""
+        id: int | None = self._engine.token_to_id(text) if text in self._special_texts else None
+        return id
+
+    def close(self) -> None:
+        """Ends the encoding threads, waiting for the texts they are at."""
+        self._pool.shutdown()
+        self._huge_pool.shutdown()
+
+    @cached_property
+    def _huge_pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="tokenize-huge")
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
+
+    def _shown(self, token: int) -> str | None:
+        """The vocabulary's spelling of an id that has a text."""
+        spelling: str | None = self._engine.id_to_token(token) if 0 <= token < IDS else None
+        return None if spelling in self._special_texts else spelling
+
+    def _make_bytes(self, token: int) -> bytes:
+        spelling = self._shown(token)
+        if spelling is None:
+            return b""
+        match self._decoding.kind:
+            case "bytes":
+                return byte_level(spelling)
+            case "fallback":
+                return byte_fallback(spelling)
+            case _:
+                return self.decode([token]).encode()
+
+    def _make_text(self, token: int) -> str:
+        if self._decoding.kind == "fallback" and self._shown(token) in BYTE_TOKENS:
+            return PARTIAL
+        try:
+            return self._raw[token].decode()
+        except UnicodeDecodeError:
+            return PARTIAL

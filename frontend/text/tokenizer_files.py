@@ -1,0 +1,225 @@
+"""What a Hugging Face checkpoint folder says about text: tokenizer, special tokens, chat templates, eos ids.
+
+Only reads and checks; what it means to encode and decode is told in `tokenizer`.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Engine
+
+from shared.config import ConfigError
+
+Settings = dict[str, Any]
+
+
+class TokenizerError(Exception):
+    """The folder's tokenizer cannot be used; the message is one sentence for the person who starts the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How tokens become text: "bytes", "fallback" (drop `strip` leading spaces) or "other"."""
+
+    kind: str
+    strip: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What the folder's files say, agreed among them."""
+
+    data: bytes  # of tokenizer.json
+    engine: Engine  # neither truncates nor pads
+    decoding: Decoding
+    templates: dict[str, str]  # chat template sources by name
+    named_tokens: dict[str, str]  # "bos_token" and the like
+    eos_ids: tuple[int, ...]
+    generation: Settings  # generation_config.json
+
+    @classmethod
+    def read(cls, folder: Path, template: str = "") -> Self:
+        """`template`: a file in place of all chat templates of the folder, where only tokenizer.json must be.
+
+        Raises TokenizerError saying what is missing or broken; ConfigError for a `template` that cannot be read.
+        """
+        data, engine, how = read_engine(folder / "tokenizer.json")
+        config = read_settings(folder / "tokenizer_config.json")
+        names = named_tokens(config, read_settings(folder / "special_tokens_map.json"))
+        model = read_settings(folder / "config.json")
+        generation = read_settings(folder / "generation_config.json")
+        settings = [generation, model, model.get("text_config") or {}]
+        for name in ("bos", "eos"):
+            token = next(iter(first_ids(f"{name}_token_id", settings)), None)
+            if token is not None and (text := engine.id_to_token(token)):
+                names.setdefault(f"{name}_token", text)
+        engine.add_special_tokens(missing_specials(engine, config, names))
+        eos_ids = first_ids("eos_token_id", settings) or ids_of(engine.token_to_id(names.get("eos_token", "")))
+        templates = given_template(Path(template)) if template else chat_templates(folder, config)
+        return cls(data, engine, how, templates, names, eos_ids, generation)
+
+
+class _File(msgspec.Struct):
+    """The one part of tokenizer.json that is read here; the rest is the library's."""
+
+    decoder: Settings | None = None
+
+
+def read_text(path: Path) -> str | None:
+    """The file's text, or None if there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise TokenizerError(f"{path} cannot be read: {exc}") from exc
+
+
+def read_settings(path: Path) -> Settings:
+    """The file's JSON object, empty if there is no such file."""
+    text = read_text(path)
+    if text is None:
+        return {}
+    try:
+        settings = json.loads(text)
+    except ValueError as exc:
+        raise TokenizerError(f"{path} is not JSON: {exc}") from exc
+    if not isinstance(settings, dict):
+        raise TokenizerError(f"{path} must hold a JSON object")
+    return settings
+
+
+def read_engine(path: Path) -> tuple[bytes, Engine, Decoding]:
+    """tokenizer.json: its bytes, the library's tokenizer (never truncating nor padding) and its way of decoding."""
+    try:
+        source = path.read_bytes()
+    except FileNotFoundError:
+        raise TokenizerError(f"{path.parent} has no tokenizer.json; convert the model's tokenizer first") from None
+    except OSError as exc:
+        raise TokenizerError(f"{path} cannot be read: {exc}") from exc
+    try:
+        engine = Engine.from_buffer(source)
+        decoder = msgspec.json.decode(source, type=_File).decoder
+    except (ValueError, msgspec.DecodeError) as exc:
+        raise TokenizerError(f"{path} is not a tokenizer: {exc}") from exc
+    engine.no_truncation()
+    engine.no_padding()
+    return source, engine, decoding(decoder)
+
+
+def decoding(decoder: Settings | None) -> Decoding:
+    """Recognizes the two decoders whose tokens can be turned into text one by one."""
+    match decoder:
+        case {"type": "ByteLevel"} | {"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}:
+            return Decoding("bytes")
+        case {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *rest,
+            ],
+        }:
+            return _fallback(rest)
+    return Decoding("other")
+
+
+def _fallback(rest: list[Settings]) -> Decoding:
+    match rest:
+        case []:
+            return Decoding("fallback")
+        case [{"type": "Strip", "content": " ", "start": start, "stop": 0}]:
+            return Decoding("fallback", strip=start)
+    return Decoding("other")
+
+
+def named_tokens(*settings: Settings) -> dict[str, str]:
+    """`bos_token`, `eos_token`, ... by name; later settings give way to earlier ones."""
+    names: dict[str, str] = {}
+    for each in settings:
+        for name, value in each.items():
+            text = token_text(value)
+            if name.endswith("_token") and text is not None:
+                names.setdefault(name, text)
+    return names
+
+
+def token_text(value: object) -> str | None:
+    """A token's text, written plainly or as a record with `content`; None for anything else."""
+    match value:
+        case str(text) | {"content": str(text)}:
+            return text
+    return None
+
+
+def missing_specials(engine: Engine, config: Settings, names: dict[str, str]) -> list[AddedToken]:
+    """Vocabulary entries that tokenizer_config.json calls special and tokenizer.json has not added as tokens.
+
+    An added token stays what tokenizer.json says, special or not, as with transformers.
+    """
+    listed = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
+    texts = {*names.values(), *(text for text in map(token_text, listed) if text)}
+    known = {entry.content for entry in engine.get_added_tokens_decoder().values()}
+    missing = sorted(text for text in texts - known if engine.token_to_id(text) is not None)
+    return [AddedToken(text, special=True, normalized=False) for text in missing]
+
+
+def given_template(file: Path) -> dict[str, str]:
+    try:
+        return {"default": file.expanduser().read_text(encoding="utf-8")}
+    except FileNotFoundError as error:
+        raise ConfigError(f"--chat-template {file}: there is no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {file} cannot be read: {error}") from error
+
+
+def chat_templates(folder: Path, config: Settings) -> dict[str, str]:
+    """Sources by name; files of their own win over tokenizer_config.json."""
+    templates = _listed(config.get("chat_template"))
+    templates |= _listed(read_settings(folder / "chat_template.json").get("chat_template"))
+    source = read_text(folder / "chat_template.jinja")
+    if source is not None:
+        templates["default"] = source
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = read_text(path) or ""
+    return templates
+
+
+def _listed(value: object) -> dict[str, str]:
+    match value:
+        case None:
+            return {}
+        case str(source):
+            return {"default": source}
+        case list(entries):
+            return dict(map(_entry, entries))
+        case dict(entries):
+            return {str(name): str(source) for name, source in entries.items()}
+    raise TokenizerError("chat_template must be a text or a list of named texts")
+
+
+def _entry(entry: object) -> tuple[str, str]:
+    match entry:
+        case {"name": str(name), "template": str(source)}:
+            return name, source
+    raise TokenizerError("each entry of chat_template needs a name and a template")
+
+
+def ids_of(value: object) -> tuple[int, ...]:
+    """`eos_token_id` and the like: one id, several, or none."""
+    match value:
+        case int(token) if token >= 0:
+            return (token,)
+        case list(tokens):
+            return tuple(token for each in tokens for token in ids_of(each))
+    return ()
+
+
+def first_ids(name: str, settings: list[Settings]) -> tuple[int, ...]:
+    """The ids of the first settings that name any."""
+    return next((ids for each in settings if (ids := ids_of(each.get(name)))), ())

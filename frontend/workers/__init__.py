@@ -1,0 +1,10 @@
+"""The worker pool, as one frontend sees it.
+
+pool                all workers as one: chooses a worker for a stream, moves streams when a worker is lost
+discovery           worker addresses from flags, a file or DNS
+membership          which workers belong to the pool, and whether they are compatible
+routing             which worker gets a request: load and prefix affinity
+connection          the connection to one worker: handshake, leases, repair
+stream              the output of one sequence, in order and without gaps
+status              what each worker last reported
+"""

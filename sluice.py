@@ -1,0 +1,5 @@
+"""Public API of the installed distribution: `from sluice import LLM`."""
+
+from frontend.offline.llm import LLM
+
+__all__ = ["LLM"]

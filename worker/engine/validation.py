@@ -1,0 +1,36 @@
+"""Checks the values of a Submit (its types were checked when it was decoded), so that no frontend can harm the worker.
+
+Frontends check all of this before, and say it better; but a frontend may be faulty or hostile.
+"""
+
+import math
+
+from shared import messages as m
+from shared.codec import unpack_u32
+
+MOST_STOPS, MOST_LOGPROBS, MOST_OWNER = 1024, 1024, 1024  # beyond what any frontend lets through
+
+
+def problem_with(submit: m.Submit, vocab_size: int) -> str:
+    """What is wrong with the request, in words; empty: nothing, and no step will raise because of its values."""
+    sampling = submit.sampling
+    try:
+        prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)
+    except ValueError:
+        return "the prompt is not a whole number of ids"
+    biases = [value for _, value in sampling.logit_bias]
+    columns = (prompt, generated, sampling.stop_token_ids, [id for id, _ in sampling.logit_bias])
+    if not prompt or any(ids and not 0 <= min(ids) <= max(ids) < vocab_size for ids in columns):
+        return "the prompt is empty, or an id lies beyond the vocabulary"
+    if len(sampling.stop_token_ids) > MOST_STOPS or len(biases) > vocab_size or len(submit.owner) > MOST_OWNER:
+        return "too many stop ids or biases, or too long an owner"
+    if sampling.max_tokens < 0 or (sampling.seed is not None and not 0 <= sampling.seed < 1 << 64):
+        return "max_tokens or seed is out of range"
+    if not 0 <= (sampling.logprobs or 0) <= min(vocab_size, MOST_LOGPROBS) or not 0 <= sampling.top_k < 1 << 31:
+        return "logprobs or top_k is out of range"
+    numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
+    if not all(math.isfinite(number) and number >= 0 for number in numbers) or not sampling.repetition_penalty:
+        return "a sampling parameter is out of range"
+    if not all(map(math.isfinite, (sampling.presence_penalty, sampling.frequency_penalty, *biases))):
+        return "a penalty or a bias is no finite number"
+    return ""

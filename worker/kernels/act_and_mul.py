@@ -1,0 +1,29 @@
+"""The gated feed-forward's middle: activation of one half times the other half."""
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.kernels.cpu import bindings
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
+    """act(x[:, :I]) * x[:, I:], the activation rounded to x's dtype before it multiplies.
+
+    x [T, 2 * I] contiguous: gate and up projections side by side. Returns [T, I].
+    """
+    if x.is_cuda:
+        from worker.kernels.gpu.act_and_mul import act_and_mul_triton
+
+        return act_and_mul_triton(x, activation)
+    if bindings.available(x.dtype):
+        return bindings.act_and_mul(x, activation)
+    return act_and_mul_torch(x, activation)
+
+
+def act_and_mul_torch(x: Tensor, activation: Activation) -> Tensor:
+    left, right = x.chunk(2, dim=-1)
+    return (F.silu(left) if activation == "silu" else F.gelu(left, approximate="tanh")) * right

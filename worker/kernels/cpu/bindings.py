@@ -1,0 +1,253 @@
+"""The CPU at hardware speed: a small C library (native/*.c, compiled by build.py) behind torch tensors.
+
+Knows tensors and strides; not models, nor instruction sets (library.py). Every function gives each row bits that
+depend on that row alone: not on how many rows come with it, how a prompt is cut into chunks, the page size, or the
+number of threads. What the library cannot do (`available` False: other dtypes, other processors, no compiler,
+SLUICE_NATIVE=0) is done by plain torch, whose functions beside the callers say what each of these means.
+
+Pointers cross as plain ints and the GIL is released: a call costs a few microseconds. The asserts are the contract.
+"""
+
+import math
+import mmap
+from ctypes import c_long, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.kernels.cpu.library import available as available
+from worker.kernels.cpu.library import kernels, library, multiplies_bf16
+from worker.kernels.cpu.library import tier as tier
+
+PANEL = 32  # columns of a packed panel
+STEP = 32  # depth of a step of bf16 panels
+MOST_D = 256  # longest head of attention
+HUGE = 1 << 21  # bytes of a huge page
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWeight:
+    """A weight [n, k] in panels, as the matmul reads it; bias in fp32."""
+
+    panels: Tensor
+    bias: Tensor | None
+    n: int
+    k: int
+    dtype: torch.dtype
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None) -> CpuWeight:
+    """A copy of weight [N, K] (any N, K, contiguous) in panels of 32 rows of it, zeros where N or K are not full."""
+    n, k = weight.shape
+    assert available(weight.dtype) and weight.is_contiguous() and (bias is None or bias.shape == (n,))
+    depth = -(-k // STEP) * STEP if weight.dtype == torch.bfloat16 else k
+    panels = huge(_aligned(-(-n // PANEL), depth, PANEL, dtype=weight.dtype))
+    kernels()[weight.dtype].pack(weight.data_ptr(), panels.data_ptr(), n, k, torch.get_num_threads())
+    return CpuWeight(panels, None if bias is None else bias.float().contiguous(), n, k, weight.dtype)
+
+
+def _aligned(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Memory not yet written; if large, aligned to a huge page, so that nearly all of it can be huge pages."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    room = torch.empty(nbytes + (HUGE if nbytes >= HUGE else 0), dtype=torch.uint8)
+    start = -room.data_ptr() % HUGE if nbytes >= HUGE else 0
+    return room[start : start + nbytes].view(dtype).view(shape)
+
+
+def huge(fresh: Tensor) -> Tensor:
+    """Returns `fresh` (contiguous, not yet written) and asks for huge pages under it: reading it then misses no TLB."""
+    found = library()
+    if found is not None:
+        found.advise_huge(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
+    return fresh
+
+
+def touch(start: int, nbytes: int) -> bool:
+    """Writes every memory page from `start` (4-byte aligned) on and changes none; False without the library."""
+    found = library()
+    if found is not None:
+        found.touch(c_void_p(start), c_long(nbytes), c_long(mmap.PAGESIZE))
+    return found is not None
+
+
+def linear(x: Tensor, weight: CpuWeight, out_dtype: torch.dtype | None = None) -> Tensor:
+    """x [T, K] @ weight.T + bias -> [T, N] of x's dtype, or fp32 with `out_dtype` (no rounding).
+
+    Raises MemoryError when the padded copy of x for an odd K cannot be had.
+    """
+    assert x.ndim == 2 and x.is_contiguous() and x.dtype == weight.dtype and x.shape[1] == weight.k
+    assert out_dtype in (None, x.dtype, torch.float32)
+    out = torch.empty(x.shape[0], weight.n, dtype=out_dtype or x.dtype)
+    if kernels()[x.dtype].gemm(
+        x.data_ptr(), weight.panels.data_ptr(), address(weight.bias), out.data_ptr(),
+        x.shape[0], weight.n, weight.k, out.dtype == torch.bfloat16, torch.get_num_threads(),
+    ):  # fmt: skip
+        raise MemoryError("no memory to pad the rows of a matmul")
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False) -> Tensor:
+    """As `norm.rms_norm_torch` for x [T, H] or [T, heads, D]."""
+    x, qkv_rope_write, n = _rows(x)
+    assert weight.dtype == x.dtype and weight.shape == (n,) and weight.is_contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    kernels()[x.dtype].norm(
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], qkv_rope_write, n, x.stride(0), eps, offset,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As `norm.add_rms_norm_torch`: (rms_norm(s), s) with s = x + residual rounded; x, residual [T, H] contiguous."""
+    assert x.is_contiguous() and residual.is_contiguous() and x.shape == residual.shape and x.ndim == 2
+    assert weight.dtype == x.dtype == residual.dtype and weight.shape == x.shape[1:] and weight.is_contiguous()
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    kernels()[x.dtype].add_norm(
+        x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
+        x.shape[0], x.shape[1], eps, offset, torch.get_num_threads(),
+    )  # fmt: skip
+    return out, total
+
+
+def act_and_mul(x: Tensor, activation: str) -> Tensor:
+    """As `act_and_mul_torch`: act(x[:, :I]) * x[:, I:] with x [T, 2 * I] contiguous, activation silu or gelu_tanh."""
+    assert x.ndim == 2 and x.is_contiguous() and x.shape[1] % 2 == 0 and activation in ("silu", "gelu_tanh")
+    n = x.shape[1] // 2
+    out = torch.empty(x.shape[0], n, dtype=x.dtype)
+    kernels()[x.dtype].gate(
+        x.data_ptr(), out.data_ptr(), x.shape[0], n, activation == "gelu_tanh", torch.get_num_threads()
+    )
+    return out
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """As `rotary.rotary_torch`: q [T, Hq, D], k [T, Hk, D]; cos, sin [M, D] fp32; positions [T] int64 below M."""
+    return _rotate(q, cos, sin, positions), _rotate(k, cos, sin, positions)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
+    x, qkv_rope_write, d = _rows(x)
+    _check_tables(cos, sin, positions, x.shape[0], d)
+    out = torch.empty(x.shape, dtype=x.dtype)
+    kernels()[x.dtype].rotary(
+        x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(),
+        x.shape[0], qkv_rope_write, d, x.stride(0), torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def paired(cache_v: Tensor) -> bool:
+    """Whether the values of neighbouring tokens lie in pairs: [pages, page_size / 2, Hk, D, 2] in the cache's memory.
+
+    So bf16 is multiplied where it lies; pages must be whole tiles of AMX. Keys always lie as their shape says.
+    """
+    page_size, d = cache_v.shape[1], cache_v.shape[3]
+    return cache_v.dtype == torch.bfloat16 and multiplies_bf16() and page_size % PANEL == 0 and d % PANEL == 0
+
+
+def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
+    """As `write.write_kv_torch`: rows of k and v [T, Hk, D] to slots [T] int64 of the caches."""
+    (k, qkv_rope_write, d), v = _rows(k), _rows(v)[0]
+    assert k.shape == v.shape and k.dtype == v.dtype
+    _check_cache(cache_k, cache_v, k.dtype, qkv_rope_write, d)
+    assert slots.dtype == torch.int64 and slots.shape == (k.shape[0],) and slots.is_contiguous()
+    size = k.element_size()
+    kernels()[k.dtype].write(
+        k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slots.data_ptr(),
+        k.shape[0], qkv_rope_write * d * size, k.stride(0) * size, v.stride(0) * size, paired(cache_v),
+    )  # fmt: skip
+
+
+def qkv_rope_write(
+    qkv: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    offset: bool = False,
+) -> Tensor:
+    """Between the qkv matmul and attention, in one pass: q/k norm (where given), rotary, K/V write.
+
+    Returns q [T, Hq, D]. qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D].
+    The same bits as `rms_norm`, `rotary` and `store_kv` one after the other.
+    """
+    kv_heads, d = cache_k.shape[2:]
+    q_heads = qkv.shape[1] // d - 2 * kv_heads
+    assert qkv.is_contiguous() and qkv.shape[1] == (q_heads + 2 * kv_heads) * d
+    _check_cache(cache_k, cache_v, qkv.dtype, kv_heads, d)
+    _check_tables(cos, sin, positions, qkv.shape[0], d)
+    assert slots.dtype == torch.int64 and slots.shape == (qkv.shape[0],) and slots.is_contiguous()
+    for weight in (q_norm, k_norm):
+        assert weight is None or (weight.dtype == qkv.dtype and weight.shape == (d,) and weight.is_contiguous())
+    q = torch.empty(qkv.shape[0], q_heads, d, dtype=qkv.dtype)
+    kernels()[qkv.dtype].heads(
+        qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), address(q_norm), address(k_norm),
+        cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slots.data_ptr(), eps, offset,
+        qkv.shape[0], q_heads, kv_heads, d, paired(cache_v), torch.get_num_threads(),
+    )  # fmt: skip
+    return q
+
+
+def attention(
+    q: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    starts: Tensor,
+    kv_lens: Tensor,
+    pages: Tensor,
+    *,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """As `attention.attention_torch`: pages are read in place. q [T, Hq, D], D at most 256.
+
+    Raises MemoryError when the threads' scratch cannot be had.
+    """
+    q, qkv_rope_write, d = _rows(q)
+    kv_heads, size = cache_k.shape[2], cache_k.shape[1]
+    _check_cache(cache_k, cache_v, q.dtype, kv_heads, d)
+    assert qkv_rope_write % kv_heads == 0 and d <= MOST_D and scale > 0
+    assert starts.dtype == kv_lens.dtype == pages.dtype == torch.int32
+    assert starts.is_contiguous() and kv_lens.is_contiguous() and pages.stride(1) == 1
+    assert len(starts) == len(kv_lens) + 1 == len(pages) + 1
+    out = torch.empty(q.shape, dtype=q.dtype)
+    if kernels()[q.dtype].attend(
+        q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), starts.data_ptr(), kv_lens.data_ptr(), pages.data_ptr(),
+        out.data_ptr(), len(kv_lens), q.stride(0), qkv_rope_write, kv_heads, d, size, pages.stride(0), window,
+        scale, torch.get_num_threads(),
+    ):  # fmt: skip
+        raise MemoryError("no memory for the scratch of attention")
+    return out
+
+
+def address(x: Tensor | None) -> int | None:
+    """The address of its first element, or None."""
+    return None if x is None else x.data_ptr()
+
+
+def _rows(x: Tensor) -> tuple[Tensor, int, int]:
+    """(x, heads, D) of x [T, heads, D] or [T, D]; copied unless a token's heads lie together (tokens may be apart)."""
+    qkv_rope_write, d = x.shape[1:] if x.ndim == 3 else (1, x.shape[1])
+    together = x.stride(-1) == 1 and (qkv_rope_write == 1 or x.stride(1) == d)
+    return (x if together else x.contiguous()), qkv_rope_write, d
+
+
+def _check_cache(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype, heads: int, d: int) -> None:
+    assert cache_k.shape == cache_v.shape and cache_k.shape[2:] == (qkv_rope_write, d)
+    assert cache_k.is_contiguous() and cache_v.is_contiguous() and cache_k.dtype == cache_v.dtype == dtype
+
+
+def _check_tables(cos: Tensor, sin: Tensor, positions: Tensor, t: int, d: int) -> None:
+    assert cos.dtype == sin.dtype == torch.float32 and cos.shape == sin.shape and cos.shape[1] == d and d % 2 == 0
+    assert cos.is_contiguous() and sin.is_contiguous()
+    assert positions.dtype == torch.int64 and positions.shape == (t,) and positions.is_contiguous()

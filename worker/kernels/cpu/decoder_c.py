@@ -1,0 +1,153 @@
+"""The decoder's loop over its layers as one call of the C library, with buffers that live from step to step.
+
+It gives the bits of the plain loop in model/decoder.py. Knows tensors and addresses; the structures here are those of
+native/stack.c, field by field.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_float, c_int, c_long, c_uint64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.kernels.cpu import bindings
+from worker.kernels.cpu.bindings import CpuWeight
+from worker.kernels.cpu.library import kernels, library
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderCLayer:
+    """One layer's weights and cache. H hidden, I inner, D head_dim; norms [H], or [D] on queries and keys."""
+
+    before_attention: Tensor
+    qkv: CpuWeight  # H → (Hq + 2 Hk) * D
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    cos: Tensor  # [positions, D] float32
+    sin: Tensor
+    cache_k: Tensor  # [pages, page_size, Hk, D]
+    cache_v: Tensor
+    window: int
+    o: CpuWeight  # Hq * D → H
+    after_attention: Tensor | None
+    before_mlp: Tensor
+    gate_up: CpuWeight  # H → 2 I
+    down: CpuWeight  # I → H
+    after_mlp: Tensor | None
+
+
+KERNELS = ("norm", "add_norm", "gate", "heads", "gemm", "attend")  # in the order of struct Kernels in native/stack.c
+
+
+class _Layer(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("before_attention", "q_norm", "k_norm", "after_attention", "before_mlp")),
+        *((name, c_void_p) for name in ("after_mlp", "qkv", "o", "gate_up", "down", "qkv_bias", "o_bias")),
+        *((name, c_void_p) for name in ("gate_up_bias", "down_bias", "cos", "sin", "cache_k", "cache_v")),
+        ("window", c_long),
+    ]  # fmt: skip
+
+
+class _Model(Structure):
+    _fields_ = [
+        ("kernels", c_void_p * len(KERNELS)), ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
+        *((name, c_long) for name in ("count", "hidden", "inner", "heads", "kv_heads", "d", "page_size", "element")),
+        *((name, c_float) for name in ("eps", "offset", "scale")), ("gelu", c_int),
+        ("is_bf16", c_int), ("paired", c_int), ("done", POINTER(c_uint64)),
+    ]  # fmt: skip
+
+
+class _Step(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "h", "wide", "q", "mixed")),
+        *((name, c_void_p) for name in ("positions", "slots", "rows", "starts", "kv_lens", "pages")),
+        *((name, c_long) for name in ("t", "seqs", "page_stride", "wanted")), ("threads", c_int),
+    ]  # fmt: skip
+
+
+class DecoderC:
+    """Layers on the CPU, over one cache. Not for two threads at once: the buffers are its own."""
+
+    def __init__(
+        self,
+        layers: Sequence[DecoderCLayer],
+        last_norm: Tensor,
+        *,
+        eps: float,
+        offset: bool,
+        scale: float,
+        activation: str,
+        done: c_uint64,
+    ) -> None:
+        """eps, offset: of the norms; scale: of attention; activation: silu or gelu_tanh; done: grows by one a layer."""
+        found = library()
+        assert found is not None
+        first, self._library = layers[0], found
+        page_size, kv_heads, d = first.cache_k.shape[1:]
+        dtype = first.before_attention.dtype
+        self._kept = (tuple(layers), last_norm, done)  # whose memory the addresses are
+        self._hidden, self._dtype = len(last_norm), dtype
+        self._layers = (_Layer * len(layers))(*map(_addresses, layers))
+        self._widths = (
+            self._hidden, self._hidden, max(first.qkv.n, first.gate_up.n), first.o.k, max(first.o.k, first.down.k),
+        )  # fmt: skip
+        self._model = _Model(
+            _functions(dtype), self._layers, last_norm.data_ptr(),
+            len(layers), self._hidden, first.down.k, first.o.k // d, kv_heads, d, page_size, dtype.itemsize,
+            eps, float(offset), scale, activation == "gelu_tanh", dtype == torch.bfloat16,
+            bindings.paired(first.cache_v),
+            ctypes.pointer(done),
+        )  # fmt: skip
+        self._buffers: list[Tensor] = []
+
+    def embedded(self, rows: int) -> Tensor:
+        """[rows, H], to be filled with the embedded tokens before `run`."""
+        if not self._buffers or len(self._buffers[0]) < rows:
+            size = 1 << (rows - 1).bit_length()
+            self._buffers = [bindings.huge(torch.empty(size, width, dtype=self._dtype)) for width in self._widths]
+        return self._buffers[0][:rows]
+
+    def run(
+        self, positions: Tensor, slots: Tensor, starts: Tensor, kv_lens: Tensor, pages: Tensor, rows: Tensor
+    ) -> Tensor:
+        """The normed output [R, H] of `rows`, valid until the next step; K/V of every row are written.
+
+        positions, slots [T] int64; starts [S+1], kv_lens [S], pages [S, P] int32; rows [R] int64 ascending. Raises
+        MemoryError when a kernel's scratch cannot be had.
+        """
+        for indices in (positions, slots, rows):
+            assert indices.dtype == torch.int64 and indices.is_contiguous()
+        assert starts.dtype == kv_lens.dtype == pages.dtype == torch.int32 and pages.stride(1) == 1
+        assert len(starts) == len(kv_lens) + 1 == len(pages) + 1 and len(positions) == len(slots)
+        step = _Step(
+            *(buffer.data_ptr() for buffer in self._buffers),
+            positions.data_ptr(), slots.data_ptr(), rows.data_ptr(), starts.data_ptr(), kv_lens.data_ptr(),
+            pages.data_ptr(), len(positions), len(kv_lens), pages.stride(0), len(rows), torch.get_num_threads(),
+        )  # fmt: skip
+        if self._library.stack(ctypes.byref(self._model), ctypes.byref(step)):
+            raise MemoryError("no memory for the scratch of a layer")
+        return self._buffers[1][: len(rows)]
+
+
+def _functions(dtype: torch.dtype) -> "ctypes.Array[c_void_p]":
+    """The addresses of KERNELS for tensors of `dtype`."""
+    own = kernels()[dtype]
+    return (c_void_p * len(KERNELS))(*(ctypes.cast(getattr(own, name), c_void_p) for name in KERNELS))
+
+
+def _addresses(layer: DecoderCLayer) -> _Layer:
+    weights = (layer.qkv, layer.o, layer.gate_up, layer.down)
+    norms = (
+        layer.before_attention, layer.q_norm, layer.k_norm, layer.after_attention, layer.before_mlp, layer.after_mlp,
+    )  # fmt: skip
+    caches = (layer.cos, layer.sin, layer.cache_k, layer.cache_v)
+    assert all(norm is None or norm.is_contiguous() for norm in norms) and all(one.is_contiguous() for one in caches)
+    return _Layer(
+        *map(bindings.address, norms),
+        *(weight.panels.data_ptr() for weight in weights),
+        *(bindings.address(weight.bias) for weight in weights),
+        *(one.data_ptr() for one in caches),
+        layer.window,
+    )

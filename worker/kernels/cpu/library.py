@@ -1,0 +1,101 @@
+"""Which of the C library's functions run here: those of the best instructions, unless the environment asks for less.
+
+Knows names, signatures and instruction sets; not what the functions do (native.py).
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from ctypes import c_float, c_int, c_long, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import cast
+
+import torch
+
+from worker.kernels.cpu.build import build
+
+Call = Callable[..., int]
+
+_POINTERS, _LONGS = (c_void_p,), (c_long,)
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "norm": _POINTERS * 3 + _LONGS * 4 + (c_float, c_float, c_int),
+    "add_norm": _POINTERS * 5 + _LONGS * 2 + (c_float, c_float, c_int),
+    "gate": _POINTERS * 2 + _LONGS * 2 + (c_int, c_int),
+    "rotary": _POINTERS * 5 + _LONGS * 4 + (c_int,),
+    "heads": _POINTERS * 10 + (c_float, c_float) + _LONGS * 4 + (c_int, c_int),
+    "gemm": _POINTERS * 4 + _LONGS * 3 + (c_int, c_int),
+    "attend": _POINTERS * 7 + _LONGS * 8 + (c_float, c_int),
+    "write": _POINTERS * 5 + _LONGS * 4 + (c_int,),
+    "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
+}
+_TIERS = ("none", "avx2", "avx512", "avx512bf16", "amx")  # by native/cpu.c's `tier`
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The library's functions for one dtype on this processor."""
+
+    norm: Call
+    add_norm: Call
+    gate: Call
+    rotary: Call
+    heads: Call
+    gemm: Call
+    attend: Call
+    write: Call
+    pack: Call
+
+
+def available(dtype: torch.dtype) -> bool:
+    """Whether the library's functions serve tensors of `dtype` here. The first call may compile the library."""
+    return dtype in kernels()
+
+
+def tier() -> str:
+    """The instruction set in use, for logs and benchmarks: "amx", "avx512bf16", "avx512", "avx2" or "none"."""
+    return _TIERS[level()]
+
+
+def multiplies_bf16() -> bool:
+    """Whether bf16 is multiplied as it is, in pairs, and not widened before."""
+    return tier() in ("avx512bf16", "amx")
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """None: switched off, or it cannot be compiled here."""
+    if os.environ.get("SLUICE_NATIVE", "1") == "0":
+        return None
+    path = build()
+    return ctypes.CDLL(str(path)) if path else None
+
+
+@cache
+def level() -> int:
+    """Of native/cpu.c's `tier`, or less if the environment asks for less."""
+    found = library()
+    most = int(found.tier()) if found else 0
+    return min(most, int(os.environ.get("SLUICE_NATIVE_TIER", most)))
+
+
+@cache
+def kernels() -> dict[torch.dtype, Kernels]:
+    """By the dtypes that the library serves; empty where it does not run."""
+    found = library()
+    if found is None or not level():
+        return {}
+    best, bf16 = tier(), _TIERS[min(level(), 3)]  # AMX only multiplies matrices
+    plain = "avx512" if multiplies_bf16() else best
+    return {torch.float32: _bind(found, "f32", plain, plain), torch.bfloat16: _bind(found, "bf16", bf16, best)}
+
+
+def _bind(found: ctypes.CDLL, dtype: str, lanes: str, matrix: str) -> Kernels:
+    def function(name: str) -> Call:
+        symbol = {"write": f"write_{lanes}", "pack": f"pack_{dtype}"}.get(name)
+        suffix = matrix if name in ("gemm", "attend") else lanes
+        bound = getattr(found, symbol or f"{name}_{dtype}_{suffix}")
+        bound.argtypes, bound.restype = _SIGNATURES[name], c_int if name in ("gemm", "attend") else None
+        return cast(Call, bound)
+
+    return Kernels(**{name: function(name) for name in _SIGNATURES})

@@ -1,0 +1,49 @@
+"""The Triton kernel of write.py: one program copies one token's keys and values."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def as_kept(x, cache_ptr, CLAMP: tl.constexpr):
+    """x as the cache keeps it; with CLAMP within float8_e4m3fn's range, NaN staying NaN."""
+    if CLAMP:
+        wide = x.to(tl.float32)
+        x = tl.where(wide > 448.0, 448.0, tl.where(wide < -448.0, -448.0, wide))
+    return x.to(cache_ptr.dtype.element_ty)
+
+
+@triton.jit
+def _write_kernel(
+    k_ptr, v_ptr, cache_k_ptr, cache_v_ptr, slots_ptr, k_stride, v_stride,
+    CLAMP: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < ROW
+    target = tl.load(slots_ptr + token) * ROW + column
+    k = tl.load(k_ptr + token * k_stride + column, mask=inside, other=0.0)
+    v = tl.load(v_ptr + token * v_stride + column, mask=inside, other=0.0)
+    tl.store(cache_k_ptr + target, as_kept(k, cache_k_ptr, CLAMP), mask=inside)
+    tl.store(cache_v_ptr + target, as_kept(v, cache_v_ptr, CLAMP), mask=inside)
+
+
+def check_caches(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype) -> bool:
+    """Whether what is written has to be clamped. The caches hold `dtype`, or float8_e4m3fn."""
+    assert cache_k.shape == cache_v.shape and cache_k.dtype == cache_v.dtype
+    assert cache_k.dtype in (dtype, torch.float8_e4m3fn) and cache_k.is_contiguous() and cache_v.is_contiguous()
+    return cache_k.dtype == torch.float8_e4m3fn
+
+
+def store_kv_triton(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
+    tokens, heads, size = k.shape
+    assert v.shape == k.shape and v.dtype == k.dtype and slots.shape == (tokens,) and slots.dtype == torch.int64
+    assert k.stride()[1:] == v.stride()[1:] == (size, 1), "only whole tokens may be strided"
+    assert cache_k.shape[2:] == (heads, size)
+    row = heads * size
+    _write_kernel[(tokens,)](
+        k, v, cache_k, cache_v, slots, k.stride(0), v.stride(0),
+        CLAMP=check_caches(cache_k, cache_v, k.dtype), ROW=row, BLOCK=triton.next_power_of_2(row),
+    )  # fmt: skip

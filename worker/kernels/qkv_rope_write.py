@@ -1,0 +1,87 @@
+"""Between the fused projection and attention: norm of queries and keys, rotation, K/V write.
+
+On CUDA and on the CPU one pass over the rows, which gives the same bits as the three kernels one after the other.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from worker.kernels.cpu import bindings
+from worker.kernels.norm import rms_norm, rms_norm_torch
+from worker.kernels.rotary import rotary, rotary_torch
+from worker.kernels.split_k import sum_split_k
+from worker.kernels.store_kv import store_kv, store_kv_torch
+
+
+def qkv_rope_write(
+    qkv: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    *,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    offset: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """qkv [T, (Hq + 2 Hk) * D] -> q [T, Hq, D] in `dtype`, rotated; k and v go to `slots` [T] of the caches.
+
+    qkv in `dtype`, or its terms (see terms.py); cache_k, cache_v [pages, page_size, Hk, D] as in write.py; cos, sin
+    [M, D] float32; norm weights [D], or None for none.
+    """
+    if qkv.is_cuda:
+        from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
+
+        return qkv_rope_write_triton(
+            qkv, cache_k, cache_v, cos, sin, positions, slots,
+            q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype,
+        )  # fmt: skip
+    if bindings.available(dtype) and cache_k.dtype == dtype:
+        return bindings.qkv_rope_write(
+            sum_split_k(qkv, 2, dtype), cache_k, cache_v, cos, sin, positions, slots,
+            q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset,
+        )  # fmt: skip
+    return qkv_rope_write_unfused(
+        qkv, cache_k, cache_v, cos, sin, positions, slots,
+        q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype,
+    )  # fmt: skip
+
+
+def qkv_rope_write_unfused(
+    qkv: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    *,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    offset: bool,
+    dtype: torch.dtype,
+    norm: Callable[..., Tensor] = rms_norm,
+    rotate: Callable[..., tuple[Tensor, Tensor]] = rotary,
+    write: Callable[..., None] = store_kv,
+) -> Tensor:
+    """The same by the three functions one after the other."""
+    kv_heads, dim = cache_k.shape[2:]
+    parts = sum_split_k(qkv, 2, dtype).view(qkv.shape[-2], -1, dim)
+    q, k, v = parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if q_norm is not None and k_norm is not None:
+        q, k = norm(q, q_norm, eps, offset=offset), norm(k, k_norm, eps, offset=offset)
+    q, k = rotate(q, k, cos, sin, positions)
+    write(k, v, cache_k, cache_v, slots)
+    return q
+
+
+# `qkv_rope_write` by plain PyTorch alone
+qkv_rope_write_torch = partial(qkv_rope_write_unfused, norm=rms_norm_torch, rotate=rotary_torch, write=store_kv_torch)

@@ -1,0 +1,106 @@
+"""What the compute loop remembers of its recent past: rates over ten seconds, latencies of the last requests."""
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shared.messages import Quantiles
+
+WINDOW_S = 10.0
+SAMPLES = 1024
+
+
+@dataclass(slots=True)
+class Rate:
+    """Tokens per second over the last WINDOW_S."""
+
+    _events: deque[tuple[float, int]] = field(default_factory=deque)
+    _sum: int = 0
+
+    def add(self, now: float, count: int) -> None:
+        self._events.append((now, count))
+        self._sum += count
+        self._forget(now)
+
+    def per_second(self, now: float) -> float:
+        self._forget(now)
+        return self._sum / WINDOW_S
+
+    def total(self, now: float) -> int:
+        """Of the last WINDOW_S."""
+        self._forget(now)
+        return self._sum
+
+    def _forget(self, now: float) -> None:
+        while self._events and self._events[0][0] < now - WINDOW_S:
+            self._sum -= self._events.popleft()[1]
+
+
+@dataclass(slots=True)
+class BusyRate:
+    """Tokens per second of work, over the last WINDOW_S of it: time without any does not count."""
+
+    _rate: Rate = field(default_factory=Rate)
+    _worked: float = 0.0  # seconds in all
+    _since: float | None = None  # when the step began, or the last one ended; None: there is no work
+
+    def work(self, now: float) -> None:
+        """There is work from now on."""
+        if self._since is None:
+            self._since = now
+
+    def rest(self) -> None:
+        """There is none any more."""
+        self._since = None
+
+    def add(self, now: float, count: int) -> None:
+        self._worked += 0.0 if self._since is None else now - self._since
+        self._since = now
+        self._rate.add(self._worked, count)
+
+    def per_second(self) -> float:
+        """0 as long as nothing is known."""
+        return self._rate.total(self._worked) / min(WINDOW_S, self._worked) if self._worked else 0.0
+
+
+@dataclass(slots=True)
+class Recent:
+    """Quantiles of the last SAMPLES observations."""
+
+    _values: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+
+    def quantiles(self) -> Quantiles:
+        values = sorted(self._values.copy())
+        return Quantiles(*(quantile(values, q) for q in (0.50, 0.95, 0.99))) if values else Quantiles()
+
+
+def quantile(ordered: list[float], q: float) -> float:
+    """The nearest-rank quantile of ascending values; raises IndexError when there are none."""
+    return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
+
+
+@dataclass(slots=True)
+class Stats:
+    """Fed by the loop after each step."""
+
+    prompt: Rate = field(default_factory=Rate)
+    generation: Rate = field(default_factory=Rate)
+    speed: BusyRate = field(default_factory=BusyRate)
+    ttft: Recent = field(default_factory=Recent)
+    itl: Recent = field(default_factory=Recent)
+    e2e: Recent = field(default_factory=Recent)
+
+    def tokens(self, now: float, prompt: int, generated: int) -> None:
+        self.speed.add(now, prompt + generated)
+        if prompt:
+            self.prompt.add(now, prompt)
+        if generated:
+            self.generation.add(now, generated)
+
+    def gaps(self, seconds: Iterable[float]) -> None:
+        for value in seconds:
+            self.itl.add(value)
