@@ -36,7 +36,7 @@ def _after(
 
 
 INSTEAD: Mapping[str, Mapping[str, Callable[..., Any]]] = {
-    HEADS: {"heads": qkv_rope_write_unfused},
+    HEADS: {"qkv_rope_write": qkv_rope_write_unfused},
     TERMS: {"linear": _whole},
     GATE: {"gated_linear": _gate},
     AFTER: {"add_rms_norm": _after},

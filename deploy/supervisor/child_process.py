@@ -1,6 +1,6 @@
 """One supervised process: started, its lines relayed, started again with growing pauses until told to stop.
 
-Knows no roles: what to run comes as a `Role`, who judges an exit code as final comes as a function, and what a hang
+Knows no roles: what to run comes as a `ChildSpec`, who judges an exit code as final comes as a function, and what a hang
 is, guard.py knows.
 """
 
@@ -20,7 +20,7 @@ from deploy.supervisor.watchdog import TICK_S, Watchdog, is_stopped
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class ChildSpec:
     """What a child is: its name in the log, its command, and what it inherits."""
 
     name: str
@@ -28,7 +28,7 @@ class Role:
     environment: Callable[[int], Mapping[str, str]]
     fds: tuple[int, ...] = ()
     watch: Watchdog | None = None  # its sign of life; none: it is left alone as long as it lives
-    successor: "Callable[[], Role] | None" = None  # who can take its place while it still serves
+    successor: "Callable[[], ChildSpec] | None" = None  # who can take its place while it still serves
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Backoff:
 class Child:
     """The processes of one role, one after another."""
 
-    def __init__(self, role: Role, console: Console, backoff: Backoff, gone: Callable[[int], None]) -> None:
+    def __init__(self, role: ChildSpec, console: Console, backoff: Backoff, gone: Callable[[int], None]) -> None:
         """`gone` is called with the pid of every process that ended."""
         self.role = role
         self.incarnation = 0

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from deploy.supervisor.child_command import WORKER_FLAGS, CliError, command, environment
-from deploy.supervisor.child_process import Backoff, Child, Role, look_after
+from deploy.supervisor.child_process import Backoff, Child, ChildSpec, look_after
 from deploy.supervisor.console import Console
 from deploy.supervisor.run_dir import run_dir
 from deploy.supervisor.serve import watched
@@ -74,7 +74,7 @@ class _ToLog(Console):
         log.warning("%s", text)
 
 
-def _role(settings: Settings) -> Role:
+def _role(settings: Settings) -> ChildSpec:
     watch = watched(settings, Path(settings.wire.run_dir), "worker.pulse")
     words = [*command("worker", settings, WORKER_FLAGS), f"--pulse={watch.pulse.file}"]
-    return Role("worker", lambda _: words, lambda n: environment() | {"SLUICE_EPOCH": str(n)}, watch=watch)
+    return ChildSpec("worker", lambda _: words, lambda n: environment() | {"SLUICE_EPOCH": str(n)}, watch=watch)

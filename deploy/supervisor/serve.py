@@ -15,7 +15,7 @@ from pathlib import Path
 from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS
 from deploy.supervisor.child_command import command as _command
 from deploy.supervisor.child_command import environment as _environment
-from deploy.supervisor.child_process import Role
+from deploy.supervisor.child_process import ChildSpec
 from deploy.supervisor.console import Console
 from deploy.supervisor.listen_sockets import is_taken, listen, reachable, url
 from deploy.supervisor.placement import WorkerPlacement, addresses, crew
@@ -86,7 +86,7 @@ async def _supervise(
 
 
 async def _supervise_over(
-    console: Console, roles: list[Role], settings: Settings, listeners: list[socket.socket], folder: Path
+    console: Console, roles: list[ChildSpec], settings: Settings, listeners: list[socket.socket], folder: Path
 ) -> int:
     following: list[asyncio.Task[None]] = []
 
@@ -136,26 +136,28 @@ def watched(settings: Settings, folder: Path, name: str) -> Watchdog:
     return Watchdog(pulse, Timeouts(settings.frontend.stall_timeout, settings.launch.load_timeout))
 
 
-def _worker(place: WorkerPlacement, folder: Path) -> Role:
+def _worker(place: WorkerPlacement, folder: Path) -> ChildSpec:
     watch = watched(place.settings, folder, place.pulse)
     command = [*_command("worker", place.settings, WORKER_FLAGS), f"--pulse={watch.pulse.file}"]
     metrics = folder / "metrics" / place.pulse.removesuffix(".pulse")  # apart from others', which count the same things
     metrics.mkdir(parents=True, exist_ok=True)
     own = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)} | place.environment
-    return Role(place.name, lambda _: command, lambda n: _environment() | own | {"SLUICE_EPOCH": str(n)}, watch=watch)
+    return ChildSpec(
+        place.name, lambda _: command, lambda n: _environment() | own | {"SLUICE_EPOCH": str(n)}, watch=watch
+    )
 
 
-def _frontends(settings: Settings, listeners: list[socket.socket], folder: Path) -> list[Role]:
+def _frontends(settings: Settings, listeners: list[socket.socket], folder: Path) -> list[ChildSpec]:
     told = with_values(settings, {"worker_addresses": addresses(settings)})
     return [_frontend(i, told, listener.fileno(), folder) for i, listener in enumerate(listeners)]
 
 
-def _frontend(index: int, settings: Settings, fd: int, folder: Path, generation: int = 0) -> Role:
+def _frontend(index: int, settings: Settings, fd: int, folder: Path, generation: int = 0) -> ChildSpec:
     """A successor accepts nobody before it can serve; from its second life on it is a frontend like others."""
     watch = watched(settings, folder, f"frontend-{index}-{generation % 2}.pulse")
     command = [*_command("frontend", settings, FRONTEND_FLAGS), f"--fd={fd}", f"--pulse={watch.pulse.file}"]
     metrics = {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
-    return Role(
+    return ChildSpec(
         f"frontend {index}",
         lambda n: [*command, *["--hold"] * (generation > 0 and n == 1)],
         lambda _: _environment() | metrics,

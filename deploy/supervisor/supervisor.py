@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from deploy.supervisor.child_process import Backoff, Child, Role, look_after
+from deploy.supervisor.child_process import Backoff, Child, ChildSpec, look_after
 from deploy.supervisor.console import Console
 
 CANNOT_SERVE = (2, 3)  # exit codes that will not get better: bad settings, a model that cannot be served
@@ -20,7 +20,7 @@ class Supervisor:
 
     def __init__(
         self,
-        roles: Sequence[Role],
+        roles: Sequence[ChildSpec],
         console: Console,
         *,
         stop_timeout: float,
@@ -35,7 +35,7 @@ class Supervisor:
         self._stop_timeout = stop_timeout
         self._start_timeout = start_timeout
         self._on_stop = on_stop
-        self._make: Callable[[Role], Child] = lambda role: Child(role, console, backoff(), gone)
+        self._make: Callable[[ChildSpec], Child] = lambda role: Child(role, console, backoff(), gone)
         self._children = [self._make(role) for role in roles]
         self._tasks: dict[Child, asyncio.Task[int]] = {}  # of every child that lives, those that leave too
         self._ends: asyncio.Queue[Child | None] = asyncio.Queue()  # who ended; None: we are asked to
@@ -93,7 +93,7 @@ class Supervisor:
                 if child.role.successor is not None and not self._stopping:
                     await self._replace(index, child.role.successor())
 
-    async def _replace(self, index: int, role: Role) -> None:
+    async def _replace(self, index: int, role: ChildSpec) -> None:
         old, new = self._children[index], self._make(role)
         self._keep(new)
         if not await self._serves(new):

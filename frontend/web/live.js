@@ -90,7 +90,7 @@ export class Live {
     const many = workers.length > 1 ? [`${workers.filter(({ ready }) => ready).length} of ${workers.length} workers ready`] : [];
     const up = this.#since ? [`ready for ${duration(now - this.#since)}`] : [];
     const epoch = workers.length === 1 && worker.epoch && `epoch ${worker.epoch}`;
-    const parts = [worker.model, worker.model.device, worker.dtype, ...many, epoch, ...up];
+    const parts = [worker.model, worker.device, worker.dtype, ...many, epoch, ...up];
     facts.textContent = parts.filter(Boolean).join(" · ");
   }
 

@@ -98,7 +98,7 @@ def test_a_taken_port_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_pa
 LAUNCHER = """
 import os
 import sys
-from deploy import launch
+from deploy.supervisor import serve as launch
 from deploy.cli.main import main
 
 def command(role, settings, flags):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor.child_process import Role, look_after
+from deploy.supervisor.child_process import ChildSpec, look_after
 from deploy.supervisor.watchdog import TICK_S, Timeouts, Watchdog, is_stopped
 from shared.heartbeat import Heartbeat, Phase
 from tests.deploy.test_launch import lasting, running, script, until
@@ -114,8 +114,8 @@ LIVES = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from shared.heartbeat import Phase, Pulse
-pulse = Pulse(Path({file!r}))
+from shared.heartbeat import Phase, Heartbeat
+pulse = Heartbeat(Path({file!r}))
 pulse.phase = Phase.SERVING
 print("life", N, flush=True)
 import signal, os
@@ -129,12 +129,12 @@ while True:
 """
 
 
-def beating(file: Path, *, good: bool = True, leaving: float = 0.0, successor: Role | None = None) -> Role:
+def beating(file: Path, *, good: bool = True, leaving: float = 0.0, successor: ChildSpec | None = None) -> ChildSpec:
     """Turns from its second life on, or from the first if it is `good`."""
     code = LIVES.format(root=str(Path(__file__).parents[2]), file=str(file), good=good, leaving=leaving)
     plain = script("frontend 0", code)
     watch = Watchdog(Heartbeat(file), Timeouts(0.6, 60.0))
-    return Role(plain.name, plain.command, plain.environment, watch=watch, successor=lambda: successor or plain)
+    return ChildSpec(plain.name, plain.command, plain.environment, watch=watch, successor=lambda: successor or plain)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ async def test_the_next_one_serves_before_the_last_one_leaves(tmp_path: Path) ->
 
 async def test_a_successor_that_does_not_come_up_changes_nothing(tmp_path: Path) -> None:
     broken = script("frontend 0", "raise SystemExit(2)")
-    broken = Role(broken.name, broken.command, broken.environment, watch=Watchdog(Heartbeat(), PATIENCE))
+    broken = ChildSpec(broken.name, broken.command, broken.environment, watch=Watchdog(Heartbeat(), PATIENCE))
     async with running(beating(tmp_path / "p", successor=broken)) as run:
         await run.until("life 1")
         await run.supervisor.reload()

@@ -15,7 +15,7 @@ import pytest
 
 from deploy.supervisor import serve
 from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS
-from deploy.supervisor.child_process import Backoff, Role
+from deploy.supervisor.child_process import Backoff, ChildSpec
 from deploy.supervisor.console import Console
 from deploy.supervisor.listen_sockets import listen, reachable
 from deploy.supervisor.placement import WorkerPlacement
@@ -30,20 +30,20 @@ UNTIL_TERM = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.e
 WAIT = "while True: signal.pause()\n"
 
 
-def script(name: str, code: str, fds: tuple[int, ...] = ()) -> Role:
+def script(name: str, code: str, fds: tuple[int, ...] = ()) -> ChildSpec:
     """A child that runs `code`; N is the number of the incarnation."""
     command = [sys.executable, "-I", "-S", "-c"]
-    return Role(name, lambda n: [*command, f"N = {n}\n{code}"], lambda n: dict(os.environ), fds)
+    return ChildSpec(name, lambda n: [*command, f"N = {n}\n{code}"], lambda n: dict(os.environ), fds)
 
 
-def lasting(name: str = "worker", code: int = 0) -> Role:
+def lasting(name: str = "worker", code: int = 0) -> ChildSpec:
     return script(name, UNTIL_TERM.format(code=code) + WAIT)
 
 
 class Running:
     """A supervisor at work and what it has written so far."""
 
-    def __init__(self, *roles: Role, stop_timeout: float = 10.0) -> None:
+    def __init__(self, *roles: ChildSpec, stop_timeout: float = 10.0) -> None:
         self.output = io.StringIO()
         self.gone: list[int] = []
         self.supervisor = Supervisor(
@@ -75,7 +75,7 @@ async def until(happened: Callable[[], bool], tell: Callable[[], str] = str) -> 
 
 
 @contextlib.asynccontextmanager
-async def running(*roles: Role, stop_timeout: float = 10.0) -> AsyncIterator[Running]:
+async def running(*roles: ChildSpec, stop_timeout: float = 10.0) -> AsyncIterator[Running]:
     started = Running(*roles, stop_timeout=stop_timeout)
     try:
         yield started
@@ -183,7 +183,7 @@ async def test_a_stop_in_a_pause_starts_nothing_more() -> None:
 
 
 async def test_a_command_that_cannot_be_started_is_tried_again() -> None:
-    async with running(Role("worker", lambda n: ["/no/such/program"], lambda n: {})) as run:
+    async with running(ChildSpec("worker", lambda n: ["/no/such/program"], lambda n: {})) as run:
         await run.until("worker | cannot start: ", "starting it again")
         await until(lambda: run.text.count("cannot start") > 1)
 

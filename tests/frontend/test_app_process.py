@@ -33,7 +33,7 @@ def play(link, stream):
             link.end(stream, "length")
     link.later(say)
 
-main.Fleet = lambda *_, **__: FakeLink(play)
+main.WorkerPool = lambda *_, **__: FakeLink(play)
 settings = Settings(
     model=ModelConfig(model=sys.argv[1], served_model_name="tiny"),
     worker=WorkerConfig(drain_timeout=float(sys.argv[3])),

@@ -120,16 +120,16 @@ def test_several_workers_are_added_up_and_one_that_leaves_never_makes_a_counter_
 
 PROCESS = """
 import sys
-from frontend.workers.connection import Counts
-from frontend.observability.metrics import Meters
+from frontend.workers.connection import WireCounters
+from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
-from frontend.workers.status import Member
+from frontend.workers.status import WorkerStatus
 from shared.messages import Status, Timings
-meters = Meters()
+meters = PrometheusMetrics()
 meters.first(0.01, 5)
 meters.finished(Finish.EOS, 1.0, Timings())
 status = Status(1, 1, "m", "cpu", "float32", "ready", running=7, prefix_queries=30, prefix_hits=20)
-sys.stdout.buffer.write(meters.text(Counts(gaps=1), [Member("w", True, "ready", status)]))
+sys.stdout.buffer.write(meters.text(WireCounters(gaps=1), [WorkerStatus("w", True, "ready", status)]))
 """
 
 

@@ -180,7 +180,9 @@ def rehearse(folder: Path, way: str) -> tuple[list[Compilation], list[str]]:
         *(f"compiled while serving: {one}" for one in late),
         *map(str, failed),
     ]
-    problems += [f"a decode waits: {place}" for place in waits if "flight.py" not in place and "static.py" not in place]
+    problems += [
+        f"a decode waits: {place}" for place in waits if "in_flight.py" not in place and "graph_inputs.py" not in place
+    ]
     if served.link.ids.keys() - {0}:
         problems.append(f"ids were read before they were there: {served.link.ids}")
     return made, problems

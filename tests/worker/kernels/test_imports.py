@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-ROOMS = "norm, rotary, write, attention, gate, linear, sample"
+ROOMS = "norm, rotary, store_kv, attention, act_and_mul, linear, sample"
 
 
 def test_a_cpu_start_does_not_pay_for_triton() -> None:

@@ -89,11 +89,11 @@ def linear(x: Tensor, weight: CpuWeight, out_dtype: torch.dtype | None = None) -
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False) -> Tensor:
     """As `norm.rms_norm_torch` for x [T, H] or [T, heads, D]."""
-    x, qkv_rope_write, n = _rows(x)
+    x, heads, n = _rows(x)
     assert weight.dtype == x.dtype and weight.shape == (n,) and weight.is_contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     kernels()[x.dtype].norm(
-        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], qkv_rope_write, n, x.stride(0), eps, offset,
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], heads, n, x.stride(0), eps, offset,
         torch.get_num_threads(),
     )  # fmt: skip
     return out
@@ -130,12 +130,12 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) ->
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
-    x, qkv_rope_write, d = _rows(x)
+    x, heads, d = _rows(x)
     _check_tables(cos, sin, positions, x.shape[0], d)
     out = torch.empty(x.shape, dtype=x.dtype)
     kernels()[x.dtype].rotary(
         x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(),
-        x.shape[0], qkv_rope_write, d, x.stride(0), torch.get_num_threads(),
+        x.shape[0], heads, d, x.stride(0), torch.get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -151,14 +151,14 @@ def paired(cache_v: Tensor) -> bool:
 
 def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
     """As `write.write_kv_torch`: rows of k and v [T, Hk, D] to slots [T] int64 of the caches."""
-    (k, qkv_rope_write, d), v = _rows(k), _rows(v)[0]
+    (k, heads, d), v = _rows(k), _rows(v)[0]
     assert k.shape == v.shape and k.dtype == v.dtype
-    _check_cache(cache_k, cache_v, k.dtype, qkv_rope_write, d)
+    _check_cache(cache_k, cache_v, k.dtype, heads, d)
     assert slots.dtype == torch.int64 and slots.shape == (k.shape[0],) and slots.is_contiguous()
     size = k.element_size()
     kernels()[k.dtype].write(
         k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slots.data_ptr(),
-        k.shape[0], qkv_rope_write * d * size, k.stride(0) * size, v.stride(0) * size, paired(cache_v),
+        k.shape[0], heads * d * size, k.stride(0) * size, v.stride(0) * size, paired(cache_v),
     )  # fmt: skip
 
 
@@ -213,17 +213,17 @@ def attention(
 
     Raises MemoryError when the threads' scratch cannot be had.
     """
-    q, qkv_rope_write, d = _rows(q)
+    q, heads, d = _rows(q)
     kv_heads, size = cache_k.shape[2], cache_k.shape[1]
     _check_cache(cache_k, cache_v, q.dtype, kv_heads, d)
-    assert qkv_rope_write % kv_heads == 0 and d <= MOST_D and scale > 0
+    assert heads % kv_heads == 0 and d <= MOST_D and scale > 0
     assert starts.dtype == kv_lens.dtype == pages.dtype == torch.int32
     assert starts.is_contiguous() and kv_lens.is_contiguous() and pages.stride(1) == 1
     assert len(starts) == len(kv_lens) + 1 == len(pages) + 1
     out = torch.empty(q.shape, dtype=q.dtype)
     if kernels()[q.dtype].attend(
         q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), starts.data_ptr(), kv_lens.data_ptr(), pages.data_ptr(),
-        out.data_ptr(), len(kv_lens), q.stride(0), qkv_rope_write, kv_heads, d, size, pages.stride(0), window,
+        out.data_ptr(), len(kv_lens), q.stride(0), heads, kv_heads, d, size, pages.stride(0), window,
         scale, torch.get_num_threads(),
     ):  # fmt: skip
         raise MemoryError("no memory for the scratch of attention")
@@ -237,13 +237,13 @@ def address(x: Tensor | None) -> int | None:
 
 def _rows(x: Tensor) -> tuple[Tensor, int, int]:
     """(x, heads, D) of x [T, heads, D] or [T, D]; copied unless a token's heads lie together (tokens may be apart)."""
-    qkv_rope_write, d = x.shape[1:] if x.ndim == 3 else (1, x.shape[1])
-    together = x.stride(-1) == 1 and (qkv_rope_write == 1 or x.stride(1) == d)
-    return (x if together else x.contiguous()), qkv_rope_write, d
+    heads, d = x.shape[1:] if x.ndim == 3 else (1, x.shape[1])
+    together = x.stride(-1) == 1 and (heads == 1 or x.stride(1) == d)
+    return (x if together else x.contiguous()), heads, d
 
 
 def _check_cache(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype, heads: int, d: int) -> None:
-    assert cache_k.shape == cache_v.shape and cache_k.shape[2:] == (qkv_rope_write, d)
+    assert cache_k.shape == cache_v.shape and cache_k.shape[2:] == (heads, d)
     assert cache_k.is_contiguous() and cache_v.is_contiguous() and cache_k.dtype == cache_v.dtype == dtype
 
 
