@@ -1,7 +1,7 @@
 """One supervised process: started, its lines relayed, started again with growing pauses until told to stop.
 
-Knows no roles: what to run comes as a `ChildSpec`, who judges an exit code as final comes as a function, and what a hang
-is, guard.py knows.
+Knows no roles: what to run comes as a `ChildSpec`, which exit codes are final comes as a function, and what a hang
+is, watchdog.py knows.
 """
 
 import asyncio
