@@ -64,15 +64,15 @@ class Hold:
 
 
 def serve(hold: Hold, words: list[str]) -> int:
-    import deploy.launch
-    from deploy.cli import main
+    import deploy.supervisor.serve
+    from deploy.cli.main import main
 
-    deploy.launch._command = hold.command(deploy.launch._command)
+    deploy.supervisor.serve._command = hold.command(deploy.supervisor.serve._command)
     return main(words)
 
 
 def work(hold: Hold, words: list[str]) -> int:
-    from deploy.cli import main
+    from deploy.cli.main import main
     from worker.schedule.plan import Plan
     from worker.schedule.scheduler import Scheduler
 

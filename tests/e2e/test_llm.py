@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import main
+from deploy.cli.main import main
 from deploy.supervisor import embedded_worker
 from deploy.supervisor.child_command import DEMO
 from frontend.offline.llm import LLM, CannotStart
