@@ -170,7 +170,7 @@ def test_no_worker_outlives_a_script_that_just_ends_or_is_killed() -> None:
 def test_the_terminals_commands_with_the_real_server(demo: Server, capsys: pytest.CaptureFixture[str]) -> None:
     said = demo.events(PROMPTS[0], 16)
     flags = ["--url", demo.url, "--temperature=0", "--max-tokens=16"]
-    assert main.main(["complete", PROMPTS[0], *flags]) == 0
+    assert main(["complete", PROMPTS[0], *flags]) == 0
     assert capsys.readouterr().out == said.text + "\n"
-    assert main.main(["complete", PROMPTS[0], *flags, "--model=other"]) == 1
+    assert main(["complete", PROMPTS[0], *flags, "--model=other"]) == 1
     assert "`model` is `other`, which is not served here; `m` is" in capsys.readouterr().err
