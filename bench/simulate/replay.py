@@ -184,7 +184,7 @@ class _Run:
         request.stamps += [self.now] * len(advance.tokens)
         if advance.outcome is not None:
             request.done = self._ended = self.now
-            request.cached_tokens, request.preemptions = sequence.cached, sequence.preemptions
+            request.cached_tokens, request.preemptions = sequence.cached_tokens, sequence.preemptions
 
     def _wait(self) -> Sample:
         until = min(self._next(), self._scheduler.next_wakeup(self.now))

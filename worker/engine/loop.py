@@ -128,7 +128,7 @@ class Loop:
             else:
                 self._recover(plan, error)
             return
-        self._scheduler.advance(plan)
+        self._scheduler.launched(plan)
         self._flights.append(flight)
 
     def _land(self, keep: int = 0) -> None:
@@ -139,11 +139,11 @@ class Loop:
                 sampled = flight.read()
             except Exception as error:
                 self._flights.clear()
-                self._scheduler.abandon()
+                self._scheduler.discard_in_flight()
                 self._recover(flight.plan, error)
                 return
             now = self._clock()
-            self._report(flight.plan, sampled, self._scheduler.settle(flight.plan, sampled.ids, now), now)
+            self._report(flight.plan, sampled, self._scheduler.update(flight.plan, sampled.ids, now), now)
 
     def _recover(self, plan: Plan, error: Exception) -> None:
         """Nothing is under way, and nothing of this step was settled: any part of it can be tried again as it is."""

@@ -293,5 +293,5 @@ def _timings(sequence: Sequence, now: float) -> m.Timings:
         queue_ms=1e3 * (admitted - sequence.arrival),
         prefill_ms=1e3 * (first - admitted),
         decode_ms=1e3 * (now - first),
-        cached_tokens=sequence.cached,
+        cached_tokens=sequence.cached_tokens,
     )

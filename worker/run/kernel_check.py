@@ -196,14 +196,16 @@ def _sequences(bounds: Bounds, vocab: int) -> list[Sequence]:
 def _steps(sequences: list[Sequence], tokens: int) -> Iterator[list[Chunk]]:
     """Their chunks, step by step: of at most `tokens` tokens, but one at least of each sequence."""
     for advance in ADVANCES:
-        live = [one for one in sequences if one.computed < len(one.tokens)]
+        live = [one for one in sequences if one.computed_tokens < len(one.tokens)]
         if not live:
             return
         each = max(1, min(advance, tokens // len(live)))
-        chunks = [Chunk(one, one.computed, min(each, len(one.tokens) - one.computed), True) for one in live]
+        chunks = [
+            Chunk(one, one.computed_tokens, min(each, len(one.tokens) - one.computed_tokens), True) for one in live
+        ]
         yield chunks
         for chunk in chunks:
-            chunk.sequence.computed += chunk.length
+            chunk.sequence.computed_tokens += chunk.length
 
 
 def _tensors(given: Tensor | tuple[Tensor, ...], written: tuple[Tensor, ...]) -> list[Tensor]:

@@ -71,7 +71,7 @@ class FairQueue:
             return None
         idle = [account for account in self._ready.values() if not account.running]
         first = min(idle, key=lambda account: account.served).first if idle else None
-        return None if first is None or first.helped else first
+        return None if first is None or first.preempted_for else first
 
     def greedy(self, places: int) -> str | None:
         """The owner that runs most, if it runs more than its share of `places`, and more than one."""
@@ -122,8 +122,8 @@ class FairQueue:
         """It runs from now on."""
         account = self._last = self._accounts[sequence.owner]
         account.running += 1
-        account.served += len(sequence.tokens) - max(sequence.computed, sequence.charged)
-        sequence.charged = len(sequence.tokens)
+        account.served += len(sequence.tokens) - max(sequence.computed_tokens, sequence.charged_tokens)
+        sequence.charged_tokens = len(sequence.tokens)
 
     def stop(self, sequence: Sequence) -> None:
         """It runs no longer."""
@@ -146,8 +146,8 @@ class FairQueue:
             self._charge(sequence, self._accounts[sequence.owner])
 
     def _charge(self, sequence: Sequence, account: Account) -> None:
-        account.served += len(sequence.tokens) - sequence.charged
-        sequence.charged = len(sequence.tokens)
+        account.served += len(sequence.tokens) - sequence.charged_tokens
+        sequence.charged_tokens = len(sequence.tokens)
 
     def check(self, waiting: Collection[Sequence], fresh: Collection[Sequence]) -> None:
         """Raises AssertionError unless the accounts agree with who waits, who may come, and who runs."""

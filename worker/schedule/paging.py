@@ -44,9 +44,9 @@ class Paging:
         for page in shared:
             self.pool.share(page)
         sequence.pages = array("i", shared + (self.pool.acquire(fresh) or []))
-        sequence.computed = len(shared) * self.pool.page_size
+        sequence.computed_tokens = len(shared) * self.pool.page_size
         if self.prefix is not None:
-            self.prefix.count(len(sequence.tokens), sequence.computed)
+            self.prefix.count(len(sequence.tokens), sequence.computed_tokens)
         return True
 
     def grow(self, sequence: Sequence) -> bool:
@@ -76,7 +76,9 @@ class Paging:
         assert owners == self.pool.owners(), "the pool's owners are not the running sequences"
         for sequence in running:
             room = len(sequence.pages) * self.pool.page_size
-            assert sequence.computed <= room, f"{sequence.key}: {sequence.computed} tokens computed, room for {room}"
+            assert sequence.computed_tokens <= room, (
+                f"{sequence.key}: {sequence.computed_tokens} tokens computed, room for {room}"
+            )
 
     def _match(self, sequence: Sequence) -> list[int]:
         # Log-probabilities of a prompt's tokens come from computing them.

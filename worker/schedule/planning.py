@@ -64,7 +64,7 @@ class Planner:
             newest = next(sequence for sequence in reversed(state.running) if sequence.owner == greedy)
             state.preempt(newest, now)
             preempted.append(newest)
-            needy.helped = True
+            needy.preempted_for = True
 
     def _grow(self, preempted: list[Sequence], now: float) -> tuple[list[Sequence], list[Sequence]]:
         """The running sequences as decodes (one token behind, with a page to put it) and prompts.
@@ -77,11 +77,11 @@ class Planner:
         for sequence in list(running):
             if preempted and sequence not in running:
                 continue
-            reached = sequence.computed + sequence.flying
-            length = len(sequence.tokens) + sequence.due
+            reached = sequence.computed_tokens + sequence.in_flight_tokens
+            length = len(sequence.tokens) + sequence.pending_outputs
             if length - reached > 1:
                 prompts.append(sequence)
-            elif length <= reached or (sequence.due and self._state.full(sequence, length)):
+            elif length <= reached or (sequence.pending_outputs and self._state.full(sequence, length)):
                 continue
             elif reached < len(sequence.pages) * size or self._add_page(sequence, preempted, now):
                 decodes.append(sequence)
@@ -103,9 +103,9 @@ class Planner:
             # The one token may be a prompt's last, and max_tokens 0: then nothing is sampled.
             Chunk(
                 sequence,
-                sequence.computed + sequence.flying,
+                sequence.computed_tokens + sequence.in_flight_tokens,
                 1,
-                sequence.first_token != 0.0 or sequence.due > 0 or outcome(sequence) is None,
+                sequence.first_token != 0.0 or sequence.pending_outputs > 0 or outcome(sequence) is None,
             )
             for sequence in decodes
         ]
@@ -134,7 +134,7 @@ class Planner:
 
     def _cut(self, sequence: Sequence, budget: int, chunks: list[Chunk], most: float) -> int:
         """Adds the sequence's next chunk if the step has room for one; its length."""
-        start = sequence.computed + sequence.flying
+        start = sequence.computed_tokens + sequence.in_flight_tokens
         behind = len(sequence.tokens) - start
         length = self._cutting.cut(behind, budget) if len(chunks) < most else 0
         if length:

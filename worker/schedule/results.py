@@ -32,12 +32,12 @@ class ResultApplier:
         running = self._state.running
         chunks = [chunk for chunk in plan.chunks if chunk.sequence in running]
         for chunk in chunks:
-            if chunk.start != chunk.sequence.computed + chunk.sequence.flying:
+            if chunk.start != chunk.sequence.computed_tokens + chunk.sequence.in_flight_tokens:
                 raise ValueError(f"{chunk.sequence.key} has moved on since this plan was made")
         for chunk in chunks:
             sequence = chunk.sequence
-            sequence.flying += chunk.length
-            sequence.due += chunk.samples
+            sequence.in_flight_tokens += chunk.length
+            sequence.pending_outputs += chunk.samples
         self._pace.launched(len(plan.chunks))
 
     def settle(self, plan: Plan, ids: list[int], now: float) -> list[Advance]:
@@ -55,7 +55,7 @@ class ResultApplier:
             if chunk.drafts:
                 own = _agreed([*own, *islice(sampled, len(chunk.drafts))], chunk.drafts)
                 self.generation_tokens -= len(chunk.drafts)  # those accepted are added later
-            if chunk.sequence not in running or chunk.sequence.flying < chunk.length:
+            if chunk.sequence not in running or chunk.sequence.in_flight_tokens < chunk.length:
                 continue
             advance = self._advance(chunk, own, now)
             if advance is not None:
@@ -66,21 +66,21 @@ class ResultApplier:
     def abandon(self) -> None:
         self._pace.abandoned()
         for sequence in self._state.running:
-            sequence.flying = sequence.due = 0
+            sequence.in_flight_tokens = sequence.pending_outputs = 0
 
     def current(self, chunks: Iterable[Chunk]) -> list[Chunk]:
         """Those that can still be computed, less their drafts, of which their sequences get no more."""
         running = self._state.running
-        left = [one for one in chunks if one.sequence in running and one.sequence.computed == one.start]
+        left = [one for one in chunks if one.sequence in running and one.sequence.computed_tokens == one.start]
         return [_undrafted(one) if one.drafts else one for one in left]
 
     def _computed(self, chunk: Chunk, refused: int) -> None:
         """All of it but its last `refused` tokens, which were drafts."""
         sequence, start, size = chunk.sequence, chunk.start, self._state.paging.pool.page_size
         end = start + chunk.length - refused
-        sequence.computed = end
-        sequence.flying -= chunk.length
-        sequence.due -= chunk.samples
+        sequence.computed_tokens = end
+        sequence.in_flight_tokens -= chunk.length
+        sequence.pending_outputs -= chunk.samples
         if start // size != end // size:
             self._state.paging.publish(sequence, start, end)
         if chunk.drafts:
@@ -114,7 +114,7 @@ class ResultApplier:
         self._computed(chunk, chunk.rows - len(ids) if chunk.drafts else 0)
         if ids:
             sequence.first_token = sequence.first_token or now
-        elif sequence.computed < len(sequence.tokens):
+        elif sequence.computed_tokens < len(sequence.tokens):
             return None
         else:
             outcome = self._state.outcome(sequence)

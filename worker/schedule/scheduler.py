@@ -11,8 +11,8 @@ A step that raised needs no undoing: until commit() nothing counts as computed a
 pages acquired by plan() stay with their sequences, so the next plan() takes up the same work. A plan may also
 be committed in parts, each a `Plan` of some of its chunks, to find out which sequence made a step fail.
 
-Who wants to plan a step before it knows the ids of the last one takes commit() apart: advance(plan) when that step is
-launched, settle(plan, ids, now) when its ids are there, abandon() when they never will be.
+Who wants to plan a step before it knows the ids of the last one takes commit() apart: launched(plan) when that step is
+launched, update(plan, ids, now) when its ids are there, discard_in_flight() when they never will be.
 """
 
 from collections.abc import Iterable
@@ -176,15 +176,15 @@ class Scheduler:
         self._settler.advance(plan)
         return self._settler.settle(plan, ids, now)
 
-    def advance(self, plan: Plan) -> None:
+    def launched(self, plan: Plan) -> None:
         """A step was launched. Raises ValueError, and applies nothing, if it does not go on from the last one."""
         self._settler.advance(plan)
 
-    def settle(self, plan: Plan, ids: list[int], now: float) -> list[Advance]:
+    def update(self, plan: Plan, ids: list[int], now: float) -> list[Advance]:
         """The ids of the first of the launched steps are there; otherwise as commit()."""
         return self._settler.settle(plan, ids, now)
 
-    def abandon(self) -> None:
+    def discard_in_flight(self) -> None:
         """No launched step will be settled: the next plan() takes up their work again."""
         self._settler.abandon()
 

@@ -26,7 +26,7 @@ class Constraint(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` is prompt + output; `computed` of them have K/V in `pages`; the rest is what is still to do.
+    """`tokens` is prompt + output; `computed_tokens` of them have K/V in `pages`; the rest is what is still to do.
 
     waiting: no pages and not running; prefill: more than one token behind; decode: exactly one behind.
     """
@@ -45,9 +45,9 @@ class Sequence:
     owner: str = ""  # the name of its API key, see turns.py
 
     # how far it is
-    computed: int = 0  # tokens with K/V, all steps under way apart
-    flying: int = 0  # tokens after those, which steps under way compute
-    due: int = 0  # ids that these steps sample at least, which nobody knows yet
+    computed_tokens: int = 0  # tokens with K/V, all steps under way apart
+    in_flight_tokens: int = 0  # tokens after those, which steps under way compute
+    pending_outputs: int = 0  # ids that these steps sample at least, which nobody knows yet
     constraint: Constraint | None = None
     drafter: NgramDrafter | None = None  # once it may have had drafts, see drafting.py
     plain: bool = False  # known to be sampled from its logits alone, see run/sampler.py
@@ -55,15 +55,15 @@ class Sequence:
     # what it holds
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # of C ints, which pack.py copies whole
     digests: list[bytes] = field(default_factory=list)  # of its tokens' full pages, see memory/prefix.py
-    cached: int = 0  # prompt tokens found in the prefix cache at first admission
-    charged: int = 0  # of its tokens, how many are on its owner's account, see turns.py
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    charged_tokens: int = 0  # of its tokens, how many are on its owner's account, see turns.py
 
     # what it has met
     admitted: float = 0.0  # when it first got pages
     first_token: float = 0.0  # when its first token was committed
     last_token: float = 0.0  # when its latest one was
     preemptions: int = 0
-    helped: bool = False  # room was made for it once
+    preempted_for: bool = False  # running sequences were already preempted to admit it
     crashes: int = 0  # of workers, that it is suspected of, see ledger.py
     resumed: bool = False  # it was admitted by a worker that is gone
     first: int = 0  # its request id at its first worker; 0: this is its first
@@ -80,9 +80,9 @@ class Sequence:
     @property
     def next_output(self) -> int:
         """Which output token the next step samples, counted from 0."""
-        return len(self.tokens) - self.prompt_len + self.due
+        return len(self.tokens) - self.prompt_len + self.pending_outputs
 
     @property
-    def pending(self) -> int:
+    def uncomputed_tokens(self) -> int:
         """Tokens without K/V; the step that brings this to zero samples the next one."""
-        return len(self.tokens) - self.computed
+        return len(self.tokens) - self.computed_tokens

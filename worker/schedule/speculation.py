@@ -40,7 +40,7 @@ class Speculation:
 
     def _room(self, sequence: Sequence) -> int:
         """How many it may have: the step samples one token more than that, which may not exceed its length."""
-        if not sequence.output_len or sequence.flying or not _independent(sequence):
+        if not sequence.output_len or sequence.in_flight_tokens or not _independent(sequence):
             return 0
         length, config = len(sequence.tokens), self._state.config
         slots = len(sequence.pages) * self._state.paging.pool.page_size - length

@@ -35,14 +35,14 @@ class State:
         self.running[sequence] = None
         if not sequence.preemptions:
             sequence.admitted = now
-            sequence.cached = min(sequence.computed, sequence.prompt_len)
+            sequence.cached_tokens = min(sequence.computed_tokens, sequence.prompt_len)
         return True
 
     def preempt(self, sequence: Sequence, now: float) -> None:
         """Moves a running one to the front of those that wait; an id that is on its way for it is sampled again."""
         del self.running[sequence]
         self.paging.free(sequence)
-        sequence.computed = sequence.flying = sequence.due = 0
+        sequence.computed_tokens = sequence.in_flight_tokens = sequence.pending_outputs = 0
         sequence.preemptions += 1
         self.preemptions_total += 1
         self.queue.resume(sequence, now)
@@ -88,13 +88,15 @@ class State:
         self.queue.check()
         waiting = set(self.queue)
         for sequence in waiting:
-            held = (*sequence.pages, sequence.computed, sequence.flying, sequence.due)
+            held = (*sequence.pages, sequence.computed_tokens, sequence.in_flight_tokens, sequence.pending_outputs)
             assert not any(held), f"{sequence.key} waits, but has pages or work under way"
         for sequence in self.running:
-            assert sequence.pending, f"{sequence.key} runs with nothing to do"
-            assert 0 <= sequence.due <= sequence.flying, f"{sequence.key}: {sequence.due} due of {sequence.flying}"
-            under_way = sequence.flying - sequence.due - self.config.max_draft_tokens
-            assert under_way <= sequence.pending, f"{sequence.key}: more under way than there is"
+            assert sequence.uncomputed_tokens, f"{sequence.key} runs with nothing to do"
+            assert 0 <= sequence.pending_outputs <= sequence.in_flight_tokens, (
+                f"{sequence.key}: {sequence.pending_outputs} due of {sequence.in_flight_tokens}"
+            )
+            under_way = sequence.in_flight_tokens - sequence.pending_outputs - self.config.max_draft_tokens
+            assert under_way <= sequence.uncomputed_tokens, f"{sequence.key}: more under way than there is"
         assert not waiting & self.running.keys(), "a sequence waits and runs"
         assert waiting | self.running.keys() == set(self.live.values()), "a live sequence is lost, or a gone one kept"
         assert len(self.running) <= self.config.max_batch_size, "too many sequences run"

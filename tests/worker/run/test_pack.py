@@ -18,7 +18,7 @@ def make(tokens: int, computed: int, page_size: int, first_page: int, **options:
     pages = array("i", list(range(first_page, first_page + -(-tokens // page_size)))[::-1])
     return Sequence(
         (b"f", first_page), [(7 * i + first_page) % 1000 for i in range(tokens)], tokens,
-        Sampling(4, **options), 0, 0.0, computed=computed, pages=pages,
+        Sampling(4, **options), 0, 0.0, computed_tokens=computed, pages=pages,
     )  # fmt: skip
 
 

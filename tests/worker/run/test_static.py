@@ -28,7 +28,7 @@ def sequence(id: int, length: int, page_size: int) -> Sequence:
 
 
 def decodes(sequences: list[Sequence]) -> list[Chunk]:
-    return [Chunk(one, len(one.tokens) + one.due - 1, 1, True) for one in sequences]
+    return [Chunk(one, len(one.tokens) + one.pending_outputs - 1, 1, True) for one in sequences]
 
 
 @settings(max_examples=60, deadline=None)
@@ -72,7 +72,7 @@ def check(got: Columns, chunks: list[Chunk], running: list[Sequence], page_size:
 def test_a_token_that_is_not_known_yet_has_its_place_among_the_last_ids() -> None:
     a, b, c, prompt = (sequence(id, 5, 16) for id in range(1, 5))
     before = [Chunk(a, 4, 1, True), Chunk(prompt, 0, 3, False), Chunk(b, 4, 1, True), Chunk(c, 0, 5, True)]
-    b.due = c.due = 1
+    b.pending_outputs = c.pending_outputs = 1
     staging, block = HostBlock(BATCH, PAGES, CPU), torch.zeros(block_bytes(BATCH, PAGES), dtype=torch.uint8)
     staging.fill(decodes([c, a, b]), before, 16)
     staging.send(block)

@@ -123,7 +123,7 @@ class Rig:
     def launch(self, plan: Plan) -> None:
         """The device computes it at once, and the ids are told later: a stream's order."""
         ids = self.run(plan)
-        self.scheduler.advance(plan)
+        self.scheduler.launched(plan)
         self.flights.append((plan, ids))
         self.scheduler.check()
 
@@ -131,7 +131,7 @@ class Rig:
         advances: list[Advance] = []
         while len(self.flights) > keep:
             plan, ids = self.flights.popleft()
-            advances += self.told(self.scheduler.settle(plan, ids, self.now))
+            advances += self.told(self.scheduler.update(plan, ids, self.now))
         return advances
 
     def commit(self, plan: Plan, ids: list[int]) -> list[Advance]:
@@ -163,7 +163,7 @@ class Rig:
         due = []
         for plan, ids in self.flights:
             due += [id for (sampled, _), id in zip(plan.rows, ids, strict=True) if sampled is sequence]
-        return sequence.tokens + due[len(due) - sequence.due :]
+        return sequence.tokens + due[len(due) - sequence.pending_outputs :]
 
     def run(self, plan: Plan) -> list[int]:
         """The forward: reads and writes K/V through the pages, returns the sampled ids."""
@@ -207,10 +207,16 @@ class Rig:
         assert not set(sequences) & set(plan.preempted)
         for chunk in chunks:
             sequence, end = chunk.sequence, chunk.start + chunk.length
-            length = len(sequence.tokens) + sequence.due
-            assert chunk.length > 0 and chunk.start == sequence.computed + sequence.flying and end <= length
-            assert not sequence.due or sequence.next_output < sequence.sampling.max_tokens, "a row beyond its length"
-            assert not sequence.due or length < config.max_seq_len, "a row beyond its length"
+            length = len(sequence.tokens) + sequence.pending_outputs
+            assert (
+                chunk.length > 0
+                and chunk.start == sequence.computed_tokens + sequence.in_flight_tokens
+                and end <= length
+            )
+            assert not sequence.pending_outputs or sequence.next_output < sequence.sampling.max_tokens, (
+                "a row beyond its length"
+            )
+            assert not sequence.pending_outputs or length < config.max_seq_len, "a row beyond its length"
             assert end <= len(sequence.pages) * self.pool.page_size, "no page to write to"
             assert end == length or not chunk.samples
             shared = sequence.pages[chunk.start // self.pool.page_size :]
@@ -232,7 +238,7 @@ class Rig:
             assert chunk.length == 1 + drafts and drafts <= self.config.max_draft_tokens, "a prompt's step has drafts"
             if drafts:
                 assert chunk.samples and chunk.start == len(sequence.tokens) - 1 >= sequence.prompt_len
-                assert not sequence.flying, "nobody knows what they would follow"
+                assert not sequence.in_flight_tokens, "nobody knows what they would follow"
                 assert chunk.start + chunk.length <= len(sequence.pages) * self.pool.page_size, "no page to write to"
                 assert sequence.output_len + drafts < sequence.sampling.max_tokens, "a row beyond its length"
                 assert len(sequence.tokens) + drafts < self.config.max_seq_len, "a row beyond its length"

@@ -71,7 +71,7 @@ def test_a_prompt_is_cut_and_only_its_last_chunk_samples(prompt: int, chunks: li
         last = index == len(chunks) - 1
         assert [chunk.length for chunk in plan.chunks] == [length] and bool(plan.sampling) == last
         assert len(rig.commit(plan, rig.run(plan))) == last, "nothing is told of a prompt that is not through"
-        assert a.computed == sum(chunks[: index + 1])
+        assert a.computed_tokens == sum(chunks[: index + 1])
     assert a.output_len == 1
 
 
@@ -259,7 +259,7 @@ def test_ids_that_do_not_fit_and_plans_committed_twice_are_errors() -> None:
     plan = rig.plan()
     with pytest.raises(ValueError, match="samples 1 tokens, but 2"):
         rig.scheduler.commit(plan, [1, 2], 0.0)
-    assert a.computed == 0
+    assert a.computed_tokens == 0
     rig.commit(plan, rig.run(plan))
     with pytest.raises(ValueError, match="moved on"):
         rig.scheduler.commit(plan, [1], 0.0)

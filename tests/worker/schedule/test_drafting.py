@@ -44,7 +44,7 @@ def test_true_drafts_come_in_one_step_and_one_token_more() -> None:
     assert sequence.output_len == 1 and drafts(one.plan()) == [7]
     (advance,) = one.step()
     assert advance.tokens == sequence.tokens[4:] == reference(sequence, one.config)[0][4:12]
-    assert sequence.pending == 1 and (sequence.flying, sequence.due) == (0, 0)
+    assert sequence.uncomputed_tokens == 1 and (sequence.in_flight_tokens, sequence.pending_outputs) == (0, 0)
     scheduler = one.scheduler
     assert (scheduler.draft_tokens_total, scheduler.accepted_tokens_total) == (7, 7)
     assert (scheduler.generation_tokens_total, scheduler.prefill_tokens_total) == (9, 3)
@@ -57,7 +57,7 @@ def test_the_longest_true_beginning_is_kept_and_the_token_after_it(right: int) -
     one.step()
     (advance,) = one.step()
     assert len(advance.tokens) == min(7, right - 1) + 1
-    assert sequence.computed == len(sequence.tokens) - 1
+    assert sequence.computed_tokens == len(sequence.tokens) - 1
     assert one.scheduler.accepted_tokens_total == len(advance.tokens) - 1
     one.finish(50)
     assert one.ends == {sequence: Outcome.LENGTH}, "with the tokens of the reference, in told()"
@@ -115,7 +115,7 @@ def test_they_stay_within_what_the_sequence_has(settings: dict[str, int], max_to
     sequence = submit(one, [1, 2, 3], max_tokens)
     one.step()
     pages = len(sequence.pages)
-    while sequence.pending > 1 or not sequence.output_len:
+    while sequence.uncomputed_tokens > 1 or not sequence.output_len:
         one.step()
     assert drafts(one.plan()) == [expected] and len(sequence.pages) >= pages
 
@@ -155,7 +155,7 @@ def test_what_a_refused_draft_wrote_is_found_by_nobody() -> None:
     one.finish(60)
     again = submit(one, first.tokens[:20])
     one.finish(60)
-    assert again.cached >= 16 and again.tokens[20:] == [*_following(again.tokens[:20], 24)]
+    assert again.cached_tokens >= 16 and again.tokens[20:] == [*_following(again.tokens[:20], 24)]
 
 
 def _following(tokens: list[int], count: int) -> list[int]:
@@ -170,8 +170,8 @@ def test_what_is_tried_again_has_no_drafts_then_or_later() -> None:
     sequence = submit(one, [1, 2, 3])
     one.step()
     plan = one.plan()
-    one.scheduler.advance(plan)
-    one.scheduler.abandon()
+    one.scheduler.launched(plan)
+    one.scheduler.discard_in_flight()
     (chunk,) = one.scheduler.current(plan.chunks)
     assert (chunk.start, chunk.length, chunk.drafts, chunk.rows) == (3, 1, (), 1)
     rest = Plan([chunk])

@@ -66,7 +66,7 @@ def test_max_tokens_0_computes_the_prompt_and_samples_nothing(prompt: int) -> No
         advances += rig.commit(plan, [])
     ((only),) = advances
     assert (only.sequence, only.tokens, only.outcome) == (sequence, [], Outcome.LENGTH)
-    assert sequence.computed == prompt and sequence.first_token == 0.0
+    assert sequence.computed_tokens == prompt and sequence.first_token == 0.0
 
 
 def test_a_stream_that_goes_on_computes_over_its_output_and_samples_what_comes_next() -> None:

@@ -11,10 +11,10 @@ def test_it_goes_on_from_where_the_one_under_way_will_have_come() -> None:
     rig = Rig(prefill_chunk_size=4, overlap=True)
     a, b = rig.submit(3), rig.submit(6)
     rig.step()
-    assert (a.computed, a.output_len, a.next_output) == (0, 0, 1), "nothing counts before it is settled"
+    assert (a.computed_tokens, a.output_len, a.next_output) == (0, 0, 1), "nothing counts before it is settled"
     assert shape(rig.plan()) == [(a, 3, 1), (b, 4, 2)]
     (first,) = rig.step()
-    assert first.sequence is a and a.output_len == 1 and (a.flying, a.due) == (1, 1)
+    assert first.sequence is a and a.output_len == 1 and (a.in_flight_tokens, a.pending_outputs) == (1, 1)
     assert shape(rig.plan()) == [(a, 4, 1), (b, 6, 1)]
 
 
@@ -47,15 +47,15 @@ def test_an_eos_costs_one_row_whose_result_is_dropped() -> None:
     rig.launch(rig.plan())
     (first, _), (second, _) = rig.flights
     rig.flights.clear()
-    told = rig.scheduler.settle(first, [EOS], rig.now)
+    told = rig.scheduler.update(first, [EOS], rig.now)
     assert told[0].outcome is None, "the rig has no eos: this one goes on"
     assert rig.scheduler.abort(sequence.key) and rig.pool.counts().owned == 0
     rig.scheduler.submit(other, rig.now)
     taken = rig.plan()
     assert set(other.pages) <= {1, 2, 3} and members(taken) == [other], "its pages are in use again"
-    rig.scheduler.advance(taken)
-    assert rig.scheduler.settle(second, [5], rig.now) == [] and sequence.tokens[3:] == [EOS]
-    assert other.due == 1 and other.output_len == 0
+    rig.scheduler.launched(taken)
+    assert rig.scheduler.update(second, [5], rig.now) == [] and sequence.tokens[3:] == [EOS]
+    assert other.pending_outputs == 1 and other.output_len == 0
     rig.scheduler.check()
 
 
@@ -88,11 +88,11 @@ def test_a_full_page_is_published_when_it_is_settled() -> None:
     rig.launch(rig.plan())
     assert rig.scheduler.submit(second := rig.sequence([1, 2, 3, 4, 5], 2, ignore_eos=True), rig.now) is None
     rig.launch(rig.plan())
-    assert second.cached == 0, "nobody knows yet whether the step goes well"
+    assert second.cached_tokens == 0, "nobody knows yet whether the step goes well"
     rig.land()
     rig.scheduler.submit(third := rig.sequence([1, 2, 3, 4, 5], 2, ignore_eos=True), rig.now)
     rig.plan()
-    assert third.cached == 4
+    assert third.cached_tokens == 4
 
 
 def test_what_is_abandoned_is_planned_again() -> None:
@@ -101,7 +101,7 @@ def test_what_is_abandoned_is_planned_again() -> None:
     rig.step()
     first = shape(rig.flights[0][0])
     rig.launch(rig.plan())
-    rig.scheduler.abandon()
+    rig.scheduler.discard_in_flight()
     rig.flights.clear()
     assert shape(rig.plan()) == first and (a.output_len, b.output_len) == (0, 0)
 
@@ -112,8 +112,8 @@ def test_a_plan_that_does_not_go_on_from_the_last_step_is_an_error() -> None:
     plan = rig.plan()
     rig.launch(plan)
     with pytest.raises(ValueError, match="moved on"):
-        rig.scheduler.advance(plan)
-    assert (a.flying, a.due) == (3, 1)
+        rig.scheduler.launched(plan)
+    assert (a.in_flight_tokens, a.pending_outputs) == (3, 1)
     with pytest.raises(ValueError, match="samples 1 tokens, but 2"):
-        rig.scheduler.settle(plan, [1, 2], rig.now)
+        rig.scheduler.update(plan, [1, 2], rig.now)
     assert len(rig.land()) == 1

@@ -235,9 +235,9 @@ def test_streams_go_on_smoothly_while_a_long_prompt_comes(overlap: bool) -> None
     long = rig.submit(1000, 2, ignore_eos=True)
     sizes = []
     while not long.output_len and long in rig.scheduler.sequences():
-        before = rig.now, long.computed + long.flying
+        before = rig.now, long.computed_tokens + long.in_flight_tokens
         rig.step()
-        sizes.append(long.computed + long.flying - before[1])
+        sizes.append(long.computed_tokens + long.in_flight_tokens - before[1])
         assert rig.now - before[0] <= TARGET * 1.1
     assert all(96 <= size < 256 for size in sizes[:5]) and stream.output_len >= 6
     rig.land()
@@ -262,9 +262,9 @@ def test_a_prompt_advances_in_every_step_beside_many_streams() -> None:
         rig.step()
     long = rig.submit(900, 1)
     while long in rig.scheduler.sequences():
-        before = long.computed
+        before = long.computed_tokens
         rig.step()
-        assert long.computed >= before + FLOOR or long.computed >= 900
+        assert long.computed_tokens >= before + FLOOR or long.computed_tokens >= 900
     rig.finish(100)
 
 
@@ -294,7 +294,11 @@ def test_whatever_comes_prompts_advance_and_steps_keep_to_their_budget(seed: int
         plan = rig.plan()
         prompts = [chunk for chunk in plan.chunks if chunk.start < chunk.sequence.prompt_len]
         decodes = len(plan.chunks) - len(prompts)
-        unread = [one for one in rig.scheduler.sequences() if one.pages and one.computed + one.flying < one.prompt_len]
+        unread = [
+            one
+            for one in rig.scheduler.sequences()
+            if one.pages and one.computed_tokens + one.in_flight_tokens < one.prompt_len
+        ]
         assert prompts or not unread, "a prompt waits"
         if decodes:
             assert sum(chunk.length for chunk in prompts) <= rig.scheduler.pace.prompt_tokens + len(prompts)

@@ -29,7 +29,7 @@ def test_a_refusal_is_forgotten_once_the_claim_was_granted() -> None:
     assert paging.claim(twin, alone=True)
     paging.publish(twin, 0, 12)
     assert paging.pool.available == 1, "less than when it was refused, but now two of its pages are shared"
-    assert paging.claim(late, alone=False) and late.pages[:2] == twin.pages[:2] and late.computed == 8
+    assert paging.claim(late, alone=False) and late.pages[:2] == twin.pages[:2] and late.computed_tokens == 8
     paging.check([twin, late])
 
 

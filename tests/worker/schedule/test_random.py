@@ -152,7 +152,7 @@ class Machine(RuleBasedStateMachine):
 
     def abandon(self) -> None:
         self.rig.flights.clear()
-        self.rig.scheduler.abandon()
+        self.rig.scheduler.discard_in_flight()
         self.rig.scheduler.check()
 
     @rule(number=st.integers(0, 50))

@@ -24,7 +24,7 @@ def test_the_newest_is_preempted_and_comes_back_before_those_that_never_ran() ->
         plan = rig.plan()
         rig.commit(plan, rig.run(plan))
     assert plan.preempted == [b] and [chunk.sequence for chunk in plan.chunks] == [a]
-    assert (b.computed, b.pages.tolist(), rig.scheduler.preemptions_total) == (0, [], 1)
+    assert (b.computed_tokens, b.pages.tolist(), rig.scheduler.preemptions_total) == (0, [], 1)
     had = list(b.tokens)
     assert len(had) > 7 and rig.scheduler.waiting_tokens == len(had) + 2
     rig.finish(100)
@@ -61,7 +61,7 @@ def test_an_equal_prompt_shares_its_full_pages() -> None:
     plan = rig.plan()
     assert [(chunk.sequence, chunk.start, chunk.length) for chunk in plan.chunks] == [(a, 10, 1), (b, 8, 2)]
     assert a.pages[:2] == b.pages[:2] and a.pages[2] != b.pages[2]
-    assert (b.cached, rig.scheduler.prefix_queries, rig.scheduler.prefix_hits) == (8, 20, 8)
+    assert (b.cached_tokens, rig.scheduler.prefix_queries, rig.scheduler.prefix_hits) == (8, 20, 8)
     rig.finish(40)
     assert a.tokens == b.tokens
 
@@ -72,7 +72,7 @@ def test_the_last_token_is_computed_even_when_all_pages_are_cached() -> None:
     rig.finish(5)
     b = rig.submit(PROMPT[:8], max_tokens=2)
     assert [(chunk.start, chunk.length) for chunk in rig.plan().chunks] == [(4, 4)]
-    assert b.cached == 4
+    assert b.cached_tokens == 4
 
 
 def test_the_next_turn_of_a_chat_finds_the_answer_too() -> None:
@@ -81,7 +81,7 @@ def test_the_next_turn_of_a_chat_finds_the_answer_too() -> None:
     rig.finish(40)
     b = rig.submit([*a.tokens, 8, 8], max_tokens=1)
     rig.plan()
-    assert b.cached == 20, "of 22 tokens, the last without K/V"
+    assert b.cached_tokens == 20, "of 22 tokens, the last without K/V"
 
 
 def test_pages_are_found_only_after_their_step_was_committed() -> None:
@@ -91,7 +91,7 @@ def test_pages_are_found_only_after_their_step_was_committed() -> None:
     rig.scheduler.abort(a.key)
     assert rig.pool.counts().cached == 0
     rig.plan()
-    assert b.cached == 0
+    assert b.cached_tokens == 0
 
 
 def test_tenants_do_not_share() -> None:
@@ -100,7 +100,7 @@ def test_tenants_do_not_share() -> None:
     rig.finish(40)
     b = rig.submit(PROMPT, salt="two")
     rig.plan()
-    assert b.cached == 0
+    assert b.cached_tokens == 0
 
 
 def test_prompt_logprobs_need_the_whole_prompt() -> None:
@@ -131,7 +131,7 @@ def test_a_group_computes_its_prompt_once() -> None:
     assert rig.scheduler.waiting == 3
     plan = rig.plan()
     assert [chunk.sequence for chunk in plan.chunks] == [group[0], other, *group[1:]]
-    assert [sequence.cached for sequence in group] == [0, 8, 8, 8]
+    assert [sequence.cached_tokens for sequence in group] == [0, 8, 8, 8]
     assert rig.scheduler.prefill_tokens_total == 10 + 3
     rig.finish(40)
 
@@ -159,7 +159,7 @@ def test_siblings_wait_on_while_their_leader_is_preempted() -> None:
         rig.step()
     assert group[0].preemptions and not group[1].pages
     rig.finish(200)
-    assert rig.ends.keys() >= {a, *group} and group[1].cached > 0
+    assert rig.ends.keys() >= {a, *group} and group[1].cached_tokens > 0
 
 
 def test_groups_are_told_apart_by_frontend() -> None:
@@ -182,4 +182,4 @@ def test_cached_counts_prompt_tokens_only() -> None:
     rig.finish(40)
     goes_on = rig.submit(PROMPT, max_tokens=12, generated=tuple(first.tokens[10:21]))
     rig.plan()
-    assert (goes_on.computed, goes_on.cached) == (20, 10)
+    assert (goes_on.computed_tokens, goes_on.cached_tokens) == (20, 10)
