@@ -38,10 +38,10 @@ class GenerationRequest:
     include_usage: bool = False  # in a last chunk
     continuous_usage: bool = False  # in every chunk
     model: str = ""
-    salt: str = ""  # as the next two: see shared.messages.Submit
+    cache_salt: str = ""  # as the next two: see shared.messages.Submit
     deadline_ms: int = 0
     priority: int = 0
-    owner: str = ""  # the name of the API key it came with
+    tenant: str = ""  # the name of the API key it came with
     speech: ParserConfig | None = None  # what to look for in the answer's text; None: it is the answer
     meta: dict[str, object] = field(default_factory=dict)  # what only the dialect's own answer needs
 

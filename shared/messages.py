@@ -89,12 +89,12 @@ class Hello(_Message):
 class Lease(_Message):
     """Heartbeat: which requests this frontend owns. Silence for a few seconds frees them all.
 
-    A request with an id up to `upto` that is not among `ids` is over, whatever became of its Abort; ids only grow
+    A request with an id up to `last_id` that is not among `ids` is over, whatever became of its Abort; ids only grow
     (around 32 bits), so a Lease that comes late says nothing that was not true for ever.
     """
 
     live: U32
-    upto: U32 = 0  # the last id submitted to this worker; 0: none, or a frontend that does not say
+    last_id: U32 = 0  # the last id submitted to this worker; 0: none, or a frontend that does not say
     ids: bytes = b""  # packed uint32
 
 
@@ -109,13 +109,13 @@ class Submit(_Message):
     prompt: bytes  # packed uint32
     sampling: Sampling
     generated: bytes = b""  # packed uint32
-    salt: str = ""  # prefix-cache tenant: only equal salts share pages
+    cache_salt: str = ""  # only requests with equal salts share cached prefixes
     group: int = 0  # sequences of one prompt (n > 1) share a group id, 0: none
     deadline_ms: int = 0  # from arrival; 0: none
     priority: int = 0  # lower goes first
     crashes: U32 = 0  # how many workers died with this request in flight since its last token
-    owner: str = ""  # whose request it is (the name of an API key): waiting is fair between owners
-    first: U32 = 0  # the id of its first Submit, if it has been with another worker; 0: this is the first
+    tenant: str = ""  # name of the API key it came with; the queue is fair between tenants
+    original_id: U32 = 0  # id of its first Submit if it was with another worker before; 0: this is its first
 
 
 class Abort(_Message):
@@ -125,10 +125,10 @@ class Abort(_Message):
 
 
 class Resync(_Message):
-    """Something for `id` was missed: send its output again from offset `have`, and its end if it ended."""
+    """Asks for the output of `id` again from `offset` on, and for its end if it ended: something of it was missed."""
 
     id: U32
-    have: U32
+    offset: U32
 
 
 # worker -> frontend

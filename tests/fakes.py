@@ -83,11 +83,11 @@ class FakeLink:
         prompt: list[int],
         sampling: m.Sampling,
         *,
-        salt: str = "",
+        cache_salt: str = "",
         group: int = 0,
         deadline_ms: int = 0,
         priority: int = 0,
-        owner: str = "",
+        tenant: str = "",
     ) -> Stream:
         self.calls += 1
         call = self.calls - 1
@@ -95,7 +95,9 @@ class FakeLink:
             await asyncio.sleep(self.delays[call])
         if call in self.refusals:
             raise self.refusals[call]
-        message = m.Submit(call + 1, pack_u32(prompt), sampling, b"", salt, group, deadline_ms, priority, 0, owner)
+        message = m.Submit(
+            call + 1, pack_u32(prompt), sampling, b"", cache_salt, group, deadline_ms, priority, 0, tenant
+        )
         stream = Stream(message, asyncio.get_running_loop().create_future(), seed=sampling.seed or 77)
         self.submitted.append(Submitted(prompt, sampling, stream, group))
         if self.play is not None:

@@ -189,8 +189,8 @@ class Api:
         self.service.require_ready()
         context = self._context()
         ask = await dialect.parse(body, context)
-        if exchange.owner:
-            ask = replace(ask, owner=exchange.owner)
+        if exchange.tenant:
+            ask = replace(ask, tenant=exchange.tenant)
         exchange.ask = ask
         run = exchange.run = await _while_connected(request, self.service.start(ask, begun))
         meta = ResponseContext(ask, context.tokenizer, dialect.PREFIX)

@@ -134,8 +134,8 @@ class Service:
     async def _submit(self, ask: GenerationRequest) -> list[Stream]:
         calls = [
             self.fleet.submit(
-                prompt, _sampling(ask.sampling, n), salt=ask.salt, group=group,
-                deadline_ms=ask.deadline_ms, priority=ask.priority, owner=ask.owner,
+                prompt, _sampling(ask.sampling, n), cache_salt=ask.cache_salt, group=group,
+                deadline_ms=ask.deadline_ms, priority=ask.priority, tenant=ask.tenant,
             )
             for prompt, group in zip(ask.prompts, self._group_ids(ask), strict=True)
             for n in range(ask.n)

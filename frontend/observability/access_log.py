@@ -33,8 +33,20 @@ QUIET = frozenset({"/", "/health", "/ready", "/stats", "/metrics"})  # not in th
 class RequestRecord:
     """One HTTP request on its way; the border begins and ends it, the route adds what it knows."""
 
-    __slots__ = ("ask", "began", "dialect", "error", "method", "outcome", "owner", "path", "request_id", "run",
-                 "status", "trace")  # fmt: skip
+    __slots__ = (
+        "ask",
+        "began",
+        "dialect",
+        "error",
+        "method",
+        "outcome",
+        "path",
+        "request_id",
+        "run",
+        "status",
+        "tenant",
+        "trace",
+    )  # fmt: skip
 
     def __init__(self, request_id: str, method: str, path: str, trace: str) -> None:
         self.began = time.perf_counter()
@@ -42,7 +54,7 @@ class RequestRecord:
         self.method = method
         self.path = path[:256]
         self.trace = trace  # the W3C traceparent that came with it
-        self.owner = ""
+        self.tenant = ""
         self.status: int | None = None
         self.outcome = ""  # how it ended, where there is no run that knows
         self.error: str | None = None
@@ -88,7 +100,7 @@ def entry_of(exchange: RequestRecord) -> LogEntry:
     """Of an exchange that ends now."""
     entry = LogEntry(
         datetime.now(UTC).isoformat(timespec="milliseconds"), exchange.request_id, exchange.method, exchange.path,
-        exchange.status, exchange.outcome or "finished", exchange.error, exchange.owner or None,
+        exchange.status, exchange.outcome or "finished", exchange.error, exchange.tenant or None,
         round(1e3 * (time.perf_counter() - exchange.began), 3), exchange.dialect,
     )  # fmt: skip
     ask, run = exchange.ask, exchange.run

@@ -51,7 +51,7 @@ class ApiKeys:
             return str(error)
         return ""
 
-    def owner(self, headers: Headers) -> str:
+    def identify(self, headers: Headers) -> str:
         """The name of the key that came with a request, as `Authorization: Bearer` or `X-Api-Key`. Raises Unauthorized.
 
         The time it takes tells nothing of the keys: they are found, and compared, by their digests.

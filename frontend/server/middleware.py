@@ -110,7 +110,7 @@ class RequestMiddleware:
 
         try:
             if not _is_open(scope["path"]):
-                exchange.owner = self._keys.owner(headers)
+                exchange.tenant = self._keys.identify(headers)
             await self._app(scope, receive, tagged)
         except ClientDisconnect:
             exchange.outcome = "client_gone"

@@ -110,11 +110,11 @@ class WorkerPool:
         prompt: list[int],
         sampling: m.Sampling,
         *,
-        salt: str = "",
+        cache_salt: str = "",
         group: int = 0,
         deadline_ms: int = 0,
         priority: int = 0,
-        owner: str = "",
+        tenant: str = "",
     ) -> Stream:
         """Returns when a worker has admitted it.
 
@@ -127,7 +127,7 @@ class WorkerPool:
             raise Overloaded(f"not ready: {self.state()[1]}", code="not_ready", retry_after=1.0)
         message = m.Submit(
             self._new_id(), pack_u32(prompt), sampling,
-            salt=salt, group=group, deadline_ms=deadline_ms, priority=priority, owner=owner,
+            cache_salt=cache_salt, group=group, deadline_ms=deadline_ms, priority=priority, tenant=tenant,
         )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future())
         self._put(stream, self._choose(stream, ready))
@@ -162,7 +162,7 @@ class WorkerPool:
             for other, home in self._homes.items():
                 if other.submit.group == submit.group and home is not None and home in links:
                     return home
-        keys = prefix_hashes(submit.prompt, submit.salt)
+        keys = prefix_hashes(submit.prompt, submit.cache_salt)
         index = {link.address.name: i for i, link in enumerate(links)}
         knowing = [[index[name] for name in names if name in index] for names in self._beginnings.knowing(keys)]
         loads = [load(link.streams.values(), link.status) for link in links]

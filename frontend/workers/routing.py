@@ -46,9 +46,9 @@ def choose(loads: Sequence[int], knowing: Iterable[Collection[int]] = (), turn: 
     return min(range(len(loads)), key=lambda i: (loads[i], (i - turn) % len(loads)))
 
 
-def prefix_hashes(prompt: bytes, salt: str) -> list[int]:
+def prefix_hashes(prompt: bytes, cache_salt: str) -> list[int]:
     """Hashes of a packed prompt's beginnings, the longest first; equal salts share."""
-    return [hash((salt, prompt[: 4 * depth])) for depth in DEPTHS if len(prompt) >= 4 * depth]
+    return [hash((cache_salt, prompt[: 4 * depth])) for depth in DEPTHS if len(prompt) >= 4 * depth]
 
 
 class PrefixAffinity:

@@ -65,7 +65,7 @@ class Stream:
             sampling = msgspec.structs.replace(sampling, seed=self.seed)
         self.submit = msgspec.structs.replace(
             self.submit, id=id, sampling=sampling, generated=pack_u32(self.output), crashes=len(self.deaths),
-            deadline_ms=self._left(now), first=self.submit.first or self.submit.id,
+            deadline_ms=self._left(now), original_id=self.submit.original_id or self.submit.id,
         )  # fmt: skip
         self.submitted, self.acknowledged = now, False
 

@@ -122,7 +122,7 @@ async def test_a_client_that_leaves_and_a_server_that_stops_are_told_apart(token
 def test_people_get_a_short_line_and_none_for_what_looks_after_the_server() -> None:
     def exchange(method: str, path: str, status: int, outcome: str = "") -> LogEntry:
         one = RequestRecord("req_1", method, path, "")
-        one.status, one.outcome, one.owner = status, outcome, "alice"
+        one.status, one.outcome, one.tenant = status, outcome, "alice"
         return entry_of(one)
 
     assert as_text(exchange("GET", "/ready", 200)) == b"" != as_text(exchange("GET", "/ready", 503, "refused"))

@@ -192,7 +192,7 @@ async def test_priority_deadline_and_salt_go_along_in_all_dialects(tokenizer: To
     assert "deadline_ms" in answers[1].text and "priority" in answers[2].text
     (one,) = link.submitted
     submit = one.stream.submit
-    assert (submit.priority, submit.salt) == (-3, "s") and 59_000 < submit.deadline_ms <= 60_000
+    assert (submit.priority, submit.cache_salt) == (-3, "s") and 59_000 < submit.deadline_ms <= 60_000
 
 
 @pytest.mark.parametrize(("path", "kind"), [("completions", "timeout_error"), ("messages", "timeout_error")])
@@ -266,7 +266,7 @@ async def test_a_key_has_a_name_which_goes_with_its_requests(tokenizer: Tokenize
         for wrong in ("alice", "sk-one alice", "sk-"):
             assert (await http.get("/stats", headers={"X-Api-Key": wrong})).status_code == 401
     nameless = f"key-{hashlib.sha256(b'sk-two').hexdigest()[:8]}"
-    assert [one.stream.submit.owner for one in link.submitted] == ["alice", "alice", nameless]
+    assert [one.stream.submit.tenant for one in link.submitted] == ["alice", "alice", nameless]
 
 
 async def test_a_line_that_is_no_key_and_name_is_named_and_a_running_server_keeps_its_keys(

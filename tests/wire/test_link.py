@@ -181,13 +181,13 @@ async def test_owner_priority_and_what_is_left_of_the_deadline_outlive_a_worker(
     first = Worker(tmp_path, epoch=1, runner=FakeRunner(delay=0.005))
     with first:
         async with linked(first.wire) as link:
-            stream = await link.submit(PROMPT, sampling(1000), owner="alice", priority=3, deadline_ms=90_000)
+            stream = await link.submit(PROMPT, sampling(1000), tenant="alice", priority=3, deadline_ms=90_000)
             stream.submitted -= 60.0  # so long ago
             first.kill()
             with Worker(tmp_path, epoch=2, runner=FakeRunner(delay=0.005)) as second:
                 await until(lambda: bool(second.scheduler.sequences()))
                 (sequence,) = second.scheduler.sequences()
-                assert (sequence.owner, sequence.priority) == ("alice", 3)
+                assert (sequence.tenant, sequence.priority) == ("alice", 3)
                 assert 0.0 < sequence.deadline - time.monotonic() < 30.0
 
 

@@ -36,7 +36,7 @@ class Worker:
             self._send(live, starts, [[start] for start in starts])
 
     def answer(self, request: m.Resync) -> None:
-        self._send([request.id], [request.have], [list(range(request.have, self.said.get(request.id, 0)))])
+        self._send([request.id], [request.offset], [list(range(request.offset, self.said.get(request.id, 0)))])
 
     def status(self) -> None:
         peer = m.ConnectedFrontend(ME.hex(), 1, len(self.lengths), self.seq)

@@ -99,7 +99,7 @@ async def test_a_workers_last_words_are_heard(tmp_path: Path) -> None:
 async def test_numbers_beyond_32_bits_are_garbage(tmp_path: Path) -> None:
     wrong = [
         m.Resync(1, -1), m.Resync(1 << 32, 0), m.Abort((-1,)), m.Submit(1 << 40, pack_u32([1]), sampling(1)),
-        m.Submit(1, pack_u32([1]), sampling(1), first=-1), m.Lease(0, 1 << 32),
+        m.Submit(1, pack_u32([1]), sampling(1), original_id=-1), m.Lease(0, 1 << 32),
     ]  # fmt: skip
     with Worker(tmp_path) as worker:
         async with linked(worker.wire) as fleet:

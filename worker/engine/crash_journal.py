@@ -52,7 +52,7 @@ class CrashJournal:
         if sequences == self._step:
             return
         self._step = sequences
-        keys = b"".join([_KEY.pack(*sequence.origin) for sequence in sequences[:_MOST]])
+        keys = b"".join([_KEY.pack(*sequence.original_key) for sequence in sequences[:_MOST]])
         self._pulse.body[_AT : _AT + len(keys)] = keys
         strikes = 1 + max([sequence.crashes for sequence in sequences])
         _STEP.pack_into(self._pulse.body, 0, min(_MOST, len(sequences)), strikes)
@@ -66,7 +66,7 @@ class CrashJournal:
     def acquit(self, sequence: Sequence) -> None:
         """It has made progress, alone."""
         sequence.crashes, self._step = 0, []
-        if self._suspects.pop(sequence.origin, None) is not None:
+        if self._suspects.pop(sequence.original_key, None) is not None:
             self._write_suspects()
 
     def _write_suspects(self) -> None:

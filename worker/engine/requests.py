@@ -77,7 +77,7 @@ class RequestTable:
                     for key in self._own(sender, request.ids):
                         self._abort(key, now)
                 case m.Resync():
-                    self._resync(sender, request.id, request.have)
+                    self._resync(sender, request.id, request.offset)
                 case m.Lease():
                     self._disown(sender, request, now)
                 case FrontendGone():
@@ -105,7 +105,7 @@ class RequestTable:
             return
         if key in self._compiling:  # said twice; the answer will come
             return
-        strikes = self.ledger.strikes((sender, submit.first or submit.id), submit.crashes)
+        strikes = self.ledger.strikes((sender, submit.original_id or submit.id), submit.crashes)
         refusal = self._refusal(submit, strikes)
         if refusal is None:
             sequence = self._sequence(key, submit, now)
@@ -171,12 +171,12 @@ class RequestTable:
             sampling,
             seed,
             now,
-            salt=submit.salt,
+            cache_salt=submit.cache_salt,
             group=submit.group,
             priority=submit.priority,
             deadline=now + submit.deadline_ms / 1e3 if submit.deadline_ms else float("inf"),
-            owner=submit.owner,
-            first=submit.first,
+            tenant=submit.tenant,
+            original_id=submit.original_id,
         )
 
     def _enqueue(self, sequence: Sequence, now: float) -> m.Rejected | None:
@@ -210,10 +210,10 @@ class RequestTable:
 
     def _disown(self, sender: bytes, lease: m.Lease, now: float) -> None:
         """End what its frontend no longer has: the Abort was lost, or overtook the Submit."""
-        owned = {*unpack_u32(lease.ids)}  # of the ids up to lease.upto; ids are 32-bit numbers that wrap around
+        owned = {*unpack_u32(lease.ids)}  # of the ids up to lease.last_id; ids are 32-bit numbers that wrap around
         live = [id for (who, id), record in self._records.items() if who == sender and record.end is None]
         for id in [*live, *(id for who, id in self._compiling if who == sender)]:
-            if id not in owned and (lease.upto - id) % (1 << 32) < 1 << 31:
+            if id not in owned and (lease.last_id - id) % (1 << 32) < 1 << 31:
                 self._abort((sender, id), now)
 
     def _resync(self, sender: bytes, id: int, have: int) -> None:

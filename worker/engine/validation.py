@@ -8,7 +8,7 @@ import math
 from shared import messages as m
 from shared.codec import unpack_u32
 
-MOST_STOPS, MOST_LOGPROBS, MOST_OWNER = 1024, 1024, 1024  # beyond what any frontend lets through
+MOST_STOPS, MOST_LOGPROBS, MAX_TENANT_CHARS = 1024, 1024, 1024  # beyond what any frontend lets through
 
 
 def problem_with(submit: m.Submit, vocab_size: int) -> str:
@@ -22,8 +22,8 @@ def problem_with(submit: m.Submit, vocab_size: int) -> str:
     columns = (prompt, generated, sampling.stop_token_ids, [id for id, _ in sampling.logit_bias])
     if not prompt or any(ids and not 0 <= min(ids) <= max(ids) < vocab_size for ids in columns):
         return "the prompt is empty, or an id lies beyond the vocabulary"
-    if len(sampling.stop_token_ids) > MOST_STOPS or len(biases) > vocab_size or len(submit.owner) > MOST_OWNER:
-        return "too many stop ids or biases, or too long an owner"
+    if len(sampling.stop_token_ids) > MOST_STOPS or len(biases) > vocab_size or len(submit.tenant) > MAX_TENANT_CHARS:
+        return "too many stop ids or biases, or too long a tenant name"
     if sampling.max_tokens < 0 or (sampling.seed is not None and not 0 <= sampling.seed < 1 << 64):
         return "max_tokens or seed is out of range"
     if not 0 <= (sampling.logprobs or 0) <= min(vocab_size, MOST_LOGPROBS) or not 0 <= sampling.top_k < 1 << 31:

@@ -43,7 +43,7 @@ def check_room(sequence: Sequence, config: SchedulerConfig, queue: Queue, runnin
         raise QueueFull(f"{waiting} requests are waiting, at most {config.max_waiting_requests} may")
     if waiting and 0 < config.max_waiting_tokens < queue.tokens + len(sequence.tokens):
         raise QueueFull(f"{queue.tokens} prompt tokens are waiting, at most {config.max_waiting_tokens} may")
-    if sequence.owner:
+    if sequence.tenant:
         _check_share(sequence, config, queue)
 
 
@@ -53,10 +53,10 @@ def _check_share(sequence: Sequence, config: SchedulerConfig, queue: Queue) -> N
     So one alone can fill seven eighths of the queue, two nearly half of it each, and however many there are, the
     next one finds a place.
     """
-    held, tokens = queue.turns.held(sequence.owner)
+    held, tokens = queue.turns.held(sequence.tenant)
     most = RESERVE - 1
     if held and held >= most * (config.max_waiting_requests - len(queue) - 1):
-        raise QueueFull(f"{held} requests of {sequence.owner} are waiting; the other places are kept for other keys")
+        raise QueueFull(f"{held} requests of {sequence.tenant} are waiting; the other places are kept for other keys")
     added = len(sequence.tokens)
     if held and config.max_waiting_tokens and tokens >= most * (config.max_waiting_tokens - queue.tokens - added):
-        raise QueueFull(f"{tokens} prompt tokens of {sequence.owner} are waiting; what is left is kept for other keys")
+        raise QueueFull(f"{tokens} prompt tokens of {sequence.tenant} are waiting; what is left is kept for other keys")

@@ -80,54 +80,54 @@ class FairQueue:
         most, name = max(owners, default=(0, ""))
         return name if most > max(1.0, places / max(1, sharing)) else None
 
-    def held(self, owner: str) -> tuple[int, int]:
+    def held(self, tenant: str) -> tuple[int, int]:
         """How many of an owner's sequences wait, and their tokens."""
-        account = self._accounts.get(owner)
+        account = self._accounts.get(tenant)
         return (account.waiting, account.tokens) if account else (0, 0)
 
     # what happens to a sequence
 
     def wait(self, sequence: Sequence) -> None:
         """It waits from now on; ready() says when it may come."""
-        account = self._accounts.setdefault(sequence.owner, Account())
+        account = self._accounts.setdefault(sequence.tenant, Account())
         account.waiting += 1
         account.tokens += len(sequence.tokens)
 
     def ready(self, sequence: Sequence, *, front: bool = False) -> None:
         """One that waits may come; `front`: before all others of its owner and priority."""
-        owner = sequence.owner
-        account = self._accounts[owner]
-        if owner not in self._ready:
+        tenant = sequence.tenant
+        account = self._accounts[tenant]
+        if tenant not in self._ready:
             if len(self._accounts) > 1:
                 self._charge_running()
                 last = self._last.served if self._last else 0
                 account.served = max(account.served, min((one.served for one in self._ready.values()), default=last))
-            self._ready[owner] = account
+            self._ready[tenant] = account
         account.add(sequence, front=front)
 
     def unready(self, sequence: Sequence) -> None:
         """It does not come any more, or does now."""
-        account = self._accounts[sequence.owner]
+        account = self._accounts[sequence.tenant]
         del account.lines[sequence.priority][sequence]
         if account.first is None:
-            del self._ready[sequence.owner]
+            del self._ready[sequence.tenant]
 
     def leave(self, sequence: Sequence) -> None:
         """It waits no longer."""
-        account = self._accounts[sequence.owner]
+        account = self._accounts[sequence.tenant]
         account.waiting -= 1
         account.tokens -= len(sequence.tokens)
 
     def join(self, sequence: Sequence) -> None:
         """It runs from now on."""
-        account = self._last = self._accounts[sequence.owner]
+        account = self._last = self._accounts[sequence.tenant]
         account.running += 1
         account.served += len(sequence.tokens) - max(sequence.computed_tokens, sequence.charged_tokens)
         sequence.charged_tokens = len(sequence.tokens)
 
     def stop(self, sequence: Sequence) -> None:
         """It runs no longer."""
-        account = self._accounts[sequence.owner]
+        account = self._accounts[sequence.tenant]
         account.running -= 1
         self._charge(sequence, account)
 
@@ -143,7 +143,7 @@ class FairQueue:
 
     def _charge_running(self) -> None:
         for sequence in self._running:
-            self._charge(sequence, self._accounts[sequence.owner])
+            self._charge(sequence, self._accounts[sequence.tenant])
 
     def _charge(self, sequence: Sequence, account: Account) -> None:
         account.served += len(sequence.tokens) - sequence.charged_tokens
@@ -152,10 +152,10 @@ class FairQueue:
     def check(self, waiting: Collection[Sequence], fresh: Collection[Sequence]) -> None:
         """Raises AssertionError unless the accounts agree with who waits, who may come, and who runs."""
         for name, account in self._accounts.items():
-            own = [sequence for sequence in waiting if sequence.owner == name]
+            own = [sequence for sequence in waiting if sequence.tenant == name]
             assert (account.waiting, account.tokens) == (len(own), sum(len(one.tokens) for one in own)), name
-            assert account.running == sum(1 for one in self._running if one.owner == name), f"{name}'s are miscounted"
+            assert account.running == sum(1 for one in self._running if one.tenant == name), f"{name}'s are miscounted"
             lined = {one for line in account.lines.values() for one in line}
-            assert lined == {one for one in fresh if one.owner == name}, f"{name}'s line has others than may come"
+            assert lined == {one for one in fresh if one.tenant == name}, f"{name}'s line has others than may come"
             assert bool(lined) == (name in self._ready), f"{name} is in turn without anybody to come, or not with"
-        assert {one.owner for one in (*waiting, *self._running)} <= self._accounts.keys(), "somebody has no account"
+        assert {one.tenant for one in (*waiting, *self._running)} <= self._accounts.keys(), "somebody has no account"

@@ -62,7 +62,7 @@ class Paging:
         if self.prefix is None:
             return
         size = self.pool.page_size
-        self.prefix.extend(sequence.digests, sequence.tokens, sequence.salt, end // size)
+        self.prefix.extend(sequence.digests, sequence.tokens, sequence.cache_salt, end // size)
         self.prefix.publish(sequence.digests, sequence.pages, range(start // size, end // size))
 
     def free(self, sequence: Sequence) -> None:
@@ -84,4 +84,4 @@ class Paging:
         # Log-probabilities of a prompt's tokens come from computing them.
         if self.prefix is None or (sequence.sampling.prompt_logprobs and not sequence.output_len):
             return []
-        return self.prefix.match(sequence.digests, sequence.tokens, sequence.salt)
+        return self.prefix.match(sequence.digests, sequence.tokens, sequence.cache_salt)

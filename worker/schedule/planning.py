@@ -61,7 +61,7 @@ class Planner:
             greedy = turns.greedy(most)
             if greedy is None:
                 return
-            newest = next(sequence for sequence in reversed(state.running) if sequence.owner == greedy)
+            newest = next(sequence for sequence in reversed(state.running) if sequence.tenant == greedy)
             state.preempt(newest, now)
             preempted.append(newest)
             needy.preempted_for = True

@@ -38,11 +38,11 @@ class Sequence:
     sampling: Sampling
     seed: int
     arrival: float  # seconds, the loop's clock
-    salt: str = ""  # only sequences with the same one share cached prefixes
+    cache_salt: str = ""  # only sequences with the same one share cached prefixes
     group: int = 0  # sequences of one prompt have the same, see queue.py; 0: it is alone
     priority: int = 0  # lower goes first
     deadline: float = float("inf")  # seconds, the loop's clock
-    owner: str = ""  # the name of its API key, see turns.py
+    tenant: str = ""  # the name of its API key, see turns.py
 
     # how far it is
     computed_tokens: int = 0  # tokens with K/V, all steps under way apart
@@ -66,12 +66,12 @@ class Sequence:
     preempted_for: bool = False  # running sequences were already preempted to admit it
     crashes: int = 0  # of workers, that it is suspected of, see ledger.py
     resumed: bool = False  # it was admitted by a worker that is gone
-    first: int = 0  # its request id at its first worker; 0: this is its first
+    original_id: int = 0  # its request id at its first worker; 0: this is its first
 
     @property
-    def origin(self) -> Key:
+    def original_key(self) -> Key:
         """The key it had at its first worker."""
-        return self.key[0], self.first or self.key[1]
+        return self.key[0], self.original_id or self.key[1]
 
     @property
     def output_len(self) -> int:

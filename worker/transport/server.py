@@ -247,7 +247,7 @@ class WireServer:
                 self._greet(sender, request)
             case m.Lease() if peer is not None:
                 peer.streams = request.live
-                if request.upto and len(request.ids) % 4 == 0 and len(request.ids) <= 4 * MOST_OWNED:
+                if request.last_id and len(request.ids) % 4 == 0 and len(request.ids) <= 4 * MOST_OWNED:
                     self._hand_over(sender, request)
             case m.Submit() | m.Abort() | m.Resync() if peer is not None:
                 self._hand_over(sender, request)

@@ -74,7 +74,7 @@ async def parse(body: dict[str, Any], context: ModelContext) -> GenerationReques
     return GenerationRequest(
         prompts=(ids,), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],
         timings=values["timings"], model=context.model, speech=speech,
-        priority=values["priority"], deadline_ms=values["deadline_ms"], salt=values["cache_salt"],
+        priority=values["priority"], deadline_ms=values["deadline_ms"], cache_salt=values["cache_salt"],
         include_usage=options.get("include_usage", False),
         continuous_usage=options.get("continuous_usage_stats", False),
     )  # fmt: skip

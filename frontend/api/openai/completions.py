@@ -90,7 +90,7 @@ async def parse(body: dict[str, Any], context: ModelContext) -> GenerationReques
     return GenerationRequest(
         prompts=tuple(tokens), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],
         timings=values["timings"], model=context.model, echo=_written(values["prompt"]) if values["echo"] else (),
-        priority=values["priority"], deadline_ms=values["deadline_ms"], salt=values["cache_salt"],
+        priority=values["priority"], deadline_ms=values["deadline_ms"], cache_salt=values["cache_salt"],
         include_usage=options.get("include_usage", False),
         continuous_usage=options.get("continuous_usage_stats", False),
     )  # fmt: skip

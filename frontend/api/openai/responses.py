@@ -113,7 +113,7 @@ async def parse(body: dict[str, Any], context: ModelContext) -> GenerationReques
     return GenerationRequest(
         prompts=(ids,), sampling=chosen, stops=values["stop"], stream=values["stream"],
         timings=values["timings"], model=context.model, speech=speech,
-        priority=values["priority"], deadline_ms=values["deadline_ms"], salt=values["cache_salt"],
+        priority=values["priority"], deadline_ms=values["deadline_ms"], cache_salt=values["cache_salt"],
         meta=_echoed(body, values, chosen),
     )  # fmt: skip
 

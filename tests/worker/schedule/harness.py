@@ -27,12 +27,12 @@ def mix(before: int, token: int) -> int:
     return (before * 1_000_003 ^ (token + 1) * 0x9E3779B97F4A7C15) & 0xFFFF_FFFF_FFFF_FFFF
 
 
-def root(salt: str) -> int:
-    return sum(salt.encode()) + 1
+def root(cache_salt: str) -> int:
+    return sum(cache_salt.encode()) + 1
 
 
-def chain(tokens: Iterable[int], salt: str = "") -> list[int]:
-    hashes, last = [], root(salt)
+def chain(tokens: Iterable[int], cache_salt: str = "") -> list[int]:
+    hashes, last = [], root(cache_salt)
     for token in tokens:
         last = mix(last, token)
         hashes.append(last)
@@ -56,7 +56,7 @@ def reference(sequence: Sequence, config: SchedulerConfig) -> tuple[list[int], O
             return tokens, Outcome.STOP
         if len(output) == sampling.max_tokens or len(tokens) == config.max_seq_len:
             return tokens, Outcome.LENGTH
-        tokens.append(next_id(chain(tokens, sequence.salt)[-1]))
+        tokens.append(next_id(chain(tokens, sequence.cache_salt)[-1]))
 
 
 class Rig:
@@ -81,7 +81,8 @@ class Rig:
 
     def sequence(
         self, prompt: list[int] | int, max_tokens: int = 8, *, generated: tuple[int, ...] = (),
-        salt: str = "", group: int = 0, deadline: float = inf, owner: str = "", priority: int = 0, **sampling: Any,
+        cache_salt: str = "", group: int = 0, deadline: float = inf, tenant: str = "", priority: int = 0,
+        **sampling: Any,
     ) -> Sequence:  # fmt: skip
         """A new sequence; an int as prompt is the length of one that no other sequence begins like."""
         self.count += 1
@@ -93,10 +94,10 @@ class Rig:
             sampling=Sampling(max_tokens=max_tokens, **sampling),
             seed=0,
             arrival=self.now,
-            salt=salt,
+            cache_salt=cache_salt,
             group=group,
             deadline=deadline,
-            owner=owner,
+            tenant=tenant,
             priority=priority,
         )
 
@@ -174,7 +175,11 @@ class Rig:
         for chunk in plan.chunks:
             tokens = [*self.tokens(chunk.sequence), *chunk.drafts]
             end = chunk.start + chunk.length
-            last = self.store[self.slot(chunk.sequence, chunk.start - 1)] if chunk.start else root(chunk.sequence.salt)
+            last = (
+                self.store[self.slot(chunk.sequence, chunk.start - 1)]
+                if chunk.start
+                else root(chunk.sequence.cache_salt)
+            )
             for position in range(chunk.start, end):
                 last = mix(last, tokens[position])
                 slot = self.slot(chunk.sequence, position)
@@ -192,7 +197,7 @@ class Rig:
         return page, position % self.pool.page_size
 
     def check_read(self, sequence: Sequence, end: int) -> None:
-        expected = chain(self.tokens(sequence)[:end], sequence.salt)
+        expected = chain(self.tokens(sequence)[:end], sequence.cache_salt)
         held = [self.store.get(self.slot(sequence, position)) for position in range(end)]
         assert held == expected, f"{sequence.key} would read another sequence's K/V"
 

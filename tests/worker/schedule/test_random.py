@@ -46,7 +46,7 @@ submits = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "stop_token_ids": st.sampled_from([(), (4,)]),
         "group": st.sampled_from([0, 0, 1, 2]),
-        "salt": st.sampled_from(["", "", "tenant"]),
+        "cache_salt": st.sampled_from(["", "", "tenant"]),
         "wait": st.sampled_from([inf, inf, 1.0]),
         "generated": st.integers(0, 6),
     }

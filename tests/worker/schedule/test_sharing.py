@@ -96,9 +96,9 @@ def test_pages_are_found_only_after_their_step_was_committed() -> None:
 
 def test_tenants_do_not_share() -> None:
     rig = Rig()
-    rig.submit(PROMPT, salt="one")
+    rig.submit(PROMPT, cache_salt="one")
     rig.finish(40)
-    b = rig.submit(PROMPT, salt="two")
+    b = rig.submit(PROMPT, cache_salt="two")
     rig.plan()
     assert b.cached_tokens == 0
 
