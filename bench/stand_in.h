@@ -1,8 +1,8 @@
-/* Included before an AMX source of worker/kernels/native: what costs about as much stands in for its tile instructions and
+/* Included before an AMX source of worker/kernels/cpu/csrc: what costs about as much stands in for its tile instructions and
  * computes nothing. A load reads its 16 lines, a store writes them, a product takes 16 cycles of two multipliers. */
 #pragma once
 #include <immintrin.h>
-#include <tiles.h>
+#include <amx_tiles.h>
 
 #define STAND_IN static inline __attribute__((always_inline, unused))
 

@@ -1,7 +1,7 @@
 """What AMX products spend on everything but AMX, where there is none: `python -m bench.stand_in [OTHER_SOURCES]`.
 
 Other instructions stand in for those of the tiles (stand_in.h). Only ratios mean something: between two folders of C
-sources, as worker/kernels/native is one, which take turns in one run on one thread's CPU time.
+sources, as worker/kernels/cpu/csrc is one, which take turns in one run on one thread's CPU time.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ WEIGHTS = 6  # different ones in a round: more than a cache holds
 def compiled(sources: Path, room: Path) -> ctypes.CDLL:
     target = room / "stand_in.so"
     shim = ("-include", str(HEADER), "-I", str(sources), "-Wno-unused", "-shared")
-    build._run("gcc", *build.COMMON, *build.AMX, *shim, str(sources / "gemm_amx.c"), "-o", str(target))
+    build._run("gcc", *build.COMMON, *build.AMX, *shim, str(sources / "gemm/gemm_amx.c"), "-o", str(target))
     return ctypes.CDLL(str(target))
 
 
@@ -49,7 +49,7 @@ def main() -> None:
             one.mkdir()
         libraries = [compiled(folder, one) for folder, one in zip(folders, rooms, strict=True)]
     for n, k in ((4096, 1024), (6144, 1024), (1024, 3072)):
-        weights = [bindings.huge(torch.empty(n, k, dtype=torch.bfloat16)).fill_(0.01) for _ in range(WEIGHTS)]
+        weights = [bindings.huge_pages(torch.empty(n, k, dtype=torch.bfloat16)).fill_(0.01) for _ in range(WEIGHTS)]
         for t in ROWS:
             x, out = torch.ones(t, k, dtype=torch.bfloat16), torch.empty(t, n, dtype=torch.bfloat16)
             rounds = [[seconds(one, x, weights, out) for one in libraries] for _ in range(40 if t <= 64 else 14)]

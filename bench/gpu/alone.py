@@ -115,7 +115,7 @@ def _product(place: Place, spec: ModelSpec, name: str, rows: int, way: str) -> f
             if name == "gate_up":
                 gated_linear(x, weight, spec.activation)
             else:
-                linear(x, weight, wide=name == "head", terms=name != "head")
+                linear(x, weight, fp32_out=name == "head", split_k=name != "head")
 
     return place.clock.seconds(run) / len(weights)
 

@@ -139,11 +139,11 @@ def _added(x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor, after: Ten
 
     def want() -> Tensors:
         y = F.linear(x.float(), weight.float())
-        return add_rms_norm_torch(y, residual.float(), norm.float(), EPS, after=wide_after)
+        return add_rms_norm_torch(y, residual.float(), norm.float(), EPS, x_norm=wide_after)
 
     return Case(
         f"linear in parts {tuple(x.shape)} x {tuple(weight.shape)}, added and normed, after {after is not None}",
-        lambda: add_rms_norm(linear(x, ready, terms=True), residual, norm, EPS, after=after),
+        lambda: add_rms_norm(linear(x, ready, split_k=True), residual, norm, EPS, x_norm=after),
         want,
     )
 

@@ -23,15 +23,15 @@ def _gate(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
     return act_and_mul(linear(x, packed), activation)
 
 
-def _whole(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool = False) -> Tensor:
-    return linear(x, packed, wide=wide)
+def _whole(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
+    return linear(x, packed, fp32_out=fp32_out)
 
 
 def _after(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, after: Tensor | None = None
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, x_norm: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    if after is not None:
-        x = rms_norm(sum_split_k(x, residual.ndim, residual.dtype), after, eps, offset=offset)
+    if x_norm is not None:
+        x = rms_norm(sum_split_k(x, residual.ndim, residual.dtype), x_norm, eps, offset=offset)
     return add_rms_norm(x, residual, weight, eps, offset=offset)
 
 

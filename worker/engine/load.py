@@ -170,8 +170,8 @@ def _warn(worker: WorkerConfig, dtype: torch.dtype, kv: torch.dtype) -> None:
 def _prepare(cache: Cache) -> None:
     """Asks the system for huge pages, and for memory ahead of its use."""
     for part in (cache.k, cache.v):
-        bindings.huge(part)
-    cache.populate_ahead(bindings.touch)
+        bindings.huge_pages(part)
+    cache.populate_ahead(bindings.touch_pages)
 
 
 def _runner(decoder: Decoder, cache: Cache, worker: WorkerConfig, *, on_gpu: bool) -> Runner:

@@ -37,7 +37,7 @@ def attention(
         from worker.kernels.gpu.attention import attention_triton
 
         return attention_triton(q, cache_k, cache_v, starts, kv_lens, pages, max_kv, scale=scale, window=window)
-    if bindings.available(q.dtype) and cache_k.dtype == q.dtype and q.shape[2] <= bindings.MOST_D:
+    if bindings.available(q.dtype) and cache_k.dtype == q.dtype and q.shape[2] <= bindings.MAX_HEAD_DIM:
         return bindings.attention(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
     return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, max_kv, scale=scale, window=window)
 

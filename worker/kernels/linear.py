@@ -55,29 +55,35 @@ def pack_quantized(
     return pack(dequantize(values, scale, dtype), bias, invariant=invariant)
 
 
-def linear(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool = False) -> Tensor:
-    """x [T, K] @ weight.T + bias -> [T, N], in x's dtype, or float32 if `wide` (unrounded, library GEMMs apart).
+def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
+    """x [T, K] @ weight.T + bias -> [T, N], in x's dtype, or float32 if `fp32_out` (unrounded, library GEMMs apart).
 
-    With `terms` it may also be the terms of that (see terms.py), where adding them later is cheaper.
+    With `split_k` it may also be split-K partial sums (see split_k.py), where adding them later is cheaper.
     """
     if x.is_cuda and packed.invariant:
         from worker.kernels.gpu.linear import linear_triton
 
         return linear_triton(
-            x, packed.weight, packed.bias, packed.scale, dynamic=packed.dynamic, wide=wide, terms=terms
+            x,
+            packed.weight,
+            packed.bias,
+            packed.scale,
+            dynamic=packed.dynamic,
+            fp32_out=fp32_out,
+            split_k=split_k,
         )
-    return linear_torch(x, packed, wide=wide)
+    return linear_torch(x, packed, fp32_out=fp32_out)
 
 
-def linear_torch(x: Tensor, packed: PackedLinear, *, wide: bool = False, terms: bool = False) -> Tensor:
+def linear_torch(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
     """The same without Triton, never as terms. A weight that only the C library holds is multiplied there."""
     if packed.cpu is not None:
-        return bindings.linear(x, packed.cpu, out_dtype=torch.float32 if wide else None)
+        return bindings.linear(x, packed.cpu, out_dtype=torch.float32 if fp32_out else None)
     if packed.scale is not None:
         y = linear_quantized_torch(x, packed.weight, packed.scale, packed.bias, dynamic=packed.dynamic)
     else:
         y = F.linear(x, packed.weight, packed.bias)
-    return y.float() if wide else y
+    return y.float() if fp32_out else y
 
 
 def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:

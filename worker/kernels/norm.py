@@ -27,21 +27,22 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> 
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, after: Tensor | None = None
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, x_norm: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(rms_norm(s), s) with s = x + residual rounded to the dtype first, as Hugging Face models round it.
 
-    x [T, H], or its terms (see terms.py); residual [T, H]; weight [H]; after [H]: x itself is normed with it first.
+    x [T, H], or its split-K partial sums (see split_k.py); residual [T, H]; weight [H]; x_norm [H]: the weight of an
+    RMS norm that is applied to x first.
     """
     if x.is_cuda:
         from worker.kernels.gpu.norm import add_rms_norm_triton
 
-        return add_rms_norm_triton(x, residual, weight, eps, offset=offset, after=after)
+        return add_rms_norm_triton(x, residual, weight, eps, offset=offset, x_norm=x_norm)
     if bindings.available(residual.dtype):
         x = sum_split_k(x, residual.ndim, residual.dtype)
-        x = x if after is None else bindings.rms_norm(x, after, eps, offset)
+        x = x if x_norm is None else bindings.rms_norm(x, x_norm, eps, offset)
         return bindings.add_rms_norm(x, residual, weight, eps, offset)
-    return add_rms_norm_torch(x, residual, weight, eps, offset=offset, after=after)
+    return add_rms_norm_torch(x, residual, weight, eps, offset=offset, x_norm=x_norm)
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
@@ -53,8 +54,8 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, offset: bool = Fals
 
 
 def add_rms_norm_torch(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, after: Tensor | None = None
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, x_norm: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     x = sum_split_k(x, residual.ndim, residual.dtype)
-    total = (x if after is None else rms_norm_torch(x, after, eps, offset=offset)) + residual
+    total = (x if x_norm is None else rms_norm_torch(x, x_norm, eps, offset=offset)) + residual
     return rms_norm_torch(total, weight, eps, offset=offset), total

@@ -76,16 +76,21 @@ class Decoder:
                 if not packed.whole:
                     h, x = h[packed.rows], x[packed.rows]
             h, x = do.add_rms_norm(
-                do.linear(h, layer.o, terms=True), x, layer.before_mlp, eps, offset=offset, after=layer.after_attention
+                do.linear(h, layer.o, split_k=True),
+                x,
+                layer.before_mlp,
+                eps,
+                offset=offset,
+                x_norm=layer.after_attention,
             )
             h = do.gated_linear(h, layer.gate_up, self.spec.activation)
             h, x = do.add_rms_norm(
-                do.linear(h, layer.down, terms=True),
+                do.linear(h, layer.down, split_k=True),
                 x,
                 self.norms[index + 1],
                 eps,
                 offset=offset,
-                after=layer.after_mlp,
+                x_norm=layer.after_mlp,
             )
         return self._logits(h)
 
@@ -147,7 +152,7 @@ class Decoder:
     ) -> Tensor:
         do, spec = self.operations, self.spec
         q = do.qkv_rope_write(
-            do.linear(h, layer.qkv, terms=True), *kv, *self.ropes[kind.rope], packed.positions, packed.slots,
+            do.linear(h, layer.qkv, split_k=True), *kv, *self.ropes[kind.rope], packed.positions, packed.slots,
             q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps, offset=spec.norm_offset, dtype=h.dtype,
         )  # fmt: skip
         mixed = do.attention(
@@ -157,6 +162,6 @@ class Decoder:
         return mixed.flatten(1)
 
     def _logits(self, h: Tensor) -> Tensor:
-        logits = self.operations.linear(h, self.weights.head, wide=True)  # [R, vocab]
+        logits = self.operations.linear(h, self.weights.head, fp32_out=True)  # [R, vocab]
         cap = self.spec.logit_softcap
         return (logits / cap).tanh() * cap if cap else logits

@@ -97,7 +97,7 @@ def norm(size: int, after: bool, terms: int) -> Variant:
     block = triton.next_power_of_2(size)
     return Variant(
         norm_triton._norm_kernel, [F if terms > 1 else X] + [X] * 5 + ["i32"] * 3 + ["fp32"],
-        {"heads": 1, "TERMS": terms, "AFTER": after, "ADD": True, "OFFSET": after, "BLOCK": block},
+        {"heads": 1, "TERMS": terms, "X_NORM": after, "ADD": True, "OFFSET": after, "BLOCK": block},
         EXACT | {"num_warps": block // 512},
     )  # fmt: skip
 

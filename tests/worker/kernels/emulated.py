@@ -20,9 +20,9 @@ HERE = Path(__file__).with_name("amx")
 SHIM = ("-include", str(HERE / "emulated.h"), "-I", str(build.SOURCES))
 # what library.py binds at this tier
 UNITS = (
-    *((source, (*flags, *SHIM)) for source, flags in build.UNITS if source == "cpu.c" or flags == build.AMX),
-    *((source, flags) for source, flags in build.UNITS if source in ("pack.c", "stack.c")),
-    *((source, flags) for source, flags in build.UNITS if flags == build.AVX512 or source == "rows.c"),
+    *((source, (*flags, *SHIM)) for source, flags in build.UNITS if source == "cpu_features.c" or flags == build.AMX),
+    *((source, flags) for source, flags in build.UNITS if source in ("gemm/pack.c", "decoder.c")),
+    *((source, flags) for source, flags in build.UNITS if flags == build.AVX512 or source == "rowwise.c"),
     (str(HERE / "emulated.c"), build.AVX512BF16),
 )
 

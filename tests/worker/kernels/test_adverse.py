@@ -36,7 +36,7 @@ def norms() -> Iterable[Tensor]:
     weight, residual = random(70, dtype=HALF, seed=1), random(5, 70, dtype=HALF, seed=2)
     yield rms_norm_triton(strided(5, 70), weight, 1e-6, offset=False)
     yield rms_norm_triton(strided(5, 3 * 24).unflatten(1, (3, 24)), random(24, dtype=HALF), 1e-6, offset=True)
-    yield from add_rms_norm_triton(random(5, 70, dtype=HALF), residual, weight, 1e-6, offset=True, after=weight)
+    yield from add_rms_norm_triton(random(5, 70, dtype=HALF), residual, weight, 1e-6, offset=True, x_norm=weight)
     yield from add_rms_norm_triton(random(3, 5, 70), residual, weight, 1e-6, offset=False)
 
 
@@ -81,13 +81,13 @@ def products() -> Iterable[Tensor]:
         x, weight = strided(rows, depth), random(columns, depth, dtype=HALF, seed=1)
         bias = random(columns, dtype=HALF, seed=2)
         yield linear_triton(x, weight, bias)
-        yield linear_triton(x, weight, None, terms=True)
-        yield linear_triton(x, weight, None, wide=True)
+        yield linear_triton(x, weight, None, split_k=True)
+        yield linear_triton(x, weight, None, fp32_out=True)
         for kind in ("int8", "fp8"):
             values, scale = quantize(weight, kind)
             yield linear_triton(x, values, bias, scale)
             yield linear_triton(x, values, bias, scale, dynamic=True)
-            yield linear_triton(x, values, None, scale, dynamic=True, terms=True)
+            yield linear_triton(x, values, None, scale, dynamic=True, split_k=True)
 
 
 def gated_products() -> Iterable[Tensor]:

@@ -54,7 +54,9 @@ def test_a_product_means_that_of_the_numbers_which_are_left(kind: Kind, biased: 
     expected += 0 if bias is None else bias.double()
     ready = PackedLinear(weight, bias, True, scale=scale, dynamic=True)
     close(linear(x, ready), expected.float())
-    assert linear(x.half(), ready).dtype == torch.float16 and linear(x.half(), ready, wide=True).dtype == torch.float32
+    assert (
+        linear(x.half(), ready).dtype == torch.float16 and linear(x.half(), ready, fp32_out=True).dtype == torch.float32
+    )
     near(gated_linear(x[:, :70], PackedLinear(weight[:32], None, True, scale=scale[:32], dynamic=True), "silu"),
          act_and_mul(expected[:, :32] - (0 if bias is None else bias.double()[:32]), "silu"))  # fmt: skip
 
@@ -162,7 +164,7 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     whole = product(x, *eight)
     for begin, end in ((0, 1), (10, 30), (60, 120), (0, 140), (0, rows // 2)):
         assert torch.equal(product(x[begin:end], *eight), whole[begin:end])
-        assert torch.equal(sum_split_k(product(x[begin:end], *eight, terms=True), 2, dtype), whole[begin:end])
+        assert torch.equal(sum_split_k(product(x[begin:end], *eight, split_k=True), 2, dtype), whole[begin:end])
 
 
 @pytest.mark.gpu
@@ -177,7 +179,7 @@ def test_real_shapes_are_right_in_bfloat16(columns: int, depth: int, rows: int, 
     exact = token_values.double() @ values.double().T * scale.double() * token_scale.double()[:, None]
     with poisoned():
         near(product(x, values, scale), exact)
-        error = float((product(x, values, scale, wide=True) - exact).norm() / exact.norm())
+        error = float((product(x, values, scale, fp32_out=True) - exact).norm() / exact.norm())
     assert error < (1e-6 if kind == "int8" else 2e-3)
 
 

@@ -38,7 +38,9 @@ def test_triton(rows: int, columns: int, depth: int, dtype: torch.dtype, device:
     expected = x.double() @ weight.double().T
     with poisoned():
         near(linear_triton(x, weight, None), expected)
-        biased, wide, terms = (linear_triton(x, weight, bias, **{how: True}) for how in ("terms", "wide", "terms"))
+        biased, wide, terms = (
+            linear_triton(x, weight, bias, **{how: True}) for how in ("split_k", "fp32_out", "split_k")
+        )
     near(sum_split_k(biased, 2, dtype), expected + bias.double())
     close(wide, (expected + bias.double()).float())
     assert wide.dtype == torch.float32 and torch.equal(terms, biased)
@@ -92,7 +94,7 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     bias = random(columns, dtype=dtype, device=device, seed=2)
     whole = linear_triton(x, weight, bias)
     for begin, end in ((0, 1), (10, 30), (60, 120), (0, 140)):
-        part = linear_triton(x[begin:end], weight, bias, terms=True)
+        part = linear_triton(x[begin:end], weight, bias, split_k=True)
         assert part.ndim == 2 + cut or end - begin > 64
         assert torch.equal(sum_split_k(part, 2, dtype), whole[begin:end])
 

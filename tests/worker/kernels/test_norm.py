@@ -70,11 +70,11 @@ def test_triton_norms_before_it_adds_the_residual(offset: bool, dtype: torch.dty
     x, residual = (random(3, 600, dtype=dtype, device=device, seed=i) for i in range(2))
     after, weight = (random(600, dtype=dtype, device=device, seed=i) for i in range(2, 4))
     with poisoned():
-        got = add_rms_norm_triton(x, residual, weight, 1e-6, offset=offset, after=after)
+        got = add_rms_norm_triton(x, residual, weight, 1e-6, offset=offset, x_norm=after)
     first = rms_norm_triton(x, after, 1e-6, offset=offset)
     for one, other in zip(got, add_rms_norm_triton(first, residual, weight, 1e-6, offset=offset), strict=True):
         assert torch.equal(one, other)
-    for one, other in zip(got, add_rms_norm(x, residual, weight, 1e-6, offset=offset, after=after), strict=True):
+    for one, other in zip(got, add_rms_norm(x, residual, weight, 1e-6, offset=offset, x_norm=after), strict=True):
         close(one, other)
 
 
@@ -85,12 +85,12 @@ def test_triton_adds_terms(count: int, dtype: torch.dtype, device: str) -> None:
 
     terms = random(count, 3, 600, device=device)
     residual, weight = random(3, 600, dtype=dtype, device=device), random(600, dtype=dtype, device=device)
-    got = add_rms_norm_triton(terms, residual, weight, 1e-6, offset=True, after=weight)
-    whole = add_rms_norm_triton(sum_split_k(terms, 2, dtype), residual, weight, 1e-6, offset=True, after=weight)
+    got = add_rms_norm_triton(terms, residual, weight, 1e-6, offset=True, x_norm=weight)
+    whole = add_rms_norm_triton(sum_split_k(terms, 2, dtype), residual, weight, 1e-6, offset=True, x_norm=weight)
     for one, other in zip(got, whole, strict=True):
         assert torch.equal(one, other)
     for one, other in zip(
-        add_rms_norm_torch(terms, residual, weight, 1e-6, offset=True, after=weight), whole, strict=True
+        add_rms_norm_torch(terms, residual, weight, 1e-6, offset=True, x_norm=weight), whole, strict=True
     ):
         close(one, other)
 

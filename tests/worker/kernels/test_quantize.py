@@ -43,7 +43,7 @@ def test_a_quantized_linear_means_that_of_the_dequantized_weight(kind: Kind, bia
     close(linear(x, PackedLinear(values, bias, True, scale=scale)), expected)
     close(linear(x, pack_quantized(values, scale, bias, dtype=torch.float32, invariant=True)), expected)
     assert linear(x.half(), PackedLinear(values, bias, True, scale=scale)).dtype == torch.float16
-    wide = linear(x.half(), PackedLinear(values, bias, True, scale=scale), wide=True)
+    wide = linear(x.half(), PackedLinear(values, bias, True, scale=scale), fp32_out=True)
     assert wide.dtype == torch.float32
 
 
@@ -70,7 +70,7 @@ def test_triton(rows: int, columns: int, depth: int, biased: bool, kind: Kind, d
     bias = random(columns, dtype=dtype, device=device, seed=2) if biased else None
     expected = linear_quantized_torch(x, values, scale, bias)
     close(product(x, values, scale, bias), expected)
-    terms = product(x, values, scale, bias, terms=True)
+    terms = product(x, values, scale, bias, split_k=True)
     close(sum_split_k(terms, 2, dtype), expected)
     assert terms.ndim == (3 if depth >= 600 else 2)
 
@@ -111,4 +111,4 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     whole = product(x, values, scale)
     for begin, end in ((0, 1), (7, 24), (10, 42), (100, 164), (100, 165), (0, 700)):
         assert torch.equal(product(x[begin:end], values, scale), whole[begin:end])
-        assert torch.equal(sum_split_k(product(x[begin:end], values, scale, terms=True), 2, dtype), whole[begin:end])
+        assert torch.equal(sum_split_k(product(x[begin:end], values, scale, split_k=True), 2, dtype), whole[begin:end])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.worker.kernels.native_tiers import needs_library
-from worker.kernels.cpu.bindings import touch
+from worker.kernels.cpu.bindings import touch_pages
 from worker.kv_cache import prefault
 from worker.kv_cache.prefault import Prefaulter
 
@@ -34,7 +34,7 @@ def test_it_stays_ahead_of_the_highest_page_and_goes_no_further(
 ) -> None:
     monkeypatch.setattr(prefault, "AHEAD_TOKENS", 16 * 10)
     monkeypatch.setattr(prefault, "STRIDE_TOKENS", 16 * 2)
-    populator = Prefaulter(touch, list(memory))
+    populator = Prefaulter(touch_pages, list(memory))
     wait_until(lambda: populator.populated == 10)
     populator.reach(5)
     wait_until(lambda: populator.populated == 16)
@@ -61,7 +61,7 @@ def test_where_memory_cannot_be_touched_it_gives_up(memory: torch.Tensor) -> Non
 def test_touching_changes_nothing() -> None:
     memory = torch.randint(0, 255, (3 << 12,), dtype=torch.uint8)
     before = memory.clone()
-    assert touch(memory.data_ptr() // 4 * 4, memory.nbytes)
+    assert touch_pages(memory.data_ptr() // 4 * 4, memory.nbytes)
     assert torch.equal(memory, before)
 
 
@@ -71,7 +71,7 @@ def test_its_thread_ends_with_it(memory: torch.Tensor) -> None:
 
     wait_until(lambda: threads() == 0)  # those of the tests before
     before = threads()
-    held = [Prefaulter(touch, list(memory))]
+    held = [Prefaulter(touch_pages, list(memory))]
     assert threads() == before + 1
     wait_until(lambda: held[0].populated == 64)
     held.clear()

@@ -22,7 +22,7 @@ from worker.kernels.cpu.library import tier as tier
 
 PANEL = 32  # columns of a packed panel
 STEP = 32  # depth of a step of bf16 panels
-MOST_D = 256  # longest head of attention
+MAX_HEAD_DIM = 256  # longest head of attention
 HUGE = 1 << 21  # bytes of a huge page
 
 
@@ -42,7 +42,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> CpuWeight:
     n, k = weight.shape
     assert available(weight.dtype) and weight.is_contiguous() and (bias is None or bias.shape == (n,))
     depth = -(-k // STEP) * STEP if weight.dtype == torch.bfloat16 else k
-    panels = huge(_aligned(-(-n // PANEL), depth, PANEL, dtype=weight.dtype))
+    panels = huge_pages(_aligned(-(-n // PANEL), depth, PANEL, dtype=weight.dtype))
     kernels()[weight.dtype].pack(weight.data_ptr(), panels.data_ptr(), n, k, torch.get_num_threads())
     return CpuWeight(panels, None if bias is None else bias.float().contiguous(), n, k, weight.dtype)
 
@@ -55,19 +55,19 @@ def _aligned(*shape: int, dtype: torch.dtype) -> Tensor:
     return room[start : start + nbytes].view(dtype).view(shape)
 
 
-def huge(fresh: Tensor) -> Tensor:
+def huge_pages(fresh: Tensor) -> Tensor:
     """Returns `fresh` (contiguous, not yet written) and asks for huge pages under it: reading it then misses no TLB."""
     found = library()
     if found is not None:
-        found.advise_huge(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
+        found.advise_huge_pages(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
     return fresh
 
 
-def touch(start: int, nbytes: int) -> bool:
+def touch_pages(start: int, nbytes: int) -> bool:
     """Writes every memory page from `start` (4-byte aligned) on and changes none; False without the library."""
     found = library()
     if found is not None:
-        found.touch(c_void_p(start), c_long(nbytes), c_long(mmap.PAGESIZE))
+        found.touch_pages(c_void_p(start), c_long(nbytes), c_long(mmap.PAGESIZE))
     return found is not None
 
 
@@ -92,7 +92,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False) -> Ten
     x, heads, n = _rows(x)
     assert weight.dtype == x.dtype and weight.shape == (n,) and weight.is_contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
-    kernels()[x.dtype].norm(
+    kernels()[x.dtype].rms_norm(
         x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], heads, n, x.stride(0), eps, offset,
         torch.get_num_threads(),
     )  # fmt: skip
@@ -106,7 +106,7 @@ def add_rms_norm(
     assert x.is_contiguous() and residual.is_contiguous() and x.shape == residual.shape and x.ndim == 2
     assert weight.dtype == x.dtype == residual.dtype and weight.shape == x.shape[1:] and weight.is_contiguous()
     out, total = torch.empty_like(x), torch.empty_like(x)
-    kernels()[x.dtype].add_norm(
+    kernels()[x.dtype].add_rms_norm(
         x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
         x.shape[0], x.shape[1], eps, offset, torch.get_num_threads(),
     )  # fmt: skip
@@ -118,7 +118,7 @@ def act_and_mul(x: Tensor, activation: str) -> Tensor:
     assert x.ndim == 2 and x.is_contiguous() and x.shape[1] % 2 == 0 and activation in ("silu", "gelu_tanh")
     n = x.shape[1] // 2
     out = torch.empty(x.shape[0], n, dtype=x.dtype)
-    kernels()[x.dtype].gate(
+    kernels()[x.dtype].act_and_mul(
         x.data_ptr(), out.data_ptr(), x.shape[0], n, activation == "gelu_tanh", torch.get_num_threads()
     )
     return out
@@ -156,7 +156,7 @@ def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tens
     _check_cache(cache_k, cache_v, k.dtype, heads, d)
     assert slots.dtype == torch.int64 and slots.shape == (k.shape[0],) and slots.is_contiguous()
     size = k.element_size()
-    kernels()[k.dtype].write(
+    kernels()[k.dtype].store_kv(
         k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slots.data_ptr(),
         k.shape[0], heads * d * size, k.stride(0) * size, v.stride(0) * size, paired(cache_v),
     )  # fmt: skip
@@ -190,7 +190,7 @@ def qkv_rope_write(
     for weight in (q_norm, k_norm):
         assert weight is None or (weight.dtype == qkv.dtype and weight.shape == (d,) and weight.is_contiguous())
     q = torch.empty(qkv.shape[0], q_heads, d, dtype=qkv.dtype)
-    kernels()[qkv.dtype].heads(
+    kernels()[qkv.dtype].qkv_rope_write(
         qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), address(q_norm), address(k_norm),
         cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slots.data_ptr(), eps, offset,
         qkv.shape[0], q_heads, kv_heads, d, paired(cache_v), torch.get_num_threads(),
@@ -216,12 +216,12 @@ def attention(
     q, heads, d = _rows(q)
     kv_heads, size = cache_k.shape[2], cache_k.shape[1]
     _check_cache(cache_k, cache_v, q.dtype, kv_heads, d)
-    assert heads % kv_heads == 0 and d <= MOST_D and scale > 0
+    assert heads % kv_heads == 0 and d <= MAX_HEAD_DIM and scale > 0
     assert starts.dtype == kv_lens.dtype == pages.dtype == torch.int32
     assert starts.is_contiguous() and kv_lens.is_contiguous() and pages.stride(1) == 1
     assert len(starts) == len(kv_lens) + 1 == len(pages) + 1
     out = torch.empty(q.shape, dtype=q.dtype)
-    if kernels()[q.dtype].attend(
+    if kernels()[q.dtype].attention(
         q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), starts.data_ptr(), kv_lens.data_ptr(), pages.data_ptr(),
         out.data_ptr(), len(kv_lens), q.stride(0), heads, kv_heads, d, size, pages.stride(0), window,
         scale, torch.get_num_threads(),

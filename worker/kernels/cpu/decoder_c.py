@@ -1,7 +1,7 @@
 """The decoder's loop over its layers as one call of the C library, with buffers that live from step to step.
 
 It gives the bits of the plain loop in model/decoder.py. Knows tensors and addresses; the structures here are those of
-native/stack.c, field by field.
+csrc/decoder.c, field by field.
 """
 
 import ctypes
@@ -38,7 +38,8 @@ class DecoderCLayer:
     after_mlp: Tensor | None
 
 
-KERNELS = ("norm", "add_norm", "gate", "heads", "gemm", "attend")  # in the order of struct Kernels in native/stack.c
+# in the order of struct Kernels in csrc/decoder.c
+KERNELS = ("rms_norm", "add_rms_norm", "act_and_mul", "qkv_rope_write", "gemm", "attention")
 
 
 class _Layer(Structure):
@@ -106,7 +107,7 @@ class DecoderC:
         """[rows, H], to be filled with the embedded tokens before `run`."""
         if not self._buffers or len(self._buffers[0]) < rows:
             size = 1 << (rows - 1).bit_length()
-            self._buffers = [bindings.huge(torch.empty(size, width, dtype=self._dtype)) for width in self._widths]
+            self._buffers = [bindings.huge_pages(torch.empty(size, width, dtype=self._dtype)) for width in self._widths]
         return self._buffers[0][:rows]
 
     def run(
@@ -126,7 +127,7 @@ class DecoderC:
             positions.data_ptr(), slots.data_ptr(), rows.data_ptr(), starts.data_ptr(), kv_lens.data_ptr(),
             pages.data_ptr(), len(positions), len(kv_lens), pages.stride(0), len(rows), torch.get_num_threads(),
         )  # fmt: skip
-        if self._library.stack(ctypes.byref(self._model), ctypes.byref(step)):
+        if self._library.decoder_forward(ctypes.byref(self._model), ctypes.byref(step)):
             raise MemoryError("no memory for the scratch of a layer")
         return self._buffers[1][: len(rows)]
 

@@ -19,14 +19,14 @@ Call = Callable[..., int]
 
 _POINTERS, _LONGS = (c_void_p,), (c_long,)
 _SIGNATURES: dict[str, tuple[type, ...]] = {
-    "norm": _POINTERS * 3 + _LONGS * 4 + (c_float, c_float, c_int),
-    "add_norm": _POINTERS * 5 + _LONGS * 2 + (c_float, c_float, c_int),
-    "gate": _POINTERS * 2 + _LONGS * 2 + (c_int, c_int),
+    "rms_norm": _POINTERS * 3 + _LONGS * 4 + (c_float, c_float, c_int),
+    "add_rms_norm": _POINTERS * 5 + _LONGS * 2 + (c_float, c_float, c_int),
+    "act_and_mul": _POINTERS * 2 + _LONGS * 2 + (c_int, c_int),
     "rotary": _POINTERS * 5 + _LONGS * 4 + (c_int,),
-    "heads": _POINTERS * 10 + (c_float, c_float) + _LONGS * 4 + (c_int, c_int),
+    "qkv_rope_write": _POINTERS * 10 + (c_float, c_float) + _LONGS * 4 + (c_int, c_int),
     "gemm": _POINTERS * 4 + _LONGS * 3 + (c_int, c_int),
-    "attend": _POINTERS * 7 + _LONGS * 8 + (c_float, c_int),
-    "write": _POINTERS * 5 + _LONGS * 4 + (c_int,),
+    "attention": _POINTERS * 7 + _LONGS * 8 + (c_float, c_int),
+    "store_kv": _POINTERS * 5 + _LONGS * 4 + (c_int,),
     "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
 }
 _TIERS = ("none", "avx2", "avx512", "avx512bf16", "amx")  # by native/cpu.c's `tier`
@@ -36,14 +36,14 @@ _TIERS = ("none", "avx2", "avx512", "avx512bf16", "amx")  # by native/cpu.c's `t
 class Kernels:
     """The library's functions for one dtype on this processor."""
 
-    norm: Call
-    add_norm: Call
-    gate: Call
+    rms_norm: Call
+    add_rms_norm: Call
+    act_and_mul: Call
     rotary: Call
-    heads: Call
+    qkv_rope_write: Call
     gemm: Call
-    attend: Call
-    write: Call
+    attention: Call
+    store_kv: Call
     pack: Call
 
 
@@ -90,12 +90,12 @@ def kernels() -> dict[torch.dtype, Kernels]:
     return {torch.float32: _bind(found, "f32", plain, plain), torch.bfloat16: _bind(found, "bf16", bf16, best)}
 
 
-def _bind(found: ctypes.CDLL, dtype: str, lanes: str, matrix: str) -> Kernels:
+def _bind(found: ctypes.CDLL, dtype: str, simd: str, matmul: str) -> Kernels:
     def function(name: str) -> Call:
-        symbol = {"write": f"write_{lanes}", "pack": f"pack_{dtype}"}.get(name)
-        suffix = matrix if name in ("gemm", "attend") else lanes
+        symbol = {"store_kv": f"store_kv_{simd}", "pack": f"pack_{dtype}"}.get(name)
+        suffix = matmul if name in ("gemm", "attention") else simd
         bound = getattr(found, symbol or f"{name}_{dtype}_{suffix}")
-        bound.argtypes, bound.restype = _SIGNATURES[name], c_int if name in ("gemm", "attend") else None
+        bound.argtypes, bound.restype = _SIGNATURES[name], c_int if name in ("gemm", "attention") else None
         return cast(Call, bound)
 
     return Kernels(**{name: function(name) for name in _SIGNATURES})

@@ -185,22 +185,22 @@ def linear_triton(
     scale: Tensor | None = None,
     *,
     dynamic: bool = False,
-    wide: bool = False,
-    terms: bool = False,
+    fp32_out: bool = False,
+    split_k: bool = False,
 ) -> Tensor:
-    """x [T, K] @ weight [N, K].T + bias [N] -> [T, N] in x's dtype, or float32 if `wide`.
+    """x [T, K] @ weight [N, K].T + bias [N] -> [T, N] in x's dtype, or float32 if `fp32_out`.
 
     With a `scale` [N] the weight is of int8 or float8_e4m3fn; if `dynamic`, the tokens become of that format, too.
-    With `terms` perhaps [S, T, N] float32 instead: see terms.py.
+    With `split_k` perhaps [S, T, N] float32 instead: see split_k.py.
     """
-    columns, dtype = weight.shape[0], torch.float32 if wide else x.dtype
+    columns, dtype = weight.shape[0], torch.float32 if fp32_out else x.dtype
     rows, depth = _check(x, weight, bias, scale, columns)
     x, token_scale = quantize_tokens_triton(x, weight.dtype) if dynamic else (x, None)
     chain = tiles.chain_length(columns, depth)
     chains = tiles.cdiv(depth, chain)
     tile = tiles.choose_tile(rows, columns, depth, x.dtype)
     count = tile.count(rows, columns)
-    spread = terms and chains > 1 and count < (tiles.PROCESSORS if rows <= 64 else tiles.PROCESSORS // 2)
+    spread = split_k and chains > 1 and count < (tiles.PROCESSORS if rows <= 64 else tiles.PROCESSORS // 2)
     shape, dtype = ((chains, rows, columns), torch.float32) if spread else ((rows, columns), dtype)
     out = torch.empty(shape, dtype=dtype, device=x.device)
     _linear_kernel[(count, chains if spread else 1)](

@@ -29,9 +29,9 @@ def weighted(scaled, weight, dtype: tl.constexpr, OFFSET: tl.constexpr):
 
 @triton.jit
 def _norm_kernel(
-    x_ptr, after_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr,
+    x_ptr, x_norm_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr,
     token_stride, term_stride, heads, size, eps,
-    TERMS: tl.constexpr, AFTER: tl.constexpr, ADD: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+    TERMS: tl.constexpr, X_NORM: tl.constexpr, ADD: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
@@ -40,8 +40,8 @@ def _norm_kernel(
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
     at = x_ptr + (row // heads) * token_stride + (row % heads) * size + columns
     x = load_split_k(at, inside, term_stride, dtype, TERMS)
-    if AFTER:
-        x = normed(x, tl.load(after_ptr + columns, mask=inside, other=0.0), size, eps, OFFSET)
+    if X_NORM:
+        x = normed(x, tl.load(x_norm_ptr + columns, mask=inside, other=0.0), size, eps, OFFSET)
     if ADD:
         residual = tl.load(residual_ptr + row * size + columns, mask=inside, other=0.0)
         x = (x.to(tl.float32) + residual.to(tl.float32)).to(dtype)
@@ -59,29 +59,29 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, *, offset: bool) -> T
 
 
 def add_rms_norm_triton(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool, after: Tensor | None = None
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool, x_norm: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     terms, term_stride = split_k_shape(x, residual.ndim, residual.dtype)
     assert x.shape[-residual.ndim :] == residual.shape and residual.ndim in (2, 3)
     assert x.is_contiguous() and residual.is_contiguous()
     out, total = torch.empty_like(residual), torch.empty_like(residual)
     heads = residual.shape[1] if residual.ndim == 3 else 1
-    _launch(x, after, residual, weight, out, total, terms, term_stride, heads, eps, offset)
+    _launch(x, x_norm, residual, weight, out, total, terms, term_stride, heads, eps, offset)
     return out, total
 
 
 def _launch(
-    x: Tensor, after: Tensor | None, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor | None,
+    x: Tensor, x_norm: Tensor | None, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor | None,
     terms: int, term_stride: int, heads: int, eps: float, offset: bool,
 ) -> None:  # fmt: skip
     size = out.shape[-1]
     assert weight.shape == (size,) and weight.is_contiguous()
-    assert after is None or (after.shape == (size,) and after.is_contiguous())
+    assert x_norm is None or (x_norm.shape == (size,) and x_norm.is_contiguous())
     token_stride = x.stride(0) if terms == 1 else heads * size
     block = triton.next_power_of_2(size)
     _norm_kernel[(out.numel() // size,)](
-        x, after if after is not None else weight, residual if residual is not None else out, weight,
+        x, x_norm if x_norm is not None else weight, residual if residual is not None else out, weight,
         out, total if total is not None else out, token_stride, term_stride, heads, size, eps,
-        TERMS=terms, AFTER=after is not None, ADD=residual is not None, OFFSET=offset, BLOCK=block,
+        TERMS=terms, X_NORM=x_norm is not None, ADD=residual is not None, OFFSET=offset, BLOCK=block,
         num_warps=min(8, max(1, block // 512)), enable_fp_fusion=False,
     )  # fmt: skip

@@ -1,8 +1,8 @@
-/* Included before a source of worker/kernels/native: what it asks of AMX, plain functions do (emulated.c). The names of
- * tiles.h that hold instructions, and the two questions to the processor and the system, are all that is exchanged. */
+/* Included before a source of worker/kernels/cpu/csrc: what it asks of AMX, plain functions do (emulated.c). The names of
+ * amx_tiles.h that hold instructions, and the two questions to the processor and the system, are all that is exchanged. */
 #pragma once
 #include <cpuid.h>
-#include <tiles.h>
+#include <amx_tiles.h>
 #include <unistd.h>
 
 void emulated_shape(const TileShapes *shapes);

@@ -28,7 +28,7 @@ __attribute__((visibility("default"))) int tier(void) {
 }
 
 /* Asks for huge pages under memory that is read from end to end; only speed depends on the answer. */
-__attribute__((visibility("default"))) void advise_huge(void *start, long bytes) {
+__attribute__((visibility("default"))) void advise_huge_pages(void *start, long bytes) {
     uintptr_t page = 1 << 21, from = ((uintptr_t)start + page - 1) / page * page;
     uintptr_t to = ((uintptr_t)start + bytes) / page * page;
     if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
@@ -36,6 +36,6 @@ __attribute__((visibility("default"))) void advise_huge(void *start, long bytes)
 
 /* Has the system hand over memory that others may be writing at this moment: every page is written, none is changed.
  * (Advice to populate would hold the lock that all of the process's mappings share, however low our priority.) */
-__attribute__((visibility("default"))) void touch(uintptr_t start, long bytes, long page) {
+__attribute__((visibility("default"))) void touch_pages(uintptr_t start, long bytes, long page) {
     for (uintptr_t at = start; at < start + bytes; at += page) __atomic_fetch_or((unsigned *)at, 0, __ATOMIC_RELAXED);
 }

@@ -76,7 +76,7 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
     SHARED void rotary_one_##dtype(const void *x, void *out, const float *cos, const float *sin, long d) {         \
         rotary_row(x, out, cos, sin, d, is_bf16);                                                                  \
     }                                                                                                              \
-    EXPORT(norm_##dtype)(const char *x, const void *w, char *out, long t, long heads, long n, long stride, float eps,  \
+    EXPORT(rms_norm_##dtype)(const char *x, const void *w, char *out, long t, long heads, long n, long stride, float eps,  \
                          float offset, int threads) {                                                                  \
         size_t step = n * width(is_bf16);                                                                              \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * heads * n >= SMALL)")                          \
@@ -84,7 +84,7 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
             for (long h = 0; h < heads; h++)                                                                           \
                 norm_one_##dtype(x + i * stride * width(is_bf16) + h * step, w, out + (i * heads + h) * step, n, eps, offset);\
     }                                                                                                                  \
-    EXPORT(add_norm_##dtype)(const char *x, const char *residual, const void *w, char *out, char *sum, long t,     \
+    EXPORT(add_rms_norm_##dtype)(const char *x, const char *residual, const void *w, char *out, char *sum, long t,     \
                              long n, float eps, float offset, int threads) {                                       \
         size_t step = n * width(is_bf16);                                                                          \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= SMALL)")                              \
@@ -93,7 +93,7 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
             norm_one_##dtype(sum + i * step, w, out + i * step, n, eps, offset);                                   \
         }                                                                                                          \
     }                                                                                                              \
-    EXPORT(gate_##dtype)(const char *x, char *out, long t, long n, int gelu, int threads) {                        \
+    EXPORT(act_and_mul_##dtype)(const char *x, char *out, long t, long n, int gelu, int threads) {                        \
         size_t step = n * width(is_bf16);                                                                          \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= SMALL)")                              \
         for (long i = 0; i < t; i++) gate_row(x + 2 * i * step, out + i * step, n, gelu, is_bf16);                 \
@@ -150,7 +150,7 @@ INLINE void heads_of(const Heads *p, const char *x, char *out, long heads, const
 
 /* Everything between the qkv matmul and attention; norm weights may be NULL. */
 #define HEADS(dtype, is_bf16)                                                                                     \
-    EXPORT(heads_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,             \
+    EXPORT(qkv_rope_write_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,             \
                           const void *k_norm, const float *cos, const float *sin, const int64_t *positions,       \
                           const int64_t *slots, float eps, float offset, long t, long q_heads, long kv_heads,     \
                           long d, int paired, int threads) {                                                      \
@@ -171,7 +171,7 @@ HEADS(f32, 0)
 HEADS(bf16, 1)
 
 /* Bytes are bytes: the write serves every dtype. */
-EXPORT(write)(const char *k, const char *v, char *cache_k, char *cache_v, const int64_t *slots, long t, long bytes,
+EXPORT(store_kv)(const char *k, const char *v, char *cache_k, char *cache_v, const int64_t *slots, long t, long bytes,
               long k_stride, long v_stride, int paired) {
     for (long i = 0; i < t; i++) {
         memcpy(cache_k + slots[i] * bytes, k + i * k_stride, bytes);

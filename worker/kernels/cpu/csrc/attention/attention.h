@@ -29,7 +29,7 @@ typedef struct {
     char *out;
     long seqs, q_stride, heads, kv_heads, d, page_size, page_stride, window, element;
     float scale;
-} Attend;
+} AttentionArgs;
 
 typedef struct {
     float max[16], sum[16]; /* of the scores seen so far, one a row */
@@ -63,23 +63,23 @@ static void leave(void);  /* and after */
 static Scratch *scratch_here(void);
 /* One block of the item's kv heads, keys [from, to) of the sequence, from the pages to s->k and s->v, one head
  * after the other; to - from <= KEYS. The heads of a key lie together: they are read in one go. */
-static void take_block(const Attend *a, Scratch *s, const Item *item, long block, long from, long to);
-static void take_q(const Attend *a, Tile *tile, const Item *item);
-static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block);
-SHARED void merge_span(const Attend *a, State *total, const State *span);
-static void put_rows(const Attend *a, const Tile *tile, const State *state, const Item *item);
+static void take_block(const AttentionArgs *a, Scratch *s, const Item *item, long block, long from, long to);
+static void take_q(const AttentionArgs *a, Tile *tile, const Item *item);
+static void attend_block(const AttentionArgs *a, Scratch *s, const Item *item, Tile *tiles, int count, long block);
+SHARED void merge_span(const AttentionArgs *a, State *total, const State *span);
+static void put_rows(const AttentionArgs *a, const Tile *tile, const State *state, const Item *item);
 
 INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long most(long a, long b) { return a > b ? a : b; }
-INLINE long group_of(const Attend *a) { return a->heads / a->kv_heads; }
-INLINE long q_len(const Attend *a, int seq) { return a->starts[seq + 1] - a->starts[seq]; }
-INLINE long position_of(const Attend *a, int seq, long row) {
+INLINE long group_of(const AttentionArgs *a) { return a->heads / a->kv_heads; }
+INLINE long q_len(const AttentionArgs *a, int seq) { return a->starts[seq + 1] - a->starts[seq]; }
+INLINE long position_of(const AttentionArgs *a, int seq, long row) {
     return a->kv_lens[seq] - q_len(a, seq) + row / group_of(a);
 }
-INLINE long first_key(const Attend *a, long position) { return a->window ? most(0, position - a->window + 1) : 0; }
+INLINE long first_key(const AttentionArgs *a, long position) { return a->window ? most(0, position - a->window + 1) : 0; }
 
 /* Where the keys of `position` lie, and in *run how many positions follow it in its page. */
-INLINE size_t slot_of(const Attend *a, int seq, long position, long *run) {
+INLINE size_t slot_of(const AttentionArgs *a, int seq, long position, long *run) {
     long page = position / a->page_size, offset = position - page * a->page_size;
     *run = a->page_size - offset;
     return (size_t)a->pages[seq * a->page_stride + page] * a->page_size + offset;
@@ -87,12 +87,12 @@ INLINE size_t slot_of(const Attend *a, int seq, long position, long *run) {
 
 INLINE long padded(long d) { return (d + 15) / 16 * 16; }
 
-INLINE void begin(const Attend *a, State *state) {
+INLINE void begin(const AttentionArgs *a, State *state) {
     for (int i = 0; i < 16; i++) state->max[i] = NOTHING, state->sum[i] = 0;
     memset(state->out, 0, 16 * padded(a->d) * sizeof(float));
 }
 
-static int begin_item(const Attend *a, Scratch *s, const Item *item) {
+static int begin_item(const AttentionArgs *a, Scratch *s, const Item *item) {
     int tiles = 0;
     for (int h = item->head; h < item->head + item->heads; h++)
         for (int r = 0; r < item->rows; r += ROWS, tiles++) {
@@ -105,15 +105,15 @@ static int begin_item(const Attend *a, Scratch *s, const Item *item) {
     return tiles;
 }
 
-INLINE long last_key(const Attend *a, const Item *item) {
+INLINE long last_key(const AttentionArgs *a, const Item *item) {
     return position_of(a, item->seq, item->row + item->rows - 1) + 1;
 }
 
-INLINE long first_block(const Attend *a, const Item *item, long span) {
+INLINE long first_block(const AttentionArgs *a, const Item *item, long span) {
     return most(span * SPAN, first_key(a, position_of(a, item->seq, item->row)) / KEYS * KEYS);
 }
 
-static void do_block(const Attend *a, Scratch *s, const Item *item, int tiles, long block) {
+static void do_block(const AttentionArgs *a, Scratch *s, const Item *item, int tiles, long block) {
     long from = most(block, first_key(a, position_of(a, item->seq, item->row)));
     long to = least(block + KEYS, last_key(a, item));
     int each = tiles / item->heads;
@@ -122,18 +122,18 @@ static void do_block(const Attend *a, Scratch *s, const Item *item, int tiles, l
 }
 
 /* Whether any row of the tile may see any key of the block. */
-INLINE int in_sight(const Attend *a, const Tile *tile, long block) {
+INLINE int in_sight(const AttentionArgs *a, const Tile *tile, long block) {
     return tile->position[ROWS - 1] >= block && first_key(a, tile->position[0]) < block + KEYS;
 }
 
-static void do_span(const Attend *a, Scratch *s, const Item *item, int tiles, long span) {
+static void do_span(const AttentionArgs *a, Scratch *s, const Item *item, int tiles, long span) {
     long end = least((span + 1) * SPAN, last_key(a, item));
     for (int i = 0; i < tiles; i++) begin(a, &s->tiles[i].span);
     for (long block = first_block(a, item, span); block < end; block += KEYS) do_block(a, s, item, tiles, block);
 }
 
 /* All spans of an item here; or one, left in `part` for the merge. */
-static void do_item(const Attend *a, Scratch *s, const Item *item, State *part) {
+static void do_item(const AttentionArgs *a, Scratch *s, const Item *item, State *part) {
     enter();
     int tiles = begin_item(a, s, item);
     int merge = item->spans > 1; /* merging a single span would leave it as it is */
@@ -151,7 +151,7 @@ static void do_item(const Attend *a, Scratch *s, const Item *item, State *part) 
 }
 
 /* items[0 .. n) are the spans of the same rows; parts hold ITEM_TILES states an item. */
-static void merge_parts(const Attend *a, Scratch *s, const Item *items, const State *parts, int n) {
+static void merge_parts(const AttentionArgs *a, Scratch *s, const Item *items, const State *parts, int n) {
     enter();
     int tiles = begin_item(a, s, items);
     for (int i = 0; i < tiles; i++) {
@@ -172,13 +172,13 @@ typedef struct {
 } Work;
 
 /* Heads of one item: all of them where there are sequences enough, so that the cache is read in one stream. */
-INLINE long heads_each(const Attend *a, long rows, int threads) {
+INLINE long heads_each(const AttentionArgs *a, long rows, int threads) {
     long tiles = most(1, least(HEAD_TILES, (rows + ROWS - 1) / ROWS));
     return a->seqs < 4 * threads ? FEW_HEADS : most(1, least(a->kv_heads, ITEM_TILES / tiles));
 }
 
 /* Later rows see more keys: they come first, so that the threads finish together. */
-static long list_items(const Attend *a, Item *items, int threads, int split) {
+static long list_items(const AttentionArgs *a, Item *items, int threads, int split) {
     long n = 0;
     for (int seq = 0; seq < a->seqs; seq++) {
         long rows = q_len(a, seq) * group_of(a), each = HEAD_TILES * ROWS, heads = heads_each(a, rows, threads);
@@ -198,7 +198,7 @@ static long list_items(const Attend *a, Item *items, int threads, int split) {
 }
 
 /* Each thread takes its next item before it begins the one it has, so that what that needs can be asked for. */
-static void do_items(const Attend *a, const Work *work, State *parts, int threads) {
+static void do_items(const AttentionArgs *a, const Work *work, State *parts, int threads) {
     long next = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -212,7 +212,7 @@ static void do_items(const Attend *a, const Work *work, State *parts, int thread
     }
 }
 
-static void do_split(const Attend *a, const Work *work, State *parts, int threads) {
+static void do_split(const AttentionArgs *a, const Work *work, State *parts, int threads) {
     do_items(a, work, parts, threads);
     for (long i = 0, n; i < work->n; i += n) {
         const Item *first = &work->items[i];
@@ -225,14 +225,14 @@ static void do_split(const Attend *a, const Work *work, State *parts, int thread
 }
 
 /* Multiplications for one head's scores, roughly: too few and a second thread costs more than it brings. */
-static int is_small(const Attend *a) {
+static int is_small(const AttentionArgs *a) {
     long work = 0;
     for (int seq = 0; seq < a->seqs; seq++) work += q_len(a, seq) * a->kv_lens[seq];
     return work * a->heads * a->d < (1L << 17);
 }
 
 /* Returns 0, or 1 when memory for the list of work could not be had. */
-static int attend(const Attend *a, int threads) {
+static int run_attention(const AttentionArgs *a, int threads) {
     if (is_small(a)) threads = 1;
     long whole = list_items(a, NULL, threads, 0), spans = list_items(a, NULL, threads, 1);
     Work work = {.split = threads > 1 && whole < 2 * threads && spans > whole, .n = whole};
@@ -250,10 +250,10 @@ static int attend(const Attend *a, int threads) {
     return failed;
 }
 
-#define ATTEND_ARGUMENTS                                                                                           \
+#define ATTENTION_PARAMETERS                                                                                           \
     const char *q, const char *cache_k, const char *cache_v, const int32_t *starts, const int32_t *kv_lens,        \
         const int32_t *pages, char *out, long seqs, long q_stride, long heads, long kv_heads, long d,              \
         long page_size, long page_stride, long window, float scale, int threads
-#define ATTEND_FIELDS                                                                                              \
+#define ATTENTION_ARGS                                                                                              \
     {q, cache_k, cache_v, starts, kv_lens, pages, out, seqs, q_stride, heads, kv_heads, d, page_size, page_stride, \
      window, element, scale}

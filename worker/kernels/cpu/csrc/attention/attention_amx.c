@@ -23,7 +23,7 @@ static void leave(void) {
     tiles_release();
 }
 
-static void take_q(const Attend *a, Tile *tile, const Item *item) {
+static void take_q(const AttentionArgs *a, Tile *tile, const Item *item) {
     long group = group_of(a);
     for (long step = 0; step < steps_of(a); step++) {
         __m512i rows[16];
@@ -58,13 +58,13 @@ static void take_values(const bf16 *even, const bf16 *odd, char *tiles, long d) 
     }
 }
 
-static long head_bytes(const Attend *a) { return KEYS * steps_of(a) * 64; }
+static long head_bytes(const AttentionArgs *a) { return KEYS * steps_of(a) * 64; }
 
 /* Whether the values of two neighbouring tokens lie in pairs, as the tiles want them (see native.py, which decides). */
-INLINE int paired(const Attend *a) { return a->page_size % 32 == 0 && a->d % 32 == 0; }
+INLINE int paired(const AttentionArgs *a) { return a->page_size % 32 == 0 && a->d % 32 == 0; }
 
 /* The same from pairs: rows[i] is where key i's would be if it stood alone; what is missing becomes zeros. */
-static void take_pairs(const Attend *a, Scratch *s, const Item *item, const bf16 *const *rows, long each) {
+static void take_pairs(const AttentionArgs *a, Scratch *s, const Item *item, const bf16 *const *rows, long each) {
     long wide = steps_of(a) * 32, row = a->kv_heads * a->d;
     for (long i = 0; i < KEYS; i += 2) {
         char *tiles = s->v + i / 32 * wide * 64 + i % 32 / 2 * 64;
@@ -77,7 +77,7 @@ static void take_pairs(const Attend *a, Scratch *s, const Item *item, const bf16
     }
 }
 
-static void take_block(const Attend *a, Scratch *s, const Item *item, long block, long from, long to) {
+static void take_block(const AttentionArgs *a, Scratch *s, const Item *item, long block, long from, long to) {
     const bf16 *values[KEYS] = {0};
     /* One tile a head reads a whole block just once: straight from its pages. What is missing must be zeros, though. */
     s->taken = !paired(a) || to - from < KEYS || item->rows > ROWS;
@@ -111,7 +111,7 @@ typedef struct {
     long v_column;           /* from 16 columns of the values to the next */
 } Place;
 
-static Place copied(const Attend *a, const Scratch *s, long skip) {
+static Place copied(const AttentionArgs *a, const Scratch *s, long skip) {
     long stride = steps_of(a) * 64;
     Place p = {.k_stride = stride, .v_stride = 64, .v_column = 1024};
     for (int i = 0; i < 4; i++) p.k[i] = s->k + skip + i * 16 * stride;
@@ -119,7 +119,7 @@ static Place copied(const Attend *a, const Scratch *s, long skip) {
     return p;
 }
 
-static Place in_pages(const Attend *a, const Item *item, int head, long block) {
+static Place in_pages(const AttentionArgs *a, const Item *item, int head, long block) {
     long row = a->kv_heads * a->d * 2, run;
     Place p = {.k_stride = row, .v_stride = 2 * row, .v_column = 64};
     for (int i = 0; i < 2; i++) {
@@ -132,7 +132,7 @@ static Place in_pages(const Attend *a, const Item *item, int head, long block) {
 }
 
 /* scores[KEYS][16] = k q^T */
-static void score(const Attend *a, const Place *p, const Tile *tile, float *scores) {
+static void score(const AttentionArgs *a, const Place *p, const Tile *tile, float *scores) {
     long steps = steps_of(a), stride = p->k_stride;
     TILE_ZERO(0);
     TILE_ZERO(1);
@@ -185,7 +185,7 @@ INLINE __m512i pair(__m512 even, __m512 odd) {
 }
 
 /* Scores become weights, [KEYS / 32][16 rows][32 keys] bf16; returns the factor on what was there before. */
-INLINE __m512 weigh(const Attend *a, const float *scores, Tile *tile, const Sight *sight, long block, const int hide) {
+INLINE __m512 weigh(const AttentionArgs *a, const float *scores, Tile *tile, const Sight *sight, long block, const int hide) {
     State *state = &tile->span;
     __m512 scale = _mm512_set1_ps(a->scale * 1.44269504f), old = _mm512_load_ps(state->max);
     __m512 max = _mm512_max_ps(old, _mm512_mul_ps(highest(scores, sight, block, hide), scale));
@@ -223,7 +223,7 @@ static void shrink_rows(float *out, __m512 shrink, long wide) {
 }
 
 /* out[16][wide] += weights times values */
-static void add_values(const Attend *a, const Place *p, Tile *tile) {
+static void add_values(const AttentionArgs *a, const Place *p, Tile *tile) {
     float *out = tile->span.out;
     long tiles = padded(a->d) / 16, stride = p->v_stride, next = p->v_column;
     TILE_LOAD(6, tile->weights, 64);
@@ -247,7 +247,7 @@ static void add_values(const Attend *a, const Place *p, Tile *tile) {
     }
 }
 
-static __m512 weigh_tile(const Attend *a, const float *scores, Tile *tile, long block) {
+static __m512 weigh_tile(const AttentionArgs *a, const float *scores, Tile *tile, long block) {
     Sight sight = {.last = _mm512_load_si512(tile->position), .first = _mm512_setzero_si512()};
     if (a->window) sight.first = _mm512_sub_epi32(sight.last, _mm512_set1_epi32(a->window - 1));
     int all_seen = tile->position[0] >= block + KEYS - 1 && first_key(a, tile->position[15]) <= block;
@@ -256,7 +256,7 @@ static __m512 weigh_tile(const Attend *a, const float *scores, Tile *tile, long 
 
 /* First the weights of all tiles, then their values, so that keys, then values, stay in the first-level cache. While the
  * weights of a tile are worked out, the tiles multiply the next one's scores. */
-static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block) {
+static void attend_block(const AttentionArgs *a, Scratch *s, const Item *item, Tile *tiles, int count, long block) {
     __m512 shrink[ITEM_TILES];
     Tile *seeing[ITEM_TILES];
     int n = 0, part = (tiles->head - item->head) * count;
@@ -275,8 +275,8 @@ static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *ti
     }
 }
 
-__attribute__((visibility("default"))) int attend_bf16_amx(ATTEND_ARGUMENTS) {
+__attribute__((visibility("default"))) int attention_bf16_amx(ATTENTION_PARAMETERS) {
     const long element = 2;
-    Attend a = ATTEND_FIELDS;
-    return attend(&a, threads);
+    AttentionArgs a = ATTENTION_ARGS;
+    return run_attention(&a, threads);
 }

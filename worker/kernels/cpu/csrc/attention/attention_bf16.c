@@ -33,7 +33,7 @@ INLINE Own *own(Scratch *s) { return (Own *)s; }
 static void enter(void) { flush_tiny(1); }
 static void leave(void) { flush_tiny(0); }
 
-static void take_q(const Attend *a, Tile *tile, const Item *item) {
+static void take_q(const AttentionArgs *a, Tile *tile, const Item *item) {
     long group = group_of(a), wide = steps_of(a) * 64;
     for (int i = 0; i < tile->rows; i++) {
         long row = tile->row + i, token = a->starts[item->seq] + row / group, head = tile->head * group + row % group;
@@ -43,7 +43,7 @@ static void take_q(const Attend *a, Tile *tile, const Item *item) {
     }
 }
 
-static void find_keys(const Attend *a, Place *p, int seq, long block, long from, long to) {
+static void find_keys(const AttentionArgs *a, Place *p, int seq, long block, long from, long to) {
     long row = a->kv_heads * a->d * 2;
     for (long at = from, run; at < to; at += run) {
         const char *key = a->cache_k + slot_of(a, seq, at, &run) * row;
@@ -56,7 +56,7 @@ static void find_keys(const Attend *a, Place *p, int seq, long block, long from,
 }
 
 /* Only notes where they are: they are read head by head, into the first-level cache. */
-static void take_block(const Attend *a, Scratch *s, const Item *item, long block, long from, long to) {
+static void take_block(const AttentionArgs *a, Scratch *s, const Item *item, long block, long from, long to) {
     long next = block + KEYS, end = least(last_key(a, item), (item->span + item->spans) * SPAN);
     find_keys(a, &own(s)->here, item->seq, block, from, to);
     if (next >= end && s->then) {
@@ -80,7 +80,7 @@ typedef struct {
 } Ahead;
 
 /* One of 4 quarters a head: of the keys of all heads, then of the values. */
-INLINE Ahead find_ahead(const Attend *a, Scratch *s, const Item *item, long quarter) {
+INLINE Ahead find_ahead(const AttentionArgs *a, Scratch *s, const Item *item, long quarter) {
     long grains = most(1, item->heads * a->d * 2 / GRAIN), shift = 63 - __builtin_clzl(grains), half = item->heads * 2;
     ptrdiff_t skip = own(s)->next_head * a->d * 2;
     if (quarter >= half) skip += a->cache_v - a->cache_k, quarter -= half;
@@ -93,7 +93,7 @@ INLINE void ask(const Ahead *ahead, long i) {
     for (long j = 0; j < GRAIN; j += 64) __builtin_prefetch(key + ahead->skip + (i & ahead->mask) * GRAIN + j, 0, 3);
 }
 
-static void take_keys(const Attend *a, const Place *p, long skip, char *to, const Ahead *ahead) {
+static void take_keys(const AttentionArgs *a, const Place *p, long skip, char *to, const Ahead *ahead) {
     for (long i = p->from / 16 * 16; i < p->to; i += 16)
         for (long step = 0; step < steps_of(a); step++) {
             __mmask32 mask = columns(a->d, step * 32);
@@ -106,7 +106,7 @@ static void take_keys(const Attend *a, const Place *p, long skip, char *to, cons
 }
 
 /* Whether the values of two neighbouring tokens lie in pairs (see native.py, which decides). */
-INLINE int paired(const Attend *a) { return a->page_size % 32 == 0 && a->d % 32 == 0; }
+INLINE int paired(const AttentionArgs *a) { return a->page_size % 32 == 0 && a->d % 32 == 0; }
 
 /* Two rows of values side by side. */
 static void pair_values(const char *even, const char *odd, char *to, long d) {
@@ -128,7 +128,7 @@ static void half_pair(const char *pair, int odd, char *to, long d) {
 }
 
 /* Where the pairs of a head's values are: in their pages if they lie there in pairs and are read but once. */
-static void find_values(const Attend *a, const Place *p, long head, char *room, int often, const char **pairs) {
+static void find_values(const AttentionArgs *a, const Place *p, long head, char *room, int often, const char **pairs) {
     long row = a->kv_heads * a->d * 2, bytes = padded(a->d) * 4;
     ptrdiff_t values = a->cache_v - a->cache_k;
     for (long i = p->from / 2; i < (p->to + 1) / 2; i++) {
@@ -175,7 +175,7 @@ INLINE void score_rows(const char *q, const char *keys, long steps, float *score
         for (int j = 0; j < 4; j++) _mm512_store_ps(scores + r * KEYS + j * 16, sum[r][j]);
 }
 
-static void score(const Attend *a, const char *keys, const Tile *tile, float *scores, const Ahead *ahead) {
+static void score(const AttentionArgs *a, const char *keys, const Tile *tile, float *scores, const Ahead *ahead) {
     long steps = steps_of(a), parts = (tile->rows + FEW - 1) / FEW;
     for (long part = 0, row = 0, end; part < parts; part++, row = end) {
         end = (part + 1) * tile->rows / parts;
@@ -185,7 +185,7 @@ static void score(const Attend *a, const char *keys, const Tile *tile, float *sc
 }
 
 /* A row's scores become weights, bf16; returns the factor on what was there before. */
-INLINE float weigh_row(const Attend *a, const float *scores, Tile *tile, int row, long block, const int hide) {
+INLINE float weigh_row(const AttentionArgs *a, const float *scores, Tile *tile, int row, long block, const int hide) {
     State *state = &tile->span;
     __m512 scale = _mm512_set1_ps(a->scale * 1.44269504f), old = _mm512_set1_ps(state->max[row]), x[4];
     __mmask16 seen[4];
@@ -214,7 +214,7 @@ INLINE float weigh_row(const Attend *a, const float *scores, Tile *tile, int row
     return shrink;
 }
 
-static void weigh(const Attend *a, const float *scores, Tile *tile, long block, float *shrink) {
+static void weigh(const AttentionArgs *a, const float *scores, Tile *tile, long block, float *shrink) {
     int all_seen = tile->position[0] >= block + KEYS - 1 && first_key(a, tile->position[ROWS - 1]) <= block;
     for (int i = 0; i < tile->rows; i++)
         shrink[i] = all_seen ? weigh_row(a, scores, tile, i, block, 0) : weigh_row(a, scores, tile, i, block, 1);
@@ -272,7 +272,7 @@ static void add_values(const Values *v, Tile *tile, const float *shrink) {
 }
 
 /* First the weights of all tiles, then their values, so that keys, then values, stay in the first-level cache. */
-static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block) {
+static void attend_block(const AttentionArgs *a, Scratch *s, const Item *item, Tile *tiles, int count, long block) {
     const Place *p = &own(s)->here;
     const Ahead nothing = {p, 0, 0, 31, 0};
     const char *pairs[KEYS / 2];
@@ -296,8 +296,8 @@ static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *ti
     }
 }
 
-__attribute__((visibility("default"))) int attend_bf16_avx512bf16(ATTEND_ARGUMENTS) {
+__attribute__((visibility("default"))) int attention_bf16_avx512bf16(ATTENTION_PARAMETERS) {
     const long element = 2;
-    Attend a = ATTEND_FIELDS;
-    return attend(&a, threads);
+    AttentionArgs a = ATTENTION_ARGS;
+    return run_attention(&a, threads);
 }

@@ -5,7 +5,7 @@
 #define FEW_HEADS most(1, least(a->kv_heads * a->seqs / (4 * threads), ITEM_TILES / tiles))
 #include "attention/attention.h"
 
-INLINE long steps_of(const Attend *a) { return (a->d + 31) / 32; }
+INLINE long steps_of(const AttentionArgs *a) { return (a->d + 31) / 32; }
 
 INLINE __mmask32 columns(long d, long from) {
     return d - from >= 32 ? 0xffffffffu : d <= from ? 0 : (1u << (d - from)) - 1;
@@ -48,7 +48,7 @@ INLINE __m512 exp2_lanes(__m512 x) {
     return _mm512_scalef_ps(p, n);
 }
 
-SHARED void merge_span(const Attend *a, State *total, const State *span) {
+SHARED void merge_span(const AttentionArgs *a, State *total, const State *span) {
     __m512 old = _mm512_loadu_ps(total->max), new = _mm512_loadu_ps(span->max), max = _mm512_max_ps(old, new);
     __m512 keep = exp2_lanes(_mm512_sub_ps(old, max)), add = exp2_lanes(_mm512_sub_ps(new, max));
     __m512 sum = _mm512_mul_ps(_mm512_loadu_ps(total->sum), keep);
@@ -66,7 +66,7 @@ SHARED void merge_span(const Attend *a, State *total, const State *span) {
         }
 }
 
-static void put_rows(const Attend *a, const Tile *tile, const State *state, const Item *item) {
+static void put_rows(const AttentionArgs *a, const Tile *tile, const State *state, const Item *item) {
     long group = group_of(a), wide = padded(a->d);
     for (int i = 0; i < tile->rows; i++) {
         long row = tile->row + i, token = a->starts[item->seq] + row / group, head = tile->head * group + row % group;

@@ -18,11 +18,11 @@ static Scratch *scratch_here(void) {
 static void enter(void) { flush_tiny(1); }
 static void leave(void) { flush_tiny(0); }
 
-INLINE float element(const Attend *a, const char *base, size_t i) {
+INLINE float element(const AttentionArgs *a, const char *base, size_t i) {
     return a->element == 2 ? one_float(((const bf16 *)base)[i]) : ((const float *)base)[i];
 }
 
-static void take_q(const Attend *a, Tile *tile, const Item *item) {
+static void take_q(const AttentionArgs *a, Tile *tile, const Item *item) {
     long group = group_of(a);
     float *q = (float *)tile->q;
     memset(q, 0, LANES * padded(a->d) * sizeof(float));
@@ -32,15 +32,15 @@ static void take_q(const Attend *a, Tile *tile, const Item *item) {
     }
 }
 
-static void widen(const Attend *a, const char *from, float *to) {
+static void widen(const AttentionArgs *a, const char *from, float *to) {
     long wide = padded(a->d);
     for (long i = 0; i < wide; i += LANES)
         store_f32(to + i, i >= a->d ? splat(0) : a->element == 2 ? load(from, i, a->d, 1) : load(from, i, a->d, 0));
 }
 
-static long head_bytes(const Attend *a) { return KEYS * padded(a->d) * sizeof(float); }
+static long head_bytes(const AttentionArgs *a) { return KEYS * padded(a->d) * sizeof(float); }
 
-static void take_block(const Attend *a, Scratch *s, const Item *item, long block, long from, long to) {
+static void take_block(const AttentionArgs *a, Scratch *s, const Item *item, long block, long from, long to) {
     long wide = padded(a->d), bytes = a->d * a->element, row = a->kv_heads * bytes, each = head_bytes(a);
     memset(s->v, 0, item->heads * each);
     for (long at = from, run; at < to; at += run) {
@@ -57,7 +57,7 @@ static void take_block(const Attend *a, Scratch *s, const Item *item, long block
     }
 }
 
-static void score(const Attend *a, const char *keys, Tile *tile) {
+static void score(const AttentionArgs *a, const char *keys, Tile *tile) {
     long wide = padded(a->d);
     const float *q = (const float *)tile->q;
     for (long i = 0; i < KEYS; i += TOGETHER) {
@@ -77,7 +77,7 @@ typedef struct {
 INLINE vi sees(const Sight *sight, int key) { return (sight->last >= key) & (sight->first <= key); }
 
 /* Scores become weights in place; returns the factor on what was there before. */
-static vf weigh(const Attend *a, Tile *tile, const Sight *sight, long block) {
+static vf weigh(const AttentionArgs *a, Tile *tile, const Sight *sight, long block) {
     State *state = &tile->span;
     vf old = load_f32(state->max), top = splat(NOTHING), sums[2] = {splat(0), splat(0)};
     for (long i = 0; i < KEYS; i++)
@@ -96,7 +96,7 @@ static vf weigh(const Attend *a, Tile *tile, const Sight *sight, long block) {
 }
 
 /* out[D][LANES] = out * shrink + values^T weights */
-static void add_values(const Attend *a, const char *values, Tile *tile, vf shrink) {
+static void add_values(const AttentionArgs *a, const char *values, Tile *tile, vf shrink) {
     float *out = tile->span.out;
     long wide = padded(a->d);
     for (long d = 0; d < wide; d += TOGETHER) {
@@ -109,7 +109,7 @@ static void add_values(const Attend *a, const char *values, Tile *tile, vf shrin
     }
 }
 
-static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *tiles, int count, long block) {
+static void attend_block(const AttentionArgs *a, Scratch *s, const Item *item, Tile *tiles, int count, long block) {
     long head = tiles->head - item->head, skip = head * head_bytes(a);
     if (item->heads == 1) ask_for_part(a, s, item, block, 0, 1); /* where heads are read in one go it would disturb */
     for (Tile *tile = tiles; tile < tiles + count; tile++) {
@@ -122,7 +122,7 @@ static void attend_block(const Attend *a, Scratch *s, const Item *item, Tile *ti
     }
 }
 
-SHARED void merge_span(const Attend *a, State *total, const State *span) {
+SHARED void merge_span(const AttentionArgs *a, State *total, const State *span) {
     vf old = load_f32(total->max), new = load_f32(span->max), max = larger(old, new);
     vf keep = exp_lanes(old - max), add = exp_lanes(new - max);
     store_f32(total->max, max);
@@ -131,7 +131,7 @@ SHARED void merge_span(const Attend *a, State *total, const State *span) {
         store_f32(total->out + i, load_f32(total->out + i) * keep + load_f32(span->out + i) * add);
 }
 
-static void put_rows(const Attend *a, const Tile *tile, const State *state, const Item *item) {
+static void put_rows(const AttentionArgs *a, const Tile *tile, const State *state, const Item *item) {
     long group = group_of(a);
     for (int i = 0; i < tile->rows; i++) {
         long row = tile->row + i, token = a->starts[item->seq] + row / group, head = tile->head * group + row % group;
@@ -146,14 +146,14 @@ static void put_rows(const Attend *a, const Tile *tile, const State *state, cons
     }
 }
 
-static int run(Attend a, int threads) { return attend(&a, threads); }
+static int run(AttentionArgs a, int threads) { return run_attention(&a, threads); }
 
-__attribute__((visibility("default"))) int JOIN(attend_f32, SUFFIX)(ATTEND_ARGUMENTS) {
+__attribute__((visibility("default"))) int JOIN(attention_f32, SUFFIX)(ATTENTION_PARAMETERS) {
     const long element = 4;
-    return run((Attend)ATTEND_FIELDS, threads);
+    return run((AttentionArgs)ATTENTION_ARGS, threads);
 }
 
-__attribute__((visibility("default"))) int JOIN(attend_bf16, SUFFIX)(ATTEND_ARGUMENTS) {
+__attribute__((visibility("default"))) int JOIN(attention_bf16, SUFFIX)(ATTENTION_PARAMETERS) {
     const long element = 2;
-    return run((Attend)ATTEND_FIELDS, threads);
+    return run((AttentionArgs)ATTENTION_ARGS, threads);
 }

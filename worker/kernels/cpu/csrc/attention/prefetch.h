@@ -3,7 +3,7 @@
 #include "attention/attention.h"
 
 /* Keys and values of the item's heads at positions [from, to), for later. */
-INLINE void ask_for_keys(const Attend *a, const Item *item, long from, long to) {
+INLINE void ask_for_keys(const AttentionArgs *a, const Item *item, long from, long to) {
     long bytes = a->d * a->element, row = a->kv_heads * bytes;
     for (long run; from < to; from += run) {
         size_t at = slot_of(a, item->seq, from, &run) * row + item->head * bytes;
@@ -17,7 +17,7 @@ INLINE void ask_for_keys(const Attend *a, const Item *item, long from, long to) 
 }
 
 /* Part `part` of `parts` of what is read after this block: the item's next one, or the first of what comes then. */
-static void ask_for_part(const Attend *a, const Scratch *s, const Item *item, long block, long part, long parts) {
+static void ask_for_part(const AttentionArgs *a, const Scratch *s, const Item *item, long block, long part, long parts) {
     long next = block + KEYS;
     if (next >= least(last_key(a, item), (item->span + item->spans) * SPAN)) {
         item = s->then;
