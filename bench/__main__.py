@@ -12,7 +12,7 @@ from bench.client.summary import aligned, compared, reasons, to_json
 from bench.client.workloads import FIRST_ID, VOCAB, WORKLOADS, Scale
 from bench.measure import MODES, Plan, Result, measure
 from bench.report import by_workload, page
-from shared.arguments import new_file, positive, several
+from shared.arguments import comma_separated, new_file, positive_float
 from shared.config import ConfigError
 from shared.flags import Parser
 
@@ -45,7 +45,7 @@ def _quick(words: list[str]) -> int:
     parser.description = f"{QUICK} {ELSE}"
     names = ("demo", *SHAPES)
     parser.add_argument(
-        "--models", type=several(names), default="demo,qwen3-0.6b", metavar="NAME,...",
+        "--models", type=comma_separated(names), default="demo,qwen3-0.6b", metavar="NAME,...",
         help=f"of {', '.join(names)}; all but the demo have random weights [default %(default)s]",
     )  # fmt: skip
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers here as well")
@@ -96,18 +96,18 @@ def _parser() -> Parser:
     parser.description = ABOUT
     add = parser.add_argument
     add(
-        "--workload", type=several(WORKLOADS, every=WORKLOADS), default="all", metavar="NAME,...",
+        "--workload", type=comma_separated(WORKLOADS, every=WORKLOADS), default="all", metavar="NAME,...",
         help="which [default all]",
     )  # fmt: skip
     add("--url", default="", help="a server that runs already")
     add("--model", default="", metavar="NAME", help="the model's name there [default: the first it lists]")
     add("--serve", default="", metavar="MODEL", help="start `sluice serve` with this model; flags for it behind --")
     add(
-        "--compare", type=several(MODES), default=(), metavar="MODE,...",
+        "--compare", type=comma_separated(MODES), default=(), metavar="MODE,...",
         help=f"one server each: {', '.join(MODES)}; without --serve of the demo model, at --length-scale {DEMO_SCALE}",
     )  # fmt: skip
-    add("--rate-scale", type=positive, default=1.0, metavar="X", help="multiplies arrivals a second [default 1]")
-    add("--length-scale", type=positive, metavar="X", help="multiplies all lengths [default 1]")
+    add("--rate-scale", type=positive_float, default=1.0, metavar="X", help="multiplies arrivals a second [default 1]")
+    add("--length-scale", type=positive_float, metavar="X", help="multiplies all lengths [default 1]")
     add("--vocab", type=int, default=VOCAB, metavar="N", help="prompts are ids below this [default %(default)s]")
     add("--json", type=new_file, metavar="FILE", help="write numbers and all stamps")
     add("--html", type=new_file, metavar="FILE", help="write a page with tables and pictures (needs matplotlib)")

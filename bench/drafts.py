@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 
 from bench.checkpoints import checkpoint
-from deploy.supervisor.child_command import DEMO
+from deploy.supervisor.child_command import DEMO_MODEL
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import Sampling
 from worker.engine.load import Engine, load_engine
@@ -59,7 +59,7 @@ class Run:
 
 
 def prompts(folder: Path, vocab: int, count: int) -> list[list[int]]:
-    if folder == DEMO:
+    if folder == DEMO_MODEL:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         return [list(tokenizer.encode(f"Once upon a time there was a {hero} who").ids) for hero in HEROES[:count]]
     return [random.Random(id).choices(range(300, vocab), k=PROMPT) for id in range(count)]
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    folder = DEMO if args.model == "demo" else checkpoint(args.model)
+    folder = DEMO_MODEL if args.model == "demo" else checkpoint(args.model)
     engine = load_engine(ModelConfig(model=str(folder)), WorkerConfig(device="cpu", kv_cache_gb=1.0))
     print("| text, sequences | tokens/s without | times as fast with | drafts a token | accepted |")
     print("|---|--:|--:|--:|--:|")

@@ -47,7 +47,7 @@ class Script:
 
     def receive(self, timeout: float = 0.01, *, first: bool = False) -> int:
         """Admit what has come; how many sequences that was. With `first` they get their first token at once."""
-        self._link.alive()
+        self._link.progress()
         self._link.wait(timeout)
         come: dict[bytes, list[int]] = defaultdict(list)
         while self._link.inbox:
@@ -70,7 +70,7 @@ class Script:
         for sender, ids in self.live.items():
             ends = tuple(End(id, Outcome.LENGTH, self._at) for id in ids) if last else ()
             self._link.publish(sender, _tokens(ids, at, run, ends))
-        self._link.alive()
+        self._link.progress()
         self._link.flush()
         if last:
             self.live.clear()

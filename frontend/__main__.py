@@ -47,11 +47,11 @@ class Server(uvicorn.Server):
     """uvicorn's, but it goes on answering (503) while it drains, and a signal is not a reason to fail."""
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, drain_timeout: float, pulse: Heartbeat, *, hold: bool
+        self, config: uvicorn.Config, service: Service, drain_timeout: float, heartbeat: Heartbeat, *, hold: bool
     ) -> None:
         """`hold`: accept nobody before requests can be served."""
         super().__init__(config)
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._hold = hold
         self._accepting: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
         if self._hold:
             self._accepting = self._loop.create_task(self._accept(sockets or []))
         else:
-            self._pulse.phase = Phase.SERVING
+            self._heartbeat.phase = Phase.SERVING
 
     async def _accept(self, sockets: list[socket.socket]) -> None:
         """What uvicorn does when it starts, later."""
@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
         for one in sockets:
             server = await self._loop.create_server(connected, sock=one, ssl=config.ssl, backlog=config.backlog)
             self.servers.append(server)
-        self._pulse.phase = Phase.SERVING
+        self._heartbeat.phase = Phase.SERVING
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self.stop)
@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
         """The first time: drain, then exit. The second time: exit, unless somebody looks after us."""
         if self._draining is None:
             self._draining = self._loop.create_task(self._drain())
-        elif self._pulse.file is None:
+        elif self._heartbeat.file is None:
             self.should_exit = self.force_exit = True
 
     def leave(self) -> None:
@@ -119,22 +119,22 @@ def serve(
     settings: Settings,
     sockets: list[socket.socket] | None = None,
     *,
-    pulse: Heartbeat | None = None,
+    heartbeat: Heartbeat | None = None,
     hold: bool = False,
 ) -> None:
     """Runs one frontend until a signal ends it. `settings.model.model` is the checkpoint's folder.
 
-    With `hold` it accepts nobody before it can serve; `pulse` shows that it lives, and when it accepts.
+    With `hold` it accepts nobody before it can serve; `heartbeat` shows that it lives, and when it accepts.
 
     Raises:
         TokenizerError: the folder has no usable tokenizer.
         ConfigError: the file of API keys, a certificate or a key of the wire cannot be used.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(settings, sockets, pulse or Heartbeat(), hold=hold))
+        runner.run(run(settings, sockets, heartbeat or Heartbeat(), hold=hold))
 
 
-async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: Heartbeat, *, hold: bool) -> None:
+async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat: Heartbeat, *, hold: bool) -> None:
     """As `serve`, in the running event loop."""
     config = settings.frontend
     check_tls(config)
@@ -148,11 +148,11 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, pulse: He
         _uvicorn(settings, app, partial(LimitedHttpProtocol, limits, meters.refused)),
         app.state.service,
         settings.worker.drain_timeout,
-        pulse,
+        heartbeat,
         hold=hold,
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.leave)
-    beating = asyncio.create_task(_beat(pulse))
+    beating = asyncio.create_task(_beat(heartbeat))
     watching = asyncio.create_task(enforce_timeouts(server.server_state.connections, limits))
     loading = asyncio.create_task(_load(settings, server, tokenizer))
     try:
@@ -185,10 +185,10 @@ def _fleet(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPo
     )
 
 
-async def _beat(pulse: Heartbeat) -> None:
+async def _beat(heartbeat: Heartbeat) -> None:
     while True:
-        pulse.beat()
-        pulse.turn()
+        heartbeat.alive()
+        heartbeat.progress()
         await asyncio.sleep(BEAT_S)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 
-def positive(text: str) -> float:
+def positive_float(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -15,7 +15,7 @@ def positive(text: str) -> float:
     return value
 
 
-def count(text: str) -> int:
+def positive_int(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
     return int(text)
@@ -29,7 +29,7 @@ def new_file(text: str) -> Path:
     return path
 
 
-def several(known: Collection[str], *, every: Collection[str] = ()) -> Callable[[str], tuple[str, ...]]:
+def comma_separated(known: Collection[str], *, every: Collection[str] = ()) -> Callable[[str], tuple[str, ...]]:
     """Names between commas, each once; where `every` is given, `all` stands for those."""
 
     def read(text: str) -> tuple[str, ...]:

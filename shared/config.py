@@ -286,7 +286,7 @@ def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
     return Settings(**changed)
 
 
-def changed_names(settings: Settings) -> frozenset[str]:
+def non_default_names(settings: Settings) -> frozenset[str]:
     """The settings whose value is not the default."""
     flat, plain = _flat(settings), _flat(Settings())
     return frozenset(name for name in flat if flat[name] != plain[name])

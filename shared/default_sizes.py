@@ -8,7 +8,7 @@ TOKENS, SEQUENCES = 512, 64
 GPU_TOKENS, GPU_SEQUENCES = 2048, 256
 
 
-def with_sizes(worker: WorkerConfig, *, on_gpu: bool) -> WorkerConfig:
+def with_default_sizes(worker: WorkerConfig, *, on_gpu: bool) -> WorkerConfig:
     """With `max_step_tokens`, `max_batch_size` and `prefill_chunk_size` where they were not given, to fit the rest."""
     tokens, sequences = (GPU_TOKENS, GPU_SEQUENCES) if on_gpu else (TOKENS, SEQUENCES)
     chunk = worker.prefill_chunk_size if worker.use_chunked_prefill else 0

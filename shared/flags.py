@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from shared.config import ConfigError, Settings, changed_names, flag_name, value_problem, with_values
+from shared.config import ConfigError, Settings, flag_name, non_default_names, value_problem, with_values
 from shared.settings_check import check
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -114,20 +114,22 @@ def add_flags(parser: argparse.ArgumentParser, flags: Sequence[Flag]) -> None:
         _add(groups[flag.record], flag)
 
 
-def given(namespace: argparse.Namespace, environment: Mapping[str, str], flags: Sequence[Flag]) -> dict[str, Any]:
+def given_values(
+    namespace: argparse.Namespace, environment: Mapping[str, str], flags: Sequence[Flag]
+) -> dict[str, Any]:
     """The settings that somebody gave, by name: flags first, then the environment."""
     return dict(_given(vars(namespace), environment, flags))
 
 
 def read(namespace: argparse.Namespace, environment: Mapping[str, str], flags: Sequence[Flag]) -> Settings:
     """Checked settings from a parsed command line and the environment; raises ConfigError."""
-    values = given(namespace, environment, flags)
+    values = given_values(namespace, environment, flags)
     return check(with_values(Settings(), values), values.keys())
 
 
 def to_argv(settings: Settings, flags: Sequence[Flag]) -> list[str]:
     """The shortest command line that reads back as these settings, if no SLUICE_ variable is set."""
-    changed = changed_names(settings)
+    changed = non_default_names(settings)
     return [_word(flag, getattr(getattr(settings, flag.record), flag.name)) for flag in flags if flag.name in changed]
 
 
@@ -137,7 +139,7 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in ours}
 
 
-def misspelt(environment: Mapping[str, str]) -> list[str]:
+def misspelt_variables(environment: Mapping[str, str]) -> list[str]:
     """A sentence for each variable that is nearly a setting. Others may be anybody's: Kubernetes makes some."""
     known = [*OTHERS, *(flag.variable for flag in all_flags())]
     unknown = sorted(name for name in environment if name.startswith("SLUICE_") and name not in known)

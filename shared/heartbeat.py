@@ -1,12 +1,12 @@
-"""A process's sign of life: a small file that the process and whoever looks after it both map.
+"""A process's heartbeat: a small file that the process and its watchdog both map.
 
-It can be read whatever has become of the process, stopped, stuck or dead, and costs no message. Counters, not
-clocks: who reads sees by a watch of its own that one stands still. What follows the head is the owner's to write.
+The watchdog can read it in whatever state the process is (stopped, stuck or dead), and it costs no message. It holds
+counters, not clocks: the reader sees with its own clock that a counter stands still. The owner writes the body.
 
-      0  beats   u64  grows while the process can talk, whatever it computes
-      8  turns   u64  grows while its work goes on: each turn of a loop, each layer of a step, each file loaded
-     16  phase   u64  see Phase
-     24  blamed  u64  written by who looks after it: 1 if the last process died of what it was doing
+      0  alive     u64  grows while the process can respond, whatever it computes
+      8  progress  u64  grows while its work advances: each iteration of a loop, each layer of a step, each file loaded
+     16  phase     u64  see Phase
+     24  blamed    u64  written by the watchdog: 1 if the previous process died of its own work
      32  body
 """
 
@@ -16,41 +16,44 @@ from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 
-HEAD = 32
-SIZE = 1 << 16
+HEADER_BYTES = 32
+FILE_BYTES = 1 << 16
 
 
 class Phase(IntEnum):
-    STARTING = 0  # it has said nothing yet
+    STARTING = 0  # the process has not reported yet
     LOADING = 1
     SERVING = 2
 
 
 class Heartbeat:
-    """Without a file it is written in vain, which costs the same and needs no questions."""
+    """The counters of one process.
+
+    Without a file, writes go to an anonymous mapping, so callers need no special case.
+    """
 
     def __init__(self, file: Path | None = None) -> None:
-        """Makes the file, for this user's eyes only, unless it is there. Raises OSError."""
+        """Creates the file, readable by this user only, unless it exists. Raises OSError."""
         self.file = file
-        self._open(_shared(file) if file else mmap.mmap(-1, SIZE))
+        self._use(_map_file(file) if file else mmap.mmap(-1, FILE_BYTES))
 
-    def _open(self, shared: mmap.mmap) -> None:
-        self._map = shared
-        self._words = memoryview(self._map)[:HEAD].cast("Q")
-        self.body = memoryview(self._map)[HEAD:]
+    def _use(self, mapping: mmap.mmap) -> None:
+        self._map = mapping
+        self._words = memoryview(self._map)[:HEADER_BYTES].cast("Q")
+        self.body = memoryview(self._map)[HEADER_BYTES:]
 
-    def beat(self) -> None:
+    def alive(self) -> None:
         self._words[0] += 1
 
-    def turn(self) -> None:
+    def progress(self) -> None:
         self._words[1] += 1
 
     @property
-    def beats(self) -> int:
+    def alive_count(self) -> int:
         return self._words[0]
 
     @property
-    def turns(self) -> int:
+    def progress_count(self) -> int:
         return self._words[1]
 
     @property
@@ -69,26 +72,27 @@ class Heartbeat:
     def blamed(self, blamed: bool) -> None:
         self._words[3] = blamed
 
-    def begin(self) -> None:
-        """For a new process. The counters go on, and what the last one left can still be read.
+    def start(self) -> None:
+        """Starts the phases of a new process. The counters go on, and the previous process's body stays readable.
 
-        A file that somebody took away is there again with all that was in it, if it can be: who tidies up temporary
-        files knows nothing of those who only map them.
+        Recreates a deleted file with its contents where possible: programs that clean up temporary files do not see
+        that a file is mapped.
         """
         if self.file is not None and not self.file.exists():
             with suppress(OSError):
                 self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                shared = _shared(self.file)
-                shared[:] = self._map[:]
-                self._open(shared)
+                mapping = _map_file(self.file)
+                mapping[:] = self._map[:]
+                self._use(mapping)
         self.phase = Phase.STARTING
 
 
-def _shared(file: Path) -> mmap.mmap:
+def _map_file(file: Path) -> mmap.mmap:
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if os.fstat(fd).st_size < SIZE:
-            os.posix_fallocate(fd, 0, SIZE)  # a page that finds no room when it is written kills the process
-        return mmap.mmap(fd, SIZE)
+        if os.fstat(fd).st_size < FILE_BYTES:
+            # Writing to a mapped page for which the disk has no room would kill the process.
+            os.posix_fallocate(fd, 0, FILE_BYTES)
+        return mmap.mmap(fd, FILE_BYTES)
     finally:
         os.close(fd)

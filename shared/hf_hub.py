@@ -1,7 +1,6 @@
-"""Checkpoints from the Hugging Face hub: an id becomes a folder in the local cache, a failure a sentence.
+"""Downloads checkpoints from the Hugging Face hub into its local cache; every failure becomes one sentence.
 
-Knows files and how many bytes of them are here; not what is in them. A download that was cut off goes on with the files
-that are not whole.
+Knows files and their sizes, not their contents. An interrupted download resumes with the incomplete files.
 """
 
 import logging
@@ -10,14 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-Progress = Callable[[int, int], None]  # (bytes here, bytes in all, as far as is known)
+Progress = Callable[[int, int], None]  # (bytes downloaded, bytes in total as far as known)
 
-CHATTY = ("httpx", "httpx2")  # a line for every request
-ELSEWHERE = ["original/*", "onnx/*", "openvino/*", "gguf/*"]  # the same models in other programs' formats
+HTTP_LOGGERS = ("httpx", "httpx2")  # they log a line for every request
+IGNORED_FILES = ["original/*", "onnx/*", "openvino/*", "gguf/*"]  # the same model in formats of other programs
 
 
 class HubError(Exception):
-    """One sentence: what could not be fetched, why, and what to do."""
+    """One sentence that says what could not be fetched, why, and what to do."""
 
 
 def fetch(
@@ -25,35 +24,38 @@ def fetch(
     files: Sequence[str],
     *,
     revision: str = "",
-    known: bool = False,
+    prefer_cache: bool = False,
     on_progress: Progress = lambda done, total: None,
 ) -> Path:
-    """A folder with those files (patterns) of the hub id `model`, at a branch, tag or commit; downloaded unless cached.
+    """Returns a local folder with the files of the hub id `model`; downloads what the cache lacks.
 
-    `known`: what the cache has is taken without asking whether there is a newer one, if it is whole. Without a network
-    the cache is taken in any case. Raises HubError.
+    files: patterns of file names.
+    revision: branch, tag or commit; empty: the main branch.
+    prefer_cache: use a complete cached copy without asking the hub for a newer one. Without a network the cache is
+        used in any case.
+    Raises HubError.
     """
-    from huggingface_hub import snapshot_download  # half a second, and a folder does not need it
+    from huggingface_hub import snapshot_download  # importing takes half a second, and a local folder does not need it
 
-    for name in CHATTY:
+    for name in HTTP_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
-    where: dict[str, Any] = {"revision": revision or None, "allow_patterns": files, "ignore_patterns": ELSEWHERE}
+    options: dict[str, Any] = {"revision": revision or None, "allow_patterns": files, "ignore_patterns": IGNORED_FILES}
     try:
-        if known:
+        if prefer_cache:
             try:
-                return Path(snapshot_download(model, local_files_only=True, **where))
+                return Path(snapshot_download(model, local_files_only=True, **options))
             except OSError:
                 pass
-        return Path(snapshot_download(model, tqdm_class=_bars(on_progress), **where))
-    except Exception as error:  # whatever its HTTP library raises
-        raise HubError(_sentence(model, revision, error)) from error
+        return Path(snapshot_download(model, tqdm_class=_progress_bars(on_progress), **options))
+    except Exception as error:  # its HTTP library raises many types
+        raise HubError(_describe(model, revision, error)) from error
 
 
-def _bars(on_progress: Progress) -> type:
-    """A class of invisible progress bars; those that count bytes call `on_progress`."""
+def _progress_bars(on_progress: Progress) -> type:
+    """Makes a tqdm class that draws nothing; its bars that count bytes call `on_progress`."""
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-    class Bars(tqdm):  # type: ignore[misc]
+    class SilentBar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "disable": True})
             self.bytes = options.get("unit") == "B"
@@ -64,10 +66,10 @@ def _bars(on_progress: Progress) -> type:
             if self.bytes and self.total:
                 on_progress(self.seen, max(self.seen, int(self.total)))
 
-    return Bars
+    return SilentBar
 
 
-def _sentence(model: str, revision: str, error: Exception) -> str:
+def _describe(model: str, revision: str, error: Exception) -> str:
     from huggingface_hub import errors
 
     token = "the token in HF_TOKEN" if os.environ.get("HF_TOKEN") else "a token in HF_TOKEN"

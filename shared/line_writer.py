@@ -47,7 +47,7 @@ class NonBlockingWriter:
     def _begin(self) -> None:
         self._news.set()
         if self._thread is None:  # at the first line
-            thread = threading.Thread(target=self._run, name="outlet", daemon=True)
+            thread = threading.Thread(target=self._run, name="writer", daemon=True)
             with suppress(RuntimeError):  # the system has no room for one: the next line asks again
                 thread.start()
                 self._thread = thread
@@ -81,14 +81,14 @@ class NonBlockingWriter:
 
 
 class NonBlockingStream:
-    """A text stream over an outlet; `close` lets out what waits and leaves the stream beneath open."""
+    """A text stream over an writer; `close` lets out what waits and leaves the stream beneath open."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.outlet = NonBlockingWriter(stream.fileno())
+        self.writer = NonBlockingWriter(stream.fileno())
         self._terminal = stream.isatty()
 
     def write(self, text: str) -> int:
-        self.outlet.put(text.encode("utf-8", "replace"))
+        self.writer.put(text.encode("utf-8", "replace"))
         return len(text)
 
     def flush(self) -> None: ...
@@ -97,4 +97,4 @@ class NonBlockingStream:
         return self._terminal
 
     def close(self) -> None:
-        self.outlet.close()
+        self.writer.close()

@@ -17,12 +17,12 @@ def available_bytes() -> int:
     return max(0, available)
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def gpus() -> list[str]:
+def visible_gpus() -> list[str]:
     """NVIDIA devices as CUDA_VISIBLE_DEVICES names them; those that it leaves, if it is set.
 
     As CUDA reads it: what follows a word that names no device, such as -1, does not count.

@@ -10,8 +10,8 @@ from shared.config import (
     ConfigError,
     Settings,
     WireConfig,
-    changed_names,
     flag_name,
+    non_default_names,
     value_problem,
     with_values,
 )
@@ -23,7 +23,7 @@ def check(settings: Settings, asked: Collection[str] | None = None) -> Settings:
     `asked` names the settings that somebody gave (None: those that differ from their default). What was asked
     for wins over a default that does not fit it, and two things asked for that contradict each other are an error.
     """
-    asked = changed_names(settings) if asked is None else asked
+    asked = non_default_names(settings) if asked is None else asked
     _check_values(settings)
     _check_wire(settings.wire)
     _check_workers(settings)

@@ -31,7 +31,7 @@ from worker.transport.server import Identity, WireServer
 log = logging.getLogger("sluice.worker")
 
 
-def run(settings: Settings, epoch: int, pulse: Heartbeat, *, again: bool = False) -> None:
+def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = False) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `again`: in place of one that died, so with the same weights.
 
     Raises:
@@ -41,14 +41,14 @@ def run(settings: Settings, epoch: int, pulse: Heartbeat, *, again: bool = False
     """
     torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
     stop = _Stop.on_signals()
-    state = _State(settings, epoch, pulse)
+    state = _State(settings, epoch, heartbeat)
     identity = Identity(epoch, settings.model.name)
-    link = WireServer(settings.wire, identity, settings.worker.lease_timeout, state.status, pulse)
+    link = WireServer(settings.wire, identity, settings.worker.lease_timeout, state.status, heartbeat)
     state.wire = link.totals
     link.start()
-    pulse.phase = Phase.LOADING
+    heartbeat.phase = Phase.LOADING
     try:
-        engine = load_engine(settings.model, settings.worker, state.loading, state.downloading, known=again)
+        engine = load_engine(settings.model, settings.worker, state.loading, state.downloading, prefer_cache=again)
         engine.runner.prove()
         stop.serving = True
         _serve(settings, engine, link, state, stop)
@@ -69,14 +69,14 @@ def _serve(settings: Settings, engine: Engine, link: WireServer, state: "_State"
         metrics,
         vocab_size=engine.limits.vocab_size,
         seeds=seeds,
-        ledger=CrashJournal(state.pulse),
+        ledger=CrashJournal(state.heartbeat),
         compiler=engine.compiler,
     )
     canary_s = settings.worker.canary_interval
     loop = Loop(engine.scheduler, engine.runner, desk, link, state.stats, metrics, canary_s=canary_s)
-    link.layers = lambda: engine.runner.layers
+    link.step_progress = lambda: engine.runner.layers
     state.engine, state.metrics = engine, metrics
-    state.pulse.phase = Phase.SERVING
+    state.heartbeat.phase = Phase.SERVING
     if settings.worker.worker_metrics_port:
         _open_metrics(metrics, link, settings)
     link.identity = Identity(link.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits)
@@ -128,7 +128,7 @@ class _State:
 
     settings: Settings
     epoch: int
-    pulse: Heartbeat
+    heartbeat: Heartbeat
     phase: str = "loading"
     progress: float = 0.0
     draining: bool = False
@@ -145,7 +145,7 @@ class _State:
         self._moved("downloading", done, total)
 
     def _moved(self, phase: str, done: int, total: int) -> None:
-        self.pulse.turn()
+        self.heartbeat.progress()
         self.phase, self.progress = phase, done / max(1, total)
 
     def status(self) -> Status:

@@ -14,7 +14,7 @@ from bench.gpu.drive import Drive, Ended
 from bench.gpu.sections import SECTIONS, Options, tasks
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS
 from bench.gpu.tables import Table, as_data, page
-from shared.arguments import new_file, positive, several
+from shared.arguments import comma_separated, new_file, positive_float
 from shared.flags import Parser
 
 BUDGET_S = 520.0
@@ -91,12 +91,18 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: tiny sizes, to see that all of it runs")
     add(
-        "--models", type=several(CONFIGS), default=",".join(DEFAULT_MODELS), metavar="NAME,...",
+        "--models", type=comma_separated(CONFIGS), default=",".join(DEFAULT_MODELS), metavar="NAME,...",
         help=f"of {', '.join(CONFIGS)}; sections of one model take the first [default %(default)s]",
     )  # fmt: skip
     names = [section.name for section in SECTIONS]
-    add("--only", type=several(names, every=names), default="all", metavar="SECTION,...", help="which [default all]")
-    add("--budget", type=positive, default=BUDGET_S, metavar="SECONDS", help="in all [default %(default).0f]")
+    add(
+        "--only",
+        type=comma_separated(names, every=names),
+        default="all",
+        metavar="SECTION,...",
+        help="which [default all]",
+    )
+    add("--budget", type=positive_float, default=BUDGET_S, metavar="SECONDS", help="in all [default %(default).0f]")
     add("--seed", type=int, default=-1, metavar="N", help="of inputs and weights; -1: drawn, and said [default -1]")
     add("--trace", type=new_file, metavar="FILE", help="write a trace for Perfetto, and a table of its kernels")
     add("--json", type=new_file, metavar="FILE", help="write all rows")

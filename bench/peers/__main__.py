@@ -15,7 +15,7 @@ from bench.peers.arena import Fighter, fighting, install
 from bench.peers.catalog import PEERS, Peer, configured
 from bench.peers.serving import compare_serving
 from bench.peers.trials import Figures, Prompts, Trial, pooled, trials
-from shared.arguments import count, new_file, several
+from shared.arguments import comma_separated, new_file, positive_int
 from shared.config import ConfigError
 from shared.flags import Parser
 
@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     add = parser.add_argument
     add("--shape", default="qwen3-0.6b", choices=sorted(SHAPES), help="of the random checkpoint [default %(default)s]")
     add(
-        "--peers", type=several(PEERS, every=PEERS), default="all", metavar="NAME,...",
+        "--peers", type=comma_separated(PEERS, every=PEERS), default="all", metavar="NAME,...",
         help=f"who takes part, of {', '.join(PEERS)} [default %(default)s]",
     )  # fmt: skip
     add(
@@ -37,11 +37,15 @@ def main(words: list[str]) -> int:
     )  # fmt: skip
     every = {trial.name: trial for trial in trials()}
     add(
-        "--trials", type=several(every, every=every), default="all", metavar="NAME,...",
+        "--trials", type=comma_separated(every, every=every), default="all", metavar="NAME,...",
         help=f"of {', '.join(every)} [default %(default)s]",
     )  # fmt: skip
     add(
-        "--rounds", type=count, default=3, metavar="N", help="how often each peer does each trial [default %(default)s]"
+        "--rounds",
+        type=positive_int,
+        default=3,
+        metavar="N",
+        help="how often each peer does each trial [default %(default)s]",
     )
     add("--root", type=Path, default=cache_folder() / "peers", help="where the peers are installed")
     add("--json", type=new_file, metavar="FILE", help="write all figures of all rounds")
@@ -64,7 +68,7 @@ def main(words: list[str]) -> int:
 
 
 def _counts(text: str) -> list[int]:
-    return [count(word) for word in text.split(",")]
+    return [positive_int(word) for word in text.split(",")]
 
 
 def serving(peers: list[Peer], streams: list[int], root: Path) -> str:

@@ -15,10 +15,10 @@ from bench.simulate import cost as costs
 from bench.simulate import report
 from bench.simulate.replay import Replay, Request, build, replay
 from bench.simulate.traffic import VOCAB, Synthetic, Traffic
-from deploy.supervisor.child_command import CliError, localised
-from shared.arguments import count, new_file, positive, several
+from deploy.supervisor.child_command import CliError, with_local_model
+from shared.arguments import comma_separated, new_file, positive_float, positive_int
 from shared.config import ConfigError, Settings, with_values
-from shared.default_sizes import with_sizes
+from shared.default_sizes import with_default_sizes
 from shared.flags import Parser, add_flags, read, select
 from worker.kernels.cpu.openmp import spin_briefly
 
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     args = parser().read(words)
     settings = read(args, os.environ, FLAGS)
     if args.calibrate:
-        return _calibrate(args, localised(with_values(settings, {"model": args.calibrate})))
+        return _calibrate(args, with_local_model(with_values(settings, {"model": args.calibrate})))
     return _simulate(args, settings)
 
 
@@ -54,15 +54,25 @@ def parser() -> Parser:
     add = made.add_argument_group("simulation").add_argument
     names = [*WORKLOADS, SYNTHETIC]
     add(
-        "--workload", metavar="NAME,...", type=several(names, every=WORKLOADS), default="continuous_batching",
+        "--workload", metavar="NAME,...", type=comma_separated(names, every=WORKLOADS), default="continuous_batching",
         help=f"which, or all but synthetic: {', '.join(names)} [default %(default)s]",
     )  # fmt: skip
     presets = ", ".join(costs.PRESETS)
     add("--cost", metavar="NAME|FILE", default="h200-3b", help=f"{presets}, or a file of --out [default %(default)s]")
-    add("--pages", metavar="N", type=count, default=PAGES, help="pages of --page-size tokens [default %(default)s]")
-    add("--rate-scale", metavar="X", type=positive, default=1.0, help="multiplies a workload's arrivals a second")
-    add("--length-scale", metavar="X", type=positive, default=1.0, help="multiplies its prompt and output lengths")
-    add("--speedup-of-traffic", metavar="N", type=positive, default=1.0, help="the same requests, N times as fast")
+    add(
+        "--pages",
+        metavar="N",
+        type=positive_int,
+        default=PAGES,
+        help="pages of --page-size tokens [default %(default)s]",
+    )
+    add("--rate-scale", metavar="X", type=positive_float, default=1.0, help="multiplies a workload's arrivals a second")
+    add(
+        "--length-scale", metavar="X", type=positive_float, default=1.0, help="multiplies its prompt and output lengths"
+    )
+    add(
+        "--speedup-of-traffic", metavar="N", type=positive_float, default=1.0, help="the same requests, N times as fast"
+    )
     add("--plot", metavar="FILE", type=new_file, help="draw the timelines here (needs matplotlib)")
     add("--json", metavar="FILE", type=new_file, help="write all numbers here")
     _add_synthetic(made)
@@ -75,8 +85,10 @@ def parser() -> Parser:
 
 def _add_synthetic(parser: Parser) -> None:
     add = parser.add_argument_group("--workload synthetic").add_argument
-    add("--rate", metavar="X", type=positive, default=4.0, help="requests a second, Poisson [default %(default)s]")
-    add("--duration", metavar="X", type=positive, default=60.0, help="seconds of arrivals [default %(default)s]")
+    add(
+        "--rate", metavar="X", type=positive_float, default=4.0, help="requests a second, Poisson [default %(default)s]"
+    )
+    add("--duration", metavar="X", type=positive_float, default=60.0, help="seconds of arrivals [default %(default)s]")
     add("--prompt-tokens", metavar="LOW-HIGH", type=_bounds, default=(128, 1024), help="[default 128-1024]")
     add("--output-tokens", metavar="LOW-HIGH", type=_bounds, default=(64, 256), help="[default 64-256]")
     add("--traffic-seed", metavar="N", type=int, default=0, help="another one, another traffic [default %(default)s]")
@@ -84,7 +96,7 @@ def _add_synthetic(parser: Parser) -> None:
 
 def _bounds(text: str) -> tuple[int, int]:
     low, _, high = text.partition("-")
-    bounds = count(low), count(high or low)
+    bounds = positive_int(low), positive_int(high or low)
     if bounds[0] > bounds[1]:
         raise argparse.ArgumentTypeError(f"must be LOW-HIGH, not {text!r}")
     return bounds
@@ -92,7 +104,7 @@ def _bounds(text: str) -> tuple[int, int]:
 
 def _simulate(args: argparse.Namespace, settings: Settings) -> int:
     cost = costs.load(args.cost)
-    settings = replace(settings, worker=with_sizes(settings.worker, on_gpu=args.cost in costs.GPUS))
+    settings = replace(settings, worker=with_default_sizes(settings.worker, on_gpu=args.cost in costs.GPUS))
     replays: dict[str, Replay] = {}
     for name in args.workload:
         replays[name] = _replay(_traffic(name, args).faster(args.speedup_of_traffic), args, settings, cost)

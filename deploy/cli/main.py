@@ -14,7 +14,7 @@ from importlib import metadata
 from deploy.cli.commands import COMMANDS, TOOLS, Command, found
 from deploy.supervisor.child_command import CliError
 from shared.config import ConfigError
-from shared.flags import Parser, add_flags, misspelt, read
+from shared.flags import Parser, add_flags, misspelt_variables, read
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,7 +94,7 @@ def _command(prog: str, command: Command, words: list[str]) -> int:
     add_flags(parser, command.flags)
     for hidden in ("--parent", "--fd"):  # between the launcher and its children
         parser.add_argument(hidden, type=int, default=-1, help=argparse.SUPPRESS)
-    parser.add_argument("--pulse", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--heartbeat", default="", help=argparse.SUPPRESS)
     parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
     if named:
         parser.add_argument("named", metavar="MODEL", nargs="?", help="the same as --model MODEL")
@@ -103,7 +103,7 @@ def _command(prog: str, command: Command, words: list[str]) -> int:
         if "model" in namespace:
             raise ConfigError(f"{namespace.named!r} and --model both name the model")
         namespace.model = namespace.named
-    for sentence in misspelt(os.environ) if namespace.parent < 0 else ():
+    for sentence in misspelt_variables(os.environ) if namespace.parent < 0 else ():
         print(f"{prog}: {sentence}", file=sys.stderr)
     return int(found(command.run)(read(namespace, os.environ, command.flags), namespace))
 

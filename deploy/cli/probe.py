@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 
 from deploy.supervisor.child_command import CliError
-from shared.arguments import positive
+from shared.arguments import positive_float
 from shared.flags import Parser
 
 AGE = re.compile(rb"^\S*worker_last_step_age_seconds (\S+)$", re.MULTILINE)
@@ -20,9 +20,14 @@ def parser() -> Parser:
     made = Parser(prog="sluice probe", description="Exits with 0 if a process answers that it is well, else with 1.")
     made.add_argument("url", metavar="URL", help="a frontend's /health or /ready, or a worker's /metrics")
     made.add_argument(
-        "--max-step-age", metavar="X", type=positive, help="of a worker: seconds since its compute loop last moved"
+        "--max-step-age",
+        metavar="X",
+        type=positive_float,
+        help="of a worker: seconds since its compute loop last moved",
     )
-    made.add_argument("--timeout", metavar="X", type=positive, default=4.0, help="seconds to wait for it [default 4]")
+    made.add_argument(
+        "--timeout", metavar="X", type=positive_float, default=4.0, help="seconds to wait for it [default 4]"
+    )
     made.add_argument("--insecure", action="store_true", help="take any certificate")
     return made
 

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.supervisor.child_command import SERVE_FLAGS, CliError, localised, with_text_files
+from deploy.supervisor.child_command import SERVE_FLAGS, CliError, with_local_model, with_tokenizer_files
 from shared.config import ConfigError, Settings
-from shared.flags import given
+from shared.flags import given_values
 from shared.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def serve(settings: Settings, namespace: argparse.Namespace) -> int:
     from deploy.supervisor.run_dir import RunDirError
 
     try:
-        return launch.serve(localised(settings), given(namespace, os.environ, SERVE_FLAGS).keys())
+        return launch.serve(with_local_model(settings), given_values(namespace, os.environ, SERVE_FLAGS).keys())
     except (ListenError, RunDirError) as error:
         raise CliError(error, 1) from error
 
@@ -39,7 +39,7 @@ def worker(settings: Settings, namespace: argparse.Namespace) -> int:
 
     try:
         epoch = os.environ.get("SLUICE_EPOCH", "")  # which life this is, where somebody counts them
-        run(settings, int(epoch or time.time()), _pulse(namespace), again=epoch not in ("", "1"))
+        run(settings, int(epoch or time.time()), _heartbeat(namespace), again=epoch not in ("", "1"))
     except CheckpointError as error:
         raise CliError(error, 3) from error
     except DeviceBroken as error:
@@ -48,13 +48,13 @@ def worker(settings: Settings, namespace: argparse.Namespace) -> int:
 
 
 def frontend(settings: Settings, namespace: argparse.Namespace) -> int:
-    settings = with_text_files(_begin(settings, namespace))
+    settings = with_tokenizer_files(_begin(settings, namespace))
     _share_metrics(namespace)
     from frontend.__main__ import serve
     from frontend.text.tokenizer_files import TokenizerError
 
     try:
-        serve(settings, [_listener(settings, namespace.fd)], pulse=_pulse(namespace), hold=namespace.hold)
+        serve(settings, [_listener(settings, namespace.fd)], heartbeat=_heartbeat(namespace), hold=namespace.hold)
     except TokenizerError as error:
         raise CliError(error, 3) from error
     return 0
@@ -67,7 +67,7 @@ def _share_metrics(namespace: argparse.Namespace) -> None:
         return
     from deploy.supervisor.run_dir import reserve_metrics
 
-    name = Path(namespace.pulse).stem or str(os.getpid())
+    name = Path(namespace.heartbeat).stem or str(os.getpid())
     if reserve_metrics(Path(folder), name):
         from prometheus_client import values
 
@@ -94,11 +94,11 @@ def _begin(settings: Settings, namespace: argparse.Namespace) -> Settings:
         format="%(asctime)s %(levelname)-7s %(message)s",
         datefmt="%H:%M:%S",
     )
-    return localised(settings)
+    return with_local_model(settings)
 
 
-def _pulse(namespace: argparse.Namespace) -> Heartbeat:
-    return Heartbeat(Path(namespace.pulse) if namespace.pulse else None)
+def _heartbeat(namespace: argparse.Namespace) -> Heartbeat:
+    return Heartbeat(Path(namespace.heartbeat) if namespace.heartbeat else None)
 
 
 def _listener(settings: Settings, fd: int) -> "socket":

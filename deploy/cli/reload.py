@@ -4,7 +4,7 @@ import os
 import signal
 
 from deploy.supervisor.child_command import CliError
-from deploy.supervisor.run_dir import servers
+from deploy.supervisor.run_dir import running_servers
 from shared.flags import Parser
 
 
@@ -19,7 +19,7 @@ def parser() -> Parser:
 def reload(words: list[str]) -> int:
     """Raises Failure unless there is exactly one server."""
     folder = parser().read(words).run_dir or os.environ.get("SLUICE_RUN_DIR", "")
-    found = servers(folder)
+    found = running_servers(folder)
     if not found:
         raise CliError(f"no server runs in {folder}" if folder else "no server runs here; see --run-dir", 1)
     if len(found) > 1:

@@ -9,7 +9,7 @@ from shared.config import Settings, with_values
 from shared.flags import Flag, all_flags, select, to_argv, without_settings
 from shared.hf_hub import HubError, fetch
 
-DEMO = Path(__file__).parents[1] / "demo" / "model"
+DEMO_MODEL = Path(__file__).parents[1] / "demo" / "model"
 
 SERVE_FLAGS = all_flags()
 WORKER_FLAGS = select(("model", "wire", "worker"), ("metrics_prefix", "log_level"))
@@ -38,12 +38,12 @@ def environment() -> dict[str, str]:
     return without_settings(os.environ) | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
 
 
-def localised(settings: Settings) -> Settings:
+def with_local_model(settings: Settings) -> Settings:
     """Settings whose `model` is a folder where it can be one now; clients still use the name that was asked for."""
     return with_values(settings, {"model": _place(settings.model.model), "served_model_name": settings.model.name})
 
 
-def with_text_files(settings: Settings) -> Settings:
+def with_tokenizer_files(settings: Settings) -> Settings:
     """The same with a folder of at least the tokenizer's files, fetched from the hub unless they are here."""
     if Path(settings.model.model).is_dir():
         return settings
@@ -57,9 +57,9 @@ def with_text_files(settings: Settings) -> Settings:
 def _place(model: str) -> str:
     """The demo's folder for `demo`, the folder of that name if there is one, else the text itself: a hub id."""
     if model == "demo":
-        if not (DEMO / "config.json").is_file():
-            raise CliError(f"the embedded demo model is missing from {DEMO}", 3)
-        return str(DEMO)
+        if not (DEMO_MODEL / "config.json").is_file():
+            raise CliError(f"the embedded demo model is missing from {DEMO_MODEL}", 3)
+        return str(DEMO_MODEL)
     path = Path(model).expanduser()
     if path.is_dir():
         return str(path.resolve())

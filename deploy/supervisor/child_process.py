@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from deploy.supervisor.console import Console, Lines
+from deploy.supervisor.console import Console, LineSplitter
 from deploy.supervisor.watchdog import TICK_S, Watchdog, is_stopped
 
 
@@ -173,7 +173,7 @@ class Child:
             transport.close()
 
     async def _relay(self, reader: asyncio.StreamReader) -> None:
-        lines = Lines()
+        lines = LineSplitter()
         while data := await reader.read(1 << 16):
             self._heard += len(data)
             self._show(lines.feed(data))
@@ -185,7 +185,7 @@ class Child:
             self.last_line = line or self.last_line
 
 
-async def look_after(children: Collection[Child]) -> None:
+async def watch_children(children: Collection[Child]) -> None:
     """Looks at all that are in the collection, for ever, so that none of them hangs."""
     before = time.monotonic()
     while True:

@@ -21,7 +21,7 @@ class Sink(Protocol):
     def isatty(self) -> bool: ...
 
 
-class Lines:
+class LineSplitter:
     """Bytes in, whole lines out, however they were cut; of a line drawn over with \\r only the last state counts."""
 
     def __init__(self, limit: int = 1 << 16) -> None:

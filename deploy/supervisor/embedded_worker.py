@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from deploy.supervisor.child_command import WORKER_FLAGS, CliError, command, environment
-from deploy.supervisor.child_process import Backoff, Child, ChildSpec, look_after
+from deploy.supervisor.child_process import Backoff, Child, ChildSpec, watch_children
 from deploy.supervisor.console import Console
 from deploy.supervisor.run_dir import run_dir
-from deploy.supervisor.serve import watched
+from deploy.supervisor.serve import watchdog_for
 from shared.config import Settings, WireConfig, with_values
 
 log = logging.getLogger("sluice.worker")
@@ -26,22 +26,22 @@ class EmbeddedWorker:
 
     def __init__(self, settings: Settings) -> None:
         self.wire: WireConfig = settings.wire
-        self._trusted = False
+        self._was_ready = False
         self._child = Child(_role(settings), _ToLog(), Backoff(), gone=lambda pid: None)
-        self._keeper = asyncio.create_task(self._child.keep(lambda code: not self._trusted))
-        self._guard = asyncio.create_task(look_after([self._child]))
+        self._keeper = asyncio.create_task(self._child.keep(lambda code: not self._was_ready))
+        self._guard = asyncio.create_task(watch_children([self._child]))
 
-    def check(self) -> None:
+    def raise_if_ended(self) -> None:
         """Raises Failure, with the worker's last words, if it has ended for good."""
         if self._keeper.done():
             said = self._child.last_line.partition(": ")  # "sluice worker: it cannot because"
             raise CliError(f"the worker cannot start: {said[2] or said[0] or 'it said nothing'}", 1)
 
-    def trust(self) -> None:
+    def mark_ready(self) -> None:
         """It has been ready: from now on it is started again whenever it dies."""
-        self._trusted = True
+        self._was_ready = True
 
-    async def end(self) -> None:
+    async def kill(self) -> None:
         """At once: whoever asked it for something has left, and it keeps nothing."""
         self._guard.cancel()
         self._child.stop()
@@ -50,7 +50,7 @@ class EmbeddedWorker:
 
 
 @asynccontextmanager
-async def own_worker(settings: Settings) -> AsyncIterator[EmbeddedWorker]:
+async def embedded_worker(settings: Settings) -> AsyncIterator[EmbeddedWorker]:
     """A worker for the length of the `async with`. Must run in a thread that lives as long: on Linux a process is
     tied to the thread that started it. Raises RunDirError."""
     with run_dir(settings.wire.run_dir) as folder:
@@ -58,7 +58,7 @@ async def own_worker(settings: Settings) -> AsyncIterator[EmbeddedWorker]:
         try:
             yield owned
         finally:
-            await owned.end()
+            await owned.kill()
 
 
 class _ToLog(Console):
@@ -75,6 +75,6 @@ class _ToLog(Console):
 
 
 def _role(settings: Settings) -> ChildSpec:
-    watch = watched(settings, Path(settings.wire.run_dir), "worker.pulse")
-    words = [*command("worker", settings, WORKER_FLAGS), f"--pulse={watch.pulse.file}"]
+    watch = watchdog_for(settings, Path(settings.wire.run_dir), "worker.heartbeat")
+    words = [*command("worker", settings, WORKER_FLAGS), f"--heartbeat={watch.heartbeat.file}"]
     return ChildSpec("worker", lambda _: words, lambda n: environment() | {"SLUICE_EPOCH": str(n)}, watch=watch)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.config import ConfigError, Settings, with_values
-from shared.machine import CPU_SHARE, available_bytes, cores
+from shared.machine import CPU_SHARE, available_bytes, usable_cores
 
 GIB = 1 << 30
 
@@ -18,12 +18,12 @@ class WorkerPlacement:
     """One worker's share."""
 
     name: str
-    pulse: str  # file in the run folder; all begin with "worker", see worker/engine/crash_journal.py
+    heartbeat: str  # file in the run folder; all begin with "worker", see worker/engine/crash_journal.py
     settings: Settings
     environment: dict[str, str]
 
 
-def crew(settings: Settings, gpus: Sequence[str], free_port: Callable[[int], int]) -> list[WorkerPlacement]:
+def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[int], int]) -> list[WorkerPlacement]:
     """The workers that `settings` ask for, in a run folder that they name.
 
     `gpus` are words for CUDA_VISIBLE_DEVICES; `free_port(port)` is that port, or another if it is taken.
@@ -32,7 +32,7 @@ def crew(settings: Settings, gpus: Sequence[str], free_port: Callable[[int], int
     count, port = settings.launch.workers, settings.worker.worker_metrics_port
     if count == 1:
         own = with_values(settings, {"worker_metrics_port": free_port(port) if port else 0})
-        return [WorkerPlacement("worker", "worker.pulse", own, {})]
+        return [WorkerPlacement("worker", "worker.heartbeat", own, {})]
     if not count:
         return []
     devices = [] if settings.worker.device == "cpu" else list(gpus)
@@ -44,7 +44,7 @@ def crew(settings: Settings, gpus: Sequence[str], free_port: Callable[[int], int
     return [
         WorkerPlacement(
             f"worker {i}",
-            f"worker-{i}.pulse",
+            f"worker-{i}.heartbeat",
             with_values(
                 shared,
                 {"run_dir": str(folder(settings, i)), "worker_metrics_port": free_port(port + i) if port else 0},
@@ -74,7 +74,7 @@ def addresses(settings: Settings) -> str:
 def _share(settings: Settings, count: int, *, on_cpu: bool) -> Settings:
     """Equal parts: of the threads, and on the CPU of the memory, so that all can hold sequences equally long."""
     worker = settings.worker
-    values: dict[str, object] = {"threads": max(1, (worker.threads or cores()) // count)}
+    values: dict[str, object] = {"threads": max(1, (worker.threads or usable_cores()) // count)}
     if on_cpu and not worker.kv_cache_gb:
         values["kv_cache_gb"] = round(CPU_SHARE * available_bytes() / count / GIB, 2)
     return with_values(settings, values)

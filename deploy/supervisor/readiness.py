@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class Readiness:
     """What /ready said. `progress` is of loading, 0 to 1."""
 
     ready: bool = False
@@ -20,7 +20,7 @@ class Health:
     progress: float = 0.0
 
 
-async def ask(host: str, port: int, timeout: float = 2.0, *, secure: bool = False) -> Health | None:
+async def poll_ready(host: str, port: int, timeout: float = 2.0, *, secure: bool = False) -> Readiness | None:
     """GET /ready, over TLS if `secure`; None when nothing sensible came in `timeout` seconds."""
     with contextlib.suppress(OSError, ValueError, TimeoutError):
         return _understand(await asyncio.wait_for(_get(host, port, _tls() if secure else None), timeout))
@@ -43,16 +43,16 @@ async def _get(host: str, port: int, tls: ssl.SSLContext | None) -> bytes:
         writer.close()
 
 
-def _understand(answer: bytes) -> Health:
+def _understand(answer: bytes) -> Readiness:
     head, _, body = answer.partition(b"\r\n\r\n")
     status = int(head.split(b" ", 2)[1]) if head.startswith(b"HTTP/") else 0
     said = json.loads(body)
     if not isinstance(said, dict) or status not in (200, 503):
         raise ValueError("not an answer of /ready")
-    return Health(status == 200, str(said.get("reason", "")), float(said.get("progress") or 0.0))
+    return Readiness(status == 200, str(said.get("reason", "")), float(said.get("progress") or 0.0))
 
 
-def welcome(url: str, model: str, *, keys: bool) -> str:
+def ready_message(url: str, model: str, *, keys: bool) -> str:
     """What to do with a server that is ready, in lines that can be pasted."""
     body = {"model": model, "prompt": "Once upon a time", "max_tokens": 48}
     auth = ' -H "Authorization: Bearer $API_KEY"' if keys else ""

@@ -61,7 +61,7 @@ def _usable(folder: Path) -> Iterator[None]:
         raise RunDirError(f"cannot use --run-dir {folder}: {error.strerror}") from error
 
 
-def servers(given: str = "") -> list[int]:
+def running_servers(given: str = "") -> list[int]:
     """Process ids of servers that live: the one in the folder `given`, else this user's in temporary ones."""
     folders = [Path(given)] if given else [folder for folder in _temporary() if folder.stat().st_uid == os.getuid()]
     return [pid for folder in folders if (pid := _living(folder))]

@@ -18,15 +18,15 @@ from deploy.supervisor.child_command import environment as _environment
 from deploy.supervisor.child_process import ChildSpec
 from deploy.supervisor.console import Console
 from deploy.supervisor.listen_sockets import is_taken, listen, reachable, url
-from deploy.supervisor.placement import WorkerPlacement, addresses, crew
-from deploy.supervisor.readiness import Health, ask, welcome
+from deploy.supervisor.placement import WorkerPlacement, addresses, place_workers
+from deploy.supervisor.readiness import Readiness, poll_ready, ready_message
 from deploy.supervisor.run_dir import RunDirError, run_dir
 from deploy.supervisor.supervisor import Supervisor
 from deploy.supervisor.watchdog import Timeouts, Watchdog
 from shared.config import Settings, with_values
 from shared.heartbeat import Heartbeat
 from shared.line_writer import NonBlockingStream
-from shared.machine import gpus
+from shared.machine import visible_gpus
 
 
 async def follow(
@@ -42,9 +42,9 @@ async def follow(
 
     Asks five times a second until it is ready, then every `calm` seconds.
     """
-    before = Health()
+    before = Readiness()
     while True:
-        health = await ask(*address, secure=secure) or Health()
+        health = await poll_ready(*address, secure=secure) or Readiness()
         if health.ready and not before.ready:
             console.done()
             console.say("ready again" if supervisor.ready_once else text)
@@ -69,7 +69,7 @@ def serve(settings: Settings, asked: Collection[str]) -> int:
         stack.callback(_close, listeners)
         folder = stack.enter_context(run_dir(settings.wire.run_dir))
         settings = with_values(settings, {"run_dir": str(folder)})
-        workers = crew(settings, gpus(), lambda port: _metrics_port(settings, port, asked))
+        workers = place_workers(settings, visible_gpus(), lambda port: _metrics_port(settings, port, asked))
         return asyncio.run(_supervise(settings, listeners, workers, folder))
 
 
@@ -104,7 +104,7 @@ async def _supervise_over(
         start_timeout=settings.launch.load_timeout,
     )
     secure = bool(settings.frontend.ssl_certfile)
-    text = welcome(url(listeners[0], secure=secure), settings.model.name, keys=bool(settings.frontend.api_keys))
+    text = ready_message(url(listeners[0], secure=secure), settings.model.name, keys=bool(settings.frontend.api_keys))
     watching = follow(supervisor, console, reachable(listeners[0]), text, secure=secure)
     following.append(asyncio.create_task(watching))
     return await supervisor.run()
@@ -127,19 +127,21 @@ def _free_port(host: str) -> int:
         return int(listener.getsockname()[1])
 
 
-def watched(settings: Settings, folder: Path, name: str) -> Watchdog:
-    """For the child whose `--pulse` is the file `name` in the run folder `folder`. Raises RunDirError."""
+def watchdog_for(settings: Settings, folder: Path, name: str) -> Watchdog:
+    """For the child whose `--heartbeat` is the file `name` in the run folder `folder`. Raises RunDirError."""
     try:
-        pulse = Heartbeat(folder / name)
+        heartbeat = Heartbeat(folder / name)
     except OSError as error:
         raise RunDirError(f"cannot write to --run-dir {folder}: {error.strerror}") from error
-    return Watchdog(pulse, Timeouts(settings.frontend.stall_timeout, settings.launch.load_timeout))
+    return Watchdog(heartbeat, Timeouts(settings.frontend.stall_timeout, settings.launch.load_timeout))
 
 
 def _worker(place: WorkerPlacement, folder: Path) -> ChildSpec:
-    watch = watched(place.settings, folder, place.pulse)
-    command = [*_command("worker", place.settings, WORKER_FLAGS), f"--pulse={watch.pulse.file}"]
-    metrics = folder / "metrics" / place.pulse.removesuffix(".pulse")  # apart from others', which count the same things
+    watch = watchdog_for(place.settings, folder, place.heartbeat)
+    command = [*_command("worker", place.settings, WORKER_FLAGS), f"--heartbeat={watch.heartbeat.file}"]
+    metrics = (
+        folder / "metrics" / place.heartbeat.removesuffix(".heartbeat")
+    )  # apart from others', which count the same things
     metrics.mkdir(parents=True, exist_ok=True)
     own = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)} | place.environment
     return ChildSpec(
@@ -154,8 +156,8 @@ def _frontends(settings: Settings, listeners: list[socket.socket], folder: Path)
 
 def _frontend(index: int, settings: Settings, fd: int, folder: Path, generation: int = 0) -> ChildSpec:
     """A successor accepts nobody before it can serve; from its second life on it is a frontend like others."""
-    watch = watched(settings, folder, f"frontend-{index}-{generation % 2}.pulse")
-    command = [*_command("frontend", settings, FRONTEND_FLAGS), f"--fd={fd}", f"--pulse={watch.pulse.file}"]
+    watch = watchdog_for(settings, folder, f"frontend-{index}-{generation % 2}.heartbeat")
+    command = [*_command("frontend", settings, FRONTEND_FLAGS), f"--fd={fd}", f"--heartbeat={watch.heartbeat.file}"]
     metrics = {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
     return ChildSpec(
         f"frontend {index}",

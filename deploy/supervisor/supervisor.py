@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from deploy.supervisor.child_process import Backoff, Child, ChildSpec, look_after
+from deploy.supervisor.child_process import Backoff, Child, ChildSpec, watch_children
 from deploy.supervisor.console import Console
 
 CANNOT_SERVE = (2, 3)  # exit codes that will not get better: bad settings, a model that cannot be served
@@ -61,7 +61,7 @@ class Supervisor:
         with _signals(self.ask_to_stop, again):
             for child in self._children:
                 self._keep(child)
-            guarding = asyncio.create_task(look_after(self._tasks))
+            guarding = asyncio.create_task(watch_children(self._tasks))
             failed = await self._until_failure()
             guarding.cancel()
             codes = await self._stop()

@@ -1,4 +1,4 @@
-"""Judges by its pulse whether a process hangs, and by its exit code whether it died of its work.
+"""Judges by its heartbeat whether a process hangs, and by its exit code whether it died of its work.
 
 Knows counters that stand still and how long to bear that; kills nobody. Time is that of the looks: a machine that
 was asleep, or a supervisor that was stopped, is no evidence against a process.
@@ -41,19 +41,19 @@ class StallTimer:
 class Watchdog:
     """One role's processes, one after another."""
 
-    def __init__(self, pulse: Heartbeat, patience: Timeouts, oom_kills: Callable[[], int] | None = None) -> None:
-        self.pulse = pulse
+    def __init__(self, heartbeat: Heartbeat, patience: Timeouts, oom_kills: Callable[[], int] | None = None) -> None:
+        self.heartbeat = heartbeat
         self._patience = patience
         self._oom_kills = oom_kills or _oom_kills
         self.begin()
 
     @property
     def serving(self) -> bool:
-        return self.pulse.phase is Phase.SERVING
+        return self.heartbeat.phase is Phase.SERVING
 
     def begin(self) -> None:
         """A new process."""
-        self.pulse.begin()
+        self.heartbeat.start()
         self._beats, self._turns = StallTimer(), StallTimer()
         self._oom = self._oom_kills()
 
@@ -63,8 +63,8 @@ class Watchdog:
         `elapsed` is the time since the last look in seconds, `heard` grows with everything it prints.
         """
         serving, elapsed = self.serving, min(elapsed, 2 * TICK_S)
-        silent = self._beats.look(self.pulse.beats, elapsed)
-        stuck = self._turns.look(self.pulse.turns + (0 if serving else heard), elapsed)
+        silent = self._beats.look(self.heartbeat.alive_count, elapsed)
+        stuck = self._turns.look(self.heartbeat.progress_count + (0 if serving else heard), elapsed)
         if not serving:
             return f"its loading has not moved for {stuck:.0f} s" if stuck > self._patience.load_s else ""
         if silent > self._patience.stall_s:
@@ -75,7 +75,7 @@ class Watchdog:
         """Notes for the next process whether this one died of its own work; a `kill -9` from outside is no guilt."""
         if self.serving:
             own = code != -signal.SIGKILL or hung or self._oom_kills() > self._oom
-            self.pulse.blamed = own and code not in GOOD_ENDS
+            self.heartbeat.blamed = own and code not in GOOD_ENDS
 
 
 def is_stopped(pid: int) -> bool:

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
 
-from deploy.supervisor.child_command import CliError, localised, with_text_files
-from deploy.supervisor.embedded_worker import EmbeddedWorker, own_worker
+from deploy.supervisor.child_command import CliError, with_local_model, with_tokenizer_files
+from deploy.supervisor.embedded_worker import EmbeddedWorker, embedded_worker
 from deploy.supervisor.run_dir import RunDirError
 from frontend.api.common import ModelContext
 from frontend.errors import SluiceError
@@ -50,9 +50,9 @@ from frontend.request import Finish, Usage
 from frontend.text.tokenizer import Tokenizer, TokenizerError
 from frontend.workers.pool import WorkerPool
 from shared.config import ConfigError, Settings, with_values
-from shared.default_sizes import with_sizes
+from shared.default_sizes import with_default_sizes
 from shared.flags import Flag, select
-from shared.machine import gpus
+from shared.machine import visible_gpus
 from shared.settings_check import check
 
 __all__ = ["LLM", "Answer", "CannotStart", "ChatOptions", "Closed", "ConfigError", "Finish", "Options", "SluiceError",
@@ -235,7 +235,7 @@ def _prepared(model: str, given: dict[str, Any]) -> Opening:
     values = {name: _typed(SETTINGS[name], value) for name, value in given.items()}
     settings = check(with_values(Settings(), {"model": model, **DEFAULTS, **values}), {"model", *values})
     try:
-        placed = localised(settings)
+        placed = with_local_model(settings)
     except CliError as error:
         raise CannotStart(str(error)) from error
     return lambda: _open(placed)
@@ -249,7 +249,7 @@ def _typed(flag: Flag, value: Any) -> Any:
 @asynccontextmanager
 async def _open(settings: Settings) -> AsyncIterator[BatchRunner]:
     try:
-        async with own_worker(settings) as worker:
+        async with embedded_worker(settings) as worker:
             config = settings.frontend
             fleet = WorkerPool(
                 worker.wire, stall_timeout=config.stall_timeout, recovery_timeout=config.recovery_timeout
@@ -270,7 +270,7 @@ async def _tokenizer(settings: Settings) -> Tokenizer:
     template = settings.frontend.chat_template
     with ThreadPoolExecutor(1) as thread:
         return await asyncio.get_running_loop().run_in_executor(
-            thread, lambda: Tokenizer.load(Path(with_text_files(settings).model.model), template)
+            thread, lambda: Tokenizer.load(Path(with_tokenizer_files(settings).model.model), template)
         )
 
 
@@ -279,10 +279,10 @@ async def _ready(worker: EmbeddedWorker, fleet: WorkerPool, tokenizer: Tokenizer
     loaded.set_result(tokenizer)
     service = Service(fleet, loaded)
     while fleet.welcome is None or not service.state()[0]:
-        worker.check()
+        worker.raise_if_ended()
         await asyncio.sleep(POLL_S)
-    worker.trust()
-    sizes = with_sizes(settings.worker, on_gpu=settings.worker.device != "cpu" and bool(gpus()))
+    worker.mark_ready()
+    sizes = with_default_sizes(settings.worker, on_gpu=settings.worker.device != "cpu" and bool(visible_gpus()))
     context = ModelContext.of(settings.model.name, tokenizer, settings.frontend).within(fleet.welcome.limits)
     width = sizes.max_batch_size + min(sizes.max_batch_size, sizes.max_waiting_requests)
     return BatchRunner(service, context, width, settings.frontend.recovery_timeout)

@@ -9,8 +9,8 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from shared.config import ConfigError, Settings, with_values
-from shared.default_sizes import with_sizes
-from shared.flags import Parser, add_flags, all_flags, misspelt, read, select, to_argv, without_settings
+from shared.default_sizes import with_default_sizes
+from shared.flags import Parser, add_flags, all_flags, misspelt_variables, read, select, to_argv, without_settings
 from shared.settings_check import check
 
 FLAGS = all_flags()
@@ -50,14 +50,14 @@ def test_booleans_in_the_environment(text: str) -> None:
 
 
 def test_a_variable_that_is_nearly_a_setting_is_told_and_others_are_left_alone() -> None:
-    said = misspelt({"SLUICE_MAX_BATCHSIZE": "8", "SLUICE_MODELS": "x"})
+    said = misspelt_variables({"SLUICE_MAX_BATCHSIZE": "8", "SLUICE_MODELS": "x"})
     assert said == [
         "SLUICE_MAX_BATCHSIZE is no setting; did you mean SLUICE_MAX_BATCH_SIZE?",
         "SLUICE_MODELS is no setting; did you mean SLUICE_MODEL?",
     ]
     ours = dict.fromkeys(flag.variable for flag in FLAGS) | {"SLUICE_NATIVE_TIER": "", "SLUICE_API_KEY": ""}
     kubernetes = dict.fromkeys(("SLUICE_SERVICE_HOST", "SLUICE_PORT_80_TCP", "SLUICE_SERVICE_PORT_HTTP"))
-    assert misspelt({name: "" for name in [*ours, *kubernetes]}) == []
+    assert misspelt_variables({name: "" for name in [*ours, *kubernetes]}) == []
 
 
 def test_help_names_every_flag_its_unit_default_and_variable() -> None:
@@ -179,9 +179,9 @@ def test_a_default_gives_way_to_what_was_asked_for(argv: str, expected: dict[str
 def test_a_step_fits_the_device_and_what_was_asked_for(
     argv: str, on_gpu: bool, step: int, batch: int, chunk: int
 ) -> None:
-    worker = with_sizes(parse(*argv.split()).worker, on_gpu=on_gpu)
+    worker = with_default_sizes(parse(*argv.split()).worker, on_gpu=on_gpu)
     assert (worker.max_step_tokens, worker.max_batch_size, worker.prefill_chunk_size) == (step, batch, chunk)
-    assert with_sizes(worker, on_gpu=not on_gpu) == worker
+    assert with_default_sizes(worker, on_gpu=not on_gpu) == worker
 
 
 def test_children_are_killed_only_after_they_had_time_to_drain() -> None:

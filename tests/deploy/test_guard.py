@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor.child_process import ChildSpec, look_after
+from deploy.supervisor.child_process import ChildSpec, watch_children
 from deploy.supervisor.watchdog import TICK_S, Timeouts, Watchdog, is_stopped
 from shared.heartbeat import Heartbeat, Phase
 from tests.deploy.test_launch import lasting, running, script, until
@@ -24,12 +24,12 @@ class Looked:
         self.oom = 0
         self.heard = 0
         self.watch = Watchdog(Heartbeat(), PATIENCE, lambda: self.oom)
-        self.watch.pulse.phase = phase
+        self.watch.heartbeat.phase = phase
 
     def seconds(self, count: float, *, beats: bool = False, turns: bool = False, heard: bool = False) -> str:
         for _ in range(int(count / TICK_S)):
-            self.watch.pulse.beat() if beats else None
-            self.watch.pulse.turn() if turns else None
+            self.watch.heartbeat.alive() if beats else None
+            self.watch.heartbeat.progress() if turns else None
             self.heard += heard
             if said := self.watch.look(TICK_S, self.heard):
                 return said
@@ -72,7 +72,7 @@ def test_a_death_of_its_own_work(code: int, hung: bool, oom: int, blamed: bool) 
     looked = Looked()
     looked.oom += oom
     looked.watch.ended(code, hung=hung)
-    assert looked.watch.pulse.blamed is blamed
+    assert looked.watch.heartbeat.blamed is blamed
 
 
 def test_who_never_served_says_nothing_of_those_before_it() -> None:
@@ -80,34 +80,34 @@ def test_who_never_served_says_nothing_of_those_before_it() -> None:
     looked.watch.ended(-signal.SIGSEGV, hung=False)
     looked.watch.begin()
     looked.watch.ended(-signal.SIGKILL, hung=False)
-    assert looked.watch.pulse.blamed
+    assert looked.watch.heartbeat.blamed
 
 
 def test_a_pulse_is_read_by_others_and_private(tmp_path: Path) -> None:
-    one, other = Heartbeat(tmp_path / "pulse"), Heartbeat(tmp_path / "pulse")
-    one.beat()
-    one.turn()
+    one, other = Heartbeat(tmp_path / "heartbeat"), Heartbeat(tmp_path / "heartbeat")
+    one.alive()
+    one.progress()
     one.phase = Phase.LOADING
     one.body[:2] = b"hi"
-    assert (other.beats, other.turns, other.phase, bytes(other.body[:2])) == (1, 1, Phase.LOADING, b"hi")
-    assert (tmp_path / "pulse").stat().st_mode & 0o077 == 0
+    assert (other.alive_count, other.progress_count, other.phase, bytes(other.body[:2])) == (1, 1, Phase.LOADING, b"hi")
+    assert (tmp_path / "heartbeat").stat().st_mode & 0o077 == 0
 
 
 def test_a_pulse_that_was_taken_away_is_there_again_for_the_next_process(tmp_path: Path) -> None:
-    file = tmp_path / "run" / "pulse"
+    file = tmp_path / "run" / "heartbeat"
     file.parent.mkdir()
     ours = Heartbeat(file)
     ours.body[:2] = b"hi"
     ours.blamed = True
     shutil.rmtree(file.parent)
-    ours.begin()
+    ours.start()
     next_one = Heartbeat(file)
     assert next_one.blamed and bytes(next_one.body[:2]) == b"hi"
     next_one.phase = Phase.SERVING
     assert ours.phase is Phase.SERVING and file.parent.stat().st_mode & 0o077 == 0
     (tmp_path / "file").touch()
-    ours.file = tmp_path / "file" / "pulse"  # which cannot be
-    ours.begin()
+    ours.file = tmp_path / "file" / "heartbeat"  # which cannot be
+    ours.start()
 
 
 LIVES = """
@@ -115,16 +115,16 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from shared.heartbeat import Phase, Heartbeat
-pulse = Heartbeat(Path({file!r}))
-pulse.phase = Phase.SERVING
+heartbeat = Heartbeat(Path({file!r}))
+heartbeat.phase = Phase.SERVING
 print("life", N, flush=True)
 import signal, os
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 signal.signal(signal.SIGHUP, lambda *_: (print("leaving", flush=True), time.sleep({leaving}), os._exit(0)))
 while True:
-    pulse.beat()
+    heartbeat.alive()
     if N > 1 or {good}:
-        pulse.turn()
+        heartbeat.progress()
     time.sleep(0.02)
 """
 
@@ -148,7 +148,7 @@ async def test_who_hangs_is_killed_once_and_started_again(tmp_path: Path, quick:
         await run.until("life 1", "hangs: its work has not moved for", "was killed by SIGKILL", "life 2")
         await asyncio.sleep(1.0)
         assert run.text.count("hangs") == run.text.count("was killed") == 1
-        assert run.text.count("up") == 1, "whoever has no pulse is left alone"
+        assert run.text.count("up") == 1, "whoever has no heartbeat is left alone"
 
 
 async def test_who_was_stopped_did_not_hang_of_its_work(tmp_path: Path, quick: None) -> None:
@@ -160,7 +160,7 @@ async def test_who_was_stopped_did_not_hang_of_its_work(tmp_path: Path, quick: N
         os.kill(child._process.pid, signal.SIGSTOP)
         await until(lambda: is_stopped(child._process.pid))  # type: ignore[union-attr]
         await run.until("(it is stopped); killing it", "life 2")
-        assert role.watch is not None and not role.watch.pulse.blamed
+        assert role.watch is not None and not role.watch.heartbeat.blamed
 
 
 async def test_the_next_one_serves_before_the_last_one_leaves(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ async def test_looking_goes_on_for_those_who_come_later(quick: None) -> None:
             seen.append(elapsed)
 
     children: dict[Seen, None] = {}
-    task = asyncio.create_task(look_after(children))  # type: ignore[arg-type]
+    task = asyncio.create_task(watch_children(children))  # type: ignore[arg-type]
     children[Seen()] = None
     await until(lambda: len(seen) > 1)
     task.cancel()

@@ -20,7 +20,7 @@ from deploy.supervisor.console import Console
 from deploy.supervisor.listen_sockets import listen, reachable
 from deploy.supervisor.placement import WorkerPlacement
 from deploy.supervisor.run_dir import RunDirError, reserve_metrics
-from deploy.supervisor.serve import follow, watched
+from deploy.supervisor.serve import follow, watchdog_for
 from deploy.supervisor.supervisor import Supervisor
 from shared.config import Settings, with_values
 from shared.flags import Parser, add_flags, read
@@ -239,14 +239,14 @@ async def test_it_shows_progress_then_how_to_use_it_then_every_change() -> None:
 def test_children_are_told_everything_by_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_PORT", "1")
     settings = check(with_values(Settings(), {"max_step_tokens": 32, "prefix_cache": False, "port": 9, "model": "a/b"}))
-    worker = serve._worker(WorkerPlacement("worker", "worker.pulse", settings, {}), tmp_path)
+    worker = serve._worker(WorkerPlacement("worker", "worker.heartbeat", settings, {}), tmp_path)
     with socket.socket() as one, socket.socket() as other:
         first, second = serve._frontends(settings, [one, other], tmp_path)
     for role, flags in ((worker, WORKER_FLAGS), (first, FRONTEND_FLAGS)):
         words = role.command(1)[role.command(1).index("deploy.cli.main") + 2 :]
         parser = Parser()
         add_flags(parser, flags)
-        ours = [word for word in words if not word.startswith(("--parent=", "--fd=", "--pulse="))]
+        ours = [word for word in words if not word.startswith(("--parent=", "--fd=", "--heartbeat="))]
         assert f"--parent={os.getpid()}" in words
         told = read(parser.read(ours), {}, flags)
         assert told.model == settings.model
@@ -266,9 +266,9 @@ def test_what_is_mapped_has_its_room_from_the_start_or_is_refused(
     assert [file.name for file in files] == ["counter_worker.db", "gauge_max_worker.db", "histogram_worker.db"]
     files[0].write_bytes(b"counted" + files[0].read_bytes()[7:])
     assert reserve_metrics(tmp_path / "metrics", "worker") and files[0].read_bytes()[:7] == b"counted"
-    pulse = watched(Settings(), tmp_path, "pulse").pulse.file
-    assert pulse is not None
-    assert all(file.stat().st_blocks * 512 >= file.stat().st_size > 0 for file in (pulse, *files))
+    heartbeat = watchdog_for(Settings(), tmp_path, "heartbeat").heartbeat.file
+    assert heartbeat is not None
+    assert all(file.stat().st_blocks * 512 >= file.stat().st_size > 0 for file in (heartbeat, *files))
 
     def full(fd: int, start: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -278,4 +278,4 @@ def test_what_is_mapped_has_its_room_from_the_start_or_is_refused(
     assert not reserve_metrics(tmp_path / "full", "worker") and not list((tmp_path / "full").iterdir())
     assert not reserve_metrics(tmp_path / "metrics", "worker") and all(file.exists() for file in files)
     with pytest.raises(RunDirError, match="No space left"):
-        watched(Settings(), tmp_path / "full", "pulse")
+        watchdog_for(Settings(), tmp_path / "full", "heartbeat")

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from deploy.cli.reload import reload
 from deploy.supervisor.child_command import CliError
-from deploy.supervisor.console import Console, Lines
+from deploy.supervisor.console import Console, LineSplitter
 from deploy.supervisor.listen_sockets import ListenError, is_taken, listen, reachable, url
-from deploy.supervisor.readiness import welcome
-from deploy.supervisor.run_dir import RunDirError, run_dir, servers
+from deploy.supervisor.readiness import ready_message
+from deploy.supervisor.run_dir import RunDirError, run_dir, running_servers
 
 
 class Terminal(io.StringIO):
@@ -33,14 +33,14 @@ class Terminal(io.StringIO):
 def test_lines_are_whole_however_they_were_cut(texts: list[str], cuts: list[int]) -> None:
     data = "".join(text + "\n" for text in texts).encode("utf-8", "surrogatepass")
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    lines = Lines()
+    lines = LineSplitter()
     found = [line for a, b in itertools.pairwise(places) for line in lines.feed(data[a:b])]
     assert found == [text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for text in texts]
     assert lines.close() == []
 
 
 def test_odd_lines() -> None:
-    lines = Lines(limit=8)
+    lines = LineSplitter(limit=8)
     assert lines.feed(b"10 %\r50 %\r\n\xff\nlast") == ["50 %", "\N{REPLACEMENT CHARACTER}"]
     assert lines.close() == ["last"]
     assert lines.feed(b"longer than that") == ["longer than that"]
@@ -183,27 +183,27 @@ def test_whatever_is_wrong_with_a_run_folder_is_one_sentence(tmp_path: Path, mon
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
     with pytest.raises(RunDirError, match="name one with --run-dir"), run_dir():
         pass
-    assert servers() == []
+    assert running_servers() == []
 
 
 def test_the_welcome_can_be_pasted() -> None:
-    text = welcome("http://127.0.0.1:8000", "it's mine", keys=True)
+    text = ready_message("http://127.0.0.1:8000", "it's mine", keys=True)
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("  curl")]
     bodies = [json.loads(words[-1]) for words in commands]
     assert [body["model"] for body in bodies] == ["it's mine", "it's mine"]
     assert [body.get("stream_format") for body in bodies] == [None, "events"]
     assert all("Authorization: Bearer $API_KEY" in words for words in commands)
-    assert "Authorization" not in welcome("http://127.0.0.1:8000", "demo", keys=False)
+    assert "Authorization" not in ready_message("http://127.0.0.1:8000", "demo", keys=False)
 
 
 def test_servers_that_live_are_found_and_dead_ones_are_not(temporary: Path) -> None:
     (temporary / "sluice-run-dead").mkdir()
     (temporary / "sluice-run-dead" / "lock").write_text("1")
-    assert servers() == []
+    assert running_servers() == []
     with pytest.raises(CliError, match="no server runs"):
         reload([])
     with run_dir() as folder:
-        assert servers() == servers(str(folder)) == [os.getpid()]
+        assert running_servers() == running_servers(str(folder)) == [os.getpid()]
         with run_dir(), pytest.raises(CliError, match="2 servers run here; send SIGHUP to one"):
             reload([])
     with pytest.raises(CliError, match="no server runs in"):

@@ -14,7 +14,7 @@ import pytest
 
 from deploy.cli.main import main
 from deploy.supervisor import embedded_worker
-from deploy.supervisor.child_command import DEMO
+from deploy.supervisor.child_command import DEMO_MODEL
 from frontend.offline.llm import LLM, CannotStart
 from tests.e2e.held import Hold
 from tests.e2e.server import PATIENCE_S, ROOT, Server
@@ -133,7 +133,7 @@ def test_a_model_that_cannot_be_served_is_told_in_the_workers_last_words(tmp_pat
     (tmp_path / "config.json").write_text('{"model_type": "abacus", "architectures": ["Abacus"]}')
     with pytest.raises(CannotStart, match=r"tokenizer\.json"):
         LLM(tmp_path, threads=1)
-    shutil.copy(DEMO / "tokenizer.json", tmp_path)
+    shutil.copy(DEMO_MODEL / "tokenizer.json", tmp_path)
     with pytest.raises(CannotStart, match=r"the worker cannot start: .*(abacus|Abacus)"):
         LLM(tmp_path, threads=1)
     assert [pid for pid in children(os.getpid()) if str(tmp_path).encode() in command(pid)] == []

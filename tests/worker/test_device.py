@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shared.config import ConfigError
-from shared.machine import gpus
+from shared.machine import visible_gpus
 from worker.model.device import check_format, pick_device
 
 NO_DRIVER = (
@@ -87,7 +87,7 @@ def test_a_variable_that_hides_all_gpus_is_named(
 ) -> None:
     machine("No CUDA GPUs are available")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpus() == left
+    assert visible_gpus() == left
     words = "No CUDA GPUs" if left else f"CUDA_VISIBLE_DEVICES is '{visible}', which leaves no GPU"
     with pytest.raises(ConfigError, match=f"--device cuda: {words}"):
         pick_device("cuda")
@@ -107,7 +107,7 @@ def test_a_gpu_that_cannot_be_used_is_not_passed_over_in_silence(
         said = len(caplog.messages)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
         pick_device("auto")
-    assert said == 0 or gpus(), "nothing is said where there is none"
+    assert said == 0 or visible_gpus(), "nothing is said where there is none"
     assert "too old (found version 11040)" in caplog.messages[-1]
 
 

@@ -31,51 +31,51 @@ def sequence(id: int, crashes: int = 0) -> Sequence:
     return Sequence((ME, id), [1], 1, m.Sampling(5), 0, 0.0, crashes=crashes, pages=array("i"))
 
 
-def death(pulse: Heartbeat, *, blamed: bool = True) -> CrashJournal:
+def death(heartbeat: Heartbeat, *, blamed: bool = True) -> CrashJournal:
     """The next worker's ledger, after the one before has died."""
-    pulse.blamed = blamed
-    return CrashJournal(pulse)
+    heartbeat.blamed = blamed
+    return CrashJournal(heartbeat)
 
 
 def test_only_who_was_in_the_last_step_gets_a_strike(tmp_path: Path) -> None:
-    pulse = Heartbeat(tmp_path / "worker.pulse")
-    ledger = CrashJournal(pulse)
+    heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
+    ledger = CrashJournal(heartbeat)
     ledger.running([sequence(1), sequence(2)])
     ledger.running([sequence(2), sequence(3)])
-    ledger = death(pulse)
+    ledger = death(heartbeat)
     assert [ledger.strikes((ME, id), 1) for id in (1, 2, 3)] == [0, 1, 1]
     assert ledger.strikes((ME, 2), 0) == 0, "a new request is nobody's heir"
 
 
 def test_strikes_outlive_deaths_until_there_is_progress(tmp_path: Path) -> None:
-    pulse = Heartbeat(tmp_path / "worker.pulse")
-    ledger = CrashJournal(pulse)
+    heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
+    ledger = CrashJournal(heartbeat)
     innocent, poison = sequence(1), sequence(2)
     ledger.running([innocent, poison])
-    ledger = death(pulse)
-    ledger = death(pulse)  # of something else, before a step
+    ledger = death(heartbeat)
+    ledger = death(heartbeat)  # of something else, before a step
     innocent.crashes, poison.crashes = (ledger.strikes(one.key, 1) for one in (innocent, poison))
     assert (innocent.crashes, poison.crashes) == (1, 1)
     ledger.running([innocent])
     ledger.acquit(innocent)
     ledger.running([poison])
-    ledger = death(pulse)
+    ledger = death(heartbeat)
     assert [ledger.strikes(one.key, 1) for one in (innocent, poison)] == [0, QUARANTINE]
 
 
 def test_nobody_is_blamed_for_a_kill_from_outside_or_a_death_at_rest(tmp_path: Path) -> None:
-    pulse = Heartbeat(tmp_path / "worker.pulse")
-    ledger = CrashJournal(pulse)
+    heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
+    ledger = CrashJournal(heartbeat)
     ledger.running([sequence(1)])
-    ledger = death(pulse, blamed=False)
+    ledger = death(heartbeat, blamed=False)
     assert ledger.strikes((ME, 1), 20) == 0
     ledger.running([sequence(1)])
     ledger.rest()
-    assert death(pulse).strikes((ME, 1), 20) == 0
+    assert death(heartbeat).strikes((ME, 1), 20) == 0
 
 
 def test_another_worker_knows_too(tmp_path: Path) -> None:
-    dead, other = Heartbeat(tmp_path / "worker-0.pulse"), CrashJournal(Heartbeat(tmp_path / "worker-1.pulse"))
+    dead, other = Heartbeat(tmp_path / "worker-0.heartbeat"), CrashJournal(Heartbeat(tmp_path / "worker-1.heartbeat"))
     CrashJournal(dead).running([sequence(1)])
     assert other.strikes((ME, 1), 1) == 0
     dead.blamed = True
@@ -87,11 +87,11 @@ def test_without_a_file_the_frontends_count() -> None:
 
 
 def test_a_ledger_keeps_to_its_size(tmp_path: Path) -> None:
-    pulse = Heartbeat(tmp_path / "worker.pulse")
-    CrashJournal(pulse).running([sequence(id) for id in range(5000)])
-    ledger = death(pulse)
+    heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
+    CrashJournal(heartbeat).running([sequence(id) for id in range(5000)])
+    ledger = death(heartbeat)
     assert ledger.strikes((ME, 0), 1) == 1 and ledger.strikes((ME, 4999), 1) == 0
-    death(pulse)
+    death(heartbeat)
 
 
 class Lives:
@@ -100,7 +100,7 @@ class Lives:
     def __init__(
         self, folder: Path, prompts: list[list[int]], count: int, check: Callable[[list[Chunk]], None]
     ) -> None:
-        self.pulse = Heartbeat(folder / "worker.pulse")
+        self.heartbeat = Heartbeat(folder / "worker.heartbeat")
         self.prompts, self.count, self.check = prompts, count, check
         self.outputs: dict[int, list[int]] = {id: [] for id in range(len(prompts))}
         self.ends: dict[int, m.End] = {}
@@ -110,23 +110,23 @@ class Lives:
     def live(self, turns: int) -> bool:
         """One worker for so many turns; True if it died of its work."""
         bench = Bench(self.check)
-        bench.desk.ledger = CrashJournal(self.pulse)
-        self.pulse.phase = Phase.SERVING
+        bench.desk.ledger = CrashJournal(self.heartbeat)
+        self.heartbeat.phase = Phase.SERVING
         open = [id for id in self.outputs if id not in self.ends and id not in self.refused]
         bench.say(*(
             submit(id, self.prompts[id], self.count, generated=pack_u32(self.outputs[id]), crashes=self.crashes)
             for id in open
         ))  # fmt: skip
-        self.pulse.blamed = False
+        self.heartbeat.blamed = False
         try:
             for _ in range(turns):
                 bench.turn()
                 self._hear(bench)
         except Died:
-            self.pulse.blamed = True
+            self.heartbeat.blamed = True
             self._hear(bench)
         self.crashes += 1
-        return self.pulse.blamed
+        return self.heartbeat.blamed
 
     def _hear(self, bench: Bench) -> None:
         for _, step in bench.link.sent:

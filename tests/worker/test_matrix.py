@@ -20,7 +20,7 @@ from torch import Tensor
 import worker.run.runner
 from frontend.text.grammar import json_schema
 from shared.config import WorkerConfig
-from shared.default_sizes import with_sizes
+from shared.default_sizes import with_default_sizes
 from shared.messages import Sampling
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.kernels.native_tiers import EMULATED, HERE, tier  # noqa: F401
@@ -67,7 +67,7 @@ class Mode:
             max_draft_tokens=self.drafts or 7,
             max_step_tokens=256,
         )
-        return SchedulerConfig.of(with_sizes(worker, on_gpu=False), MAX_SEQ_LEN, frozenset({EOS}))
+        return SchedulerConfig.of(with_default_sizes(worker, on_gpu=False), MAX_SEQ_LEN, frozenset({EOS}))
 
 
 def modes() -> Iterator[Mode]:

@@ -4,7 +4,7 @@ A request gets a strike when a worker dies of a step that it was in. One with a 
 made a token, which takes its strikes away: so it is known for certain who kills workers, two deaths are enough,
 and whoever merely was near is acquitted. Who only waited, or whose worker was killed from outside, gets none.
 
-Knows the layout of a pulse's body (all counts u32) and nothing of processes:
+Knows the layout of a heartbeat's body (all counts u32) and nothing of processes:
 
       0  step: how many, and the strikes each gets should this step be the last; 8  suspects: how many
      16  step: 12 bytes each, frontend id and request id; then suspects: the same and their strikes
@@ -26,20 +26,20 @@ _MOST_SUSPECTS = 1024
 
 
 class CrashJournal:
-    """One worker's own. With a pulse that has no file, what the frontends say of a request's crashes counts."""
+    """One worker's own. With a heartbeat that has no file, what the frontends say of a request's crashes counts."""
 
-    def __init__(self, pulse: Heartbeat | None = None) -> None:
-        self._pulse = pulse or Heartbeat()
+    def __init__(self, heartbeat: Heartbeat | None = None) -> None:
+        self._heartbeat = heartbeat or Heartbeat()
         self._step: list[Sequence] = []
-        self._suspects = _accused(self._pulse)
+        self._suspects = _accused(self._heartbeat)
         self._write_suspects()
         self.rest(force=True)
-        self._pulse.blamed = False
+        self._heartbeat.blamed = False
 
     def strikes(self, key: Key, crashes: int) -> int:
         """Of a request, by its `key` at its first worker; `crashes`: its frontend's count of workers that died since it
         made progress."""
-        own = self._pulse.file
+        own = self._heartbeat.file
         if own is None:
             return crashes
         if not crashes:
@@ -53,15 +53,15 @@ class CrashJournal:
             return
         self._step = sequences
         keys = b"".join([_KEY.pack(*sequence.original_key) for sequence in sequences[:_MOST]])
-        self._pulse.body[_AT : _AT + len(keys)] = keys
+        self._heartbeat.body[_AT : _AT + len(keys)] = keys
         strikes = 1 + max([sequence.crashes for sequence in sequences])
-        _STEP.pack_into(self._pulse.body, 0, min(_MOST, len(sequences)), strikes)
+        _STEP.pack_into(self._heartbeat.body, 0, min(_MOST, len(sequences)), strikes)
 
     def rest(self, *, force: bool = False) -> None:
         """No step runs."""
         if self._step or force:
             self._step = []
-            _STEP.pack_into(self._pulse.body, 0, 0, 0)
+            _STEP.pack_into(self._heartbeat.body, 0, 0, 0)
 
     def acquit(self, sequence: Sequence) -> None:
         """It has made progress, alone."""
@@ -72,23 +72,23 @@ class CrashJournal:
     def _write_suspects(self) -> None:
         entries = list(islice(self._suspects.items(), _MOST_SUSPECTS))
         data = b"".join([_SUSPECT.pack(*key, strikes) for key, strikes in entries])
-        self._pulse.body[_SUSPECTS_AT : _SUSPECTS_AT + len(data)] = data
-        _SUSPECTS.pack_into(self._pulse.body, 8, len(entries))
+        self._heartbeat.body[_SUSPECTS_AT : _SUSPECTS_AT + len(data)] = data
+        _SUSPECTS.pack_into(self._heartbeat.body, 8, len(entries))
 
 
-def _accused(pulse: Heartbeat) -> dict[Key, int]:
+def _accused(heartbeat: Heartbeat) -> dict[Key, int]:
     """What a file says of the dead: those of the last step first, if it was what killed them."""
-    last = _last_step(pulse) if pulse.blamed else {}
-    return last | {key: strikes for key, strikes in _older(pulse).items() if key not in last}
+    last = _last_step(heartbeat) if heartbeat.blamed else {}
+    return last | {key: strikes for key, strikes in _older(heartbeat).items() if key not in last}
 
 
-def _last_step(pulse: Heartbeat) -> dict[Key, int]:
-    count, strikes = _STEP.unpack_from(pulse.body, 0)
-    keys = _KEY.iter_unpack(pulse.body[_AT : _AT + count * _KEY.size])
+def _last_step(heartbeat: Heartbeat) -> dict[Key, int]:
+    count, strikes = _STEP.unpack_from(heartbeat.body, 0)
+    keys = _KEY.iter_unpack(heartbeat.body[_AT : _AT + count * _KEY.size])
     return {(frontend, id): strikes for frontend, id in keys}
 
 
-def _older(pulse: Heartbeat) -> dict[Key, int]:
-    (count,) = _SUSPECTS.unpack_from(pulse.body, 8)
-    entries = _SUSPECT.iter_unpack(pulse.body[_SUSPECTS_AT : _SUSPECTS_AT + count * _SUSPECT.size])
+def _older(heartbeat: Heartbeat) -> dict[Key, int]:
+    (count,) = _SUSPECTS.unpack_from(heartbeat.body, 8)
+    entries = _SUSPECT.iter_unpack(heartbeat.body[_SUSPECTS_AT : _SUSPECTS_AT + count * _SUSPECT.size])
     return {(frontend, id): strikes for frontend, id, strikes in entries}

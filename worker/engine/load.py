@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
-from shared.default_sizes import with_sizes
+from shared.default_sizes import with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
 from worker.grammar.compiler import Compiler
@@ -62,16 +62,16 @@ def load_engine(
     on_progress: Progress = lambda done, total: None,
     on_download: Progress = lambda done, total: None,
     *,
-    known: bool = False,
+    prefer_cache: bool = False,
 ) -> Engine:
-    """`known`: the checkpoint that is in the cache will do, even if the hub has a newer one.
+    """`prefer_cache`: the checkpoint that is in the cache will do, even if the hub has a newer one.
 
     Raises ConfigError (flags that do not fit the model or the machine), CheckpointError, or DeviceBroken (a GPU that a
     kernel has left unusable), in one sentence.
     """
     device = pick_device(worker.device)
-    worker = with_sizes(worker, on_gpu=device.type == "cuda")
-    folder = resolve(model.model, model.revision, known=known, on_progress=on_download)
+    worker = with_default_sizes(worker, on_gpu=device.type == "cuda")
+    folder = resolve(model.model, model.revision, prefer_cache=prefer_cache, on_progress=on_download)
     spec, tokenizer_hash = _spec(folder), _hash(folder)
     dtype, kv, scheme = _formats(spec, worker, device)
     longest(spec, model, worker)  # raises before the weights are read

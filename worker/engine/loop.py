@@ -75,7 +75,7 @@ class Loop:
     def turn(self) -> bool:
         """One step; False when there was nothing to compute."""
         began = self._clock()
-        self._link.alive()
+        self._link.progress()
         self._desk.receive(self._link.inbox, began)
         plan = self._scheduler.plan(began)
         planned = self._clock()

@@ -40,11 +40,11 @@ class UnsupportedModel(CheckpointError):
 
 
 def resolve(
-    model: str, revision: str = "", *, known: bool = False, on_progress: Progress = lambda done, total: None
+    model: str, revision: str = "", *, prefer_cache: bool = False, on_progress: Progress = lambda done, total: None
 ) -> Path:
     """The folder of a checkpoint: `model` itself, or a snapshot of that hub id, downloaded unless it is cached.
 
-    `known`: a whole one in the cache will do, without asking the hub for a newer one; the rest is `shared.hf_hub`'s.
+    `prefer_cache`: use a complete cached copy without asking the hub for a newer one; see `shared.hf_hub`.
     Raises CheckpointError when there is no such folder and the hub does not have it or cannot be reached.
     """
     folder = Path(model).expanduser()
@@ -54,7 +54,7 @@ def resolve(
         raise CheckpointError(f"{model} is not a folder")
     try:
         fetched = partial(fetch, model, PATTERNS, revision=revision, on_progress=on_progress)
-        if known and _is_whole(folder := fetched(known=True)):
+        if prefer_cache and _is_whole(folder := fetched(prefer_cache=True)):
             return folder
         return fetched()
     except HubError as error:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from shared.config import ConfigError
-from shared.machine import gpus
+from shared.machine import visible_gpus
 from worker.kernels.quantize import FORMATS, Scheme
 
 log = logging.getLogger("sluice.load")
@@ -22,7 +22,7 @@ MULTIPLIES = {torch.int8: (8, 0), torch.float8_e4m3fn: (8, 9)}  # compute capabi
 def pick_device(name: str) -> torch.device:
     """`auto` is a GPU where there is one. Raises ConfigError when a GPU is asked for, or found, and cannot compute."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        if name == "auto" and gpus():
+        if name == "auto" and visible_gpus():
             log.warning("there is a GPU, but it cannot be used: %s", _why_no_cuda())
         return torch.device("cpu")
     if why := _why_no_cuda():
@@ -67,7 +67,7 @@ def _why_no_cuda() -> str:
     if torch.version.cuda is None:
         return "this PyTorch was built without CUDA"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not gpus():
+    if visible is not None and not visible_gpus():
         return f"CUDA_VISIBLE_DEVICES is {visible!r}, which leaves no GPU"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ greets frontends, keeps their leases, broadcasts Status with the age of the loop
 
     compute loop ──publish(topic, Step)──► outbox ─┐            ┌─ ROUTER ◄── frontends
                  ◄──inbox, awake─────────────── I/O thread ─────┤
-                 ──snapshot, turned────────────►               └─ XPUB  ──► frontends
+                 ──snapshot, progress──────────►               └─ XPUB  ──► frontends
 
 A frame that a frontend cannot take is dropped and its number skipped: the frontend sees the gap and asks again.
 """
@@ -78,11 +78,11 @@ class WireServer:
     identity: Identity
     lease_timeout: float  # seconds
     snapshot: Callable[[], m.Status]  # called in the I/O thread
-    pulse: Heartbeat = field(default_factory=Heartbeat)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
     inbox: deque[tuple[bytes, m.Request | FrontendGone]] = field(default_factory=deque)
     awake: threading.Event = field(default_factory=threading.Event)
-    layers: Callable[[], int] = lambda: 0  # called in the I/O thread; grows while a step makes progress
-    turned: float = field(default_factory=time.monotonic)  # when the compute loop last made progress
+    step_progress: Callable[[], int] = lambda: 0  # called in the I/O thread; grows while a step makes progress
+    progressed_at: float = field(default_factory=time.monotonic)  # when the compute loop last made progress
     counts: WireServerCounters = field(default_factory=WireServerCounters)
     _peers: dict[bytes, FrontendPeer] = field(default_factory=dict)
     _subscribers: Counter[bytes] = field(default_factory=Counter)  # connections of each topic
@@ -112,7 +112,7 @@ class WireServer:
         peers = tuple(
             m.ConnectedFrontend(id.hex(), peer.pid, peer.streams, peer.seq) for id, peer in list(self._peers.items())
         )
-        age = time.monotonic() - self.turned
+        age = time.monotonic() - self.progressed_at
         return msgspec.structs.replace(self.snapshot(), last_step_age_s=age, frontends=peers)
 
     # called by the compute loop
@@ -125,10 +125,10 @@ class WireServer:
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
 
-    def alive(self) -> None:
+    def progress(self) -> None:
         """The compute loop has made progress."""
-        self.turned = time.monotonic()
-        self.pulse.turn()
+        self.progressed_at = time.monotonic()
+        self.heartbeat.progress()
 
     def publish(self, topic: bytes, step: m.Step) -> None:
         """Hand a frame over; its number is given when it is sent."""
@@ -191,11 +191,11 @@ class WireServer:
         self._broadcast()
 
     def _beat(self) -> None:
-        self.pulse.beat()
-        layers = self.layers()
+        self.heartbeat.alive()
+        layers = self.step_progress()
         if layers != self._layers:
             self._layers = layers
-            self.alive()
+            self.progress()
 
     def _send_outbox(self) -> None:
         while self._outbox:

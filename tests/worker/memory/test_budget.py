@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
-from shared.default_sizes import with_sizes
+from shared.default_sizes import with_default_sizes
 from tests.worker.memory.test_cache import SPEC
 from worker.kv_cache.sizing import GIB, RESERVE, Budget, GpuMemory, Pool, longest, plain_budget, size_pool
 from worker.kv_cache.tensors import bytes_per_page
@@ -22,7 +22,7 @@ def sized(tokens: int, max_seq_len: int = 0, **worker: Any) -> Pool:
         torch.bfloat16,
         Budget(tokens * A_TOKEN, "change something"),
         ModelConfig(max_seq_len=max_seq_len),
-        with_sizes(WorkerConfig(**worker), on_gpu=False),
+        with_default_sizes(WorkerConfig(**worker), on_gpu=False),
     )
 
 

@@ -63,11 +63,11 @@ def test_without_a_network_the_cache_will_do_if_it_is_whole(hub: Hub, monkeypatc
 def test_a_worker_that_comes_back_has_the_weights_that_it_had(hub: Hub) -> None:
     """Whatever the hub has by then; but a cache that holds a part is no help."""
     fetch(hub.name, ["*.json"])
-    before = resolve(hub.name, known=True)
+    before = resolve(hub.name, prefer_cache=True)
     assert "model.safetensors" in hub.read
     hub.commit = "b" * 40
     hub.asked.clear()
-    assert resolve(hub.name, known=True) == before and not hub.asked
+    assert resolve(hub.name, prefer_cache=True) == before and not hub.asked
     assert resolve(hub.name).name == hub.commit
 
 
@@ -130,6 +130,6 @@ def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
 def test_ready_tells_a_download_from_a_load() -> None:
     state = _State(Settings(), 1, Heartbeat())
     state.downloading(30, 100)
-    assert (state.status().state, state.status().progress, state.pulse.turns) == ("downloading", 0.3, 1)
+    assert (state.status().state, state.status().progress, state.heartbeat.progress_count) == ("downloading", 0.3, 1)
     state.loading(0, 10)
     assert (state.status().state, state.status().progress) == ("loading", 0.0)

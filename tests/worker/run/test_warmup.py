@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
-from shared.default_sizes import with_sizes
+from shared.default_sizes import with_default_sizes
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, decoder_of
 from worker.engine.load import _no_room, _sized
@@ -69,7 +69,7 @@ class Memory:
 @pytest.mark.parametrize("length", [1, 40, 3000])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_no_step_is_larger_than_requests_could_cause(settings: dict[str, Any], length: int) -> None:
-    worker = with_sizes(WorkerConfig(**settings), on_gpu=True)
+    worker = with_default_sizes(WorkerConfig(**settings), on_gpu=True)
     bounds = Bounds.of(worker, length)
     for plan in (*steps(bounds), *commonest(bounds), bounds.largest()):
         assert plan.chunks
@@ -148,7 +148,7 @@ def test_a_device_that_fails_is_not_passed_over() -> None:
     with pytest.raises(RuntimeError, match="no kernel image"):
         warm_up(
             Broken(),
-            steps(Bounds.of(with_sizes(WorkerConfig(), on_gpu=True), 100)),
+            steps(Bounds.of(with_default_sizes(WorkerConfig(), on_gpu=True), 100)),
             lambda: pytest.fail("it has not moved"),
         )
 

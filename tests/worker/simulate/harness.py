@@ -7,7 +7,7 @@ from bench.simulate.cost import PRESETS, CostModel
 from bench.simulate.replay import Replay, Request, build, replay
 from bench.simulate.traffic import VOCAB, Arrival, Traffic
 from shared.config import WorkerConfig
-from shared.default_sizes import with_sizes
+from shared.default_sizes import with_default_sizes
 
 CPU = PRESETS["cpu-qwen3-0.6b"]
 SECOND = CostModel(overhead=1.0, token=0.0, kv_token=0.0)  # every step takes one
@@ -22,7 +22,7 @@ def simulated(
     **flags: Any,
 ) -> Replay:
     """A replay that leaves nothing behind; the scheduler's invariants hold at its end, or even after each step."""
-    scheduler, pool = build(with_sizes(WorkerConfig(**flags), on_gpu=False), pages, max_seq_len)
+    scheduler, pool = build(with_default_sizes(WorkerConfig(**flags), on_gpu=False), pages, max_seq_len)
     result = replay(traffic, scheduler, pool, cost, on_step=lambda sample: scheduler.check() if every_step else None)
     scheduler.check()
     assert not scheduler.has_work and pool.counts().owned == 0

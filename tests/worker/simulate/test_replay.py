@@ -7,7 +7,7 @@ import pytest
 from bench.simulate.replay import Stuck, build, replay
 from bench.simulate.traffic import Arrival, Synthetic, Traffic
 from shared.config import WorkerConfig
-from shared.default_sizes import with_sizes
+from shared.default_sizes import with_default_sizes
 from tests.worker.simulate.harness import CPU, SECOND, simulated, traffic, workload
 from worker.schedule.state import State
 
@@ -109,17 +109,19 @@ def test_every_request_finishes_or_is_refused(seed: int, backend: str) -> None:
 
 def test_a_scheduler_that_stops_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(State, "join", lambda self, sequence, now: False)
-    scheduler, pool = build(with_sizes(WorkerConfig(), on_gpu=False), 64)
+    scheduler, pool = build(with_default_sizes(WorkerConfig(), on_gpu=False), 64)
     with pytest.raises(Stuck, match="1 wait"):
         replay(traffic((0, 4, 1)), scheduler, pool, SECOND)
 
 
 def test_contiguous_gets_the_same_memory() -> None:
-    _, paged = build(with_sizes(WorkerConfig(), on_gpu=False), 512, 1000)
+    _, paged = build(with_default_sizes(WorkerConfig(), on_gpu=False), 512, 1000)
     _, contiguous = build(
-        with_sizes(WorkerConfig(kv_cache_backend="contiguous", prefix_cache=False), on_gpu=False), 512, 1000
+        with_default_sizes(WorkerConfig(kv_cache_backend="contiguous", prefix_cache=False), on_gpu=False), 512, 1000
     )
     assert paged.usable * paged.page_size >= contiguous.usable * contiguous.page_size
     assert (contiguous.usable, contiguous.page_size) == (16, 1000)
     with pytest.raises(ValueError, match="1000 tokens"):
-        build(with_sizes(WorkerConfig(kv_cache_backend="contiguous", prefix_cache=False), on_gpu=False), 30, 1000)
+        build(
+            with_default_sizes(WorkerConfig(kv_cache_backend="contiguous", prefix_cache=False), on_gpu=False), 30, 1000
+        )
