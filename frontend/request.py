@@ -43,7 +43,7 @@ class GenerationRequest:
     priority: int = 0
     tenant: str = ""  # the name of the API key it came with
     speech: ParserConfig | None = None  # what to look for in the answer's text; None: it is the answer
-    meta: dict[str, object] = field(default_factory=dict)  # what only the dialect's own answer needs
+    format_data: dict[str, object] = field(default_factory=dict)  # what only this API format's response needs
 
 
 @dataclass(frozen=True, slots=True)

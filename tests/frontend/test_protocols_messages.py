@@ -188,11 +188,11 @@ async def test_transcript(tokenizer: Tokenizer) -> None:
     {"tools": [{"name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}}], "messages": []},
 ])  # fmt: skip
 async def test_who_asks_for_a_cache_hears_of_it_apart(tokenizer: Tokenizer, where: dict[str, Any]) -> None:
-    asked = meta(tokenizer, meta={"caches": marked(body(**where))})
+    asked = meta(tokenizer, format_data={"caches": marked(body(**where))})
     told = json.loads(await messages.whole(asked, wakes([last()])))["usage"]
     assert (told["input_tokens"], told["cache_read_input_tokens"]) == (1, 2)
     assert not marked(body(system="x", tools=None, cache_control=None))
-    assert (await parsed(tokenizer, cache_control={"type": "ephemeral"})).meta["caches"]
+    assert (await parsed(tokenizer, cache_control={"type": "ephemeral"})).format_data["caches"]
 
 
 async def test_running_usage_and_timings(tokenizer: Tokenizer) -> None:

@@ -7,7 +7,7 @@ from frontend.errors import SluiceError, TooLarge
 from frontend.request import Delta, Finish
 
 PREFIX = "msg"
-CACHES = "caches"  # Ask.meta: whether the client marked what to cache
+CACHES = "caches"  # GenerationRequest.format_data: whether the client marked what to cache
 FINISH = {Finish.EOS: "end_turn", Finish.STOP: "stop_sequence", Finish.LENGTH: "max_tokens"}
 
 
@@ -101,7 +101,7 @@ def extras(meta: ResponseContext, delta: Delta, totals: Totals) -> dict[str, Any
 def usage(totals: Totals) -> dict[str, int]:
     """Input tokens are those that were not found in the cache, which only counts for who asked for one."""
     used = totals.usage
-    found = used.cached_tokens if totals.ask.meta.get(CACHES) else 0
+    found = used.cached_tokens if totals.ask.format_data.get(CACHES) else 0
     return {
         "input_tokens": used.prompt_tokens - found, "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": found, "output_tokens": used.completion_tokens,

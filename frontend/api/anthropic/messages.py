@@ -101,7 +101,7 @@ async def parse(body: dict[str, Any], context: ModelContext) -> GenerationReques
         timings=values["timings"], model=context.model, speech=speech,
         priority=values["priority"], deadline_ms=values["deadline_ms"], cache_salt=values["cache_salt"],
         continuous_usage=values["stream_options"].get("continuous_usage_stats", False),
-        meta={"thinking": (values["thinking"] or {}).get("display"), frame.CACHES: marked(body)},
+        format_data={"thinking": (values["thinking"] or {}).get("display"), frame.CACHES: marked(body)},
     )  # fmt: skip
 
 

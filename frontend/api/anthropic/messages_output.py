@@ -18,7 +18,7 @@ from frontend.output_parser.formats import ParserConfig
 from frontend.output_parser.parsed import Call, ParsedOutput
 from frontend.output_parser.parser import OutputParser
 
-OMITTED = "omitted"  # Ask.meta["thinking"]: thoughts are marked, and not told
+OMITTED = "omitted"  # GenerationRequest.format_data["thinking"]: thoughts are marked, and not told
 
 
 def call_id(meta: ResponseContext, index: int) -> str:
@@ -31,7 +31,7 @@ def _signed(thought: bytes) -> str:
 
 def parsed_blocks(said: ParsedOutput, meta: ResponseContext) -> list[dict[str, Any]]:
     """A whole answer's blocks, in the answer's order; an empty text when it said nothing."""
-    omitted = meta.ask.meta.get("thinking") == OMITTED
+    omitted = meta.ask.format_data.get("thinking") == OMITTED
     blocks: list[dict[str, Any]] = []
     calls = 0
     for part in said.parts:
@@ -71,7 +71,7 @@ class Blocks:
 
     def __init__(self, meta: ResponseContext) -> None:
         self._meta = meta
-        self._omitted = meta.ask.meta.get("thinking") == OMITTED
+        self._omitted = meta.ask.format_data.get("thinking") == OMITTED
         self._index = -1
         self._open = ""  # the type of the block that is open
         self._digest = sha256()

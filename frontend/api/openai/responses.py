@@ -114,7 +114,7 @@ async def parse(body: dict[str, Any], context: ModelContext) -> GenerationReques
         prompts=(ids,), sampling=chosen, stops=values["stop"], stream=values["stream"],
         timings=values["timings"], model=context.model, speech=speech,
         priority=values["priority"], deadline_ms=values["deadline_ms"], cache_salt=values["cache_salt"],
-        meta=_echoed(body, values, chosen),
+        format_data=_echoed(body, values, chosen),
     )  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def _response(meta: ResponseContext, status: str) -> dict[str, Any]:
     return {
         "id": f"{PREFIX}_{meta.nonce}", "object": "response", "created_at": meta.created, "status": status,
         "completed_at": None, "error": None, "incomplete_details": None, "model": meta.ask.model, "output": [],
-        "usage": None, **meta.ask.meta,
+        "usage": None, **meta.ask.format_data,
     }  # fmt: skip
 
 
