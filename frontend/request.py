@@ -41,8 +41,8 @@ class GenerationRequest:
     cache_salt: str = ""  # as the next two: see shared.messages.Submit
     deadline_ms: int = 0
     priority: int = 0
-    tenant: str = ""  # the name of the API key it came with
-    speech: ParserConfig | None = None  # what to look for in the answer's text; None: it is the answer
+    tenant: str = ""  # the name of the API key of the HTTP request
+    parser_config: ParserConfig | None = None  # what to look for in the answer's text; None: it is the answer
     format_data: dict[str, object] = field(default_factory=dict)  # what only this API format's response needs
 
 

@@ -64,10 +64,10 @@ class Dialect(Protocol):
     PREFIX: str  # of an answer's id
 
     async def parse(self, body: dict[str, Any], context: ModelContext) -> GenerationRequest: ...
-    def stream(self, meta: ResponseContext, pulls: PolledDeltas) -> Iterator[bytes]: ...
-    async def whole(self, meta: ResponseContext, wakes: AsyncDeltas) -> bytes: ...
+    def stream(self, context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]: ...
+    async def complete(self, context: ResponseContext, arriving: AsyncDeltas) -> bytes: ...
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
-    def failure(self, exc: SluiceError, request_id: str, meta: ResponseContext) -> bytes: ...
+    def stream_error(self, exc: SluiceError, request_id: str, context: ResponseContext) -> bytes: ...
 
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -188,27 +188,28 @@ class Api:
         await self.service.settle_in()
         self.service.require_ready()
         context = self._context()
-        ask = await dialect.parse(body, context)
+        generation_request = await dialect.parse(body, context)
         if exchange.tenant:
-            ask = replace(ask, tenant=exchange.tenant)
-        exchange.ask = ask
-        run = exchange.run = await _while_connected(request, self.service.start(ask, begun))
-        meta = ResponseContext(ask, context.tokenizer, dialect.PREFIX)
-        if ask.stream:
-            return self._stream(request, dialect, meta, run)
+            generation_request = replace(generation_request, tenant=exchange.tenant)
+        exchange.generation_request = generation_request
+        generation = await _while_connected(request, self.service.start(generation_request, begun))
+        exchange.generation = generation
+        response_context = ResponseContext(generation_request, context.tokenizer, dialect.PREFIX)
+        if generation_request.stream:
+            return self._stream(request, dialect, response_context, generation)
         try:
-            answer = await _while_connected(request, dialect.whole(meta, run.wakes()))
+            answer = await _while_connected(request, dialect.complete(response_context, generation.deltas()))
         finally:
-            run.close()
+            generation.close()
         return Response(answer, media_type="application/json")
 
-    def _stream(self, request: Request, dialect: Dialect, meta: ResponseContext, run: Generation) -> Response:
+    def _stream(self, request: Request, dialect: Dialect, context: ResponseContext, generation: Generation) -> Response:
         request_id = request.scope[REQUEST_ID]
         return EventStream(
-            dialect.stream(meta, run.pulls()),
-            run.listen,
-            failure=lambda exc: dialect.failure(client_error(exc, request_id), request_id, meta),
-            close=lambda: run.close(request.scope.get(CLOSED, "client")),
+            dialect.stream(context, generation.poll()),
+            generation.on_ready,
+            stream_error=lambda exc: dialect.stream_error(client_error(exc, request_id), request_id, context),
+            close=lambda: generation.close(request.scope.get(CLOSED, "client")),
             keepalive_s=self._config.keepalive_s,
             send=request.scope[SEND],
             direct=request.scope.get(DIRECT),

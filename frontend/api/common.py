@@ -143,7 +143,7 @@ class ModelContext:
 class ResponseContext:
     """What the rendering of an answer needs besides its deltas."""
 
-    ask: GenerationRequest
+    request: GenerationRequest
     tokenizer: Tokenizer
     prefix: str = "cmpl"
     nonce: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -216,21 +216,21 @@ def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
 class Totals:
     """Folds the deltas of all choices into one usage and one set of timings."""
 
-    def __init__(self, ask: GenerationRequest) -> None:
-        self.ask = ask
-        self._completion = [0] * (len(ask.prompts) * ask.n)
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self._completion = [0] * (len(request.prompts) * request.n)
         self._cached: dict[int, int] = {}
         self._timings: list[Timings] = []
         self._last: dict[int, float] = {}
         self._gaps: list[float] = []
 
     def add(self, delta: Delta) -> None:
-        if self.ask.timings and delta.ids:
+        if self.request.timings and delta.ids:
             self._tick(delta)
         if delta.usage is not None:
             self._completion[delta.index] = delta.usage.completion_tokens
         if delta.finish is not None and delta.usage is not None:
-            prompt = delta.index // self.ask.n
+            prompt = delta.index // self.request.n
             cached = delta.usage.cached_tokens
             self._cached[prompt] = min(cached, self._cached.get(prompt, cached))
         if delta.timings is not None:
@@ -246,7 +246,7 @@ class Totals:
     @property
     def usage(self) -> Usage:
         """A prompt counts once, however many choices continue it."""
-        prompt = sum(map(len, self.ask.prompts))
+        prompt = sum(map(len, self.request.prompts))
         return Usage(prompt, sum(self._completion), sum(self._cached.values()))
 
     @property

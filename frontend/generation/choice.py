@@ -19,19 +19,30 @@ class Choice:
     """Takes batches and gives deltas until `done`; then `finish` says how, or is None after a failure."""
 
     __slots__ = (
-        "_ask", "_echo", "_index", "_out", "_prompt", "_prompt_scores", "_released", "_text",
-        "done", "finish", "first_at", "last_at", "stream",
+        "_echo",
+        "_index",
+        "_out",
+        "_prompt",
+        "_prompt_scores",
+        "_released",
+        "_request",
+        "_text",
+        "done",
+        "finish",
+        "first_at",
+        "last_at",
+        "stream",
     )  # fmt: skip
 
-    def __init__(self, index: int, ask: GenerationRequest, stream: Stream, text: OutputText) -> None:
+    def __init__(self, index: int, request: GenerationRequest, stream: Stream, text: OutputText) -> None:
         self.stream = stream
         self.done = False
         self.finish: Finish | None = None
         self.first_at = 0.0  # when its first tokens came, in seconds
         self.last_at = 0.0  # when its last tokens came, 0 before the first
         self._index = index
-        self._ask = ask
-        self._prompt = ask.prompts[index // ask.n]
+        self._request = request
+        self._prompt = request.prompts[index // request.n]
         self._text = text
         self._released = 0  # ids handed on
         self._out: Scores = {}
@@ -46,7 +57,7 @@ class Choice:
     def echo(self, text: OutputText) -> None:
         """Puts the prompt before the output, as the client wrote it."""
         ids, texts, _ = text.finish(self._prompt)
-        exact = self._ask.echo[self._index // self._ask.n]
+        exact = self._request.echo[self._index // self._request.n]
         if exact and "".join(texts) != exact:  # a tokenizer that does not give back what it was given
             texts = [exact, *[""] * (len(ids) - 1)]
         self._echo = ids, texts
@@ -72,7 +83,7 @@ class Choice:
         return self.stream.output[-1] if end.outcome is Outcome.STOP and self.stream.output else None
 
     def _delta(self, ids: list[int], texts: list[str], stop: str | int | None, end: End | None) -> Delta | None:
-        scores = None if self._ask.sampling.logprobs is None else self._scores(self._out, ids, self._released)
+        scores = None if self._request.sampling.logprobs is None else self._scores(self._out, ids, self._released)
         self._released += len(ids)
         if self._echo is not None:
             prompt, pieces = self._echo
@@ -83,7 +94,7 @@ class Choice:
             return self._last(Delta(self._index, ids, texts, self.finish, stop, logprobs=scores), end)
         if not ids and not texts:
             return None
-        usage = Usage(len(self._prompt), self._text.consumed) if self._ask.continuous_usage else None
+        usage = Usage(len(self._prompt), self._text.consumed) if self._request.continuous_usage else None
         return Delta(self._index, ids, texts, usage=usage, logprobs=scores)
 
     def _last(self, delta: Delta, end: End | None) -> Delta:

@@ -5,8 +5,8 @@ Knows tokens and text; knows neither a dialect nor a socket. `Service.start` mak
 arrived at once: a client that reads slowly, or a busy loop, makes the pieces larger and not more. There are two ways to
 take them:
 
-    wakes()             awaits each list: for answers that go out whole, and for Python
-    listen() + pulls()  calls back when there is something, without a task: for streams (sse.py)
+    deltas()             awaits each list: for complete responses, and for Python
+    on_ready() + poll()  calls back when there is something, without a task: for streams (sse.py)
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Service:
     ) -> None:
         self.fleet = fleet
         self.meter = meter or RequestMetrics()
-        self.runs: set[Generation] = set()
+        self.generations: set[Generation] = set()
         self.draining = False
         self._tokenizer = tokenizer
         self._groups = itertools.count(1)
@@ -95,7 +95,7 @@ class Service:
         if not ready:
             raise Overloaded(f"not ready: {reason}", code="not_ready", retry_after=1.0)
 
-    async def start(self, ask: GenerationRequest, begun: float | None = None) -> "Generation":
+    async def start(self, request: GenerationRequest, begun: float | None = None) -> "Generation":
         """Returns when all are admitted. `begun`: when the request came, by `time.perf_counter()` (None: now).
 
         Raises:
@@ -104,41 +104,41 @@ class Service:
         """
         self.require_ready()
         begun = time.perf_counter() if begun is None else begun
-        streams = await self._submit_in_time(ask, begun)
-        self.meter.admitted(sum(map(len, ask.prompts)))
-        stops = Stops(ask.stops) if ask.stops else None
+        streams = await self._submit_in_time(request, begun)
+        self.meter.admitted(sum(map(len, request.prompts)))
+        stops = Stops(request.stops) if request.stops else None
         choices = [
-            Choice(index, ask, stream, OutputText(self.tokenizer.detokenizer(), stops))
+            Choice(index, request, stream, OutputText(self.tokenizer.detokenizer(), stops))
             for index, stream in enumerate(streams)
         ]
-        if ask.echo:
+        if request.echo:
             for choice in choices:
                 choice.echo(OutputText(self.tokenizer.detokenizer()))
-        run = Generation(self, choices, begun)
-        if ask.deadline_ms:
-            run.end_in(_time_left(ask, begun))
-        return run
+        generation = Generation(self, choices, begun)
+        if request.deadline_ms:
+            generation.end_in(_time_left(request, begun))
+        return generation
 
-    async def _submit_in_time(self, ask: GenerationRequest, begun: float) -> list[Stream]:
-        if not ask.deadline_ms:
-            return await self._submit(ask)
-        left = _time_left(ask, begun)
+    async def _submit_in_time(self, request: GenerationRequest, begun: float) -> list[Stream]:
+        if not request.deadline_ms:
+            return await self._submit(request)
+        left = _time_left(request, begun)
         if left > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    return await self._submit(replace(ask, deadline_ms=math.ceil(1e3 * left)))
-        for _ in range(len(ask.prompts) * ask.n):
+                    return await self._submit(replace(request, deadline_ms=math.ceil(1e3 * left)))
+        for _ in range(len(request.prompts) * request.n):
             self.meter.aborted("deadline_exceeded")
         raise _late()
 
-    async def _submit(self, ask: GenerationRequest) -> list[Stream]:
+    async def _submit(self, request: GenerationRequest) -> list[Stream]:
         calls = [
             self.fleet.submit(
-                prompt, _sampling(ask.sampling, n), cache_salt=ask.cache_salt, group=group,
-                deadline_ms=ask.deadline_ms, priority=ask.priority, tenant=ask.tenant,
+                prompt, _sampling(request.sampling, n), cache_salt=request.cache_salt, group=group,
+                deadline_ms=request.deadline_ms, priority=request.priority, tenant=request.tenant,
             )
-            for prompt, group in zip(ask.prompts, self._group_ids(ask), strict=True)
-            for n in range(ask.n)
+            for prompt, group in zip(request.prompts, self._group_ids(request), strict=True)
+            for n in range(request.n)
         ]  # fmt: skip
         if len(calls) == 1:
             return [await calls[0]]
@@ -151,21 +151,21 @@ class Service:
             self.fleet.abort([task.result() for task in done if task.exception() is None])
             raise
 
-    def _group_ids(self, ask: GenerationRequest) -> list[int]:
-        return [next(self._groups) if ask.n > 1 else 0 for _ in ask.prompts]
+    def _group_ids(self, request: GenerationRequest) -> list[int]:
+        return [next(self._groups) if request.n > 1 else 0 for _ in request.prompts]
 
     async def drain(self, timeout: float) -> None:
         """Admit nothing more, let what runs finish within `timeout` seconds, then end the rest with an error."""
         self.draining = True
         end = time.monotonic() + timeout
-        while self.runs and time.monotonic() < end:
+        while self.generations and time.monotonic() < end:
             await asyncio.sleep(POLL_S)
-        for run in list(self.runs):
-            run.fail(Overloaded("the server is shutting down", code="shutdown", retry_after=1.0))
+        for generation in list(self.generations):
+            generation.fail(Overloaded("the server is shutting down", code="shutdown", retry_after=1.0))
 
 
 class Generation:
-    """An admitted request. Consume `wakes()` or `pulls()` once; `close()` in any case, it aborts what still runs."""
+    """An admitted request. Consume `deltas()` or `poll()` once; `close()` in any case, it aborts what still runs."""
 
     def __init__(self, service: Service, choices: list[Choice], begun: float) -> None:
         self._service = service
@@ -176,9 +176,9 @@ class Generation:
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._open = len(choices)  # those that are not done
-        self._rung = False
-        self._news: Callable[[], None] = ignore
-        service.runs.add(self)
+        self._scheduled = False
+        self._callback: Callable[[], None] = ignore
+        service.generations.add(self)
 
     def end_in(self, seconds: float) -> None:
         """Fails it when it has not ended by then, whatever has become of its worker."""
@@ -191,9 +191,9 @@ class Generation:
 
     def close(self, reason: str = "client") -> None:
         """Idempotent and immediate. What has not ended is aborted and counted under `reason`."""
-        if self not in self._service.runs:
+        if self not in self._service.generations:
             return
-        self._service.runs.discard(self)
+        self._service.generations.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         live = [choice for choice in self.choices if not choice.done]
@@ -203,24 +203,24 @@ class Generation:
         for _ in live:
             self._service.meter.aborted(reason)
 
-    def listen(self, news: Callable[[], None]) -> None:
-        """Has the event loop call `news` once, and then after each arrival, for who calls `next` on `pulls`."""
-        self._news = news
+    def on_ready(self, callback: Callable[[], None]) -> None:
+        """Has the event loop call `callback` once, and then after each arrival; it calls `next` on `poll()`."""
+        self._callback = callback
         for choice in self.choices:
-            choice.stream.on_news = self._ring
-        self._ring()
+            choice.stream.on_fresh = self._schedule_notify
+        self._schedule_notify()
 
-    def _ring(self) -> None:
+    def _schedule_notify(self) -> None:
         """Calls back once in a turn of the loop, however much has come."""
-        if not self._rung:
-            self._rung = True
-            self._loop.call_soon(self._tell)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._notify)
 
-    def _tell(self) -> None:
-        self._rung = False
-        self._news()
+    def _notify(self) -> None:
+        self._scheduled = False
+        self._callback()
 
-    def pulls(self) -> Iterator[list[Delta]]:
+    def poll(self) -> Iterator[list[Delta]]:
         """`next` gives all that has come since the last, perhaps nothing; ends when every choice has its finish.
 
         Raises:
@@ -230,9 +230,9 @@ class Generation:
         while self._open and failed is None:
             deltas, failed = self._take()
             if failed is not None or not self._open:
-                self._ring()  # for the next pull, which ends or raises
+                self._schedule_notify()  # for the next pull, which ends or raises
             yield deltas
-        self._ring()  # for what follows the pulls
+        self._schedule_notify()  # for what follows the last deltas
         if failed is None:
             return self.close()
         error = self._failure or error_of(failed)
@@ -241,16 +241,16 @@ class Generation:
         self.close(reason)
         raise error
 
-    async def wakes(self) -> AsyncGenerator[list[Delta]]:
-        """The pulls that bring something, waited for. Raises as they do."""
-        news = asyncio.Event()
-        self.listen(news.set)
+    async def deltas(self) -> AsyncGenerator[list[Delta]]:
+        """Awaits each list of `poll()` that is not empty. Raises as `poll()` does."""
+        callback = asyncio.Event()
+        self.on_ready(callback.set)
         try:
-            for deltas in self.pulls():
+            for deltas in self.poll():
                 if deltas:
                     yield deltas
-                await news.wait()
-                news.clear()
+                await callback.wait()
+                callback.clear()
         except GeneratorExit:
             self.close()
             raise
@@ -291,9 +291,9 @@ class Generation:
         self._service.meter.finished(choice.finish or Finish.STOP, now - self._begun, timings)
 
 
-def _time_left(ask: GenerationRequest, begun: float) -> float:
+def _time_left(request: GenerationRequest, begun: float) -> float:
     """Seconds."""
-    return begun + ask.deadline_ms / 1e3 - time.perf_counter()
+    return begun + request.deadline_ms / 1e3 - time.perf_counter()
 
 
 def _late(message: str = "") -> DeadlineExceeded:

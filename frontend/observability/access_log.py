@@ -34,18 +34,8 @@ class RequestRecord:
     """One HTTP request on its way; the border begins and ends it, the route adds what it knows."""
 
     __slots__ = (
-        "ask",
-        "began",
-        "dialect",
-        "error",
-        "method",
-        "outcome",
-        "path",
-        "request_id",
-        "run",
-        "status",
-        "tenant",
-        "trace",
+        "began", "dialect", "error", "generation", "generation_request", "method", "outcome", "path",
+        "request_id", "status", "tenant", "trace",
     )  # fmt: skip
 
     def __init__(self, request_id: str, method: str, path: str, trace: str) -> None:
@@ -59,8 +49,8 @@ class RequestRecord:
         self.outcome = ""  # how it ended, where there is no run that knows
         self.error: str | None = None
         self.dialect: str | None = None
-        self.ask: GenerationRequest | None = None
-        self.run: Generation | None = None
+        self.generation_request: GenerationRequest | None = None
+        self.generation: Generation | None = None
 
     def failed(self, error: SluiceError) -> None:
         self.error = error.code or error.kind
@@ -103,21 +93,21 @@ def entry_of(exchange: RequestRecord) -> LogEntry:
         exchange.status, exchange.outcome or "finished", exchange.error, exchange.tenant or None,
         round(1e3 * (time.perf_counter() - exchange.began), 3), exchange.dialect,
     )  # fmt: skip
-    ask, run = exchange.ask, exchange.run
-    if ask is not None:
-        entry.model, entry.stream, entry.n = ask.model, ask.stream, ask.n
-        entry.prompt_tokens = sum(map(len, ask.prompts))
-    if run is not None:
-        _add_run(entry, run, exchange.began)
+    generation_request, generation = exchange.generation_request, exchange.generation
+    if generation_request is not None:
+        entry.model, entry.stream, entry.n = generation_request.model, generation_request.stream, generation_request.n
+        entry.prompt_tokens = sum(map(len, generation_request.prompts))
+    if generation is not None:
+        _add_generation(entry, generation, exchange.began)
     return entry
 
 
-def _add_run(entry: LogEntry, run: Generation, began: float) -> None:
-    if run.reason or entry.outcome == "finished":
-        entry.outcome = OUTCOMES.get(run.reason, "error")
-    if run.reason and entry.outcome != "client_gone":
-        entry.error = run.reason
-    choices = run.choices
+def _add_generation(entry: LogEntry, generation: Generation, began: float) -> None:
+    if generation.reason or entry.outcome == "finished":
+        entry.outcome = OUTCOMES.get(generation.reason, "error")
+    if generation.reason and entry.outcome != "client_gone":
+        entry.error = generation.reason
+    choices = generation.choices
     timings = [_timings(choice) for choice in choices]
     entry.completion_tokens = sum([choice.consumed for choice in choices])
     each = entry.n or 1  # choices of one prompt: it counts once, and so does what was found of it

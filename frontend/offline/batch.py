@@ -38,15 +38,15 @@ class Answer:
 
 
 async def follow(
-    service: Service, asks: Sequence[GenerationRequest], take: Take, *, width: int, patience: float = 120.0
+    service: Service, requests: Sequence[GenerationRequest], take: Take, *, width: int, patience: float = 120.0
 ) -> None:
     """Runs all of `asks`, each of one prompt and one choice, `width` at a time in their order.
 
     `take(i, delta)` gets what the answer to `asks[i]` gains. A full queue is waited for without limit, a worker that
     is away `patience` seconds. Raises the first SluiceError; then, as when cancelled, the others are aborted.
     """
-    jobs = iter(enumerate(asks))
-    hands = [asyncio.create_task(_work(service, jobs, take, patience)) for _ in range(min(width, len(asks)))]
+    jobs = iter(enumerate(requests))
+    hands = [asyncio.create_task(_work(service, jobs, take, patience)) for _ in range(min(width, len(requests)))]
     try:
         await asyncio.gather(*hands)
     finally:
@@ -56,21 +56,21 @@ async def follow(
 
 
 async def _work(service: Service, jobs: Iterator[tuple[int, GenerationRequest]], take: Take, patience: float) -> None:
-    for index, ask in jobs:
-        run = await _admitted(service, ask, patience)
+    for index, request in jobs:
+        generation = await _admitted(service, request, patience)
         try:
-            async for deltas in run.wakes():
+            async for deltas in generation.deltas():
                 for delta in deltas:
                     take(index, delta)
         finally:
-            run.close()
+            generation.close()
 
 
-async def _admitted(service: Service, ask: GenerationRequest, patience: float) -> Generation:
+async def _admitted(service: Service, request: GenerationRequest, patience: float) -> Generation:
     pause, away_since = FIRST_PAUSE_S, 0.0
     while True:
         try:
-            return await service.start(ask)
+            return await service.start(request)
         except Overloaded as refusal:
             now = time.monotonic()
             if refusal.code in AWAY:
@@ -143,5 +143,5 @@ class BatchRunner:
         return work
 
     async def _run(self, read: Read, take: Take) -> None:
-        asks = await read(self.context)
-        await follow(self.service, asks, take, width=self.width, patience=self.patience)
+        requests = await read(self.context)
+        await follow(self.service, requests, take, width=self.width, patience=self.patience)

@@ -86,12 +86,12 @@ def of_prompts(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> Read:
     entries = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
 
     async def read(context: ModelContext) -> list[GenerationRequest]:
-        asks: list[GenerationRequest] = []
+        requests: list[GenerationRequest] = []
         for at in range(0, len(entries), SLICE):
             whole = {**body, "model": context.model, "prompt": entries[at : at + SLICE]}
-            ask = await completions.parse(whole, context)
-            asks += [replace(ask, prompts=(ids,)) for ids in ask.prompts]
-        return asks
+            request = await completions.parse(whole, context)
+            requests += [replace(request, prompts=(ids,)) for ids in request.prompts]
+        return requests
 
     return read
 

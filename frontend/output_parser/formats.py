@@ -88,6 +88,6 @@ class ParserConfig:
     @classmethod
     def of(cls, thinking: Reasoning, calls: ToolFormat, names: Iterable[str]) -> "ParserConfig | None":
         """None when there is nothing to look for: the text is the answer."""
-        speech = cls(thinking, calls, frozenset(names))
-        plain = thinking is Reasoning.OVER and not speech.names
-        return None if plain else speech
+        parser_config = cls(thinking, calls, frozenset(names))
+        plain = thinking is Reasoning.OVER and not parser_config.names
+        return None if plain else parser_config

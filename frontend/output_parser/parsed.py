@@ -28,13 +28,13 @@ class Call:
 class ParsedOutput:
     """`parts` are in the order of the answer; neighbours of a kind are one."""
 
-    reader: OutputParser
+    parser: OutputParser
     parts: list[Text | ReasoningText | Call] = field(default_factory=list)
 
     @classmethod
-    def whole(cls, text: str, speech: ParserConfig) -> Self:
-        said = cls(OutputParser(speech))
-        for event in said.reader.feed(text) + said.reader.finish():
+    def parse(cls, text: str, parser_config: ParserConfig) -> Self:
+        said = cls(OutputParser(parser_config))
+        for event in said.parser.feed(text) + said.parser.finish():
             said.add(event)
         return said
 

@@ -34,9 +34,9 @@ class Body(Protocol):
 class OutputParser:
     """One answer's. `feed` what is released, then `finish`; afterwards `called` says how it ended."""
 
-    def __init__(self, speech: ParserConfig) -> None:
-        self._thinking = speech.thinking
-        self._calls = Calls(speech) if speech.names else None
+    def __init__(self, parser_config: ParserConfig) -> None:
+        self._thinking = parser_config.thinking
+        self._calls = Calls(parser_config) if parser_config.names else None
         self._body: Body = self._calls or Plain()
         self._text = ""
         self._leading = True  # nothing has been thought yet: line breaks belong to the tag
@@ -124,9 +124,9 @@ class _SkipBreaks:
 class Calls:
     """Text with calls in it: `ended` counts those that are whole, `arguments` follows the one that is open."""
 
-    def __init__(self, speech: ParserConfig) -> None:
-        self._names = speech.names
-        self._form = FORMS[speech.calls]
+    def __init__(self, parser_config: ParserConfig) -> None:
+        self._names = parser_config.names
+        self._form = FORMS[parser_config.calls]
         self._tag = self._form.tag
         self._text = ""
         self._due: list[str] = []  # what may still follow of the last call's tail

@@ -22,7 +22,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class EventStream(EventSourceResponse):
-    """Sends what `events` has next whenever `listen`'s callback is called, until it is exhausted.
+    """Sends what `events` has next whenever `subscribe`'s callback is called, until it is exhausted.
 
     `events` gives empty bytes when there is nothing now; `failure(exc)` is the last event when it raises; `close()`
     runs in any case. The headers take the way through the middleware, the events go straight to `send`.
@@ -31,9 +31,9 @@ class EventStream(EventSourceResponse):
     def __init__(
         self,
         events: Iterator[bytes],
-        listen: Callable[[Callable[[], None]], None],
+        subscribe: Callable[[Callable[[], None]], None],
         *,
-        failure: Callable[[Exception], bytes],
+        stream_error: Callable[[Exception], bytes],
         close: Callable[[], None],
         keepalive_s: float,
         send: Send,
@@ -42,12 +42,12 @@ class EventStream(EventSourceResponse):
     ) -> None:
         super().__init__(_nothing(), headers=headers, ping=keepalive_s, client_close_handler_callable=self._gone)
         self._events = events
-        self._listen = listen
-        self._failure = failure
+        self._subscribe = subscribe
+        self._stream_error = stream_error
         self._close = close
         self._send = send
         self._direct = direct
-        self._news = asyncio.Event()  # for the task
+        self._wakeup = asyncio.Event()  # for the task
         self._sending = False  # the task has something that is not written yet
         self._ended = False
         self._written = time.monotonic()
@@ -73,10 +73,10 @@ class EventStream(EventSourceResponse):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send) -> None:
-        self._listen(self._on_news)
+        self._subscribe(self._on_ready)
         while not self._ended:
-            await self._news.wait()
-            self._news.clear()
+            await self._wakeup.wait()
+            self._wakeup.clear()
             self._sending = True
             if data := self._next() or self._comment():
                 await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -85,21 +85,21 @@ class EventStream(EventSourceResponse):
     async def _gone(self, message: Message) -> None:
         """The client has left."""
         self._end()
-        self._news.set()
+        self._wakeup.set()
 
     def _end(self) -> None:
         self._ended = True
         self._close()
 
-    def _on_news(self) -> None:
+    def _on_ready(self) -> None:
         """Something has come."""
         if self._sending or self._direct is None or not self._direct.ready():
-            self._news.set()
+            self._wakeup.set()
             return
         if data := self._next():
             self._direct.write(data)
         if self._ended:
-            self._news.set()
+            self._wakeup.set()
 
     def _next(self) -> bytes:
         """What there is to send now."""
@@ -112,7 +112,7 @@ class EventStream(EventSourceResponse):
             return b""
         except Exception as exc:
             self._ended = True
-            return self._failure(exc)
+            return self._stream_error(exc)
         if data:
             self._written = time.monotonic()
         return data
@@ -122,7 +122,7 @@ class EventStream(EventSourceResponse):
         silence = time.monotonic() - self._written
         if silence >= self.ping_interval:
             silence = 0.0
-            self._news.set()
+            self._wakeup.set()
         self._timer = asyncio.get_running_loop().call_later(self.ping_interval - silence, self._check_silence)
 
     def _comment(self) -> bytes:

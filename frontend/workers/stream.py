@@ -46,7 +46,7 @@ class Stream:
     submitted: float = field(default_factory=time.monotonic)
     acknowledged: bool = False  # by the worker where it is now
     fresh: bool = False  # there is something to gather
-    on_news: Callable[[], None] = ignore  # called when it becomes so, or has more
+    on_fresh: Callable[[], None] = ignore  # called when it becomes so, or has more
     _crashed_at: int = -1
     _taken: int = 0
     _logprobs: list[m.Logprobs] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Stream:
 
     def wake(self) -> None:
         self.fresh = True
-        self.on_news()
+        self.on_fresh()
 
     def finish(self, end: m.End) -> None:
         if self.end is None:

@@ -107,7 +107,7 @@ async def test_a_client_that_leaves_has_its_request_aborted(tokenizer: Tokenizer
         assert link.aborted == []
         await client.leave()
         await until(lambda: sorted(link.aborted) == [1, 2])
-        assert app.state.service.runs == set()
+        assert app.state.service.generations == set()
 
 
 async def test_a_client_that_leaves_before_admission_has_its_request_cancelled(tokenizer: Tokenizer) -> None:

@@ -163,8 +163,8 @@ async def test_a_large_grammar_for_many_answers_is_refused(tokenizer: Tokenizer)
 async def test_anthropic_says_it_in_output_config(tokenizer: Tokenizer) -> None:
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 9}
     schema = {"format": {"type": "json_schema", "schema": PERSON}}
-    ask = await messages.parse({**body, "output_config": schema}, context(tokenizer))
-    assert ask.sampling.grammar == grammar.json_schema(PERSON, "x")
+    request = await messages.parse({**body, "output_config": schema}, context(tokenizer))
+    assert request.sampling.grammar == grammar.json_schema(PERSON, "x")
     assert not (await messages.parse({**body, "output_config": {}}, context(tokenizer))).sampling.grammar
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"effort": "extreme"}, "output_config.effort"),

@@ -17,7 +17,7 @@ from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 from tests.fakes import MODEL, context
 from tests.frontend.test_protocols_fields import JSON
-from tests.frontend.test_protocols_streams import last, lines, meta, parse_sse, wakes
+from tests.frontend.test_protocols_streams import FakeDeltas, last, lines, parse_sse, response_context
 
 HEAD = '{"id":"chatcmpl-0","object":"chat.completion.chunk","created":1,"model":"tiny","system_fingerprint":null'
 HELLO = [{"role": "user", "content": "hi"}]
@@ -33,8 +33,8 @@ async def parsed(tokenizer: Tokenizer, **more: Any) -> GenerationRequest:
 
 async def shown(tokenizer: Tokenizer, *messages: Any, **more: Any) -> str:
     """The prompt as text."""
-    ask = await parsed(tokenizer, messages=list(messages), **more)
-    return tokenizer.decode(ask.prompts[0], skip_special=False)
+    request = await parsed(tokenizer, messages=list(messages), **more)
+    return tokenizer.decode(request.prompts[0], skip_special=False)
 
 
 async def refusal(tokenizer: Tokenizer, **more: Any) -> SluiceError:
@@ -47,16 +47,16 @@ async def refusal(tokenizer: Tokenizer, **more: Any) -> SluiceError:
 
 
 async def test_defaults_are_those_of_the_contract(tokenizer: Tokenizer) -> None:
-    ask = await chat.parse({"model": MODEL, "messages": HELLO}, context(tokenizer))
-    (ids,) = ask.prompts
+    request = await chat.parse({"model": MODEL, "messages": HELLO}, context(tokenizer))
+    (ids,) = request.prompts
     assert tokenizer.decode(ids, skip_special=False) == "<user>hi\n<assistant>"
-    assert ask.sampling == Sampling(max_tokens=64 - len(ids)), "to the context's end"
-    assert await chat.parse({"messages": HELLO}, context(tokenizer)) == ask, "there is one model"
-    assert (ask.n, ask.stream, ask.echo, ask.timings, ask.stops) == (1, False, (), False, ())
+    assert request.sampling == Sampling(max_tokens=64 - len(ids)), "to the context's end"
+    assert await chat.parse({"messages": HELLO}, context(tokenizer)) == request, "there is one model"
+    assert (request.n, request.stream, request.echo, request.timings, request.stops) == (1, False, (), False, ())
 
 
 async def test_every_field_arrives(tokenizer: Tokenizer) -> None:
-    ask = await parsed(
+    request = await parsed(
         tokenizer, max_tokens=None, max_completion_tokens=7, temperature=0, top_p=0.5, top_k=7, min_p=0.1,
         repetition_penalty=1.5, presence_penalty=-1, frequency_penalty=2, logit_bias={"5": -100}, seed=3, stop=["x"],
         stop_token_ids=[4], ignore_eos=True, min_tokens=3, n=2, logprobs=True, top_logprobs=20, stream=True,
@@ -64,11 +64,11 @@ async def test_every_field_arrives(tokenizer: Tokenizer) -> None:
         user="u", metadata={"a": "b"}, store=True, service_tier="auto", response_format={"type": "text"}, tools=[],
         tool_choice="none", functions=[], function_call="none", parallel_tool_calls=True, modalities=["text"],
     )  # fmt: skip
-    assert ask.sampling == Sampling(
+    assert request.sampling == Sampling(
         7, 0.0, 0.5, 7, 0.1, 1.5, -1.0, 2.0, 3, 3, (4,), True, ((5, -100.0),), logprobs=20, prompt_logprobs=False
     )
-    assert (ask.n, ask.stops, ask.stream, ask.timings) == (2, ("x",), True, True)
-    assert ask.include_usage and ask.continuous_usage
+    assert (request.n, request.stops, request.stream, request.timings) == (2, ("x",), True, True)
+    assert request.include_usage and request.continuous_usage
 
 
 async def test_logprobs_without_rivals(tokenizer: Tokenizer) -> None:
@@ -96,8 +96,10 @@ async def test_the_prompts_end_is_the_clients_choice(tokenizer: Tokenizer) -> No
 
 async def test_the_template_gets_its_arguments(tokenizer: Tokenizer) -> None:
     thinking = ChatTemplate({"default": "{{ enable_thinking }} {{ messages[0].content }}"}, {})
-    ask = await chat.parse(body(chat_template_kwargs={"enable_thinking": False}), context(tokenizer, template=thinking))
-    assert tokenizer.decode(ask.prompts[0]) == "False hi"
+    request = await chat.parse(
+        body(chat_template_kwargs={"enable_thinking": False}), context(tokenizer, template=thinking)
+    )
+    assert tokenizer.decode(request.prompts[0]) == "False hi"
 
 
 async def test_tokenize_gives_what_chat_sends(tokenizer: Tokenizer) -> None:
@@ -192,26 +194,26 @@ async def test_no_body_whatever_raises_anything_but_a_refusal(
 ) -> None:
     spoken = {} if content is None else {"messages": [{"role": "user", "content": content}]}
     try:
-        ask = await parsed(tokenizer, **(more | spoken))
+        request = await parsed(tokenizer, **(more | spoken))
     except (BadRequest, Unprocessable) as refused:
         assert refused.message
     else:
-        assert all(ask.prompts)
+        assert all(request.prompts)
 
 
 # answers
 
 
 def asked(tokenizer: Tokenizer, **more: Any) -> Any:
-    return replace(meta(tokenizer, **more), prefix=chat.PREFIX)
+    return replace(response_context(tokenizer, **more), prefix=chat.PREFIX)
 
 
 async def streamed(tokenizer: Tokenizer, *story: Any, **more: Any) -> list[Any]:
-    return parse_sse("".join(await lines(chat.stream(asked(tokenizer, stream=True, **more), wakes(*story)))))
+    return parse_sse("".join(await lines(chat.stream(asked(tokenizer, stream=True, **more), FakeDeltas(*story)))))
 
 
 async def test_transcript(tokenizer: Tokenizer) -> None:
-    story = wakes([Delta(0, [5], [' "é"\n'])], [Delta(0, [6], [""])], [last(ids=(7, 8), texts=("b", ""))])
+    story = FakeDeltas([Delta(0, [5], [' "é"\n'])], [Delta(0, [6], [""])], [last(ids=(7, 8), texts=("b", ""))])
     assert await lines(chat.stream(asked(tokenizer, stream=True), story)) == [
         f'data: {HEAD},"choices":[{{"index":0,"delta":{{"role":"assistant","content":"","refusal":null}},'
         '"logprobs":null,"finish_reason":null}]}\n\n'
@@ -243,7 +245,7 @@ async def test_running_usage(tokenizer: Tokenizer) -> None:
 async def test_finish_reasons(tokenizer: Tokenizer, finish: Finish, word: str) -> None:
     chunks = await streamed(tokenizer, [last(finish=finish)])
     assert chunks[-2]["choices"][0]["finish_reason"] == word
-    whole = json.loads(await chat.whole(asked(tokenizer), wakes([last(finish=finish)])))
+    whole = json.loads(await chat.complete(asked(tokenizer), FakeDeltas([last(finish=finish)])))
     assert whole["choices"][0]["finish_reason"] == word
 
 
@@ -256,7 +258,7 @@ async def test_whole_answers_equal_folded_streams(tokenizer: Tokenizer) -> None:
         [last(1, (70,), ("c",), logprobs=scores, finish=Finish.LENGTH)],
     ]
     more: Any = {"n": 2, "include_usage": True, "sampling": Sampling(max_tokens=9, logprobs=2)}
-    whole = json.loads(await chat.whole(asked(tokenizer, **more), wakes(*story)))
+    whole = json.loads(await chat.complete(asked(tokenizer, **more), FakeDeltas(*story)))
     chunks = await streamed(tokenizer, *story, **more)
     assert fold(chunks[:-1]) == whole
     assert [choice["message"]["content"] for choice in whole["choices"]] == ["é", "abc"]
@@ -285,6 +287,6 @@ def fold(chunks: list[Any]) -> dict[str, Any]:
 async def test_a_failure_passes_through_without_an_end(tokenizer: Tokenizer) -> None:
     written = []
     with pytest.raises(Internal):
-        for data in chat.stream(asked(tokenizer), wakes([Delta(0, [5], ["a"])], Internal("broken"))):
+        for data in chat.stream(asked(tokenizer), FakeDeltas([Delta(0, [5], ["a"])], Internal("broken"))):
             written.append(data)
     assert len(written) == 1 and b"DONE" not in written[0] and b'"finish_reason":"' not in written[0]

@@ -25,10 +25,10 @@ async def parsed(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> GenerationR
 
 
 async def test_defaults_are_those_of_the_contract(tokenizer: Tokenizer) -> None:
-    ask = await completions.parse({"model": MODEL, "prompt": "ab"}, context(tokenizer, max_seq_len=256))
-    assert ask.prompts == ([264, *tokenizer.encode_now(["ab"], False)[0]],)
-    assert (ask.n, ask.stream, ask.echo, ask.timings, ask.stops) == (1, False, (), False, ())
-    chosen = ask.sampling
+    request = await completions.parse({"model": MODEL, "prompt": "ab"}, context(tokenizer, max_seq_len=256))
+    assert request.prompts == ([264, *tokenizer.encode_now(["ab"], False)[0]],)
+    assert (request.n, request.stream, request.echo, request.timings, request.stops) == (1, False, (), False, ())
+    chosen = request.sampling
     assert (chosen.max_tokens, chosen.temperature, chosen.top_p, chosen.top_k, chosen.min_p) == (128, 1.0, 1.0, 0, 0.0)
     assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.0, 0.0, 0.0)
     assert (chosen.seed, chosen.min_tokens, chosen.stop_token_ids, chosen.ignore_eos) == (None, 0, (), False)
@@ -36,7 +36,7 @@ async def test_defaults_are_those_of_the_contract(tokenizer: Tokenizer) -> None:
 
 
 async def test_every_field_arrives(tokenizer: Tokenizer) -> None:
-    ask = await parsed(
+    request = await parsed(
         tokenizer,
         body(
             temperature=0, top_p=0.5, top_k=7, min_p=0.1, repetition_penalty=1.5, presence_penalty=-1,
@@ -46,13 +46,19 @@ async def test_every_field_arrives(tokenizer: Tokenizer) -> None:
             store=True, service_tier="auto", stream_format="openai", suffix=None,
         ),
     )  # fmt: skip
-    s = ask.sampling
+    s = request.sampling
     assert (s.temperature, s.top_p, s.top_k, s.min_p, s.repetition_penalty) == (0.0, 0.5, 7, 0.1, 1.5)
     assert (s.presence_penalty, s.frequency_penalty, s.seed, s.min_tokens) == (-1.0, 2.0, 2**64 - 1, 3)
     assert s.logit_bias == ((5, -100.0), (6, 1.5)) and s.stop_token_ids == (4,) and s.ignore_eos
     assert (s.logprobs, s.prompt_logprobs) == (20, True)
-    assert (ask.n, ask.stops, bool(ask.echo), ask.stream, ask.timings) == (2, ("x",), True, True, True)
-    assert ask.include_usage and ask.continuous_usage
+    assert (request.n, request.stops, bool(request.echo), request.stream, request.timings) == (
+        2,
+        ("x",),
+        True,
+        True,
+        True,
+    )
+    assert request.include_usage and request.continuous_usage
 
 
 @pytest.mark.parametrize(
@@ -175,11 +181,11 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(sorted(completions.FIELDS)), JSON, max_size=5))
 async def test_no_body_whatever_raises_anything_but_a_refusal(tokenizer: Tokenizer, more: dict[str, Any]) -> None:
     try:
-        ask = await parsed(tokenizer, body(**more))
+        request = await parsed(tokenizer, body(**more))
     except (BadRequest, Unprocessable) as refused:
         assert refused.message
     else:
-        assert all(ask.prompts)
+        assert all(request.prompts)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 from tests.fakes import MODEL, context
 from tests.frontend.test_protocols_fields import JSON
-from tests.frontend.test_protocols_streams import last, lines, meta, wakes
+from tests.frontend.test_protocols_streams import FakeDeltas, last, lines, response_context
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -43,31 +43,37 @@ async def parsed(tokenizer: Tokenizer, **more: Any) -> GenerationRequest:
 
 async def shown(tokenizer: Tokenizer, *said: Any, **more: Any) -> str:
     """The prompt as text."""
-    ask = await parsed(tokenizer, messages=list(said), **more)
-    return tokenizer.decode(ask.prompts[0], skip_special=False)
+    request = await parsed(tokenizer, messages=list(said), **more)
+    return tokenizer.decode(request.prompts[0], skip_special=False)
 
 
 # fields
 
 
 async def test_defaults_are_those_of_the_contract(tokenizer: Tokenizer) -> None:
-    ask = await parsed(tokenizer)
-    assert tokenizer.decode(ask.prompts[0], skip_special=False) == "<user>hi\n<assistant>"
-    assert ask.sampling == Sampling(max_tokens=8)
-    assert (ask.n, ask.stream, ask.timings, ask.stops, ask.continuous_usage) == (1, False, False, (), False)
+    request = await parsed(tokenizer)
+    assert tokenizer.decode(request.prompts[0], skip_special=False) == "<user>hi\n<assistant>"
+    assert request.sampling == Sampling(max_tokens=8)
+    assert (request.n, request.stream, request.timings, request.stops, request.continuous_usage) == (
+        1,
+        False,
+        False,
+        (),
+        False,
+    )
 
 
 async def test_every_field_arrives(tokenizer: Tokenizer) -> None:
-    ask = await parsed(
+    request = await parsed(
         tokenizer, temperature=0, top_p=0.5, top_k=7, seed=3, min_tokens=3, ignore_eos=True, stop_token_ids=[4],
         stop_sequences=["x", "y"], stream=True, stream_options={"continuous_usage_stats": True}, timings=True,
         user="u", metadata={"user_id": "b"}, store=True, service_tier="auto", tools=[], tool_choice={"type": "none"},
         thinking={"type": "disabled"},
     )  # fmt: skip
-    assert ask.sampling == Sampling(
+    assert request.sampling == Sampling(
         8, temperature=0.0, top_p=0.5, top_k=7, seed=3, min_tokens=3, ignore_eos=True, stop_token_ids=(4,)
     )
-    assert (ask.stops, ask.stream, ask.timings, ask.continuous_usage) == (("x", "y"), True, True, True)
+    assert (request.stops, request.stream, request.timings, request.continuous_usage) == (("x", "y"), True, True, True)
 
 
 async def test_system_and_blocks_become_the_templates_prompt(tokenizer: Tokenizer) -> None:
@@ -89,8 +95,8 @@ async def test_a_systems_later_words_are_a_users_where_the_template_has_no_place
     strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}"
     strict += "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     where = replace(context(tokenizer, max_seq_len=100), template=ChatTemplate({"default": strict}, {}))
-    ask = await messages.parse(body(messages=said, system="a"), where)
-    assert tokenizer.decode(ask.prompts[0], skip_special=False) == "<system>a<user>hi\nbe brief"
+    request = await messages.parse(body(messages=said, system="a"), where)
+    assert tokenizer.decode(request.prompts[0], skip_special=False) == "<system>a<user>hi\nbe brief"
 
 
 async def test_neighbours_of_one_role_are_one_turn(tokenizer: Tokenizer) -> None:
@@ -149,11 +155,11 @@ async def test_no_body_whatever_raises_anything_but_a_refusal(
     tokenizer: Tokenizer, more: dict[str, Any], content: list[Any]
 ) -> None:
     try:
-        ask = await parsed(tokenizer, **{"messages": [{"role": "user", "content": content}], **more})
+        request = await parsed(tokenizer, **{"messages": [{"role": "user", "content": content}], **more})
     except (BadRequest, Unprocessable) as refused:
         assert refused.message
     else:
-        assert all(ask.prompts)
+        assert all(request.prompts)
 
 
 # answers
@@ -162,8 +168,8 @@ USAGE = '"usage":{"input_tokens":3,"cache_creation_input_tokens":0,"cache_read_i
 
 
 async def test_transcript(tokenizer: Tokenizer) -> None:
-    story = wakes([Delta(0, [5], ['"é"\n'])], [Delta(0, [6], [""])], [last(ids=(7, 8), texts=("b", ""))])
-    assert await lines(messages.stream(meta(tokenizer, stream=True), story)) == [
+    story = FakeDeltas([Delta(0, [5], ['"é"\n'])], [Delta(0, [6], [""])], [last(ids=(7, 8), texts=("b", ""))])
+    assert await lines(messages.stream(response_context(tokenizer, stream=True), story)) == [
         'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_0","type":"message",'
         '"role":"assistant","model":"tiny","content":[],"stop_reason":null,"stop_sequence":null,' + USAGE % (0, 0)
         + "}}\n\n"
@@ -188,16 +194,16 @@ async def test_transcript(tokenizer: Tokenizer) -> None:
     {"tools": [{"name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}}], "messages": []},
 ])  # fmt: skip
 async def test_who_asks_for_a_cache_hears_of_it_apart(tokenizer: Tokenizer, where: dict[str, Any]) -> None:
-    asked = meta(tokenizer, format_data={"caches": marked(body(**where))})
-    told = json.loads(await messages.whole(asked, wakes([last()])))["usage"]
+    asked = response_context(tokenizer, format_data={"caches": marked(body(**where))})
+    told = json.loads(await messages.complete(asked, FakeDeltas([last()])))["usage"]
     assert (told["input_tokens"], told["cache_read_input_tokens"]) == (1, 2)
     assert not marked(body(system="x", tools=None, cache_control=None))
     assert (await parsed(tokenizer, cache_control={"type": "ephemeral"})).format_data["caches"]
 
 
 async def test_running_usage_and_timings(tokenizer: Tokenizer) -> None:
-    asked = meta(tokenizer, stream=True, continuous_usage=True, timings=True)
-    story = wakes([Delta(0, [5], ["a"], usage=Usage(3, 1))], [Delta(0, [6], [""], usage=Usage(3, 2))], [last()])
+    asked = response_context(tokenizer, stream=True, continuous_usage=True, timings=True)
+    story = FakeDeltas([Delta(0, [5], ["a"], usage=Usage(3, 1))], [Delta(0, [6], [""], usage=Usage(3, 2))], [last()])
     events = parse_events("".join(await lines(messages.stream(asked, story))))
     running = [event["usage"]["output_tokens"] for event in events if event["type"] == "content_block_delta"]
     assert running == [1, 2]
@@ -217,9 +223,9 @@ async def test_whole_answers_equal_folded_streams(
     tokenizer: Tokenizer, finish: Finish, stop: str | int | None, reason: str, sequence: str | None
 ) -> None:
     story = [[Delta(0, [5], ["a"])], [Delta(0, [6, 7], ["", "é"])], [last(ids=(8,), finish=finish, stop=stop)]]
-    asked = meta(tokenizer)
-    whole = json.loads(await messages.whole(asked, wakes(*story)))
-    assert fold(parse_events("".join(await lines(messages.stream(asked, wakes(*story)))))) == whole
+    asked = response_context(tokenizer)
+    whole = json.loads(await messages.complete(asked, FakeDeltas(*story)))
+    assert fold(parse_events("".join(await lines(messages.stream(asked, FakeDeltas(*story)))))) == whole
     assert whole["content"] == [{"type": "text", "text": "aé"}]
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
 
@@ -252,7 +258,9 @@ def fold(events: list[Any]) -> dict[str, Any]:
 async def test_a_failure_passes_through_without_an_end(tokenizer: Tokenizer) -> None:
     written = []
     with pytest.raises(Internal):
-        for data in messages.stream(meta(tokenizer), wakes([Delta(0, [5], ["a"])], Internal("broken"))):
+        for data in messages.stream(
+            response_context(tokenizer), FakeDeltas([Delta(0, [5], ["a"])], Internal("broken"))
+        ):
             written.append(data)
     assert len(written) == 1 and b"_stop" not in written[0].replace(b'"stop_', b"")
 
@@ -270,4 +278,4 @@ ERRORS = [
 def test_errors_in_anthropics_words(tokenizer: Tokenizer, exc: SluiceError, kind: str) -> None:
     said = f'{{"type":"error","error":{{"type":"{kind}","message":"x"}},"request_id":"r"}}'.encode()
     assert messages.error(exc, "r") == said
-    assert messages.failure(exc, "r", meta(tokenizer)) == b"event: error\ndata: " + said + b"\n\n"
+    assert messages.stream_error(exc, "r", response_context(tokenizer)) == b"event: error\ndata: " + said + b"\n\n"

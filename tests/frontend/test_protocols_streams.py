@@ -16,12 +16,12 @@ from shared.messages import Sampling, Timings
 HEAD = '{"id":"cmpl-0","object":"text_completion","created":1,"model":"tiny"'
 
 
-def meta(tokenizer: Tokenizer, **more: Any) -> ResponseContext:
+def response_context(tokenizer: Tokenizer, **more: Any) -> ResponseContext:
     settings = {"prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=9), "model": "tiny", **more}
     return ResponseContext(GenerationRequest(**settings), tokenizer, nonce="0", created=1)
 
 
-class wakes:
+class FakeDeltas:
     """What comes, for who waits and for who does not."""
 
     def __init__(self, *lists: list[Delta] | Exception) -> None:
@@ -48,8 +48,8 @@ async def lines(stream: Iterator[bytes]) -> list[str]:
 
 
 async def test_openai_transcript(tokenizer: Tokenizer) -> None:
-    asked = meta(tokenizer, stream=True)
-    story = wakes([Delta(0, [5], [' "é"\n'])], [Delta(0, [6], [""])], [last(ids=(7, 8), texts=("b", ""))])
+    asked = response_context(tokenizer, stream=True)
+    story = FakeDeltas([Delta(0, [5], [' "é"\n'])], [Delta(0, [6], [""])], [last(ids=(7, 8), texts=("b", ""))])
     assert await lines(completions.stream(asked, story)) == [
         f'data: {HEAD},"choices":[{{"index":0,"text":" \\"é\\"\\n","logprobs":null,"finish_reason":null}}]}}\n\n',
         f'data: {HEAD},"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null}}]}}\n\n'
@@ -60,8 +60,10 @@ async def test_openai_transcript(tokenizer: Tokenizer) -> None:
 
 
 async def test_openai_usage_chunk_has_no_choices(tokenizer: Tokenizer) -> None:
-    asked = meta(tokenizer, stream=True, include_usage=True, timings=True)
-    *chunks, end = parse_sse("".join(await lines(completions.stream(asked, wakes([Delta(0, [5], ["a"])], [last()])))))
+    asked = response_context(tokenizer, stream=True, include_usage=True, timings=True)
+    *chunks, end = parse_sse(
+        "".join(await lines(completions.stream(asked, FakeDeltas([Delta(0, [5], ["a"])], [last()]))))
+    )
     assert end == "[DONE]"
     assert [chunk["usage"] for chunk in chunks[:-1]] == [None, None]
     assert chunks[-1]["choices"] == []
@@ -75,21 +77,21 @@ async def test_openai_usage_chunk_has_no_choices(tokenizer: Tokenizer) -> None:
 
 
 async def test_openai_timings_without_usage_are_on_the_last_finish(tokenizer: Tokenizer) -> None:
-    asked = meta(tokenizer, stream=True, timings=True, n=2)
-    chunks = parse_sse("".join(await lines(completions.stream(asked, wakes([last(0)], [last(1)])))))
+    asked = response_context(tokenizer, stream=True, timings=True, n=2)
+    chunks = parse_sse("".join(await lines(completions.stream(asked, FakeDeltas([last(0)], [last(1)])))))
     assert ["timings" in chunk for chunk in chunks[:-1]] == [False, True]
 
 
 async def test_openai_running_usage(tokenizer: Tokenizer) -> None:
-    asked = meta(tokenizer, stream=True, continuous_usage=True)
-    story = wakes([Delta(0, [5], ["a"], usage=Usage(3, 1))], [last()])
+    asked = response_context(tokenizer, stream=True, continuous_usage=True)
+    story = FakeDeltas([Delta(0, [5], ["a"], usage=Usage(3, 1))], [last()])
     chunks = parse_sse("".join(await lines(completions.stream(asked, story))))
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1]] == [1, 4]
 
 
 async def test_typed_events_transcript(tokenizer: Tokenizer) -> None:
-    story = wakes([Delta(0, [9906], ['He"l'])], [Delta(0, [5, 6], ["", "é"])], [last(ids=(7,), texts=("",))])
-    assert "".join(await lines(typed_events.stream(meta(tokenizer, stream=True), story))) == (
+    story = FakeDeltas([Delta(0, [9906], ['He"l'])], [Delta(0, [5, 6], ["", "é"])], [last(ids=(7,), texts=("",))])
+    assert "".join(await lines(typed_events.stream(response_context(tokenizer, stream=True), story))) == (
         'event: token\ndata: {"token": "He\\"l", "token_id": 9906}\n\n'
         'event: token\ndata: {"token": "", "token_id": 5}\n\n'
         'event: token\ndata: {"token": "é", "token_id": 6}\n\n'
@@ -100,14 +102,16 @@ async def test_typed_events_transcript(tokenizer: Tokenizer) -> None:
 
 
 async def test_typed_events_carry_text_that_came_after_the_last_id(tokenizer: Tokenizer) -> None:
-    story = wakes([Delta(0, [5], [""])], [last(texts=("\ufffd",))])
-    text = "".join(await lines(typed_events.stream(meta(tokenizer, stream=True), story)))
+    story = FakeDeltas([Delta(0, [5], [""])], [last(texts=("\ufffd",))])
+    text = "".join(await lines(typed_events.stream(response_context(tokenizer, stream=True), story)))
     assert 'data: {"token": "\ufffd", "token_id": null}' in text
 
 
 @pytest.mark.parametrize("dialect", [completions, typed_events])
 async def test_a_failure_passes_through_a_stream_without_an_end(tokenizer: Tokenizer, dialect: Any) -> None:
-    stream = dialect.stream(meta(tokenizer, stream=True), wakes([Delta(0, [5], ["a"])], Internal("broken")))
+    stream = dialect.stream(
+        response_context(tokenizer, stream=True), FakeDeltas([Delta(0, [5], ["a"])], Internal("broken"))
+    )
     written = []
     with pytest.raises(Internal):
         for data in stream:
@@ -117,12 +121,13 @@ async def test_a_failure_passes_through_a_stream_without_an_end(tokenizer: Token
 
 def test_failures_in_the_words_of_each_dialect(tokenizer: Tokenizer) -> None:
     error = Internal('it\'s "broken"', code="worker_error")
-    assert completions.failure(error, "r", meta(tokenizer)) == (
+    assert completions.stream_error(error, "r", response_context(tokenizer)) == (
         b'data: {"error":{"message":"it\'s \\"broken\\"","type":"internal_error",'
         b'"param":null,"code":"worker_error"}}\n\n'
     )
     assert (
-        typed_events.failure(error, "r", meta(tokenizer)) == b'event: error\ndata: {"error": "it\'s \\"broken\\""}\n\n'
+        typed_events.stream_error(error, "r", response_context(tokenizer))
+        == b'event: error\ndata: {"error": "it\'s \\"broken\\""}\n\n'
     )
     assert typed_events.error(error, "r") == b'{"error":"it\'s \\"broken\\""}'
 
@@ -135,9 +140,9 @@ async def test_whole_answers_equal_folded_streams(tokenizer: Tokenizer) -> None:
         [last(0, stop="END", finish=Finish.STOP)],
         [last(1, (70,), ("c",), logprobs=scores[1:], finish=Finish.LENGTH)],
     ]
-    asked = meta(tokenizer, n=2, include_usage=True, sampling=Sampling(max_tokens=9, logprobs=2))
-    whole = json.loads(await completions.whole(asked, wakes(*story)))
-    chunks = parse_sse("".join(await lines(completions.stream(asked, wakes(*story)))))
+    asked = response_context(tokenizer, n=2, include_usage=True, sampling=Sampling(max_tokens=9, logprobs=2))
+    whole = json.loads(await completions.complete(asked, FakeDeltas(*story)))
+    chunks = parse_sse("".join(await lines(completions.stream(asked, FakeDeltas(*story)))))
     assert fold(chunks[:-1]) == whole
     assert whole["usage"]["prompt_tokens"] == 3 and whole["usage"]["completion_tokens"] == 8
     assert [choice["finish_reason"] for choice in whole["choices"]] == ["stop", "length"]
@@ -150,9 +155,9 @@ async def test_whole_answers_equal_folded_streams(tokenizer: Tokenizer) -> None:
 
 
 async def test_cached_tokens_of_several_choices_count_once(tokenizer: Tokenizer) -> None:
-    asked = meta(tokenizer, prompts=([1, 2], [3]), n=2)
+    asked = response_context(tokenizer, prompts=([1, 2], [3]), n=2)
     story = [[last(i, usage=Usage(2, 1, cached))] for i, cached in enumerate([0, 2, 1, 1])]
-    usage = json.loads(await completions.whole(asked, wakes(*story)))["usage"]
+    usage = json.loads(await completions.complete(asked, FakeDeltas(*story)))["usage"]
     assert usage == {
         "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1},
     }  # fmt: skip

@@ -52,7 +52,7 @@ async def answer(pieces: list[bytes], failing: bool, socket: Socket, pauses: lis
     told: list[Callable[[], None]] = []
     closed: list[bool] = []
     stream = EventStream(
-        said(pieces, failing), told.append, failure=lambda exc: b"!", close=lambda: closed.append(True),
+        said(pieces, failing), told.append, stream_error=lambda exc: b"!", close=lambda: closed.append(True),
         keepalive_s=60.0, send=socket.send, direct=socket,  # type: ignore[arg-type]
     )  # fmt: skip
     task = asyncio.create_task(stream({"type": "http"}, never, socket.send))  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ async def test_silence_is_broken_by_a_comment_and_a_client_that_leaves_ends_it()
         return {"type": "http.disconnect"}
 
     stream = EventStream(
-        chain([b"a"], repeat(b"")), told.append, failure=lambda exc: b"!", close=lambda: closed.append(True),
+        chain([b"a"], repeat(b"")), told.append, stream_error=lambda exc: b"!", close=lambda: closed.append(True),
         keepalive_s=0.02, send=socket.send, direct=socket,  # type: ignore[arg-type]
     )  # fmt: skip
     task = asyncio.create_task(stream({"type": "http"}, receive, socket.send))  # type: ignore[arg-type]

@@ -138,7 +138,7 @@ def sampling(max_tokens: int, **options: object) -> Sampling:
 async def news(stream: Stream) -> Batch:
     """Waits until something has come, and gathers it."""
     told = asyncio.Event()
-    stream.on_news = told.set
+    stream.on_fresh = told.set
     while not stream.fresh:
         await told.wait()
         told.clear()

@@ -18,7 +18,7 @@ def error(exc: SluiceError, request_id: str) -> bytes:
     return to_json({"type": "error", "error": told, "request_id": request_id})
 
 
-def failure(exc: SluiceError, request_id: str, meta: ResponseContext) -> bytes:
+def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
     """The end of a stream that went wrong: no message_stop follows."""
     return b"event: error\ndata: " + error(exc, request_id) + b"\n\n"
 
@@ -61,28 +61,28 @@ def running(totals: Totals | None) -> bytes:
     return b"" if totals is None else b',"usage":' + to_json(usage(totals))
 
 
-def head(meta: ResponseContext) -> dict[str, Any]:
-    return {"id": f"{PREFIX}_{meta.nonce}", "type": "message", "role": "assistant", "model": meta.ask.model}
+def head(context: ResponseContext) -> dict[str, Any]:
+    return {"id": f"{PREFIX}_{context.nonce}", "type": "message", "role": "assistant", "model": context.request.model}
 
 
-def start(meta: ResponseContext) -> bytes:
+def start(context: ResponseContext) -> bytes:
     """What was found in the cache is known, and told, at the end."""
     nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-    return named("message_start", message={**head(meta), **nothing, "usage": usage(Totals(meta.ask))})
+    return named("message_start", message={**head(context), **nothing, "usage": usage(Totals(context.request))})
 
 
-def end(meta: ResponseContext, delta: Delta, totals: Totals, called: bool = False) -> bytes:
+def end(context: ResponseContext, delta: Delta, totals: Totals, called: bool = False) -> bytes:
     """The end of a message, all of its blocks being closed."""
-    told = {"delta": stop(delta, called), "usage": usage(totals), **extras(meta, delta, totals)}
+    told = {"delta": stop(delta, called), "usage": usage(totals), **extras(context, delta, totals)}
     return named("message_delta", **told) + STOP
 
 
 def answer(
-    meta: ResponseContext, blocks: list[dict[str, Any]], delta: Delta, totals: Totals, called: bool = False
+    context: ResponseContext, blocks: list[dict[str, Any]], delta: Delta, totals: Totals, called: bool = False
 ) -> bytes:
     """A message in one piece; `delta` is its last."""
-    told = {"content": blocks, **stop(delta, called), "usage": usage(totals), **extras(meta, delta, totals)}
-    return to_json(head(meta) | told)
+    told = {"content": blocks, **stop(delta, called), "usage": usage(totals), **extras(context, delta, totals)}
+    return to_json(head(context) | told)
 
 
 def stop(delta: Delta, called: bool = False) -> dict[str, Any]:
@@ -94,14 +94,14 @@ def stop(delta: Delta, called: bool = False) -> dict[str, Any]:
     return {"stop_reason": FINISH[finish or Finish.LENGTH], "stop_sequence": sequence}
 
 
-def extras(meta: ResponseContext, delta: Delta, totals: Totals) -> dict[str, Any]:
-    return {"seed": delta.seed} | ({"timings": totals.timings} if meta.ask.timings else {})
+def extras(context: ResponseContext, delta: Delta, totals: Totals) -> dict[str, Any]:
+    return {"seed": delta.seed} | ({"timings": totals.timings} if context.request.timings else {})
 
 
 def usage(totals: Totals) -> dict[str, int]:
     """Input tokens are those that were not found in the cache, which only counts for who asked for one."""
     used = totals.usage
-    found = used.cached_tokens if totals.ask.format_data.get(CACHES) else 0
+    found = used.cached_tokens if totals.request.format_data.get(CACHES) else 0
     return {
         "input_tokens": used.prompt_tokens - found, "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": found, "output_tokens": used.completion_tokens,

@@ -11,7 +11,7 @@ from typing import Any
 
 from frontend.api import structured_output
 from frontend.api.anthropic import envelope as frame
-from frontend.api.anthropic.envelope import PREFIX, error, failure
+from frontend.api.anthropic.envelope import PREFIX, error, stream_error
 from frontend.api.anthropic.messages_input import later_systems_as_users, marked, message, text
 from frontend.api.anthropic.messages_output import parsed_blocks, parsed_stream
 from frontend.api.chat_prompt import MAX_MESSAGES, Prompt, merge_same_role, prompt, turn
@@ -50,7 +50,18 @@ from frontend.output_parser.parsed import ParsedOutput
 from frontend.request import Delta, GenerationRequest
 from frontend.text.chat_template import TemplateError
 
-__all__ = ["COUNTED", "FIELDS", "NAME", "PREFIX", "count_tokens", "error", "failure", "parse", "stream", "whole"]
+__all__ = [
+    "COUNTED",
+    "FIELDS",
+    "NAME",
+    "PREFIX",
+    "complete",
+    "count_tokens",
+    "error",
+    "parse",
+    "stream",
+    "stream_error",
+]
 
 NAME = "messages"
 
@@ -93,12 +104,12 @@ async def parse(body: dict[str, Any], context: ModelContext) -> GenerationReques
     offered = offer(values["tools"], wanted, several, context)
     ids, begins = await _prompt(values, context)
     grammar = await structured_output.grammar(structured_output.anthropic(values))
-    grammar, speech = await answer_form(offered, begins, grammar, context)
+    grammar, parser_config = await answer_form(offered, begins, grammar, context)
     chosen = sampling(values, values["max_tokens"], context, grammar=grammar)
     check_length("messages", len(ids), chosen.max_tokens, context)
     return GenerationRequest(
         prompts=(ids,), sampling=chosen, stops=values["stop_sequences"], stream=values["stream"],
-        timings=values["timings"], model=context.model, speech=speech,
+        timings=values["timings"], model=context.model, parser_config=parser_config,
         priority=values["priority"], deadline_ms=values["deadline_ms"], cache_salt=values["cache_salt"],
         continuous_usage=values["stream_options"].get("continuous_usage_stats", False),
         format_data={"thinking": (values["thinking"] or {}).get("display"), frame.CACHES: marked(body)},
@@ -146,39 +157,43 @@ def _thinking(values: dict[str, Any], context: ModelContext) -> dict[str, Any]:
     return told | thinking(asked, "thinking", context)
 
 
-def stream(meta: ResponseContext, pulls: PolledDeltas) -> Iterator[bytes]:
+def stream(context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]:
     """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
-    return _stream(meta, pulls) if meta.ask.speech is None else parsed_stream(meta, pulls, meta.ask.speech)
+    return (
+        _stream(context, polled)
+        if context.request.parser_config is None
+        else parsed_stream(context, polled, context.request.parser_config)
+    )
 
 
-def _stream(meta: ResponseContext, pulls: PolledDeltas) -> Iterator[bytes]:
-    totals = Totals(meta.ask)
-    opening = frame.start(meta) + frame.BLOCK_START + frame.PING
-    for pull in pulls:
+def _stream(context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]:
+    totals = Totals(context.request)
+    opening = frame.start(context) + frame.BLOCK_START + frame.PING
+    for deltas in polled:
         data = b""
-        if pull and opening:
+        if deltas and opening:
             data, opening = opening, b""
-        for delta in pull:
+        for delta in deltas:
             totals.add(delta)
-            data += frame.text_delta(delta, totals if meta.ask.continuous_usage else None)
+            data += frame.text_delta(delta, totals if context.request.continuous_usage else None)
             if delta.finish is not None:
-                data += frame.BLOCK_STOP + frame.end(meta, delta, totals)
+                data += frame.BLOCK_STOP + frame.end(context, delta, totals)
         yield data
 
 
-async def whole(meta: ResponseContext, wakes: AsyncDeltas) -> bytes:
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     """The answer in one piece."""
-    totals = Totals(meta.ask)
+    totals = Totals(context.request)
     texts: list[str] = []
     last: Delta | None = None
-    async for wake in wakes:
-        for last in wake:
+    async for deltas in arriving:
+        for last in deltas:
             totals.add(last)
             texts += last.texts
     if last is None or last.finish is None:
         raise SluiceError("the message has no end")
     text = "".join(texts)
-    if meta.ask.speech is None:
-        return frame.answer(meta, [{"type": "text", "text": text}], last, totals)
-    said = ParsedOutput.whole(text, meta.ask.speech)
-    return frame.answer(meta, parsed_blocks(said, meta), last, totals, said.reader.called)
+    if context.request.parser_config is None:
+        return frame.answer(context, [{"type": "text", "text": text}], last, totals)
+    said = ParsedOutput.parse(text, context.request.parser_config)
+    return frame.answer(context, parsed_blocks(said, context), last, totals, said.parser.called)

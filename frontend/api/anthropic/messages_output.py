@@ -21,17 +21,17 @@ from frontend.output_parser.parser import OutputParser
 OMITTED = "omitted"  # GenerationRequest.format_data["thinking"]: thoughts are marked, and not told
 
 
-def call_id(meta: ResponseContext, index: int) -> str:
-    return f"toolu_{meta.nonce}{index:02x}"
+def call_id(context: ResponseContext, index: int) -> str:
+    return f"toolu_{context.nonce}{index:02x}"
 
 
 def _signed(thought: bytes) -> str:
     return b64encode(sha256(thought).digest()).decode()
 
 
-def parsed_blocks(said: ParsedOutput, meta: ResponseContext) -> list[dict[str, Any]]:
+def parsed_blocks(said: ParsedOutput, context: ResponseContext) -> list[dict[str, Any]]:
     """A whole answer's blocks, in the answer's order; an empty text when it said nothing."""
-    omitted = meta.ask.format_data.get("thinking") == OMITTED
+    omitted = context.request.format_data.get("thinking") == OMITTED
     blocks: list[dict[str, Any]] = []
     calls = 0
     for part in said.parts:
@@ -43,35 +43,35 @@ def parsed_blocks(said: ParsedOutput, meta: ResponseContext) -> list[dict[str, A
                 blocks.append({"type": "thinking", "thinking": thought, "signature": _signed(text.encode())})
             case Call():
                 given = msgspec.Raw(part.closed.encode())
-                blocks.append({"type": "tool_use", "id": call_id(meta, calls), "name": part.name, "input": given})
+                blocks.append({"type": "tool_use", "id": call_id(context, calls), "name": part.name, "input": given})
                 calls += 1
     return blocks or [{"type": "text", "text": ""}]
 
 
-def parsed_stream(meta: ResponseContext, pulls: PolledDeltas, speech: ParserConfig) -> Iterator[bytes]:
+def parsed_stream(context: ResponseContext, polled: PolledDeltas, parser_config: ParserConfig) -> Iterator[bytes]:
     """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
-    totals, reader, page = Totals(meta.ask), OutputParser(speech), Blocks(meta)
-    opening = frame.start(meta) + frame.PING
-    for pull in pulls:
+    totals, parser, page = Totals(context.request), OutputParser(parser_config), Blocks(context)
+    opening = frame.start(context) + frame.PING
+    for deltas in polled:
         data = b""
-        if pull and opening:
+        if deltas and opening:
             data, opening = opening, b""
-        for delta in pull:
+        for delta in deltas:
             totals.add(delta)
-            events = reader.feed(delta.text) + (reader.finish() if delta.finish is not None else [])
-            after = frame.running(totals if meta.ask.continuous_usage else None) + b"}\n\n"
+            events = parser.feed(delta.text) + (parser.finish() if delta.finish is not None else [])
+            after = frame.running(totals if context.request.continuous_usage else None) + b"}\n\n"
             data += b"".join([page.write(event, after) for event in events])
             if delta.finish is not None:
-                data += page.close() + frame.end(meta, delta, totals, reader.called)
+                data += page.close() + frame.end(context, delta, totals, parser.called)
         yield data
 
 
 class Blocks:
     """Opens, fills and closes one block after the other."""
 
-    def __init__(self, meta: ResponseContext) -> None:
-        self._meta = meta
-        self._omitted = meta.ask.format_data.get("thinking") == OMITTED
+    def __init__(self, context: ResponseContext) -> None:
+        self._context = context
+        self._omitted = context.request.format_data.get("thinking") == OMITTED
         self._index = -1
         self._open = ""  # the type of the block that is open
         self._digest = sha256()
@@ -89,7 +89,7 @@ class Blocks:
                 told = {"type": "thinking_delta", "thinking": text}
                 return opening if self._omitted else opening + self._delta(told, after)
             case CallStart(index, name):
-                id = call_id(self._meta, index)
+                id = call_id(self._context, index)
                 return self._opened({"type": "tool_use", "id": id, "name": name, "input": {}})
             case CallArguments(_, fragment):
                 return self._delta({"type": "input_json_delta", "partial_json": fragment}, after)

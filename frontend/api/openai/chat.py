@@ -25,13 +25,13 @@ from frontend.api.common import (
 from frontend.api.fields import Field, Table, anything, boolean, integer, only, read, refused, some_text
 from frontend.api.openai.chat_input import OPENAI_CHAT, openai_prompt
 from frontend.api.openai.chat_output import ParsedChunks, message, reason
-from frontend.api.openai.completions import DONE, FINISH, Chunks, Shape, error, failure
+from frontend.api.openai.completions import DONE, FINISH, Chunks, Shape, error, stream_error
 from frontend.api.tools import answer_form, offer
 from frontend.errors import SluiceError, Unprocessable
 from frontend.output_parser.parsed import ParsedOutput
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
 
-__all__ = ["FIELDS", "NAME", "PREFIX", "error", "failure", "parse", "stream", "whole"]
+__all__ = ["FIELDS", "NAME", "PREFIX", "complete", "error", "parse", "stream", "stream_error"]
 
 NAME, PREFIX = "chat", "chatcmpl"
 LEAST = -9999.0  # OpenAI's word for a log-probability of minus infinity, which JSON cannot say
@@ -68,12 +68,12 @@ async def parse(body: dict[str, Any], context: ModelContext) -> GenerationReques
     ids, begins = await openai_prompt(values, context)
     check_length("messages", len(ids), most or 1, context)
     grammar = await structured_output.grammar(structured_output.openai(values), values["n"])
-    grammar, speech = await answer_form(offered, begins, grammar, context)
+    grammar, parser_config = await answer_form(offered, begins, grammar, context)
     chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
     options = values["stream_options"]
     return GenerationRequest(
         prompts=(ids,), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],
-        timings=values["timings"], model=context.model, speech=speech,
+        timings=values["timings"], model=context.model, parser_config=parser_config,
         priority=values["priority"], deadline_ms=values["deadline_ms"], cache_salt=values["cache_salt"],
         include_usage=options.get("include_usage", False),
         continuous_usage=options.get("continuous_usage_stats", False),
@@ -96,39 +96,39 @@ def _max_tokens(values: dict[str, Any]) -> int | None:
     return given.pop() if given else None
 
 
-def stream(meta: ResponseContext, pulls: PolledDeltas) -> Iterator[bytes]:
+def stream(context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]:
     """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
-    if meta.ask.speech is not None:
-        return _stream(meta, pulls, ParsedChunks(meta, SHAPE, meta.ask.speech), SPOKEN_ROLE)
-    return _stream(meta, pulls, Chunks(meta, SHAPE), ROLE)
+    if context.request.parser_config is not None:
+        return _stream(context, polled, ParsedChunks(context, SHAPE, context.request.parser_config), SPOKEN_ROLE)
+    return _stream(context, polled, Chunks(context, SHAPE), ROLE)
 
 
-def _stream(meta: ResponseContext, pulls: PolledDeltas, page: Chunks, role: bytes) -> Iterator[bytes]:
+def _stream(context: ResponseContext, polled: PolledDeltas, page: Chunks, role: bytes) -> Iterator[bytes]:
     opening = page.opening(role)
-    for pull in pulls:
-        data = b"".join([page.write(delta) for delta in pull])
-        if pull and opening:
+    for deltas in polled:
+        data = b"".join([page.write(delta) for delta in deltas])
+        if deltas and opening:
             data, opening = opening + data, b""
         yield data
     yield page.last() + DONE
 
 
-async def whole(meta: ResponseContext, wakes: AsyncDeltas) -> bytes:
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     """The answer in one piece."""
-    choices = [_Choice(meta, index) for index in range(meta.ask.n)]
-    totals = Totals(meta.ask)
-    async for wake in wakes:
-        for delta in wake:
+    choices = [_Choice(context, index) for index in range(context.request.n)]
+    totals = Totals(context.request)
+    async for deltas in arriving:
+        for delta in deltas:
             totals.add(delta)
             choices[delta.index].add(delta)
-    head = _head(meta) | {"object": "chat.completion"}
+    head = _head(context) | {"object": "chat.completion"}
     answer = {**head, "choices": [choice.json() for choice in choices], "usage": openai_usage(totals.usage)}
-    return to_json(answer | ({"timings": totals.timings} if meta.ask.timings else {}))
+    return to_json(answer | ({"timings": totals.timings} if context.request.timings else {}))
 
 
-def _head(meta: ResponseContext) -> dict[str, Any]:
+def _head(context: ResponseContext) -> dict[str, Any]:
     return {
-        "id": meta.id, "object": "chat.completion.chunk", "created": meta.created, "model": meta.ask.model,
+        "id": context.id, "object": "chat.completion.chunk", "created": context.created, "model": context.request.model,
         "system_fingerprint": None,
     }  # fmt: skip
 
@@ -136,8 +136,8 @@ def _head(meta: ResponseContext) -> dict[str, Any]:
 class _Choice:
     """One choice of a whole answer."""
 
-    def __init__(self, meta: ResponseContext, index: int) -> None:
-        self._meta = meta
+    def __init__(self, context: ResponseContext, index: int) -> None:
+        self._context = context
         self._index = index
         self._texts: list[str] = []
         self._scores: list[dict[str, Any]] = []
@@ -145,14 +145,14 @@ class _Choice:
 
     def add(self, delta: Delta) -> None:
         self._texts += delta.texts
-        self._scores += _logprobs(self._meta, delta)["content"]
+        self._scores += _logprobs(self._context, delta)["content"]
         self._end = delta
 
     def json(self) -> dict[str, Any]:
         end = self._end
         if end is None or end.finish is None:
             raise SluiceError(f"choice {self._index} has no end")
-        scored = self._meta.ask.sampling.logprobs is not None
+        scored = self._context.request.sampling.logprobs is not None
         message, reason = self._message("".join(self._texts), end)
         return {
             "index": self._index,
@@ -163,26 +163,26 @@ class _Choice:
 
     def _message(self, text: str, end: Delta) -> tuple[dict[str, Any], str]:
         """What was said, and the finish reason."""
-        speech = self._meta.ask.speech
-        if speech is None:
+        parser_config = self._context.request.parser_config
+        if parser_config is None:
             return {"content": text}, FINISH[end.finish or Finish.LENGTH]
-        said = ParsedOutput.whole(text, speech)
-        return message(said, self._meta, self._index), reason(said.reader, end)
+        said = ParsedOutput.parse(text, parser_config)
+        return message(said, self._context, self._index), reason(said.parser, end)
 
 
-def _logprobs(meta: ResponseContext, delta: Delta, offset: int = 0) -> dict[str, Any]:
+def _logprobs(context: ResponseContext, delta: Delta, offset: int = 0) -> dict[str, Any]:
     """One entry a token, with its rivals."""
-    return {"content": logprob_entries(meta, delta.logprobs or ()), "refusal": None}
+    return {"content": logprob_entries(context, delta.logprobs or ()), "refusal": None}
 
 
 def logprob_entries(
-    meta: ResponseContext, scores: Iterable[TokenLogprob], mute: list[int] | None = None
+    context: ResponseContext, scores: Iterable[TokenLogprob], mute: list[int] | None = None
 ) -> list[dict[str, Any]]:
     """Tokens that add nothing to the text are spelled out, and their bytes are `mute`."""
 
     def entry(id: int, logprob: float) -> dict[str, Any]:
-        raw = meta.tokenizer.token_bytes(id)
-        return {"token": meta.tokenizer.token_text(id), "logprob": max(LEAST, logprob), "bytes": list(raw) or mute}
+        raw = context.tokenizer.token_bytes(id)
+        return {"token": context.tokenizer.token_text(id), "logprob": max(LEAST, logprob), "bytes": list(raw) or mute}
 
     return [
         entry(token.token_id, token.logprob) | {"top_logprobs": [entry(*rival) for rival in token.top]}

@@ -15,22 +15,22 @@ from frontend.output_parser.parser import OutputParser
 from frontend.request import Delta, Finish, TokenLogprob
 
 
-def call_id(meta: ResponseContext, choice: int, index: int) -> str:
-    return f"call_{meta.nonce}{choice:02x}{index:02x}"
+def call_id(context: ResponseContext, choice: int, index: int) -> str:
+    return f"call_{context.nonce}{choice:02x}{index:02x}"
 
 
-def reason(reader: OutputParser, delta: Delta) -> str:
+def reason(parser: OutputParser, delta: Delta) -> str:
     """A finish reason: calls are what a model that ended by itself wants to be done."""
     stopped = delta.finish is Finish.STOP and isinstance(delta.stop, str)
-    if reader.called and delta.finish is not Finish.LENGTH and not stopped:
+    if parser.called and delta.finish is not Finish.LENGTH and not stopped:
         return "tool_calls"
     return FINISH[delta.finish or Finish.LENGTH]
 
 
-def message(said: ParsedOutput, meta: ResponseContext, choice: int) -> dict[str, Any]:
+def message(said: ParsedOutput, context: ResponseContext, choice: int) -> dict[str, Any]:
     """The content of a whole answer's message; null when it only calls."""
     calls = [
-        {"id": call_id(meta, choice, i), "type": "function",
+        {"id": call_id(context, choice, i), "type": "function",
          "function": {"name": call.name, "arguments": call.arguments}}
         for i, call in enumerate(said.calls)
     ]  # fmt: skip
@@ -46,17 +46,17 @@ def _thought(text: str) -> dict[str, str]:
 class ParsedChunks(Chunks):
     """Renders one stream's chunks, each of one event; log-probabilities go with the next that is sent."""
 
-    def __init__(self, meta: ResponseContext, shape: Shape, speech: ParserConfig) -> None:
-        super().__init__(meta, shape)
-        self._choices = [_Choice(speech) for _ in range(meta.ask.n)]
+    def __init__(self, context: ResponseContext, shape: Shape, parser_config: ParserConfig) -> None:
+        super().__init__(context, shape)
+        self._choices = [_Choice(parser_config) for _ in range(context.request.n)]
 
     def write(self, delta: Delta) -> bytes:
         self._totals.add(delta)
         choice = self._choices[delta.index]
         choice.scores += delta.logprobs or ()
-        events = choice.reader.feed(delta.text)
+        events = choice.parser.feed(delta.text)
         if delta.finish is not None:
-            events += choice.reader.finish()
+            events += choice.parser.finish()
         data = b"".join([self._chunk(delta.index, self._worded(delta.index, event)) for event in events])
         return data if delta.finish is None else data + self._rest_of(choice, delta) + self._finish(delta)
 
@@ -70,7 +70,7 @@ class ParsedChunks(Chunks):
                 return _thought(text)
             case CallStart(index, name):
                 self._choices[choice].told = True
-                id = call_id(self._meta, choice, index)
+                id = call_id(self._context, choice, index)
                 function = {"name": name, "arguments": ""}
                 return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
             case CallArguments(index, fragment):
@@ -82,11 +82,11 @@ class ParsedChunks(Chunks):
         if not worded:
             return b""
         scores, self._choices[index].scores = self._choices[index].scores, []
-        scored = self._meta.ask.sampling.logprobs is not None
+        scored = self._context.request.sampling.logprobs is not None
         delta = Delta(index, [], [], logprobs=scores)
         return b'%s"delta":%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (
             self._bare[index], to_json(worded),
-            to_json(self._shape.logprobs(self._meta, delta, 0) if scored else None), self._usage(),
+            to_json(self._shape.logprobs(self._context, delta, 0) if scored else None), self._usage(),
         )  # fmt: skip
 
     def _rest_of(self, choice: "_Choice", delta: Delta) -> bytes:
@@ -96,11 +96,11 @@ class ParsedChunks(Chunks):
         return self._chunk(delta.index, {"content": ""})
 
     def _reason(self, delta: Delta) -> str:
-        return reason(self._choices[delta.index].reader, delta)
+        return reason(self._choices[delta.index].parser, delta)
 
 
 class _Choice:
-    def __init__(self, speech: ParserConfig) -> None:
-        self.reader = OutputParser(speech)
+    def __init__(self, parser_config: ParserConfig) -> None:
+        self.parser = OutputParser(parser_config)
         self.told = False  # whether there was text, or a call
         self.scores: list[TokenLogprob] = []

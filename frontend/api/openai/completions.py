@@ -112,37 +112,37 @@ async def _tokens(given: list[Prompt], context: ModelContext) -> list[list[int]]
     return tokens
 
 
-def stream(meta: ResponseContext, pulls: PolledDeltas) -> Iterator[bytes]:
+def stream(context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]:
     """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
-    page = Chunks(meta, SHAPE)
-    for pull in pulls:
-        yield b"".join([page.write(delta) for delta in pull])
+    page = Chunks(context, SHAPE)
+    for deltas in polled:
+        yield b"".join([page.write(delta) for delta in deltas])
     yield page.last() + DONE
 
 
-async def whole(meta: ResponseContext, wakes: AsyncDeltas) -> bytes:
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     """The answer in one piece."""
-    choices = [_Choice(meta, index) for index in range(len(meta.ask.prompts) * meta.ask.n)]
-    totals = Totals(meta.ask)
-    async for wake in wakes:
-        for delta in wake:
+    choices = [_Choice(context, index) for index in range(len(context.request.prompts) * context.request.n)]
+    totals = Totals(context.request)
+    async for deltas in arriving:
+        for delta in deltas:
             totals.add(delta)
             choices[delta.index].add(delta)
-    answer = {**_head(meta), "choices": [choice.json() for choice in choices], "usage": openai_usage(totals.usage)}
-    return to_json(answer | ({"timings": totals.timings} if meta.ask.timings else {}))
+    answer = {**_head(context), "choices": [choice.json() for choice in choices], "usage": openai_usage(totals.usage)}
+    return to_json(answer | ({"timings": totals.timings} if context.request.timings else {}))
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
     return to_json({"error": openai_error(exc)})
 
 
-def failure(exc: SluiceError, request_id: str, meta: ResponseContext) -> bytes:
+def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
     """The end of a stream that went wrong: no `[DONE]` follows."""
     return b"data: " + error(exc, request_id) + b"\n\n"
 
 
-def _head(meta: ResponseContext) -> dict[str, Any]:
-    return {"id": meta.id, "object": "text_completion", "created": meta.created, "model": meta.ask.model}
+def _head(context: ResponseContext) -> dict[str, Any]:
+    return {"id": context.id, "object": "text_completion", "created": context.created, "model": context.request.model}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +159,19 @@ class Shape:
 class Chunks:
     """Renders one stream's chunks."""
 
-    def __init__(self, meta: ResponseContext, shape: Shape) -> None:
-        ask = meta.ask
-        self._meta = meta
+    def __init__(self, context: ResponseContext, shape: Shape) -> None:
+        request = context.request
+        self._context = context
         self._shape = shape
-        self._totals = Totals(ask)
-        self._left = len(ask.prompts) * ask.n
-        self._head = b"data: " + to_json(shape.head(meta))[:-1]
+        self._totals = Totals(request)
+        self._left = len(request.prompts) * request.n
+        self._head = b"data: " + to_json(shape.head(context))[:-1]
         self._bare = [self._head + b',"choices":[{"index":%d,' % i for i in range(self._left)]
         self._before = [bare + shape.before for bare in self._bare]
-        self._usage_null = b',"usage":null' if ask.include_usage else b""
+        self._usage_null = b',"usage":null' if request.include_usage else b""
         self._rest = b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
         self._after = shape.after + self._rest
-        self._plain = not ask.continuous_usage and ask.sampling.logprobs is None
+        self._plain = not request.continuous_usage and request.sampling.logprobs is None
         self._offsets = [0] * self._left
 
     def opening(self, payload: bytes) -> bytes:
@@ -195,19 +195,19 @@ class Chunks:
             return b""
         offset = self._offsets[delta.index]
         self._offsets[delta.index] += len(text)
-        logprobs = None if delta.logprobs is None else self._shape.logprobs(self._meta, delta, offset)
+        logprobs = None if delta.logprobs is None else self._shape.logprobs(self._context, delta, offset)
         return b'%s%s%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (
             self._before[delta.index], to_json(text), self._shape.after, to_json(logprobs), self._usage(),
         )  # fmt: skip
 
     def _usage(self) -> bytes:
-        running = self._meta.ask.continuous_usage
+        running = self._context.request.continuous_usage
         return b',"usage":' + to_json(openai_usage(self._totals.usage)) if running else self._usage_null
 
     def _finish(self, delta: Delta) -> bytes:
         self._left -= 1
-        ask = self._meta.ask
-        timings = ask.timings and not self._left and not ask.include_usage
+        request = self._context.request
+        timings = request.timings and not self._left and not request.include_usage
         return b'%s%s,"logprobs":null,"finish_reason":%s%s}]%s%s}\n\n' % (
             self._bare[delta.index], self._shape.without,
             to_json(self._reason(delta)), _extras(delta), self._usage(),
@@ -218,10 +218,10 @@ class Chunks:
         return FINISH[delta.finish or Finish.LENGTH]
 
     def last(self) -> bytes:
-        ask = self._meta.ask
-        if not ask.include_usage:
+        request = self._context.request
+        if not request.include_usage:
             return b""
-        timings = b',"timings":' + to_json(self._totals.timings) if ask.timings else b""
+        timings = b',"timings":' + to_json(self._totals.timings) if request.timings else b""
         return b'%s,"choices":[],"usage":%s%s}\n\n' % (self._head, to_json(openai_usage(self._totals.usage)), timings)
 
 
@@ -233,8 +233,8 @@ def _extras(delta: Delta) -> bytes:
 class _Choice:
     """One choice of a whole answer."""
 
-    def __init__(self, meta: ResponseContext, index: int) -> None:
-        self._meta = meta
+    def __init__(self, context: ResponseContext, index: int) -> None:
+        self._context = context
         self._index = index
         self._texts: list[str] = []
         self._length = 0
@@ -244,7 +244,7 @@ class _Choice:
     def add(self, delta: Delta) -> None:
         text = delta.text
         if delta.logprobs is not None:
-            found = _logprobs(self._meta, delta, self._length)
+            found = _logprobs(self._context, delta, self._length)
             known = self._logprobs = self._logprobs or {key: [] for key in found}
             for key, values in found.items():
                 known[key] += values
@@ -262,21 +262,21 @@ class _Choice:
         }  # fmt: skip
 
 
-def _logprobs(meta: ResponseContext, delta: Delta, offset: int) -> dict[str, list[Any]]:
+def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> dict[str, list[Any]]:
     """OpenAI's four columns. A prompt's first token has no log-probability: null."""
     columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token, text in zip(delta.logprobs or (), delta.texts, strict=False):
-        columns["tokens"].append(meta.tokenizer.token_text(token.token_id))
+        columns["tokens"].append(context.tokenizer.token_text(token.token_id))
         columns["token_logprobs"].append(None if token.logprob != token.logprob else token.logprob)
-        columns["top_logprobs"].append(_top(meta, token) if token.logprob == token.logprob else None)
+        columns["top_logprobs"].append(_top(context, token) if token.logprob == token.logprob else None)
         columns["text_offset"].append(offset)
         offset += len(text)
     return columns
 
 
-def _top(meta: ResponseContext, token: TokenLogprob) -> dict[str, float]:
+def _top(context: ResponseContext, token: TokenLogprob) -> dict[str, float]:
     """The likeliest tokens by text; of two ids with one text the likelier stays."""
-    text = meta.tokenizer.token_text
+    text = context.tokenizer.token_text
     return {text(id): logprob for id, logprob in reversed(token.top)}
 
 

@@ -48,7 +48,18 @@ from frontend.errors import SluiceError
 from frontend.request import Delta, Finish, GenerationRequest
 from shared.messages import Sampling
 
-__all__ = ["COUNTED", "FIELDS", "NAME", "PREFIX", "count_tokens", "error", "failure", "parse", "stream", "whole"]
+__all__ = [
+    "COUNTED",
+    "FIELDS",
+    "NAME",
+    "PREFIX",
+    "complete",
+    "count_tokens",
+    "error",
+    "parse",
+    "stream",
+    "stream_error",
+]
 
 NAME, PREFIX = "responses", "resp"
 SCORES = "message.output_text.logprobs"
@@ -108,11 +119,11 @@ async def parse(body: dict[str, Any], context: ModelContext) -> GenerationReques
     ids, begins = await _prompt(values, context)
     check_length("input", len(ids), most or 1, context)
     grammar = await structured_output.grammar(structured_output.responses(values))
-    grammar, speech = await answer_form(offered, begins, grammar, context)
+    grammar, parser_config = await answer_form(offered, begins, grammar, context)
     chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
     return GenerationRequest(
         prompts=(ids,), sampling=chosen, stops=values["stop"], stream=values["stream"],
-        timings=values["timings"], model=context.model, speech=speech,
+        timings=values["timings"], model=context.model, parser_config=parser_config,
         priority=values["priority"], deadline_ms=values["deadline_ms"], cache_salt=values["cache_salt"],
         format_data=_echoed(body, values, chosen),
     )  # fmt: skip
@@ -159,58 +170,58 @@ def _format(body: Mapping[str, Any]) -> Any:
     return (body.get("text") or {}).get("format") or {"type": "text"}
 
 
-def stream(meta: ResponseContext, pulls: PolledDeltas) -> Iterator[bytes]:
+def stream(context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]:
     """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
-    totals, output, begun = Totals(meta.ask), Output(meta), False
-    for pull in pulls:
+    totals, output, begun = Totals(context.request), Output(context), False
+    for deltas in polled:
         steps: list[Step] = []
-        if pull and not begun:
+        if deltas and not begun:
             begun = True
-            steps += [step(kind, response=_response(meta, BEGUN)) for kind in OPENING]
-        for delta in pull:
+            steps += [step(kind, response=_response(context, BEGUN)) for kind in OPENING]
+        for delta in deltas:
             totals.add(delta)
             steps += output.add(delta)
             if delta.finish is not None:
-                ended = _ended(meta, delta, totals, output)
+                ended = _ended(context, delta, totals, output)
                 steps.append(step(f"response.{ended['status']}", response=ended))
-        yield numbered(steps, meta.numbers)
+        yield numbered(steps, context.numbers)
 
 
-async def whole(meta: ResponseContext, wakes: AsyncDeltas) -> bytes:
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     """The answer in one piece."""
-    totals, output = Totals(meta.ask), Output(meta)
+    totals, output = Totals(context.request), Output(context)
     last: Delta | None = None
-    async for wake in wakes:
-        for last in wake:
+    async for deltas in arriving:
+        for last in deltas:
             totals.add(last)
             output.add(last)
     if last is None or last.finish is None:
         raise SluiceError("the response has no end")
-    return to_json(_ended(meta, last, totals, output))
+    return to_json(_ended(context, last, totals, output))
 
 
-def failure(exc: SluiceError, request_id: str, meta: ResponseContext) -> bytes:
+def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
     """The end of a stream that went wrong, as OpenAI's: its SDKs raise on the first, others know the second."""
-    failed = _response(meta, "failed") | {"error": {"code": "server_error", "message": exc.message}}
+    failed = _response(context, "failed") | {"error": {"code": "server_error", "message": exc.message}}
     said = step("error", code=exc.code, message=exc.message, param=exc.param, error=openai_error(exc))
-    return numbered([said, step("response.failed", response=failed)], meta.numbers)
+    return numbered([said, step("response.failed", response=failed)], context.numbers)
 
 
-def _response(meta: ResponseContext, status: str) -> dict[str, Any]:
+def _response(context: ResponseContext, status: str) -> dict[str, Any]:
     return {
-        "id": f"{PREFIX}_{meta.nonce}", "object": "response", "created_at": meta.created, "status": status,
-        "completed_at": None, "error": None, "incomplete_details": None, "model": meta.ask.model, "output": [],
-        "usage": None, **meta.ask.format_data,
+        "id": f"{PREFIX}_{context.nonce}", "object": "response", "created_at": context.created, "status": status,
+        "completed_at": None, "error": None, "incomplete_details": None, "model": context.request.model, "output": [],
+        "usage": None, **context.request.format_data,
     }  # fmt: skip
 
 
-def _ended(meta: ResponseContext, delta: Delta, totals: Totals, output: Output) -> dict[str, Any]:
+def _ended(context: ResponseContext, delta: Delta, totals: Totals, output: Output) -> dict[str, Any]:
     """The whole response; `delta` is its last."""
     cut = delta.finish is Finish.LENGTH
     end = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {"completed_at": int(time.time())}
     told = {"output": output.items, "usage": _usage(totals, output), "stop_reason": delta.stop, "seed": delta.seed}
-    timings = {"timings": totals.timings} if meta.ask.timings else {}
-    return _response(meta, CUT if cut else DONE) | end | told | timings
+    timings = {"timings": totals.timings} if context.request.timings else {}
+    return _response(context, CUT if cut else DONE) | end | told | timings
 
 
 def _usage(totals: Totals, output: Output) -> dict[str, Any]:

@@ -35,9 +35,9 @@ class Item:
     PREFIX: ClassVar[str]  # of ids
     LEFT: ClassVar = DONE  # its status where something else comes without a word of its end
 
-    def __init__(self, meta: ResponseContext, index: int) -> None:
+    def __init__(self, context: ResponseContext, index: int) -> None:
         self.index = index
-        self.id = f"{self.PREFIX}_{meta.nonce}{index:02x}"
+        self.id = f"{self.PREFIX}_{context.nonce}{index:02x}"
         self.texts: list[str] = []
         self.at: dict[str, Any] = {"item_id": self.id, "output_index": index}
         self.delta = b""  # what stands before what it gains
@@ -65,8 +65,8 @@ class Worded(Item):
 
     KIND: ClassVar[str]  # of the part, and in its events
 
-    def __init__(self, meta: ResponseContext, index: int) -> None:
-        super().__init__(meta, index)
+    def __init__(self, context: ResponseContext, index: int) -> None:
+        super().__init__(context, index)
         self.at["content_index"] = 0
         self.delta = step(f"response.{self.KIND}.delta", **self.at) + b',"delta":'
 
@@ -97,9 +97,9 @@ class Thought(Worded):
 class Message(Worded):
     PREFIX, KIND = "msg", "output_text"
 
-    def __init__(self, meta: ResponseContext, index: int) -> None:
-        super().__init__(meta, index)
-        self._meta = meta
+    def __init__(self, context: ResponseContext, index: int) -> None:
+        super().__init__(context, index)
+        self._context = context
         self._scored: list[dict[str, Any]] = []
 
     def part(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Message(Worded):
         return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def more(self, text: str, scores: Sequence[TokenLogprob]) -> Step:
-        scored = logprob_entries(self._meta, scores, []) if scores else []
+        scored = logprob_entries(self._context, scores, []) if scores else []
         self._scored += scored
         return b'%s,"logprobs":%s' % (super().more(text, scores), to_json(scored))
 
@@ -120,9 +120,9 @@ class Call(Item):
 
     PREFIX, LEFT = "fc", CUT
 
-    def __init__(self, meta: ResponseContext, index: int, call: int, name: str) -> None:
-        super().__init__(meta, index)
-        self._call_id = call_id(meta, 0, call)
+    def __init__(self, context: ResponseContext, index: int, call: int, name: str) -> None:
+        super().__init__(context, index)
+        self._call_id = call_id(context, 0, call)
         self._name = name
         self.delta = step("response.function_call_arguments.delta", **self.at) + b',"delta":'
 
@@ -140,14 +140,16 @@ class Call(Item):
 class Output:
     """`add` every delta; `items` are those that are closed: after the last delta all."""
 
-    def __init__(self, meta: ResponseContext) -> None:
+    def __init__(self, context: ResponseContext) -> None:
         self.items: list[dict[str, Any]] = []
         self.thought = 0  # tokens
-        self._meta = meta
-        self._reader = OutputParser(meta.ask.speech or ParserConfig())
+        self._context = context
+        self._parser = OutputParser(context.request.parser_config or ParserConfig())
         self._open: Item | None = None
-        self._scored = meta.ask.sampling.logprobs is not None
-        self._plain = meta.ask.speech is None and not self._scored  # all of it is text: there is a shorter way
+        self._scored = context.request.sampling.logprobs is not None
+        self._plain = (
+            context.request.parser_config is None and not self._scored
+        )  # all of it is text: there is a shorter way
         self._scores: list[TokenLogprob] = []  # of tokens that nothing was told of yet
 
     def add(self, delta: Delta) -> list[Step]:
@@ -156,16 +158,16 @@ class Output:
         steps: list[Step] = []
         for text, tokens, scores in self._pieces(delta):
             self._scores += scores
-            before = self._reader.thinking
-            for event in self._reader.feed(text):
+            before = self._parser.thinking
+            for event in self._parser.feed(text):
                 steps += self._told(event)
-            if Reasoning.INSIDE in (before, self._reader.thinking):
+            if Reasoning.INSIDE in (before, self._parser.thinking):
                 self.thought += tokens
         return steps if delta.finish is None else steps + self._finish(delta.finish)
 
     def _pieces(self, delta: Delta) -> Iterator[tuple[str, int, Sequence[TokenLogprob]]]:
         """Text, tokens and their scores: token by token where it matters on which side of a mark each of them is."""
-        if not self._scored and self._reader.thinking is Reasoning.OVER:
+        if not self._scored and self._parser.thinking is Reasoning.OVER:
             yield delta.text, len(delta.ids), ()
             return
         for id, text, score in zip_longest(delta.ids, delta.texts, delta.logprobs or ()):
@@ -178,14 +180,14 @@ class Output:
             case ReasoningText(text):
                 return self._say(Thought, text)
             case CallStart(call, name):
-                return self._begin(Call(self._meta, self._next, call, name))
+                return self._begin(Call(self._context, self._next, call, name))
             case CallArguments(_, fragment):
                 return self._more(fragment)
             case CallEnd():
                 return self._close(DONE)
 
     def _say(self, kind: type[Worded], text: str) -> list[Step]:
-        opening = [] if type(self._open) is kind else self._begin(kind(self._meta, self._next))
+        opening = [] if type(self._open) is kind else self._begin(kind(self._context, self._next))
         return opening + self._more(text) if opening else self._more(text)
 
     @property
@@ -209,9 +211,9 @@ class Output:
 
     def _finish(self, finish: Finish) -> list[Step]:
         """There is one item in any answer; scores that nothing was sent with go with its last text."""
-        steps = [step for event in self._reader.finish() for step in self._told(event)]
+        steps = [step for event in self._parser.finish() for step in self._told(event)]
         if not self.items and self._open is None:
-            steps += self._begin(Message(self._meta, 0))
+            steps += self._begin(Message(self._context, 0))
         if self._scores and type(self._open) is Message:
             steps += self._more("")
         return steps + self._close(CUT if finish is Finish.LENGTH else "")

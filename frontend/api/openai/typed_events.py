@@ -18,37 +18,37 @@ NAME, PREFIX = "events", completions.PREFIX
 
 async def parse(body: dict[str, Any], context: ModelContext) -> GenerationRequest:
     """As OpenAI's, less what these events have no place for."""
-    ask = await completions.parse(body, context)
-    if ask.n > 1 or len(ask.prompts) > 1:
-        param = "n" if ask.n > 1 else "prompt"
+    request = await completions.parse(body, context)
+    if request.n > 1 or len(request.prompts) > 1:
+        param = "n" if request.n > 1 else "prompt"
         raise Unprocessable(f"`{param}`: typed events carry one completion", param=param, code="unsupported_field")
-    if ask.echo:
+    if request.echo:
         raise Unprocessable("`echo`: typed events carry generated tokens only", param="echo", code="unsupported_field")
-    if ask.sampling.logprobs is not None:
+    if request.sampling.logprobs is not None:
         raise Unprocessable("`logprobs`: typed events have none", param="logprobs", code="unsupported_field")
-    return replace(ask, stream=True)
+    return replace(request, stream=True)
 
 
-def stream(meta: ResponseContext, pulls: PolledDeltas) -> Iterator[bytes]:
-    totals = Totals(meta.ask)
-    for pull in pulls:
+def stream(context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]:
+    totals = Totals(context.request)
+    for deltas in polled:
         data = b""
-        for delta in pull:
+        for delta in deltas:
             totals.add(delta)
-            data += _tokens(delta) + (_done(meta, delta, totals) if delta.finish else b"")
+            data += _tokens(delta) + (_done(context, delta, totals) if delta.finish else b"")
         yield data
 
 
-async def whole(meta: ResponseContext, wakes: AsyncDeltas) -> bytes:
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     """All events at once; nobody asks for this over HTTP."""
-    return b"".join(stream(meta, iter([wake async for wake in wakes])))
+    return b"".join(stream(context, iter([deltas async for deltas in arriving])))
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
     return to_json({"error": exc.message})
 
 
-def failure(exc: SluiceError, request_id: str, meta: ResponseContext) -> bytes:
+def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
     return b'event: error\ndata: {"error": %s}\n\n' % to_json(exc.message)
 
 
@@ -61,11 +61,11 @@ def _tokens(delta: Delta) -> bytes:
     )
 
 
-def _done(meta: ResponseContext, delta: Delta, totals: Totals) -> bytes:
+def _done(context: ResponseContext, delta: Delta, totals: Totals) -> bytes:
     usage = totals.usage
     return b'event: done\ndata: {"finish_reason": "%s", "usage": %s%s}\n\n' % (
         str(delta.finish).encode(),
         b'{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}'
         % (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
-        b', "timings": ' + to_json(totals.timings) if meta.ask.timings else b"",
+        b', "timings": ' + to_json(totals.timings) if context.request.timings else b"",
     )

@@ -21,9 +21,9 @@ CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</too
 ADD = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
 
 
-def read(speech: ParserConfig, *pieces: str) -> list[Event]:
-    reader = OutputParser(speech)
-    return [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
+def read(parser_config: ParserConfig, *pieces: str) -> list[Event]:
+    parser = OutputParser(parser_config)
+    return [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
 
 
 def folded(events: list[Event]) -> list[Event]:
@@ -119,12 +119,12 @@ CASES: dict[str, tuple[ParserConfig, str, list[Event]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("speech, text, events", CASES.values(), ids=CASES)
-def test_what_a_text_says_however_it_is_cut(speech: ParserConfig, text: str, events: list[Event]) -> None:
-    assert folded(read(speech, text)) == events
-    assert folded(read(speech, *text)) == events
+@pytest.mark.parametrize("parser_config, text, events", CASES.values(), ids=CASES)
+def test_what_a_text_says_however_it_is_cut(parser_config: ParserConfig, text: str, events: list[Event]) -> None:
+    assert folded(read(parser_config, text)) == events
+    assert folded(read(parser_config, *text)) == events
     for at in range(1, len(text)):
-        assert folded(read(speech, text[:at], text[at:])) == events
+        assert folded(read(parser_config, text[:at], text[at:])) == events
 
 
 ODDS = [
@@ -139,13 +139,13 @@ SPEECHES = st.builds(ParserConfig, st.sampled_from(Reasoning), FORMATS, st.just(
 
 @settings(max_examples=60)
 @given(SPEECHES, TEXTS, st.lists(st.integers(1, 9), max_size=30))
-def test_any_cut_of_any_text_says_the_same(speech: ParserConfig, text: str, sizes: list[int]) -> None:
+def test_any_cut_of_any_text_says_the_same(parser_config: ParserConfig, text: str, sizes: list[int]) -> None:
     pieces, at = [], 0
     for size in sizes:
         pieces.append(text[at : at + size])
         at += size
-    events = folded(read(speech, *pieces, text[at:]))
-    assert events == folded(read(speech, text))
+    events = folded(read(parser_config, *pieces, text[at:]))
+    assert events == folded(read(parser_config, text))
     check_order(events)
 
 
