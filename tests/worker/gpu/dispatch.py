@@ -1,6 +1,7 @@
 """Decides for every operation whether it is the host's, and is done, or the device's, and only its shapes are."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class Dispatch(TorchDispatchMode):
         kwargs, machine = dict(kwargs or {}), self._machine
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE):  # whole only in inference mode
+        if _composite(func):  # whole only in inference mode
             with self:
                 return func.decompose(*args, **kwargs)
         pinned, wanted = kwargs.pop("pin_memory", False), kwargs.get("device")
@@ -82,15 +83,24 @@ ASKED: dict[Any, Callable[[Tensor], object]] = {
 }
 
 
+@cache
+def _composite(func: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE)
+
+
 def _fakes(value: Any) -> list[FakeTensor]:
-    return [one for one in _flat(value) if isinstance(one, FakeTensor)]
+    found: list[FakeTensor] = []
+    _collect(value, found)
+    return found
 
 
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, tuple | list):
-        yield value
-        return
-    for one in value:
-        yield from _flat(one)
+def _collect(value: Any, found: list[FakeTensor]) -> None:
+    """Recursion into a list, not generators in generators: it is done for every operation."""
+    if isinstance(value, FakeTensor):
+        found.append(value)
+    elif isinstance(value, dict):
+        for one in value.values():
+            _collect(one, found)
+    elif isinstance(value, tuple | list):
+        for one in value:
+            _collect(one, found)

@@ -7,11 +7,12 @@ which was given back; `Machine.waits` are the
 places at which the host waited.
 """
 
+import sys
 import threading
-import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -116,10 +117,12 @@ class Machine:
 
 def where() -> str:
     """The innermost line of ours."""
-    for frame in reversed(traceback.extract_stack()):
-        path = frame.filename.removeprefix(f"{ROOT}/")
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename.removeprefix(f"{ROOT}/")
         if path.startswith(OURS):
-            return f"{path}:{frame.lineno}"
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back
     return "nowhere of ours"
 
 
