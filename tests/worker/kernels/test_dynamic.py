@@ -113,7 +113,7 @@ def test_triton(rows: int, columns: int, depth: int, biased: bool, kind: Kind, d
     bias = random(columns, dtype=dtype, device=device, seed=2) if biased else None
     expected = linear_quantized_torch(x.float(), *eight, None if bias is None else bias.float(), dynamic=True)
     with poisoned():
-        plain, wide, terms = (product(x, *eight, bias, **how) for how in ({}, {"wide": True}, {"terms": True}))
+        plain, wide, terms = (product(x, *eight, bias, **how) for how in ({}, {"fp32_out": True}, {"split_k": True}))
     near(plain, expected)
     (close if kind == "int8" else near)(wide, expected)  # a tensor core's sums of fp8 are not float32's
     assert wide.dtype == torch.float32 and torch.equal(sum_split_k(terms, 2, dtype), plain)
