@@ -10,8 +10,8 @@ from bench.checkpoints import SHAPES
 from bench.client.server import BenchError
 from bench.client.summary import aligned, compared, reasons, to_json
 from bench.client.workloads import FIRST_ID, VOCAB, WORKLOADS, Scale
-from bench.measure import MODES, Plan, Result, measure
-from bench.report import by_workload, page
+from bench.workloads.measure import MODES, Plan, Result, measure
+from bench.workloads.report import by_workload, page
 from shared.arguments import comma_separated, new_file, positive_float
 from shared.config import ConfigError
 from shared.flags import Parser
@@ -149,7 +149,7 @@ def _write(args: argparse.Namespace, results: Sequence[Result], command: str, pr
     if args.html:
         args.html.write_text(page(results, command, problems))
     if args.png:
-        from bench.plots import png
+        from bench.workloads.plots import png
 
         args.png.write_bytes(png(by_workload(results)))
 

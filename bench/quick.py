@@ -12,7 +12,7 @@ from bench.client.load_client import Call, Record, Target, run
 from bench.client.server import served
 from bench.client.summary import Summary, summarize, table, to_json
 from bench.client.workloads import FIRST_ID
-from bench.generate import Generator
+from bench.transformers_loop import Generator
 
 CONCURRENCY = (1, 8, 32)
 PROMPT, NEW = 128, 64

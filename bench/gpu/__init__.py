@@ -1,0 +1,14 @@
+"""`sluice bench gpu`: correctness and speed of one GPU, in one command.
+
+command             flags and output files
+sections            what is measured, as data
+driver              starts the measuring process, watches its time, collects its rows
+measuring_process   runs tasks, and may die without losing what was measured before
+context             what every measurement gets: device, sizes, clock, time left
+shapes              models and sizes
+clock               times code on a device
+tables              rows as text, Markdown and JSON
+checks/             correctness
+measure/            measurements, by section
+setup/              models, steps and tools that measurements share
+"""

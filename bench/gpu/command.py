@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from bench.client.summary import to_json
-from bench.gpu.drive import Drive, Ended
+from bench.gpu.driver import Drive, Ended
 from bench.gpu.sections import SECTIONS, Options, tasks
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS
 from bench.gpu.tables import Table, as_data, page

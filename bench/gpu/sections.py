@@ -70,68 +70,68 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "correct", "Correctness: kernels against their fp32 twins, fresh inputs, outputs poisoned first; bits; ids",
         ("what", "cases", "worst", "bound", "result"),
-        "bench.gpu.correct:check", _checks, 5, 240,
+        "bench.gpu.checks.correctness:check", _checks, 5, 240,
     ),
     Section(
         "floors", "Floors: what the device does at best",
         ("what", "value", "unit"),
-        "bench.gpu.floors:measure", _once, 3, 60,
+        "bench.gpu.measure.device_limits:measure", _once, 3, 60,
     ),
     Section(
         "decode", "Decode: a step of the whole loop (schedule, pack, forward, sample, commit, publish), greedy",
         ("model", "format", "batch", "context", "ms a step", "tokens/s", "floor ms", "% of floor"),
-        "bench.gpu.decode:measure", _models, 15, 150,
+        "bench.gpu.measure.decode:measure", _models, 15, 150,
     ),
     Section(
         "attention", "Attention alone: decode against the copy bandwidth, prefill against the GEMM rate",
         ("heads of", "what", "ms", "rate", "unit", "%"),
-        "bench.gpu.alone:attention_alone", _models, 8, 60,
+        "bench.gpu.measure.isolated_kernels:attention_alone", _models, 8, 60,
     ),
     Section(
         "prefill", "Prefill of one prompt through the loop, to its first token",
         ("model", "prompt", "tokens a step", "ms", "tokens/s", "TFLOP/s", "% of GEMM rate"),
-        "bench.gpu.prefill:measure", _models, 10, 90,
+        "bench.gpu.measure.prefill:measure", _models, 10, 90,
     ),
     Section(
         "idle", "Between steps: the device without work, and what a step costs the host",
         ("what", "batch", "value", "unit"),
-        "bench.gpu.idle:measure", _first_model, 15, 90,
+        "bench.gpu.measure.idle:measure", _first_model, 15, 90,
     ),
     Section(
         "ablations", "What each part brings: ms with it and without it",
         ("model", "without", "what", "ms with", "ms without", "gain %"),
-        "bench.gpu.ablations:measure", _models, 20, 180,
+        "bench.gpu.measure.ablations:measure", _models, 20, 180,
     ),
     Section(
         "linear", "Matrix products alone: few rows against the copy bandwidth, many against the GEMM rate",
         ("model", "weight", "rows", "µs invariant", "%", "µs library", "% library",
          "µs int8", "% int8", "µs fp8", "% fp8", "of"),
-        "bench.gpu.alone:linear_alone", _first_model, 10, 60,
+        "bench.gpu.measure.isolated_kernels:linear_alone", _first_model, 10, 60,
     ),
     Section(
         "kernels", "Small kernels alone, against the copy bandwidth",
         ("kernel", "rows", "µs", "MB", "% of floor"),
-        "bench.gpu.alone:kernels_alone", _first_model, 10, 60,
+        "bench.gpu.measure.isolated_kernels:kernels_alone", _first_model, 10, 60,
     ),
     Section(
         "trace", "Kernels of one decode step at a time, from the trace",
         ("kernel", "calls a step", "µs a step", "% of device time", "MB", "% of floor"),
-        "bench.gpu.trace:measure", _traces, 10, 90,
+        "bench.gpu.measure.trace:measure", _traces, 10, 90,
     ),
     Section(
         "start", "Start of `sluice serve` to the first token, from local disk",
         ("model", "page cache", "ready s", "first token s", "GB"),
-        "bench.gpu.start:measure", _first_model, 60, 240,
+        "bench.gpu.measure.startup:measure", _first_model, 60, 240,
     ),
     Section(
         "served", "Workloads through HTTP, random weights, ignore_eos",
         ("engine", "workload", "requests", "failed", "tokens/s", "TTFT p50 ms", "TTFT p99", "ITL p50 ms", "ITL p99"),
-        "bench.gpu.served:measure", _first_model, 60, 200,
+        "bench.gpu.measure.served:measure", _first_model, 60, 200,
     ),
     Section(
         "peer", "The same through transformers' continuous batching, in its own process: no HTTP, no text",
         ("engine", "workload", "requests", "failed", "tokens/s", "TTFT p50 ms", "TTFT p99", "ITL p50 ms", "ITL p99"),
-        "bench.gpu.peer:measure", _first_model, 45, 200,
+        "bench.gpu.measure.transformers_peer:measure", _first_model, 45, 200,
     ),
 )  # fmt: skip
 ALWAYS = ("floors",)  # others are told as shares of them

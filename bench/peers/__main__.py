@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 from bench.checkpoints import SHAPES, cache_folder, checkpoint
 from bench.client.server import BenchError
 from bench.client.summary import aligned, number, to_json
-from bench.peers.arena import Fighter, fighting, install
 from bench.peers.catalog import PEERS, Peer, configured
+from bench.peers.scenarios import Figures, Prompts, Trial, pooled, trials
+from bench.peers.servers import Fighter, fighting, install
 from bench.peers.serving import compare_serving
-from bench.peers.trials import Figures, Prompts, Trial, pooled, trials
 from shared.arguments import comma_separated, new_file, positive_int
 from shared.config import ConfigError
 from shared.flags import Parser

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 
 from bench.client.summary import aligned
-from bench.frontend import DONE, Process
-from bench.peers.arena import Fighter, fighting
+from bench.micro.frontend import DONE, Process
+from bench.micro.scripted_worker import crowd, request
 from bench.peers.catalog import Peer
-from bench.scripted import crowd, request
+from bench.peers.servers import Fighter, fighting
 
 PROMPT = "def main"
 WIDE = {"sluice": ["--max-batch-size", "256"], "vllm": ["--max-num-seqs", "256"]}  # overrule the catalog's

@@ -23,8 +23,8 @@ __all__ = ["Tokenizer", "TokenizerError"]
 
 T = TypeVar("T")
 
-# Measured (bench/text.py): 0.25 µs a character. Another thread adds 0.04 ms when the loop is idle and 2 to 15 ms when
-# it is busy, for it has to wait for the GIL. So what keeps the loop for a millisecond at most is encoded on it.
+# Measured by bench/micro/text.py: 0.25 µs a character. Another thread adds 0.04 ms when the loop is idle and 2 to 15 ms
+# when it is busy, for it has to wait for the GIL. So what keeps the loop for a millisecond at most is encoded on it.
 INLINE_CHARS = 4096
 THREADS = 2
 # From here on one call at a time, apart from shorter ones: while it encodes, the library takes 0.2 KB a character.

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from bench import measure as measuring
 from bench.__main__ import main, tables
 from bench.client.load_client import Record, Target
 from bench.client.server import BenchError, free_port, served
 from bench.client.summary import summarize
 from bench.client.workloads import Scale, chosen
-from bench.measure import MODES, Plan, Result, measure, progress
-from bench.plots import bins, png
-from bench.report import page
+from bench.workloads import measure as measuring
+from bench.workloads.measure import MODES, Plan, Result, measure, progress
+from bench.workloads.plots import bins, png
+from bench.workloads.report import page
 from deploy.cli import main as cli
 from deploy.supervisor.child_command import SERVE_FLAGS
 from shared.flags import Parser, add_flags, read
-from tests.bench.serving import event
+from tests.bench.fake_server import event
 
 PNG = b"\x89PNG\r\n\x1a\n"
 Answer = Callable[[int], tuple[int, bytes]]

@@ -23,7 +23,7 @@ from shared.config import WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.messages import Sampling
 from tests.checkpoints import EOS, VOCAB, Checkpoints
-from tests.worker.kernels.native_tiers import EMULATED, HERE, tier  # noqa: F401
+from tests.worker.kernels.harness.cpu_tiers import EMULATED, HERE, tier  # noqa: F401
 from tests.worker.schedule.harness import Prophet
 from worker.grammar.compiler import Compiler, Grammar
 from worker.kernels.cpu import bindings

@@ -17,11 +17,10 @@ from unittest.mock import patch
 
 import torch
 
-from bench.gpu import place as places
-from bench.gpu import spans
 from bench.gpu.clock import clock_of
-from bench.gpu.place import Place
+from bench.gpu.context import Place, spec_of
 from bench.gpu.sections import SECTIONS, Options, Task, tasks
+from bench.gpu.setup import profiler
 from bench.gpu.shapes import FULL
 from tests.worker.gpu.checkpoint import LAYERS
 from tests.worker.gpu.compiling import compile_all
@@ -36,9 +35,6 @@ APART = ("start", "served", "peer")
 
 def few_layers(model: str, layers: int = 0) -> ModelSpec:
     return spec_of(model, LAYERS.get(model, 2))
-
-
-spec_of = places.spec_of
 
 
 def run(machine: Machine, task: Task, place: Place) -> list[str]:
@@ -62,7 +58,7 @@ def run(machine: Machine, task: Task, place: Place) -> list[str]:
     return told if rows else [*told, f"{task.section.name} {task.argument}: nothing was measured"]
 
 
-SPANS = [spans.Span("_linear_kernel", 0.0, 5.0), spans.Span("_decode_kernel", 6.0, 5.0)]
+SPANS = [profiler.Span("_linear_kernel", 0.0, 5.0), profiler.Span("_decode_kernel", 6.0, 5.0)]
 
 
 def main(words: list[str]) -> int:
@@ -71,8 +67,8 @@ def main(words: list[str]) -> int:
     names = tuple(word for word in words if word in known) or tuple(known)
     problems = []
     with gpu() as machine, tempfile.TemporaryDirectory() as folder, patch(
-        "bench.gpu.cases_kv.attention_torch", lambda q, *rest, **how: torch.empty_like(q)
-    ), patch("bench.gpu.alone.SPREAD", 1):  # fmt: skip
+        "bench.gpu.checks.cases_kv.attention_torch", lambda q, *rest, **how: torch.empty_like(q)
+    ), patch("bench.gpu.measure.isolated_kernels.SPREAD", 1):  # fmt: skip
         cuda = torch.device("cuda")
         place = Place(
             cuda, torch.bfloat16, SIZES, clock_of(cuda), MODELS, Path(folder), 1, 1e12, Path(folder) / "trace"

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from bench.gpu import sections
-from bench.gpu.cases import CASES
+from bench.gpu.checks.cases import CASES
+from bench.gpu.checks.correctness import kernel
+from bench.gpu.checks.random_inputs import Case
 from bench.gpu.clock import HostClock
-from bench.gpu.correct import kernel
-from bench.gpu.floor import head_parameters, kv_bytes, linear_parameters, prefill_operations
-from bench.gpu.folder import tokenizer
-from bench.gpu.inputs import Case
-from bench.gpu.peer import OLDER
-from bench.gpu.place import Place, spec_of
+from bench.gpu.context import Place, spec_of
+from bench.gpu.measure.transformers_peer import OLDER
+from bench.gpu.setup.checkpoint import tokenizer
+from bench.gpu.setup.profiler import Span, extent, gaps
+from bench.gpu.setup.roofline import head_parameters, kv_bytes, linear_parameters, prefill_operations
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS, SMALL
-from bench.gpu.spans import Span, extent, gaps
 from bench.gpu.tables import Table
 from deploy.cli import main
 

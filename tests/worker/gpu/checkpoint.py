@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from bench.gpu.folder import tokenizer
+from bench.gpu.setup.checkpoint import tokenizer
 from bench.gpu.shapes import CONFIGS
 
 LAYERS = {"gemma-3-1b": 6}  # as many as it takes to see both kinds; of others two

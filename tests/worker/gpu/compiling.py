@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from tests.worker.gpu.launches import SHARED, Compilation
-from tests.worker.kernels.offline import usage
+from tests.worker.kernels.harness.triton_offline import usage
 
 SPILLED = 32  # bytes a thread that do not matter
 

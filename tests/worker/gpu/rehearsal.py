@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.shapes import CONFIGS
-from bench.step import Sink
+from bench.micro.step import Sink
 from frontend.text import grammar
 from shared.codec import pack_u32
 from shared.config import ModelConfig, WorkerConfig

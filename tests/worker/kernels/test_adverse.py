@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 import worker.kernels
-from tests.worker.kernels.adverse import Order, adverse
-from tests.worker.kernels.cases import batch, poisoned, random
+from tests.worker.kernels.harness.adverse import Order, adverse
+from tests.worker.kernels.harness.cases import batch, poisoned, random
 from tests.worker.kernels.test_rotary import tables
 from tests.worker.kernels.test_sample import Row, params_of
 from worker.kernels.quantize import quantize

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels import emulated
-from tests.worker.kernels.native_tiers import EMULATED, HERE, use
+from tests.worker.kernels.harness import emulated_amx
+from tests.worker.kernels.harness.cpu_tiers import EMULATED, HERE, use
 from worker.kernels.cpu import bindings
 
 pytestmark = pytest.mark.skipif(EMULATED not in HERE, reason="needs AVX-512 with bf16")
@@ -28,32 +28,32 @@ def shape(*tiles: tuple[int, int], palette: int = 1) -> None:
     shapes = Shapes(palette=palette)
     for i, (rows, size) in enumerate(tiles):
         shapes.rows[i], shapes.bytes[i] = rows, size
-    emulated.library().emulated_shape(ctypes.byref(shapes))
+    emulated_amx.library().emulated_shape(ctypes.byref(shapes))
 
 
 def load(tile: int, x: Tensor) -> None:
     assert x.stride(1) == 1
     stride = ctypes.c_long(x.stride(0) * x.element_size())
-    emulated.library().emulated_load(tile, ctypes.c_void_p(x.data_ptr()), stride)
+    emulated_amx.library().emulated_load(tile, ctypes.c_void_p(x.data_ptr()), stride)
 
 
 def stored(tile: int, rows: int, columns: int) -> Tensor:
     out = torch.full((rows, columns), float("nan"))
-    emulated.library().emulated_store(tile, ctypes.c_void_p(out.data_ptr()), ctypes.c_long(4 * columns))
+    emulated_amx.library().emulated_store(tile, ctypes.c_void_p(out.data_ptr()), ctypes.c_long(4 * columns))
     return out
 
 
 @pytest.fixture(autouse=True)
 def machine() -> Iterator[None]:
     """One with AMX, whose system was asked for it."""
-    emulated.library().emulated_machine(1, 1)
-    assert emulated.library().tier() == 4
-    emulated.fault()
+    emulated_amx.library().emulated_machine(1, 1)
+    assert emulated_amx.library().tier() == 4
+    emulated_amx.fault()
     yield
-    emulated.library().emulated_release()
-    emulated.library().emulated_machine(1, 1)
-    assert emulated.library().tier() == 4
-    assert not emulated.fault()
+    emulated_amx.library().emulated_release()
+    emulated_amx.library().emulated_machine(1, 1)
+    assert emulated_amx.library().tier() == 4
+    assert not emulated_amx.fault()
 
 
 def random(*size: int, seed: int = 0) -> Tensor:
@@ -67,7 +67,7 @@ def test_a_dot_is_two_chains_from_zero_and_their_sum_is_added(rows: int, pairs: 
     shape((rows, 4 * columns), (rows, 4 * pairs), (pairs, 4 * columns))
     for tile, x in enumerate((before, a, b)):
         load(tile, x)
-    emulated.library().emulated_dot(0, 1, 2)
+    emulated_amx.library().emulated_dot(0, 1, 2)
     chains = torch.zeros(2, rows, columns)
     for k in range(pairs):  # a product of two bf16 is exact in fp32: adding it is a fused multiply-add
         for odd, chain in enumerate(chains):
@@ -81,35 +81,35 @@ def test_denormals_are_zeros_whatever_the_thread_asked_for() -> None:
         load(0, torch.tensor([[sum]]))
         load(1, torch.tensor([[left, left]], dtype=torch.bfloat16))
         load(2, torch.tensor([[right, right]], dtype=torch.bfloat16))
-        emulated.library().emulated_dot(0, 1, 2)
+        emulated_amx.library().emulated_dot(0, 1, 2)
         assert stored(0, 1, 1).item() == 0.0
     assert torch.tensor([TINY]).mul(1.0).item() > 0.0, "the thread's own arithmetic is as it was"
 
 
 def misuse_before_the_system_was_asked() -> None:
-    emulated.library().emulated_machine(1, 1)
+    emulated_amx.library().emulated_machine(1, 1)
     shape((16, 64))
 
 
 def misuse_of_a_tile_without_a_shape() -> None:
     shape((16, 64))
-    emulated.library().emulated_zero(1)
+    emulated_amx.library().emulated_zero(1)
 
 
 def misuse_after_the_release() -> None:
     shape((16, 64))
-    emulated.library().emulated_release()
+    emulated_amx.library().emulated_release()
     load(0, torch.zeros(16, 16))
 
 
 def misuse_of_shapes() -> None:
     shape((16, 64), (8, 64), (16, 64))
-    emulated.library().emulated_dot(0, 1, 2)
+    emulated_amx.library().emulated_dot(0, 1, 2)
 
 
 def misuse_of_one_tile_twice() -> None:
     shape((16, 64), (16, 64))
-    emulated.library().emulated_dot(0, 1, 1)
+    emulated_amx.library().emulated_dot(0, 1, 1)
 
 
 MISUSES: list[tuple[Misuse, str]] = [
@@ -129,14 +129,14 @@ MISUSES: list[tuple[Misuse, str]] = [
 @pytest.mark.parametrize("misuse, why", MISUSES)
 def test_what_a_processor_refuses_is_told(misuse: Misuse, why: str) -> None:
     misuse()
-    assert why in emulated.fault()
-    assert not emulated.fault()
+    assert why in emulated_amx.fault()
+    assert not emulated_amx.fault()
 
 
 def test_a_processor_or_a_system_without_amx_gets_the_next_tier() -> None:
     for amx, granting in [(0, 1), (1, 0)]:
-        emulated.library().emulated_machine(amx, granting)
-        assert emulated.library().tier() == 3
+        emulated_amx.library().emulated_machine(amx, granting)
+        assert emulated_amx.library().tier() == 3
 
 
 @pytest.mark.parametrize("which", HERE[2:])
@@ -155,8 +155,8 @@ def test_tiles_are_loaded_about_once_a_product(rows: int, most: float) -> None:
     x, weight = random(rows, 512).bfloat16(), random(128, 512, seed=1).bfloat16()
     with use(EMULATED):
         packed = bindings.pack_linear(weight)
-        emulated.counts()
+        emulated_amx.counts()
         bindings.linear(x, packed)
-    made = emulated.counts()
+    made = emulated_amx.counts()
     assert made.dots == -(-rows // 16) * 16 * 8
     assert made.loads <= most * made.dots

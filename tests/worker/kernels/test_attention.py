@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tests.worker.kernels.cases import TRITON_DTYPES, Batch, batch, close, poisoned
+from tests.worker.kernels.harness.cases import TRITON_DTYPES, Batch, batch, close, poisoned
 from worker.kernels import attention as twin
 from worker.kernels.attention import attention_torch
 from worker.kernels.gpu.attention import _find_sequence

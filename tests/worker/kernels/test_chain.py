@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.config import WorkerConfig
-from tests.worker.kernels.cases import TRITON_DTYPES, close, random
+from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random
 from tests.worker.model.harness import Row, pack
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, Operations

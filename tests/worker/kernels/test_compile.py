@@ -8,7 +8,7 @@ def test_every_kernel_compiles_for_a_gpu_in_bf16() -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["TRITON_DEFAULT_FP_FUSION"] = "1"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.worker.kernels.compile_all"], env=env, capture_output=True, text=True
+        [sys.executable, "-m", "tests.worker.kernels.harness.compile_all"], env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     compiled = {line.split()[0] for line in done.stdout.splitlines()}

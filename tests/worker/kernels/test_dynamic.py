@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.cases import TRITON_DTYPES, close, near, poisoned, random
+from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, near, poisoned, random
 from worker.kernels.act_and_mul import act_and_mul
 from worker.kernels.linear import PackedLinear, gated_linear, linear, pack_quantized
 from worker.kernels.quantize import (

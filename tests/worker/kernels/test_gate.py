@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.cases import TRITON_DTYPES, close, random
+from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random
 from worker.kernels.act_and_mul import Activation, act_and_mul, act_and_mul_torch
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.cases import TRITON_DTYPES, near, poisoned, random
+from tests.worker.kernels.harness.cases import TRITON_DTYPES, near, poisoned, random
 from tests.worker.kernels.test_rotary import tables
 from worker.kernels.qkv_rope_write import qkv_rope_write
 from worker.kernels.split_k import sum_split_k

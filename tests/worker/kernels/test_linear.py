@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.worker.kernels.cases import TRITON_DTYPES, close, near, poisoned, random
+from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, near, poisoned, random
 from worker.kernels.act_and_mul import Activation, act_and_mul_torch
 from worker.kernels.linear import gated_linear, linear, linear_torch, pack
 from worker.kernels.split_k import sum_split_k

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tests.worker.kernels.cases import poisoned
-from tests.worker.kernels.native_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
+from tests.worker.kernels.harness.cases import poisoned
+from tests.worker.kernels.harness.cpu_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
 from worker.kernels import act_and_mul, norm, rotary, store_kv
 from worker.kernels.cpu import bindings, library
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.native_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
+from tests.worker.kernels.harness.cpu_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
 from worker.kernels.attention import attention_torch
 from worker.kernels.cpu import bindings
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.cases import TRITON_DTYPES, close, near, poisoned, random
+from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, near, poisoned, random
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from worker.kernels.split_k import sum_split_k
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.cases import TRITON_DTYPES, close, random
+from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random
 from worker.kernels.act_and_mul import act_and_mul
 from worker.kernels.linear import PackedLinear, linear, pack_quantized
 from worker.kernels.quantize import FORMATS, Kind, dequantize, linear_quantized_torch, quantize

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.cases import TRITON_DTYPES, close, random
+from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random
 from worker.kernels.rotary import apply_rope, rotary, rotary_torch
 
 

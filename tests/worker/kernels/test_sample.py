@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.cases import random
+from tests.worker.kernels.harness.cases import random
 from worker.kernels.params import EVERY, Bias, History, PlainParams, SampleParams, Stages
 from worker.kernels.sample import logprobs, sample, sample_plain, uniform
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.cases import random
+from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.test_sample import Row, moved_to, params_of
 from worker.kernels import sample as plain
 from worker.kernels.params import EVERY, Stages

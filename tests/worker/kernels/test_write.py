@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.worker.kernels.cases import TRITON_DTYPES, random
+from tests.worker.kernels.harness.cases import TRITON_DTYPES, random
 from worker.kernels.store_kv import store_kv, store_kv_torch
 
 PAGES, PAGE_SIZE, HEADS, SIZE = 5, 4, 2, 24

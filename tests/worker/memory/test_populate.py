@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.worker.kernels.native_tiers import needs_library
+from tests.worker.kernels.harness.cpu_tiers import needs_library
 from worker.kernels.cpu.bindings import touch_pages
 from worker.kv_cache import prefault
 from worker.kv_cache.prefault import Prefaulter

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.checkpoints import KINDS, WINDOW, Checkpoints
-from tests.worker.kernels.native_tiers import tier  # noqa: F401
+from tests.worker.kernels.harness.cpu_tiers import tier  # noqa: F401
 from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for, run_greedy
 
 PAGE = 16

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.checkpoints import KINDS, Checkpoints
-from tests.worker.kernels.native_tiers import dtypes, needs_library, tier  # noqa: F401
+from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier  # noqa: F401
 from tests.worker.model.harness import Row, cache_for, decoder_of, pack, prompts_of, rows_for
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]

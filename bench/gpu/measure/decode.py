@@ -1,0 +1,83 @@
+"""Decode: ms a step at several batch sizes, against the bytes that a step must read."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench.gpu.context import Place, Row, spec_of
+from bench.gpu.setup.harness import Rig, Setup, rig
+from bench.gpu.setup.roofline import kv_bytes, weight_bytes
+from worker.kernels.quantize import Scheme
+
+PROFILED = 64  # steps that may follow
+WARM_UP = 12  # steps: kernels are compiled and graphs captured in them
+
+BASE, INT8, FP8 = Setup(), Scheme("int8"), Scheme("fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Sizes are bytes: of a weight in the layers and of a number in the cache; 0: the model's own."""
+
+    name: str
+    setup: Setup = BASE
+    weight: int = 0
+    kv: int = 0
+
+
+PLAIN = Format("")
+FORMATS = (
+    Format("fp8 K/V", Setup(kv="fp8"), kv=1),
+    Format("int8 weights", Setup(weights=INT8), weight=1),
+    Format("fp8 weights", Setup(weights=FP8), weight=1),
+    Format("fp8 weights and K/V", Setup(weights=FP8, kv="fp8"), weight=1, kv=1),
+)
+
+
+def measure(place: Place, model: str) -> Iterator[Row]:
+    yield from _decode(place, model, PLAIN, place.sizes.batches)
+    for format in FORMATS:
+        yield from _decode(place, model, format, place.sizes.batches[::2])
+
+
+def _decode(place: Place, model: str, format: Format, batches: tuple[int, ...]) -> Iterator[Row]:
+    spec, own = spec_of(model), place.dtype.itemsize
+    what: Row = {"model": model, "format": format.name or str(place.dtype).removeprefix("torch.")}
+    if late := place.short(10):
+        yield what | {"note": late}
+        return
+    made = rig(place, spec, format.setup, slots=max(batches), longest=longest(place))
+    made.scatter()
+    for batch in batches:
+        if late := place.short(5):
+            yield what | {"batch": batch, "note": late}
+            continue
+        seconds, context = steady(place, made, batch)
+        cached = kv_bytes(spec, [round(context)] * batch, format.kv or own)
+        moved = weight_bytes(spec, format.weight or own, own) + cached
+        yield what | {
+            "batch": batch, "context": round(context), "ms a step": 1e3 * seconds,
+            "tokens/s": batch / seconds, "floor ms": 1e3 * moved / place.facts.get("copy", float("nan")),
+            "% of floor": place.share_of_copy(moved, seconds),
+        }  # fmt: skip
+
+
+def longest(place: Place) -> int:
+    return place.sizes.context + WARM_UP + place.sizes.steps * place.sizes.rounds + PROFILED + 8
+
+
+def steady(place: Place, made: Rig, batch: int, *, temperature: float = 0.0, top_p: float = 1.0) -> tuple[float, float]:
+    """Seconds a step, the median of the rounds, and the mean context meanwhile."""
+    sizes = place.sizes
+    made.pretend(batch, sizes.context, temperature=temperature, top_p=top_p)
+    made.turns(WARM_UP)
+    rounds = []
+    for _ in range(sizes.rounds):
+        place.clock.wait()
+        begun = time.perf_counter()
+        made.turns(sizes.steps)
+        place.clock.wait()
+        rounds.append((time.perf_counter() - begun) / sizes.steps)
+    context = statistics.mean(made.contexts()) - sizes.steps * (sizes.rounds - 1) / 2
+    return statistics.median(rounds[1:]), context

@@ -1,0 +1,50 @@
+"""The device without work while sequences wait for it, and the host's part of a step."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bench.gpu.context import NEEDS_CUDA, Place, Row, spec_of
+from bench.gpu.measure.decode import longest, steady
+from bench.gpu.setup.harness import rig
+from bench.gpu.setup.profiler import extent, gaps, record
+from bench.gpu.shapes import CONFIGS
+
+LONG_US = 5.0  # gaps from here on are not those between two kernels of one graph
+STEPS = 20
+
+
+def measure(place: Place, model: str) -> Iterator[Row]:
+    yield from _host(place)
+    batch = place.sizes.idle_batch
+    if not place.cuda:
+        yield {"what": "device without work", "batch": batch, "note": NEEDS_CUDA}
+        return
+    made = rig(place, spec_of(model), slots=batch, longest=longest(place))
+    made.scatter()
+    seconds, _ = steady(place, made, batch)
+    yield {"what": f"a step, {model}, not profiled", "batch": batch, "value": 1e3 * seconds, "unit": "ms"}
+    spans = record(place, lambda: made.turns(STEPS))
+    whole, between = extent(spans), gaps(spans)
+    long = [gap for gap in between if gap >= LONG_US]
+    rows = {
+        "kernels and copies a step": (len(spans) / STEPS, ""),
+        "a step, profiled": (whole / STEPS / 1e3, "ms"),
+        "device busy a step": ((whole - sum(between)) / STEPS / 1e3, "ms"),
+        "device without work": (100 * sum(between) / whole, "%"),
+        f"… in gaps of {LONG_US:.0f} µs and more": (100 * sum(long) / whole, "%"),
+        "… as the step not profiled has it": (100 * (1 - (whole - sum(between)) / STEPS / 1e6 / seconds), "%"),
+        "longest gap": (max(between, default=0.0), "µs"),
+    }
+    for what, (value, unit) in rows.items():
+        yield {"what": what, "batch": batch, "value": value, "unit": unit}
+
+
+def _host(place: Place) -> Iterator[Row]:
+    """A step of a model that is next to nothing: what is left is schedule, pack, launch, read, commit and publish."""
+    config = CONFIGS["tiny"]
+    spec = replace(spec_of("tiny"), layers=spec_of("tiny").layers[:1])
+    for batch in place.sizes.host_batches:
+        made = rig(place, spec, slots=batch, longest=longest(place))
+        seconds, _ = steady(place, made, batch)
+        what = f"host: a step of one layer of {config['hidden_size']}"
+        yield {"what": what, "batch": batch, "value": 1e6 * seconds, "unit": "µs"}

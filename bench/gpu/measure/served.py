@@ -1,0 +1,56 @@
+"""The workloads as users meet them: `sluice serve` with its frontend and its sockets, one load client."""
+
+import asyncio
+import shlex
+from collections.abc import Iterator, Sequence
+
+from bench.client.load_client import Record, run
+from bench.client.server import served
+from bench.client.summary import reasons, summarize
+from bench.client.workloads import VOCAB, Scale, Workload, chosen
+from bench.gpu.context import Place, Row
+from bench.gpu.setup.checkpoint import checkpoint
+
+LONGEST = 4096
+NEED_S = 15.0
+
+
+def measure(place: Place, model: str) -> Iterator[Row]:
+    folder, said = checkpoint(place, model), flags(place)
+    with served(str(folder), said) as target:
+        for workload in workloads(place):
+            if late := place.short(NEED_S):
+                yield {"engine": "sluice", "workload": workload.name, "note": late}
+                continue
+            calls = workload.make(VOCAB, scale(place))
+            asyncio.run(run(target, workload.warm_up(calls), sequential=True))
+            records = asyncio.run(run(target, calls, sequential=workload.sequential))
+            yield summary("sluice", workload.name, records)
+    yield {"engine": "sluice", "workload": "flags", "note": shlex.join(said)}
+
+
+def workloads(place: Place) -> list[Workload]:
+    return chosen(place.sizes.workloads)
+
+
+def scale(place: Place) -> Scale:
+    return Scale(place.sizes.rate_scale, place.sizes.length_scale)
+
+
+def flags(place: Place) -> tuple[str, ...]:
+    """A GPU takes what it takes by default."""
+    where = ("--device", place.device.type, "--max-seq-len", str(LONGEST))
+    if not place.cuda:
+        return (*where, "--max-batch-size", "32", "--kv-cache-gb", "0.1")
+    return where
+
+
+def summary(engine: str, workload: str, records: Sequence[Record]) -> Row:
+    found = summarize(records)
+    row: Row = {
+        "engine": engine, "workload": workload, "requests": found["requests"], "failed": found["failed"],
+        "tokens/s": found["tokens_s"], "TTFT p50 ms": found["ttft_p50"], "TTFT p99": found["ttft_p99"],
+        "ITL p50 ms": found["itl_p50"], "ITL p99": found["itl_p99"],
+    }  # fmt: skip
+    why = "; ".join(f"{count} failed: {reason}" for reason, count in reasons(records)[:2])
+    return row | ({"note": why} if why else {})

@@ -1,0 +1,79 @@
+"""The same workloads through transformers' continuous batching: no server, no text, ids in and ids out."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from bench.client.load_client import Call, Record
+from bench.client.workloads import VOCAB
+from bench.gpu.context import Place, Row
+from bench.gpu.measure.served import NEED_S, scale, summary, workloads
+from bench.gpu.setup.checkpoint import checkpoint
+
+NO_EOS = -1
+OLDER = "its continuous batching takes no settings"
+CLOSING_S = 5.0  # of the budget, kept for the end
+
+
+def measure(place: Place, model: str) -> Iterator[Row]:
+    import transformers
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.generation import configuration_utils
+
+    engine = f"transformers {transformers.__version__}"
+    if not hasattr(configuration_utils, "ContinuousBatchingConfig"):
+        yield {"engine": engine, "note": OLDER}
+        return
+    loaded = AutoModelForCausalLM.from_pretrained(checkpoint(place, model), dtype=place.dtype).to(place.device).eval()
+    config = GenerationConfig(do_sample=False, max_new_tokens=1024, eos_token_id=NO_EOS, pad_token_id=0)
+    with loaded.continuous_batching_context_manager(config, continuous_batching_config=_limits(place)) as manager:
+        for workload in workloads(place):
+            if late := place.short(NEED_S):
+                yield {"engine": engine, "workload": workload.name, "note": late}
+                continue
+            calls = workload.make(VOCAB, scale(place))
+            _run(place, manager, workload.warm_up(calls), sequential=True)
+            records = _run(place, manager, calls, sequential=workload.sequential)
+            yield summary(engine, workload.name, records)
+    attention = getattr(loaded.config, "_attn_implementation", "")
+    yield {"engine": engine, "workload": "attention", "note": str(attention)}
+
+
+def _limits(place: Place) -> Any:
+    """Its own choice on a GPU; elsewhere it would take most of the machine's memory."""
+    if place.cuda:
+        return None
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    return ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=512)
+
+
+def _run(place: Place, manager: Any, calls: list[Call], *, sequential: bool) -> list[Record]:
+    """Each call at its time, or after the one before; what has not ended when the budget does has failed."""
+    start = time.perf_counter()
+    records = [Record(error="not ended within the budget") for _ in calls]
+    todo, ended = list(enumerate(calls)), 0
+    asked: dict[str, int] = {}
+    while ended < len(calls) and place.left() > CLOSING_S:
+        now = time.perf_counter() - start
+        while todo and (todo[0][1].at <= now if not sequential else len(asked) == ended):
+            at, call = todo.pop(0)
+            records[at].sent = time.perf_counter() - start
+            id = manager.add_request(call.prompt, max_new_tokens=call.max_tokens, record_timestamps=True)
+            asked[id] = at
+        result = manager.get_result(timeout=0.002)
+        if result is None:
+            if not manager.is_running():
+                raise RuntimeError("its generation thread ended")
+            continue
+        if result.is_finished():
+            ended += 1
+            _keep(records[asked[result.request_id]], result, start)
+    return records
+
+
+def _keep(record: Record, result: Any, start: float) -> None:
+    record.done = time.perf_counter() - start
+    record.stamps = [stamp - start for stamp in result.timestamps or ()]
+    record.prompt_tokens, record.completion_tokens = len(result.prompt_ids), len(result.generated_tokens)
+    record.error = str(result.error or "") or ("" if record.stamps else "no tokens")

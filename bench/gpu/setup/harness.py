@@ -1,0 +1,159 @@
+"""The worker's own loop around random weights, without sockets: what is timed is what serves.
+
+Sequences may begin with K/V that nobody computed (random numbers), so that a thousand tokens of context cost nothing.
+"""
+
+import gc
+import random
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from bench.gpu.context import Place
+from bench.gpu.setup.weights import random_weights
+from bench.micro.step import Sink
+from shared.codec import pack_u32
+from shared.config import WorkerConfig
+from shared.messages import Abort, Sampling, Submit
+from worker.engine.loop import Loop
+from worker.engine.requests import RequestTable
+from worker.kernels.operations import FAST, Operations
+from worker.kernels.quantize import Scheme
+from worker.kv_cache.pages import PagePool
+from worker.kv_cache.tensors import Cache, kv_format
+from worker.model.decoder import Decoder, Weights
+from worker.model.spec import ModelSpec
+from worker.observability.metrics import Metrics
+from worker.observability.stats import Stats
+from worker.run.runner import Runner
+from worker.schedule.policy import SchedulerConfig
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Sequence
+
+FRONTEND = b"frontend"
+ENDLESS = 1 << 20
+PAGE_SIZE = WorkerConfig().page_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What of the fast path is on, what K/V (a --kv-cache-dtype) and weights are kept in, how prompts are cut.
+
+    `step_tokens` 0: a prompt is one chunk.
+    """
+
+    invariant: bool = True
+    graphs: bool = True
+    overlap: bool = True
+    kv: str = "auto"
+    weights: Scheme | None = None
+    step_tokens: int = 0
+    operations: Operations = FAST
+
+    @property
+    def said(self) -> str:
+        """What of the formats is not the model's own."""
+        kept = f", {self.kv} K/V" if self.kv != "auto" else ""
+        return kept + (f", {self.weights} weights" if self.weights else "")
+
+
+class Rig:
+    """One model, its pool and its loop. `slots` sequences of at most `longest` tokens fit."""
+
+    def __init__(
+        self, place: Place, spec: ModelSpec, weights: Weights, setup: Setup, *, slots: int, longest: int
+    ) -> None:
+        pages = slots * -(-longest // PAGE_SIZE) + 1
+        decoder = Decoder(spec, weights, longest, setup.operations)
+        self.spec, self._place, self._longest = spec, place, longest
+        self.cache = Cache(spec, pages, PAGE_SIZE, kv_format(setup.kv, place.dtype), place.device)
+        self.scheduler = Scheduler(_config(setup, slots, longest), PagePool(pages, PAGE_SIZE))
+        stats, metrics = Stats(), Metrics()
+        self._desk = RequestTable(
+            self.scheduler, stats, metrics, vocab_size=spec.vocab_size, seeds=random.Random(place.seed)
+        )
+        self._sink = Sink()
+        runner = Runner(decoder, self.cache, overlap=setup.overlap, graphs=setup.graphs, max_batch_size=slots)
+        self._loop = Loop(self.scheduler, runner, self._desk, self._sink, stats, metrics)  # type: ignore[arg-type]
+        self._rng = random.Random(place.seed)
+        self._next = 0
+
+    def prompt(self, length: int) -> list[int]:
+        return self._rng.choices(range(self.spec.vocab_size), k=length)
+
+    def submit(self, prompts: Seq[Seq[int]], sampling: Sampling) -> list[Sequence]:
+        """Taken in, not computed yet."""
+        first = self._next
+        for prompt in prompts:
+            self._sink.inbox.append((FRONTEND, Submit(self._next, pack_u32(list(prompt)), sampling)))
+            self._next += 1
+        self._desk.receive(self._sink.inbox, 0.0)
+        found = [self.scheduler.get((FRONTEND, id)) for id in range(first, self._next)]
+        taken = [sequence for sequence in found if sequence is not None]
+        assert len(taken) == len(prompts), "a sequence was refused"
+        return taken
+
+    def pretend(self, count: int, context: int, *, temperature: float = 0.0, top_p: float = 1.0) -> None:
+        """`count` sequences of `context` tokens each, in the place of all others, whose next step is a decode."""
+        self.clear()
+        sampling = Sampling(self._longest - context, temperature=temperature, top_p=top_p, ignore_eos=True)
+        self.submit([self.prompt(context) for _ in range(count)], sampling)
+        while self.scheduler.waiting or any(one.uncomputed_tokens > 1 for one in self.scheduler.sequences()):
+            plan = self.scheduler.plan(0.0)
+            self.scheduler.commit(plan, [7] * len(plan.sampling), 1.0)
+
+    def scatter(self) -> None:
+        """Random keys and values everywhere."""
+        generator, place = self._place.generator(), self._place
+        for part in (self.cache.k, self.cache.v):
+            for layer in part:
+                layer.copy_(torch.randn(layer.shape, generator=generator, dtype=place.dtype, device=place.device))
+
+    def clear(self) -> None:
+        """Ends them all, and what is under way."""
+        ids = tuple(sequence.key[1] for sequence in self.scheduler.sequences())
+        if ids:
+            self._sink.inbox.append((FRONTEND, Abort(ids)))
+        self.drain()
+
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self._loop.turn()
+
+    def drain(self) -> None:
+        """Until every sequence has ended, and every step."""
+        while self._loop.turn():
+            pass
+
+    def contexts(self) -> list[int]:
+        return [len(sequence.tokens) for sequence in self.scheduler.sequences()]
+
+
+def rig(
+    place: Place,
+    spec: ModelSpec,
+    setup: Setup | None = None,
+    *,
+    slots: int,
+    longest: int,
+    weights: Weights | None = None,
+) -> Rig:
+    """A rig with weights of its own, unless they are given."""
+    gc.collect()  # the rig before holds itself in circles, and most of the device's memory
+    setup = setup or Setup()
+    made = weights or random_weights(
+        spec, place.dtype, place.device, invariant=setup.invariant, seed=place.seed, scheme=setup.weights
+    )
+    return Rig(place, spec, made, setup, slots=slots, longest=longest)
+
+
+def _config(setup: Setup, slots: int, longest: int) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_seq_len=longest,
+        max_batch_size=slots,
+        use_chunked_prefill=setup.step_tokens > 0,
+        prefill_chunk_size=setup.step_tokens or ENDLESS,
+        max_step_tokens=setup.step_tokens or ENDLESS,
+        watermark=0.0,
+    )

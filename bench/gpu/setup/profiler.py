@@ -1,0 +1,61 @@
+"""What ran on the device and when, from torch's profiler: read from the trace it writes, which every version has."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile
+
+from bench.gpu.context import Place
+
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Microseconds on the trace's clock."""
+
+    name: str
+    begin: float
+    length: float
+
+
+def record(place: Place, run: Callable[[], object], copy: Path | None = None) -> list[Span]:
+    """Runs it twice, under the profiler the second time; spans on the device, by time. On the CPU: operators.
+
+    `copy`: where the trace is left. The profiler itself is warmed up first: it takes a second to begin.
+    """
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if place.cuda else [])
+    trace = place.folder / "trace.json"
+    for _ in range(2):
+        with profile(activities=activities) as profiler:
+            run()
+            place.clock.wait()
+    profiler.export_chrome_trace(str(trace))
+    if copy is not None:
+        shutil.copy(trace, copy)
+    wanted = ON_DEVICE if place.cuda else ("cpu_op",)
+    events = json.loads(trace.read_text())["traceEvents"]
+    spans = [
+        Span(event["name"], float(event["ts"]), float(event["dur"])) for event in events if event.get("cat") in wanted
+    ]
+    if not spans:
+        raise RuntimeError("the profiler saw nothing run on the device")
+    return sorted(spans, key=lambda span: span.begin)
+
+
+def gaps(spans: list[Span]) -> list[float]:
+    """Microseconds between spans in which nothing ran, in order; what overlaps counts once."""
+    found, end = [], spans[0].begin if spans else 0.0
+    for span in spans:
+        if span.begin > end:
+            found.append(span.begin - end)
+        end = max(end, span.begin + span.length)
+    return found
+
+
+def extent(spans: list[Span]) -> float:
+    """From the first begin to the last end."""
+    return max(span.begin + span.length for span in spans) - spans[0].begin if spans else 0.0

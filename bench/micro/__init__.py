@@ -1,0 +1,11 @@
+"""Measurements of one part each. Every module is a command: `python -m bench.micro.NAME`.
+
+frontend            CPU time of a frontend per token, stream and request; scripted_worker feeds it
+scripted_worker     a worker without a model, and a client that reads many streams
+asgi_floor          a server that does nothing: the lower bound for a frontend
+text                detokenizing, stop strings, encoding
+step                what a step costs the worker beside the model
+drafts, grammar, quantization       what these features cost or gain
+cpu_kernels         the C library for CPUs beside plain torch
+amx_stand_in        the AMX matmul with other instructions in place of AMX
+"""

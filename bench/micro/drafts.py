@@ -1,0 +1,133 @@
+"""What drafts bring and cost: the same requests decoded with and without them, in turns, in one process and thread.
+
+python -m bench.micro.drafts [--model qwen3-0.6b | demo] [--sequences 1,8] [--new 64] [--rounds 3]
+
+Three texts: the model's own, greedy; the same with drafts that are all wrong, whose price this is; and sampled at
+temperature 1, where a model of random weights never repeats itself; the demo tells stories to their ends. Times are of
+the thread's CPU, so that others who use the machine disturb little; outputs are compared.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from bench.checkpoints import checkpoint
+from deploy.supervisor.child_command import DEMO_MODEL
+from shared.config import ModelConfig, WorkerConfig
+from shared.messages import Sampling
+from worker.engine.load import Engine, load_engine
+from worker.schedule.ngram import NgramDrafter
+from worker.schedule.policy import SchedulerConfig
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Sequence
+
+PROMPT = 64
+HEROES = ("dog", "king", "cat", "teacher", "bird", "princess", "robot", "fisherman")
+
+
+class Wrong(NgramDrafter):
+    """As many drafts as one would make who finds something at every step, and none of them right."""
+
+    def propose(self, tokens: list[int], most: int, price: float) -> tuple[int, ...]:
+        self._last.find(tokens)
+        return (0,) * self._last.worth(most, price)
+
+
+@dataclass(frozen=True)
+class Text:
+    name: str
+    temperature: float
+    drafter: Callable[[], NgramDrafter] = NgramDrafter
+
+
+TEXTS = (Text("greedy", 0.0), Text("greedy, all drafts wrong", 0.0, Wrong), Text("temperature 1", 1.0))
+
+
+@dataclass
+class Run:
+    seconds: float
+    tokens: list[list[int]]
+    drafted: int
+    accepted: int
+
+
+def prompts(folder: Path, vocab: int, count: int) -> list[list[int]]:
+    if folder == DEMO_MODEL:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return [list(tokenizer.encode(f"Once upon a time there was a {hero} who").ids) for hero in HEROES[:count]]
+    return [random.Random(id).choices(range(300, vocab), k=PROMPT) for id in range(count)]
+
+
+def decode(engine: Engine, text: Text, asked: list[list[int]], new: int, drafts: int) -> Run:
+    """From the first token on: prompts are computed before the clock starts."""
+    config = SchedulerConfig(
+        max_seq_len=2048, eos_token_ids=frozenset(engine.spec.eos_ids), max_draft_tokens=drafts, prefix_cache=False
+    )
+    scheduler = Scheduler(config, engine.pool)
+    everybody = []
+    for id, prompt in enumerate(asked):
+        sampling = Sampling(new + 1, temperature=text.temperature, ignore_eos=len(prompt) == PROMPT)
+        everybody.append(Sequence((b"bench", id), list(prompt), len(prompt), sampling, id, 0.0))
+        everybody[-1].drafter = text.drafter()
+        scheduler.submit(everybody[-1], 0.0)
+    while not all(sequence.output_len for sequence in everybody):
+        turn(engine, scheduler)
+    begun = time.thread_time()
+    while scheduler.has_work:
+        turn(engine, scheduler)
+    seconds = time.thread_time() - begun
+    outputs = [sequence.tokens[sequence.prompt_len :] for sequence in everybody]
+    return Run(seconds, outputs, scheduler.draft_tokens_total, scheduler.accepted_tokens_total)
+
+
+def turn(engine: Engine, scheduler: Scheduler) -> None:
+    plan = scheduler.plan(0.0)
+    scheduler.commit(plan, engine.runner.step(plan).ids, 0.0)
+
+
+def compare(engine: Engine, text: Text, asked: list[list[int]], new: int, rounds: int) -> str:
+    """A line of a table; raises AssertionError if drafts change an output."""
+    plain, drafting = [], []
+    for _ in range(rounds):
+        plain.append(decode(engine, text, asked, new, 0))
+        drafting.append(decode(engine, text, asked, new, 7))
+    assert all(run.tokens == plain[0].tokens for run in (*plain, *drafting)), "drafts change what is said"
+    ratios = [one.seconds / other.seconds for one, other in zip(plain, drafting, strict=True)]
+    tokens = sum(len(output) - 1 for output in plain[0].tokens)
+    speed = tokens / statistics.median(run.seconds for run in plain)
+    drafted, accepted = drafting[0].drafted, drafting[0].accepted
+    return (
+        f"| {text.name}, {len(asked)} | {speed:.1f} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
+        f"{max(ratios):.3f}) | {drafted / tokens:.2f} | {accepted / max(1, drafted):.0%} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen3-0.6b")
+    parser.add_argument("--sequences", default="1,8")
+    parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = DEMO_MODEL if args.model == "demo" else checkpoint(args.model)
+    engine = load_engine(ModelConfig(model=str(folder)), WorkerConfig(device="cpu", kv_cache_gb=1.0))
+    print("| text, sequences | tokens/s without | times as fast with | drafts a token | accepted |")
+    print("|---|--:|--:|--:|--:|")
+    for sequences in map(int, args.sequences.split(",")):
+        for text in TEXTS:
+            print(
+                compare(engine, text, prompts(folder, engine.limits.vocab_size, sequences), args.new, args.rounds),
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What linears of eight bits cost in accuracy: the demo model beside itself, on fresh text of the kind it knows.
+
+python -m bench.micro.quantization [--documents 400] [--dtype float32]
+
+Every token of every document is predicted by the model in full and by the quantized ones. KL is that of the full
+model's distribution from the quantized one's, in nats; top-1 how often both find the same token likeliest.
+"""
+
+import argparse
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+import deploy.demo
+from deploy.demo.training.corpus import documents
+from worker.kernels.linear import PackedLinear, pack_quantized
+from worker.kernels.quantize import Scheme
+from worker.kv_cache.tensors import Cache
+from worker.model.checkpoint import read_config
+from worker.model.decoder import Decoder
+from worker.model.families import spec_from_config
+from worker.model.forward_inputs import ForwardInputs
+from worker.model.weights import load
+
+DEMO = Path(deploy.demo.__file__).parent / "model"
+SEED = 1_000_003  # far from those of the training text
+LONGEST, PAGE = 512, 32
+CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class Score:
+    """Sums over predicted tokens."""
+
+    tokens: int = 0
+    surprise: float = 0.0  # -log p of the token that came
+    divergence: float = 0.0
+    agreed: int = 0
+
+    def add(self, full: Tensor, logits: Tensor, ids: Tensor) -> None:
+        """full, logits [T, vocab]; ids [T], what came next."""
+        wanted, got = full.log_softmax(-1), logits.log_softmax(-1)
+        self.tokens += len(ids)
+        self.surprise -= got.gather(1, ids[:, None]).sum().item()
+        self.divergence += (wanted.exp() * (wanted - got)).sum().item()
+        self.agreed += int((full.argmax(-1) == logits.argmax(-1)).sum())
+
+    def row(self, name: str, perplexity: float) -> str:
+        own = math.exp(self.surprise / self.tokens)
+        return (
+            f"| {name} | {own:.4f} | {own / perplexity - 1:+.3%} | {self.divergence / self.tokens:.2e} "
+            f"| {self.agreed / self.tokens:.2%} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--documents", type=int, default=400)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    schemes = [None, *map(Scheme.of, ("int8", "fp8", "int8-dynamic", "fp8-dynamic"))]
+    models = [_model(scheme, getattr(torch, args.dtype)) for scheme in schemes]
+    scores = [Score() for _ in schemes]
+    for ids in islice(_documents(), args.documents):
+        logits = [_logits(model, ids) for model in models]
+        for score, own in zip(scores, logits, strict=True):
+            score.add(logits[0], own, ids[1:])
+    full = math.exp(scores[0].surprise / scores[0].tokens)
+    print(f"{args.documents} documents, {scores[0].tokens} tokens, {args.dtype}")
+    print("| linears | perplexity | change | KL, nats a token | top-1 the same |\n|---|--:|--:|--:|--:|")
+    for scheme, score in zip(schemes, scores, strict=True):
+        print(score.row(str(scheme or "in full"), full))
+
+
+def _model(scheme: Scheme | None, dtype: torch.dtype) -> Decoder:
+    spec = spec_from_config(read_config(DEMO))
+    with patch("worker.model.weights.pack_quantized", _as_on_a_gpu if scheme and scheme.dynamic else pack_quantized):
+        return Decoder(spec, load(DEMO, spec, dtype, CPU, invariant=True, scheme=scheme), LONGEST)
+
+
+def _as_on_a_gpu(
+    values: Tensor, scale: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, invariant: bool, dynamic: bool
+) -> PackedLinear:
+    """Not widened, so that the tokens are quantized here, too."""
+    return PackedLinear(values, bias, invariant, scale=scale, dynamic=dynamic)
+
+
+def _documents() -> Iterator[Tensor]:
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    for document in documents(SEED):
+        text = "".join(segment.text for segment in document)
+        ids = tokenizer.encode(text, add_special_tokens=False).ids[:LONGEST]
+        if len(ids) > 1:
+            yield torch.tensor(ids)
+
+
+def _logits(model: Decoder, ids: Tensor) -> Tensor:
+    """After every token but the last, [T - 1, vocab] float32."""
+    count = len(ids) - 1
+    pages = -(-count // PAGE)
+    cache = Cache(model.spec, pages, PAGE, model.weights.embed.dtype, CPU)
+    packed = ForwardInputs(
+        tokens=ids[:-1],
+        positions=torch.arange(count),
+        slots=torch.arange(count),
+        starts=torch.tensor([0, count], dtype=torch.int32),
+        kv_lens=torch.tensor([count], dtype=torch.int32),
+        pages=torch.arange(pages, dtype=torch.int32)[None],
+        rows=torch.arange(count),
+        max_kv=count,
+        max_page=pages - 1,
+    )
+    return model.forward(packed, cache)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

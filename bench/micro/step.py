@@ -1,0 +1,105 @@
+"""What a step costs the worker beside the model: receive, plan, pack, commit, publish, with no tensors computed.
+
+python -m bench.micro.step [--sequences 32,256] [--context 512]
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+
+from shared.codec import encode, pack_u32
+from shared.messages import Request, Sampling, Step, Submit
+from worker.engine.loop import Loop
+from worker.engine.requests import RequestTable
+from worker.kv_cache.pages import PagePool
+from worker.observability.metrics import Metrics
+from worker.observability.stats import Stats
+from worker.run.in_flight import HostCopy, InFlightStep
+from worker.run.inputs import build_inputs
+from worker.run.sampler import choose
+from worker.schedule.plan import Plan
+from worker.schedule.policy import SchedulerConfig
+from worker.schedule.scheduler import Scheduler
+from worker.transport.server import FrontendGone
+
+PAGE_SIZE, STEPS = 16, 200
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Sink:
+    """A link that encodes what it is given and sends it nowhere."""
+
+    inbox: deque[tuple[bytes, Request | FrontendGone]] = field(default_factory=deque)
+    encoding_s: float = 0.0
+
+    def publish(self, topic: bytes, step: Step) -> None:
+        begun = time.perf_counter()
+        encode(step)
+        self.encoding_s += time.perf_counter() - begun
+
+    def progress(self) -> None: ...
+    def flush(self) -> None: ...
+    def refresh(self) -> None: ...
+
+
+@dataclass
+class Empty:
+    """A runner that packs and samples, greedily, from a vocabulary of eight."""
+
+    logits: torch.Tensor = field(default_factory=lambda: torch.zeros(4096, 8))
+    packing_s: float = 0.0
+    sampling_s: float = 0.0
+
+    def launch(self, plan: Plan, before: InFlightStep | None) -> InFlightStep:
+        begun = time.perf_counter()
+        build_inputs(plan.chunks, PAGE_SIZE, CPU)
+        packed = time.perf_counter()
+        rows = plan.rows
+        ids = choose(self.logits[: len(rows)], rows, (2,)).fill_(7)
+        self.packing_s += packed - begun
+        self.sampling_s += time.perf_counter() - packed
+        return InFlightStep(plan, False, ids, HostCopy(ids))
+
+
+def measure(sequences: int, context: int) -> dict[str, float]:
+    """Microseconds a step, steady decodes, medians or means over STEPS steps."""
+    pages = sequences * -(-(context + STEPS + 64) // PAGE_SIZE) + 1
+    config = SchedulerConfig(max_seq_len=1 << 16, max_batch_size=sequences, max_step_tokens=1 << 20)
+    scheduler, stats, metrics = Scheduler(config, PagePool(pages, PAGE_SIZE)), Stats(), Metrics()
+    desk = RequestTable(scheduler, stats, metrics, vocab_size=1000, seeds=random.Random(0))
+    sink, runner = Sink(), Empty()
+    loop = Loop(scheduler, runner, desk, sink, stats, metrics)  # type: ignore[arg-type]
+    sampling = Sampling(STEPS + 32, temperature=0.0, ignore_eos=True)
+    for id in range(sequences):
+        prompt = [random.randrange(1000) for _ in range(context)]
+        sink.inbox.append((b"frontend", Submit(id, pack_u32(prompt), sampling)))
+    while scheduler.generation_tokens_total < 8 * sequences:
+        loop.turn()
+    sink.encoding_s = runner.packing_s = runner.sampling_s = 0.0
+    times = []
+    for _ in range(STEPS):
+        begun = time.perf_counter()
+        loop.turn()
+        times.append(time.perf_counter() - begun)
+    parts = {"pack": runner.packing_s, "sample": runner.sampling_s, "encode": sink.encoding_s}
+    return {"whole": 1e6 * statistics.median(times), **{name: 1e6 * s / STEPS for name, s in parts.items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", default="32,256")
+    parser.add_argument("--context", type=int, default=512)
+    args = parser.parse_args()
+    for count in map(int, args.sequences.split(",")):
+        row = measure(count, args.context)
+        print(f"{count} sequences: " + ", ".join(f"{name} {value:.0f} µs" for name, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()

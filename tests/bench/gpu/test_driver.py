@@ -1,0 +1,136 @@
+"""A process that measures may raise, die or hang: each costs what it was at, and nothing else."""
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
+
+import pytest
+
+from bench.client.server import BenchError
+from bench.gpu import command, driver
+from bench.gpu.driver import Drive
+from bench.gpu.sections import Options, Section, Task
+from bench.gpu.tables import Table
+
+OPTIONS = Options("cpu", ("tiny",), True, 1)
+
+
+def section(name: str, cap_s: float = 60.0) -> Section:
+    return Section(
+        name, name, ("what", "value"), f"tests.bench.gpu.failing_tasks:{name}", lambda options: (), 0.0, cap_s
+    )
+
+
+@pytest.fixture
+def handed_out() -> list[Table]:
+    return []
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[IO[bytes]]:
+    with (tmp_path / "log").open("wb") as file:
+        yield file
+
+
+def drive(handed_out: list[Table], log: IO[bytes], budget: float = 200.0) -> Drive:
+    return Drive(OPTIONS, time.time() + budget, log, handed_out.append)
+
+
+def test_each_failure_costs_one_task_and_is_told(log: IO[bytes], handed_out: list[Table]) -> None:
+    fine, raises, dies = section("fine"), section("raises"), section("dies")
+    hangs = section("hangs", 1.0)
+    tasks = [Task(fine, "a"), Task(raises, "b"), Task(dies, "c"), Task(dies, "d"), Task(hangs, "e"), Task(fine, "f")]
+    tables = drive(handed_out, log).run(tasks)
+    said = {table.section.name: [row.get("note", "") for row in table.rows] for table in tables}
+    assert [table.section.name for table in tables] == ["fine", "raises", "dies", "hangs"]
+    assert re.fullmatch(r"failed: ValueError: no such thing \(failing_tasks\.py:\d+\)", str(said["raises"][1]))
+    assert said["dies"] == ["", "failed: its process ended with 9"] * 2
+    assert said["hangs"] == ["", "failed: it took too long and was ended"]
+    assert [row["value"] for row in tables[0].rows] == [1.0, 2.0]  # what was found outlives the process that found it
+    assert [table.well for table in tables] == [True, False, False, False]
+
+
+def test_tables_are_handed_out_when_they_are_whole(log: IO[bytes], handed_out: list[Table]) -> None:
+    drive(handed_out, log).run([Task(section("fine"), "a"), Task(section("raises"), "b")])
+    assert [table.section.name for table in handed_out] == ["fine", "raises"]
+
+
+def test_what_the_worker_warns_of_is_no_good_run(log: IO[bytes], handed_out: list[Table]) -> None:
+    (table,) = drive(handed_out, log).run([Task(section("warns"), "a")])
+    assert table.rows[1]["note"] == "warned: slower from now on"
+    assert not table.well
+
+
+def test_what_comes_after_the_budget_is_left_out_not_failed(
+    log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = 0.0  # seconds by which the budget's clock is put forward, once the task that hangs is under way
+    monkeypatch.setattr(driver, "time", SimpleNamespace(time=lambda: time.time() + late))
+
+    def put_forward() -> None:
+        nonlocal late
+        late = 2 * driver.START_S
+
+    measuring = replace(drive(handed_out, log), on_news=put_forward)
+    hung, rest = measuring.run([Task(section("hangs", 1e6), "a"), Task(section("fine"), "b")])
+    assert not hung.well and rest.well
+    assert rest.rows == [{"what": "b", "note": "left out: no time is left"}]
+
+
+def test_where_no_process_starts_nothing_is_waited_for(
+    log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    tables = drive(handed_out, log).run([Task(section("fine"), "a"), Task(section("dies"), "b")])
+    assert [table.rows[0]["note"] for table in tables] == [
+        "failed: the process that was to measure it did not start"
+    ] * 2
+
+
+def test_without_a_gpu_there_is_a_sentence(
+    log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(BenchError, match="--device cuda: "):
+        Drive(replace(OPTIONS, device="cuda"), time.time() + 100, log, handed_out.append).run(
+            [Task(section("fine"), "a")]
+        )
+
+
+def test_a_budget_that_is_spent_leaves_everything_out_and_says_so(log: IO[bytes], handed_out: list[Table]) -> None:
+    late = Section(
+        "fine", "fine", ("what", "value"), "tests.bench.gpu.failing_tasks:fine", lambda options: (), 9.0, 9.0
+    )
+    (table,) = drive(handed_out, log, 5.0).run([Task(late, "a")])
+    assert table.rows[0]["what"] == "a" and str(table.rows[0]["note"]).startswith("left out: ")
+    assert table.well
+
+
+def test_what_was_measured_stays_when_somebody_ends_it(
+    tmp_path: Path, log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that measures goes, too."""
+    fine = section("fine")
+    chosen = [Task(fine, "a"), Task(fine, "b"), Task(section("hangs"), "c"), Task(section("dies"), "d")]
+    monkeypatch.setattr(command, "tasks", lambda names, options: chosen)
+    rows = tmp_path / "rows"
+
+    def end() -> None:
+        while not (rows.exists() and "hangs" in rows.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end).start()
+    assert command.main(["--device", "cpu", "--models", "tiny", "--json", str(rows)]) == 1
+    tables = json.loads(rows.read_text())["sections"]
+    told = {name: [row.get("note") for row in table["rows"]] for name, table in tables.items()}
+    assert told == {"fine": [None, None], "hangs": [None, "failed: it was ended"], "dies": ["left out: it was ended"]}

@@ -1,0 +1,44 @@
+"""Counts the tile instructions of a matmul by its number of rows.
+
+    python -m tests.worker.kernels.harness.compare_amx
+
+Where the processor has AMX, it also compares its bits with those of the emulation, which follows Intel's manual.
+"""
+
+import torch
+from torch import Tensor
+
+from tests.worker.kernels.harness import emulated_amx
+from tests.worker.kernels.harness.cpu_tiers import EMULATED, MOST, TIERS, use
+from worker.kernels.cpu import bindings
+
+ROWS = (1, 16, 17, 32, 33, 64, 128, 512, 1024)
+N, K = 1024, 1024
+
+
+def product(which: int | str, x: Tensor, weight: Tensor) -> Tensor:
+    with use(which):
+        packed = bindings.pack_linear(weight)
+        emulated_amx.counts()
+        return bindings.linear(x, packed, out_dtype=torch.float32)
+
+
+def main() -> None:
+    weight = torch.randn(N, K).bfloat16()
+    print(f"{K} → {N}, one thread: tile loads and stores a product of tiles, products beyond those needed, bits")
+    torch.set_num_threads(1)
+    for rows in ROWS:
+        x = torch.randn(rows, K).bfloat16()
+        emulation = product(EMULATED, x, weight)
+        made, needed = emulated_amx.counts(), -(-rows // 16) * (N // 16) * (K // 32)
+        line = f"{rows:5} {made.loads / made.dots:.3f} {made.stores / made.dots:.3f} {made.dots / needed - 1:.2f} "
+        print(line + (bits(product(TIERS["amx"], x, weight), emulation) if TIERS["amx"] <= MOST else "no AMX here"))
+
+
+def bits(real: Tensor, emulation: Tensor) -> str:
+    differ, most = (real != emulation).double().mean(), (real - emulation).abs().max()
+    return "the same" if torch.equal(real, emulation) else f"{differ:.1%} differ, by {most:.1e} at most"
+
+
+if __name__ == "__main__":
+    main()

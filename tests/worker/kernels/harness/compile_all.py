@@ -1,0 +1,16 @@
+"""Compiles every Triton kernel for a GPU that need not be there, in the variants the launchers would ask for.
+
+Run in a process of its own, because the tests' process has Triton in interpreter mode.
+"""
+
+from tests.worker.kernels.harness import compile_attention, compile_dense, compile_sampling
+
+
+def main() -> None:
+    compile_attention.check()
+    compile_dense.check()
+    compile_sampling.check()
+
+
+if __name__ == "__main__":
+    main()

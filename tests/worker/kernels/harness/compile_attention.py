@@ -1,0 +1,91 @@
+"""The attention kernels in bfloat16, and over a cache of eight bits, as compiled for Hopper.
+
+Checks what the interpreter cannot see: Hopper's own products, keys and values copied 16 bytes at a time, two decodes at
+once on a multiprocessor, nothing spilled, and that what a row goes through is the same in both kernels.
+"""
+
+import re
+import subprocess
+import tempfile
+from typing import Any
+
+import torch
+import triton
+
+from tests.worker.kernels.harness.triton_offline import Variant, copies, tensor_core_steps, usage
+from worker.kernels.gpu import attention
+
+X, F, N, F8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
+KV_HEADS = 8
+MULTIPROCESSOR, PROGRAM, SYSTEM = 228 << 10, 227 << 10, 1 << 10  # bytes of shared memory; SYSTEM's part of a program
+UNKNOWN = ("pages_stride", "parts", "sequences", "window")  # no multiple of 16 that the compiler would know of
+SHAPES = [(64, 4, 16), (128, 3, 32), (256, 4, 64)]  # head, query heads of a group, page
+
+
+def attend(kernel: Any, head: int, group: int, page: int, cache: str = X) -> Variant:
+    tiles = attention.tiles_for(head, group, torch.bfloat16)
+    decode = kernel is attention._decode_kernel
+    height = tiles.decode_m if decode else tiles.prefill_m
+    constants = {
+        "HEADS": KV_HEADS * group, "KV_HEADS": KV_HEADS, "HEAD": head, "PAGE": page, "SPLIT": attention.SPLIT,
+        "NEAR": attention.NEAR, "EVEN": False, "BLOCK_D": triton.next_power_of_2(head), "BLOCK_M": height,
+        "BLOCK_N": tiles.block_n,
+    }  # fmt: skip
+    rows = {} if decode else {"ROWS": height // group}
+    types = [X, cache, cache, *([F] * 3 if decode else [X]), N, N, N, "fp32", "i32", "i32", "i32", "i32"]
+    warps = tiles.decode_warps if decode else tiles.prefill_warps
+    options = attention.EXACT | {"num_warps": warps, "num_stages": tiles.stages}
+    return Variant(kernel, types, constants | rows, options, UNKNOWN)
+
+
+def combine(head: int) -> Variant:
+    constants = {
+        "HEADS": 24, "HEAD": head, "SPLIT": attention.SPLIT, "NEAR": attention.NEAR, "EVEN": True,
+        "BLOCK_D": triton.next_power_of_2(head), "AHEAD": attention.AHEAD,
+    }  # fmt: skip
+    types = [F, F, F, X, N, N, "fp32", "i32", "i32"]
+    return Variant(attention._combine_kernel, types, constants, attention.EXACT | {"num_warps": 1}, UNKNOWN)
+
+
+def compiled(variant: Variant) -> Any:
+    made = variant.compiled()
+    used = usage(made)
+    print(variant.kernel.__name__, used)
+    at_once = 2 if variant.kernel is attention._decode_kernel and variant.constants["HEAD"] <= 128 else 1
+    assert used.stack == 0, (variant, used)
+    assert used.shared <= PROGRAM and at_once * (used.shared + SYSTEM) <= MULTIPROCESSOR, (variant, used)
+    return made
+
+
+def way_of_a_row(made: Any) -> list[tuple[str, str]]:
+    """Each product's step, and over how many groups of four warps its columns are spread."""
+    assert max(copies(made)) == 16
+    assert all(step.startswith("m64n") for step in tensor_core_steps(made))
+    assert "serialized" not in complaints(made), complaints(made)
+    layouts = re.findall(
+        r"nvidia_mma<{versionMajor = 3[^}]*warpsPerCTA = \[\d+, (\d+)\][^}]*instrShape = \[([^\]]*)\]",
+        made.asm["ttgir"],
+    )
+    assert len(layouts) == 2, layouts
+    return sorted(layouts)
+
+
+def complaints(made: Any) -> str:
+    """The assembler's: products that it has to do one after another, as something else touches their sums meanwhile."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
+        ptx.write(made.asm["ptx"])
+        ptx.flush()
+        command = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", ptx.name, "-o", "/dev/null"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stderr
+
+
+def check() -> None:
+    for shape in SHAPES:
+        decode, prefill = (
+            way_of_a_row(compiled(attend(kernel, *shape)))
+            for kernel in (attention._decode_kernel, attention._prefill_kernel)
+        )
+        assert decode == prefill
+        assert shape[0] > 128 or all(spread == "1" for spread, _ in decode)
+    way_of_a_row(compiled(attend(attention._decode_kernel, 96, 4, 32, F8)))
+    compiled(combine(96))

@@ -1,0 +1,164 @@
+"""Every kernel but attention's and sampling's, in bfloat16, with the shapes of Llama-3.2-3B, Qwen3-4B and gemma-3-1b.
+
+Checks what the interpreter cannot see: no register is spilled, the products use wgmma with the same step and read 16
+bytes at a time, and a row's squares are added in one order whether the row comes as terms or not.
+"""
+
+from typing import Any
+
+import torch
+import triton
+
+from tests.worker.kernels.harness.triton_offline import Variant, copies, from_zero, sums, tensor_core_steps, usage
+from worker.kernels.gpu import act_and_mul, qkv_rope_write, quantize, rotary, store_kv, tiles
+from worker.kernels.gpu import linear as linear_triton
+from worker.kernels.gpu import norm as norm_triton
+
+X, F, L, F8 = "*bf16", "*fp32", "*i64", "*fp8e4nv"
+I8, BF16, INT8, FP8 = "*i8", torch.bfloat16, torch.int8, torch.float8_e4m3fn
+WIDENED = {BF16: X, INT8: I8, FP8: I8}  # weights beside tokens of bfloat16
+DYNAMIC = {INT8: I8, FP8: F8}  # both, of eight bits
+EXACT = {"enable_fp_fusion": False}
+SHARED = 227 << 10  # bytes a program may have on Hopper
+PRODUCTS = [  # rows, N, K, what comes out
+    (1, 1152, 6912, "terms"),
+    (1, 151936, 2560, "wide"),
+    (32, 1152, 1024, "terms"),
+    (64, 3072, 8192, "terms"),
+    (64, 128256, 3072, "wide"),
+    (8192, 3072, 8192, ""),
+    (8192, 128256, 3072, ""),
+    (8192, 49155, 2880, ""),
+    (100, 1000, 333, ""),
+]
+GATED = [(1, 8192, 3072), (32, 6912, 1152), (128, 8192, 3072), (8192, 9728, 2560)]
+DYNAMIC_PRODUCTS = [  # Llama-3.2-3B and Qwen3-4B
+    (1, 3072, 8192, "terms"),
+    (32, 6144, 2560, "terms"),
+    (64, 2560, 9728, "terms"),
+    (2048, 5120, 3072, ""),
+    (8192, 16384, 3072, ""),
+]
+DYNAMIC_GATED = [(1, 8192, 3072), (64, 9728, 2560), (100, 8192, 3072), (2048, 9728, 2560)]
+NORMS = [(3072, False, 3), (1152, True, 8)]  # size, a norm before the residual, terms
+HEADS = [(32, 8, 128, True, False, 2), (4, 1, 256, True, True, 4)]
+
+
+def linear(
+    rows: int, columns: int, depth: int, out: str, stored: torch.dtype = BF16, tokens: torch.dtype = BF16
+) -> Variant:
+    chains = triton.cdiv(depth, tiles.chain_length(columns, depth))
+    tile = tiles.choose_tile(rows, columns, depth, tokens)
+    constants = tiles.tile_constants(tile, columns, depth, tokens, stored)
+    sizes = {"columns": columns, "depth": depth, "x_stride": depth}
+    return Variant(
+        linear_triton._linear_kernel, [*operands(tokens, stored), X, F, F, F if out else X] + ["i32"] * 5,
+        {"BIAS": not constants["EVEN"], "CUT": chains > 1, "SPREAD": out == "terms"} | constants,
+        EXACT | {"num_warps": tile.warps, "num_stages": tile.stages},
+        ("rows", *(name for name, size in sizes.items() if size % 16)), product=depth % 16 == 0,
+    )  # fmt: skip
+
+
+def gated(rows: int, columns: int, depth: int, stored: torch.dtype = BF16, tokens: torch.dtype = BF16) -> Variant:
+    tile = tiles.choose_gated_tile(rows, columns, tokens)
+    return Variant(
+        linear_triton._gated_kernel, [*operands(tokens, stored), X, F, F, X] + ["i32"] * 4,
+        {"BIAS": False, "SILU": True} | tiles.tile_constants(tile, columns, depth, tokens, stored),
+        EXACT | {"num_warps": tile.warps, "num_stages": tile.stages}, ("rows",), product=True,
+    )  # fmt: skip
+
+
+def operands(tokens: torch.dtype, stored: torch.dtype) -> tuple[str, str]:
+    return (X, WIDENED[stored]) if tokens == BF16 else (DYNAMIC[tokens], DYNAMIC[stored])
+
+
+def widened() -> list[Variant]:
+    return [
+        linear(1, 3072, 8192, "terms", torch.int8), linear(8192, 16384, 3072, "", torch.float8_e4m3fn),
+        gated(1, 8192, 3072, torch.float8_e4m3fn), gated(128, 8192, 3072, torch.int8),
+    ]  # fmt: skip
+
+
+def dynamic(format: torch.dtype) -> list[Variant]:
+    return [linear(*shape, format, format) for shape in DYNAMIC_PRODUCTS] + [
+        gated(*shape, format, format) for shape in DYNAMIC_GATED
+    ]
+
+
+def tokens(size: int, format: torch.dtype) -> Variant:
+    block = triton.next_power_of_2(size)
+    return Variant(
+        quantize._tokens_kernel, [X, DYNAMIC[format], F, "i32", "i32"], {"MOST": 448.0, "BLOCK": block},
+        EXACT | {"num_warps": min(block // 512, 16)},
+    )  # fmt: skip
+
+
+def norm(size: int, after: bool, terms: int) -> Variant:
+    block = triton.next_power_of_2(size)
+    return Variant(
+        norm_triton._norm_kernel, [F if terms > 1 else X] + [X] * 5 + ["i32"] * 3 + ["fp32"],
+        {"heads": 1, "TERMS": terms, "X_NORM": after, "ADD": True, "OFFSET": after, "BLOCK": block},
+        EXACT | {"num_warps": block // 512},
+    )  # fmt: skip
+
+
+def heads(q: int, kv: int, size: int, normed: bool, offset: bool, terms: int, cache: str = X) -> Variant:
+    constants: dict[str, Any] = {"TERMS": terms, "NORM": normed, "OFFSET": offset, "CLAMP": cache == F8}
+    block = triton.next_power_of_2(size)
+    return Variant(
+        qkv_rope_write._heads_kernel,
+        [F if terms > 1 else X, X, X, F, F, L, L, X, cache, cache] + ["i32"] * 4 + ["fp32"],
+        constants | {"HEAD": size, "BLOCK_D": block, "BLOCK_H": qkv_rope_write.LANES // block}, EXACT,
+        ("q_heads", "kv_heads") if q % 16 or kv % 16 else (),
+    )  # fmt: skip
+
+
+SMALL = [
+    heads(24, 8, 128, False, False, 2),
+    heads(24, 8, 96, True, False, 1, F8),
+    Variant(
+        rotary._rotary_kernel, [X, X, F, F, L, X, X] + ["i32"] * 4,
+        {"HALF": 48, "BLOCK": 64, "Q_BLOCK": 32, "K_BLOCK": 8}, odd=("q_heads", "k_heads"),
+    ),
+    Variant(store_kv._write_kernel, [X, X, F8, F8, L, "i32", "i32"], {"CLAMP": True, "ROW": 768, "BLOCK": 1024}),
+    Variant(act_and_mul._gate_kernel, [X, X, "i32"], {"SILU": False, "BLOCK": 1024}, EXACT),
+    tokens(3072, INT8),
+    tokens(9728, FP8),
+]  # fmt: skip
+
+
+def check() -> None:
+    plain = [linear(*shape) for shape in PRODUCTS] + [gated(*shape) for shape in GATED]
+    products(plain + widened(), "16.f32.bf16.bf16")
+    products(dynamic(INT8), "32.s32.s8.s8")
+    for compiled in products(dynamic(FP8), "32.f32.e4m3.e4m3"):
+        assert from_zero(compiled), "float32 takes over the sum of every stage"
+    for size, after, terms in NORMS:
+        assert sums(light(norm(size, after, 1))) == sums(light(norm(size, after, terms))) != []
+    for q, kv, size, normed, offset, terms in HEADS:
+        whole, cut = (light(heads(q, kv, size, normed, offset, count)) for count in (1, terms))
+        assert sums(whole) == sums(cut) and bool(sums(whole)) == normed
+    for variant in SMALL:
+        light(variant)
+
+
+def products(variants: list[Variant], wanted: str) -> list[Any]:
+    """Compiled; all with the same step of the tensor core's instruction."""
+    found = [light(variant) for variant in variants]
+    for variant, compiled in zip(variants, found, strict=True):
+        if variant.product:  # weights to be widened come to shared memory as their way from there wants it
+            assert copies(compiled) == ({8, 16} if variant.constants["FORMAT"] else {16}), copies(compiled)
+        used = tensor_core_steps(compiled)
+        assert used and all(step.startswith("m64n") for step in used)
+        assert {step.partition("k")[2] for step in used} == {wanted}, used
+    return found
+
+
+def light(variant: Variant) -> Any:
+    """Compiled, and seen to need no more than a multiprocessor has."""
+    compiled = variant.compiled()
+    used = usage(compiled)
+    print(variant.kernel.__name__, used)
+    assert used.shared <= SHARED, (variant, used)
+    assert used.stack == 0 or "depth" in variant.odd, (variant, used)
+    return compiled

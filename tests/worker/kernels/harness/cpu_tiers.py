@@ -1,0 +1,65 @@
+"""What the tests of the C library share: every instruction set this machine has, in both dtypes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.worker.kernels.harness import emulated_amx
+from worker.kernels.cpu import bindings, library
+
+TIERS = {"none": 0, "avx2": 1, "avx512": 2, "avx512bf16": 3, "amx": 4}
+MOST = TIERS[bindings.tier()]
+
+needs_library = pytest.mark.skipif(not MOST, reason="the C library does not run here: no compiler, or no AVX2")
+
+EMULATED = "amx emulated"  # (emulated.py)
+HERE: list[int | str] = [*range(1, MOST + 1), *([EMULATED] if TIERS["avx512bf16"] <= MOST else [])]
+
+
+@contextmanager
+def use(which: int | str) -> Iterator[None]:
+    """One of HERE. An emulated AMX must not be asked for what a processor, or the system, would refuse."""
+    with pytest.MonkeyPatch.context() as patch:
+        if which == EMULATED:
+            emulated_amx.library().emulated_machine(1, 1)
+            patch.delenv("SLUICE_NATIVE_TIER", raising=False)
+            patch.setattr(library, "build", emulated_amx.path)
+        else:
+            patch.setenv("SLUICE_NATIVE_TIER", str(which))
+        _forget()
+        try:
+            yield
+        finally:
+            _forget()
+    assert which != EMULATED or not emulated_amx.fault()
+
+
+def as_written(cache_v: Tensor) -> Tensor:
+    """A copy of values [pages, page_size, Hk, D] as the C kernels write and read them."""
+    if not bindings.paired(cache_v):
+        return cache_v.clone()
+    return cache_v.unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2).reshape(cache_v.shape)
+
+
+def _forget() -> None:
+    for cached in (library.library, library.level, library.kernels):
+        cached.cache_clear()
+
+
+@pytest.fixture(params=HERE)
+def tier(request: pytest.FixtureRequest) -> Iterator[int]:
+    with use(request.param):
+        yield TIERS[bindings.tier()]
+
+
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+def close(ours: Tensor, plain: Tensor) -> None:
+    """Within 1e-5 (fp32) or 1e-2 (bf16) of the largest value; no NaN."""
+    wide, other = ours.double(), plain.double()
+    limit = 1e-5 if ours.dtype == torch.float32 else 1e-2
+    assert float((wide - other).abs().max() / other.abs().max()) <= limit

@@ -1,0 +1,28 @@
+/* Included before a source of worker/kernels/cpu/csrc: what it asks of AMX, plain functions do (emulated_amx.c). The names of
+ * amx_tiles.h that hold instructions, and the two questions to the processor and the system, are all that is exchanged. */
+#pragma once
+#include <cpuid.h>
+#include <amx_tiles.h>
+#include <unistd.h>
+
+void emulated_shape(const TileShapes *shapes);
+void emulated_release(void);
+void emulated_zero(int tile);
+void emulated_load(int tile, const void *from, long stride);
+void emulated_store(int tile, void *to, long stride);
+void emulated_dot(int sum, int rows, int columns);
+int emulated_cpuid(unsigned leaf, unsigned part, unsigned *a, unsigned *b, unsigned *c, unsigned *d);
+long emulated_syscall(long number, long what, long feature);
+
+#undef TILE_LOAD
+#undef TILE_STORE
+#undef TILE_ZERO
+#undef TILE_DOT
+#define TILE_LOAD(t, p, stride) emulated_load(t, p, stride)
+#define TILE_STORE(t, p, stride) emulated_store(t, p, stride)
+#define TILE_ZERO(t) emulated_zero(t)
+#define TILE_DOT(c, a, b) emulated_dot(c, a, b)
+#define tiles_shape emulated_shape
+#define tiles_release emulated_release
+#define __get_cpuid_count emulated_cpuid
+#define syscall emulated_syscall

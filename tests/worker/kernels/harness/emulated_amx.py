@@ -1,0 +1,68 @@
+"""The C library with AMX emulated: its own sources, with tile instructions replaced by functions (emulated_amx.c).
+
+So any processor with AVX-512 and bf16 can test the bits of the AMX tier, and that it does nothing that a processor with
+AMX would reject. It says nothing about speed.
+"""
+
+import atexit
+import ctypes
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+from worker.kernels.cpu import build
+
+SHIM = ("-include", str(Path(__file__).with_suffix(".h")), "-I", str(build.SOURCES))
+# what library.py binds at this tier
+UNITS = (
+    *((source, (*flags, *SHIM)) for source, flags in build.UNITS if source == "cpu_features.c" or flags == build.AMX),
+    *((source, flags) for source, flags in build.UNITS if source in ("gemm/pack.c", "decoder.c")),
+    *((source, flags) for source, flags in build.UNITS if flags == build.AVX512 or source == "rowwise.c"),
+    (str(Path(__file__).with_suffix(".c")), build.AVX512BF16),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Instructions; and the cache lines that tile loads touched, each row's on its own."""
+
+    configurations: int
+    zeros: int
+    loads: int
+    stores: int
+    dots: int
+    lines: int
+
+
+@cache
+def path() -> Path:
+    """Of the compiled library, made once a process; raises CalledProcessError where it does not compile."""
+    room = Path(tempfile.mkdtemp(prefix="sluice-amx-"))
+    atexit.register(shutil.rmtree, room, ignore_errors=True)
+    compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
+    assert compiler is not None
+    with patch.object(build, "UNITS", UNITS):
+        return build._compile(compiler, room)
+
+
+@cache
+def library() -> ctypes.CDLL:
+    found = ctypes.CDLL(str(path()))
+    found.emulated_fault.restype = ctypes.c_char_p
+    return found
+
+
+def fault() -> str:
+    """Why a processor would have faulted since the last look; empty: it would not."""
+    return bytes(library().emulated_fault()).decode()
+
+
+def counts() -> Counts:
+    """Since the last look."""
+    room = (ctypes.c_long * 6)()
+    library().emulated_counts(room)
+    return Counts(*room)
