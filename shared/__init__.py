@@ -1,4 +1,4 @@
-"""What frontends, workers and the launcher have in common. It imports nothing of theirs.
+"""Code shared by frontends, workers and the launcher. It imports none of them.
 
 messages, codec     the messages on the wire; their encoding
 sockets, curve, address     ZeroMQ sockets, their keys, worker addresses

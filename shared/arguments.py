@@ -1,4 +1,4 @@
-"""Kinds of values that a command's own flags take, for argparse: what is wrong is told before any work is done."""
+"""Argument types for argparse, for flags that are not settings: bad values are rejected before any work is done."""
 
 import argparse
 from collections.abc import Callable, Collection
@@ -22,15 +22,20 @@ def positive_int(text: str) -> int:
 
 
 def new_file(text: str) -> Path:
-    """A file that is to be written."""
+    """A path at which a file can be written."""
     path = Path(text)
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} cannot be written: its folder is missing, or it is one itself")
+        raise argparse.ArgumentTypeError(
+            f"{text} cannot be written: its folder does not exist, or it is a folder itself"
+        )
     return path
 
 
 def comma_separated(known: Collection[str], *, every: Collection[str] = ()) -> Callable[[str], tuple[str, ...]]:
-    """Names between commas, each once; where `every` is given, `all` stands for those."""
+    """Returns a parser of comma-separated names, which drops duplicates.
+
+    every: what `all` stands for; empty: `all` is not accepted.
+    """
 
     def read(text: str) -> tuple[str, ...]:
         if every and text == "all":
@@ -38,8 +43,8 @@ def comma_separated(known: Collection[str], *, every: Collection[str] = ()) -> C
         names = tuple(dict.fromkeys(text.split(",")))
         for name in names:
             if name not in known:
-                words = ["all", *known] if every else known
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(words)}")
+                choices = ["all", *known] if every else known
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(choices)}")
         return names
 
     return read

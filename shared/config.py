@@ -1,8 +1,8 @@
-"""Every setting, its meaning, unit and default: frozen records, read once from flags and environment.
+"""Every setting with its meaning, unit and default: frozen records, read once from flags and environment.
 
 A field `prefill_chunk_size` is the flag `--prefill-chunk-size` and the variable `SLUICE_PREFILL_CHUNK_SIZE`
-(flags win); booleans get `--x / --no-x`. `at_least`, `above` and `at_most` bound one setting; rules.py has every rule
-that spans two. See flags.py for the reading.
+(flags win); booleans get `--x / --no-x`. `at_least`, `above` and `at_most` bound one setting; settings_check.py holds
+the rules between settings, flags.py reads them.
 """
 
 import dataclasses
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-BY_DEVICE = 0  # default of what the worker finds for its device, see sizes.py; nobody can ask for it
+BY_DEVICE = 0  # default of sizes that the worker derives from its device (default_sizes.py); not a valid flag value
 
 
 class ConfigError(ValueError):
-    """One sentence naming the flags that do not fit; the command prints it and exits with 2."""
+    """One sentence that names the flags at fault; the command prints it and exits with 2."""
 
 
 def setting(
@@ -29,20 +29,24 @@ def setting(
     at_most: float | None = None,
     shown: str = "",
 ) -> Any:
-    """`shown`: the default in words, where it stands for one that is found later."""
+    """A field of a settings record.
+
+    shown: the default in words, where the real one is determined later.
+    """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most}
     return field(default=default, metadata={"help": help, "unit": unit, "choices": choices, "shown": shown, **bounds})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What is served; read by frontend and worker alike, which must agree."""
+    """The served model; read by frontends and workers, which must agree."""
 
-    model: str = setting("demo", "what to serve: demo (embedded), a Hugging Face hub id, or a checkpoint folder")
-    revision: str = setting("", "branch, tag or commit of a hub id; empty: the newest of its main branch")
-    served_model_name: str = setting("", "the name clients use; empty: the value of --model")
+    model: str = setting("demo", "the model to serve: demo (embedded), a Hugging Face hub id, or a checkpoint folder")
+    revision: str = setting("", "branch, tag or commit of a hub id; empty: the head of its main branch")
+    served_model_name: str = setting("", "model name that clients use; empty: the value of --model")
     max_seq_len: int = setting(
-        0, "most tokens of one sequence, prompt and output; 0: what the model was made for and the K/V pool can hold",
+        0, "maximum tokens of one sequence, prompt plus output; 0: the model's context length, or less if the K/V pool "
+        "cannot hold it",
         unit="tokens", at_least=0,
     )  # fmt: skip
 
@@ -53,11 +57,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireConfig:
-    """Where worker and frontends meet: ipc://PATH on one host, tcp://HOST:PORT across hosts."""
+    """Addresses between worker and frontends: ipc://PATH on one host, tcp://HOST:PORT across hosts."""
 
     request_address: str = setting("", "address of the worker's request socket; empty: under --run-dir")
     event_address: str = setting("", "address of the worker's event socket; empty: under --run-dir")
-    run_dir: str = setting("", "folder (mode 0700) for sockets; empty: one of its own for this server")
+    run_dir: str = setting("", "folder (mode 0700) for sockets; empty: a temporary one for this server")
     curve_dir: str = setting("", "folder with CURVE keys for tcp:// addresses")
     insecure: bool = setting(False, "allow tcp:// addresses without CURVE keys")
 
@@ -74,101 +78,110 @@ class WireConfig:
 class WorkerConfig:
     """One worker: device, memory, scheduling."""
 
-    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda"))
+    device: str = setting("auto", "device to compute on", choices=("auto", "cpu", "cuda"))
     dtype: str = setting(
         "auto",
-        "number format of weights and K/V; auto: the checkpoint's, but float32 for float16 on the CPU",
+        "number format of weights and K/V; auto: as in the checkpoint, but float32 instead of float16 on the CPU",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
     kv_cache_dtype: str = setting(
-        "auto", "number format of K/V; auto: the model's; fp8: eight bits each, so that twice as many tokens fit",
+        "auto", "number format of K/V; auto: the same as --dtype; fp8: eight bits, so that twice as many tokens fit",
         choices=("auto", "fp8"),
     )  # fmt: skip
     quantization: str = setting(
         "auto",
-        "weights of eight bits in the layers, with a scale a row; auto: what the checkpoint says; fp8, int8: quantized "
-        "while loading; fp8-dynamic, int8-dynamic: activations, too, with a scale a token; none: a quantized "
-        "checkpoint is widened. On the CPU weights are widened in any case, and activations stay as they are",
+        "eight-bit weights in the layers, with one scale per row; auto: as the checkpoint says; fp8, int8: quantize "
+        "while loading; fp8-dynamic, int8-dynamic: also quantize activations, with one scale per token; none: widen a "
+        "quantized checkpoint to --dtype. On the CPU weights are always widened and activations are never quantized",
         choices=("auto", "none", "fp8", "int8", "fp8-dynamic", "int8-dynamic"),
     )
-    threads: int = setting(0, "compute threads on the CPU; 0: one a core", unit="threads", at_least=0, at_most=1024)
-    kv_cache_gb: float = setting(0.0, "size of the K/V pool; 0: from free memory", unit="GiB", at_least=0)
+    threads: int = setting(0, "compute threads on the CPU; 0: one per core", unit="threads", at_least=0, at_most=1024)
+    kv_cache_gb: float = setting(0.0, "size of the K/V pool; 0: computed from free memory", unit="GiB", at_least=0)
     gpu_memory_utilization: float = setting(
-        0.9, "share of the GPU's memory that weights, K/V and scratch may take", above=0, at_most=1
+        0.9, "fraction of the GPU's memory for weights, K/V and scratch buffers", above=0, at_most=1
     )
     batching_mode: str = setting(
-        "continuous", "continuous: join and leave at every step; static: a batch forms, runs to its end, then the next",
+        "continuous", "continuous: sequences join and leave at every step; static: a batch fills and runs to its end "
+        "before the next one starts",
         choices=("continuous", "static"),
     )  # fmt: skip
     batch_wait_timeout_s: float = setting(
-        0.05, "static batching: longest wait for a batch to fill", unit="seconds", at_least=0
+        0.05, "static batching: maximum wait for a batch to fill", unit="seconds", at_least=0
     )
     scheduler_policy: str = setting(
-        "fcfs", "fcfs: decodes first, prompts in order of arrival; prefill_first: prompts before decodes; "
-        "decode_round_robin: decodes and prompts take turns when the step is full",
+        "fcfs", "fcfs: decodes first, then prompts in order of arrival; prefill_first: prompts before decodes; "
+        "decode_round_robin: decodes and prompts alternate when the step is full",
         choices=("fcfs", "prefill_first", "decode_round_robin"),
     )  # fmt: skip
-    use_chunked_prefill: bool = setting(True, "cut long prompts into chunks that share steps with decodes")
+    use_chunked_prefill: bool = setting(True, "split long prompts into chunks that share steps with decodes")
     prefill_chunk_size: int = setting(
-        BY_DEVICE, "most tokens of one prompt in one step", unit="tokens", at_least=1, shown="512, on a GPU 2048"
+        BY_DEVICE, "maximum tokens of one prompt in one step", unit="tokens", at_least=1, shown="512, on a GPU 2048"
     )
     max_prefill_chunks_per_step: int = setting(
-        0, "most prompts that advance in one step; 0: no limit", unit="prompts", at_least=0
+        0, "maximum prompts that advance in one step; 0: no limit", unit="prompts", at_least=0
     )
     max_step_tokens: int = setting(
         BY_DEVICE, "token budget of one step", unit="tokens", at_least=1, shown="512, on a GPU 2048"
     )
     target_step_s: float = setting(
-        0.15, "how long a step shall last in which something decodes: only so many prompt tokens share it, by the "
-        "measure of steps before, but 64 at least, and what is worth reading the weights; 0: up to --max-step-tokens",
+        0.15, "target duration of a step that contains decodes: limits the prefill tokens in it, from measured step "
+        "times, but never below 64 or the number that makes reading the weights worthwhile; 0: no limit but "
+        "--max-step-tokens",
         unit="seconds", at_least=0,
     )  # fmt: skip
     max_batch_size: int = setting(
-        BY_DEVICE, "most sequences in one step", unit="sequences", at_least=1, shown="64, on a GPU 256"
+        BY_DEVICE, "maximum sequences in one step", unit="sequences", at_least=1, shown="64, on a GPU 256"
     )
     max_waiting_requests: int = setting(
-        1024, "most sequences waiting; beyond it the answer is 503. With API keys a name may have seven times as many "
-        "waiting as it leaves free, so one alone fills 7/8 and the next one finds a place",
+        1024, "maximum waiting sequences; further requests are answered with 503. With API keys, one name may hold at "
+        "most seven times as many places as it leaves free, so a single name fills at most 7/8 of the queue",
         unit="sequences", at_least=1,
     )  # fmt: skip
-    max_waiting_tokens: int = setting(0, "most prompt tokens waiting; 0: no limit", unit="tokens", at_least=0)
+    max_waiting_tokens: int = setting(0, "maximum waiting prompt tokens; 0: no limit", unit="tokens", at_least=0)
     kv_cache_backend: str = setting(
-        "paged", "paged: pages of --page-size tokens; contiguous: one page of --max-seq-len tokens a sequence",
+        "paged", "paged: pages of --page-size tokens; contiguous: one page of --max-seq-len tokens per sequence",
         choices=("paged", "contiguous"),
     )  # fmt: skip
-    page_size: int = setting(32, "tokens in a page", unit="tokens", at_least=1)
-    prefix_cache: bool = setting(True, "share the K/V of equal prompt beginnings")
-    batch_invariant: bool = setting(True, "the same bits for a request whatever shares its steps")
-    cuda_graphs: bool = setting(True, "on a GPU, record decodes once and replay them")
+    page_size: int = setting(32, "tokens per page", unit="tokens", at_least=1)
+    prefix_cache: bool = setting(True, "reuse the K/V of equal prompt prefixes")
+    batch_invariant: bool = setting(True, "compute the same bits for a request whatever else is in its steps")
+    cuda_graphs: bool = setting(True, "on a GPU, capture decode steps as CUDA graphs and replay them")
     kernels: str = setting(
         "auto",
-        "what computes on a GPU; auto: Triton's kernels, once a few steps have shown that they compute on this device "
-        "what plain PyTorch does, else plain PyTorch; triton: without looking; torch: plain PyTorch, which is slower, "
-        "and bits may depend on who shares a step",
+        "kernels on a GPU; auto: Triton if a few test steps on this device give the results of plain PyTorch, else "
+        "plain PyTorch; triton: Triton without the test; torch: plain PyTorch, which is slower and whose bits may "
+        "depend on what else is in a step",
         choices=("auto", "triton", "torch"),
     )
-    overlap: bool = setting(True, "on a GPU, launch the next step before the ids of the last one are read")
+    overlap: bool = setting(True, "on a GPU, launch the next step before the token ids of the last one are read")
     speculation: str = setting(
-        "auto", "ngram: guess tokens from what followed the same ones before, and compute several in a step; kept is "
-        "only what would have come anyway, so answers are the same; auto: on the CPU, for models of 64 MiB and more; "
-        "off: never",
+        "auto", "speculative decoding; ngram: draft tokens from earlier occurrences of the last ones, verified in "
+        "one step; only tokens that would have been sampled anyway are kept, so answers do not change; auto: ngram on "
+        "the CPU for models of 64 MiB and more; off: never",
         choices=("auto", "ngram", "off"),
     )  # fmt: skip
     max_draft_tokens: int = setting(
-        7, "most tokens guessed for one sequence in a step, in which there are 16 at most in all", unit="tokens",
+        7, "maximum draft tokens of one sequence per step; a whole step has at most 16", unit="tokens",
         at_least=1, at_most=15,
     )  # fmt: skip
     seed: int = setting(
-        -1, "draws the seeds of requests that bring none; -1: from the system's entropy", at_least=-1, at_most=2**64 - 1
+        -1,
+        "seed of the generator that seeds requests without a seed; -1: the system's entropy",
+        at_least=-1,
+        at_most=2**64 - 1,
     )
-    drain_timeout: float = setting(30.0, "on SIGTERM, how long running streams may go on", unit="seconds", at_least=0)
-    lease_timeout: float = setting(10.0, "a frontend silent this long loses its requests", unit="seconds", above=0)
+    drain_timeout: float = setting(
+        30.0, "on SIGTERM, how long running streams may continue", unit="seconds", at_least=0
+    )
+    lease_timeout: float = setting(
+        10.0, "the requests of a frontend that is silent for this long are dropped", unit="seconds", above=0
+    )
     canary_interval: float = setting(
-        10.0, "an idle worker computes one token for nobody this often, to know that it still can; 0: never",
+        10.0, "an idle worker computes one dummy token this often, to check that its device still works; 0: never",
         unit="seconds", at_least=0,
     )  # fmt: skip
-    worker_metrics_port: int = setting(8001, "the worker's own /metrics; 0: none", at_least=0, at_most=65535)
-    worker_host: str = setting("127.0.0.1", "where the worker's /metrics listens")
+    worker_metrics_port: int = setting(8001, "port of the worker's own /metrics; 0: none", at_least=0, at_most=65535)
+    worker_host: str = setting("127.0.0.1", "address on which the worker's /metrics listens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,84 +191,90 @@ class FrontendConfig:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0: any free one", at_least=0, at_most=65535)
     completions_stream_format: str = setting(
-        "openai", "what /v1/completions speaks when the body does not say", choices=("openai", "events")
+        "openai", "stream format of /v1/completions when the request does not name one", choices=("openai", "events")
     )  # fmt: skip
-    chat_template: str = setting("", "file with a chat template (Jinja) to use instead of the model's own")
+    chat_template: str = setting("", "file with a chat template (Jinja) that replaces the model's own")
     sampling_defaults: str = setting(
-        "openai", "where a request does not say how to sample; openai: temperature 1, all tokens; model: as the "
-        "checkpoint's generation_config.json recommends (temperature, top_p, top_k, min_p, repetition_penalty)",
+        "openai", "sampling parameters of requests that set none; openai: temperature 1, all tokens; model: those "
+        "of the checkpoint's generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty)",
         choices=("openai", "model"),
     )  # fmt: skip
     tool_format: str = setting(
-        "auto", "how the model writes a call of a function; auto: told from its chat template",
+        "auto", "syntax in which the model writes tool calls; auto: detected from its chat template",
         choices=("auto", "hermes", "llama", "mistral", "none"),
     )  # fmt: skip
     reasoning_format: str = setting(
-        "auto", "how the model marks what it thinks; auto: told from its chat template",
+        "auto", "how the model marks its reasoning; auto: detected from its chat template",
         choices=("auto", "think", "none"),
     )  # fmt: skip
     max_body_bytes: int = setting(8 << 20, "largest request body", unit="bytes", at_least=1)
-    api_keys: str = setting("", "file with an API key and, if it has one, its name a line; empty: no key needed")
-    keepalive_s: float = setting(15.0, "a comment line after this much silence on a stream", unit="seconds", above=0)
+    api_keys: str = setting("", "file with one API key per line, optionally followed by its name; empty: no key needed")
+    keepalive_s: float = setting(15.0, "interval of comment lines on a silent stream", unit="seconds", above=0)
     stall_timeout: float = setting(
-        30.0, "a process that gives no sign of life for this long hangs: not ready, and started again by `serve`; "
-        "a long step gives one a layer", unit="seconds", above=0,
+        30.0, "a process that makes no progress for this long counts as hanging: not ready, and restarted by `serve`; "
+        "each layer of a long step is progress", unit="seconds", above=0,
     )  # fmt: skip
     recovery_timeout: float = setting(
-        120.0, "how long streams wait for a lost worker to come back", unit="seconds", at_least=0
+        120.0, "how long streams wait for a lost worker to return", unit="seconds", at_least=0
     )
     access_log: str = setting(
-        "text", "a line a request when it has ended; text: for people, beside the other lines if --log-level is info, "
-        "and none for looking after the server; json: an object each, on stdout",
+        "text", "one line per finished request; text: readable, among the other log lines if --log-level is info, and "
+        "without health checks and metrics scrapes; json: one object each, on stdout",
         choices=("off", "text", "json"),
     )  # fmt: skip
     otlp_endpoint: str = setting(
         "",
-        "where traces go, an OpenTelemetry collector as http://HOST:4318; empty: OTEL_EXPORTER_OTLP_ENDPOINT, or none",
+        "OpenTelemetry collector for traces, as http://HOST:4318; empty: OTEL_EXPORTER_OTLP_ENDPOINT, or none",
     )
     worker_addresses: str = setting(
-        "", "workers started elsewhere, between commas: tcp://HOST:PORT (requests; events on the next port) or "
-        "ipc:///FOLDER (its --run-dir); a host's name stands for all its addresses",
+        "", "workers started elsewhere, separated by commas: tcp://HOST:PORT (requests; events on the next port) or "
+        "ipc:///FOLDER (the worker's --run-dir); a host name stands for all its addresses",
     )  # fmt: skip
-    workers_file: str = setting("", "file with one such address a line; read again when it changes")
-    metrics_prefix: str = setting("sluice_", "first part of every metric's name")
+    workers_file: str = setting("", "file with one such worker address per line; read again when it changes")
+    metrics_prefix: str = setting("sluice_", "prefix of every metric's name")
     ssl_certfile: str = setting("", "certificate chain (PEM) for https://; empty: http://")
-    ssl_keyfile: str = setting("", "private key (PEM) of --ssl-certfile; empty: it is in the same file")
+    ssl_keyfile: str = setting("", "private key (PEM) of --ssl-certfile; empty: in the same file")
     max_connections: int = setting(
-        10_000, "most connections to one frontend; beyond it the answer is 503", unit="connections", at_least=1
+        10_000,
+        "maximum connections to one frontend; further ones are answered with 503",
+        unit="connections",
+        at_least=1,
     )
-    max_header_bytes: int = setting(64 << 10, "largest request line and headers", unit="bytes", at_least=1024)
+    max_header_bytes: int = setting(64 << 10, "largest request line plus headers", unit="bytes", at_least=1024)
     request_timeout: float = setting(
-        60.0, "a request whose headers and body take longer to arrive is refused with 408", unit="seconds", above=0
+        60.0,
+        "time for a request's headers and body to arrive, after which it is refused with 408",
+        unit="seconds",
+        above=0,
     )
     write_timeout: float = setting(
-        60.0, "a client that takes nothing of its answer this long is cut off", unit="seconds", above=0
+        60.0, "a client that reads nothing of its answer for this long is disconnected", unit="seconds", above=0
     )
     idle_timeout: float = setting(
-        75.0, "a connection on which no request begins this long is closed", unit="seconds", above=0
+        75.0, "a connection on which no request begins for this long is closed", unit="seconds", above=0
     )
-    log_level: str = setting("info", "least severe log line", choices=("debug", "info", "warning", "error"))
+    log_level: str = setting("info", "minimum severity of log lines", choices=("debug", "info", "warning", "error"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
-    """The supervisor: which processes, and how patient."""
+    """The launcher: its processes and its timeouts."""
 
     frontends: int = setting(1, "frontend processes that share the port", unit="processes", at_least=1)
     workers: int = setting(
-        1, "worker processes, each with the whole model: one a GPU; on the CPU they share out --threads; "
-        "0: only those of --worker-addresses or --workers-file", unit="processes", at_least=0,
+        1, "worker processes, each with the whole model: one per GPU; on the CPU they divide --threads; "
+        "0: only the workers of --worker-addresses or --workers-file", unit="processes", at_least=0,
     )  # fmt: skip
-    stop_timeout: float = setting(40.0, "after SIGTERM, how long before children are killed", unit="seconds", above=0)
+    stop_timeout: float = setting(40.0, "time after SIGTERM before child processes are killed", unit="seconds", above=0)
     load_timeout: float = setting(
-        600.0, "a process that is loading and does not move for this long, nor say a word, is started again",
+        600.0, "a loading process that makes no progress and prints nothing for this long is restarted",
         unit="seconds", above=0,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All records of one command; a command uses those it needs."""
+    """All records of one command; a command uses the ones it needs."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     wire: WireConfig = field(default_factory=WireConfig)
@@ -264,7 +283,7 @@ class Settings:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
 
 
-# How settings are addressed by name: no two records have a field of the same name.
+# Settings are addressed by name: no two records have a field of the same name.
 
 
 def flag_name(name: str) -> str:
@@ -272,28 +291,29 @@ def flag_name(name: str) -> str:
 
 
 def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """The same settings with some of them changed; `values` maps names such as `page_size` to values.
+    """Returns the settings with some of them changed.
 
-    Raises ConfigError for a name that no record has; values are not checked, see `check`.
+    values: by field name, such as `page_size`. They are not checked, see `settings_check.check`.
+    Raises ConfigError for an unknown name.
     """
     if unknown := values.keys() - _flat(settings).keys():
         raise ConfigError(f"there is no setting {', '.join(sorted(unknown))}")
     changed = {}
     for record in dataclasses.fields(Settings):
-        old = getattr(settings, record.name)
-        own = {item.name: values[item.name] for item in dataclasses.fields(old) if item.name in values}
-        changed[record.name] = dataclasses.replace(old, **own)
+        current = getattr(settings, record.name)
+        new = {item.name: values[item.name] for item in dataclasses.fields(current) if item.name in values}
+        changed[record.name] = dataclasses.replace(current, **new)
     return Settings(**changed)
 
 
 def non_default_names(settings: Settings) -> frozenset[str]:
     """The settings whose value is not the default."""
-    flat, plain = _flat(settings), _flat(Settings())
-    return frozenset(name for name in flat if flat[name] != plain[name])
+    values, defaults = _flat(settings), _flat(Settings())
+    return frozenset(name for name in values if values[name] != defaults[name])
 
 
 def value_problem(item: "dataclasses.Field[Any]", value: Any) -> str:
-    """What is wrong with a value of the right type ("must be at least 1"); empty: nothing."""
+    """Describes what is wrong with a value of the right type ("must be at least 1"); empty: nothing."""
     meta = item.metadata
     if meta["choices"] and value not in meta["choices"]:
         return f"must be one of {', '.join(meta['choices'])}"

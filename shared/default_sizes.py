@@ -1,4 +1,4 @@
-"""Default sizes of a step, by device: large enough to keep it busy, small enough that no stream waits long."""
+"""Default step sizes by device: large enough to keep it busy, small enough that no stream waits long."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ GPU_TOKENS, GPU_SEQUENCES = 2048, 256
 
 
 def with_default_sizes(worker: WorkerConfig, *, on_gpu: bool) -> WorkerConfig:
-    """With `max_step_tokens`, `max_batch_size` and `prefill_chunk_size` where they were not given, to fit the rest."""
+    """Fills in `max_step_tokens`, `max_batch_size` and `prefill_chunk_size` where unset, to fit the other settings."""
     tokens, sequences = (GPU_TOKENS, GPU_SEQUENCES) if on_gpu else (TOKENS, SEQUENCES)
     chunk = worker.prefill_chunk_size if worker.use_chunked_prefill else 0
     step = worker.max_step_tokens or max(tokens, worker.max_batch_size, chunk)

@@ -1,8 +1,8 @@
 """Reads settings: one command-line flag and one SLUICE_ variable for every field of the records in config.py.
 
 Knows how text becomes a value and how a flag documents itself; knows no setting by name. Flags win over the
-environment, the environment over defaults. Every mistake is a `ConfigError` of one sentence that names the
-flag or the variable it came from.
+environment, the environment over defaults. Every mistake is a `ConfigError` of one sentence that names the flag or
+variable at fault.
 """
 
 import argparse
@@ -16,14 +16,14 @@ from shared.config import ConfigError, Settings, flag_name, non_default_names, v
 from shared.settings_check import check
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-# Variables of ours that are no flags.
-OTHERS = ("SLUICE_API_KEY", "SLUICE_EPOCH", "SLUICE_NATIVE", "SLUICE_NATIVE_TIER")
-_SHAPES = {str(int): "N", str(float): "X"}
+# SLUICE_ variables that are not settings.
+OTHER_VARIABLES = ("SLUICE_API_KEY", "SLUICE_EPOCH", "SLUICE_NATIVE", "SLUICE_NATIVE_TIER")
+_METAVARS = {str(int): "N", str(float): "X"}
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One setting as the command line shows it."""
+    """One setting as a command-line flag and an environment variable."""
 
     record: str  # field of Settings that holds it
     field: "dataclasses.Field[Any]"
@@ -43,16 +43,19 @@ class Flag:
     @property
     def help(self) -> str:
         unit = f"{self.field.metadata['unit']}; " if self.field.metadata["unit"] else ""
-        default = self.field.metadata["shown"] or self._words(self.field.default)
+        default = self.field.metadata["shown"] or self._format(self.field.default)
         return f"{self.field.metadata['help']} [{unit}default {default}; {self.variable}]".replace("%", "%%")
 
-    def _words(self, value: Any) -> str:
+    def _format(self, value: Any) -> str:
         if isinstance(value, bool):
             return "on" if value else "off"
         return str(value) if value != "" else "empty"
 
     def value(self, text: str, source: str) -> Any:
-        """Text as this setting's type; ConfigError names `source`, the flag or the variable."""
+        """Converts text to this setting's type. Raises ConfigError.
+
+        source: the flag or variable that the text came from, for the message.
+        """
         try:
             value = _convert(self.field.type, text)
         except ValueError as error:
@@ -63,7 +66,7 @@ class Flag:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that knows no abbreviations and answers a mistake with one sentence, a ConfigError."""
+    """An argument parser without abbreviations that raises every mistake as a one-sentence ConfigError."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
@@ -72,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Like parse_args, but an unknown flag is answered with the nearest known one."""
+        """Like parse_args, but an unknown flag raises an error that suggests the nearest known one."""
         namespace, extra = self.parse_known_args(argv)
         if extra:
             raise ConfigError(self._unknown(extra[0].partition("=")[0]))
@@ -84,8 +87,8 @@ class Parser(argparse.ArgumentParser):
         known = [
             option for action in self._actions if action.help != argparse.SUPPRESS for option in action.option_strings
         ]
-        near = difflib.get_close_matches(word, known, n=1)
-        return f"unknown flag {word}; " + (f"did you mean {near[0]}?" if near else f"see {self.prog} --help")
+        matches = difflib.get_close_matches(word, known, n=1)
+        return f"unknown flag {word}; " + (f"did you mean {matches[0]}?" if matches else f"see {self.prog} --help")
 
 
 class _Help(argparse.HelpFormatter):
@@ -94,19 +97,22 @@ class _Help(argparse.HelpFormatter):
 
 
 def all_flags() -> tuple[Flag, ...]:
-    """Every setting there is, in the order of the records."""
-    return tuple(
-        Flag(record.name, item) for record in dataclasses.fields(Settings) for item in dataclasses.fields(_type(record))
-    )
+    """All settings, in the order of the records."""
+    records: dict[str, Any] = {record.name: record.type for record in dataclasses.fields(Settings)}
+    return tuple(Flag(name, item) for name, record in records.items() for item in dataclasses.fields(record))
 
 
 def select(records: Collection[str], also: Collection[str] = ()) -> tuple[Flag, ...]:
-    """The flags of some records (names of Settings' fields) and single settings from others."""
+    """The flags of whole records and of single settings.
+
+    records: names of fields of `Settings`.
+    also: names of single settings of other records.
+    """
     return tuple(flag for flag in all_flags() if flag.record in records or flag.name in also)
 
 
 def add_flags(parser: argparse.ArgumentParser, flags: Sequence[Flag]) -> None:
-    """Adds one documented option a flag, grouped by record; absent ones leave no trace in the namespace."""
+    """Adds one documented option per flag, grouped by record; absent options are not in the namespace."""
     groups: dict[str, Any] = {}
     for flag in flags:
         if flag.record not in groups:
@@ -117,38 +123,39 @@ def add_flags(parser: argparse.ArgumentParser, flags: Sequence[Flag]) -> None:
 def given_values(
     namespace: argparse.Namespace, environment: Mapping[str, str], flags: Sequence[Flag]
 ) -> dict[str, Any]:
-    """The settings that somebody gave, by name: flags first, then the environment."""
-    return dict(_given(vars(namespace), environment, flags))
+    """The explicitly given settings by name: from flags first, then from the environment."""
+    return dict(_explicit(vars(namespace), environment, flags))
 
 
 def read(namespace: argparse.Namespace, environment: Mapping[str, str], flags: Sequence[Flag]) -> Settings:
-    """Checked settings from a parsed command line and the environment; raises ConfigError."""
+    """Returns checked settings from a parsed command line and the environment. Raises ConfigError."""
     values = given_values(namespace, environment, flags)
     return check(with_values(Settings(), values), values.keys())
 
 
 def to_argv(settings: Settings, flags: Sequence[Flag]) -> list[str]:
-    """The shortest command line that reads back as these settings, if no SLUICE_ variable is set."""
+    """The shortest command line that yields these settings when no SLUICE_ variable is set."""
     changed = non_default_names(settings)
-    return [_word(flag, getattr(getattr(settings, flag.record), flag.name)) for flag in flags if flag.name in changed]
+    return [
+        _argument(flag, getattr(getattr(settings, flag.record), flag.name)) for flag in flags if flag.name in changed
+    ]
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment less every variable that is a setting: what a child gets that is told all by flags."""
-    ours = {flag.variable for flag in all_flags()}
-    return {name: value for name, value in environment.items() if name not in ours}
+    """The environment without the variables of settings, for a child process that gets all settings as flags."""
+    variables = {flag.variable for flag in all_flags()}
+    return {name: value for name, value in environment.items() if name not in variables}
 
 
 def misspelt_variables(environment: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that is nearly a setting. Others may be anybody's: Kubernetes makes some."""
-    known = [*OTHERS, *(flag.variable for flag in all_flags())]
+    """A sentence for each variable whose name is close to a setting's.
+
+    Other unknown names are accepted: Kubernetes sets some for a service called sluice.
+    """
+    known = [*OTHER_VARIABLES, *(flag.variable for flag in all_flags())]
     unknown = sorted(name for name in environment if name.startswith("SLUICE_") and name not in known)
-    near = ((name, difflib.get_close_matches(name, known, n=1, cutoff=0.85)) for name in unknown)
-    return [f"{name} is no setting; did you mean {match[0]}?" for name, match in near if match]
-
-
-def _type(record: "dataclasses.Field[Any]") -> Any:
-    return record.type
+    matches = ((name, difflib.get_close_matches(name, known, n=1, cutoff=0.85)) for name in unknown)
+    return [f"{name} is not a setting; did you mean {close[0]}?" for name, close in matches if close]
 
 
 def _add(group: Any, flag: Flag) -> None:
@@ -157,37 +164,37 @@ def _add(group: Any, flag: Flag) -> None:
         group.add_argument(flag.option, action=argparse.BooleanOptionalAction, **common)
         return
     choices = flag.field.metadata["choices"]
-    shape = "|".join(choices) if choices else _SHAPES.get(str(flag.field.type), "TEXT")
-    group.add_argument(flag.option, metavar=shape, **common)
+    metavar = "|".join(choices) if choices else _METAVARS.get(str(flag.field.type), "TEXT")
+    group.add_argument(flag.option, metavar=metavar, **common)
 
 
-def _given(
+def _explicit(
     options: Mapping[str, Any], environment: Mapping[str, str], flags: Sequence[Flag]
 ) -> Iterator[tuple[str, Any]]:
     for flag in flags:
         if flag.name in options:
-            value = "--" if options[flag.name] == [] else options[flag.name]  # argparse loses it in --model=--
+            value = "--" if options[flag.name] == [] else options[flag.name]  # argparse turns --model=-- into []
             yield flag.name, flag.value(value, flag.option) if isinstance(value, str) else value
         elif flag.variable in environment:
             yield flag.name, flag.value(environment[flag.variable], flag.variable)
 
 
-def _convert(kind: Any, text: str) -> Any:
-    if kind is bool:
-        return _truth(text.strip().lower())
+def _convert(type_: Any, text: str) -> Any:
+    if type_ is bool:
+        return _boolean(text.strip().lower())
     try:
-        return kind(text)
+        return type_(text)
     except ValueError:
-        raise ValueError("must be a whole number" if kind is int else "must be a number") from None
+        raise ValueError("must be a whole number" if type_ is int else "must be a number") from None
 
 
-def _truth(text: str) -> bool:
+def _boolean(text: str) -> bool:
     if text not in _TRUE + _FALSE:
         raise ValueError("must be 1 or 0 (or true, false, yes, no, on, off)")
     return text in _TRUE
 
 
-def _word(flag: Flag, value: Any) -> str:
+def _argument(flag: Flag, value: Any) -> str:
     if isinstance(value, bool):
         return flag.option if value else flag_name(f"no_{flag.name}")
     return f"{flag.option}={value}"

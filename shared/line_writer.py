@@ -1,6 +1,8 @@
-"""A stream that never makes its writer wait: lines go out in a thread of their own, or are dropped and counted.
+"""A stream that never blocks its writer: a thread writes the lines, or they are dropped and counted.
 
-For what must not stand still because a disk is full, or because nobody reads the pipe. Knows bytes and a descriptor.
+For processes that must not stall on a full disk or an unread pipe. Knows bytes and a file descriptor. The standard
+library's QueueListener does not fit: it bounds records instead of bytes, makes one system call per line, and waits
+without limit when it stops.
 """
 
 import os
@@ -9,67 +11,67 @@ from collections import deque
 from contextlib import suppress
 from typing import TextIO
 
-WAIT_S = 0.05  # how long lines gather before they go out together
-LIMIT = 4 << 20  # bytes that may wait
-PIECE = 4096  # a pipe takes so much at once: lines of several processes, or threads, stay whole
+BATCH_DELAY_S = 0.05  # how long lines gather before they are written together
+MAX_PENDING_BYTES = 4 << 20
+MAX_WRITE_BYTES = 4096  # a pipe accepts this much atomically, so lines of several processes or threads stay whole
 
 
 class NonBlockingWriter:
-    """Lines for one descriptor, which stays its owner's."""
+    """Writes lines to a descriptor that its caller owns and closes."""
 
-    def __init__(self, descriptor: int, limit: int = LIMIT) -> None:
+    def __init__(self, descriptor: int, limit: int = MAX_PENDING_BYTES) -> None:
         self.dropped = 0  # lines
         self._descriptor = descriptor
         self._limit = limit
         self._lines: deque[bytes] = deque()
-        self._waiting = 0  # bytes
-        self._news = threading.Event()
+        self._pending_bytes = 0
+        self._has_lines = threading.Event()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def put(self, line: bytes) -> None:
-        """Takes a line with its end; never blocks. To be called from one thread."""
-        if self._waiting + len(line) > self._limit:
+        """Queues a line, which includes its line end. Never blocks. Call it from one thread only."""
+        if self._pending_bytes + len(line) > self._limit:
             self.dropped += 1
             return
-        self._waiting += len(line)
+        self._pending_bytes += len(line)
         self._lines.append(line)
-        if self._thread is None or not self._news.is_set():
-            self._begin()
+        if self._thread is None or not self._has_lines.is_set():
+            self._wake()
 
     def close(self, timeout: float = 1.0) -> None:
-        """Writes what waits, for `timeout` seconds at most."""
+        """Writes the pending lines, for at most `timeout` seconds."""
         self._closed.set()
-        self._news.set()
+        self._has_lines.set()
         if self._thread is not None:
             self._thread.join(timeout)
 
-    def _begin(self) -> None:
-        self._news.set()
-        if self._thread is None:  # at the first line
-            thread = threading.Thread(target=self._run, name="writer", daemon=True)
-            with suppress(RuntimeError):  # the system has no room for one: the next line asks again
+    def _wake(self) -> None:
+        self._has_lines.set()
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="line-writer", daemon=True)
+            with suppress(RuntimeError):  # the system has no room for a thread: the next line tries again
                 thread.start()
                 self._thread = thread
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._news.wait()
-            self._closed.wait(WAIT_S)
-            self._news.clear()  # before looking: what comes from here on rings again
-            self._write_all()
-        self._write_all()
+            self._has_lines.wait()
+            self._closed.wait(BATCH_DELAY_S)
+            self._has_lines.clear()  # before reading the queue: a line put from here on sets it again
+            self._write_pending()
+        self._write_pending()
 
-    def _write_all(self) -> None:
+    def _write_pending(self) -> None:
         while self._lines:
-            piece = [self._lines.popleft()]
-            size = len(piece[0])
-            while self._lines and size + len(self._lines[0]) <= PIECE:
-                piece.append(self._lines.popleft())
-                size += len(piece[-1])
-            if not self._write(b"".join(piece)):
-                self.dropped += len(piece)
-            self._waiting -= size
+            batch = [self._lines.popleft()]
+            size = len(batch[0])
+            while self._lines and size + len(self._lines[0]) <= MAX_WRITE_BYTES:
+                batch.append(self._lines.popleft())
+                size += len(batch[-1])
+            if not self._write(b"".join(batch)):
+                self.dropped += len(batch)
+            self._pending_bytes -= size
 
     def _write(self, data: bytes) -> bool:
         try:
@@ -81,20 +83,20 @@ class NonBlockingWriter:
 
 
 class NonBlockingStream:
-    """A text stream over an writer; `close` lets out what waits and leaves the stream beneath open."""
+    """A text stream over a NonBlockingWriter; `close` writes what is pending and leaves `stream` open."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.writer = NonBlockingWriter(stream.fileno())
-        self._terminal = stream.isatty()
+        self._writer = NonBlockingWriter(stream.fileno())
+        self._is_terminal = stream.isatty()
 
     def write(self, text: str) -> int:
-        self.writer.put(text.encode("utf-8", "replace"))
+        self._writer.put(text.encode("utf-8", "replace"))
         return len(text)
 
     def flush(self) -> None: ...
 
     def isatty(self) -> bool:
-        return self._terminal
+        return self._is_terminal
 
     def close(self) -> None:
-        self.writer.close()
+        self._writer.close()

@@ -1,14 +1,14 @@
-"""What this machine has to give, without importing what uses it."""
+"""Free memory, CPU cores and GPUs of this machine, without importing any library that uses them."""
 
 import os
 from itertools import takewhile
 from pathlib import Path
 
-CPU_SHARE = 0.4  # of free memory, for K/V on the CPU; the rest is the system's, the frontends' and the next model's
+CPU_SHARE = 0.4  # of free memory for K/V on the CPU; the rest is for the system, the frontends and the next model
 
 
 def available_bytes() -> int:
-    """MemAvailable, or what the control group leaves."""
+    """Available memory: MemAvailable, or what the control group's limit leaves if that is less."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(lines["MemAvailable"].split()[0]) * 1024
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
@@ -18,14 +18,14 @@ def available_bytes() -> int:
 
 
 def usable_cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def visible_gpus() -> list[str]:
-    """NVIDIA devices as CUDA_VISIBLE_DEVICES names them; those that it leaves, if it is set.
+    """NVIDIA devices by the names that CUDA_VISIBLE_DEVICES uses; if it is set, only the devices in it.
 
-    As CUDA reads it: what follows a word that names no device, such as -1, does not count.
+    As in CUDA, a word that names no device, such as -1, ends the list.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

@@ -1,4 +1,8 @@
-"""What settings must be, each by itself and one beside the other; and which defaults give way to what was asked for."""
+"""Checks settings, each by itself and in combination, and adapts defaults to explicit settings.
+
+An explicit setting wins over a default that does not fit it; two explicit settings that contradict each other are an
+error.
+"""
 
 import dataclasses
 import re
@@ -17,18 +21,17 @@ from shared.config import (
 )
 
 
-def check(settings: Settings, asked: Collection[str] | None = None) -> Settings:
-    """The settings as they will be used, or `ConfigError`.
+def check(settings: Settings, explicit: Collection[str] | None = None) -> Settings:
+    """Returns the settings as they will be used. Raises ConfigError.
 
-    `asked` names the settings that somebody gave (None: those that differ from their default). What was asked
-    for wins over a default that does not fit it, and two things asked for that contradict each other are an error.
+    explicit: names of the settings that the user gave; None: the ones that differ from their default.
     """
-    asked = non_default_names(settings) if asked is None else asked
+    explicit = non_default_names(settings) if explicit is None else explicit
     _check_values(settings)
     _check_wire(settings.wire)
     _check_workers(settings)
     for rule in (_static, _contiguous, _chunks, _target, _budget, _speculation, _stopping, _ports):
-        settings = with_values(settings, rule(settings, asked))
+        settings = with_values(settings, rule(settings, explicit))
     return settings
 
 
@@ -41,19 +44,21 @@ def _check_values(settings: Settings) -> None:
             if problem:
                 raise ConfigError(f"{flag_name(item.name)} {problem}, not {getattr(values, item.name)!r}")
     if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", settings.frontend.metrics_prefix):
-        raise ConfigError("--metrics-prefix may hold letters, digits, _ and :, and may not begin with a digit")
+        raise ConfigError("--metrics-prefix may contain letters, digits, _ and :, and must not begin with a digit")
     if not settings.model.model:
         raise ConfigError("--model must not be empty")
-    if any("\ud800" <= letter <= "\udfff" for letter in settings.model.name):  # bytes that are no text
-        raise ConfigError("--served-model-name must be UTF-8: it is what clients call the model")
+    if any("\ud800" <= letter <= "\udfff" for letter in settings.model.name):  # bytes that are not UTF-8
+        raise ConfigError("--served-model-name must be valid UTF-8: clients send it as the model's name")
 
 
 def _check_wire(wire: WireConfig) -> None:
-    given = [address for address in (wire.request_address, wire.event_address) if address]
-    for address in given:
+    addresses = [address for address in (wire.request_address, wire.event_address) if address]
+    for address in addresses:
         if not re.match(r"(ipc|tcp)://.", address):
-            raise ConfigError(f"--request-address and --event-address begin with ipc:// or tcp://, unlike {address!r}")
-    remote = [address for address in given if address.startswith("tcp://")]
+            raise ConfigError(
+                f"--request-address and --event-address must begin with ipc:// or tcp://, not {address!r}"
+            )
+    remote = [address for address in addresses if address.startswith("tcp://")]
     if len(remote) == 1:
         raise ConfigError("--request-address and --event-address must both be tcp:// or both be ipc://")
     if remote and not wire.curve_dir and not wire.insecure:
@@ -63,47 +68,47 @@ def _check_wire(wire: WireConfig) -> None:
 def _check_workers(settings: Settings) -> None:
     wire, frontend, count = settings.wire, settings.frontend, settings.launch.workers
     try:
-        elsewhere = parse_all(frontend.worker_addresses)
+        external = parse_all(frontend.worker_addresses)
     except ValueError as error:
         raise ConfigError(f"--worker-addresses: {error}") from None
-    if any(one.name.startswith("tcp://") for one in elsewhere) and not wire.curve_dir and not wire.insecure:
+    if any(address.name.startswith("tcp://") for address in external) and not wire.curve_dir and not wire.insecure:
         raise ConfigError("tcp:// in --worker-addresses needs keys in --curve-dir, or --insecure")
-    several = bool(elsewhere or frontend.workers_file)
-    if wire.request_address and (several or count != 1):
-        other = "--workers" if count != 1 else "--worker-addresses" if elsewhere else "--workers-file"
-        raise ConfigError(f"--request-address is for a single worker; it does not go with {other}")
-    if not count and not several:
-        raise ConfigError("--workers 0 needs workers elsewhere: --worker-addresses or --workers-file")
+    has_external = bool(external or frontend.workers_file)
+    if wire.request_address and (has_external or count != 1):
+        other = "--workers" if count != 1 else "--worker-addresses" if external else "--workers-file"
+        raise ConfigError(f"--request-address is for a single worker and cannot be combined with {other}")
+    if not count and not has_external:
+        raise ConfigError("--workers 0 needs workers started elsewhere: --worker-addresses or --workers-file")
 
 
-def _static(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
+def _static(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
     if settings.worker.batching_mode != "static":
         return {}
-    if settings.worker.use_chunked_prefill and "use_chunked_prefill" in asked:
+    if settings.worker.use_chunked_prefill and "use_chunked_prefill" in explicit:
         raise ConfigError("--use-chunked-prefill needs --batching-mode continuous, not static")
     return {"use_chunked_prefill": False}
 
 
-def _contiguous(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
+def _contiguous(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
     if settings.worker.kv_cache_backend != "contiguous":
         return {}
-    if settings.worker.prefix_cache and "prefix_cache" in asked:
+    if settings.worker.prefix_cache and "prefix_cache" in explicit:
         raise ConfigError("--prefix-cache needs --kv-cache-backend paged, not contiguous")
-    if "page_size" in asked:
-        raise ConfigError("--page-size needs --kv-cache-backend paged: contiguous has one page a sequence")
+    if "page_size" in explicit:
+        raise ConfigError("--page-size needs --kv-cache-backend paged: contiguous has one page per sequence")
     return {"prefix_cache": False}
 
 
-def _chunks(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
+def _chunks(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
     worker = settings.worker
     if worker.max_prefill_chunks_per_step and not worker.use_chunked_prefill:
         cause = "--batching-mode static" if worker.batching_mode == "static" else "--no-use-chunked-prefill"
-        raise ConfigError(f"--max-prefill-chunks-per-step has no meaning with {cause}")
+        raise ConfigError(f"--max-prefill-chunks-per-step has no effect with {cause}")
     return {}
 
 
-def _target(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
-    """Only prompts that are cut, and do not go before decodes, can make room in a step."""
+def _target(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
+    """The target limits prefill tokens, so it needs chunked prompts that do not go before decodes."""
     worker = settings.worker
     if worker.scheduler_policy == "prefill_first":
         cause = "--scheduler-policy prefill_first"
@@ -111,13 +116,13 @@ def _target(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
         cause = "--batching-mode static" if worker.batching_mode == "static" else "--no-use-chunked-prefill"
     else:
         return {}
-    if worker.target_step_s and "target_step_s" in asked:
-        raise ConfigError(f"--target-step-s has no meaning with {cause}")
+    if worker.target_step_s and "target_step_s" in explicit:
+        raise ConfigError(f"--target-step-s has no effect with {cause}")
     return {"target_step_s": 0.0}
 
 
-def _budget(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
-    """One step can hold a chunk, and a decode of every running sequence."""
+def _budget(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
+    """A step must be able to hold one chunk, and one decode of every running sequence."""
     worker = settings.worker
     sizes = {"max_batch_size": worker.max_batch_size}
     if worker.use_chunked_prefill:
@@ -128,34 +133,36 @@ def _budget(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
     return {}
 
 
-def _speculation(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
-    """What is guessed follows a token that is known, and is computed in company."""
+def _speculation(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
+    """Draft tokens follow a token that must have been read, and are computed in a batch."""
     worker = settings.worker
-    if worker.speculation == "off" and "max_draft_tokens" in asked:
-        raise ConfigError("--max-draft-tokens has no meaning with --speculation off")
+    if worker.speculation == "off" and "max_draft_tokens" in explicit:
+        raise ConfigError("--max-draft-tokens has no effect with --speculation off")
     if worker.speculation != "ngram":
         return {}
     if not worker.batch_invariant:
-        raise ConfigError("--speculation ngram needs --batch-invariant: else answers would not be the same")
-    if worker.overlap and "overlap" in asked:
-        raise ConfigError("--speculation ngram needs --no-overlap: it guesses what follows an id that is read")
+        raise ConfigError("--speculation ngram needs --batch-invariant: otherwise answers would change")
+    if worker.overlap and "overlap" in explicit:
+        raise ConfigError(
+            "--speculation ngram needs --no-overlap: it drafts from the last token id, which must have been read"
+        )
     return {"overlap": False}
 
 
-def _stopping(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
-    """Children are killed only after they had their time to drain."""
+def _stopping(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
+    """Child processes are killed only after their time to drain."""
     drain, stop = settings.worker.drain_timeout, settings.launch.stop_timeout
     if stop > drain:
         return {}
-    if "stop_timeout" in asked and "drain_timeout" in asked:
+    if "stop_timeout" in explicit and "drain_timeout" in explicit:
         raise ConfigError(f"--stop-timeout {stop:g} must be longer than --drain-timeout {drain:g}")
-    return {"drain_timeout": stop * 0.75} if "stop_timeout" in asked else {"stop_timeout": drain + 10.0}
+    return {"drain_timeout": stop * 0.75} if "stop_timeout" in explicit else {"stop_timeout": drain + 10.0}
 
 
-def _ports(settings: Settings, asked: Collection[str]) -> dict[str, Any]:
+def _ports(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
     port, metrics = settings.frontend.port, settings.worker.worker_metrics_port
     if port != metrics or not port:
         return {}
-    if "worker_metrics_port" in asked:
+    if "worker_metrics_port" in explicit:
         raise ConfigError(f"--port and --worker-metrics-port are both {port}")
     return {"worker_metrics_port": port + 1 if port < 65535 else 0}

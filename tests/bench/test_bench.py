@@ -86,8 +86,12 @@ def bench(*words: str) -> int:
         (["--serve", "demo", "--vocab", "300"], 2, "above 300"),
         (["--serve", "demo", "--length-scale", "0"], 2, "above 0"),
         (["--serve", "demo", "--rate-scal", "2"], 2, "did you mean --rate-scale?"),
-        (["--serve", "demo", "--workload", "baseline,nonsense"], 2, "--workload: 'nonsense' is none of all, baseline"),
-        (["--serve", "demo", "--compare", "paged,nonsense"], 2, "--compare: 'nonsense' is none of static"),
+        (
+            ["--serve", "demo", "--workload", "baseline,nonsense"],
+            2,
+            "--workload: 'nonsense' is not one of all, baseline",
+        ),
+        (["--serve", "demo", "--compare", "paged,nonsense"], 2, "--compare: 'nonsense' is not one of static"),
         (["--serve", "demo", "--json", "/nowhere/at/all.json"], 2, "--json: /nowhere/at/all.json cannot be written"),
         (["--url", f"http://127.0.0.1:{free_port()}"], 1, "no server answers"),
     ],
@@ -113,7 +117,7 @@ def test_help_names_workloads_modes_and_flags(capsys: pytest.CaptureFixture[str]
 
 def test_quick_knows_its_models_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "quick", "--models", "demo,nonsense"]) == 2
-    assert capsys.readouterr().err.startswith("sluice bench: argument --models: 'nonsense' is none of demo, ")
+    assert capsys.readouterr().err.startswith("sluice bench: argument --models: 'nonsense' is not one of demo, ")
 
 
 @pytest.mark.parametrize("words", [[], ["quick"]])

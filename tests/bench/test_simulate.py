@@ -56,7 +56,7 @@ def test_faster_traffic_meets_a_longer_queue(tmp_path: Path) -> None:
         ("--pages 0", "--pages: must be a whole number above 0, not '0'"),
         ("--rate x", "--rate: must be a number above 0, not 'x'"),
         ("--prompt-tokens 9-3", "--prompt-tokens: must be LOW-HIGH"),
-        ("--workload nobody", "--workload: 'nobody' is none of all, baseline,"),
+        ("--workload nobody", "--workload: 'nobody' is not one of all, baseline,"),
         ("--cost nothing", "--cost nothing is neither a file nor one of"),
         ("--pages 9 --kv-cache-backend contiguous", "--pages 9: the K/V pool does not hold one sequence"),
         ("--batching-mode static --use-chunked-prefill", "--use-chunked-prefill needs"),

@@ -52,8 +52,8 @@ def test_booleans_in_the_environment(text: str) -> None:
 def test_a_variable_that_is_nearly_a_setting_is_told_and_others_are_left_alone() -> None:
     said = misspelt_variables({"SLUICE_MAX_BATCHSIZE": "8", "SLUICE_MODELS": "x"})
     assert said == [
-        "SLUICE_MAX_BATCHSIZE is no setting; did you mean SLUICE_MAX_BATCH_SIZE?",
-        "SLUICE_MODELS is no setting; did you mean SLUICE_MODEL?",
+        "SLUICE_MAX_BATCHSIZE is not a setting; did you mean SLUICE_MAX_BATCH_SIZE?",
+        "SLUICE_MODELS is not a setting; did you mean SLUICE_MODEL?",
     ]
     ours = dict.fromkeys(flag.variable for flag in FLAGS) | {"SLUICE_NATIVE_TIER": "", "SLUICE_API_KEY": ""}
     kubernetes = dict.fromkeys(("SLUICE_SERVICE_HOST", "SLUICE_PORT_80_TCP", "SLUICE_SERVICE_PORT_HTTP"))
@@ -68,7 +68,8 @@ def test_help_names_every_flag_its_unit_default_and_variable() -> None:
         assert flag.option in text
         assert f"{flag.variable}]" in text
     assert (
-        "most tokens of one prompt in one step [tokens; default 512, on a GPU 2048; SLUICE_PREFILL_CHUNK_SIZE]" in text
+        "maximum tokens of one prompt in one step [tokens; default 512, on a GPU 2048; SLUICE_PREFILL_CHUNK_SIZE]"
+        in text
     )
 
 
@@ -88,8 +89,8 @@ def test_help_names_every_flag_its_unit_default_and_variable() -> None:
         (["--device", "tpu"], "--device must be one of auto, cpu, cuda"),
         (["--metrics-prefix", "9-"], "--metrics-prefix"),
         (["--model", ""], "--model"),
-        (["--served-model-name", "m\udcff"], "--served-model-name must be UTF-8"),
-        (["--model", "/models/m\udcff"], "--served-model-name must be UTF-8"),
+        (["--served-model-name", "m\udcff"], "--served-model-name must be valid UTF-8"),
+        (["--model", "/models/m\udcff"], "--served-model-name must be valid UTF-8"),
         (["--port"], "--port"),
         (["--frontend", "2"], "unknown flag --frontend; did you mean --frontends?"),
         (["--pagesize=4"], "unknown flag --pagesize; did you mean --page-size?"),

@@ -98,8 +98,11 @@ def test_an_address_that_is_none_is_named(text: str) -> None:
     [
         ({"workers": 0}, "--workers 0 needs"),
         ({"worker_addresses": "tcp://a:1"}, "--curve-dir"),
-        ({"workers": 2, "request_address": "ipc:///a", "event_address": "ipc:///b"}, "does not go with --workers"),
-        ({"workers_file": "f", "request_address": "ipc:///a"}, "does not go with --workers-file"),
+        (
+            {"workers": 2, "request_address": "ipc:///a", "event_address": "ipc:///b"},
+            "cannot be combined with --workers",
+        ),
+        ({"workers_file": "f", "request_address": "ipc:///a"}, "cannot be combined with --workers-file"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(values: dict[str, object], words: str) -> None:

@@ -67,8 +67,8 @@ def _figures(tables: dict[str, Any], name: str, column: str, count: int) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--models", "gpt-5"), "--models: 'gpt-5' is none of llama-3.2-3b,"),
-        (("--only", "decode,dreams"), "--only: 'dreams' is none of all, correct,"),
+        (("--models", "gpt-5"), "--models: 'gpt-5' is not one of llama-3.2-3b,"),
+        (("--only", "decode,dreams"), "--only: 'dreams' is not one of all, correct,"),
         (("--out", "/nowhere/at/all"), "--out: /nowhere/at/all cannot be written"),
         (("--budget", "0"), "--budget: must be a number above 0"),
     ],
