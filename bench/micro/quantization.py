@@ -108,14 +108,14 @@ def _logits(model: Decoder, ids: Tensor) -> Tensor:
     pages = -(-count // PAGE)
     cache = Cache(model.spec, pages, PAGE, model.weights.embed.dtype, CPU)
     packed = ForwardInputs(
-        tokens=ids[:-1],
+        token_ids=ids[:-1],
         positions=torch.arange(count),
-        slots=torch.arange(count),
-        starts=torch.tensor([0, count], dtype=torch.int32),
-        kv_lens=torch.tensor([count], dtype=torch.int32),
-        pages=torch.arange(pages, dtype=torch.int32)[None],
-        rows=torch.arange(count),
-        max_kv=count,
+        slot_mapping=torch.arange(count),
+        query_start_loc=torch.tensor([0, count], dtype=torch.int32),
+        seq_lens=torch.tensor([count], dtype=torch.int32),
+        page_table=torch.arange(pages, dtype=torch.int32)[None],
+        logits_indices=torch.arange(count),
+        max_kv_len=count,
         max_page=pages - 1,
     )
     return model.forward(packed, cache)

@@ -1,6 +1,6 @@
 """Causal attention of packed tokens over the paged cache: prefill, chunk and decode are the same thing.
 
-Row i of a sequence with q_len rows sits at position p = kv_len - q_len + i and attends to positions
+Row i of a sequence with q_len rows sits at position p = seq_len - q_len + i and attends to positions
 max(0, p - window + 1) .. p (window 0: all of 0 .. p), whose keys and values lie in the pages of its page table.
 Query heads come in groups that share a key/value head. A cache of float8_e4m3fn is read as q's dtype.
 """
@@ -19,10 +19,10 @@ def attention(
     q: Tensor,
     cache_k: Tensor,
     cache_v: Tensor,
-    starts: Tensor,
-    kv_lens: Tensor,
-    pages: Tensor,
-    max_kv: int,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    page_table: Tensor,
+    max_kv_len: int,
     *,
     scale: float,
     window: int,
@@ -30,49 +30,56 @@ def attention(
     """softmax(q k^T * scale) v for every row, over the cache. The tokens' own K/V must have been written.
 
     q [T, Hq, D], rows may be strided; cache_k, cache_v [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn, Hq a
-    multiple of Hk; starts [S + 1], kv_lens [S], pages [S, P] int32; max_kv at least the longest of
-    kv_lens; window in tokens, 0: none. Returns [T, Hq, D] in q's dtype.
+    multiple of Hk; query_start_loc [S + 1], seq_lens [S], page_table [S, P] int32; max_kv_len at least the longest
+    of seq_lens; window in tokens, 0: none. Returns [T, Hq, D] in q's dtype.
     """
     if q.is_cuda:
         from worker.kernels.gpu.attention import attention_triton
 
-        return attention_triton(q, cache_k, cache_v, starts, kv_lens, pages, max_kv, scale=scale, window=window)
+        return attention_triton(
+            q, cache_k, cache_v, query_start_loc, seq_lens, page_table, max_kv_len, scale=scale, window=window
+        )
     if bindings.available(q.dtype) and cache_k.dtype == q.dtype and q.shape[2] <= bindings.MAX_HEAD_DIM:
-        return bindings.attention(q, cache_k, cache_v, starts, kv_lens, pages, scale=scale, window=window)
-    return attention_torch(q, cache_k, cache_v, starts, kv_lens, pages, max_kv, scale=scale, window=window)
+        return bindings.attention(
+            q, cache_k, cache_v, query_start_loc, seq_lens, page_table, scale=scale, window=window
+        )
+    return attention_torch(
+        q, cache_k, cache_v, query_start_loc, seq_lens, page_table, max_kv_len, scale=scale, window=window
+    )
 
 
 def attention_torch(
     q: Tensor,
     cache_k: Tensor,
     cache_v: Tensor,
-    starts: Tensor,
-    kv_lens: Tensor,
-    pages: Tensor,
-    max_kv: int,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    page_table: Tensor,
+    max_kv_len: int,
     *,
     scale: float,
     window: int,
 ) -> Tensor:
     """Two padded batches, so that a long chunk does not pad the decodes: sequences with one row, and the rest.
 
-    `max_kv` is for the Triton kernels; here kv_lens are read.
+    `max_kv_len` is for the Triton kernels; here seq_lens are read.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    starts, kv_lens, pages = starts.long(), kv_lens.long(), pages.long()
-    single = starts.diff() == 1
+    query_start_loc, seq_lens, page_table = query_start_loc.long(), seq_lens.long(), page_table.long()
+    starts, q_lens = query_start_loc[:-1], query_start_loc.diff()
+    single = q_lens == 1
     for chosen in (single, ~single):
-        for seqs in _fitting(chosen.nonzero()[:, 0], kv_lens, cache_k):
-            _attend(q, cache_k, cache_v, starts[:-1][seqs], starts.diff()[seqs], kv_lens[seqs], pages[seqs],
+        for seqs in _fitting(chosen.nonzero()[:, 0], seq_lens, cache_k):
+            _attend(q, cache_k, cache_v, starts[seqs], q_lens[seqs], seq_lens[seqs], page_table[seqs],
                     out, scale, window)  # fmt: skip
     return out
 
 
-def _fitting(seqs: Tensor, kv_lens: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
+def _fitting(seqs: Tensor, seq_lens: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
     """Groups of sequences whose padded keys stay within GATHER_ELEMENTS."""
     if not len(seqs):
         return ()
-    longest = int(kv_lens[seqs].max()) * cache.shape[2] * cache.shape[3]
+    longest = int(seq_lens[seqs].max()) * cache.shape[2] * cache.shape[3]
     return seqs.split(max(1, GATHER_ELEMENTS // longest))
 
 
@@ -82,19 +89,19 @@ def _attend(
     cache_v: Tensor,
     starts: Tensor,
     q_lens: Tensor,
-    kv_lens: Tensor,
-    pages: Tensor,
+    seq_lens: Tensor,
+    page_table: Tensor,
     out: Tensor,
     scale: float,
     window: int,
 ) -> None:
-    """One padded batch: starts, q_lens, kv_lens [B], pages [B, P]; fills these sequences' rows of out."""
+    """One padded batch: starts, q_lens, seq_lens [B], page_table [B, P]; fills these sequences' rows of out."""
     heads, kv_heads, size = q.shape[1], cache_k.shape[2], q.shape[2]
-    first = (kv_lens - q_lens - window + 1).clamp(min=0) if window else torch.zeros_like(kv_lens)
-    where = first[:, None] + torch.arange(int((kv_lens - first).max()), device=q.device)  # [B, L] key positions
-    inside = where.minimum(kv_lens[:, None] - 1)  # beyond a sequence's end, read its last key again and mask it
+    first = (seq_lens - q_lens - window + 1).clamp(min=0) if window else torch.zeros_like(seq_lens)
+    where = first[:, None] + torch.arange(int((seq_lens - first).max()), device=q.device)  # [B, L] key positions
+    inside = where.minimum(seq_lens[:, None] - 1)  # beyond a sequence's end, read its last key again and mask it
     page_size = cache_k.shape[1]
-    slots = pages.gather(1, inside // page_size) * page_size + inside % page_size
+    slots = page_table.gather(1, inside // page_size) * page_size + inside % page_size
     k, v = (_gather(cache, slots, q.dtype).transpose(1, 2) for cache in (cache_k, cache_v))  # [B, Hk, L, D]
     longest = int(q_lens.max())
     slab = max(1, MASK_ELEMENTS // (where.numel() * (heads // kv_heads)))
@@ -102,7 +109,7 @@ def _attend(
         rows = torch.arange(begin, min(begin + slab, longest), device=q.device).expand(len(starts), -1)  # [B, M]
         mine = rows < q_lens[:, None]
         index = starts[:, None] + rows.minimum(q_lens[:, None] - 1)
-        at = (kv_lens - q_lens)[:, None] + rows  # query positions
+        at = (seq_lens - q_lens)[:, None] + rows  # query positions
         mask = where[:, None, :] <= at[:, :, None]  # [B, M, L]
         if window:
             mask &= where[:, None, :] > at[:, :, None] - window

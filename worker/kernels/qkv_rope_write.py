@@ -23,7 +23,7 @@ def qkv_rope_write(
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
-    slots: Tensor,
+    slot_mapping: Tensor,
     *,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
@@ -31,7 +31,7 @@ def qkv_rope_write(
     offset: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """qkv [T, (Hq + 2 Hk) * D] -> q [T, Hq, D] in `dtype`, rotated; k and v go to `slots` [T] of the caches.
+    """qkv [T, (Hq + 2 Hk) * D] -> q [T, Hq, D] in `dtype`, rotated; k and v go to `slot_mapping` [T] of the caches.
 
     qkv in `dtype`, or its terms (see terms.py); cache_k, cache_v [pages, page_size, Hk, D] as in write.py; cos, sin
     [M, D] float32; norm weights [D], or None for none.
@@ -40,16 +40,16 @@ def qkv_rope_write(
         from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
 
         return qkv_rope_write_triton(
-            qkv, cache_k, cache_v, cos, sin, positions, slots,
+            qkv, cache_k, cache_v, cos, sin, positions, slot_mapping,
             q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype,
         )  # fmt: skip
     if bindings.available(dtype) and cache_k.dtype == dtype:
         return bindings.qkv_rope_write(
-            sum_split_k(qkv, 2, dtype), cache_k, cache_v, cos, sin, positions, slots,
+            sum_split_k(qkv, 2, dtype), cache_k, cache_v, cos, sin, positions, slot_mapping,
             q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset,
         )  # fmt: skip
     return qkv_rope_write_unfused(
-        qkv, cache_k, cache_v, cos, sin, positions, slots,
+        qkv, cache_k, cache_v, cos, sin, positions, slot_mapping,
         q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype,
     )  # fmt: skip
 
@@ -61,7 +61,7 @@ def qkv_rope_write_unfused(
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
-    slots: Tensor,
+    slot_mapping: Tensor,
     *,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
@@ -79,7 +79,7 @@ def qkv_rope_write_unfused(
     if q_norm is not None and k_norm is not None:
         q, k = norm(q, q_norm, eps, offset=offset), norm(k, k_norm, eps, offset=offset)
     q, k = rotate(q, k, cos, sin, positions)
-    write(k, v, cache_k, cache_v, slots)
+    write(k, v, cache_k, cache_v, slot_mapping)
     return q
 
 

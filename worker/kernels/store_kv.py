@@ -6,24 +6,24 @@ from torch import Tensor
 from worker.kernels.cpu import bindings
 
 
-def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
-    """Store row t of k and v at slot slots[t] = page * page_size + offset, in place.
+def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
+    """Store row t of k and v at slot slot_mapping[t] = page * page_size + offset, in place.
 
     k, v [T, Hk, D], tokens may be strided; cache_k, cache_v [pages, page_size, Hk, D] contiguous, of their dtype or
-    float8_e4m3fn, which holds +-448; slots [T] int64, distinct except for the scratch page's.
+    float8_e4m3fn, which holds +-448; slot_mapping [T] int64, distinct except for the scratch page's.
     """
     if k.is_cuda:
         from worker.kernels.gpu.store_kv import store_kv_triton
 
-        return store_kv_triton(k, v, cache_k, cache_v, slots)
+        return store_kv_triton(k, v, cache_k, cache_v, slot_mapping)
     if bindings.available(k.dtype) and cache_k.dtype == k.dtype:
-        return bindings.store_kv(k, v, cache_k, cache_v, slots)
-    return store_kv_torch(k, v, cache_k, cache_v, slots)
+        return bindings.store_kv(k, v, cache_k, cache_v, slot_mapping)
+    return store_kv_torch(k, v, cache_k, cache_v, slot_mapping)
 
 
-def store_kv_torch(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
+def store_kv_torch(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
     for new, cache in ((k, cache_k), (v, cache_v)):
         if cache.dtype == torch.float8_e4m3fn:  # which torch cannot index
             limit = torch.finfo(cache.dtype).max
             new, cache = new.clamp(-limit, limit).to(cache.dtype).view(torch.uint8), cache.view(torch.uint8)
-        cache.flatten(0, 1).index_copy_(0, slots, new.to(cache.dtype))
+        cache.flatten(0, 1).index_copy_(0, slot_mapping, new.to(cache.dtype))

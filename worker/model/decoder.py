@@ -1,6 +1,6 @@
 """The decoder: one plain loop over the layers. A family is data in the spec; an absent norm is None.
 
-It knows no sequences, only rows: what a row may look at is in Packed, and each kernel reads that for itself.
+It knows no sequences, only rows: what a row may look at is in ForwardInputs, and each kernel reads that for itself.
 """
 
 from collections.abc import Callable
@@ -59,22 +59,22 @@ class Decoder:
         # Rounded to the weights' format first, as the checkpoints were trained: sqrt(1152) is 34 in bfloat16.
         self.embed_scale = torch.tensor(spec.embed_scale).to(weights.embed.dtype).item()
 
-    def forward(self, packed: ForwardInputs, cache: Cache) -> Tensor:
-        """Writes the K/V of every row and returns the logits of packed.rows, [R, vocab] float32."""
+    def forward(self, inputs: ForwardInputs, cache: Cache) -> Tensor:
+        """Writes the K/V of every row and returns the logits of inputs.logits_indices, [R, vocab] float32."""
         do, last = self.operations, len(self.weights.layers) - 1
         eps, offset = self.spec.norm_eps, self.spec.norm_offset
-        x = embedding(packed.tokens, self.weights.embed)  # [T, H]
+        x = embedding(inputs.token_ids, self.weights.embed)  # [T, H]
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         h = do.rms_norm(x, self.norms[0], eps, offset=offset)
         for index, (layer, kind) in enumerate(zip(self.weights.layers, self.spec.layers, strict=True)):
             self.done.value += 1
-            h = self._attend(h, layer, kind, packed, cache.layer(index))  # [T, heads * D]
+            h = self._attend(h, layer, kind, inputs, cache.layer(index))  # [T, heads * D]
             if index == last:  # K/V are written: from here on only the rows that are asked for matter
-                if not len(packed.rows):
+                if not len(inputs.logits_indices):
                     return x.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
-                if not packed.whole:
-                    h, x = h[packed.rows], x[packed.rows]
+                if not inputs.all_logits:
+                    h, x = h[inputs.logits_indices], x[inputs.logits_indices]
             h, x = do.add_rms_norm(
                 do.linear(h, layer.o, split_k=True),
                 x,
@@ -108,14 +108,17 @@ class Decoder:
         """`forward` over this cache, by the fastest way there is here; the same bits."""
         stack = self._stack(cache) if self.operations is FAST else None
         if stack is None:
-            return lambda packed: self.forward(packed, cache)
+            return lambda inputs: self.forward(inputs, cache)
 
-        def forward(packed: ForwardInputs) -> Tensor:
-            x = stack.embedded(len(packed.tokens))
-            torch.index_select(self.weights.embed, 0, packed.tokens, out=x)
+        def forward(inputs: ForwardInputs) -> Tensor:
+            x = stack.embedded(len(inputs.token_ids))
+            torch.index_select(self.weights.embed, 0, inputs.token_ids, out=x)
             if self.embed_scale != 1.0:
                 x *= self.embed_scale
-            h = stack.run(packed.positions, packed.slots, packed.starts, packed.kv_lens, packed.pages, packed.rows)
+            h = stack.run(
+                inputs.positions, inputs.slot_mapping, inputs.query_start_loc, inputs.seq_lens, inputs.page_table,
+                inputs.logits_indices,
+            )  # fmt: skip
             return self._logits(h)
 
         return forward
@@ -148,15 +151,15 @@ class Decoder:
         )  # fmt: skip
 
     def _attend(
-        self, h: Tensor, layer: Layer, kind: LayerSpec, packed: ForwardInputs, kv: tuple[Tensor, Tensor]
+        self, h: Tensor, layer: Layer, kind: LayerSpec, inputs: ForwardInputs, kv: tuple[Tensor, Tensor]
     ) -> Tensor:
         do, spec = self.operations, self.spec
         q = do.qkv_rope_write(
-            do.linear(h, layer.qkv, split_k=True), *kv, *self.ropes[kind.rope], packed.positions, packed.slots,
+            do.linear(h, layer.qkv, split_k=True), *kv, *self.ropes[kind.rope], inputs.positions, inputs.slot_mapping,
             q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps, offset=spec.norm_offset, dtype=h.dtype,
         )  # fmt: skip
         mixed = do.attention(
-            q, *kv, packed.starts, packed.kv_lens, packed.pages, packed.max_kv,
+            q, *kv, inputs.query_start_loc, inputs.seq_lens, inputs.page_table, inputs.max_kv_len,
             scale=spec.attention_scale, window=kind.window,
         )  # fmt: skip
         return mixed.flatten(1)

@@ -22,25 +22,25 @@ from worker.schedule.plan import Chunk
 from worker.schedule.sequence import Sequence
 
 ALIGN = 128  # bytes, of a column's first: kernels are compiled for what an address is a multiple of
-KNOWN = -1  # as a source: the token is in `tokens`
+KNOWN = -1  # as a source: the token is in `token_ids`
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Of B rows with room for P pages each."""
 
-    tokens: Tensor  # [B] int64
+    token_ids: Tensor  # [B] int64
     sources: Tensor  # [B] int64: which of the last step's ids the token is, or KNOWN
     positions: Tensor  # [B] int64
-    slots: Tensor  # [B] int64
-    kv_lens: Tensor  # [B] int32
-    pages: Tensor  # [B, P] int32
+    slot_mapping: Tensor  # [B] int64
+    seq_lens: Tensor  # [B] int32
+    page_table: Tensor  # [B, P] int32
     temperature: Tensor  # [B] float32
     top_k: Tensor  # [B] int64
     top_p: Tensor  # [B] float32
     min_p: Tensor  # [B] float32
     seeds: Tensor  # [B] int64
-    outputs: Tensor  # [B] int64: how many output tokens there are so far
+    output_positions: Tensor  # [B] int64: how many output tokens there are so far
 
     @classmethod
     def of(cls, block: Tensor, batch: int, pages: int) -> "Columns":
@@ -54,7 +54,7 @@ class Columns:
 
     @property
     def sampling(self) -> PlainParams:
-        return PlainParams(self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, self.outputs)
+        return PlainParams(self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, self.output_positions)
 
 
 def block_bytes(batch: int, pages: int) -> int:
@@ -62,12 +62,12 @@ def block_bytes(batch: int, pages: int) -> int:
 
 
 def _columns(batch: int, pages: int) -> Mapping[str, tuple[torch.dtype, tuple[int, ...]]]:
-    longs = ("tokens", "sources", "positions", "slots", "top_k", "seeds", "outputs")
+    longs = ("token_ids", "sources", "positions", "slot_mapping", "top_k", "seeds", "output_positions")
     return {
         **dict.fromkeys(longs, (torch.int64, (batch,))),
         **dict.fromkeys(("temperature", "top_p", "min_p"), (torch.float32, (batch,))),
-        "kv_lens": (torch.int32, (batch,)),
-        "pages": (torch.int32, (batch, pages)),
+        "seq_lens": (torch.int32, (batch,)),
+        "page_table": (torch.int32, (batch, pages)),
     }
 
 
@@ -108,15 +108,15 @@ class HostBlock:
                 self._list_pages(row, chunk.sequence.pages, last + 1)
         self._pad(n)
         known = [(chunk.sequence.tokens, start) for chunk, start in zip(chunks, begins, strict=True)]
-        at["tokens"][:n] = [tokens[start] if start < len(tokens) else UNKNOWN for tokens, start in known]
+        at["token_ids"][:n] = [tokens[start] if start < len(tokens) else UNKNOWN for tokens, start in known]
         at["sources"][:n] = KNOWN
         rows, sources = owed(chunks, before)
         at["sources"][rows] = sources
         at["positions"][:n] = starts
-        at["kv_lens"][:n] = starts + 1
-        at["outputs"][:n] = starts + 1 - self._prompts[:n]
-        at["slots"][:n] = at["pages"][np.arange(n), starts // page_size].astype(np.int64) * page_size
-        at["slots"][:n] += starts % page_size
+        at["seq_lens"][:n] = starts + 1
+        at["output_positions"][:n] = starts + 1 - self._prompts[:n]
+        at["slot_mapping"][:n] = at["page_table"][np.arange(n), starts // page_size].astype(np.int64) * page_size
+        at["slot_mapping"][:n] += starts % page_size
 
     def send(self, block: Tensor) -> None:
         """To the device's block, in its stream's order."""
@@ -126,7 +126,7 @@ class HostBlock:
 
     def _take(self, row: int, sequence: Sequence) -> None:
         at, sampling = self._at, sequence.sampling
-        at["pages"][row, : self._used[row]] = 0
+        at["page_table"][row, : self._used[row]] = 0
         self._held[row], self._used[row], self._prompts[row] = sequence.pages, 0, sequence.prompt_len
         at["temperature"][row], at["top_k"][row] = sampling.temperature, sampling.top_k
         at["top_p"][row], at["min_p"][row] = sampling.top_p, sampling.min_p
@@ -134,7 +134,7 @@ class HostBlock:
 
     def _list_pages(self, row: int, pages: "array[int]", used: int) -> None:
         begin = self._used[row]
-        self._at["pages"][row, begin:used] = np.frombuffer(pages, np.int32, used - begin, begin * pages.itemsize)
+        self._at["page_table"][row, begin:used] = np.frombuffer(pages, np.int32, used - begin, begin * pages.itemsize)
         self._used[row] = used
 
     def _pad(self, rows: int) -> None:
@@ -143,7 +143,7 @@ class HostBlock:
         if rows < self._rows:
             for column in self._at.values():
                 column[gone] = 0
-            self._at["sources"][gone], self._at["kv_lens"][gone], self._at["top_p"][gone] = KNOWN, 1, 1.0
+            self._at["sources"][gone], self._at["seq_lens"][gone], self._at["top_p"][gone] = KNOWN, 1, 1.0
             self._held[gone] = [None] * (self._rows - rows)
             self._used[gone] = [0] * (self._rows - rows)
         self._rows = rows

@@ -66,11 +66,11 @@ def cuda_recorder() -> Recorder:
 
 
 class Shape:
-    """Decodes of `batch` rows over keys of at most `max_kv` positions, with the memory that they are read from."""
+    """Decodes of `batch` rows over keys of at most `max_kv_len` positions, with the memory that they are read from."""
 
-    def __init__(self, batch: int, max_kv: int, page_size: int, ids: Tensor, forward: Forward) -> None:
+    def __init__(self, batch: int, max_kv_len: int, page_size: int, ids: Tensor, forward: Forward) -> None:
         """`ids` [batch or more] int64: those of the last step before, and of this one after."""
-        device, pages = ids.device, -(-max_kv // page_size)
+        device, pages = ids.device, -(-max_kv_len // page_size)
         self.graph: Graph | None = None
         self.kept: list[Tensor] = []  # memory of others that the graph writes to: as long as there is the graph
         self._page_size, self._ids, self._forward = page_size, ids, forward
@@ -78,15 +78,15 @@ class Shape:
         self._columns = Columns.of(self._block, batch, pages)
         self._host = [HostBlock(batch, pages, device) for _ in range(2)]  # the last one may not be sent yet
         rows = torch.arange(batch, device=device)
-        self.packed = ForwardInputs(
-            tokens=torch.zeros_like(rows),
+        self.inputs = ForwardInputs(
+            token_ids=torch.zeros_like(rows),
             positions=self._columns.positions,
-            slots=self._columns.slots,
-            starts=torch.arange(batch + 1, dtype=torch.int32, device=device),
-            kv_lens=self._columns.kv_lens,
-            pages=self._columns.pages,
-            rows=rows,
-            max_kv=max_kv,
+            slot_mapping=self._columns.slot_mapping,
+            query_start_loc=torch.arange(batch + 1, dtype=torch.int32, device=device),
+            seq_lens=self._columns.seq_lens,
+            page_table=self._columns.page_table,
+            logits_indices=rows,
+            max_kv_len=max_kv_len,
         )
 
     def fill(self, plan: Plan, before: InFlightStep | None) -> None:
@@ -99,10 +99,10 @@ class Shape:
 
     def compute(self) -> Tensor:
         """Leaves the ids in `ids`, and returns the logits [batch, vocab] float32. Asks the device nothing."""
-        columns, packed = self._columns, self.packed
+        columns, inputs = self._columns, self.inputs
         sampled = self._ids[columns.sources.clamp(min=0)]
-        torch.where(columns.sources < 0, columns.tokens, sampled, out=packed.tokens)
-        logits = self._forward(packed)
+        torch.where(columns.sources < 0, columns.token_ids, sampled, out=inputs.token_ids)
+        logits = self._forward(inputs)
         self._ids[: len(logits)].copy_(sample_plain(logits, columns.sampling))
         return logits
 
@@ -156,10 +156,10 @@ class Graphs:
     def _shape(self, plan: Plan) -> Shape:
         longest = max([chunk.start for chunk in plan.chunks]) + 1
         batch = self._sizes[bisect_left(self._sizes, len(plan.chunks))]
-        max_kv = max(longest, min(self._max_seq_len, max(SHORTEST, 1 << (longest - 1).bit_length())))
-        key = batch, max_kv
+        max_kv_len = max(longest, min(self._max_seq_len, max(SHORTEST, 1 << (longest - 1).bit_length())))
+        key = batch, max_kv_len
         if key not in self._shapes:
-            self._shapes[key] = Shape(batch, max_kv, self._page_size, self._ids, self._forward)
+            self._shapes[key] = Shape(batch, max_kv_len, self._page_size, self._ids, self._forward)
         return self._shapes[key]
 
     def _replay(self, graph: Graph) -> None:

@@ -1,4 +1,4 @@
-"""Where scheduling in plain ints becomes tensors: a Plan laid out as Packed. The only room that knows both."""
+"""Where scheduling in plain ints becomes tensors: a Plan laid out as ForwardInputs. The only room that knows both."""
 
 from array import array
 from collections.abc import Iterator
@@ -36,27 +36,27 @@ class SamplingInputs:
 def build_inputs(chunks: Seq[Chunk], page_size: int, device: torch.device) -> tuple[ForwardInputs, SamplingInputs]:
     """Lay the chunks end to end; host work only, one copy per tensor to the device."""
     lengths = [chunk.length for chunk in chunks]
-    starts = np.fromiter(accumulate(lengths, initial=0), np.int32, len(chunks) + 1)
-    kv_lens = np.fromiter((chunk.start + chunk.length for chunk in chunks), np.int32, len(chunks))
-    tokens = np.fromiter(_tokens(chunks), np.int64, int(starts[-1]))
+    query_start_loc = np.fromiter(accumulate(lengths, initial=0), np.int32, len(chunks) + 1)
+    seq_lens = np.fromiter((chunk.start + chunk.length for chunk in chunks), np.int32, len(chunks))
+    token_ids = np.fromiter(_tokens(chunks), np.int64, int(query_start_loc[-1]))
     first = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
-    owner = np.repeat(np.arange(len(chunks)), lengths)
-    positions = np.arange(starts[-1], dtype=np.int64) - starts[owner] + first[owner]
-    pages = _page_table(chunks, kv_lens, page_size)
-    slots = pages[owner, positions // page_size].astype(np.int64) * page_size + positions % page_size
-    rows, wanted = _rows(chunks, starts)
-    packed = ForwardInputs(
-        tokens=to_device(tokens, device),
+    chunk_of_row = np.repeat(np.arange(len(chunks)), lengths)
+    positions = np.arange(query_start_loc[-1], dtype=np.int64) - query_start_loc[chunk_of_row] + first[chunk_of_row]
+    page_table = _page_table(chunks, seq_lens, page_size)
+    slot_mapping = page_table[chunk_of_row, positions // page_size].astype(np.int64) * page_size + positions % page_size
+    logits_indices, wanted = _rows(chunks, query_start_loc)
+    inputs = ForwardInputs(
+        token_ids=to_device(token_ids, device),
         positions=to_device(positions, device),
-        slots=to_device(slots, device),
-        starts=to_device(starts, device),
-        kv_lens=to_device(kv_lens, device),
-        pages=to_device(pages, device),
-        rows=to_device(np.asarray(rows, np.int64), device),
-        max_kv=int(kv_lens.max()),
-        max_page=int(pages.max()),
+        slot_mapping=to_device(slot_mapping, device),
+        query_start_loc=to_device(query_start_loc, device),
+        seq_lens=to_device(seq_lens, device),
+        page_table=to_device(page_table, device),
+        logits_indices=to_device(np.asarray(logits_indices, np.int64), device),
+        max_kv_len=int(seq_lens.max()),
+        max_page=int(page_table.max()),
     )
-    return packed, wanted
+    return inputs, wanted
 
 
 def _tokens(chunks: Seq[Chunk]) -> Iterator[int]:
@@ -69,18 +69,18 @@ def _tokens(chunks: Seq[Chunk]) -> Iterator[int]:
             yield from chunk.drafts
 
 
-def _page_table(chunks: Seq[Chunk], kv_lens: NDArray[np.int32], page_size: int) -> NDArray[np.int32]:
-    used = -(-kv_lens // page_size)
+def _page_table(chunks: Seq[Chunk], seq_lens: NDArray[np.int32], page_size: int) -> NDArray[np.int32]:
+    used = -(-seq_lens // page_size)
     table = np.zeros((len(chunks), int(used.max())), np.int32)
     for row, chunk, n in zip(table, chunks, used.tolist(), strict=True):
         row[:n] = np.frombuffer(chunk.sequence.pages, np.int32, n)
     return table
 
 
-def _rows(chunks: Seq[Chunk], starts: NDArray[np.int32]) -> tuple[list[int], SamplingInputs]:
+def _rows(chunks: Seq[Chunk], query_start_loc: NDArray[np.int32]) -> tuple[list[int], SamplingInputs]:
     rows: list[int] = []
     wanted = SamplingInputs([], [])
-    for index, (chunk, begin) in enumerate(zip(chunks, starts.tolist(), strict=False)):
+    for index, (chunk, begin) in enumerate(zip(chunks, query_start_loc.tolist(), strict=False)):
         sequence = chunk.sequence
         if sequence.sampling.prompt_logprobs:
             known = max(0, min(chunk.length, sequence.prompt_len - 1 - chunk.start))
@@ -102,8 +102,8 @@ def owed(chunks: Seq[Chunk], before: Seq[Chunk]) -> tuple[list[int], list[int]]:
     if not unknown:
         return [], []
     source = {chunk.sequence: index for index, chunk in enumerate(chunk for chunk in before if chunk.samples)}
-    starts = list(accumulate([chunk.length for chunk in chunks], initial=0))
-    return [starts[index] for index in unknown], [source[chunks[index].sequence] for index in unknown]
+    query_start_loc = list(accumulate([chunk.length for chunk in chunks], initial=0))
+    return [query_start_loc[index] for index in unknown], [source[chunks[index].sequence] for index in unknown]
 
 
 def to_device(values: NDArray[np.generic], device: torch.device) -> torch.Tensor:

@@ -59,11 +59,11 @@ class Runner:
         """Have the plan's chunks computed; tokens that nobody knows yet are what `before`, the last step, samples."""
         if self._graphs is not None and self._graphs.take(plan):
             return self._graphs.launch(plan, before, ahead=self._overlap)
-        packed, wanted = build_inputs(plan.chunks, self._cache.page_size, self._device)
-        self._cache.reach(packed.max_page)
+        inputs, wanted = build_inputs(plan.chunks, self._cache.page_size, self._device)
+        self._cache.reach(inputs.max_page)
         if before is not None:
-            self._fill_in(packed.tokens, plan, before)
-        logits = self._forward(packed)  # [R, V] float32
+            self._fill_in(inputs.token_ids, plan, before)
+        logits = self._forward(inputs)  # [R, V] float32
         sampled = logits
         if len(wanted.sampled) < len(logits):
             sampled = logits[to_device(np.array(wanted.sampled, np.int64), self._device)]

@@ -128,11 +128,11 @@ def _attention(
     made, pool = sequences((keys for _, keys in mix), page, 100, seed)
     step = packed([last(one, rows) for one, (rows, _) in zip(made, mix, strict=True)], page, fresh.device)
     whole = packed([last(one, len(one.tokens)) for one in made], page, fresh.device)
-    q = fresh(len(step.tokens), q_heads, dim)
+    q = fresh(len(step.token_ids), q_heads, dim)
     caches = []
     for _ in "kv":
         cache = torch.full((pool, page, kv_heads, dim), torch.nan, dtype=q.dtype, device=fresh.device)
-        cache.flatten(0, 1)[whole.slots] = fresh(len(whole.slots), kv_heads, dim)
+        cache.flatten(0, 1)[whole.slot_mapping] = fresh(len(whole.slot_mapping), kv_heads, dim)
         caches.append(cache.to(kept or q.dtype))
     wide = [cache.float() for cache in caches]
     scale = dim**-0.5
@@ -140,13 +140,13 @@ def _attention(
         f"attention {shape}, {len(mix)} sequences, window {window}, {kept or q.dtype}",
         lambda: (
             attention(
-                q, caches[0], caches[1], step.starts, step.kv_lens, step.pages, step.max_kv,
+                q, caches[0], caches[1], step.query_start_loc, step.seq_lens, step.page_table, step.max_kv_len,
                 scale=scale, window=window,
             ),
         ),
         lambda: (
             attention_torch(
-                q.float(), wide[0], wide[1], step.starts, step.kv_lens, step.pages, step.max_kv,
+                q.float(), wide[0], wide[1], step.query_start_loc, step.seq_lens, step.page_table, step.max_kv_len,
                 scale=scale, window=window,
             ),
         ),

@@ -54,10 +54,10 @@ def _attend(place: Place, spec: ModelSpec, lengths: list[int], rows: int) -> tup
     made, pool = sequences(lengths, PAGE_SIZE, 100, place.seed)
     step = packed([last(one, rows) for one in made], PAGE_SIZE, place.device)
     k, v = (fresh(pool, PAGE_SIZE, spec.kv_heads, spec.head_dim) for _ in "kv")
-    q = fresh(len(step.tokens), spec.heads, spec.head_dim)
+    q = fresh(len(step.token_ids), spec.heads, spec.head_dim)
     moved = 2 * sum(lengths) * spec.kv_heads * spec.head_dim * place.dtype.itemsize
     return lambda: attention(
-        q, k, v, step.starts, step.kv_lens, step.pages, step.max_kv,
+        q, k, v, step.query_start_loc, step.seq_lens, step.page_table, step.max_kv_len,
         scale=spec.attention_scale, window=0,
     ), moved  # fmt: skip
 

@@ -108,7 +108,7 @@ def attentions() -> Iterable[Tensor]:
         for group, size, page, window in ((2, 24, 16, 0), (3, 64, 1, 24), (1, 32, 256, 300)):
             case = batch(lengths, 2 * group, 2, size, page, HALF)
             fused = torch.cat((case.q, case.q), dim=1)[:, : 2 * group]
-            fields = case.starts, case.kv_lens, case.pages, case.max_kv + 40
+            fields = case.query_start_loc, case.seq_lens, case.page_table, case.max_kv_len + 40
             yield attention_triton(fused, case.cache_k, case.cache_v, *fields, scale=0.2, window=window)
 
 

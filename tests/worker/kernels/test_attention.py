@@ -23,7 +23,7 @@ def one_by_one(case: Batch, scale: float, window: int) -> Tensor:
     """The reference: each sequence alone, fp32, its keys and values in plain order."""
     out = []
     for i, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
-        q = case.q[case.starts[i] : case.starts[i + 1]].float().transpose(0, 1)
+        q = case.q[case.query_start_loc[i] : case.query_start_loc[i + 1]].float().transpose(0, 1)
         group = q.shape[0] // keys.shape[1]
         k, v = (x.float().transpose(0, 1).repeat_interleave(group, 0) for x in (keys, values))
         at = torch.arange(k.shape[1] - q.shape[1], k.shape[1])[:, None]
@@ -56,7 +56,7 @@ def run_triton(case: Batch, scale: float, window: int, device: str, longer: int 
     from worker.kernels.gpu.attention import attention_triton
 
     there = case.to(device)
-    fields = there.starts, there.kv_lens, there.pages, there.max_kv + longer
+    fields = there.query_start_loc, there.seq_lens, there.page_table, there.max_kv_len + longer
     with poisoned():
         return attention_triton(there.q, there.cache_k, there.cache_v, *fields, scale=scale, window=window).cpu()
 
@@ -212,9 +212,10 @@ def test_triton_bits_do_not_depend_on_bounds_workers_or_padding(
     case = batch([(1, 700), (1, 130)], 2, 1, 32, 16)
     exact = run_triton(case, 0.2, window, device)
     padded = dataclasses.replace(
-        case, q=torch.cat((case.q, torch.full_like(case.q, torch.nan))), starts=torch.arange(5, dtype=torch.int32),
-        kv_lens=torch.cat((case.kv_lens, torch.ones(2, dtype=torch.int32))),
-        pages=F.pad(case.pages, (0, 300, 0, 2)),
+        case, q=torch.cat((case.q, torch.full_like(case.q, torch.nan))),
+        query_start_loc=torch.arange(5, dtype=torch.int32),
+        seq_lens=torch.cat((case.seq_lens, torch.ones(2, dtype=torch.int32))),
+        page_table=F.pad(case.page_table, (0, 300, 0, 2)),
     )  # fmt: skip
     monkeypatch.setattr(attention, "DECODE_PROGRAMS", 1)
     monkeypatch.setattr(attention, "LEAST_WORKERS", 2)
@@ -233,11 +234,11 @@ def test_the_number_of_splits_covers_every_position() -> None:
 
 def first_rows(case: Batch, rows: list[tuple[Tensor, int]], other: Batch | None = None) -> Batch:
     """Decodes over the caches of `case` (the last one over `other`'s single sequence, appended to the pool)."""
-    cache_k, cache_v, pages = case.cache_k, case.cache_v, case.pages[: len(rows)]
+    cache_k, cache_v, pages = case.cache_k, case.cache_v, case.page_table[: len(rows)]
     if other is not None:
         cache_k, cache_v = torch.cat((cache_k, other.cache_k)), torch.cat((cache_v, other.cache_v))
-        width = min(pages.shape[1], other.pages.shape[1])
-        pages = torch.cat((pages[:-1, :width], other.pages[:, :width] + case.cache_k.shape[0])).contiguous()
+        width = min(pages.shape[1], other.page_table.shape[1])
+        pages = torch.cat((pages[:-1, :width], other.page_table[:, :width] + case.cache_k.shape[0])).contiguous()
     count = len(rows)
     return Batch(
         torch.cat([q for q, _ in rows]), cache_k, cache_v, torch.arange(count + 1, dtype=torch.int32),

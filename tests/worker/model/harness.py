@@ -62,15 +62,15 @@ def pack(chunks: list[tuple[Row, int]], page_size: int, *, all_rows: bool = Fals
             if row.computed + length == len(row.tokens)]  # fmt: skip
     widest = max(len(row.pages) for row, _ in chunks)
     return ForwardInputs(
-        tokens=torch.tensor([row.tokens[p] for (row, _), span in zip(chunks, spans, strict=True) for p in span]),
+        token_ids=torch.tensor([row.tokens[p] for (row, _), span in zip(chunks, spans, strict=True) for p in span]),
         positions=torch.tensor([p for span in spans for p in span]),
-        slots=torch.tensor([row.pages[p // page_size] * page_size + p % page_size
+        slot_mapping=torch.tensor([row.pages[p // page_size] * page_size + p % page_size
                             for (row, _), span in zip(chunks, spans, strict=True) for p in span]),
-        starts=torch.tensor(starts, dtype=torch.int32),
-        kv_lens=torch.tensor([span.stop for span in spans], dtype=torch.int32),
-        pages=torch.tensor([row.pages + [0] * (widest - len(row.pages)) for row, _ in chunks], dtype=torch.int32),
-        rows=torch.arange(starts[-1]) if all_rows else torch.tensor(ends, dtype=torch.int64),
-        max_kv=max(span.stop for span in spans),
+        query_start_loc=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=torch.tensor([span.stop for span in spans], dtype=torch.int32),
+        page_table=torch.tensor([row.pages + [0] * (widest - len(row.pages)) for row, _ in chunks], dtype=torch.int32),
+        logits_indices=torch.arange(starts[-1]) if all_rows else torch.tensor(ends, dtype=torch.int64),
+        max_kv_len=max(span.stop for span in spans),
     )  # fmt: skip
 
 

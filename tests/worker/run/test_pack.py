@@ -44,19 +44,19 @@ def test_every_row_is_where_its_definition_says(plan: tuple[int, list[Chunk]]) -
     row = 0
     for s, chunk in enumerate(chunks):
         sequence = chunk.sequence
-        assert packed.starts[s] == row and packed.kv_lens[s] == chunk.start + chunk.length
+        assert packed.query_start_loc[s] == row and packed.seq_lens[s] == chunk.start + chunk.length
         for position in range(chunk.start, chunk.start + chunk.length):
             page = sequence.pages[position // page_size]
-            assert packed.tokens[row] == sequence.tokens[position]
+            assert packed.token_ids[row] == sequence.tokens[position]
             assert packed.positions[row] == position
-            assert packed.slots[row] == page * page_size + position % page_size
-            assert packed.pages[s, position // page_size] == page
+            assert packed.slot_mapping[row] == page * page_size + position % page_size
+            assert packed.page_table[s, position // page_size] == page
             row += 1
-    assert packed.starts[-1] == row == len(packed.tokens)
-    assert packed.max_kv == int(packed.kv_lens.max())
-    assert packed.whole == (packed.rows.tolist() == list(range(row)))
-    ends = [int(packed.starts[s + 1]) - 1 for s, chunk in enumerate(chunks) if chunk.samples]
-    assert [int(packed.rows[at]) for at in wanted.sampled] == ends
+    assert packed.query_start_loc[-1] == row == len(packed.token_ids)
+    assert packed.max_kv_len == int(packed.seq_lens.max())
+    assert packed.all_logits == (packed.logits_indices.tolist() == list(range(row)))
+    ends = [int(packed.query_start_loc[s + 1]) - 1 for s, chunk in enumerate(chunks) if chunk.samples]
+    assert [int(packed.logits_indices[at]) for at in wanted.sampled] == ends
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,7 +71,7 @@ def test_prompt_logprobs_want_the_row_before_each_known_token(plan: tuple[int, l
             assert index not in told
             continue
         first, count = told[index]
-        rows = packed.rows[first : first + count]
+        rows = packed.logits_indices[first : first + count]
         assert (packed.positions[rows] + 1).tolist() == list(predicted)
 
 
@@ -80,11 +80,11 @@ def test_drafts_follow_the_last_token_and_each_has_a_row() -> None:
     prompt = make(30, 0, 16, 3, prompt_logprobs=True)
     chunks = [Chunk(drafting, 7, 4, True, (91, 92, 93)), Chunk(other, 2, 1, True), Chunk(prompt, 0, 30, True)]
     packed, wanted = build_inputs(chunks, 16, CPU)
-    assert packed.tokens[:5].tolist() == [drafting.tokens[7], 91, 92, 93, other.tokens[2]]
+    assert packed.token_ids[:5].tolist() == [drafting.tokens[7], 91, 92, 93, other.tokens[2]]
     assert packed.positions[:5].tolist() == [7, 8, 9, 10, 2]
-    assert packed.slots[:4].tolist() == [16 + 7, 16 + 8, 16 + 9, 16 + 10]
-    assert packed.starts.tolist() == [0, 4, 5, 35] and packed.kv_lens.tolist() == [11, 3, 30]
-    assert packed.rows.tolist() == list(range(35))
+    assert packed.slot_mapping[:4].tolist() == [16 + 7, 16 + 8, 16 + 9, 16 + 10]
+    assert packed.query_start_loc.tolist() == [0, 4, 5, 35] and packed.seq_lens.tolist() == [11, 3, 30]
+    assert packed.logits_indices.tolist() == list(range(35))
     assert wanted.sampled == [0, 1, 2, 3, 4, 34] and wanted.prompts == [(2, 5, 29)]
     assert Plan(chunks).rows == [
         *((drafting, at) for at in range(4)), (other, 0), (prompt, 0)

@@ -56,17 +56,17 @@ def test_a_step_is_the_same_as_packed(data: st.DataObject, page_size: int) -> No
 
 def check(got: Columns, chunks: list[Chunk], running: list[Sequence], page_size: int) -> None:
     packed, _ = build_inputs(chunks, page_size, CPU)
-    n, width = packed.pages.shape
-    for name in ("tokens", "positions", "slots", "kv_lens"):
+    n, width = packed.page_table.shape
+    for name in ("token_ids", "positions", "slot_mapping", "seq_lens"):
         assert torch.equal(getattr(got, name)[:n], getattr(packed, name)), name
-    assert torch.equal(got.pages[:n, :width], packed.pages) and not got.pages[:, width:].any()
+    assert torch.equal(got.page_table[:n, :width], packed.page_table) and not got.page_table[:, width:].any()
     wanted = columns(Plan(chunks).rows, (), CPU).plain
     for item in fields(wanted):
         assert torch.equal(getattr(got.sampling, item.name)[:n], getattr(wanted, item.name)), item.name
     assert (got.sources == KNOWN).all()
-    for name in ("tokens", "positions", "slots", "temperature", "outputs", "pages"):
+    for name in ("token_ids", "positions", "slot_mapping", "temperature", "output_positions", "page_table"):
         assert not getattr(got, name)[n:].any(), f"{name} of padding"
-    assert (got.kv_lens[n:] == 1).all() and (got.top_p[n:] == 1).all()
+    assert (got.seq_lens[n:] == 1).all() and (got.top_p[n:] == 1).all()
 
 
 def test_a_token_that_is_not_known_yet_has_its_place_among_the_last_ids() -> None:
@@ -78,8 +78,8 @@ def test_a_token_that_is_not_known_yet_has_its_place_among_the_last_ids() -> Non
     staging.send(block)
     got = Columns.of(block, BATCH, PAGES)
     assert got.sources.tolist() == [2, KNOWN, 1, *[KNOWN] * 3]
-    assert got.tokens[1] == a.tokens[-1] and got.positions[:3].tolist() == [5, 4, 5]
-    assert got.outputs[:3].tolist() == [5, 4, 5], "as many as there are when it is sampled"
+    assert got.token_ids[1] == a.tokens[-1] and got.positions[:3].tolist() == [5, 4, 5]
+    assert got.output_positions[:3].tolist() == [5, 4, 5], "as many as there are when it is sampled"
 
 
 def test_columns_begin_where_kernels_like_it_and_share_no_byte() -> None:

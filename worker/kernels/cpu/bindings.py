@@ -149,15 +149,15 @@ def paired(cache_v: Tensor) -> bool:
     return cache_v.dtype == torch.bfloat16 and multiplies_bf16() and page_size % PANEL == 0 and d % PANEL == 0
 
 
-def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
-    """As `write.write_kv_torch`: rows of k and v [T, Hk, D] to slots [T] int64 of the caches."""
+def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
+    """As `write.write_kv_torch`: rows of k and v [T, Hk, D] to slot_mapping [T] int64 of the caches."""
     (k, heads, d), v = _rows(k), _rows(v)[0]
     assert k.shape == v.shape and k.dtype == v.dtype
     _check_cache(cache_k, cache_v, k.dtype, heads, d)
-    assert slots.dtype == torch.int64 and slots.shape == (k.shape[0],) and slots.is_contiguous()
+    assert slot_mapping.dtype == torch.int64 and slot_mapping.shape == (k.shape[0],) and slot_mapping.is_contiguous()
     size = k.element_size()
     kernels()[k.dtype].store_kv(
-        k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slots.data_ptr(),
+        k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slot_mapping.data_ptr(),
         k.shape[0], heads * d * size, k.stride(0) * size, v.stride(0) * size, paired(cache_v),
     )  # fmt: skip
 
@@ -169,7 +169,7 @@ def qkv_rope_write(
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
-    slots: Tensor,
+    slot_mapping: Tensor,
     *,
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
@@ -186,13 +186,13 @@ def qkv_rope_write(
     assert qkv.is_contiguous() and qkv.shape[1] == (q_heads + 2 * kv_heads) * d
     _check_cache(cache_k, cache_v, qkv.dtype, kv_heads, d)
     _check_tables(cos, sin, positions, qkv.shape[0], d)
-    assert slots.dtype == torch.int64 and slots.shape == (qkv.shape[0],) and slots.is_contiguous()
+    assert slot_mapping.dtype == torch.int64 and slot_mapping.shape == (qkv.shape[0],) and slot_mapping.is_contiguous()
     for weight in (q_norm, k_norm):
         assert weight is None or (weight.dtype == qkv.dtype and weight.shape == (d,) and weight.is_contiguous())
     q = torch.empty(qkv.shape[0], q_heads, d, dtype=qkv.dtype)
     kernels()[qkv.dtype].qkv_rope_write(
         qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), address(q_norm), address(k_norm),
-        cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slots.data_ptr(), eps, offset,
+        cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(), eps, offset,
         qkv.shape[0], q_heads, kv_heads, d, paired(cache_v), torch.get_num_threads(),
     )  # fmt: skip
     return q
@@ -202,9 +202,9 @@ def attention(
     q: Tensor,
     cache_k: Tensor,
     cache_v: Tensor,
-    starts: Tensor,
-    kv_lens: Tensor,
-    pages: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    page_table: Tensor,
     *,
     scale: float,
     window: int,
@@ -217,14 +217,14 @@ def attention(
     kv_heads, size = cache_k.shape[2], cache_k.shape[1]
     _check_cache(cache_k, cache_v, q.dtype, kv_heads, d)
     assert heads % kv_heads == 0 and d <= MAX_HEAD_DIM and scale > 0
-    assert starts.dtype == kv_lens.dtype == pages.dtype == torch.int32
-    assert starts.is_contiguous() and kv_lens.is_contiguous() and pages.stride(1) == 1
-    assert len(starts) == len(kv_lens) + 1 == len(pages) + 1
+    assert query_start_loc.dtype == seq_lens.dtype == page_table.dtype == torch.int32
+    assert query_start_loc.is_contiguous() and seq_lens.is_contiguous() and page_table.stride(1) == 1
+    assert len(query_start_loc) == len(seq_lens) + 1 == len(page_table) + 1
     out = torch.empty(q.shape, dtype=q.dtype)
     if kernels()[q.dtype].attention(
-        q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), starts.data_ptr(), kv_lens.data_ptr(), pages.data_ptr(),
-        out.data_ptr(), len(kv_lens), q.stride(0), heads, kv_heads, d, size, pages.stride(0), window,
-        scale, torch.get_num_threads(),
+        q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), query_start_loc.data_ptr(), seq_lens.data_ptr(),
+        page_table.data_ptr(), out.data_ptr(), len(seq_lens), q.stride(0), heads, kv_heads, d, size,
+        page_table.stride(0), window, scale, torch.get_num_threads(),
     ):  # fmt: skip
         raise MemoryError("no memory for the scratch of attention")
     return out

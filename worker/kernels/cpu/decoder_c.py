@@ -63,7 +63,8 @@ class _Model(Structure):
 class _Step(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("x", "h", "wide", "q", "mixed")),
-        *((name, c_void_p) for name in ("positions", "slots", "rows", "starts", "kv_lens", "pages")),
+        *((name, c_void_p) for name in ("positions", "slot_mapping", "logits_indices")),
+        *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "page_table")),
         *((name, c_long) for name in ("t", "seqs", "page_stride", "wanted")), ("threads", c_int),
     ]  # fmt: skip
 
@@ -111,25 +112,33 @@ class DecoderC:
         return self._buffers[0][:rows]
 
     def run(
-        self, positions: Tensor, slots: Tensor, starts: Tensor, kv_lens: Tensor, pages: Tensor, rows: Tensor
+        self,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        page_table: Tensor,
+        logits_indices: Tensor,
     ) -> Tensor:
-        """The normed output [R, H] of `rows`, valid until the next step; K/V of every row are written.
+        """The normed output [R, H] of `logits_indices`, valid until the next step; K/V of every row are written.
 
-        positions, slots [T] int64; starts [S+1], kv_lens [S], pages [S, P] int32; rows [R] int64 ascending. Raises
-        MemoryError when a kernel's scratch cannot be had.
+        positions, slot_mapping [T] int64; query_start_loc [S+1], seq_lens [S], page_table [S, P] int32; logits_indices
+        [R] int64 ascending. Raises MemoryError when a kernel's scratch cannot be had.
         """
-        for indices in (positions, slots, rows):
+        for indices in (positions, slot_mapping, logits_indices):
             assert indices.dtype == torch.int64 and indices.is_contiguous()
-        assert starts.dtype == kv_lens.dtype == pages.dtype == torch.int32 and pages.stride(1) == 1
-        assert len(starts) == len(kv_lens) + 1 == len(pages) + 1 and len(positions) == len(slots)
+        assert query_start_loc.dtype == seq_lens.dtype == page_table.dtype == torch.int32
+        assert page_table.stride(1) == 1 and len(positions) == len(slot_mapping)
+        assert len(query_start_loc) == len(seq_lens) + 1 == len(page_table) + 1
         step = _Step(
             *(buffer.data_ptr() for buffer in self._buffers),
-            positions.data_ptr(), slots.data_ptr(), rows.data_ptr(), starts.data_ptr(), kv_lens.data_ptr(),
-            pages.data_ptr(), len(positions), len(kv_lens), pages.stride(0), len(rows), torch.get_num_threads(),
+            positions.data_ptr(), slot_mapping.data_ptr(), logits_indices.data_ptr(), query_start_loc.data_ptr(),
+            seq_lens.data_ptr(), page_table.data_ptr(),
+            len(positions), len(seq_lens), page_table.stride(0), len(logits_indices), torch.get_num_threads(),
         )  # fmt: skip
         if self._library.decoder_forward(ctypes.byref(self._model), ctypes.byref(step)):
             raise MemoryError("no memory for the scratch of a layer")
-        return self._buffers[1][: len(rows)]
+        return self._buffers[1][: len(logits_indices)]
 
 
 def _functions(dtype: torch.dtype) -> "ctypes.Array[c_void_p]":

@@ -72,26 +72,26 @@ def _empty(M: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def _token_offsets(pages_ptr, start, end, TOKEN: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
+def _token_offsets(page_table_ptr, start, end, TOKEN: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Where the cache holds positions start .. start + BLOCK_N - 1, in elements; start a multiple of BLOCK_N. int64."""
     offset = tl.arange(0, BLOCK_N)
     if PAGE % BLOCK_N == 0:  # one page
-        page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
+        page = tl.load(page_table_ptr + start // PAGE).to(tl.int64)
         return (page * PAGE + start % PAGE) * TOKEN + offset * TOKEN
     if BLOCK_N % PAGE == 0 and BLOCK_N <= 4 * PAGE:  # a few whole pages
         page = tl.zeros((BLOCK_N,), dtype=tl.int64)
         for index in tl.static_range(BLOCK_N // PAGE):
-            one = tl.load(pages_ptr + start // PAGE + index, mask=start + index * PAGE < end, other=0)
+            one = tl.load(page_table_ptr + start // PAGE + index, mask=start + index * PAGE < end, other=0)
             page = tl.where(offset // PAGE == index, one.to(tl.int64), page)
         return page * (PAGE * TOKEN) + offset % PAGE * TOKEN
     where = start + offset
-    page = tl.load(pages_ptr + where // PAGE, mask=where < end, other=0).to(tl.int64)
+    page = tl.load(page_table_ptr + where // PAGE, mask=where < end, other=0).to(tl.int64)
     return (page * PAGE + where % PAGE) * TOKEN
 
 
 @triton.jit
 def _attend_block(
-    q, peak, mass, total, k_ptr, v_ptr, pages_ptr, at, lowest, highest_at, start, end, scale, window,
+    q, peak, mass, total, k_ptr, v_ptr, page_table_ptr, at, lowest, highest_at, start, end, scale, window,
     TOKEN: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Adds keys start .. start + BLOCK_N - 1, as far as below `end`, to q's partial softmax.
@@ -103,7 +103,7 @@ def _attend_block(
     wanted = inside[:, None]
     if HEAD < BLOCK_D:
         wanted = wanted & (column < HEAD)[None, :]
-    offsets = _token_offsets(pages_ptr, start, end, TOKEN, PAGE, BLOCK_N)[:, None] + column[None, :]
+    offsets = _token_offsets(page_table_ptr, start, end, TOKEN, PAGE, BLOCK_N)[:, None] + column[None, :]
     k = tl.load(k_ptr + offsets, mask=wanted, other=0.0).to(q.dtype)
     score = tl.dot(q, tl.trans(k), input_precision="ieee")  # [M, N]
     if (start + BLOCK_N > lowest + 1) | (start <= highest_at - window):  # not all see all
@@ -121,8 +121,8 @@ def _attend_block(
 
 @triton.jit(do_not_specialize=["window", "pages_stride", "parts"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, peak_ptr, mass_ptr, total_ptr, starts_ptr, kv_lens_ptr, pages_ptr,
-    scale, window, pages_stride, q_stride, parts,
+    q_ptr, k_ptr, v_ptr, peak_ptr, mass_ptr, total_ptr, query_start_loc_ptr, seq_lens_ptr, page_table_ptr,
+    scale, window, page_table_stride, q_stride, parts,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr,
     SPLIT: tl.constexpr, NEAR: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -133,27 +133,27 @@ def _decode_kernel(
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     kv_head, worker, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    row = tl.load(starts_ptr + sequence).to(tl.int64)
-    q_len = tl.load(starts_ptr + sequence + 1) - row
-    kv_len = tl.load(kv_lens_ptr + sequence)
-    first_key = tl.maximum(kv_len - window, 0)
+    row = tl.load(query_start_loc_ptr + sequence).to(tl.int64)
+    q_len = tl.load(query_start_loc_ptr + sequence + 1) - row
+    seq_len = tl.load(seq_lens_ptr + sequence)
+    first_key = tl.maximum(seq_len - window, 0)
     first = split_index(first_key, SPLIT, NEAR, EVEN)
-    count = split_index(kv_len - 1, SPLIT, NEAR, EVEN) + 1 - first
+    count = split_index(seq_len - 1, SPLIT, NEAR, EVEN) + 1 - first
     if (q_len == 1) & (worker < count):
         lane, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
         head, mine = kv_head * GROUP + lane, lane < GROUP
         inside = mine[:, None] & (column < HEAD)[None, :]
         q = tl.load(q_ptr + row * q_stride + head[:, None] * HEAD + column[None, :], mask=inside, other=0.0)
-        at = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (kv_len - 1)
+        at = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (seq_len - 1)
         for split in range(worker, count, tl.num_programs(1)):
             begin = tl.maximum(split_start(first + split, SPLIT, NEAR, EVEN), first_key // BLOCK_N * BLOCK_N)
-            end = tl.minimum(split_start(first + split + 1, SPLIT, NEAR, EVEN), kv_len)
+            end = tl.minimum(split_start(first + split + 1, SPLIT, NEAR, EVEN), seq_len)
             peak, mass, total = _empty(BLOCK_M, BLOCK_D)
             for start in range(begin, end, BLOCK_N):
                 peak, mass, total = _attend_block(
                     q, peak, mass, total, k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD,
-                    pages_ptr + sequence * pages_stride, at, kv_len - 1, kv_len - 1, start, end, scale, window,
-                    KV_HEADS * HEAD, HEAD, PAGE, BLOCK_D, BLOCK_N,
+                    page_table_ptr + sequence * page_table_stride, at, seq_len - 1, seq_len - 1, start, end,
+                    scale, window, KV_HEADS * HEAD, HEAD, PAGE, BLOCK_D, BLOCK_N,
                 )  # fmt: skip
             part = (sequence * parts + split) * HEADS + head
             tl.store(peak_ptr + part, peak, mask=mine)
@@ -163,18 +163,18 @@ def _decode_kernel(
 
 @triton.jit(do_not_specialize=["window", "parts"])
 def _combine_kernel(
-    peak_ptr, mass_ptr, total_ptr, out_ptr, starts_ptr, kv_lens_ptr, scale, window, parts,
+    peak_ptr, mass_ptr, total_ptr, out_ptr, query_start_loc_ptr, seq_lens_ptr, scale, window, parts,
     HEADS: tl.constexpr, HEAD: tl.constexpr, SPLIT: tl.constexpr, NEAR: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_D: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One program joins the splits of one single-row sequence for one query head; AHEAD of them are read at once."""
     head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    row = tl.load(starts_ptr + sequence).to(tl.int64)
-    if tl.load(starts_ptr + sequence + 1) - row == 1:
-        kv_len = tl.load(kv_lens_ptr + sequence)
+    row = tl.load(query_start_loc_ptr + sequence).to(tl.int64)
+    if tl.load(query_start_loc_ptr + sequence + 1) - row == 1:
+        seq_len = tl.load(seq_lens_ptr + sequence)
         column, one = tl.arange(0, BLOCK_D)[None, :], tl.arange(0, 1)
-        first = split_index(tl.maximum(kv_len - window, 0), SPLIT, NEAR, EVEN)
-        count = split_index(kv_len - 1, SPLIT, NEAR, EVEN) + 1 - first
+        first = split_index(tl.maximum(seq_len - window, 0), SPLIT, NEAR, EVEN)
+        count = split_index(seq_len - 1, SPLIT, NEAR, EVEN) + 1 - first
         peak, mass, total = _empty(1, BLOCK_D)
         for begin in range(0, count, AHEAD):
             for ahead in tl.static_range(AHEAD):
@@ -189,21 +189,24 @@ def _combine_kernel(
 
 
 @triton.jit
-def _find_sequence(starts_ptr, sequences, tile, ROWS: tl.constexpr):
-    """Whose tile it is, when sequence s has those from starts[s] // ROWS + s on (some of which may have no row)."""
+def _find_sequence(query_start_loc_ptr, sequences, tile, ROWS: tl.constexpr):
+    """The sequence of a tile. Sequence s has the tiles from query_start_loc[s] // ROWS + s on.
+
+    Some of the tiles may have no row.
+    """
     BLOCK: tl.constexpr = 256
     found = 0
     for base in range(0, sequences, BLOCK):
         index = base + tl.arange(0, BLOCK)
-        first = tl.load(starts_ptr + index, mask=index < sequences, other=0) // ROWS + index
+        first = tl.load(query_start_loc_ptr + index, mask=index < sequences, other=0) // ROWS + index
         found += tl.sum(((first <= tile) & (index < sequences)).to(tl.int32))
     return found - 1
 
 
 @triton.jit(do_not_specialize=["window", "pages_stride", "sequences"])
 def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, starts_ptr, kv_lens_ptr, pages_ptr,
-    scale, window, pages_stride, q_stride, sequences,
+    q_ptr, k_ptr, v_ptr, out_ptr, query_start_loc_ptr, seq_lens_ptr, page_table_ptr,
+    scale, window, page_table_stride, q_stride, sequences,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
     SPLIT: tl.constexpr, NEAR: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -211,12 +214,12 @@ def _prefill_kernel(
     """One program: ROWS rows of a sequence that has several, times the query heads of one key/value head."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     kv_head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # a sequence's longest first
-    sequence = _find_sequence(starts_ptr, sequences, tile, ROWS).to(tl.int64)
-    begin_row = tl.load(starts_ptr + sequence)
-    q_len = tl.load(starts_ptr + sequence + 1) - begin_row
+    sequence = _find_sequence(query_start_loc_ptr, sequences, tile, ROWS).to(tl.int64)
+    begin_row = tl.load(query_start_loc_ptr + sequence)
+    q_len = tl.load(query_start_loc_ptr + sequence + 1) - begin_row
     first_row = (tile - begin_row // ROWS - sequence.to(tl.int32)) * ROWS
     if (q_len > 1) & (first_row < q_len):
-        before = tl.load(kv_lens_ptr + sequence) - q_len
+        before = tl.load(seq_lens_ptr + sequence) - q_len
         lane, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
         row, head = first_row + lane // GROUP, kv_head * GROUP + lane % GROUP
         mine = (lane < ROWS * GROUP) & (row < q_len)
@@ -234,7 +237,7 @@ def _prefill_kernel(
                 peak_2, mass_2, total_2 = _empty(BLOCK_M, BLOCK_D)
             peak_2, mass_2, total_2 = _attend_block(
                 q, peak_2, mass_2, total_2, k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD,
-                pages_ptr + sequence * pages_stride, before + row, before + first_row, before + last_row,
+                page_table_ptr + sequence * page_table_stride, before + row, before + first_row, before + last_row,
                 start, before + last_row + 1, scale, window, KV_HEADS * HEAD, HEAD, PAGE, BLOCK_D, BLOCK_N,
             )  # fmt: skip
         peak, mass, total = _join(peak, mass, total, peak_2, mass_2, total_2, scale)
@@ -246,24 +249,24 @@ def attention_triton(
     q: Tensor,
     cache_k: Tensor,
     cache_v: Tensor,
-    starts: Tensor,
-    kv_lens: Tensor,
-    pages: Tensor,
-    max_kv: int,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    page_table: Tensor,
+    max_kv_len: int,
     *,
     scale: float,
     window: int,
 ) -> Tensor:
-    """As `attention.attention_torch`; max_kv is at least every kv_len.
+    """As `attention.attention_torch`; max_kv_len is at least every seq_len.
 
-    Reads no tensor on the host: what is launched follows from the shapes and max_kv, the bits do not.
+    Reads no tensor on the host: what is launched follows from the shapes and max_kv_len, the bits do not.
     """
     tokens, heads, head = q.shape
     page, kv_heads = cache_k.shape[1:3]
-    sequences = len(kv_lens)
+    sequences = len(seq_lens)
     assert q.stride()[1:] == (head, 1) and 0 < sequences <= tokens and scale > 0
     _check_caches(q, cache_k, cache_v)
-    _check_layout(starts, kv_lens, pages)
+    _check_layout(query_start_loc, seq_lens, page_table)
     out = torch.empty(tokens, heads, head, dtype=q.dtype, device=q.device)
     common: dict[str, int | bool] = EXACT | {
         "HEADS": heads, "HEAD": head, "SPLIT": SPLIT, "NEAR": NEAR, "EVEN": window > 0,
@@ -275,24 +278,24 @@ def attention_triton(
     if tokens > sequences:  # some sequence has several rows
         rows = tiles.prefill_m // (heads // kv_heads)
         _prefill_kernel[(kv_heads, tokens // rows + sequences)](
-            q, cache_k, cache_v, out, starts, kv_lens, pages,
-            scaled, reach, pages.stride(0), q.stride(0), sequences,
+            q, cache_k, cache_v, out, query_start_loc, seq_lens, page_table,
+            scaled, reach, page_table.stride(0), q.stride(0), sequences,
             ROWS=rows, BLOCK_M=tiles.prefill_m, num_warps=tiles.prefill_warps, num_stages=tiles.stages,
             **common, **cache,
         )  # fmt: skip
     if sequences > 1 or tokens == 1:  # some may have one
-        parts = count_splits(max_kv, window, SPLIT, NEAR)
+        parts = count_splits(max_kv_len, window, SPLIT, NEAR)
         peak, mass = (torch.empty(sequences * parts * heads, dtype=torch.float32, device=q.device) for _ in "pm")
         total = torch.empty(sequences * parts * heads * head, dtype=torch.float32, device=q.device)
         workers = min(parts, max(LEAST_WORKERS, DECODE_PROGRAMS // (sequences * kv_heads)))
         _decode_kernel[(kv_heads, workers, sequences)](
-            q, cache_k, cache_v, peak, mass, total, starts, kv_lens, pages,
-            scaled, reach, pages.stride(0), q.stride(0), parts,
+            q, cache_k, cache_v, peak, mass, total, query_start_loc, seq_lens, page_table,
+            scaled, reach, page_table.stride(0), q.stride(0), parts,
             BLOCK_M=tiles.decode_m, num_warps=tiles.decode_warps, num_stages=tiles.stages,
             **common, **cache,
         )  # fmt: skip
         _combine_kernel[(heads, sequences)](
-            peak, mass, total, out, starts, kv_lens, scaled, reach, parts, AHEAD=AHEAD, num_warps=1, **common
+            peak, mass, total, out, query_start_loc, seq_lens, scaled, reach, parts, AHEAD=AHEAD, num_warps=1, **common
         )
     return out
 
@@ -303,8 +306,8 @@ def _check_caches(q: Tensor, cache_k: Tensor, cache_v: Tensor) -> None:
     assert cache_k.dtype == cache_v.dtype and cache_k.dtype in (q.dtype, torch.float8_e4m3fn)
 
 
-def _check_layout(starts: Tensor, kv_lens: Tensor, pages: Tensor) -> None:
-    sequences = len(kv_lens)
-    assert starts.shape == (sequences + 1,) and pages.shape[0] == sequences and pages.stride(1) == 1
-    assert starts.is_contiguous() and kv_lens.is_contiguous()
-    assert starts.dtype == kv_lens.dtype == pages.dtype == torch.int32
+def _check_layout(query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor) -> None:
+    sequences = len(seq_lens)
+    assert query_start_loc.shape == (sequences + 1,) and page_table.shape[0] == sequences and page_table.stride(1) == 1
+    assert query_start_loc.is_contiguous() and seq_lens.is_contiguous()
+    assert query_start_loc.dtype == seq_lens.dtype == page_table.dtype == torch.int32

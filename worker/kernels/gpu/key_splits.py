@@ -38,9 +38,9 @@ def begins_split(position, SPLIT: tl.constexpr, NEAR: tl.constexpr, EVEN: tl.con
     return position % size == 0
 
 
-def count_splits(max_kv: int, window: int, split: int, near: int) -> int:
-    """The most splits that a row with up to `max_kv` keys looks into; window 0: none."""
-    index = (max_kv - 1) // split
+def count_splits(max_kv_len: int, window: int, split: int, near: int) -> int:
+    """The most splits that a row with up to `max_kv_len` keys looks into; window 0: none."""
+    index = (max_kv_len - 1) // split
     if window:
         return min(index, triton.cdiv(window, split)) + 1
     far = index // 4 + near * 3 // 4 if index < 4 * near else index // 16 + near * 3 // 2

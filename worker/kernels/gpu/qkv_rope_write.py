@@ -19,7 +19,7 @@ LANES = 1024  # elements of one program
 
 @triton.jit
 def _heads_kernel(
-    qkv_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr,
+    qkv_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, positions_ptr, slot_mapping_ptr,
     out_ptr, cache_k_ptr, cache_v_ptr,
     token_stride, term_stride, q_heads, kv_heads, eps,
     TERMS: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, CLAMP: tl.constexpr,
@@ -54,7 +54,7 @@ def _heads_kernel(
     aside = other.to(tl.float32) * sin
     turned = (x.to(tl.float32) * cos + tl.where(low, -aside, aside)).to(dtype)
     tl.store(out_ptr + (token * q_heads + head)[:, None] * HEAD + column, turned, mask=is_q[:, None] & real)
-    slot = tl.load(slots_ptr + token) * kv_heads - q_heads
+    slot = tl.load(slot_mapping_ptr + token) * kv_heads - q_heads
     k_at = (slot + head)[:, None] * HEAD + column
     tl.store(cache_k_ptr + k_at, as_kept(turned, cache_k_ptr, CLAMP), mask=is_k[:, None] & real)
     v_at = (slot - kv_heads + head)[:, None] * HEAD + column
@@ -68,7 +68,7 @@ def qkv_rope_write_triton(
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
-    slots: Tensor,
+    slot_mapping: Tensor,
     *,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
@@ -81,8 +81,9 @@ def qkv_rope_write_triton(
     q_heads = width // size - 2 * kv_heads
     terms, term_stride = split_k_shape(qkv, 2, dtype)
     assert (q_heads + 2 * kv_heads) * size == width and q_heads > 0 and size % 2 == 0 and qkv.stride(-1) == 1
-    assert positions.shape == slots.shape == (tokens,) and positions.is_contiguous() and slots.is_contiguous()
-    assert positions.dtype == slots.dtype == torch.int64
+    assert positions.shape == slot_mapping.shape == (tokens,)
+    assert positions.is_contiguous() and slot_mapping.is_contiguous()
+    assert positions.dtype == slot_mapping.dtype == torch.int64
     assert cos.shape == sin.shape and cos.shape[1] == size and cos.is_contiguous() and sin.is_contiguous()
     assert cos.dtype == sin.dtype == torch.float32 and (q_norm is None) == (k_norm is None)
     assert all(one is None or (one.shape == (size,) and one.is_contiguous()) for one in (q_norm, k_norm))
@@ -91,7 +92,7 @@ def qkv_rope_write_triton(
     block_h = max(1, LANES // block_d)
     _heads_kernel[(tokens, -(-(q_heads + 2 * kv_heads) // block_h))](
         qkv, q_norm if q_norm is not None else out, k_norm if k_norm is not None else out,
-        cos, sin, positions, slots, out, cache_k, cache_v,
+        cos, sin, positions, slot_mapping, out, cache_k, cache_v,
         qkv.stride(-2), term_stride, q_heads, kv_heads, eps,
         TERMS=terms, NORM=q_norm is not None, OFFSET=offset, CLAMP=check_caches(cache_k, cache_v, dtype),
         HEAD=size, BLOCK_D=block_d, BLOCK_H=block_h, num_warps=4, enable_fp_fusion=False,

@@ -17,13 +17,13 @@ def as_kept(x, cache_ptr, CLAMP: tl.constexpr):
 
 @triton.jit
 def _write_kernel(
-    k_ptr, v_ptr, cache_k_ptr, cache_v_ptr, slots_ptr, k_stride, v_stride,
+    k_ptr, v_ptr, cache_k_ptr, cache_v_ptr, slot_mapping_ptr, k_stride, v_stride,
     CLAMP: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < ROW
-    target = tl.load(slots_ptr + token) * ROW + column
+    target = tl.load(slot_mapping_ptr + token) * ROW + column
     k = tl.load(k_ptr + token * k_stride + column, mask=inside, other=0.0)
     v = tl.load(v_ptr + token * v_stride + column, mask=inside, other=0.0)
     tl.store(cache_k_ptr + target, as_kept(k, cache_k_ptr, CLAMP), mask=inside)
@@ -37,13 +37,14 @@ def check_caches(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype) -> bool:
     return cache_k.dtype == torch.float8_e4m3fn
 
 
-def store_kv_triton(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
+def store_kv_triton(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
     tokens, heads, size = k.shape
-    assert v.shape == k.shape and v.dtype == k.dtype and slots.shape == (tokens,) and slots.dtype == torch.int64
+    assert v.shape == k.shape and v.dtype == k.dtype
+    assert slot_mapping.shape == (tokens,) and slot_mapping.dtype == torch.int64
     assert k.stride()[1:] == v.stride()[1:] == (size, 1), "only whole tokens may be strided"
     assert cache_k.shape[2:] == (heads, size)
     row = heads * size
     _write_kernel[(tokens,)](
-        k, v, cache_k, cache_v, slots, k.stride(0), v.stride(0),
+        k, v, cache_k, cache_v, slot_mapping, k.stride(0), v.stride(0),
         CLAMP=check_caches(cache_k, cache_v, k.dtype), ROW=row, BLOCK=triton.next_power_of_2(row),
     )  # fmt: skip

@@ -46,21 +46,21 @@ def poisoned() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences (q_len, kv_len) over a shuffled page pool, everything unused poisoned with NaN."""
+    """Sequences (q_len, seq_len) over a shuffled page pool, everything unused poisoned with NaN."""
 
     q: Tensor
     cache_k: Tensor
     cache_v: Tensor
-    starts: Tensor
-    kv_lens: Tensor
-    pages: Tensor
-    keys: tuple[Tensor, ...]  # each sequence's keys [kv_len, Hk, D], in order
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    page_table: Tensor
+    keys: tuple[Tensor, ...]  # each sequence's keys [seq_len, Hk, D], in order
     values: tuple[Tensor, ...]
-    max_kv: int
+    max_kv_len: int
 
     @property
     def fields(self) -> tuple[Tensor, Tensor, Tensor, int]:
-        return self.starts, self.kv_lens, self.pages, self.max_kv
+        return self.query_start_loc, self.seq_lens, self.page_table, self.max_kv_len
 
     def to(self, device: str) -> "Batch":
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -82,14 +82,15 @@ def batch(
     needed = [-(-kv // page_size) for _, kv in lengths]
     order = (torch.randperm(sum(needed), generator=torch.Generator().manual_seed(seed)) + 1).split_with_sizes(needed)
     cache_k, cache_v = (torch.full((sum(needed) + 1, page_size, kv_heads, size), torch.nan, dtype=dtype) for _ in "kv")
-    pages = torch.zeros(len(lengths), max(needed) + 2, dtype=torch.int32)
+    page_table = torch.zeros(len(lengths), max(needed) + 2, dtype=torch.int32)
     for i, (_, kv) in enumerate(lengths):
-        pages[i, : needed[i]] = order[i]
+        page_table[i, : needed[i]] = order[i]
         slots = (order[i][:, None] * page_size + torch.arange(page_size)).flatten()[:kv]
         cache_k.flatten(0, 1)[slots] = keys[i]
         cache_v.flatten(0, 1)[slots] = values[i]
-    starts = torch.tensor([0, *(q for q, _ in lengths)]).cumsum(0).int()
+    query_start_loc = torch.tensor([0, *(q for q, _ in lengths)]).cumsum(0).int()
     return Batch(
-        torch.cat(rows), cache_k, cache_v, starts, torch.tensor([kv for _, kv in lengths], dtype=torch.int32), pages,
+        torch.cat(rows), cache_k, cache_v, query_start_loc,
+        torch.tensor([kv for _, kv in lengths], dtype=torch.int32), page_table,
         keys, values, max(kv for _, kv in lengths),
     )  # fmt: skip

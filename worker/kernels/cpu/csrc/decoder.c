@@ -12,13 +12,13 @@ typedef void AddRmsNorm(const char *x, const char *residual, const void *w, char
                      float offset, int threads);
 typedef void ActAndMul(const char *x, char *out, long t, long n, int gelu, int threads);
 typedef void QkvRopeWrite(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm, const void *k_norm,
-                   const float *cos, const float *sin, const int64_t *positions, const int64_t *slots, float eps,
-                   float offset, long t, long q_heads, long kv_heads, long d, int paired, int threads);
+                   const float *cos, const float *sin, const int64_t *positions, const int64_t *slot_mapping,
+                   float eps, float offset, long t, long q_heads, long kv_heads, long d, int paired, int threads);
 typedef int Gemm(const char *x, const char *weight, const float *bias, char *out, long t, long n, long k, int out_bf16,
                  int threads);
-typedef int Attention(const char *q, const char *cache_k, const char *cache_v, const int32_t *starts, const int32_t *kv_lens,
-                   const int32_t *pages, char *out, long seqs, long q_stride, long heads, long kv_heads, long d,
-                   long page_size, long page_stride, long window, float scale, int threads);
+typedef int Attention(const char *q, const char *cache_k, const char *cache_v, const int32_t *query_start_loc,
+                   const int32_t *seq_lens, const int32_t *page_table, char *out, long seqs, long q_stride, long heads,
+                   long kv_heads, long d, long page_size, long page_stride, long window, float scale, int threads);
 
 typedef struct {
     RmsNorm *rms_norm;
@@ -50,8 +50,8 @@ typedef struct {
 
 typedef struct {
     char *x, *h, *wide, *q, *mixed;
-    const int64_t *positions, *slots, *rows; /* rows: ascending */
-    const int32_t *starts, *kv_lens, *pages;
+    const int64_t *positions, *slot_mapping, *logits_indices; /* logits_indices: ascending */
+    const int32_t *query_start_loc, *seq_lens, *page_table;
     long t, seqs, page_stride, wanted;
     int threads;
 } Step;
@@ -74,10 +74,10 @@ static int attention_block(const Model *m, const Step *s, const Layer *l) {
     long size = (m->heads + 2 * m->kv_heads) * m->d;
     if (linear(m, s, s->h, l->qkv, l->qkv_bias, s->wide, size, m->hidden)) return 1;
     m->kernels.qkv_rope_write(s->wide, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->cos, l->sin, s->positions,
-                     s->slots, m->eps, m->offset, s->t, m->heads, m->kv_heads, m->d, m->paired, s->threads);
-    return m->kernels.attention(s->q, l->cache_k, l->cache_v, s->starts, s->kv_lens, s->pages, s->mixed, s->seqs,
-                             m->heads * m->d, m->heads, m->kv_heads, m->d, m->page_size, s->page_stride, l->window,
-                             m->scale, s->threads);
+                     s->slot_mapping, m->eps, m->offset, s->t, m->heads, m->kv_heads, m->d, m->paired, s->threads);
+    return m->kernels.attention(s->q, l->cache_k, l->cache_v, s->query_start_loc, s->seq_lens, s->page_table, s->mixed,
+                             s->seqs, m->heads * m->d, m->heads, m->kv_heads, m->d, m->page_size, s->page_stride,
+                             l->window, m->scale, s->threads);
 }
 
 static int mlp_block(const Model *m, const Step *s, const Layer *l, const void *next_norm) {
@@ -95,7 +95,7 @@ static int mlp_block(const Model *m, const Step *s, const Layer *l, const void *
 /* The wanted rows move to the front; ascending, so none is overwritten before it has moved. */
 static void keep_rows(char *data, const Step *s, size_t bytes) {
     for (long i = 0; i < s->wanted; i++)
-        if (s->rows[i] != i) memcpy(data + i * bytes, data + s->rows[i] * bytes, bytes);
+        if (s->logits_indices[i] != i) memcpy(data + i * bytes, data + s->logits_indices[i] * bytes, bytes);
 }
 
 /* x holds the embedded tokens; afterwards the first `wanted` rows of h are the normed output. Returns 0, or 1 when
