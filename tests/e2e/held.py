@@ -1,8 +1,9 @@
 """`sluice serve` whose workers wait in the middle of their answers for as long as a test wants them to.
 
 The first argument is a file, the others are those of `sluice`. While the file is there, a worker computes nothing as
-soon as one of its sequences has as many output tokens as the file says; it receives, refuses and aborts as always.
-So a test that needs a stream to be under way does not depend on how fast the machine is.
+soon as one of its sequences has as many output tokens as the file says, or goes on slowly where the file also says how
+many seconds a step lasts; it receives, refuses and aborts as always. So a test that needs a stream to be under way
+does not depend on how fast the machine is.
 """
 
 import sys
@@ -37,11 +38,14 @@ class Hold:
         return command
 
     @contextmanager
-    def at(self, tokens: int) -> Iterator[None]:
-        """No worker goes on with a sequence of so many output tokens before the end of the `with`, or release()."""
+    def at(self, tokens: int, step_s: float | None = None) -> Iterator[None]:
+        """No worker goes on with a sequence of so many output tokens before the end of the `with`, or release().
+
+        With `step_s` it goes on, but takes at least so long for each token.
+        """
         self.reached.unlink(missing_ok=True)
         written = self.file.with_suffix(".new")
-        written.write_text(str(tokens))
+        written.write_text(f"{tokens} {step_s or ''}")
         written.rename(self.file)
         try:
             yield
@@ -80,14 +84,14 @@ def work(hold: Hold, words: list[str]) -> int:
 
     def plan(self: Any, now: float) -> Plan:
         try:
-            most = int(hold.file.read_text())
+            most, *step_s = hold.file.read_text().split()
         except FileNotFoundError:
             return plain(self, now)
-        if all(sequence.output_len < most for sequence in self._state.running):
+        if all(sequence.output_len < int(most) for sequence in self._state.running):
             return plain(self, now)
         hold.reached.touch()
-        time.sleep(NAP_S)
-        return Plan()
+        time.sleep(float(step_s[0]) if step_s else NAP_S)
+        return plain(self, now) if step_s else Plan()
 
     Scheduler.plan = plan  # type: ignore[method-assign]
     return main(words)

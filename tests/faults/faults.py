@@ -78,13 +78,15 @@ async def _stop(pid: int, seconds: float) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def _wire(requests: Mischief, events: Mischief) -> Strike:
-    """For three seconds."""
+def _wire(requests: Mischief, events: Mischief, touched: int = 0) -> Strike:
+    """For three seconds, and until so many frames were touched."""
 
     async def strike(site: Site, dice: random.Random) -> Healed:
         assert site.proxy is not None
         site.proxy.requests, site.proxy.events = requests, events
         await asyncio.sleep(3.0)
+        while site.proxy.touched < touched:
+            await asyncio.sleep(0.05)
         site.proxy.calm()
         return at_once
 
@@ -170,7 +172,7 @@ FAULTS: dict[str, Fault] = {
     "reorder-events": _REORDER[1],
     "truncate-requests": _TRUNCATE[0],
     "truncate-events": _TRUNCATE[1],
-    "bad-wire": Fault("all of that both ways", _wire(_ALL, _ALL), _SPLIT, early=True),
+    "bad-wire": Fault("all of that both ways", _wire(_ALL, _ALL, touched=60), _SPLIT, early=True),
     "cut-wire": Fault("nothing passes for longer than the lease", _cut_wire, Plan(_LEASE, split=True)),
     "bad-wire-and-kill": Fault("all of that, and kill -9", _bad_wire_and_kill, _SPLIT, early=True),
     "little-memory": Fault("a K/V pool for six sequences", _nothing, Plan(("--kv-cache-gb", "0.006"))),

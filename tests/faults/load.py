@@ -16,6 +16,8 @@ import anthropic
 import httpx
 import openai
 
+from tests.e2e.server import PATIENCE_S
+
 End = Literal["whole", "error", "cut", "lost"]
 
 PROMPTS = ["Once upon a time", "Q: What is the capital of France?\nA:", "Tell me a story about a cat", "Count to ten:"]
@@ -66,9 +68,9 @@ class Clients:
 async def clients(url: str) -> AsyncIterator[Clients]:
     """Fresh connections: none that a fault of before has broken."""
     async with (
-        httpx.AsyncClient(base_url=url, timeout=300, limits=httpx.Limits(max_connections=None)) as http,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as chat,
-        anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=300) as claude,
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)) as http,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as chat,
+        anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as claude,
     ):
         yield Clients(http, chat, claude)
 
@@ -266,6 +268,12 @@ def mixture(streams: int, length: int) -> list[Call]:
     return calls
 
 
+def sequences(call: Call) -> int:
+    """How many a worker has to compute for it."""
+    prompt, n = call.body["prompt"], 2 if call.kind is _chat else call.body.get("n", 1)
+    return n * (len(prompt) if isinstance(prompt, list) else 1)
+
+
 async def ask(c: Clients, call: Call, patience: float) -> Seen:
     tap = Tap()
     try:
@@ -288,7 +296,7 @@ def _end_of(error: Exception) -> End:
     return "error" if names & {"Told", "APIError"} else "lost"
 
 
-async def ask_all(urls: Sequence[str], calls: Sequence[Call], patience: float = 120.0) -> list[Seen]:
+async def ask_all(urls: Sequence[str], calls: Sequence[Call], patience: float = PATIENCE_S) -> list[Seen]:
     """All at the same time, in turns to each of `urls`."""
     async with AsyncExitStack() as stack:
         each = [await stack.enter_async_context(clients(url)) for url in urls]

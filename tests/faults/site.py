@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ import httpx
 import psutil
 
 from deploy.cli.keygen import make as make_keys
-from tests.e2e.server import ROOT, free_port
+from tests.e2e.held import Hold
+from tests.e2e.server import PATIENCE_S, ROOT, free_port
 from tests.faults.netns import Host, other_host
 from tests.faults.proxy import Proxy
 
-START_S = 60.0
 Stats = dict[str, Any]
 
 
@@ -64,11 +64,20 @@ class Site:
     roots: list[subprocess.Popen[bytes]] = field(default_factory=list)
     proxy: Proxy | None = None
     host: Host | None = None  # another one, where the last of `urls` is
+    hold: Hold | None = None  # of its workers, where a plan asks for it
     restart: Callable[[], None] | None = None  # starts the worker again, where nobody else does; or what `host` ran
 
     @property
     def url(self) -> str:
         return self.urls[0]
+
+    def slowly(self, step_s: float | None) -> AbstractContextManager[None]:
+        """Meanwhile a token takes its worker so long, or for ever, where the site can be held."""
+        return self.hold.at(1, step_s) if self.hold else nullcontext()
+
+    def release(self) -> None:
+        if self.hold:
+            self.hold.release()
 
     async def stats(self) -> Stats:
         """From whoever answers: a connection of its own each time, as some processes may be dead or stopped."""
@@ -83,16 +92,16 @@ class Site:
 
     async def _get(self, path: str, *urls: str) -> httpx.Response:
         """From whom of `urls` answers; none given: of all."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             for url in urls or self.urls:
                 with suppress(httpx.TransportError):
-                    async with httpx.AsyncClient(base_url=url, timeout=1.0) as http:
+                    async with httpx.AsyncClient(base_url=url, timeout=5.0) as http:
                         return await http.get(path)
             assert time.monotonic() < deadline, f"nobody answers {path}; see {self.log}"
             await asyncio.sleep(0.05)
 
-    async def until(self, true: Callable[[Stats], bool], timeout: float = 60.0) -> Stats:
+    async def until(self, true: Callable[[Stats], bool], timeout: float = PATIENCE_S) -> Stats:
         deadline = time.monotonic() + timeout
         while not true(stats := await self.stats()):
             assert time.monotonic() < deadline, f"waited in vain: {stats}; see {self.log}"
@@ -106,7 +115,7 @@ class Site:
             good = good + 1 if await self.ready() else 0
             await asyncio.sleep(0.02)
 
-    async def until_idle(self, timeout: float = 60.0) -> Stats:
+    async def until_idle(self, timeout: float = PATIENCE_S) -> Stats:
         return await self.until(idle, timeout)
 
     async def worker(self) -> int:
@@ -140,11 +149,13 @@ def idle(stats: Stats) -> bool:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How to start it. `log` may be a device; `split`: worker and frontends by hand, with a proxy between;
-    `distant`: by hand, too, over tcp:// with CURVE keys, one frontend beside the worker and one on another host."""
+    `distant`: by hand, too, over tcp:// with CURVE keys, one frontend beside the worker and one on another host;
+    `held`: its workers can be held, and slowed down."""
 
     flags: tuple[str, ...] = ()
     split: bool = False
     distant: bool = False
+    held: bool = False
     log: str = ""
     frontends: int = 2
     prepare: Callable[[Path], dict[str, str]] = lambda home: {}  # its home; gives environment
@@ -165,7 +176,7 @@ def running(plan: Plan) -> Iterator[Site]:
 
 async def _started(site: Site, frontends: int) -> None:
     try:
-        await asyncio.wait_for(site.until_ready(), START_S)
+        await asyncio.wait_for(site.until_ready(), PATIENCE_S)
     except TimeoutError:
         raise AssertionError(f"did not start: {site.log.read_text()[-2000:]}") from None
     await site.until(lambda stats: len(stats["frontends"]) == frontends)
@@ -173,15 +184,19 @@ async def _started(site: Site, frontends: int) -> None:
 
 def _whole(plan: Plan, home: Path, environment: Mapping[str, str], stack: ExitStack) -> Site:
     port = free_port()
-    site = Site([f"http://127.0.0.1:{port}"], home / "run", Path(plan.log or home / "log"))
+    site = Site([f"http://127.0.0.1:{port}"], home / "run", Path(plan.log or home / "log"), hold=_hold(plan, home))
     words = ["serve", *_MODEL, *_SPEECH, *_THREADS, "--port", str(port), "--frontends", str(plan.frontends)]
     _start(site, stack, environment, [*words, "--run-dir", str(home / "run"), *plan.flags])
     return site
 
 
+def _hold(plan: Plan, home: Path) -> Hold | None:
+    return Hold(home / "hold") if plan.held else None
+
+
 def _split(plan: Plan, home: Path, environment: Mapping[str, str], stack: ExitStack) -> Site:
     ports = [free_port() for _ in range(plan.frontends)]
-    site = Site([f"http://127.0.0.1:{port}" for port in ports], home / "run", home / "log")
+    site = Site([f"http://127.0.0.1:{port}" for port in ports], home / "run", home / "log", hold=_hold(plan, home))
     site.restart = lambda: _start(site, stack, environment, worker)
     worker = ["worker", *_MODEL, *_THREADS, "--run-dir", str(home / "run"), *plan.flags]
     _start(site, stack, environment, worker)
@@ -223,7 +238,8 @@ def _start(
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     with site.log.open("ab") as out:
-        command = [sys.executable, "-m", "deploy.cli.main", *words]
+        entry = site.hold.entry if site.hold and words[0] != "frontend" else ("-m", "deploy.cli.main")
+        command = [sys.executable, *entry, *words]
         process = subprocess.Popen(
             host.command(command) if host else command,
             cwd=ROOT, stdout=out, stderr=out, env=environment | dict(extra),
@@ -244,9 +260,9 @@ def _end(process: subprocess.Popen[bytes], log: Path) -> None:
             child.send_signal(signal.SIGCONT)
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(timeout=60)
+        process.wait(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         raise AssertionError(f"did not end on SIGTERM; see {log}") from None
-    left = psutil.wait_procs(family, timeout=10)[1]
+    left = psutil.wait_procs(family, timeout=PATIENCE_S)[1]
     assert not left, f"left behind: {left}"

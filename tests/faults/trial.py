@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any
 
+from tests.e2e.server import PATIENCE_S
 from tests.faults.fault import Fault
-from tests.faults.load import Call, Seen, ask_all, mixture
+from tests.faults.load import Call, Seen, ask_all, mixture, sequences
 from tests.faults.site import Footprint, Site, running
 
-PATIENCE_S = 120.0
-SETTLE_S = 5.0  # for connections to be closed and memory to be counted
+SETTLE_S = 60.0  # at most, for connections to be closed and memory to be counted
 
 
 @dataclass(slots=True)
@@ -103,23 +103,37 @@ async def undisturbed(site: Site, calls: list[Call]) -> tuple[list[Seen], Footpr
 
 
 async def one_round(
-    row: Row, fault: Fault, site: Site, calls: list[Call], expected: list[Seen], before: Footprint, dice: random.Random
+    row: Row,
+    fault: Fault,
+    site: Site,
+    calls: list[Call],
+    expected: list[Seen],
+    before: Footprint,
+    dice: random.Random,
+    step_s: float | None = None,
 ) -> None:
-    seen = await blow(row, fault, site, calls, dice)
+    seen = await blow(row, fault, site, calls, dice, step_s)
     row.judge(seen, expected, cuts=fault.cuts)
     await (_ended(row, site) if fault.ends else settled(row, site, before))
 
 
-async def blow(row: Row, fault: Fault, site: Site, calls: list[Call], dice: random.Random) -> list[Seen]:
-    """What clients were told whose server was struck."""
+async def blow(
+    row: Row, fault: Fault, site: Site, calls: list[Call], dice: random.Random, step_s: float | None
+) -> list[Seen]:
+    """What clients were told whose server was struck.
+
+    Where it can be held it is struck while all of the calls are under way; `step_s` as in Site.slowly().
+    """
     early = asyncio.create_task(fault.strike(site, dice)) if fault.early else None
     await asyncio.sleep(0.05)
-    asking = asyncio.create_task(ask_all(site.urls, calls, PATIENCE_S))
+    many = 1 if site.hold is None else len(calls) if step_s else sum(map(sequences, calls))
     try:
-        if early is None:
-            await site.until(lambda stats: stats["running"] > 0)
-            await asyncio.sleep(dice.uniform(0.1, 0.3))
-        healed = await (early or fault.strike(site, dice))
+        with site.slowly(step_s):
+            asking = asyncio.create_task(ask_all(site.urls, calls, PATIENCE_S))
+            if early is None:
+                await site.until(lambda stats: stats["running"] + stats["waiting"] >= many and stats["running"])
+                await asyncio.sleep(dice.uniform(0.1, 0.3))
+            healed = await (early or fault.strike(site, dice))
         over = time.monotonic()
         if not fault.ends:
             await site.until(healed)
@@ -133,7 +147,7 @@ async def blow(row: Row, fault: Fault, site: Site, calls: list[Call], dice: rand
 async def settled(row: Row, site: Site, before: Footprint) -> None:
     """Notes what did not become as it was before."""
     try:
-        await site.until_idle(10.0)
+        await site.until_idle(SETTLE_S)
     except AssertionError as error:
         row.notes.append(str(error))
     row.leaked += (await site.stats())["pages"]["owned"]
@@ -145,7 +159,7 @@ async def settled(row: Row, site: Site, before: Footprint) -> None:
 
 
 async def _ended(row: Row, site: Site) -> None:
-    code = await asyncio.to_thread(site.roots[0].wait, 60)
+    code = await asyncio.to_thread(site.roots[0].wait, PATIENCE_S)
     if code:
         row.notes.append(f"exit code {code}")
 
