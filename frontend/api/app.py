@@ -6,7 +6,7 @@ routes that need them answer 503 and `/ready` says what is missing.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from frontend.api import models, tokenize
 from frontend.api.anthropic import messages
-from frontend.api.common import AsyncDeltas, ModelContext, PolledDeltas, ResponseContext, to_json
+from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, to_json
 from frontend.api.fields import decode
 from frontend.api.openai import chat, completions, responses, typed_events
 from frontend.api.openapi import document
@@ -31,7 +31,7 @@ from frontend.observability.access_log import RequestRecord
 from frontend.observability.hooks import EndHooks, observers
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.observability.stats import stats
-from frontend.request import GenerationRequest
+from frontend.request import Delta, GenerationRequest
 from frontend.server import playground
 from frontend.server.auth import ApiKeys
 from frontend.server.middleware import (
@@ -45,7 +45,7 @@ from frontend.server.middleware import (
     RequestMiddleware,
     client_error,
 )
-from frontend.server.sse import EventStream
+from frontend.server.sse import EventStream, StreamWriter
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.pool import WorkerPool
 from shared.config import FrontendConfig, ModelConfig
@@ -64,7 +64,7 @@ class Dialect(Protocol):
     PREFIX: str  # of an answer's id
 
     async def parse(self, body: dict[str, Any], context: ModelContext) -> GenerationRequest: ...
-    def stream(self, context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]: ...
+    def stream_writer(self, context: ResponseContext) -> StreamWriter[list[Delta]]: ...
     async def complete(self, context: ResponseContext, arriving: AsyncDeltas) -> bytes: ...
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
     def stream_error(self, exc: SluiceError, request_id: str, context: ResponseContext) -> bytes: ...
@@ -206,8 +206,8 @@ class Api:
     def _stream(self, request: Request, dialect: Dialect, context: ResponseContext, generation: Generation) -> Response:
         request_id = request.scope[REQUEST_ID]
         return EventStream(
-            dialect.stream(context, generation.poll()),
-            generation.on_ready,
+            generation,
+            dialect.stream_writer(context),
             stream_error=lambda exc: dialect.stream_error(client_error(exc, request_id), request_id, context),
             close=lambda: generation.close(request.scope.get(CLOSED, "client")),
             keepalive_s=self._config.keepalive_s,

@@ -37,8 +37,7 @@ from frontend.text.tokenizer import Tokenizer
 from shared.config import FrontendConfig
 from shared.messages import Limits, Sampling, Timings
 
-AsyncDeltas = AsyncIterator[list[Delta]]  # each list is all that came since the last one
-PolledDeltas = Iterator[list[Delta]]  # the same for who does not wait: nothing may have come
+AsyncDeltas = AsyncIterator[list[Delta]]  # each list is all that arrived since the last one
 
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
@@ -148,7 +147,7 @@ class ResponseContext:
     prefix: str = "cmpl"
     nonce: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
-    numbers: Iterator[int] = field(default_factory=count)  # of its events, where a dialect numbers them
+    event_numbers: Iterator[int] = field(default_factory=count)  # for API formats that number their events
 
     @property
     def id(self) -> str:

@@ -1,19 +1,15 @@
 """One request's life without HTTP: submit, follow, detokenize, stop, end; and all the requests of this process.
 
-Knows tokens and text; knows neither a dialect nor a socket. `Service.start` makes `len(prompts) * n` sequences of a
-`GenerationRequest`, all admitted or none, and gives a `Generation`. From it come lists of Deltas, one for all that
-arrived at once: a client that reads slowly, or a busy loop, makes the pieces larger and not more. There are two ways to
-take them:
-
-    deltas()             awaits each list: for complete responses, and for Python
-    on_ready() + poll()  calls back when there is something, without a task: for streams (sse.py)
+Knows tokens and text; knows neither an API format nor a socket. `Service.start` makes `len(prompts) * n` sequences of a
+`GenerationRequest`, all admitted or none, and returns a `Generation`. That gives lists of Deltas, one list for all that
+arrived at once: a client that reads slowly, or a busy loop, makes the pieces larger and not more.
 """
 
 import asyncio
 import itertools
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -165,32 +161,38 @@ class Service:
 
 
 class Generation:
-    """An admitted request. Consume `deltas()` or `poll()` once; `close()` in any case, it aborts what still runs."""
+    """An admitted request. Poll it, or iterate over `deltas()`, once; `close()` it in any case.
+
+    `on_ready` and `poll` need no task: a stream (frontend/server/sse.py) is called back, and polls. `deltas()` awaits
+    the same polls, for complete responses and the Python API.
+    """
 
     def __init__(self, service: Service, choices: list[Choice], begun: float) -> None:
         self._service = service
         self.choices = choices  # choice `i` belongs to prompt `i // n`
         self._begun = begun
+        self.ended = False  # the last `poll` returned the last deltas
+        self.error: SluiceError | None = None  # why it ended without success
         self.reason = ""  # why it was closed before every choice had its finish
-        self._failure: SluiceError | None = None
+        self._failure: SluiceError | None = None  # what `fail` was called with
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._open = len(choices)  # those that are not done
-        self._scheduled = False
+        self._open = len(choices)  # choices that are not done
+        self._scheduled = False  # the loop will call `_notify`
         self._callback: Callable[[], None] = ignore
         service.generations.add(self)
 
     def end_in(self, seconds: float) -> None:
-        """Fails it when it has not ended by then, whatever has become of its worker."""
+        """Fails it if it has not ended by then, whatever has become of its worker."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, _late())
 
     def fail(self, error: SluiceError) -> None:
-        """End the request with this error, at once."""
+        """Ends the request with this error, at once."""
         self._failure = error
         self._service.fleet.abort([choice.stream for choice in self.choices])
 
     def close(self, reason: str = "client") -> None:
-        """Idempotent and immediate. What has not ended is aborted and counted under `reason`."""
+        """Idempotent and immediate. Aborts every choice that has not ended, and counts it under `reason`."""
         if self not in self._service.generations:
             return
         self._service.generations.discard(self)
@@ -204,14 +206,14 @@ class Generation:
             self._service.meter.aborted(reason)
 
     def on_ready(self, callback: Callable[[], None]) -> None:
-        """Has the event loop call `callback` once, and then after each arrival; it calls `next` on `poll()`."""
+        """Has the event loop call `callback` in its next turn, and then after each arrival."""
         self._callback = callback
         for choice in self.choices:
             choice.stream.on_fresh = self._schedule_notify
         self._schedule_notify()
 
     def _schedule_notify(self) -> None:
-        """Calls back once in a turn of the loop, however much has come."""
+        """Notifies once in a turn of the loop, however much arrives."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._notify)
@@ -220,44 +222,14 @@ class Generation:
         self._scheduled = False
         self._callback()
 
-    def poll(self) -> Iterator[list[Delta]]:
-        """`next` gives all that has come since the last, perhaps nothing; ends when every choice has its finish.
+    def poll(self) -> list[Delta]:
+        """All deltas since the last call, perhaps none. Sets `ended` with the last ones, and closes the generation.
 
-        Raises:
-            SluiceError: a sequence ended without success; its last tokens have been handed on before.
+        It has ended when every choice has its finish, or when one failed: then `error` says why.
         """
-        failed: End | None = None
-        while self._open and failed is None:
-            deltas, failed = self._take()
-            if failed is not None or not self._open:
-                self._schedule_notify()  # for the next pull, which ends or raises
-            yield deltas
-        self._schedule_notify()  # for what follows the last deltas
-        if failed is None:
-            return self.close()
-        error = self._failure or error_of(failed)
-        reason = error.code or failed.outcome.value
-        self._service.meter.aborted(reason)
-        self.close(reason)
-        raise error
-
-    async def deltas(self) -> AsyncGenerator[list[Delta]]:
-        """Awaits each list of `poll()` that is not empty. Raises as `poll()` does."""
-        callback = asyncio.Event()
-        self.on_ready(callback.set)
-        try:
-            for deltas in self.poll():
-                if deltas:
-                    yield deltas
-                await callback.wait()
-                callback.clear()
-        except GeneratorExit:
-            self.close()
-            raise
-
-    def _take(self) -> tuple[list[Delta], End | None]:
         now = time.perf_counter()
-        deltas, failed = [], None
+        deltas: list[Delta] = []
+        failed: End | None = None
         for choice in self.choices:
             if choice.done or not choice.stream.fresh:
                 continue
@@ -273,7 +245,39 @@ class Generation:
                     self._finished(choice, batch, now)
                 else:
                     failed = batch.end
-        return deltas, failed
+        if failed is not None:
+            self._end_with(self._failure or error_of(failed), failed)
+        elif not self._open:
+            self.ended = True
+            self.close()
+        return deltas
+
+    async def deltas(self) -> AsyncGenerator[list[Delta]]:
+        """Awaits each list of deltas that is not empty.
+
+        Raises:
+            SluiceError: a choice failed; its last deltas have been yielded before.
+        """
+        ready = asyncio.Event()
+        self.on_ready(ready.set)
+        try:
+            while not self.ended:
+                await ready.wait()
+                ready.clear()
+                if deltas := self.poll():
+                    yield deltas
+        except GeneratorExit:
+            self.close()
+            raise
+        if self.error is not None:
+            raise self.error
+
+    def _end_with(self, error: SluiceError, end: End) -> None:
+        self.ended = True
+        self.error = error
+        reason = error.code or end.outcome.value
+        self._service.meter.aborted(reason)
+        self.close(reason)
 
     def _measure(self, choice: Choice, tokens: int, now: float) -> None:
         if choice.last_at:

@@ -1,17 +1,17 @@
-"""Server-sent events that are bytes already. Knows HTTP messages; knows neither tokens nor dialects.
+"""Server-sent events: writes deltas to a client as they arrive. Knows HTTP messages; knows no tokens and no API format.
 
-sse-starlette's response, with its per-event rendering replaced: one write for all that waits, a comment only
-after real silence, and an end that is always told. Draining is the service's business, so the library's own
-reaction to signals, which would cut streams off, is left out.
+The source calls back once in a turn of the event loop, however much has arrived. The stream polls the source, has the
+API format's writer turn the deltas into bytes, and sends these with one write: docs/pictures/token_path.svg draws it.
 
-There are two ways to the socket with the same bytes. A task awaits the server's `send`, as ASGI has it; and while the
-client takes what it is given, and the server offers it (http.py), what has come is put on its way right where it is
-told of, without the task, its future and the turns of the loop that these take.
+There are two ways to the socket, with the same bytes. While the client keeps up, and the server offers a DirectWriter
+(http_protocol.py), the callback itself writes: no task is woken, no future made. Otherwise a task awaits ASGI's `send`,
+and meanwhile deltas accumulate: a client that reads slowly gets larger writes and not more of them.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
 
 from sse_starlette import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -20,18 +20,55 @@ from frontend.server.http_protocol import DirectWriter
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class DeltaSource(Protocol[T_co]):
+    """What a stream polls: a Generation."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last `poll` returned the last deltas."""
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it ended without success."""
+
+    def on_ready(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` soon, and then after each arrival."""
+
+    def poll(self) -> T_co:
+        """All deltas since the last call, perhaps none. Never waits."""
+
+
+class StreamWriter(Protocol[T_contra]):
+    """How an API format writes one response as server-sent events."""
+
+    def write(self, deltas: T_contra) -> bytes:
+        """The events for these deltas; empty when there is nothing to send."""
+
+    def end(self) -> bytes:
+        """What follows the events of the last delta, after success only."""
+
 
 class EventStream(EventSourceResponse):
-    """Sends what `events` has next whenever `subscribe`'s callback is called, until it is exhausted.
+    """The response that streams `source` through `writer` until the source has ended or the client has left.
 
-    `events` gives empty bytes when there is nothing now; `failure(exc)` is the last event when it raises; `close()`
-    runs in any case. The headers take the way through the middleware, the events go straight to `send`.
+    The base class makes the headers and watches for the client's disconnect. Its group of tasks, which renders event by
+    event, is replaced by one task: the group took most of a short response's time. Its reaction to signals, which would
+    cut streams off, is left out: draining is the service's task.
+
+    stream_error: the last event, when the source ended with this error or something raised it
+    close: called in any case, when nothing more will be polled
+    send: the server's; the headers go through the middleware, the events straight to this
     """
 
     def __init__(
         self,
-        events: Iterator[bytes],
-        subscribe: Callable[[Callable[[], None]], None],
+        source: DeltaSource[T],
+        writer: StreamWriter[T],
         *,
         stream_error: Callable[[Exception], bytes],
         close: Callable[[], None],
@@ -40,27 +77,26 @@ class EventStream(EventSourceResponse):
         direct: DirectWriter | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(_nothing(), headers=headers, ping=keepalive_s, client_close_handler_callable=self._gone)
-        self._events = events
-        self._subscribe = subscribe
+        super().__init__(iter(()), headers=headers, ping=keepalive_s, client_close_handler_callable=self._on_disconnect)
+        self._source = source
+        self._writer = writer
         self._stream_error = stream_error
         self._close = close
         self._send = send
         self._direct = direct
         self._wakeup = asyncio.Event()  # for the task
-        self._sending = False  # the task has something that is not written yet
+        self._sending = False  # the task holds bytes that are not written yet
         self._ended = False
-        self._written = time.monotonic()
+        self._written_at = time.monotonic()
         self._timer: asyncio.TimerHandle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As the library's, with one task beside this one; its group of four took most of a short answer's time."""
-        listening = asyncio.create_task(self._listen_for_disconnect(receive))
+        disconnect = asyncio.create_task(self._listen_for_disconnect(receive))
         self._check_silence()
         try:
             await self._stream_response(send)
         finally:
-            listening.cancel()
+            disconnect.cancel()
             self._timer.cancel()
 
     async def _stream_response(self, send: Send) -> None:
@@ -73,17 +109,43 @@ class EventStream(EventSourceResponse):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send) -> None:
-        self._subscribe(self._on_ready)
+        self._source.on_ready(self._on_ready)
         while not self._ended:
             await self._wakeup.wait()
             self._wakeup.clear()
             self._sending = True
-            if data := self._next() or self._comment():
+            if data := self._poll() or self._keep_alive():
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             self._sending = False
 
-    async def _gone(self, message: Message) -> None:
-        """The client has left."""
+    def _on_ready(self) -> None:
+        """Writes what has arrived, or has the task write it when this cannot be done without waiting."""
+        if self._sending or self._direct is None or not self._direct.ready():
+            self._wakeup.set()
+            return
+        if data := self._poll():
+            self._direct.write(data)
+        if self._ended:
+            self._wakeup.set()
+
+    def _poll(self) -> bytes:
+        """The bytes to send now."""
+        if self._ended:
+            return b""
+        try:
+            data = self._writer.write(self._source.poll())
+            if self._source.ended:
+                self._ended = True
+                error = self._source.error
+                data += self._writer.end() if error is None else self._stream_error(error)
+        except Exception as exc:
+            self._ended = True
+            return self._stream_error(exc)
+        if data:
+            self._written_at = time.monotonic()
+        return data
+
+    async def _on_disconnect(self, message: Message) -> None:
         self._end()
         self._wakeup.set()
 
@@ -91,48 +153,16 @@ class EventStream(EventSourceResponse):
         self._ended = True
         self._close()
 
-    def _on_ready(self) -> None:
-        """Something has come."""
-        if self._sending or self._direct is None or not self._direct.ready():
-            self._wakeup.set()
-            return
-        if data := self._next():
-            self._direct.write(data)
-        if self._ended:
-            self._wakeup.set()
-
-    def _next(self) -> bytes:
-        """What there is to send now."""
-        if self._ended:
-            return b""
-        try:
-            data = next(self._events)
-        except StopIteration:
-            self._ended = True
-            return b""
-        except Exception as exc:
-            self._ended = True
-            return self._stream_error(exc)
-        if data:
-            self._written = time.monotonic()
-        return data
-
     def _check_silence(self) -> None:
-        """Has a comment sent when nothing was for long enough."""
-        silence = time.monotonic() - self._written
+        """Wakes the task for a comment when nothing was written for as long as `keepalive_s`."""
+        silence = time.monotonic() - self._written_at
         if silence >= self.ping_interval:
             silence = 0.0
             self._wakeup.set()
         self._timer = asyncio.get_running_loop().call_later(self.ping_interval - silence, self._check_silence)
 
-    def _comment(self) -> bytes:
-        if self._ended or time.monotonic() - self._written < self.ping_interval:
+    def _keep_alive(self) -> bytes:
+        if self._ended or time.monotonic() - self._written_at < self.ping_interval:
             return b""
-        self._written = time.monotonic()
+        self._written_at = time.monotonic()
         return KEEP_ALIVE
-
-
-async def _nothing() -> AsyncIterator[bytes]:
-    """For the library, which never gets to it."""
-    return
-    yield b""

@@ -1,7 +1,7 @@
 """Golden transcripts of both dialects of /v1/completions, and that a folded stream is the whole answer."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -22,20 +22,17 @@ def response_context(tokenizer: Tokenizer, **more: Any) -> ResponseContext:
 
 
 class FakeDeltas:
-    """What comes, for who waits and for who does not."""
+    """Lists of deltas, for a stream's writer and for `complete`."""
 
-    def __init__(self, *lists: list[Delta] | Exception) -> None:
+    def __init__(self, *lists: list[Delta]) -> None:
         self._lists = iter(lists)
 
     def __iter__(self) -> Iterator[list[Delta]]:
-        for one in self._lists:
-            if isinstance(one, Exception):
-                raise one
-            yield one
+        return self._lists
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
-        for one in self:
-            yield one
+        for deltas in self:
+            yield deltas
 
 
 def last(index: int = 0, ids: tuple[int, ...] = (), texts: tuple[str, ...] = (), **more: Any) -> Delta:
@@ -43,14 +40,15 @@ def last(index: int = 0, ids: tuple[int, ...] = (), texts: tuple[str, ...] = (),
     return Delta(index, list(ids), list(texts), **settings)
 
 
-async def lines(stream: Iterator[bytes]) -> list[str]:
-    return [data.decode() for data in stream if data]
+def lines(writer: Any, story: Iterable[list[Delta]]) -> list[str]:
+    """What a stream's writer writes for each list of deltas, and at the end."""
+    return [data.decode() for data in [*map(writer.write, story), writer.end()] if data]
 
 
 async def test_openai_transcript(tokenizer: Tokenizer) -> None:
     asked = response_context(tokenizer, stream=True)
     story = FakeDeltas([Delta(0, [5], [' "é"\n'])], [Delta(0, [6], [""])], [last(ids=(7, 8), texts=("b", ""))])
-    assert await lines(completions.stream(asked, story)) == [
+    assert lines(completions.stream_writer(asked), story) == [
         f'data: {HEAD},"choices":[{{"index":0,"text":" \\"é\\"\\n","logprobs":null,"finish_reason":null}}]}}\n\n',
         f'data: {HEAD},"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null}}]}}\n\n'
         f'data: {HEAD},"choices":[{{"index":0,"text":"","logprobs":null,"finish_reason":"stop",'
@@ -62,7 +60,7 @@ async def test_openai_transcript(tokenizer: Tokenizer) -> None:
 async def test_openai_usage_chunk_has_no_choices(tokenizer: Tokenizer) -> None:
     asked = response_context(tokenizer, stream=True, include_usage=True, timings=True)
     *chunks, end = parse_sse(
-        "".join(await lines(completions.stream(asked, FakeDeltas([Delta(0, [5], ["a"])], [last()]))))
+        "".join(lines(completions.stream_writer(asked), FakeDeltas([Delta(0, [5], ["a"])], [last()])))
     )
     assert end == "[DONE]"
     assert [chunk["usage"] for chunk in chunks[:-1]] == [None, None]
@@ -78,20 +76,20 @@ async def test_openai_usage_chunk_has_no_choices(tokenizer: Tokenizer) -> None:
 
 async def test_openai_timings_without_usage_are_on_the_last_finish(tokenizer: Tokenizer) -> None:
     asked = response_context(tokenizer, stream=True, timings=True, n=2)
-    chunks = parse_sse("".join(await lines(completions.stream(asked, FakeDeltas([last(0)], [last(1)])))))
+    chunks = parse_sse("".join(lines(completions.stream_writer(asked), FakeDeltas([last(0)], [last(1)]))))
     assert ["timings" in chunk for chunk in chunks[:-1]] == [False, True]
 
 
 async def test_openai_running_usage(tokenizer: Tokenizer) -> None:
     asked = response_context(tokenizer, stream=True, continuous_usage=True)
     story = FakeDeltas([Delta(0, [5], ["a"], usage=Usage(3, 1))], [last()])
-    chunks = parse_sse("".join(await lines(completions.stream(asked, story))))
+    chunks = parse_sse("".join(lines(completions.stream_writer(asked), story)))
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1]] == [1, 4]
 
 
 async def test_typed_events_transcript(tokenizer: Tokenizer) -> None:
     story = FakeDeltas([Delta(0, [9906], ['He"l'])], [Delta(0, [5, 6], ["", "é"])], [last(ids=(7,), texts=("",))])
-    assert "".join(await lines(typed_events.stream(response_context(tokenizer, stream=True), story))) == (
+    assert "".join(lines(typed_events.stream_writer(response_context(tokenizer, stream=True)), story)) == (
         'event: token\ndata: {"token": "He\\"l", "token_id": 9906}\n\n'
         'event: token\ndata: {"token": "", "token_id": 5}\n\n'
         'event: token\ndata: {"token": "é", "token_id": 6}\n\n'
@@ -103,20 +101,14 @@ async def test_typed_events_transcript(tokenizer: Tokenizer) -> None:
 
 async def test_typed_events_carry_text_that_came_after_the_last_id(tokenizer: Tokenizer) -> None:
     story = FakeDeltas([Delta(0, [5], [""])], [last(texts=("\ufffd",))])
-    text = "".join(await lines(typed_events.stream(response_context(tokenizer, stream=True), story)))
+    text = "".join(lines(typed_events.stream_writer(response_context(tokenizer, stream=True)), story))
     assert 'data: {"token": "\ufffd", "token_id": null}' in text
 
 
 @pytest.mark.parametrize("dialect", [completions, typed_events])
-async def test_a_failure_passes_through_a_stream_without_an_end(tokenizer: Tokenizer, dialect: Any) -> None:
-    stream = dialect.stream(
-        response_context(tokenizer, stream=True), FakeDeltas([Delta(0, [5], ["a"])], Internal("broken"))
-    )
-    written = []
-    with pytest.raises(Internal):
-        for data in stream:
-            written.append(data)
-    assert len(written) == 1 and b"DONE" not in written[0] and b"done" not in written[0]
+def test_stream_writer_before_the_last_delta_writes_no_end(tokenizer: Tokenizer, dialect: Any) -> None:
+    written = dialect.stream_writer(response_context(tokenizer, stream=True)).write([Delta(0, [5], ["a"])])
+    assert written and b"DONE" not in written and b"done" not in written
 
 
 def test_failures_in_the_words_of_each_dialect(tokenizer: Tokenizer) -> None:
@@ -142,7 +134,7 @@ async def test_whole_answers_equal_folded_streams(tokenizer: Tokenizer) -> None:
     ]
     asked = response_context(tokenizer, n=2, include_usage=True, sampling=Sampling(max_tokens=9, logprobs=2))
     whole = json.loads(await completions.complete(asked, FakeDeltas(*story)))
-    chunks = parse_sse("".join(await lines(completions.stream(asked, FakeDeltas(*story)))))
+    chunks = parse_sse("".join(lines(completions.stream_writer(asked), FakeDeltas(*story))))
     assert fold(chunks[:-1]) == whole
     assert whole["usage"]["prompt_tokens"] == 3 and whole["usage"]["completion_tokens"] == 8
     assert [choice["finish_reason"] for choice in whole["choices"]] == ["stop", "length"]

@@ -41,26 +41,52 @@ async def never() -> dict[str, object]:
     raise AssertionError
 
 
-def said(pieces: list[bytes], failing: bool) -> Iterator[bytes]:
-    yield from pieces
-    if failing:
-        raise ValueError
+class Source:
+    """Each poll gives the next piece; the last ends it, with `error` if that is an error; `raising` raises instead."""
+
+    def __init__(self, pieces: Iterator[bytes], how: str = "end") -> None:
+        self.ended = False
+        self.error: Exception | None = None
+        self.callbacks: list[Callable[[], None]] = []
+        self._pieces = pieces
+        self._how = how
+
+    def on_ready(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
+
+    def poll(self) -> bytes:
+        piece = next(self._pieces, None)
+        if piece is not None:
+            return piece
+        if self._how == "raise":
+            raise ValueError
+        self.ended = True
+        self.error = ValueError() if self._how == "error" else None
+        return b""
 
 
-async def answer(pieces: list[bytes], failing: bool, socket: Socket, pauses: list[bool]) -> tuple[bytes, int]:
+class Writer:
+    def write(self, deltas: bytes) -> bytes:
+        return deltas
+
+    def end(self) -> bytes:
+        return b"."
+
+
+async def answer(pieces: list[bytes], how: str, socket: Socket, pauses: list[bool]) -> tuple[bytes, int]:
     """The body of an answer whose pieces come one after another, sometimes several between two turns of the loop."""
-    told: list[Callable[[], None]] = []
+    source = Source(iter(pieces), how)
     closed: list[bool] = []
     stream = EventStream(
-        said(pieces, failing), told.append, stream_error=lambda exc: b"!", close=lambda: closed.append(True),
+        source, Writer(), stream_error=lambda exc: b"!", close=lambda: closed.append(True),
         keepalive_s=60.0, send=socket.send, direct=socket,  # type: ignore[arg-type]
     )  # fmt: skip
     task = asyncio.create_task(stream({"type": "http"}, never, socket.send))  # type: ignore[arg-type]
-    while not told:
+    while not source.callbacks:
         await asyncio.sleep(0)
     pause = cycle(pauses)
     while not task.done():
-        told[0]()
+        source.callbacks[0]()
         if next(pause):
             await asyncio.sleep(0)
     await task
@@ -69,16 +95,16 @@ async def answer(pieces: list[bytes], failing: bool, socket: Socket, pauses: lis
 
 
 @settings(max_examples=100, deadline=None)
-@given(PIECES, st.booleans(), WAYS, WAYS, WAYS.filter(any))
+@given(PIECES, st.sampled_from(["end", "error", "raise"]), WAYS, WAYS, WAYS.filter(any))
 def test_all_ways_to_the_socket_give_the_same_bytes(
-    pieces: list[bytes], failing: bool, ready: list[bool], slow: list[bool], pauses: list[bool]
+    pieces: list[bytes], how: str, ready: list[bool], slow: list[bool], pauses: list[bool]
 ) -> None:
-    body = b"".join(pieces) + b"!" * failing
-    assert asyncio.run(answer(pieces, failing, Socket(ready, slow), pauses)) == (body, 1)
+    body = b"".join(pieces) + (b"." if how == "end" else b"!")
+    assert asyncio.run(answer(pieces, how, Socket(ready, slow), pauses)) == (body, 1)
 
 
 async def test_silence_is_broken_by_a_comment_and_a_client_that_leaves_ends_it() -> None:
-    told: list[Callable[[], None]] = []
+    source = Source(chain([b"a"], repeat(b"")))
     closed: list[bool] = []
     socket, left = Socket([True], [False]), asyncio.Event()
 
@@ -87,13 +113,13 @@ async def test_silence_is_broken_by_a_comment_and_a_client_that_leaves_ends_it()
         return {"type": "http.disconnect"}
 
     stream = EventStream(
-        chain([b"a"], repeat(b"")), told.append, stream_error=lambda exc: b"!", close=lambda: closed.append(True),
+        source, Writer(), stream_error=lambda exc: b"!", close=lambda: closed.append(True),
         keepalive_s=0.02, send=socket.send, direct=socket,  # type: ignore[arg-type]
     )  # fmt: skip
     task = asyncio.create_task(stream({"type": "http"}, receive, socket.send))  # type: ignore[arg-type]
-    while not told:
+    while not source.callbacks:
         await asyncio.sleep(0)
-    told[0]()
+    source.callbacks[0]()
     while KEEP_ALIVE not in socket.out:
         await asyncio.sleep(0.005)
     assert socket.out[0] == b"a" and not closed

@@ -5,7 +5,6 @@ message_stop. Sampling fields that Anthropic lacks (`seed`, `stop_token_ids`, â€
 reproduces an answer are extensions.
 """
 
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -13,7 +12,7 @@ from frontend.api import structured_output
 from frontend.api.anthropic import envelope as frame
 from frontend.api.anthropic.envelope import PREFIX, error, stream_error
 from frontend.api.anthropic.messages_input import later_systems_as_users, marked, message, text
-from frontend.api.anthropic.messages_output import parsed_blocks, parsed_stream
+from frontend.api.anthropic.messages_output import ParsedWriter, parsed_blocks
 from frontend.api.chat_prompt import MAX_MESSAGES, Prompt, merge_same_role, prompt, turn
 from frontend.api.common import (
     MAX_STOPS,
@@ -22,7 +21,6 @@ from frontend.api.common import (
     SAMPLING,
     AsyncDeltas,
     ModelContext,
-    PolledDeltas,
     ResponseContext,
     Totals,
     check_length,
@@ -59,8 +57,8 @@ __all__ = [
     "count_tokens",
     "error",
     "parse",
-    "stream",
     "stream_error",
+    "stream_writer",
 ]
 
 NAME = "messages"
@@ -157,28 +155,33 @@ def _thinking(values: dict[str, Any], context: ModelContext) -> dict[str, Any]:
     return told | thinking(asked, "thinking", context)
 
 
-def stream(context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]:
-    """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
-    return (
-        _stream(context, polled)
-        if context.request.parser_config is None
-        else parsed_stream(context, polled, context.request.parser_config)
-    )
+def stream_writer(context: ResponseContext) -> "TextWriter | ParsedWriter":
+    parser_config = context.request.parser_config
+    return TextWriter(context) if parser_config is None else ParsedWriter(context, parser_config)
 
 
-def _stream(context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]:
-    totals = Totals(context.request)
-    opening = frame.start(context) + frame.BLOCK_START + frame.PING
-    for deltas in polled:
+class TextWriter:
+    """Writes one response that is text only, in one block."""
+
+    def __init__(self, context: ResponseContext) -> None:
+        self._context = context
+        self._totals = Totals(context.request)
+        self._opening = frame.start(context) + frame.BLOCK_START + frame.PING
+
+    def write(self, deltas: list[Delta]) -> bytes:
         data = b""
-        if deltas and opening:
-            data, opening = opening, b""
+        if deltas and self._opening:
+            data, self._opening = self._opening, b""
+        running_totals = self._totals if self._context.request.continuous_usage else None
         for delta in deltas:
-            totals.add(delta)
-            data += frame.text_delta(delta, totals if context.request.continuous_usage else None)
+            self._totals.add(delta)
+            data += frame.text_delta(delta, running_totals)
             if delta.finish is not None:
-                data += frame.BLOCK_STOP + frame.end(context, delta, totals)
-        yield data
+                data += frame.BLOCK_STOP + frame.end(self._context, delta, self._totals)
+        return data
+
+    def end(self) -> bytes:
+        return b""
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:

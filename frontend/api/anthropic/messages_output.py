@@ -5,18 +5,18 @@ it comes back.
 """
 
 from base64 import b64encode
-from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from frontend.api.anthropic import envelope as frame
-from frontend.api.common import PolledDeltas, ResponseContext, Totals, to_json
+from frontend.api.common import ResponseContext, Totals, to_json
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig
 from frontend.output_parser.parsed import Call, ParsedOutput
 from frontend.output_parser.parser import OutputParser
+from frontend.request import Delta
 
 OMITTED = "omitted"  # GenerationRequest.format_data["thinking"]: thoughts are marked, and not told
 
@@ -48,22 +48,32 @@ def parsed_blocks(said: ParsedOutput, context: ResponseContext) -> list[dict[str
     return blocks or [{"type": "text", "text": ""}]
 
 
-def parsed_stream(context: ResponseContext, polled: PolledDeltas, parser_config: ParserConfig) -> Iterator[bytes]:
-    """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
-    totals, parser, page = Totals(context.request), OutputParser(parser_config), Blocks(context)
-    opening = frame.start(context) + frame.PING
-    for deltas in polled:
+class ParsedWriter:
+    """Writes one response with reasoning or tool calls, one block after the other."""
+
+    def __init__(self, context: ResponseContext, parser_config: ParserConfig) -> None:
+        self._context = context
+        self._totals = Totals(context.request)
+        self._parser = OutputParser(parser_config)
+        self._blocks = Blocks(context)
+        self._opening = frame.start(context) + frame.PING
+
+    def write(self, deltas: list[Delta]) -> bytes:
         data = b""
-        if deltas and opening:
-            data, opening = opening, b""
+        if deltas and self._opening:
+            data, self._opening = self._opening, b""
+        running_totals = self._totals if self._context.request.continuous_usage else None
         for delta in deltas:
-            totals.add(delta)
-            events = parser.feed(delta.text) + (parser.finish() if delta.finish is not None else [])
-            after = frame.running(totals if context.request.continuous_usage else None) + b"}\n\n"
-            data += b"".join([page.write(event, after) for event in events])
+            self._totals.add(delta)
+            events = self._parser.feed(delta.text) + (self._parser.finish() if delta.finish is not None else [])
+            after = frame.running(running_totals) + b"}\n\n"
+            data += b"".join([self._blocks.write(event, after) for event in events])
             if delta.finish is not None:
-                data += page.close() + frame.end(context, delta, totals, parser.called)
-        yield data
+                data += self._blocks.close() + frame.end(self._context, delta, self._totals, self._parser.called)
+        return data
+
+    def end(self) -> bytes:
+        return b""
 
 
 class Blocks:

@@ -4,7 +4,7 @@ A stream is a chunk with each choice's role, text chunks, a chunk with each fini
 `[DONE]`. Chunks are rendered as in `completions`; here is what chat says differently.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from frontend.api import structured_output
@@ -13,7 +13,6 @@ from frontend.api.common import (
     OPENAI,
     AsyncDeltas,
     ModelContext,
-    PolledDeltas,
     ResponseContext,
     Totals,
     check_length,
@@ -24,19 +23,19 @@ from frontend.api.common import (
 )
 from frontend.api.fields import Field, Table, anything, boolean, integer, only, read, refused, some_text
 from frontend.api.openai.chat_input import OPENAI_CHAT, openai_prompt
-from frontend.api.openai.chat_output import ParsedChunks, message, reason
-from frontend.api.openai.completions import DONE, FINISH, Chunks, Shape, error, stream_error
+from frontend.api.openai.chat_output import ParsedChunkWriter, message, reason
+from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error
 from frontend.api.tools import answer_form, offer
 from frontend.errors import SluiceError, Unprocessable
 from frontend.output_parser.parsed import ParsedOutput
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
 
-__all__ = ["FIELDS", "NAME", "PREFIX", "complete", "error", "parse", "stream", "stream_error"]
+__all__ = ["FIELDS", "NAME", "PREFIX", "complete", "error", "parse", "stream_error", "stream_writer"]
 
 NAME, PREFIX = "chat", "chatcmpl"
 LEAST = -9999.0  # OpenAI's word for a log-probability of minus infinity, which JSON cannot say
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
-SPOKEN_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
+PARSED_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
 
 FIELDS: Table = {
     **OPENAI,
@@ -96,21 +95,11 @@ def _max_tokens(values: dict[str, Any]) -> int | None:
     return given.pop() if given else None
 
 
-def stream(context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]:
-    """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
-    if context.request.parser_config is not None:
-        return _stream(context, polled, ParsedChunks(context, SHAPE, context.request.parser_config), SPOKEN_ROLE)
-    return _stream(context, polled, Chunks(context, SHAPE), ROLE)
-
-
-def _stream(context: ResponseContext, polled: PolledDeltas, page: Chunks, role: bytes) -> Iterator[bytes]:
-    opening = page.opening(role)
-    for deltas in polled:
-        data = b"".join([page.write(delta) for delta in deltas])
-        if deltas and opening:
-            data, opening = opening + data, b""
-        yield data
-    yield page.last() + DONE
+def stream_writer(context: ResponseContext) -> ChunkWriter:
+    parser_config = context.request.parser_config
+    if parser_config is None:
+        return ChunkWriter(context, SHAPE, ROLE)
+    return ParsedChunkWriter(context, SHAPE, PARSED_ROLE, parser_config)
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:

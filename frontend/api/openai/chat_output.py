@@ -7,7 +7,7 @@ either are worded in `chat`.
 from typing import Any
 
 from frontend.api.common import ResponseContext, to_json
-from frontend.api.openai.completions import FINISH, Chunks, Shape
+from frontend.api.openai.completions import FINISH, ChunkWriter, Shape
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig
 from frontend.output_parser.parsed import ParsedOutput
@@ -43,14 +43,14 @@ def _thought(text: str) -> dict[str, str]:
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
-class ParsedChunks(Chunks):
-    """Renders one stream's chunks, each of one event; log-probabilities go with the next that is sent."""
+class ParsedChunkWriter(ChunkWriter):
+    """Writes chunks of one parser event each; log-probabilities go with the next chunk that is sent."""
 
-    def __init__(self, context: ResponseContext, shape: Shape, parser_config: ParserConfig) -> None:
-        super().__init__(context, shape)
+    def __init__(self, context: ResponseContext, shape: Shape, opening: bytes, parser_config: ParserConfig) -> None:
+        super().__init__(context, shape, opening)
         self._choices = [_Choice(parser_config) for _ in range(context.request.n)]
 
-    def write(self, delta: Delta) -> bytes:
+    def _write(self, delta: Delta) -> bytes:
         self._totals.add(delta)
         choice = self._choices[delta.index]
         choice.scores += delta.logprobs or ()

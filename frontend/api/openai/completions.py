@@ -5,7 +5,7 @@ Everything that waits goes out in one write, and what does not change from chunk
 which words the same things a little differently, takes its chunks from here.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from frontend.api.common import (
     OPENAI,
     AsyncDeltas,
     ModelContext,
-    PolledDeltas,
     ResponseContext,
     Totals,
     check_ids,
@@ -112,12 +111,8 @@ async def _tokens(given: list[Prompt], context: ModelContext) -> list[list[int]]
     return tokens
 
 
-def stream(context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]:
-    """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
-    page = Chunks(context, SHAPE)
-    for deltas in polled:
-        yield b"".join([page.write(delta) for delta in deltas])
-    yield page.last() + DONE
+def stream_writer(context: ResponseContext) -> "ChunkWriter":
+    return ChunkWriter(context, SHAPE)
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
@@ -156,10 +151,13 @@ class Shape:
     logprobs: Callable[[ResponseContext, Delta, int], dict[str, Any]]  # of a delta that begins at this character
 
 
-class Chunks:
-    """Renders one stream's chunks."""
+class ChunkWriter:
+    """Writes one response as a stream of chunks.
 
-    def __init__(self, context: ResponseContext, shape: Shape) -> None:
+    opening: the payload of a chunk that each choice begins with; empty: none.
+    """
+
+    def __init__(self, context: ResponseContext, shape: Shape, opening: bytes = b"") -> None:
         request = context.request
         self._context = context
         self._shape = shape
@@ -173,12 +171,19 @@ class Chunks:
         self._after = shape.after + self._rest
         self._plain = not request.continuous_usage and request.sampling.logprobs is None
         self._offsets = [0] * self._left
+        self._opening = b"".join([bare + opening + self._rest for bare in self._bare]) if opening else b""
 
-    def opening(self, payload: bytes) -> bytes:
-        """A chunk for each choice, before any of its text."""
-        return b"".join([bare + payload + self._rest for bare in self._bare])
+    def write(self, deltas: list[Delta]) -> bytes:
+        data = b"".join([self._write(delta) for delta in deltas])
+        if self._opening and deltas:
+            data, self._opening = self._opening + data, b""
+        return data
 
-    def write(self, delta: Delta) -> bytes:
+    def end(self) -> bytes:
+        """The chunk with the usage, if requested, and the end mark."""
+        return self._usage_chunk() + DONE
+
+    def _write(self, delta: Delta) -> bytes:
         text = delta.text
         self._totals.add(delta)
         if not self._plain:
@@ -217,7 +222,7 @@ class Chunks:
     def _reason(self, delta: Delta) -> str:
         return FINISH[delta.finish or Finish.LENGTH]
 
-    def last(self) -> bytes:
+    def _usage_chunk(self) -> bytes:
         request = self._context.request
         if not request.include_usage:
             return b""

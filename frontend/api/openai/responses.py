@@ -5,7 +5,7 @@ the answer was cut off, response.incomplete. Nothing is stored: a request brings
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from frontend.api import structured_output
@@ -15,7 +15,6 @@ from frontend.api.common import (
     OPENAI,
     AsyncDeltas,
     ModelContext,
-    PolledDeltas,
     ResponseContext,
     Totals,
     check_length,
@@ -57,8 +56,8 @@ __all__ = [
     "count_tokens",
     "error",
     "parse",
-    "stream",
     "stream_error",
+    "stream_writer",
 ]
 
 NAME, PREFIX = "responses", "resp"
@@ -170,21 +169,34 @@ def _format(body: Mapping[str, Any]) -> Any:
     return (body.get("text") or {}).get("format") or {"type": "text"}
 
 
-def stream(context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]:
-    """The answer as server-sent events, one `bytes` for all that came at once; empty when there is nothing to say."""
-    totals, output, begun = Totals(context.request), Output(context), False
-    for deltas in polled:
+def stream_writer(context: ResponseContext) -> "ResponseWriter":
+    return ResponseWriter(context)
+
+
+class ResponseWriter:
+    """Writes one response as numbered events."""
+
+    def __init__(self, context: ResponseContext) -> None:
+        self._context = context
+        self._totals = Totals(context.request)
+        self._output = Output(context)
+        self._begun = False
+
+    def write(self, deltas: list[Delta]) -> bytes:
         steps: list[Step] = []
-        if deltas and not begun:
-            begun = True
-            steps += [step(kind, response=_response(context, BEGUN)) for kind in OPENING]
+        if deltas and not self._begun:
+            self._begun = True
+            steps += [step(kind, response=_response(self._context, BEGUN)) for kind in OPENING]
         for delta in deltas:
-            totals.add(delta)
-            steps += output.add(delta)
+            self._totals.add(delta)
+            steps += self._output.add(delta)
             if delta.finish is not None:
-                ended = _ended(context, delta, totals, output)
+                ended = _ended(self._context, delta, self._totals, self._output)
                 steps.append(step(f"response.{ended['status']}", response=ended))
-        yield numbered(steps, context.numbers)
+        return numbered(steps, self._context.event_numbers)
+
+    def end(self) -> bytes:
+        return b""
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
@@ -204,7 +216,7 @@ def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) ->
     """The end of a stream that went wrong, as OpenAI's: its SDKs raise on the first, others know the second."""
     failed = _response(context, "failed") | {"error": {"code": "server_error", "message": exc.message}}
     said = step("error", code=exc.code, message=exc.message, param=exc.param, error=openai_error(exc))
-    return numbered([said, step("response.failed", response=failed)], context.numbers)
+    return numbered([said, step("response.failed", response=failed)], context.event_numbers)
 
 
 def _response(context: ResponseContext, status: str) -> dict[str, Any]:

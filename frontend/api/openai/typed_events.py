@@ -3,12 +3,11 @@
 Always a stream. One `token` event for every generated id, in order, then exactly one `done` or `error`.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from frontend.api.common import AsyncDeltas, ModelContext, PolledDeltas, ResponseContext, Totals, to_json
+from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, Totals, to_json
 from frontend.api.openai import completions
 from frontend.errors import SluiceError, Unprocessable
 from frontend.request import Delta, GenerationRequest
@@ -29,19 +28,14 @@ async def parse(body: dict[str, Any], context: ModelContext) -> GenerationReques
     return replace(request, stream=True)
 
 
-def stream(context: ResponseContext, polled: PolledDeltas) -> Iterator[bytes]:
-    totals = Totals(context.request)
-    for deltas in polled:
-        data = b""
-        for delta in deltas:
-            totals.add(delta)
-            data += _tokens(delta) + (_done(context, delta, totals) if delta.finish else b"")
-        yield data
+def stream_writer(context: ResponseContext) -> "EventWriter":
+    return EventWriter(context)
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     """All events at once; nobody asks for this over HTTP."""
-    return b"".join(stream(context, iter([deltas async for deltas in arriving])))
+    writer = EventWriter(context)
+    return b"".join([writer.write(deltas) async for deltas in arriving])
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
@@ -50,6 +44,24 @@ def error(exc: SluiceError, request_id: str) -> bytes:
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
     return b'event: error\ndata: {"error": %s}\n\n' % to_json(exc.message)
+
+
+class EventWriter:
+    """Writes one response as typed events."""
+
+    def __init__(self, context: ResponseContext) -> None:
+        self._context = context
+        self._totals = Totals(context.request)
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        data = b""
+        for delta in deltas:
+            self._totals.add(delta)
+            data += _tokens(delta) + (_done(self._context, delta, self._totals) if delta.finish else b"")
+        return data
+
+    def end(self) -> bytes:
+        return b""
 
 
 def _tokens(delta: Delta) -> bytes:
