@@ -49,7 +49,7 @@ def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = F
     heartbeat.phase = Phase.LOADING
     try:
         engine = load_engine(settings.model, settings.worker, state.loading, state.downloading, prefer_cache=again)
-        engine.runner.prove()
+        engine.runner.check_device()
         stop.serving = True
         _serve(settings, engine, link, state, stop)
     except Exception as error:
@@ -63,17 +63,17 @@ def _serve(settings: Settings, engine: Engine, link: WireServer, state: "_State"
     metrics = Metrics(settings.frontend.metrics_prefix)
     seeds = random.Random(settings.worker.seed) if settings.worker.seed >= 0 else random.SystemRandom()
     engine.compiler.wake = link.awake.set
-    desk = RequestTable(
+    request_table = RequestTable(
         engine.scheduler,
         state.stats,
         metrics,
         vocab_size=engine.limits.vocab_size,
         seeds=seeds,
-        ledger=CrashJournal(state.heartbeat),
+        crash_journal=CrashJournal(state.heartbeat),
         compiler=engine.compiler,
     )
     canary_s = settings.worker.canary_interval
-    loop = Loop(engine.scheduler, engine.runner, desk, link, state.stats, metrics, canary_s=canary_s)
+    loop = Loop(engine.scheduler, engine.runner, request_table, link, state.stats, metrics, canary_s=canary_s)
     link.step_progress = lambda: engine.runner.layers
     state.engine, state.metrics = engine, metrics
     state.heartbeat.phase = Phase.SERVING
@@ -85,12 +85,12 @@ def _serve(settings: Settings, engine: Engine, link: WireServer, state: "_State"
     gc.freeze()  # torch's modules and the model live for ever: no step pauses to look through them again
     loop.run(lambda: stop.asked)
     log.info("draining for at most %g s", settings.worker.drain_timeout)
-    desk.draining = state.draining = True
+    request_table.draining = state.draining = True
     deadline = time.monotonic() + settings.worker.drain_timeout
     loop.run(lambda: not engine.scheduler.has_work or time.monotonic() > deadline)
     engine.compiler.close()
-    desk.end_all(Outcome.SHUTDOWN, time.monotonic(), "the server shut down before this was done")
-    desk.publish(link, time.monotonic())
+    request_table.end_all(Outcome.SHUTDOWN, time.monotonic(), "the server shut down before this was done")
+    request_table.publish(link, time.monotonic())
 
 
 def _open_metrics(metrics: Metrics, link: WireServer, settings: Settings) -> None:

@@ -72,9 +72,9 @@ def measure(sequences: int, context: int) -> dict[str, float]:
     pages = sequences * -(-(context + STEPS + 64) // PAGE_SIZE) + 1
     config = SchedulerConfig(max_seq_len=1 << 16, max_batch_size=sequences, max_step_tokens=1 << 20)
     scheduler, stats, metrics = Scheduler(config, PagePool(pages, PAGE_SIZE)), Stats(), Metrics()
-    desk = RequestTable(scheduler, stats, metrics, vocab_size=1000, seeds=random.Random(0))
+    request_table = RequestTable(scheduler, stats, metrics, vocab_size=1000, seeds=random.Random(0))
     sink, runner = Sink(), Empty()
-    loop = Loop(scheduler, runner, desk, sink, stats, metrics)  # type: ignore[arg-type]
+    loop = Loop(scheduler, runner, request_table, sink, stats, metrics)  # type: ignore[arg-type]
     sampling = Sampling(STEPS + 32, temperature=0.0, ignore_eos=True)
     for id in range(sequences):
         prompt = [random.randrange(1000) for _ in range(context)]

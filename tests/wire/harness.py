@@ -18,7 +18,7 @@ from worker.engine.requests import RequestTable
 from worker.kv_cache.pages import PagePool
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
-from worker.run.in_flight import Sampled
+from worker.run.in_flight import StepOutput
 from worker.schedule.plan import Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
@@ -44,10 +44,10 @@ class Done:
     """A step that was over as soon as it was launched."""
 
     plan: Plan
-    sampled: Sampled
+    sampled: StepOutput
     ahead: bool = False
 
-    def read(self) -> Sampled:
+    def read(self) -> StepOutput:
         return self.sampled
 
 
@@ -58,14 +58,14 @@ class FakeRunner:
     delay: float = 0.0
     trouble: Callable[[Sequence], None] = lambda sequence: None
 
-    def prove(self) -> None: ...
+    def check_device(self) -> None: ...
 
     def launch(self, plan: Plan, before: Done | None) -> Done:
         if self.delay:
             time.sleep(self.delay)
         for chunk in plan.chunks:
             self.trouble(chunk.sequence)
-        return Done(plan, Sampled([next_id(chunk.sequence.tokens) for chunk in plan.sampling]))
+        return Done(plan, StepOutput([next_id(chunk.sequence.tokens) for chunk in plan.sampling]))
 
 
 @dataclass
@@ -93,20 +93,20 @@ class Worker:
         config = SchedulerConfig(max_seq_len=2048, max_batch_size=self.max_batch, max_waiting_requests=self.max_waiting)
         self.scheduler = Scheduler(config, self.pool)
         stats, metrics = Stats(), Metrics()
-        self.desk = RequestTable(self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0))
+        self.request_table = RequestTable(self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0))
         self.link = WireServer(
             self.wire, Identity(self.epoch, self.model, "hash", limits), self.lease_timeout, self._status
         )
         self.link.start()
         self.stopped = False
-        self.loop = Loop(self.scheduler, self.runner, self.desk, self.link, stats, metrics)  # type: ignore[arg-type]
+        self.loop = Loop(self.scheduler, self.runner, self.request_table, self.link, stats, metrics)  # type: ignore[arg-type]
         self.thread = threading.Thread(target=self.loop.run, args=(lambda: self.stopped,))
         self.thread.start()
         return self
 
     def _status(self) -> Status:
         return Status(
-            self.epoch, 1, self.model, "cpu", "float32", "draining" if self.desk.draining else "ready",
+            self.epoch, 1, self.model, "cpu", "float32", "draining" if self.request_table.draining else "ready",
             running=self.scheduler.running, waiting=self.scheduler.waiting,
             pages=self.pool.counts(),
         )  # fmt: skip
@@ -126,8 +126,8 @@ class Worker:
         """As after a drain that took too long: everybody is told."""
         self.stopped = True
         self.thread.join()
-        self.desk.end_all(Outcome.SHUTDOWN, time.monotonic(), "no more time")
-        self.desk.publish(self.link, time.monotonic())
+        self.request_table.end_all(Outcome.SHUTDOWN, time.monotonic(), "no more time")
+        self.request_table.publish(self.link, time.monotonic())
         self.link.close()
 
 

@@ -223,7 +223,7 @@ async def test_a_worker_that_drains_finishes_what_it_has_and_passes_on_the_rest(
     a, b = two
     async with fleet(a, b) as made:
         streams = await start(made, 6, tokens=300)
-        a.desk.draining = True
+        a.request_table.draining = True
         await until(lambda: len(made.roster.ready()) == 1)
         assert at(made, 0) == 3
         more = [await made.submit([i + 6, i + 7], sampling(300, seed=i + 6)) for i in range(3)]

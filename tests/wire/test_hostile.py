@@ -241,5 +241,5 @@ def test_a_deque_that_grows_while_it_is_read_is_read_to_where_it_was(bench: Benc
             return super().popleft()
 
     inbox = Endless([(ME, m.Resync(1, 0))] * 3)
-    bench.worker.desk.receive(inbox, 0.0)  # type: ignore[arg-type]
+    bench.worker.request_table.receive(inbox, 0.0)  # type: ignore[arg-type]
     assert len(inbox) == 3

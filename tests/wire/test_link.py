@@ -72,7 +72,7 @@ async def test_a_worker_that_has_not_been_heard_of_is_one_that_may_be_ready_at_a
     with Worker(tmp_path) as worker:
         await until(lambda: fleet.state()[0])
         assert not fleet.greeting
-        worker.desk.draining = True
+        worker.request_table.draining = True
         worker.link.refresh()
         await until(lambda: fleet.state() == (False, "draining"))
         assert not fleet.greeting

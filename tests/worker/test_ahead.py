@@ -32,17 +32,19 @@ class Real(Bench):
         config = SchedulerConfig(max_seq_len=MAX_SEQ_LEN, eos_token_ids=frozenset({EOS}), max_step_tokens=64)
         self.scheduler, self.link = Scheduler(config, PagePool(pages, 16)), FakeLink()
         self.stats, self.metrics = Stats(), Metrics()
-        self.desk = RequestTable(self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0))
+        self.request_table = RequestTable(
+            self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0)
+        )
         self.loop = Loop(
-            self.scheduler, self.runner, self.desk, self.link, self.stats, self.metrics, lambda: self.now,  # type: ignore[arg-type]
+            self.scheduler, self.runner, self.request_table, self.link, self.stats, self.metrics, lambda: self.now,  # type: ignore[arg-type]
         )  # fmt: skip
         self.most = 0  # steps under way after a turn
 
     def drain(self) -> None:
         for _ in range(600):
             self.turn()
-            self.most = max(self.most, len(self.loop._flights))
-            if not self.scheduler.has_work and not self.loop._flights:
+            self.most = max(self.most, len(self.loop._in_flight))
+            if not self.scheduler.has_work and not self.loop._in_flight:
                 return
         raise AssertionError("it runs for ever")
 
@@ -71,7 +73,7 @@ def traffic(bench: Real, samplings: list[m.Sampling]) -> None:
         prompt = [draw.randrange(3, VOCAB) for _ in range(draw.choice([1, 5, 17, 64, 80]))]
         bench.say(m.Submit(id, pack_u32(prompt), sampling))
         bench.turn(3)
-        bench.most = max(bench.most, len(bench.loop._flights))
+        bench.most = max(bench.most, len(bench.loop._in_flight))
     bench.drain()
 
 

@@ -9,7 +9,7 @@ from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, expected, next_id
 from tests.worker.test_loop import ME, Bench, FakeRunner, submit
-from worker.run.in_flight import Sampled
+from worker.run.in_flight import StepOutput
 from worker.schedule.ngram import NgramDrafter
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.policy import SchedulerConfig
@@ -27,7 +27,7 @@ class Runner(FakeRunner):
             for draft in (*chunk.drafts, None):
                 ids.append(next_id(tokens))
                 tokens.append(-1 if draft is None else draft)
-        return Done(plan, Sampled(ids))
+        return Done(plan, StepOutput(ids))
 
 
 class Foresight(NgramDrafter):
@@ -50,7 +50,7 @@ class Drafting(Bench):
         super().__init__(check)
         config = SchedulerConfig(max_seq_len=512, max_waiting_requests=8, max_draft_tokens=7)
         pool = self.scheduler._state.paging.pool
-        self.scheduler = self.desk._scheduler = self.loop._scheduler = Scheduler(config, pool)
+        self.scheduler = self.request_table._scheduler = self.loop._scheduler = Scheduler(config, pool)
         self.runner = self.loop._runner = Runner(check)  # type: ignore[assignment]
 
     def turn(self, times: int = 1) -> None:

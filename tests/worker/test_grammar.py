@@ -49,11 +49,11 @@ class Bench(Heard):
         self.scheduler, self.link = engine.scheduler, FakeLink()
         stats, metrics = Stats(), Metrics()
         self.compiler = engine.compiler
-        self.desk = RequestTable(
+        self.request_table = RequestTable(
             self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0), compiler=self.compiler
         )
         self.loop = Loop(
-            self.scheduler, engine.runner, self.desk, self.link, stats, metrics, lambda: self.now,  # type: ignore[arg-type]
+            self.scheduler, engine.runner, self.request_table, self.link, stats, metrics, lambda: self.now,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def compiled(self) -> None:
@@ -100,7 +100,7 @@ def submit(id: int, made: str, max_tokens: int = 200, **options: Any) -> m.Submi
 def test_what_ends_by_itself_keeps_to_its_schema(bench: Bench, whole: dict[str, Any]) -> None:
     made = grammar.json_schema(whole, "x")
     bench.link.sent.clear()
-    first = max([id for _, id in bench.desk._records], default=0) + 1
+    first = max([id for _, id in bench.request_table._records], default=0) + 1
     bench.say(*(submit(first + i, made, 150, temperature=t) for i, t in enumerate(TEMPERATURES)))
     bench.finish()
     outputs, ends = bench.heard()
@@ -159,7 +159,7 @@ def test_a_matcher_moves_once_a_token_whatever_happens(bench: Bench, monkeypatch
     monkeypatch.setattr(bench.engine.runner, "launch", launch)
     for have in range(0, len(wanted) + 1, 3):
         bench.link.sent.clear()
-        bench.desk._records.clear()
+        bench.request_table._records.clear()
         bench.say(submit(1, NAMED, temperature=0.9, generated=pack_u32(wanted[:have])))
         bench.finish()
         rest = [token for _, step in bench.link.sent for token in unpack_u32(step.tokens)]
@@ -225,8 +225,8 @@ class Stuck(Compiler):
 
 @pytest.fixture
 def stuck(bench: Bench) -> Stuck:
-    bench.desk._compiler = Stuck()
-    return bench.desk._compiler
+    bench.request_table._compiler = Stuck()
+    return bench.request_table._compiler
 
 
 def release(bench: Bench, stuck: Stuck, text: str = NAMED) -> None:
@@ -262,7 +262,7 @@ def test_draining_and_a_full_house_refuse(bench: Bench, stuck: Stuck) -> None:
     bench.say(*(submit(i, NAMED, 3) for i in range(MAX_COMPILING + 1)))
     bench.turn()
     assert bench.rejected()[MAX_COMPILING].reason is m.Refusal.QUEUE_FULL
-    bench.desk.draining = True
+    bench.request_table.draining = True
     release(bench, stuck)
     bench.say(submit(1000, NAMED))
     bench.turn()
@@ -273,8 +273,8 @@ def test_draining_and_a_full_house_refuse(bench: Bench, stuck: Stuck) -> None:
 def test_shutdown_refuses_who_waits(bench: Bench, stuck: Stuck) -> None:
     bench.say(submit(1, NAMED))
     bench.turn()
-    bench.desk.end_all(m.Outcome.SHUTDOWN, bench.now, "bye")
-    bench.desk.publish(bench.link, bench.now)  # type: ignore[arg-type]
+    bench.request_table.end_all(m.Outcome.SHUTDOWN, bench.now, "bye")
+    bench.request_table.publish(bench.link, bench.now)  # type: ignore[arg-type]
     assert bench.rejected()[1].reason is m.Refusal.DRAINING
 
 

@@ -39,58 +39,58 @@ def death(heartbeat: Heartbeat, *, blamed: bool = True) -> CrashJournal:
 
 def test_only_who_was_in_the_last_step_gets_a_strike(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
-    ledger = CrashJournal(heartbeat)
-    ledger.running([sequence(1), sequence(2)])
-    ledger.running([sequence(2), sequence(3)])
-    ledger = death(heartbeat)
-    assert [ledger.strikes((ME, id), 1) for id in (1, 2, 3)] == [0, 1, 1]
-    assert ledger.strikes((ME, 2), 0) == 0, "a new request is nobody's heir"
+    crash_journal = CrashJournal(heartbeat)
+    crash_journal.record_step([sequence(1), sequence(2)])
+    crash_journal.record_step([sequence(2), sequence(3)])
+    crash_journal = death(heartbeat)
+    assert [crash_journal.crash_count((ME, id), 1) for id in (1, 2, 3)] == [0, 1, 1]
+    assert crash_journal.crash_count((ME, 2), 0) == 0, "a new request is nobody's heir"
 
 
 def test_strikes_outlive_deaths_until_there_is_progress(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
-    ledger = CrashJournal(heartbeat)
+    crash_journal = CrashJournal(heartbeat)
     innocent, poison = sequence(1), sequence(2)
-    ledger.running([innocent, poison])
-    ledger = death(heartbeat)
-    ledger = death(heartbeat)  # of something else, before a step
-    innocent.crashes, poison.crashes = (ledger.strikes(one.key, 1) for one in (innocent, poison))
+    crash_journal.record_step([innocent, poison])
+    crash_journal = death(heartbeat)
+    crash_journal = death(heartbeat)  # of something else, before a step
+    innocent.crashes, poison.crashes = (crash_journal.crash_count(one.key, 1) for one in (innocent, poison))
     assert (innocent.crashes, poison.crashes) == (1, 1)
-    ledger.running([innocent])
-    ledger.acquit(innocent)
-    ledger.running([poison])
-    ledger = death(heartbeat)
-    assert [ledger.strikes(one.key, 1) for one in (innocent, poison)] == [0, QUARANTINE]
+    crash_journal.record_step([innocent])
+    crash_journal.clear(innocent)
+    crash_journal.record_step([poison])
+    crash_journal = death(heartbeat)
+    assert [crash_journal.crash_count(one.key, 1) for one in (innocent, poison)] == [0, QUARANTINE]
 
 
 def test_nobody_is_blamed_for_a_kill_from_outside_or_a_death_at_rest(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
-    ledger = CrashJournal(heartbeat)
-    ledger.running([sequence(1)])
-    ledger = death(heartbeat, blamed=False)
-    assert ledger.strikes((ME, 1), 20) == 0
-    ledger.running([sequence(1)])
-    ledger.rest()
-    assert death(heartbeat).strikes((ME, 1), 20) == 0
+    crash_journal = CrashJournal(heartbeat)
+    crash_journal.record_step([sequence(1)])
+    crash_journal = death(heartbeat, blamed=False)
+    assert crash_journal.crash_count((ME, 1), 20) == 0
+    crash_journal.record_step([sequence(1)])
+    crash_journal.record_idle()
+    assert death(heartbeat).crash_count((ME, 1), 20) == 0
 
 
 def test_another_worker_knows_too(tmp_path: Path) -> None:
     dead, other = Heartbeat(tmp_path / "worker-0.heartbeat"), CrashJournal(Heartbeat(tmp_path / "worker-1.heartbeat"))
-    CrashJournal(dead).running([sequence(1)])
-    assert other.strikes((ME, 1), 1) == 0
+    CrashJournal(dead).record_step([sequence(1)])
+    assert other.crash_count((ME, 1), 1) == 0
     dead.blamed = True
-    assert other.strikes((ME, 1), 1) == 1
+    assert other.crash_count((ME, 1), 1) == 1
 
 
 def test_without_a_file_the_frontends_count() -> None:
-    assert CrashJournal().strikes((ME, 1), 2) == 2
+    assert CrashJournal().crash_count((ME, 1), 2) == 2
 
 
 def test_a_ledger_keeps_to_its_size(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
-    CrashJournal(heartbeat).running([sequence(id) for id in range(5000)])
-    ledger = death(heartbeat)
-    assert ledger.strikes((ME, 0), 1) == 1 and ledger.strikes((ME, 4999), 1) == 0
+    CrashJournal(heartbeat).record_step([sequence(id) for id in range(5000)])
+    crash_journal = death(heartbeat)
+    assert crash_journal.crash_count((ME, 0), 1) == 1 and crash_journal.crash_count((ME, 4999), 1) == 0
     death(heartbeat)
 
 
@@ -110,7 +110,7 @@ class Lives:
     def live(self, turns: int) -> bool:
         """One worker for so many turns; True if it died of its work."""
         bench = Bench(self.check)
-        bench.desk.ledger = CrashJournal(self.heartbeat)
+        bench.request_table.crash_journal = CrashJournal(self.heartbeat)
         self.heartbeat.phase = Phase.SERVING
         open = [id for id in self.outputs if id not in self.ends and id not in self.refused]
         bench.say(*(
@@ -132,7 +132,7 @@ class Lives:
         for _, step in bench.link.sent:
             self.refused |= {one.id: one.message for one in step.rejected}
             self.ends |= {end.id: end for end in step.ends}
-        for one in bench.desk._records.values():
+        for one in bench.request_table._records.values():
             id = one.sequence.key[1]
             output = one.sequence.tokens[len(self.prompts[id]) :]
             assert len(output) >= len(self.outputs[id])
@@ -181,7 +181,7 @@ def test_a_broken_device_fails_the_worker_and_no_request() -> None:
 
     broken = False
     bench = Bench(check)
-    bench.runner.prove = lambda: check([])  # type: ignore[method-assign]
+    bench.runner.check_device = lambda: check([])  # type: ignore[method-assign]
     bench.say(*(submit(id, [id + 1], 9) for id in range(4)))
     bench.turn(2)
     broken = True
@@ -200,7 +200,7 @@ def test_a_device_that_breaks_in_the_middle_of_a_step_tells_nobody_either() -> N
             raise RuntimeError("device lost")
 
     bench = Bench(check)
-    bench.runner.prove = lambda: check([])  # type: ignore[method-assign]
+    bench.runner.check_device = lambda: check([])  # type: ignore[method-assign]
     bench.say(*(submit(id, [id + 1], 9) for id in range(4)))
     with pytest.raises(RuntimeError, match="device lost"):
         bench.turn()
@@ -211,7 +211,7 @@ def test_only_an_idle_device_is_asked_to_prove_itself() -> None:
     proofs: list[float] = []
     bench = Bench()
     bench.loop._canary_s = 5.0
-    bench.runner.prove = lambda: proofs.append(bench.now)  # type: ignore[method-assign]
+    bench.runner.check_device = lambda: proofs.append(bench.now)  # type: ignore[method-assign]
     bench.turn(11)
     assert proofs == [5.0, 10.0]
     bench.say(submit(1, [1], 20))
@@ -226,11 +226,11 @@ def test_the_canary_leaves_no_trace_and_tells_a_broken_device(checkpoints: Check
     cache, layers = engine.runner._cache, engine.runner.layers
     cache.k.fill_(7.0)
     before = (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.prefix_queries)
-    engine.runner.prove()
+    engine.runner.check_device()
     assert (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.prefix_queries) == before
     changed = torch.unique((cache.k != 7.0).nonzero()[:, 1])  # [layer, page, …]
     assert changed.tolist() == [0], "only the scratch page"
     assert engine.runner.layers - layers == len(engine.spec.layers), "a sign of life for each layer"
     engine.runner._forward = None  # type: ignore[assignment]
     with pytest.raises(DeviceBroken, match="cpu cannot compute: TypeError"):
-        engine.runner.prove()
+        engine.runner.check_device()

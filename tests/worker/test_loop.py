@@ -11,11 +11,11 @@ from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, expected, next_id
 from worker.engine.loop import Loop
-from worker.engine.requests import KEEP_S, RequestTable
+from worker.engine.requests import KEEP_FINISHED_S, RequestTable
 from worker.kv_cache.pages import PagePool
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
-from worker.run.in_flight import Sampled
+from worker.run.in_flight import StepOutput
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
@@ -44,12 +44,12 @@ class FakeRunner:
     check: Callable[[list[Chunk]], None] = lambda chunks: None
     steps: list[int] = field(default_factory=list)  # tokens of those that went well
 
-    def prove(self) -> None: ...
+    def check_device(self) -> None: ...
 
     def launch(self, plan: Plan, before: Done | None) -> Done:
         self.check(plan.chunks)
         self.steps.append(plan.tokens)
-        return Done(plan, Sampled([next_id(chunk.sequence.tokens) for chunk in plan.sampling]))
+        return Done(plan, StepOutput([next_id(chunk.sequence.tokens) for chunk in plan.sampling]))
 
 
 class Bench:
@@ -60,11 +60,13 @@ class Bench:
         self.runner = FakeRunner(check)
         self.scheduler = Scheduler(SchedulerConfig(max_seq_len=512, max_waiting_requests=8), PagePool(129, 16))
         self.stats, self.metrics, self.link = Stats(), Metrics(), FakeLink()
-        self.desk = RequestTable(self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0))
+        self.request_table = RequestTable(
+            self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0)
+        )
         self.loop = Loop(
             self.scheduler,
             self.runner,
-            self.desk,
+            self.request_table,
             self.link,
             self.stats,
             self.metrics,
@@ -145,7 +147,7 @@ def test_resync_sends_what_is_missing_for_a_while_and_then_the_truth() -> None:
     ((_, step),) = bench.link.sent
     assert unpack_u32(step.starts).tolist() == [2] and unpack_u32(step.tokens).tolist() == expected([1], 5)[2:]
     assert step.ends[0].outcome is m.Outcome.LENGTH
-    bench.now += KEEP_S + 1
+    bench.now += KEEP_FINISHED_S + 1
     bench.turn()
     bench.link.sent.clear()
     bench.say(m.Resync(1, 2))
@@ -234,7 +236,7 @@ def test_refusals_name_their_reason() -> None:
     bench = Bench()
     bench.say(submit(1, []), submit(2, [VOCAB]), submit(3, [1], 600), submit(4, [1], crashes=2))
     bench.turn()
-    bench.desk.draining = True
+    bench.request_table.draining = True
     bench.say(submit(5, [1]))
     bench.turn()
     reasons = {r.id: r.reason for _, step in bench.link.sent for r in step.rejected}
@@ -254,7 +256,7 @@ def test_shutdown_ends_everybody_once() -> None:
     bench = Bench()
     bench.say(submit(1, [1], 100), submit(2, [2], 1))
     bench.turn(2)
-    bench.desk.end_all(m.Outcome.SHUTDOWN, bench.now, "bye")
-    bench.desk.publish(bench.link, bench.now)  # type: ignore[arg-type]
+    bench.request_table.end_all(m.Outcome.SHUTDOWN, bench.now, "bye")
+    bench.request_table.publish(bench.link, bench.now)  # type: ignore[arg-type]
     ends = bench.heard()[1]
     assert (ends[1].outcome, ends[2].outcome) == (m.Outcome.SHUTDOWN, m.Outcome.LENGTH)

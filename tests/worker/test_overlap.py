@@ -9,7 +9,7 @@ from shared import messages as m
 from shared.codec import pack_u32
 from tests.wire.harness import expected, next_id
 from tests.worker.test_loop import ME, YOU, Bench, FakeRunner, submit
-from worker.run.in_flight import Sampled
+from worker.run.in_flight import StepOutput
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
 from worker.transport.server import FrontendGone
@@ -25,10 +25,10 @@ class Under:
     tokens: dict[Sequence, list[int]]  # of those that sampled, the new one included
     ahead: bool = True
 
-    def read(self) -> Sampled:
+    def read(self) -> StepOutput:
         self.device.said.append(("read", self.number))
         self.device.trouble(self.plan.chunks)
-        return Sampled([self.tokens[chunk.sequence][-1] for chunk in self.plan.sampling])
+        return StepOutput([self.tokens[chunk.sequence][-1] for chunk in self.plan.sampling])
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Overlapped(Bench):
     def drain(self) -> None:
         for _ in range(400):
             self.turn()
-            if not self.scheduler.has_work and not self.loop._flights:
+            if not self.scheduler.has_work and not self.loop._in_flight:
                 return
         raise AssertionError("it runs for ever")
 
@@ -113,7 +113,7 @@ def test_a_step_that_must_not_be_followed_is_read_at_once() -> None:
     bench.turn(2)
     bench.say(submit(2, [2], 2))
     bench.turn()
-    assert bench.device.said[-3:] == [("launch", 3), ("read", 2), ("read", 3)] and not bench.loop._flights
+    assert bench.device.said[-3:] == [("launch", 3), ("read", 2), ("read", 3)] and not bench.loop._in_flight
     bench.drain()
     assert bench.heard()[0] == {1: expected([1], 6), 2: expected([2], 2)}
 
@@ -208,22 +208,22 @@ def test_resync_knows_nothing_of_what_is_not_settled() -> None:
     told = bench.heard()[0][1]
     bench.link.sent.clear()
     bench.say(m.Resync(1, 0))
-    bench.loop._desk.receive(bench.link.inbox, bench.now)  # type: ignore[arg-type]
-    bench.loop._desk.publish(bench.link, bench.now)  # type: ignore[arg-type]
+    bench.loop._request_table.receive(bench.link.inbox, bench.now)  # type: ignore[arg-type]
+    bench.loop._request_table.publish(bench.link, bench.now)  # type: ignore[arg-type]
     assert bench.heard()[0][1] == told and len(told) == 3
 
 
 def test_the_ledger_names_who_is_in_either_step() -> None:
     bench = Overlapped()
     named: list[set[int]] = []
-    running = bench.desk.ledger.running
+    running = bench.request_table.crash_journal.record_step
 
     def note(sequences: list[Sequence]) -> None:
         named.append({sequence.key[1] for sequence in sequences})
         assert len(sequences) == len(set(sequences))
         running(sequences)
 
-    bench.desk.ledger.running = note  # type: ignore[method-assign]
+    bench.request_table.crash_journal.record_step = note  # type: ignore[method-assign]
     bench.say(submit(1, [1], 2))
     bench.turn()
     bench.say(submit(2, [2], 3))
@@ -249,6 +249,6 @@ def test_nothing_is_under_way_when_the_loop_stops() -> None:
     bench.say(submit(1, [1], 100))
     turns = iter([False] * 5 + [True])
     bench.loop.run(lambda: next(turns))
-    assert not bench.loop._flights and bench.heard()[0][1] == expected([1], 5)
+    assert not bench.loop._in_flight and bench.heard()[0][1] == expected([1], 5)
     bench.loop.run(lambda: not bench.scheduler.has_work)
-    assert bench.heard()[0][1] == expected([1], 100) and not bench.loop._flights
+    assert bench.heard()[0][1] == expected([1], 100) and not bench.loop._in_flight

@@ -33,10 +33,10 @@ class CrashJournal:
         self._step: list[Sequence] = []
         self._suspects = _accused(self._heartbeat)
         self._write_suspects()
-        self.rest(force=True)
+        self.record_idle(force=True)
         self._heartbeat.blamed = False
 
-    def strikes(self, key: Key, crashes: int) -> int:
+    def crash_count(self, key: Key, crashes: int) -> int:
         """Of a request, by its `key` at its first worker; `crashes`: its frontend's count of workers that died since it
         made progress."""
         own = self._heartbeat.file
@@ -47,23 +47,23 @@ class CrashJournal:
         others = (Heartbeat(file) for file in own.parent.glob("worker*") if file != own)
         return max(accused.get(key, 0) for accused in (self._suspects, *map(_accused, others)))
 
-    def running(self, sequences: list[Sequence]) -> None:
+    def record_step(self, sequences: list[Sequence]) -> None:
         """These are in the next step, together."""
         if sequences == self._step:
             return
         self._step = sequences
         keys = b"".join([_KEY.pack(*sequence.original_key) for sequence in sequences[:_MOST]])
         self._heartbeat.body[_AT : _AT + len(keys)] = keys
-        strikes = 1 + max([sequence.crashes for sequence in sequences])
-        _STEP.pack_into(self._heartbeat.body, 0, min(_MOST, len(sequences)), strikes)
+        crash_count = 1 + max([sequence.crashes for sequence in sequences])
+        _STEP.pack_into(self._heartbeat.body, 0, min(_MOST, len(sequences)), crash_count)
 
-    def rest(self, *, force: bool = False) -> None:
+    def record_idle(self, *, force: bool = False) -> None:
         """No step runs."""
         if self._step or force:
             self._step = []
             _STEP.pack_into(self._heartbeat.body, 0, 0, 0)
 
-    def acquit(self, sequence: Sequence) -> None:
+    def clear(self, sequence: Sequence) -> None:
         """It has made progress, alone."""
         sequence.crashes, self._step = 0, []
         if self._suspects.pop(sequence.original_key, None) is not None:
@@ -71,7 +71,7 @@ class CrashJournal:
 
     def _write_suspects(self) -> None:
         entries = list(islice(self._suspects.items(), _MOST_SUSPECTS))
-        data = b"".join([_SUSPECT.pack(*key, strikes) for key, strikes in entries])
+        data = b"".join([_SUSPECT.pack(*key, crash_count) for key, crash_count in entries])
         self._heartbeat.body[_SUSPECTS_AT : _SUSPECTS_AT + len(data)] = data
         _SUSPECTS.pack_into(self._heartbeat.body, 8, len(entries))
 
@@ -79,16 +79,16 @@ class CrashJournal:
 def _accused(heartbeat: Heartbeat) -> dict[Key, int]:
     """What a file says of the dead: those of the last step first, if it was what killed them."""
     last = _last_step(heartbeat) if heartbeat.blamed else {}
-    return last | {key: strikes for key, strikes in _older(heartbeat).items() if key not in last}
+    return last | {key: crash_count for key, crash_count in _older(heartbeat).items() if key not in last}
 
 
 def _last_step(heartbeat: Heartbeat) -> dict[Key, int]:
-    count, strikes = _STEP.unpack_from(heartbeat.body, 0)
+    count, crash_count = _STEP.unpack_from(heartbeat.body, 0)
     keys = _KEY.iter_unpack(heartbeat.body[_AT : _AT + count * _KEY.size])
-    return {(frontend, id): strikes for frontend, id in keys}
+    return {(frontend, id): crash_count for frontend, id in keys}
 
 
 def _older(heartbeat: Heartbeat) -> dict[Key, int]:
     (count,) = _SUSPECTS.unpack_from(heartbeat.body, 8)
     entries = _SUSPECT.iter_unpack(heartbeat.body[_SUSPECTS_AT : _SUSPECTS_AT + count * _SUSPECT.size])
-    return {(frontend, id): strikes for frontend, id, strikes in entries}
+    return {(frontend, id): crash_count for frontend, id, crash_count in entries}

@@ -31,7 +31,7 @@ from worker.model.spec import ModelSpec
 from worker.model.weights import load
 from worker.run.kernel_check import choose_operations
 from worker.run.runner import Runner
-from worker.run.warmup import Bounds, commonest, warm_up
+from worker.run.warmup import Bounds, first_decodes, warm_up
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 
@@ -97,7 +97,7 @@ def load_engine(
     pool = PagePool(size.pages, size.page_size)
     runner = _runner(decoder, cache, worker, on_gpu=gpu is not None)
     if gpu is not None:
-        warm_up(runner, commonest(Bounds.of(worker, size.max_seq_len)), moved)
+        warm_up(runner, first_decodes(Bounds.of(worker, size.max_seq_len)), moved)
     return Engine(
         runner=runner,
         scheduler=Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pool),

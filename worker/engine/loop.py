@@ -22,7 +22,7 @@ from shared import messages as m
 from worker.engine.requests import RequestTable
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
-from worker.run.in_flight import InFlightStep, Sampled
+from worker.run.in_flight import InFlightStep, StepOutput
 from worker.run.runner import Runner
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.scheduler import Advance, Scheduler
@@ -40,7 +40,7 @@ class Loop:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        desk: RequestTable,
+        request_table: RequestTable,
         link: WireServer,
         stats: Stats,
         metrics: Metrics,
@@ -51,14 +51,14 @@ class Loop:
         """`canary_s`: after so long without a step the device is asked for one that is nobody's; 0: never."""
         self._scheduler = scheduler
         self._runner = runner
-        self._desk = desk
+        self._request_table = request_table
         self._link = link
         self._stats = stats
         self._metrics = metrics
         self._clock = clock
         self._canary_s = canary_s
-        self._proved = clock()  # when the device last computed
-        self._flights: deque[InFlightStep] = deque()  # launched, not settled; two at most, and one between turns
+        self._last_computed = clock()  # when the device last computed
+        self._in_flight: deque[InFlightStep] = deque()  # launched, not settled; two at most, and one between turns
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Until `stopped()`, and what is under way is settled; a turn without work waits for the inbox.
@@ -70,39 +70,39 @@ class Loop:
                 now = self._clock()
                 self._link.wait(max(0.0, min(IDLE_S, self._scheduler.next_wakeup(now) - now)))
         self._land()
-        self._desk.publish(self._link, self._clock())
+        self._request_table.publish(self._link, self._clock())
 
     def turn(self) -> bool:
         """One step; False when there was nothing to compute."""
         began = self._clock()
         self._link.progress()
-        self._desk.receive(self._link.inbox, began)
+        self._request_table.receive(self._link.inbox, began)
         plan = self._scheduler.plan(began)
         planned = self._clock()
-        busy = bool(plan) or bool(self._flights)
+        busy = bool(plan) or bool(self._in_flight)
         if plan:
             self._stats.speed.work(began)
-            self._desk.publish(self._link, began)  # admissions need not wait for the step
+            self._request_table.publish(self._link, began)  # admissions need not wait for the step
             self._compute(plan.chunks)
             self._metrics.step(plan, planned - began, self._clock() - planned)
         elif busy:
             self._land()
         else:
             self._idle(began)
-        self._desk.publish(self._link, began)
+        self._request_table.publish(self._link, began)
         if busy and not self._scheduler.has_work:
             self._link.refresh()
         return busy
 
     def _idle(self, now: float) -> None:
-        self._desk.ledger.rest()
+        self._request_table.crash_journal.record_idle()
         self._stats.speed.rest()
-        if self._canary_s and now - self._proved >= self._canary_s:
-            self._prove()
+        if self._canary_s and now - self._last_computed >= self._canary_s:
+            self._check_device()
 
-    def _prove(self) -> None:
-        self._runner.prove()
-        self._proved = self._clock()
+    def _check_device(self) -> None:
+        self._runner.check_device()
+        self._last_computed = self._clock()
 
     def _compute(self, chunks: list[Chunk]) -> None:
         """One step; where there are suspects, one for all others and then one for each of them."""
@@ -110,15 +110,15 @@ class Loop:
         for part in parts:
             self._launch(Plan(part))
             ahead = len(parts) == 1 and not part[0].sequence.crashes
-            self._land(keep=1 if ahead and self._flights and self._flights[-1].ahead else 0)
+            self._land(keep=1 if ahead and self._in_flight and self._in_flight[-1].ahead else 0)
             if part[0].sequence.crashes and part[0].samples:
-                self._desk.ledger.acquit(part[0].sequence)
-        self._proved = self._clock()
+                self._request_table.crash_journal.clear(part[0].sequence)
+        self._last_computed = self._clock()
 
     def _launch(self, plan: Plan) -> None:
         """Puts a step behind those under way, or does what is to be done when that fails."""
-        before = self._flights[-1] if self._flights else None
-        self._desk.ledger.running(_members(plan, before.plan if before is not None else None))
+        before = self._in_flight[-1] if self._in_flight else None
+        self._request_table.crash_journal.record_step(_members(plan, before.plan if before is not None else None))
         try:
             flight = self._runner.launch(plan, before)
         except Exception as error:
@@ -129,16 +129,16 @@ class Loop:
                 self._recover(plan, error)
             return
         self._scheduler.launched(plan)
-        self._flights.append(flight)
+        self._in_flight.append(flight)
 
     def _land(self, keep: int = 0) -> None:
         """Settles steps, in their order, until no more than `keep` are under way."""
-        while len(self._flights) > keep:
-            flight = self._flights.popleft()
+        while len(self._in_flight) > keep:
+            flight = self._in_flight.popleft()
             try:
                 sampled = flight.read()
             except Exception as error:
-                self._flights.clear()
+                self._in_flight.clear()
                 self._scheduler.discard_in_flight()
                 self._recover(flight.plan, error)
                 return
@@ -159,7 +159,7 @@ class Loop:
         elif chunks[0].length > 1 and isinstance(error, MemoryError | torch.OutOfMemoryError):
             self._execute([_shorter(chunks[0])])
         else:
-            self._prove()  # before anybody is told
+            self._check_device()  # before anybody is told
             self._fail(chunks[0].sequence, error)
 
     def _execute(self, chunks: list[Chunk]) -> None:
@@ -168,11 +168,11 @@ class Loop:
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         self._scheduler.fail([sequence])
-        self._desk.end(sequence, m.Outcome.ERROR, self._clock(), f"{type(error).__name__}: {error}")
+        self._request_table.end(sequence, m.Outcome.ERROR, self._clock(), f"{type(error).__name__}: {error}")
 
-    def _report(self, plan: Plan, sampled: Sampled, advances: list[Advance], now: float) -> None:
+    def _report(self, plan: Plan, sampled: StepOutput, advances: list[Advance], now: float) -> None:
         for sequence, logprobs in sampled.logprobs:
-            self._desk.logprobs(sequence, logprobs)
+            self._request_table.logprobs(sequence, logprobs)
         gaps: list[float] = []
         generated = begun = 0
         for advance in advances:
@@ -180,10 +180,10 @@ class Loop:
             if advance.tokens:
                 begun += not sequence.last_token  # its row was the prompt's last, not one of the answer's
                 generated += len(advance.tokens)
-                self._desk.tokens(sequence, advance.tokens)
+                self._request_table.tokens(sequence, advance.tokens)
                 self._time(sequence, len(advance.tokens), now, gaps)
             if advance.outcome is not None:
-                self._desk.end(sequence, advance.outcome, now, _why(advance))
+                self._request_table.end(sequence, advance.outcome, now, _why(advance))
         prompt = plan.tokens - len(sampled.ids) + begun
         self._stats.tokens(now, prompt, generated)
         self._stats.gaps(gaps)

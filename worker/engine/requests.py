@@ -12,7 +12,7 @@ from shared import messages as m
 from shared.codec import unpack_u32
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.step_builder import StepBuilder
-from worker.engine.validation import problem_with
+from worker.engine.validation import check_submit
 from worker.grammar.compiler import Compiler
 from worker.grammar.waiting import Waiting
 from worker.observability.metrics import Metrics
@@ -21,7 +21,7 @@ from worker.schedule.scheduler import Refused, Scheduler
 from worker.schedule.sequence import Key, Sequence
 from worker.transport.server import FrontendGone, WireServer
 
-KEEP_S = 30.0  # how long a finished request's output can still be asked for
+KEEP_FINISHED_S = 30.0  # how long a finished request's output can still be asked for
 LONGEST_WAIT_S = 120.0  # that a client is told to wait
 QUARANTINE = 2  # a request that was in the step of this many crashes, without progress, is not tried again
 MAX_COMPILING = 256  # requests that wait for their grammars
@@ -47,11 +47,11 @@ class RequestTable:
         *,
         vocab_size: int,
         seeds: random.Random,
-        ledger: CrashJournal | None = None,
+        crash_journal: CrashJournal | None = None,
         compiler: Compiler | None = None,
     ) -> None:
         self.draining = False
-        self.ledger = ledger or CrashJournal()
+        self.crash_journal = crash_journal or CrashJournal()
         self._scheduler = scheduler
         self._stats = stats
         self._metrics = metrics
@@ -105,11 +105,11 @@ class RequestTable:
             return
         if key in self._compiling:  # said twice; the answer will come
             return
-        strikes = self.ledger.strikes((sender, submit.original_id or submit.id), submit.crashes)
-        refusal = self._refusal(submit, strikes)
+        crash_count = self.crash_journal.crash_count((sender, submit.original_id or submit.id), submit.crashes)
+        refusal = self._refusal(submit, crash_count)
         if refusal is None:
             sequence = self._sequence(key, submit, now)
-            sequence.crashes, sequence.resumed = strikes, submit.crashes > 0
+            sequence.crashes, sequence.resumed = crash_count, submit.crashes > 0
             refusal = self._compile(sequence) if submit.sampling.grammar else self._enqueue(sequence, now)
         if refusal is not None:
             self._reject(sender, refusal)
@@ -146,15 +146,15 @@ class RequestTable:
         self._metrics.rejected(refusal.reason)
         self._frames[sender].rejected.append(refusal)
 
-    def _refusal(self, submit: m.Submit, strikes: int) -> m.Rejected | None:
+    def _refusal(self, submit: m.Submit, crash_count: int) -> m.Rejected | None:
         if closed := self._closed(submit.id):
             return closed
-        if strikes >= QUARANTINE:
-            return m.Rejected(submit.id, m.Refusal.INVALID, f"quarantined: in flight in {strikes} worker crashes")
+        if crash_count >= QUARANTINE:
+            return m.Rejected(submit.id, m.Refusal.INVALID, f"quarantined: in flight in {crash_count} worker crashes")
         longest = self._scheduler.max_seq_len
         if len(submit.prompt) + len(submit.generated) > 4 * longest:  # bytes
             return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"more than {longest} tokens")
-        wrong = problem_with(submit, self._vocab_size)
+        wrong = check_submit(submit, self._vocab_size)
         return m.Rejected(submit.id, m.Refusal.INVALID, wrong) if wrong else None
 
     def _closed(self, id: int) -> m.Rejected | None:
@@ -276,7 +276,7 @@ class RequestTable:
 
     def publish(self, link: WireServer, now: float) -> None:
         """Send what this turn has to say and forget what nobody will ask for any more."""
-        while self._ended and self._ended[0][0] < now - KEEP_S:
+        while self._ended and self._ended[0][0] < now - KEEP_FINISHED_S:
             self._records.pop(self._ended.popleft()[1], None)
         if not self._frames:
             return

@@ -11,7 +11,7 @@ from shared.codec import unpack_u32
 MOST_STOPS, MOST_LOGPROBS, MAX_TENANT_CHARS = 1024, 1024, 1024  # beyond what any frontend lets through
 
 
-def problem_with(submit: m.Submit, vocab_size: int) -> str:
+def check_submit(submit: m.Submit, vocab_size: int) -> str:
     """What is wrong with the request, in words; empty: nothing, and no step will raise because of its values."""
     sampling = submit.sampling
     try:

@@ -94,7 +94,7 @@ class Decoder:
             )
         return self._logits(h)
 
-    def replayed(self) -> None:
+    def count_replayed(self) -> None:
         """Counts the layers of a forward that a CUDA graph did, in which none of this code ran."""
         self.done.value += len(self.weights.layers)
 

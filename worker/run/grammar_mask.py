@@ -14,7 +14,7 @@ from torch import Tensor
 
 from worker.grammar.matcher import Matcher
 from worker.run.inputs import to_device
-from worker.run.sampler import enders
+from worker.run.sampler import stop_ids
 from worker.schedule.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class GrammarMask:
                 matcher.unsafe_compute_mask_ptr(address + at * width, width)
         for row, sequence in zip(bits, sequences, strict=True):
             if sequence.output_len < sequence.sampling.min_tokens:
-                _hold_back(row, list(enders(sequence, self._eos_ids)))
+                _hold_back(row, list(stop_ids(sequence, self._eos_ids)))
         return bits
 
     @cached_property

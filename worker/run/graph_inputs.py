@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.kernels.params import PlainParams
-from worker.run.inputs import UNKNOWN, owed
+from worker.run.inputs import UNKNOWN, pending_tokens
 from worker.run.sampler import signed
 from worker.schedule.plan import Chunk
 from worker.schedule.sequence import Sequence
@@ -110,7 +110,7 @@ class HostBlock:
         known = [(chunk.sequence.tokens, start) for chunk, start in zip(chunks, begins, strict=True)]
         at["token_ids"][:n] = [tokens[start] if start < len(tokens) else UNKNOWN for tokens, start in known]
         at["sources"][:n] = KNOWN
-        rows, sources = owed(chunks, before)
+        rows, sources = pending_tokens(chunks, before)
         at["sources"][rows] = sources
         at["positions"][:n] = starts
         at["seq_lens"][:n] = starts + 1

@@ -119,11 +119,11 @@ class Graphs:
         max_batch_size: int,
         max_seq_len: int,
         device: torch.device,
-        replayed: Callable[[], None],
+        count_replayed: Callable[[], None],
     ) -> None:
         """`replayed` is called after each replay, in which none of the code that was recorded runs."""
         self.on = True
-        self._forward, self._record, self._replayed = forward, record, replayed
+        self._forward, self._record, self._replayed = forward, record, count_replayed
         self._page_size, self._max_seq_len = page_size, max_seq_len
         self._sizes = sizes(max_batch_size)
         self._ids = torch.zeros(self._sizes[-1], dtype=torch.int64, device=device)

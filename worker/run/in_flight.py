@@ -12,7 +12,7 @@ from worker.schedule.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class StepOutput:
     """An id for each of the plan's rows, in their order, and the log-probabilities that were asked for."""
 
     ids: list[int]
@@ -49,11 +49,11 @@ class InFlightStep:
     plan: Plan
     ahead: bool
     ids: Tensor  # [R] int64 on the device, in the order of plan.rows; the next step reads them, and may write there
-    on_host: HostCopy
+    host_ids: HostCopy
     logprobs: Callable[[], list[tuple[Sequence, m.Logprobs]]] = nothing
 
     @torch.inference_mode()
-    def read(self) -> Sampled:
+    def read(self) -> StepOutput:
         """Waits for it; raises whatever the device raises."""
-        ids: list[int] = self.on_host.read().tolist()
-        return Sampled(ids, self.logprobs())
+        ids: list[int] = self.host_ids.read().tolist()
+        return StepOutput(ids, self.logprobs())

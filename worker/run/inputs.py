@@ -96,7 +96,7 @@ def _rows(chunks: Seq[Chunk], query_start_loc: NDArray[np.int32]) -> tuple[list[
     return rows, wanted
 
 
-def owed(chunks: Seq[Chunk], before: Seq[Chunk]) -> tuple[list[int], list[int]]:
+def pending_tokens(chunks: Seq[Chunk], before: Seq[Chunk]) -> tuple[list[int], list[int]]:
     """Which rows' tokens are not known yet, and which of the ids sampled for `before` they will be."""
     unknown = [index for index, chunk in enumerate(chunks) if chunk.start >= len(chunk.sequence.tokens)]
     if not unknown:

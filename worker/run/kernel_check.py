@@ -25,7 +25,7 @@ from worker.model.decoder import Decoder
 from worker.run.inputs import build_inputs
 from worker.run.runner import DeviceBroken
 from worker.run.sampler import choose
-from worker.run.warmup import CHOSEN, Bounds, Measured, rehearse
+from worker.run.warmup import CHOSEN, Bounds, MemoryGauge, profile_memory
 from worker.schedule.plan import Chunk, Plan
 from worker.schedule.sequence import Sequence
 
@@ -39,7 +39,7 @@ EIGHT_BITS = 2**-3  # in K/V of eight bits, where a number may be rounded to its
 
 
 def choose_operations(
-    decoder: Decoder, worker: WorkerConfig, length: int, memory: Measured, moved: Callable[[], None]
+    decoder: Decoder, worker: WorkerConfig, length: int, memory: MemoryGauge, moved: Callable[[], None]
 ) -> tuple[Decoder, Budget]:
     """The decoder with its operations chosen: those of --kernels, and plain ones if Triton's compute wrongly here.
 
@@ -51,12 +51,12 @@ def choose_operations(
     if worker.kernels == "torch":
         decoder = decoder.using(TORCH)
     if worker.kernels != "auto":
-        return decoder, rehearse(decoder, worker, length, memory, moved)
-    name, why = memory.look().name, disagreement(decoder, worker, length)
+        return decoder, profile_memory(decoder, worker, length, memory, moved)
+    name, why = memory.look().name, find_wrong_operations(decoder, worker, length)
     moved()
     if not why:
         try:
-            return decoder, rehearse(decoder, worker, length, memory, moved)
+            return decoder, profile_memory(decoder, worker, length, memory, moved)
         except Exception as error:
             if _is_full(error):
                 raise
@@ -69,11 +69,11 @@ def choose_operations(
 
 
 def _with_torch(
-    decoder: Decoder, worker: WorkerConfig, length: int, memory: Measured, moved: Callable[[], None], why: str
+    decoder: Decoder, worker: WorkerConfig, length: int, memory: MemoryGauge, moved: Callable[[], None], why: str
 ) -> tuple[Decoder, Budget]:
     plain = decoder.using(TORCH)
     try:
-        return plain, rehearse(plain, worker, length, memory, moved)
+        return plain, profile_memory(plain, worker, length, memory, moved)
     except Exception as error:
         if _is_full(error):
             raise
@@ -83,7 +83,7 @@ def _with_torch(
         ) from error
 
 
-def disagreement(decoder: Decoder, worker: WorkerConfig, length: int) -> str:
+def find_wrong_operations(decoder: Decoder, worker: WorkerConfig, length: int) -> str:
     """Which of the decoder's operations compute something else than the plain ones, in half a sentence; empty: none."""
     both = CompareOperations(decoder.operations, TORCH, decoder.weights.embed.dtype)
     try:

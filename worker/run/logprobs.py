@@ -59,10 +59,10 @@ def launch_logprobs(
     outputs = _outputs(sampled, ids, [sequence for sequence, _ in plan.rows])
     blocks = [*outputs, *_prompts(logits, wanted, plan)]
     shapes = [(block.ids.shape, block.entries) for block in blocks]
-    on_host = HostCopy(torch.cat([block.bits() for block in blocks]))
+    host_ids = HostCopy(torch.cat([block.bits() for block in blocks]))
 
     def read() -> Told:
-        bits, told = on_host.read().numpy(), Told()
+        bits, told = host_ids.read().numpy(), Told()
         for (rows, top), entries in shapes:
             block, bits = np.split(bits, [rows * (1 + 2 * top)])
             chosen, values, best = np.split(block, [rows, rows * (1 + top)])

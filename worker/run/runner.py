@@ -12,8 +12,8 @@ from worker.kv_cache.tensors import Cache
 from worker.model.decoder import Decoder
 from worker.run.grammar_mask import GrammarMask
 from worker.run.graphs import Eager, Graphs, Recorder, cuda_recorder
-from worker.run.in_flight import HostCopy, InFlightStep, Sampled
-from worker.run.inputs import build_inputs, dummy_sequence, owed, to_device
+from worker.run.in_flight import HostCopy, InFlightStep, StepOutput
+from worker.run.inputs import build_inputs, dummy_sequence, pending_tokens, to_device
 from worker.run.logprobs import launch_logprobs
 from worker.run.sampler import choose, is_plain
 from worker.schedule.plan import Chunk, Plan
@@ -47,10 +47,10 @@ class Runner:
             record = cuda_recorder()
         return Graphs(
             self._forward, record, page_size=self._cache.page_size, max_batch_size=max_batch_size,
-            max_seq_len=len(self._model.ropes[0][0]), device=self._device, replayed=self._model.replayed,
+            max_seq_len=len(self._model.ropes[0][0]), device=self._device, count_replayed=self._model.count_replayed,
         )  # fmt: skip
 
-    def step(self, plan: Plan) -> Sampled:
+    def step(self, plan: Plan) -> StepOutput:
         """Compute the plan's chunks; raises whatever the device raises, having changed no sequence."""
         return self.launch(plan).read()
 
@@ -78,12 +78,12 @@ class Runner:
         return InFlightStep(plan, ahead, ids, HostCopy(ids))
 
     def _fill_in(self, tokens: Tensor, plan: Plan, before: InFlightStep) -> None:
-        rows, sources = owed(plan.chunks, before.plan.chunks)
+        rows, sources = pending_tokens(plan.chunks, before.plan.chunks)
         if rows:
             at, source = to_device(np.array([rows, sources]), self._device)
             tokens.index_copy_(0, at, before.ids[source])
 
-    def prove(self) -> None:
+    def check_device(self) -> None:
         """One step for nobody: a token computed in the scratch page. Raises DeviceBroken, or hangs, if it cannot be."""
         sequence = dummy_sequence([0], self._cache.page_size, Sampling(1, temperature=0.0))
         try:

@@ -115,7 +115,7 @@ def _biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
     sequence, output = row
     biases = dict(sequence.sampling.logit_bias)
     if _held_back(sequence, output):
-        biases.update(dict.fromkeys(enders(sequence, eos_ids), -math.inf))
+        biases.update(dict.fromkeys(stop_ids(sequence, eos_ids), -math.inf))
     return biases
 
 
@@ -124,7 +124,7 @@ def _held_back(sequence: Sequence, output: int) -> bool:
     return output < sequence.sampling.min_tokens and sequence.constraint is None
 
 
-def enders(sequence: Sequence, eos_ids: tuple[int, ...]) -> Iterator[int]:
+def stop_ids(sequence: Sequence, eos_ids: tuple[int, ...]) -> Iterator[int]:
     """Tokens that end it."""
     yield from sequence.sampling.stop_token_ids
     if not sequence.sampling.ignore_eos:

@@ -121,7 +121,7 @@ def steps(bounds: Bounds) -> Iterator[Plan]:
         yield bounds.chunk(tokens, 0, PROMPT)
 
 
-def commonest(bounds: Bounds) -> Iterator[Plan]:
+def first_decodes(bounds: Bounds) -> Iterator[Plan]:
     """Decodes as the first few requests cause them, so that their CUDA graphs are recorded before they come."""
     for rows in FIRST_ROWS:
         yield bounds.decodes(rows, 8, CHOSEN)
@@ -138,7 +138,7 @@ def warm_up(runner: Steps, plans: Iterable[Plan], moved: Callable[[], None]) -> 
         moved()
 
 
-class Measured(Protocol):
+class MemoryGauge(Protocol):
     """A device's memory; see memory/gpu.py."""
 
     def look(self) -> GpuMemory: ...
@@ -146,8 +146,8 @@ class Measured(Protocol):
     def grown(self) -> int: ...
 
 
-def rehearse(
-    decoder: Decoder, worker: WorkerConfig, length: int, memory: Measured, moved: Callable[[], None]
+def profile_memory(
+    decoder: Decoder, worker: WorkerConfig, length: int, memory: MemoryGauge, moved: Callable[[], None]
 ) -> Budget:
     """Compiles every kernel for sequences of up to `length` tokens, and measures what steps leave for the pool.
 

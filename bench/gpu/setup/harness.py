@@ -70,12 +70,12 @@ class Rig:
         self.cache = Cache(spec, pages, PAGE_SIZE, kv_format(setup.kv, place.dtype), place.device)
         self.scheduler = Scheduler(_config(setup, slots, longest), PagePool(pages, PAGE_SIZE))
         stats, metrics = Stats(), Metrics()
-        self._desk = RequestTable(
+        self._request_table = RequestTable(
             self.scheduler, stats, metrics, vocab_size=spec.vocab_size, seeds=random.Random(place.seed)
         )
         self._sink = Sink()
         runner = Runner(decoder, self.cache, overlap=setup.overlap, graphs=setup.graphs, max_batch_size=slots)
-        self._loop = Loop(self.scheduler, runner, self._desk, self._sink, stats, metrics)  # type: ignore[arg-type]
+        self._loop = Loop(self.scheduler, runner, self._request_table, self._sink, stats, metrics)  # type: ignore[arg-type]
         self._rng = random.Random(place.seed)
         self._next = 0
 
@@ -88,7 +88,7 @@ class Rig:
         for prompt in prompts:
             self._sink.inbox.append((FRONTEND, Submit(self._next, pack_u32(list(prompt)), sampling)))
             self._next += 1
-        self._desk.receive(self._sink.inbox, 0.0)
+        self._request_table.receive(self._sink.inbox, 0.0)
         found = [self.scheduler.get((FRONTEND, id)) for id in range(first, self._next)]
         taken = [sequence for sequence in found if sequence is not None]
         assert len(taken) == len(prompts), "a sequence was refused"

@@ -80,10 +80,10 @@ class Served:
         self.engine, self.link, self._next = engine, Ends(), 0
         stats, metrics = Stats(), Metrics()
         vocab = engine.limits.vocab_size
-        self._desk = RequestTable(
+        self._request_table = RequestTable(
             engine.scheduler, stats, metrics, vocab_size=vocab, seeds=random.Random(0), compiler=engine.compiler
         )
-        self._loop = Loop(engine.scheduler, engine.runner, self._desk, self.link, stats, metrics)  # type: ignore[arg-type]
+        self._loop = Loop(engine.scheduler, engine.runner, self._request_table, self.link, stats, metrics)  # type: ignore[arg-type]
 
     def say(self, length: int, sampling: Sampling) -> None:
         prompt = pack_u32([7 + self._next % 50] * length)  # hardly ever one that is cached
@@ -151,14 +151,14 @@ def attended(q: Tensor, *rest: object, **how: object) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-def rehearse(folder: Path, way: str) -> tuple[list[Compilation], list[str]]:
+def profile_memory(folder: Path, way: str) -> tuple[list[Compilation], list[str]]:
     """Everything that is compiled, and what is not as it would have to be; prints a line."""
     heard = Heard()
     logging.getLogger("sluice").addHandler(heard)
     with gpu() as machine, patch("worker.run.kernel_check.TORCH", replace(TORCH, attention=attended)):
         worker = WorkerConfig(device="cuda", **WAYS[way])
         engine = load_engine(ModelConfig(model=str(folder), max_seq_len=LONGEST), worker)
-        engine.runner.prove()
+        engine.runner.check_device()
         made, recordings = machine.launches.compilations, machine.recordings
         start = len(made)
         served = Served(engine)
@@ -199,7 +199,7 @@ def main(words: list[str]) -> int:
             folder = checkpoint(Path(root) / model, model)
             gc.freeze()  # what is imported by now stays, and the worker's collections need not look at it
             for way in ways:
-                compilations, found = rehearse(folder, way)
+                compilations, found = profile_memory(folder, way)
                 made |= {one.key: one for one in compilations}
                 problems += [f"{model}, {way}: {problem}" for problem in found]
                 gc.collect()

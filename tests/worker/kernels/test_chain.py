@@ -17,7 +17,7 @@ from worker.kv_cache.tensors import Cache
 from worker.model.decoder import Decoder, Layer, Weights
 from worker.model.forward_inputs import ForwardInputs
 from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
-from worker.run.kernel_check import disagreement
+from worker.run.kernel_check import find_wrong_operations
 
 PLAIN = ModelSpec(
     model_type="llama", vocab_size=70, hidden_size=256, intermediate_size=576, heads=8, kv_heads=2, head_dim=64,
@@ -167,7 +167,7 @@ def test_the_comparison_at_start_finds_nothing(scheme: str, dtype: torch.dtype, 
     windowed = replace(SANDWICH, layers=(LayerSpec(7, 0), LayerSpec(0, 0)))
     model = all_triton(eight_bits(decoder_of(windowed, device, dtype), scheme))
     length = 1300 if device == "cuda" else 21  # the interpreter takes its time
-    assert disagreement(model, WorkerConfig(max_batch_size=4, max_step_tokens=2048, page_size=8), length) == ""
+    assert find_wrong_operations(model, WorkerConfig(max_batch_size=4, max_step_tokens=2048, page_size=8), length) == ""
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ from worker.kernels.operations import FAST, TORCH, Operations
 from worker.kv_cache.tensors import Cache
 from worker.model.decoder import Decoder
 from worker.model.spec import LayerSpec
-from worker.run.kernel_check import choose_operations, disagreement, worst_row
+from worker.run.kernel_check import choose_operations, find_wrong_operations, worst_row
 from worker.run.runner import DeviceBroken
 
 LENGTH = 1300
@@ -65,7 +65,7 @@ def failing(sound: Change, *args: Any, **how: Any) -> Any:
 def test_sound_operations_agree(checkpoints: Checkpoints, kind: str, kept: str) -> None:
     """Here those of the C kernels."""
     sound = decoder_of(checkpoints(kind), positions=LENGTH)
-    assert disagreement(sound, worker(kv_cache_dtype=kept), LENGTH) == ""
+    assert find_wrong_operations(sound, worker(kv_cache_dtype=kept), LENGTH) == ""
 
 
 def rounded_later(name: str) -> Change:
@@ -96,7 +96,7 @@ def test_other_roundings_are_no_fault(dtype: torch.dtype, kept: str) -> None:
     spec = replace(SANDWICH, layers=(LayerSpec(100, 0), LayerSpec(0, 0)))
     weights = random_decoder(spec, dtype=dtype).weights
     others = Operations(**{name: rounded_later(name) for name in NAMES})
-    assert disagreement(Decoder(spec, weights, LENGTH, others), worker(kv_cache_dtype=kept), LENGTH) == ""
+    assert find_wrong_operations(Decoder(spec, weights, LENGTH, others), worker(kv_cache_dtype=kept), LENGTH) == ""
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_other_roundings_are_no_fault(dtype: torch.dtype, kept: str) -> None:
 )
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_it_fits_any_settings(decoder: Decoder, settings: dict[str, Any], length: int) -> None:
-    assert disagreement(decoder, worker(max_batch_size=1, **settings), length) == ""
+    assert find_wrong_operations(decoder, worker(max_batch_size=1, **settings), length) == ""
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_wrong_row_is_seen_and_named(decoder: Decoder, name: str) -> None:
-    found = disagreement(changed(decoder, name, one_row_off), worker(), LENGTH)
+    found = find_wrong_operations(changed(decoder, name, one_row_off), worker(), LENGTH)
     assert found.startswith(f"{name} ") and "," not in found.replace(", where", ""), "and nothing else is blamed"
 
 
@@ -151,7 +151,7 @@ def last_tile_unwritten(sound: Change, *args: Any, **how: Any) -> Tensor:
     ],
 )
 def test_what_goes_wrong_with_some_steps_only_is_seen(decoder: Decoder, name: str, change: Change) -> None:
-    assert disagreement(changed(decoder, name, change), worker(), LENGTH).startswith(f"{name} is off by ")
+    assert find_wrong_operations(changed(decoder, name, change), worker(), LENGTH).startswith(f"{name} is off by ")
 
 
 def test_a_key_that_lands_elsewhere_is_seen(decoder: Decoder) -> None:
@@ -160,7 +160,7 @@ def test_a_key_that_lands_elsewhere_is_seen(decoder: Decoder) -> None:
         args[1].flatten(0, 1)[-1] = 1.0
         return q
 
-    assert disagreement(changed(decoder, "qkv_rope_write", stray), worker(), LENGTH).startswith(
+    assert find_wrong_operations(changed(decoder, "qkv_rope_write", stray), worker(), LENGTH).startswith(
         "qkv_rope_write is off by inf"
     )
 
@@ -220,7 +220,7 @@ def test_too_little_memory_is_no_disagreement(decoder: Decoder, caplog: pytest.L
     def full(*args: Any, **how: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried")
 
-    assert disagreement(changed(decoder, "linear", full), worker(), LENGTH) == ""
+    assert find_wrong_operations(changed(decoder, "linear", full), worker(), LENGTH) == ""
     assert "is not known: OutOfMemoryError" in caplog.text
     with pytest.raises(torch.OutOfMemoryError):
         choose_operations(changed(decoder, "linear", full), worker(), LENGTH, Memory(), lambda: None)

@@ -28,8 +28,8 @@ from worker.run.warmup import (
     PROMPTED,
     SAMPLINGS,
     Bounds,
-    commonest,
-    rehearse,
+    first_decodes,
+    profile_memory,
     sizes,
     steps,
     warm_up,
@@ -71,7 +71,7 @@ class Memory:
 def test_no_step_is_larger_than_requests_could_cause(settings: dict[str, Any], length: int) -> None:
     worker = with_default_sizes(WorkerConfig(**settings), on_gpu=True)
     bounds = Bounds.of(worker, length)
-    for plan in (*steps(bounds), *commonest(bounds), bounds.largest()):
+    for plan in (*steps(bounds), *first_decodes(bounds), bounds.largest()):
         assert plan.chunks
         for chunk in plan.chunks:
             sequence, end = chunk.sequence, chunk.start + chunk.length
@@ -125,7 +125,7 @@ def test_every_tile_of_the_products_is_there() -> None:
 def test_a_rehearsal_runs_on_the_scratch_page_and_counts_every_step(checkpoints: Checkpoints, kind: str) -> None:
     decoder, moved, memory = decoder_of(checkpoints(kind)), [], Memory(takes=(GIB // 8, GIB // 2, GIB // 4))
     worker = WorkerConfig(max_batch_size=20, max_step_tokens=64, prefill_chunk_size=64)
-    budget = rehearse(decoder, worker, 300, memory, lambda: moved.append(1))
+    budget = profile_memory(decoder, worker, 300, memory, lambda: moved.append(1))
     assert budget.nbytes == memory.device.room - GIB // 2 - GIB // 8 - RESERVE
     assert len(moved) == len(list(steps(Bounds.of(worker, 300)))) + 3 and memory.marks == 3
 

@@ -8,7 +8,7 @@ from bench.simulate.calibrate import BATCHES, CHUNKS, CONTEXTS, observe
 from shared.messages import Limits
 from worker.engine.load import Engine
 from worker.kv_cache.pages import PagePool
-from worker.run.in_flight import Sampled
+from worker.run.in_flight import StepOutput
 from worker.schedule.plan import Plan
 
 
@@ -19,7 +19,7 @@ class Runner:
         self.written: dict[tuple[int, int], int] = {}
         self._size = page_size
 
-    def step(self, plan: Plan) -> Sampled:
+    def step(self, plan: Plan) -> StepOutput:
         for chunk in plan.chunks:
             end = chunk.start + chunk.length
             assert end <= len(chunk.sequence.tokens) and max(chunk.sequence.tokens[:end]) < 50
@@ -28,7 +28,7 @@ class Runner:
                 owner = self.written.setdefault(slot, chunk.sequence.key[1]) if position >= chunk.start else None
                 assert owner in (None, chunk.sequence.key[1]), "two sequences share a slot"
                 assert slot in self.written, f"position {position} is read before it was computed"
-        return Sampled([0] * len(plan.sampling))
+        return StepOutput([0] * len(plan.sampling))
 
 
 def engine(pages: int, max_seq_len: int, page_size: int = 16) -> Engine:
