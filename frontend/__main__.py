@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
     async def _accept(self, sockets: list[socket.socket]) -> None:
         """What uvicorn does when it starts, later."""
         deadline = time.monotonic() + HOLD_S
-        while not self._service.state()[0] and time.monotonic() < deadline:
+        while not self._service.readiness.ready and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         config = self.config
         connected = partial(config.http_protocol_class, config, self.server_state, self.lifespan.state)  # type: ignore[call-arg]

@@ -35,6 +35,16 @@ class Outcome(StrEnum):
     SHUTDOWN = "shutdown"
 
 
+class WorkerState(StrEnum):
+    """What a worker is doing."""
+
+    DOWNLOADING = "downloading"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
 class Refusal(StrEnum):
     """Why a Submit was not admitted."""
 
@@ -272,7 +282,7 @@ class Status(_Message):
     model: str
     device: str
     dtype: str
-    state: str  # "downloading" | "loading" | "ready" | "draining" | "failed"
+    state: WorkerState
     progress: float = 1.0  # of downloading, or loading, 0 to 1
     seq: int = 0
     max_seq_len: int = 0
@@ -289,7 +299,7 @@ class Status(_Message):
     itl: Quantiles = Quantiles()
     e2e: Quantiles = Quantiles()
     frontends: tuple[ConnectedFrontend, ...] = ()
-    error: str = ""  # of state "failed": why the worker ends, without having told any request that it failed
+    error: str = ""  # with state FAILED: why the worker ends, without having told any request that it failed
     kernels: str = ""  # what computes: "triton", "c" or "torch"; "" while that is not known
     pace: PrefillBudget = PrefillBudget()
     draft_tokens: int = 0  # guessed

@@ -8,14 +8,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from frontend.api.common import ModelContext
 from frontend.errors import SluiceError
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
+from frontend.workers import status as workers
 from frontend.workers.connection import WireCounters
-from frontend.workers.status import WorkerStatus
+from frontend.workers.status import ConnectionState, Readiness, WorkerStatus
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.codec import pack_f32, pack_u32
@@ -23,11 +24,13 @@ from tests.frontend.tokenizers_for_tests import byte_level, save
 
 MODEL = "tiny"
 LIMITS = m.Limits(max_seq_len=512, vocab_size=269, eos_token_ids=(265,))
-READY = m.Status(
-    epoch=1, pid=4711, model=MODEL, device="cpu", dtype="float32", state="ready", max_seq_len=512,
+READY_STATUS = m.Status(
+    epoch=1, pid=4711, model=MODEL, device="cpu", dtype="float32", state=m.WorkerState.READY, max_seq_len=512,
     pages=m.Pages(free=6, cached=3, owned=1, total=10), running=2, waiting=1, prefix_queries=100, prefix_hits=40,
     frontends=(m.ConnectedFrontend("ab", 12, 3),), draft_tokens=9, accepted_tokens=5,
 )  # fmt: skip
+
+STATES = {workers.READY: ConnectionState.READY, workers.DRAINING: ConnectionState.DRAINING}
 
 Play = Callable[["FakeLink", Stream], None]
 
@@ -47,11 +50,11 @@ class FakeLink:
     play: Play | None = None
     refusals: dict[int, SluiceError] = field(default_factory=dict)
     delays: dict[int, float] = field(default_factory=dict)
-    status: m.Status | None = READY
+    status: m.Status | None = READY_STATUS
     welcome: m.Welcome | None = field(default_factory=lambda: m.Welcome(1, 1, 4711, MODEL, "", LIMITS))
-    ready: tuple[bool, str] = (True, "ready")
-    greeting: bool = False
-    counts: WireCounters = field(default_factory=WireCounters)
+    readiness: Readiness = workers.READY
+    handshaking: bool = False
+    counters: WireCounters = field(default_factory=WireCounters)
     submitted: list[Submitted] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     started: bool = False
@@ -67,12 +70,15 @@ class FakeLink:
         for task in self.tasks:
             task.cancel()
 
-    def state(self) -> tuple[bool, str]:
-        return self.ready
+    @property
+    def membership(self) -> Self:
+        """It plays both: the pool and the list of its one worker."""
+        return self
 
-    def members(self) -> list[WorkerStatus]:
+    def statuses(self) -> list[WorkerStatus]:
         """One worker, or none yet."""
-        return [WorkerStatus("fake", *self.ready, self.status)] if self.status else []
+        state = STATES.get(self.readiness, ConnectionState.LOADING)
+        return [WorkerStatus("fake", state, self.readiness.text, self.status)] if self.status else []
 
     @property
     def live(self) -> int:

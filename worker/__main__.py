@@ -18,7 +18,7 @@ import torch
 
 from shared.config import ConfigError, Settings
 from shared.heartbeat import Heartbeat, Phase
-from shared.messages import Outcome, Status
+from shared.messages import Outcome, Status, WorkerState
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.load import Engine, load_engine
 from worker.engine.loop import Loop
@@ -129,7 +129,7 @@ class _State:
     settings: Settings
     epoch: int
     heartbeat: Heartbeat
-    phase: str = "loading"
+    phase: WorkerState = WorkerState.LOADING
     progress: float = 0.0
     draining: bool = False
     engine: Engine | None = None
@@ -139,12 +139,12 @@ class _State:
     wire: Callable[[], dict[str, int]] = dict
 
     def loading(self, done: int, total: int) -> None:
-        self._moved("loading", done, total)
+        self._moved(WorkerState.LOADING, done, total)
 
     def downloading(self, done: int, total: int) -> None:
-        self._moved("downloading", done, total)
+        self._moved(WorkerState.DOWNLOADING, done, total)
 
-    def _moved(self, phase: str, done: int, total: int) -> None:
+    def _moved(self, phase: WorkerState, done: int, total: int) -> None:
         self.heartbeat.progress()
         self.phase, self.progress = phase, done / max(1, total)
 
@@ -152,7 +152,7 @@ class _State:
         model, engine = self.settings.model.name, self.engine
         if engine is None:
             device, dtype = self.settings.worker.device, self.settings.worker.dtype
-            phase = "failed" if self.failed else self.phase
+            phase = WorkerState.FAILED if self.failed else self.phase
             return Status(self.epoch, os.getpid(), model, device, dtype, phase, self.progress, error=self.failed)
         now, scheduler, stats = time.monotonic(), engine.scheduler, self.stats
         self._count(scheduler)
@@ -162,7 +162,7 @@ class _State:
             model,
             engine.device,
             engine.dtype,
-            "failed" if self.failed else "draining" if self.draining else "ready",
+            self._state(),
             max_seq_len=engine.limits.max_seq_len,
             running=scheduler.running,
             waiting=scheduler.waiting,
@@ -181,6 +181,11 @@ class _State:
             draft_tokens=scheduler.draft_tokens_total,
             accepted_tokens=scheduler.accepted_tokens_total,
         )
+
+    def _state(self) -> WorkerState:
+        if self.failed:
+            return WorkerState.FAILED
+        return WorkerState.DRAINING if self.draining else WorkerState.READY
 
     def _count(self, scheduler: Scheduler) -> None:
         """Brings counters up to date that others keep: Status is made several times a second, and for each scrape."""

@@ -19,7 +19,7 @@ from typing import Any
 from bench.client.server import BenchError
 from shared.codec import pack_u32
 from shared.config import WireConfig
-from shared.messages import Admitted, End, Limits, Outcome, Status, Step, Submit
+from shared.messages import Admitted, End, Limits, Outcome, Status, Step, Submit, WorkerState
 from worker.transport.server import Identity, WireServer
 
 EPOCH = 1
@@ -38,7 +38,7 @@ class Script:
         self._words = list(words)
         self._at = 0  # output tokens of each sequence
         identity = Identity(EPOCH, model, "", Limits(1 << 20, vocab, ()))
-        status = Status(EPOCH, 1, model, "cpu", "float32", "ready", max_seq_len=1 << 20)
+        status = Status(EPOCH, 1, model, "cpu", "float32", WorkerState.READY, max_seq_len=1 << 20)
         self._link = WireServer(WireConfig(run_dir=str(folder)), identity, 30.0, lambda: status)
         self._link.start()
 

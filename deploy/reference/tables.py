@@ -27,7 +27,7 @@ from frontend.observability.metrics import PrometheusMetrics
 from frontend.server import http_protocol
 from frontend.workers.connection import WireCounters
 from frontend.workers.pool import rejection_error
-from frontend.workers.status import WorkerStatus
+from frontend.workers.status import ConnectionState, WorkerStatus
 from shared import messages as m
 from shared.config import Settings
 from shared.flags import Flag, all_flags
@@ -40,7 +40,7 @@ DIALECTS = {
     "responses": "ResponseRequest",
     "messages": "MessageRequest",
 }
-STATUS = m.Status(0, 0, "", "", "", "ready")
+STATUS = m.Status(0, 0, "", "", "", m.WorkerState.READY)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -221,7 +221,7 @@ def commands() -> str:
 
 def frontend_metrics() -> str:
     meters = PrometheusMetrics()
-    members = [WorkerStatus(address, True, "ready", STATUS) for address in "ab"]
+    members = [WorkerStatus(address, ConnectionState.READY, "ready", STATUS) for address in "ab"]
     return _metrics(meters.text(WireCounters(), members), _labels(meters.registry))
 
 

@@ -48,11 +48,14 @@ from frontend.server.middleware import (
 from frontend.server.sse import EventStream, StreamWriter
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.pool import WorkerPool
+from frontend.workers.status import ConnectionState
 from shared.config import FrontendConfig, ModelConfig
-from shared.messages import Limits, Refusal
+from shared.messages import Limits
 
 FLUSH_S = 1.0
 LAG_S = 0.05  # how often the event loop's punctuality is measured
+
+SERVING = (ConnectionState.READY, ConnectionState.DRAINING)  # the model is loaded
 
 T = TypeVar("T")
 
@@ -168,7 +171,7 @@ class Api:
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            self._meters.flush(self._fleet.counts, self._fleet.members())
+            self._meters.flush(self._fleet.counters, self._fleet.membership.statuses())
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()
@@ -185,8 +188,7 @@ class Api:
         exchange: RequestRecord = request.scope[RECORD]
         dialect = request.scope[DIALECT] = self._dialect(request.scope["path"], body)
         exchange.dialect = dialect.NAME
-        await self.service.settle_in()
-        self.service.require_ready()
+        await self.service.wait_for_handshake()
         context = self._context()
         generation_request = await dialect.parse(body, context)
         if exchange.tenant:
@@ -239,7 +241,8 @@ class Api:
     @property
     def _limits(self) -> Limits | None:
         """None before a worker has said them."""
-        return self._fleet.welcome.limits if self._fleet.welcome else None
+        welcome = self._fleet.membership.welcome
+        return welcome.limits if welcome else None
 
     # the rest
 
@@ -265,21 +268,22 @@ class Api:
         return _json(models.one(request.path_params["name"], self._name, self._created, self._limits))
 
     async def health(self, request: Request) -> Response:
-        loaded = any(member.ready or member.reason == Refusal.DRAINING for member in self._fleet.members())
+        loaded = any(worker.state in SERVING for worker in self._fleet.membership.statuses())
         return _json({"status": "ok", "model_loaded": loaded})
 
     async def ready(self, request: Request) -> Response:
-        ready, reason = self.service.state()
-        if ready:
+        readiness = self.service.readiness
+        if readiness.ready:
             return _json({"status": "ready"})
-        progress = max((member.status.progress for member in self._fleet.members() if member.status), default=0.0)
-        return _json({"status": "not_ready", "reason": reason, "progress": progress}, 503, {"Retry-After": "1"})
+        workers = self._fleet.membership.statuses()
+        progress = max((worker.status.progress for worker in workers if worker.status), default=0.0)
+        return _json({"status": "not_ready", "reason": readiness.text, "progress": progress}, 503, {"Retry-After": "1"})
 
     async def stats(self, request: Request) -> Response:
-        return _json(stats(self._fleet.members(), self._name, self.service.draining))
+        return _json(stats(self._fleet.membership.statuses(), self._name, self.service.draining))
 
     async def metrics(self, request: Request) -> Response:
-        text = self._meters.text(self._fleet.counts, self._fleet.members())
+        text = self._meters.text(self._fleet.counters, self._fleet.membership.statuses())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def document(self, request: Request) -> Response:

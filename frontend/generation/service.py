@@ -22,11 +22,12 @@ from frontend.text.detokenizer import OutputText
 from frontend.text.stop_strings import Stops
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.pool import WorkerPool
+from frontend.workers.status import DRAINING, Readiness, not_ready
 from frontend.workers.stream import Batch, Stream, ignore
 from shared.messages import End, Outcome, Sampling, Timings
 
 DRAINING_S = 5.0  # until another server may have taken over
-GREETING_S = 0.5  # for a worker to answer that may be ready at any moment
+HANDSHAKE_S = 0.5  # for a worker that may be ready at any moment
 POLL_S = 0.02  # how often it is looked whether that is so, and whether a drain's last request has ended
 
 
@@ -53,43 +54,47 @@ class Service:
         self._tokenizer = tokenizer
         self._groups = itertools.count(1)
 
-    def state(self) -> tuple[bool, str]:
-        """Whether requests can be served and, if not, why."""
+    @property
+    def readiness(self) -> Readiness:
+        """Whether requests can be served now and, if not, why."""
         if self.draining:
-            return False, "draining"
+            return DRAINING
         if not self._tokenizer.done():
-            return False, "loading the tokenizer"
+            return not_ready("loading the tokenizer")
         if self._tokenizer.cancelled() or self._tokenizer.exception() is not None:
-            return False, "the tokenizer did not load"
-        ready, reason = self.fleet.state()
-        welcome = self.fleet.welcome
-        if ready and welcome and welcome.tokenizer_hash and welcome.tokenizer_hash != self._tokenizer.result().hash:
-            return False, "the worker has another tokenizer"
-        return ready, reason
+            return not_ready("the tokenizer did not load")
+        readiness, welcome = self.fleet.membership.readiness, self.fleet.membership.welcome
+        hash = welcome.tokenizer_hash if welcome else ""
+        if readiness.ready and hash and hash != self._tokenizer.result().hash:
+            return not_ready("the worker has another tokenizer")
+        return readiness
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises Overloaded until it is loaded."""
         if not self._tokenizer.done() or self._tokenizer.cancelled() or self._tokenizer.exception() is not None:
-            raise Overloaded(f"not ready: {self.state()[1]}", code="not_ready", retry_after=1.0)
+            raise Overloaded(f"not ready: {self.readiness.text}", code="not_ready", retry_after=1.0)
         return self._tokenizer.result()
 
-    async def settle_in(self) -> None:
-        """Waits, for GREETING_S at most, while it gets to know its workers: another frontend of the same port may be
-        ready already and have said so."""
-        deadline = time.monotonic() + GREETING_S
-        while not self.draining and (not self._tokenizer.done() or self.fleet.greeting):
-            if time.monotonic() > deadline:
-                return
-            await asyncio.sleep(POLL_S)
+    async def wait_for_handshake(self) -> None:
+        """Waits, for HANDSHAKE_S at most, while the tokenizer loads or the handshake with the workers goes on: another
+        frontend of the same port may be ready already and have answered so.
 
-    def require_ready(self) -> None:
-        """Raises Overloaded with the reason when requests cannot be served now."""
-        ready, reason = self.state()
-        if not ready and reason == "draining":
-            raise Overloaded("not ready: draining", code="draining", retry_after=DRAINING_S)
-        if not ready:
-            raise Overloaded(f"not ready: {reason}", code="not_ready", retry_after=1.0)
+        Raises:
+            Overloaded: requests still cannot be served.
+        """
+        deadline = time.monotonic() + HANDSHAKE_S
+        while not self.draining and (not self._tokenizer.done() or self.fleet.membership.handshaking):
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(POLL_S)
+        self._check_ready()
+
+    def _check_ready(self) -> None:
+        readiness = self.readiness
+        if not readiness.ready:
+            retry_after = DRAINING_S if readiness.code == DRAINING.code else 1.0
+            raise Overloaded(f"not ready: {readiness.text}", code=readiness.code, retry_after=retry_after)
 
     async def start(self, request: GenerationRequest, begun: float | None = None) -> "Generation":
         """Returns when all are admitted. `begun`: when the request came, by `time.perf_counter()` (None: now).
@@ -98,7 +103,7 @@ class Service:
             Overloaded, Unprocessable: one of them was refused; those already admitted are aborted.
             DeadlineExceeded: its `deadline_ms`, which count from `begun`, passed before.
         """
-        self.require_ready()
+        self._check_ready()
         begun = time.perf_counter() if begun is None else begun
         streams = await self._submit_in_time(request, begun)
         self.meter.admitted(sum(map(len, request.prompts)))

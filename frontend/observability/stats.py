@@ -5,10 +5,10 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from frontend.workers.status import WorkerStatus, aggregate
-from shared.messages import Status
+from frontend.workers.status import ConnectionState, WorkerStatus, aggregate
+from shared.messages import Status, WorkerState
 
-_NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state="absent", progress=0.0)
+_NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state=WorkerState.LOADING, progress=0.0)  # of no worker
 
 
 def stats(members: Sequence[WorkerStatus], name: str, draining: bool) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def stats(members: Sequence[WorkerStatus], name: str, draining: bool) -> dict[st
     """
     s = aggregate(members) or _NONE
     first = next((member.status for member in members if member.status), _NONE)
-    draining = draining or (bool(members) and all(_state(member) == "draining" for member in members))
+    draining = draining or (bool(members) and all(member.state is ConnectionState.DRAINING for member in members))
     return {
         "running": s.running,
         "waiting": s.waiting,
@@ -43,7 +43,7 @@ def _worker(s: Status, name: str) -> dict[str, Any]:
         "device": s.device,
         "dtype": s.dtype,
         "kernels": s.kernels,
-        "state": s.state,
+        "state": "absent" if s is _NONE else s.state,
         "progress": s.progress,
         "last_step_age_s": s.last_step_age_s,
         "max_seq_len": s.max_seq_len,
@@ -66,7 +66,3 @@ def _member(member: WorkerStatus, name: str) -> dict[str, Any]:
         "pages": asdict(s.pages),
         "throughput": {"prompt": s.prompt_tokens_s, "generation": s.generation_tokens_s},
     }
-
-
-def _state(member: WorkerStatus) -> str:
-    return member.status.state if member.status else "absent"

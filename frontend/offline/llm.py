@@ -278,11 +278,11 @@ async def _ready(worker: EmbeddedWorker, fleet: WorkerPool, tokenizer: Tokenizer
     loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     loaded.set_result(tokenizer)
     service = Service(fleet, loaded)
-    while fleet.welcome is None or not service.state()[0]:
+    while fleet.membership.welcome is None or not service.readiness.ready:
         worker.raise_if_ended()
         await asyncio.sleep(POLL_S)
     worker.mark_ready()
     sizes = with_default_sizes(settings.worker, on_gpu=settings.worker.device != "cpu" and bool(visible_gpus()))
-    context = ModelContext.of(settings.model.name, tokenizer, settings.frontend).within(fleet.welcome.limits)
+    context = ModelContext.of(settings.model.name, tokenizer, settings.frontend).within(fleet.membership.welcome.limits)
     width = sizes.max_batch_size + min(sizes.max_batch_size, sizes.max_waiting_requests)
     return BatchRunner(service, context, width, settings.frontend.recovery_timeout)

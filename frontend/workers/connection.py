@@ -22,6 +22,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from frontend.workers.status import DRAINING, READY, REPORTED, ConnectionState, Readiness, not_ready
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.address import Address
@@ -50,18 +51,18 @@ class WireCounters:
 class ConnectionListener(Protocol):
     """Decides what a link only notices."""
 
-    def greeted(self, link: "WorkerConnection") -> None:
+    def connected(self, link: "WorkerConnection") -> None:
         """The worker can be used, and has none of `link.streams`: it is a new one, or has given up on us."""
 
-    def lost(self, link: "WorkerConnection") -> None:
+    def connection_lost(self, link: "WorkerConnection") -> None:
         """It does not answer. It may come back with all its streams, or under a new epoch with none."""
 
-    def rejected(self, link: "WorkerConnection", stream: Stream, rejected: m.Rejected) -> None: ...
+    def stream_rejected(self, link: "WorkerConnection", stream: Stream, rejected: m.Rejected) -> None: ...
 
-    def forgotten(self, stream: Stream) -> None:
+    def stream_unknown(self, stream: Stream) -> None:
         """Its worker lives, but does not know the stream, which is in no link now."""
 
-    def ended(self, stream: Stream, end: m.End) -> None: ...
+    def stream_ended(self, stream: Stream, end: m.End) -> None: ...
 
 
 class WorkerConnection:
@@ -71,22 +72,22 @@ class WorkerConnection:
         self,
         address: Address,
         id: bytes,
-        owner: ConnectionListener,
-        counts: WireCounters,
+        listener: ConnectionListener,
+        counters: WireCounters,
         *,
         stall_timeout: float,
     ) -> None:
         self.address = address
         self.status: m.Status | None = None
         self.welcome: m.Welcome | None = None
-        self.objection = ""  # set by the roster: why this worker does not fit to the others
+        self.incompatible = ""  # set by the roster: why this worker does not fit to the others
         self.leaving = False  # set by the roster: it gets nothing new
         self.streams: dict[int, Stream] = {}
         self.epoch = NO_EPOCH  # of the worker that holds our streams
         self.lost_since = time.monotonic()
         self._id = id
-        self._owner = owner
-        self._counts = counts
+        self._listener = listener
+        self._counters = counters
         self._stall_timeout = stall_timeout
         self._missing: dict[int, int] = {}  # streams with a hole, and the first frame that can come after it
         self._unanswered: dict[int, tuple[float, float]] = {}  # when to submit again, and the wait after that
@@ -113,32 +114,48 @@ class WorkerConnection:
         self._requests.close(linger=200)
         self._events.close(linger=0)
 
-    def state(self) -> tuple[bool, str]:
-        """Whether new requests can be served now and, if not, why."""
-        status = self.status
-        if status is None:
-            return False, "no worker yet"
-        if status.state == "downloading":
-            return False, f"downloading {status.progress:.0%}"
-        if status.state == "loading":
-            return False, f"loading {status.progress:.0%}" if status.progress < 1 else "loaded, preparing to compute"
-        if status.state == "draining":
-            return False, "draining"
-        if status.state == "failed":
-            return False, f"the worker failed: {status.error}"
+    @property
+    def state(self) -> ConnectionState:
+        if self.status is None:
+            return ConnectionState.CONNECTING
+        if self.status.state is not m.WorkerState.READY:
+            return REPORTED[self.status.state]
         if self.welcome is None:
-            return False, "worker lost" if self._silent() else "greeting the worker"
-        if self.objection:
-            return False, self.objection
+            return ConnectionState.LOST if self._silent() else ConnectionState.HANDSHAKE
+        if self.incompatible:
+            return ConnectionState.INCOMPATIBLE
         if self.leaving:
-            return False, "leaving"
-        return (False, f"stalled: the last step was {self._age():.0f} s ago") if self.stalled else (True, "ready")
+            return ConnectionState.LEAVING
+        return ConnectionState.STALLED if self.stalled else ConnectionState.READY
 
     @property
-    def greeting(self) -> bool:
-        """It may be ready at any moment: nothing is known of it yet, or it has only to return the greeting."""
-        known = self.status
-        return known is None or (known.state == "ready" and self.welcome is None and not self._silent())
+    def readiness(self) -> Readiness:
+        """Whether new requests can be served now and, if not, why."""
+        match self.state:
+            case ConnectionState.READY:
+                return READY
+            case ConnectionState.DRAINING:
+                return DRAINING
+            case ConnectionState.CONNECTING:
+                return not_ready("no worker yet")
+            case ConnectionState.LOADING:
+                return not_ready(_loading(self.status))
+            case ConnectionState.FAILED:
+                return not_ready(f"the worker failed: {self.status.error if self.status else ''}")
+            case ConnectionState.LOST:
+                return not_ready("worker lost")
+            case ConnectionState.HANDSHAKE:
+                return not_ready("greeting the worker")
+            case ConnectionState.INCOMPATIBLE:
+                return not_ready(self.incompatible)
+            case ConnectionState.LEAVING:
+                return not_ready("leaving")
+            case ConnectionState.STALLED:
+                return not_ready(f"stalled: the last step was {self._age():.0f} s ago")
+
+    def __repr__(self) -> str:
+        state = f"{self.state.name}, epoch {self.epoch}, {len(self.streams)} streams"
+        return f"<WorkerConnection [{self.address.name}, {state}]>"
 
     @property
     def stalled(self) -> bool:
@@ -209,7 +226,7 @@ class WorkerConnection:
     def _lose(self, now: float) -> None:
         self.welcome = None
         self.lost_since = now
-        self._owner.lost(self)
+        self._listener.connection_lost(self)
 
     def _abort_orphans(self) -> None:
         """The worker had not died: it does not count as a death, and what was released from it ends there, too."""
@@ -232,7 +249,7 @@ class WorkerConnection:
                 event = decode_event(frames[-1])
                 self._on_event(event)
             except (msgspec.DecodeError, ValueError):
-                self._counts.garbage += 1
+                self._counters.garbage += 1
 
     def _on_event(self, event: m.Event) -> None:
         match event:
@@ -249,7 +266,7 @@ class WorkerConnection:
         if self.welcome is not None and status.epoch != self.welcome.epoch:
             self._lose(now)
         if self.welcome is None:
-            if status.state == "ready":
+            if status.state is m.WorkerState.READY:
                 self._keep_alive(now)
             return
         me = self._id.hex()
@@ -273,7 +290,7 @@ class WorkerConnection:
             self._resync_all(welcome.seq)
             return
         self._orphans.clear()
-        self._owner.greeted(self)
+        self._listener.connected(self)
         self.epoch = welcome.epoch
 
     def _forgotten(self) -> None:
@@ -296,7 +313,7 @@ class WorkerConnection:
                     stream.admission.set_result(admitted.seed)
         for rejected in step.rejected:
             if refused := self.streams.pop(rejected.id, None):
-                self._owner.rejected(self, refused, rejected)
+                self._listener.stream_rejected(self, refused, rejected)
         for started in step.started:
             if stream := self.streams.get(started.id):
                 stream.started = started.timings
@@ -309,7 +326,7 @@ class WorkerConnection:
             self._on_end(end, step.seq)
         for unknown in step.unknown:
             if unknown not in self._unanswered and (stream := self.streams.pop(unknown, None)):
-                self._owner.forgotten(stream)
+                self._listener.stream_unknown(stream)
 
     def _take_tokens(self, step: m.Step) -> None:
         tokens = unpack_u32(step.tokens).tolist()
@@ -335,13 +352,13 @@ class WorkerConnection:
             self._resync(stream, seq + 1)
             return
         del self.streams[end.id]
-        self._owner.ended(stream, end)
+        self._listener.stream_ended(stream, end)
 
     # repair
 
     def _gap(self, seq: int) -> None:
         """Of the frames before `seq` some are missing."""
-        self._counts.gaps += 1
+        self._counters.gaps += 1
         self._resync_all(seq)
 
     def _resync_all(self, seq: int) -> None:
@@ -355,7 +372,7 @@ class WorkerConnection:
 
     def _ask(self, stream: Stream) -> None:
         if stream.may_resync(time.monotonic()):
-            self._counts.resyncs += 1
+            self._counters.resyncs += 1
             unanswered = stream.id in self._unanswered  # perhaps it never arrived
             self._send(stream.submit if unanswered else m.Resync(stream.id, len(stream.output)))
 
@@ -369,3 +386,11 @@ class WorkerConnection:
             elif due < now:
                 self._unanswered[id] = now + pause, min(2 * pause, LONGEST_RETRY_S)
                 self._send(self.streams[id].submit)
+
+
+def _loading(status: m.Status | None) -> str:
+    if status is None:
+        return ""
+    if status.state is m.WorkerState.DOWNLOADING:
+        return f"downloading {status.progress:.0%}"
+    return f"loading {status.progress:.0%}" if status.progress < 1 else "loaded, preparing to compute"

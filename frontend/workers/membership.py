@@ -1,4 +1,4 @@
-"""Which workers there are: one link for each address that is configured now; and whether they fit together.
+"""Which workers there are: one connection for each address that is configured now; and whether they fit together.
 
 Knows addresses, links and what workers say of themselves; nothing of streams, except that a worker whose address is
 gone stays until its last one has ended.
@@ -13,7 +13,7 @@ import zmq
 from frontend.workers.connection import WorkerConnection
 from frontend.workers.discovery import Discovery
 from frontend.workers.routing import load
-from frontend.workers.status import WorkerStatus
+from frontend.workers.status import READY, STARTING, ConnectionState, Readiness, WorkerStatus, not_ready
 from shared import messages as m
 from shared.address import Address
 from shared.config import ConfigError, WireConfig
@@ -24,7 +24,7 @@ LOOK_S = 3.0  # how often files and host names are read again
 
 
 class Membership:
-    """`links` are the workers of now, in the order of joining."""
+    """`connections` are the workers of now, in the order of joining."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Membership:
         tokenizer_hash: Callable[[], str],
         look_s: float,
     ) -> None:
-        self.links: list[WorkerConnection] = []
+        self.connections: list[WorkerConnection] = []
         self.welcome: m.Welcome | None = None  # what all of them must agree with
         self._wire = wire
         self._places = places or Discovery([Address(wire.requests, wire.requests, wire.events)])
@@ -55,33 +55,38 @@ class Membership:
     def close(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
-        for link in self.links:
-            link.close()
+        for connection in self.connections:
+            connection.close()
         self._context.destroy(linger=0)
 
     # how they are
 
     def ready(self, but: Collection[WorkerConnection] = ()) -> list[WorkerConnection]:
         """Those that can serve new requests now."""
-        return [link for link in self.links if link.state()[0] and link not in but]
-
-    def state(self) -> tuple[bool, str]:
-        """Whether one of them can and, if not, why."""
-        states = [link.state() for link in self.links]
-        if any(ready for ready, _ in states):
-            return True, "ready"
-        if len(states) < 2:
-            return states[0] if states else (False, "no worker is known")
-        words = [f"{link.address.name}: {reason}" for link, (_, reason) in zip(self.links, states, strict=True)]
-        return False, "; ".join(words)
+        return [
+            connection
+            for connection in self.connections
+            if connection.state is ConnectionState.READY and connection not in but
+        ]
 
     @property
-    def greeting(self) -> bool:
-        """Whether none of them can, but one may be able to at any moment."""
-        return not self.ready() and any(link.greeting for link in self.links)
+    def readiness(self) -> Readiness:
+        """Whether one of them can and, if not, why."""
+        each = [connection.readiness for connection in self.connections]
+        if any(one.ready for one in each):
+            return READY
+        if len(each) < 2:
+            return each[0] if each else not_ready("no worker is known")
+        texts = [f"{connection.address.name}: {connection.readiness.text}" for connection in self.connections]
+        return not_ready("; ".join(texts))
 
-    def members(self) -> list[WorkerStatus]:
-        return [_member(link) for link in self.links]
+    @property
+    def handshaking(self) -> bool:
+        """Whether none of them can, but one may be able to at any moment."""
+        return not self.ready() and any(connection.state in STARTING for connection in self.connections)
+
+    def statuses(self) -> list[WorkerStatus]:
+        return [_status(connection) for connection in self.connections]
 
     # who belongs
 
@@ -96,7 +101,7 @@ class Membership:
 
     def _update(self, addresses: list[Address]) -> None:
         """Joins new workers; one whose address is gone is to leave."""
-        known = {link.address: link for link in self.links}
+        known = {connection.address: connection for connection in self.connections}
         for address in addresses:
             if address in known:
                 known[address].leaving = False
@@ -108,35 +113,39 @@ class Membership:
             known[address].leaving = True
 
     def _join(self, address: Address) -> None:
-        link = self._make(address)
+        connection = self._make(address)
         try:
-            link.open(self._context, self._wire)
+            connection.open(self._context, self._wire)
         except ConfigError as error:  # no keys for it
             if not self._places.changing:
                 raise
             log.warning("the worker at %s cannot be used: %s", address.name, error)
             return
-        self.links.append(link)
+        self.connections.append(connection)
         if self._places.changing:
             log.info("worker %s joins", address.name)
 
-    def remove(self, link: WorkerConnection) -> None:
-        self.links.remove(link)
-        link.close()
+    def remove(self, connection: WorkerConnection) -> None:
+        self.connections.remove(connection)
+        connection.close()
 
     # whether they fit
 
     def check_fit(self) -> None:
         """All must serve the same. The first worker decides what; when none of its kind is left, the next."""
-        fit = [link.welcome for link in self.links if link.welcome and not self._misfit(link.welcome)]
+        fit = [
+            connection.welcome
+            for connection in self.connections
+            if connection.welcome and not self._misfit(connection.welcome)
+        ]
         if fit and all(_differs(welcome, self.welcome) for welcome in fit):
             self.welcome = fit[0]
-        for link in self.links:
-            if link.welcome is not None:
-                objection = self._misfit(link.welcome) or _differs(link.welcome, self.welcome)
-                if objection and objection != link.objection:
-                    log.warning("the worker at %s is not used: %s", link.address.name, objection)
-                link.objection = objection
+        for connection in self.connections:
+            if connection.welcome is not None:
+                problem = self._misfit(connection.welcome) or _differs(connection.welcome, self.welcome)
+                if problem and problem != connection.incompatible:
+                    log.warning("the worker at %s is not used: %s", connection.address.name, problem)
+                connection.incompatible = problem
 
     def _misfit(self, welcome: m.Welcome) -> str:
         """Why a frontend like this one cannot use a worker; empty: it can."""
@@ -150,11 +159,16 @@ class Membership:
         return ""
 
 
-def _member(link: WorkerConnection) -> WorkerStatus:
-    ready, reason = link.state()
-    streams = link.streams.values()
+def _status(connection: WorkerConnection) -> WorkerStatus:
+    streams = connection.streams.values()
     return WorkerStatus(
-        link.address.name, ready, reason, link.status, len(streams), load(streams, None), link.welcome is not None
+        connection.address.name,
+        connection.state,
+        connection.readiness.text,
+        connection.status,
+        len(streams),
+        load(streams, None),
+        connection.welcome is not None,
     )
 
 

@@ -20,7 +20,6 @@ from frontend.workers.connection import NO_EPOCH, WireCounters, WorkerConnection
 from frontend.workers.discovery import Discovery
 from frontend.workers.membership import LOOK_S, Membership
 from frontend.workers.routing import PrefixAffinity, choose, load, prefix_hashes
-from frontend.workers.status import WorkerStatus
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.address import Address
@@ -49,8 +48,10 @@ class WorkerPool:
         `wire` says. A worker with another `model` or tokenizer is not used; an empty text fits any.
         """
         self.id = secrets.token_bytes(m.TOPIC_BYTES)
-        self.counts = WireCounters()
-        self.roster = Membership(wire, places, self._link, model=model, tokenizer_hash=tokenizer_hash, look_s=look_s)
+        self.counters = WireCounters()
+        self.membership = Membership(
+            wire, places, self._link, model=model, tokenizer_hash=tokenizer_hash, look_s=look_s
+        )
         self._stall_timeout = stall_timeout
         self._recovery_timeout = recovery_timeout
         self._homes: dict[
@@ -65,12 +66,12 @@ class WorkerPool:
         self._ticker: asyncio.Task[None] | None = None
 
     def _link(self, address: Address) -> WorkerConnection:
-        return WorkerConnection(address, self.id, self, self.counts, stall_timeout=self._stall_timeout)
+        return WorkerConnection(address, self.id, self, self.counters, stall_timeout=self._stall_timeout)
 
     # life
 
     async def start(self) -> None:
-        await self.roster.start()
+        await self.membership.start()
         self._ticker = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
@@ -80,28 +81,11 @@ class WorkerPool:
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
-            self.roster.close()
-
-    @property
-    def welcome(self) -> m.Welcome | None:
-        """What the model is; None until a worker has said so."""
-        return self.roster.welcome
+            self.membership.close()
 
     @property
     def live(self) -> int:
         return len(self._homes)
-
-    def state(self) -> tuple[bool, str]:
-        """Whether requests can be served now and, if not, why."""
-        return self.roster.state()
-
-    @property
-    def greeting(self) -> bool:
-        """Whether requests cannot be served now, but may be at any moment."""
-        return self.roster.greeting
-
-    def members(self) -> list[WorkerStatus]:
-        return self.roster.members()
 
     # requests
 
@@ -122,9 +106,9 @@ class WorkerPool:
             Overloaded: queue full, draining, or no worker, with `retry_after` in seconds.
             Unprocessable: the workers refuse this request for good.
         """
-        ready = self.roster.ready()
+        ready = self.membership.ready()
         if not ready:
-            raise Overloaded(f"not ready: {self.state()[1]}", code="not_ready", retry_after=1.0)
+            raise Overloaded(f"not ready: {self.membership.readiness.text}", code="not_ready", retry_after=1.0)
         message = m.Submit(
             self._new_id(), pack_u32(prompt), sampling,
             cache_salt=cache_salt, group=group, deadline_ms=deadline_ms, priority=priority, tenant=tenant,
@@ -189,33 +173,33 @@ class WorkerPool:
 
     # what links notice
 
-    def greeted(self, link: WorkerConnection) -> None:
-        self.roster.check_fit()
+    def connected(self, link: WorkerConnection) -> None:
+        self.membership.check_fit()
         self._beginnings.forget(link.address.name)
         for stream in list(link.streams.values()):
             self._count_death(stream, link)
             del link.streams[stream.id]
             self._resume(stream)
 
-    def lost(self, link: WorkerConnection) -> None:
+    def connection_lost(self, link: WorkerConnection) -> None:
         """Its streams go to another worker; where there is none, those that were admitted wait for it."""
         self._evacuate(link)
         for stream in list(link.streams.values()):
             if not stream.admission.done():
                 self._fail_unadmitted(stream)
 
-    def rejected(self, link: WorkerConnection, stream: Stream, rejected: m.Rejected) -> None:
+    def stream_rejected(self, link: WorkerConnection, stream: Stream, rejected: m.Rejected) -> None:
         final = rejected.reason in (m.Refusal.TOO_LONG, m.Refusal.INVALID)
         if stream.admission.done():
             if final:
-                self.counts.lost += 1
+                self.counters.lost += 1
                 self._fail(stream, m.Outcome.ERROR, rejected.message)
             else:
                 self._wait(stream)
             return
         tried = self._tried.setdefault(stream, [])
         tried.append(link)
-        others = [] if final else self.roster.ready(but=tried)
+        others = [] if final else self.membership.ready(but=tried)
         if others:
             stream.resubmit(self._new_id())
             self._put(stream, self._choose(stream, others))
@@ -223,11 +207,11 @@ class WorkerPool:
             self._remove(stream)
             stream.admission.set_exception(rejection_error(rejected))
 
-    def forgotten(self, stream: Stream) -> None:
+    def stream_unknown(self, stream: Stream) -> None:
         self._resume(stream)
 
-    def ended(self, stream: Stream, end: m.End) -> None:
-        if end.outcome is m.Outcome.SHUTDOWN and len(self.roster.links) > 1:  # its worker had no more time
+    def stream_ended(self, stream: Stream, end: m.End) -> None:
+        if end.outcome is m.Outcome.SHUTDOWN and len(self.membership.connections) > 1:  # its worker had no more time
             self._resume(stream)
             return
         self._remove(stream)
@@ -239,7 +223,7 @@ class WorkerPool:
 
     def _evacuate(self, link: WorkerConnection) -> None:
         """Move all that is at a worker which does not answer, if there is another."""
-        if not link.streams or not self.roster.ready(but=[link]):
+        if not link.streams or not self.membership.ready(but=[link]):
             return
         streams = list(link.streams.values())
         link.release(streams)
@@ -256,15 +240,15 @@ class WorkerPool:
 
     def _resume(self, stream: Stream) -> None:
         """Submits a stream that no worker has, or lets it wait. One not yet admitted gets two workers at most."""
-        ready = self.roster.ready()
+        ready = self.membership.ready()
         if not stream.admission.done() and (len(self._tried.get(stream, ())) > 1 or not ready):
             self._fail_unadmitted(stream)
         elif not ready:
             self._wait(stream)
         else:
             before, link = self._homes.get(stream), self._choose(stream, ready)
-            self.counts.resumed += 1
-            self.counts.moved += link is not before
+            self.counters.resumed += 1
+            self.counters.moved += link is not before
             self._waiting.pop(stream, None)
             stream.resubmit(self._new_id())
             self._put(stream, link)
@@ -281,10 +265,10 @@ class WorkerPool:
     async def _tick(self) -> None:
         while True:
             now = time.monotonic()
-            for link in list(self.roster.links):
+            for link in list(self.membership.connections):
                 link.tick(now)
-            self.roster.check_fit()
-            for link in list(self.roster.links):
+            self.membership.check_fit()
+            for link in list(self.membership.connections):
                 self._look_after(link, now)
             if self._waiting and now - self._retried > RETRY_S:
                 self._retry(now)
@@ -297,17 +281,17 @@ class WorkerPool:
             self._give_up(list(link.streams.values()))
         if link.leaving and not link.streams:
             self._beginnings.forget(link.address.name)
-            self.roster.remove(link)
+            self.membership.remove(link)
 
     def _retry(self, now: float) -> None:
         self._retried = now
         self._give_up([s for s, since in self._waiting.items() if now - since > self._recovery_timeout])
-        for stream in list(self._waiting) if self.roster.ready() else []:
+        for stream in list(self._waiting) if self.membership.ready() else []:
             self._resume(stream)
 
     def _give_up(self, streams: list[Stream]) -> None:
         for stream in streams:
-            self.counts.lost += 1
+            self.counters.lost += 1
             said = f"the worker did not come back within {self._recovery_timeout:g} s"
             self._fail(stream, m.Outcome.ERROR, said)
 

@@ -2,10 +2,52 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
 
 import msgspec
 
 from shared import messages as m
+
+
+class Readiness(NamedTuple):
+    """Whether requests can be served now and, if not, why: `code` for programs, `text` for people."""
+
+    ready: bool
+    code: str  # of the error that requests get: "draining" or "not_ready"; else "ready"
+    text: str
+
+
+READY = Readiness(True, "ready", "ready")
+DRAINING = Readiness(False, "draining", "draining")
+
+
+def not_ready(text: str) -> Readiness:
+    return Readiness(False, "not_ready", text)
+
+
+class ConnectionState(Enum):
+    """The state of the connection to one worker. New requests go to READY ones only."""
+
+    CONNECTING = auto()  # the worker has not been heard yet
+    LOADING = auto()  # it downloads or loads its model
+    HANDSHAKE = auto()  # it is ready, and its Welcome is on the way
+    READY = auto()
+    STALLED = auto()  # it answers, but its compute loop makes no progress
+    LOST = auto()  # it fell silent, or its connection broke
+    INCOMPATIBLE = auto()  # it serves something else than this frontend or the other workers
+    LEAVING = auto()  # its address is no longer configured; its streams finish
+    DRAINING = auto()  # it is shutting down; its streams finish
+    FAILED = auto()  # it reported an error from which it cannot recover
+
+
+REPORTED = {
+    m.WorkerState.DOWNLOADING: ConnectionState.LOADING,
+    m.WorkerState.LOADING: ConnectionState.LOADING,
+    m.WorkerState.DRAINING: ConnectionState.DRAINING,
+    m.WorkerState.FAILED: ConnectionState.FAILED,
+}
+STARTING = (ConnectionState.CONNECTING, ConnectionState.HANDSHAKE)  # may be READY at any moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,12 +55,16 @@ class WorkerStatus:
     """One worker, as this frontend sees it now."""
 
     address: str
-    ready: bool
+    state: ConnectionState
     reason: str  # "ready", or why it is not
-    status: m.Status | None = None  # the latest it sent
-    streams: int = 0  # of this frontend's, there now
-    load: int = 0  # tokens that these may still need
-    there: bool = True  # it answers: what it said last still holds
+    status: m.Status | None = None  # the latest one received
+    streams: int = 0  # this frontend's streams that are there now
+    load: int = 0  # tokens that these streams may still need
+    connected: bool = True  # it answers, so its latest Status still holds
+
+    @property
+    def ready(self) -> bool:
+        return self.state is ConnectionState.READY
 
 
 def aggregate(members: Iterable[WorkerStatus]) -> m.Status | None:
@@ -27,8 +73,8 @@ def aggregate(members: Iterable[WorkerStatus]) -> m.Status | None:
     Who it is (pid, epoch, device, ...) is the first one's. What was lost does not count while another is there.
     """
     known = [member for member in members if member.status is not None]
-    there = [member for member in known if member.there] or known[:1]
-    statuses = [member.status for member in there if member.status is not None]
+    connected = [member for member in known if member.connected] or known[:1]
+    statuses = [member.status for member in connected if member.status is not None]
     if len(statuses) < 2:
         return statuses[0] if statuses else None
     return msgspec.structs.replace(

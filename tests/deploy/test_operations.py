@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.monitoring import dashboard
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.workers.connection import WireCounters
-from frontend.workers.status import WorkerStatus
+from frontend.workers.status import ConnectionState, WorkerStatus
 from shared.messages import Status
-from tests.fakes import READY
+from tests.fakes import READY_STATUS
 from worker.observability.metrics import Metrics, _Scrape
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -29,7 +29,7 @@ RECORDED = re.compile(r"\bsluice:[a-z0-9_]+:[a-z0-9_]+")
 
 class Worker:
     def status(self) -> Status:
-        return READY
+        return READY_STATUS
 
 
 def families(text: bytes) -> set[str]:
@@ -45,7 +45,7 @@ def exposed() -> dict[str, set[str]]:
     page.register(_Scrape("sluice_", Worker()))
     return {
         "sluice-frontend": families(
-            PrometheusMetrics().text(WireCounters(), [WorkerStatus("w", True, "ready", READY)])
+            PrometheusMetrics().text(WireCounters(), [WorkerStatus("w", ConnectionState.READY, "ready", READY_STATUS)])
         ),
         "sluice-worker": families(generate_latest(metrics.registry) + generate_latest(page)),
     }

@@ -216,7 +216,7 @@ def test_names_of_keys_are_counted_apart_up_to_a_number() -> None:
         meters.exchanged(f"name{number}", 2, 3)
     meters.exchanged("name7", 1, None)
     meters.exchanged(None, 5, 5)
-    text = meters.text(FakeLink().counts, []).decode()
+    text = meters.text(FakeLink().counters, []).decode()
     assert 'sluice_key_requests_total{key="name7"} 2.0' in text
     assert 'sluice_key_prompt_tokens_total{key="name7"} 3.0' in text
     assert 'sluice_key_requests_total{key="(others)"} 44.0' in text

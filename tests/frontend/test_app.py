@@ -14,9 +14,10 @@ import pytest
 
 from frontend.errors import Overloaded, Unprocessable
 from frontend.text.tokenizer import Tokenizer
+from frontend.workers.status import DRAINING, READY, not_ready
 from shared.config import ConfigError
-from shared.messages import Outcome
-from tests.fakes import MODEL, READY, FakeLink, saying
+from shared.messages import Outcome, WorkerState
+from tests.fakes import MODEL, READY_STATUS, FakeLink, saying
 from tests.frontend.serving import app_over
 
 BODY = {"model": MODEL, "prompt": "abc", "max_tokens": 8}
@@ -137,7 +138,7 @@ async def test_a_full_queue_is_503_with_retry_after(tokenizer: Tokenizer, after:
 
 
 async def test_without_worker_or_tokenizer_it_is_503(tokenizer: Tokenizer) -> None:
-    for link, loaded in ((FakeLink(ready=(False, "worker lost")), tokenizer), (FakeLink(), None)):
+    for link, loaded in ((FakeLink(readiness=not_ready("worker lost")), tokenizer), (FakeLink(), None)):
         async with client(link, loaded) as http:
             answer = await http.post("/v1/completions", json=BODY)
             health = await http.get("/health")
@@ -307,7 +308,7 @@ async def test_models(tokenizer: Tokenizer) -> None:
 
 
 async def test_nobody_claims_a_length_before_a_worker_has_told_it(tokenizer: Tokenizer) -> None:
-    link = FakeLink(ready=(False, "loading 42%"), welcome=None)
+    link = FakeLink(readiness=not_ready("loading 42%"), welcome=None)
     async with client(link, tokenizer) as http:
         paths = ("/v1/models", f"/v1/models/{MODEL}")
         (listing, one) = [(await http.get(path)).json() for path in paths]
@@ -317,16 +318,16 @@ async def test_nobody_claims_a_length_before_a_worker_has_told_it(tokenizer: Tok
 
 
 async def test_ready_tells_progress(tokenizer: Tokenizer) -> None:
-    loading = type(READY)(0, 0, MODEL, "cpu", "float32", "loading", 0.42)
-    link = FakeLink(ready=(False, "loading 42%"), status=loading)
+    loading = type(READY_STATUS)(0, 0, MODEL, "cpu", "float32", WorkerState.LOADING, 0.42)
+    link = FakeLink(readiness=not_ready("loading 42%"), status=loading)
     async with client(link, tokenizer) as http:
         answer, health = await http.get("/ready"), await http.get("/health")
         assert answer.json() == {"status": "not_ready", "reason": "loading 42%", "progress": 0.42}
         assert health.json() == {"status": "ok", "model_loaded": False}
-        link.ready = (True, "ready")
+        link.readiness = READY
         assert (await http.get("/ready")).json() == {"status": "ready"}
         assert (await http.get("/health")).json() == {"status": "ok", "model_loaded": True}
-        link.ready = (False, "draining")
+        link.readiness = DRAINING
         assert (await http.get("/health")).json() == {"status": "ok", "model_loaded": True}
 
 
@@ -336,7 +337,7 @@ async def test_stats_have_one_shape_with_and_without_a_worker(tokenizer: Tokeniz
 
     async with client(FakeLink(), tokenizer) as http:
         there = (await http.get("/stats")).json()
-    async with client(FakeLink(status=None, welcome=None, ready=(False, "no worker yet")), tokenizer) as http:
+    async with client(FakeLink(status=None, welcome=None, readiness=not_ready("no worker yet")), tokenizer) as http:
         absent = (await http.get("/stats")).json()
     assert shape(there) == shape(absent)
     assert there["pages"] == {"free": 6, "cached": 3, "owned": 1, "total": 10}
@@ -347,7 +348,7 @@ async def test_stats_have_one_shape_with_and_without_a_worker(tokenizer: Tokeniz
 
 
 async def test_tokenize_and_back(tokenizer: Tokenizer) -> None:
-    async with client(FakeLink(ready=(False, "worker lost")), tokenizer) as http:
+    async with client(FakeLink(readiness=not_ready("worker lost")), tokenizer) as http:
         text = (await http.post("/tokenize", json={"prompt": "the €"})).json()
         bare = (await http.post("/tokenize", json={"prompt": "the €", "add_special_tokens": False})).json()
         back = (await http.post("/detokenize", json={"tokens": bare["tokens"]})).json()

@@ -12,9 +12,9 @@ from deploy.reference import tables
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
 from frontend.workers.connection import WireCounters
-from frontend.workers.status import WorkerStatus
-from shared.messages import Status, Timings
-from tests.fakes import READY
+from frontend.workers.status import ConnectionState, WorkerStatus
+from shared.messages import Status, Timings, WorkerState
+from tests.fakes import READY_STATUS
 
 
 def samples(text: bytes) -> dict[str, float]:
@@ -26,11 +26,11 @@ def samples(text: bytes) -> dict[str, float]:
 
 
 def status(epoch: int, queries: int, hits: int) -> Status:
-    return Status(epoch, 1, "m", "cpu", "float32", "ready", prefix_queries=queries, prefix_hits=hits)
+    return Status(epoch, 1, "m", "cpu", "float32", WorkerState.READY, prefix_queries=queries, prefix_hits=hits)
 
 
 def workers(*statuses: Status) -> list[WorkerStatus]:
-    return [WorkerStatus(f"w{i}", True, "ready", one) for i, one in enumerate(statuses)]
+    return [WorkerStatus(f"w{i}", ConnectionState.READY, "ready", one) for i, one in enumerate(statuses)]
 
 
 def test_observations_arrive_under_the_names_dashboards_know() -> None:
@@ -42,7 +42,7 @@ def test_observations_arrive_under_the_names_dashboards_know() -> None:
     meters.aborted("client")
     meters.rejected("queue_full")
     meters.lag(0.0)
-    got = samples(meters.text(WireCounters(gaps=2, resyncs=3, resumed=4, lost=5), workers(READY)))
+    got = samples(meters.text(WireCounters(gaps=2, resyncs=3, resumed=4, lost=5), workers(READY_STATUS)))
     assert got["x_prompt_tokens_total"] == 10 and got["x_generation_tokens_total"] == 4
     ttft, itl = "x_time_to_first_token_seconds", "x_inter_token_latency_seconds"
     assert (got[f"{ttft}_bucket|0.005"], got[f"{ttft}_bucket|0.0025"]) == (1, 0)
@@ -85,7 +85,7 @@ def test_scraping_twice_counts_once() -> None:
     meters = PrometheusMetrics()
     meters.first(0.01, 1)
     wire = WireCounters(gaps=1)
-    assert samples(meters.text(wire, workers(READY))) == samples(meters.text(wire, workers(READY)))
+    assert samples(meters.text(wire, workers(READY_STATUS))) == samples(meters.text(wire, workers(READY_STATUS)))
 
 
 def test_without_a_worker_its_gauges_are_absent() -> None:
@@ -95,7 +95,10 @@ def test_without_a_worker_its_gauges_are_absent() -> None:
 
 
 def test_a_worker_that_is_known_but_cannot_serve_is_not_counted_as_ready() -> None:
-    members = [*workers(READY, READY), WorkerStatus("w2", False, "loading 15%", READY)]
+    members = [
+        *workers(READY_STATUS, READY_STATUS),
+        WorkerStatus("w2", ConnectionState.LOADING, "loading 15%", READY_STATUS),
+    ]
     got = samples(PrometheusMetrics().text(WireCounters(), members))
     assert (got["sluice_workers"], got["sluice_workers_ready"]) == (3, 2)
 
@@ -123,13 +126,13 @@ import sys
 from frontend.workers.connection import WireCounters
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
-from frontend.workers.status import WorkerStatus
-from shared.messages import Status, Timings
+from frontend.workers.status import ConnectionState, WorkerStatus
+from shared.messages import Status, Timings, WorkerState
 meters = PrometheusMetrics()
 meters.first(0.01, 5)
 meters.finished(Finish.EOS, 1.0, Timings())
-status = Status(1, 1, "m", "cpu", "float32", "ready", running=7, prefix_queries=30, prefix_hits=20)
-sys.stdout.buffer.write(meters.text(WireCounters(gaps=1), [WorkerStatus("w", True, "ready", status)]))
+status = Status(1, 1, "m", "cpu", "float32", WorkerState.READY, running=7, prefix_queries=30, prefix_hits=20)
+sys.stdout.buffer.write(meters.text(WireCounters(gaps=1), [WorkerStatus("w", ConnectionState.READY, "ready", status)]))
 """
 
 

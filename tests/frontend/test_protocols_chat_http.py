@@ -13,6 +13,7 @@ import pytest
 
 from frontend.errors import Overloaded, SluiceError
 from frontend.text.tokenizer import Tokenizer
+from frontend.workers.status import not_ready
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakeLink, saying
 from tests.frontend.serving import app_over, serving
@@ -107,7 +108,7 @@ async def test_overload_and_our_own_mistakes(tokenizer: Tokenizer) -> None:
     full: dict[int, SluiceError] = {i: Overloaded("full", code="queue_full", retry_after=2.1) for i in range(2)}
     for link, status, chat_kind, messages_kind in (
         (FakeLink(refusals=full), 503, "overloaded_error", "overloaded_error"),
-        (FakeLink(ready=(False, "worker lost")), 503, "overloaded_error", "overloaded_error"),
+        (FakeLink(readiness=not_ready("worker lost")), 503, "overloaded_error", "overloaded_error"),
         (FakeLink(broken), 500, "internal_error", "api_error"),
         (says(tokenizer, "a", outcome=Outcome.ERROR), 500, "internal_error", "api_error"),
     ):
@@ -125,7 +126,7 @@ async def test_counting_needs_no_worker(tokenizer: Tokenizer) -> None:
     counted = {key: ASKED[key] for key in ("model", "messages")}
     async with client(link, tokenizer) as http:
         usage = (await http.post(MESSAGES, json=ASKED)).json()["usage"]
-        link.ready = (False, "worker lost")
+        link.readiness = not_ready("worker lost")
         count = await http.post("/v1/messages/count_tokens", json=counted)
         refused = await http.post("/v1/messages/count_tokens", json=counted | {"messages": "x"})
     assert count.json() == {"input_tokens": usage["input_tokens"]}

@@ -9,6 +9,7 @@ from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError,
 from frontend.generation.service import Generation, RequestMetrics, Service
 from frontend.request import Delta, Finish, GenerationRequest
 from frontend.text.tokenizer import Tokenizer
+from frontend.workers.status import DRAINING, READY, not_ready
 from shared.messages import Outcome, Sampling, Timings
 from tests.fakes import FakeLink, saying
 
@@ -247,7 +248,7 @@ async def test_drain_refuses_new_ones_waits_and_then_tells_the_rest(tokenizer: T
     quick, slow = await served.start(generation_request()), await served.start(generation_request())
     draining = asyncio.create_task(served.drain(0.2))
     await asyncio.sleep(0)
-    assert served.state() == (False, "draining")
+    assert served.readiness == DRAINING
     with pytest.raises(Overloaded, match="draining"):
         await served.start(generation_request())
     link.end(link.submitted[0].stream)
@@ -259,45 +260,43 @@ async def test_drain_refuses_new_ones_waits_and_then_tells_the_rest(tokenizer: T
 
 
 async def test_not_ready_reasons_come_in_order(tokenizer: Tokenizer) -> None:
-    link = FakeLink(ready=(False, "no worker yet"))
+    link = FakeLink(readiness=not_ready("no worker yet"))
     loading: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     served = Service(link, loading)
-    assert served.state() == (False, "loading the tokenizer")
+    assert served.readiness == not_ready("loading the tokenizer")
     with pytest.raises(Overloaded):
         _ = served.tokenizer
     loading.set_result(tokenizer)
-    assert served.state() == (False, "no worker yet")
-    link.ready = (True, "ready")
-    assert served.state() == (True, "ready")
+    assert served.readiness == not_ready("no worker yet")
+    link.readiness = READY
+    assert served.readiness == READY
     other = link.welcome
     assert other is not None
     link.welcome = type(other)(1, 1, 1, "tiny", "not that hash", other.limits)
-    assert served.state() == (False, "the worker has another tokenizer")
+    assert served.readiness == not_ready("the worker has another tokenizer")
 
 
 async def test_a_request_waits_a_moment_for_a_worker_that_has_only_to_return_the_greeting(tokenizer: Tokenizer) -> None:
-    link = FakeLink(ready=(False, "greeting the worker"), greeting=True)
+    link = FakeLink(readiness=not_ready("greeting the worker"), handshaking=True)
     served = service(tokenizer, link)
 
     async def answer() -> None:
         await asyncio.sleep(0.05)
-        link.ready, link.greeting = (True, "ready"), False
+        link.readiness, link.handshaking = READY, False
 
     answering = asyncio.create_task(answer())
-    await served.settle_in()
-    served.require_ready()
+    await served.wait_for_handshake()
     await answering
 
 
-@pytest.mark.parametrize("greeting", [True, False])
-async def test_but_not_for_long_and_not_for_one_that_is_loading(tokenizer: Tokenizer, greeting: bool) -> None:
-    served = service(tokenizer, FakeLink(ready=(False, "no worker yet"), greeting=greeting))
-    waiting = asyncio.create_task(served.settle_in())
+@pytest.mark.parametrize("handshaking", [True, False])
+async def test_but_not_for_long_and_not_for_one_that_is_loading(tokenizer: Tokenizer, handshaking: bool) -> None:
+    served = service(tokenizer, FakeLink(readiness=not_ready("no worker yet"), handshaking=handshaking))
+    waiting = asyncio.create_task(served.wait_for_handshake())
     await asyncio.sleep(0.1)
-    assert waiting.done() is not greeting
-    await waiting
+    assert waiting.done() is not handshaking
     with pytest.raises(Overloaded, match="no worker yet"):
-        served.require_ready()
+        await waiting
 
 
 async def test_a_refusal_for_good_is_passed_on(tokenizer: Tokenizer) -> None:

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from playwright.sync_api import expect
 
 from frontend.errors import Overloaded
-from frontend.workers.status import WorkerStatus
+from frontend.workers.status import READY, WorkerStatus, not_ready
 from shared.messages import Outcome
-from tests.fakes import READY
+from tests.fakes import READY_STATUS
 from tests.frontend.speaking import Model
 from tests.web.scripted import served
 
@@ -171,10 +171,10 @@ def test_an_answer_that_waits_for_its_worker_says_so(scripted: Model, opened: Op
         page.open()
         page.ask("Hi", until="running")
         assert page.page.evaluate(said) == "none"
-        scripted.link.ready = (False, "the worker is lost")
+        scripted.link.readiness = not_ready("the worker is lost")
         expect(page.page.locator("#state")).to_have_text("not ready: the worker is lost")
         assert "This answer goes on" in page.page.evaluate(said)
-        scripted.link.ready = (True, "ready")
+        scripted.link.readiness = READY
         expect(page.page.locator("#state")).to_have_text("ready")
         assert page.page.evaluate(said) == "none"
         page.button("Stop").click()
@@ -205,8 +205,8 @@ def test_a_server_that_goes_and_comes_back(scripted: Model, opened: Opens) -> No
 
 
 def test_several_workers_are_counted_and_told_apart(scripted: Model, opened: Opens) -> None:
-    pages = replace(READY.pages, free=9, cached=0, owned=1)
-    statuses = {"a": replace(READY, pages=pages), "b": replace(READY, pages=pages, epoch=5)}
+    pages = replace(READY_STATUS.pages, free=9, cached=0, owned=1)
+    statuses = {"a": replace(READY_STATUS, pages=pages), "b": replace(READY_STATUS, pages=pages, epoch=5)}
     scripted.link.members = lambda: [  # type: ignore[method-assign]
         WorkerStatus(name, name == "a", "", status) for name, status in statuses.items()
     ]

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from frontend.workers.stream import Batch, Stream
 from shared.config import WireConfig
-from shared.messages import Limits, Outcome, Sampling, Status
+from shared.messages import Limits, Outcome, Sampling, Status, WorkerState
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.kv_cache.pages import PagePool
@@ -106,7 +106,8 @@ class Worker:
 
     def _status(self) -> Status:
         return Status(
-            self.epoch, 1, self.model, "cpu", "float32", "draining" if self.request_table.draining else "ready",
+            self.epoch, 1, self.model, "cpu", "float32",
+            WorkerState.DRAINING if self.request_table.draining else WorkerState.READY,
             running=self.scheduler.running, waiting=self.scheduler.waiting,
             pages=self.pool.counts(),
         )  # fmt: skip

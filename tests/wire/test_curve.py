@@ -69,7 +69,7 @@ async def until(true: Callable[[], bool], timeout: float = 15.0) -> None:
 
 
 def silent(link: WorkerPool) -> bool:
-    return all(one.status is None and one.welcome is None for one in link.roster.links)
+    return all(one.status is None and one.welcome is None for one in link.membership.connections)
 
 
 async def answer(link: WorkerPool, count: int) -> list[int]:
@@ -88,19 +88,19 @@ async def test_a_known_key_gets_in_and_an_unknown_one_hears_nothing_until_it_is_
     second = replace(wire, curve_dir=str(host(tmp_path / "host", keys, "second")))
     with Worker(tmp_path / "run", over=wire) as worker:
         async with linked(wire) as link, linked(second) as stranger:
-            await until(lambda: link.state()[0])
+            await until(lambda: link.membership.readiness.ready)
             assert await answer(link, 20) == expected(PROMPT, 20)
             await until(lambda: worker.link.totals()["wire_refused"] >= 2)
             assert silent(stranger)  # not even a Status
             (tmp_path / "second.key").rename(allowed)
-            await until(lambda: stranger.state()[0])
+            await until(lambda: stranger.membership.readiness.ready)
             assert await answer(stranger, 5) == expected(PROMPT, 5)
 
 
 async def test_a_revoked_key_is_cut_off_and_does_not_come_back(tmp_path: Path, keys: Path, wire: WireConfig) -> None:
     with Worker(tmp_path / "run", over=wire, runner=FakeRunner(delay=0.005)) as worker:
         async with linked(wire) as link:
-            await until(lambda: link.state()[0])
+            await until(lambda: link.membership.readiness.ready)
             stream = await link.submit(PROMPT, sampling(1500))
             await news(stream)
             (keys / "allowed" / "frontend.key").unlink()
@@ -109,7 +109,7 @@ async def test_a_revoked_key_is_cut_off_and_does_not_come_back(tmp_path: Path, k
         async with linked(wire) as link:
             before = worker.link.totals()["wire_refused"]
             await until(lambda: worker.link.totals()["wire_refused"] > before)
-            assert silent(link) and not link.state()[0]
+            assert silent(link) and not link.membership.readiness.ready
 
 
 async def test_a_client_without_keys_and_one_with_the_wrong_worker_are_refused(
@@ -124,7 +124,7 @@ async def test_a_client_without_keys_and_one_with_the_wrong_worker_are_refused(
             linked(wrong) as misled,
             linked(wire) as link,
         ):
-            await until(lambda: link.state()[0])
+            await until(lambda: link.membership.readiness.ready)
             await asyncio.sleep(0.5)
             assert silent(plain) and silent(misled)
             assert await answer(link, 3) == expected(PROMPT, 3)
@@ -142,7 +142,7 @@ async def test_garbage_from_a_known_key_is_dropped_and_counted(tmp_path: Path, k
             sock.send(frame)
         await until(lambda: worker.link.totals()["wire_garbage"] == 4)
         async with linked(wire) as link:
-            await until(lambda: link.state()[0])
+            await until(lambda: link.membership.readiness.ready)
             assert await answer(link, 3) == expected(PROMPT, 3)
         sock.close(linger=0)
     context.term()

@@ -12,6 +12,7 @@ from frontend.errors import Overloaded
 from frontend.workers.connection import WorkerConnection
 from frontend.workers.discovery import Discovery
 from frontend.workers.pool import WorkerPool
+from frontend.workers.status import READY, not_ready
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.address import parse_all
@@ -33,7 +34,7 @@ async def fleet(
     made = WorkerPool(WireConfig(), Discovery(fixed, file), **options)
     await made.start()
     try:
-        await until(lambda: len(made.roster.ready()) == (len(workers) if ready is None else ready))
+        await until(lambda: len(made.membership.ready()) == (len(workers) if ready is None else ready))
         yield made
     finally:
         await made.close()
@@ -62,7 +63,7 @@ async def check(streams: list[Stream], tokens: int = 200) -> None:
 
 
 def at(fleet: WorkerPool, index: int) -> int:
-    return len(fleet.roster.links[index].streams)
+    return len(fleet.membership.connections[index].streams)
 
 
 def idle(worker: Worker) -> bool:
@@ -73,10 +74,10 @@ async def test_requests_are_spread_and_all_answered(two: tuple[Worker, Worker]) 
     async with fleet(*two) as made:
         streams = await start(made, 20)
         assert (at(made, 0), at(made, 1)) == (10, 10)
-        members = made.members()
+        members = made.membership.statuses()
         assert [member.streams for member in members] == [10, 10] and all(member.load for member in members)
         await check(streams)
-        assert made.live == made.counts.resumed == 0
+        assert made.live == made.counters.resumed == 0
 
 
 async def test_choices_of_a_prompt_and_equal_beginnings_go_together(two: tuple[Worker, Worker]) -> None:
@@ -99,13 +100,13 @@ async def test_streams_of_a_worker_that_dies_go_on_at_the_other(two: tuple[Worke
     async with fleet(a, b) as made:
         streams = await start(made, 20)
         a.kill()
-        await until(lambda: made.roster.links[0].welcome is None)
-        assert made.state() == (True, "ready")
+        await until(lambda: made.membership.connections[0].welcome is None)
+        assert made.membership.readiness == READY
         assert (at(made, 0), at(made, 1)) == (0, 20)
         again = await made.submit([5], sampling(3))
         assert (await whole(again))[0] == expected([5], 3)
         await check(streams)
-        assert (made.counts.moved, made.counts.lost, made.live) == (10, 0, 0)
+        assert (made.counters.moved, made.counters.lost, made.live) == (10, 0, 0)
         await until(lambda: idle(b))
 
 
@@ -127,11 +128,11 @@ async def test_when_all_die_streams_wait_and_the_first_that_is_back_takes_them(t
         streams = await start(made, 8)
         a.kill()
         b.kill()
-        await until(lambda: not made.state()[0])
+        await until(lambda: not made.membership.readiness.ready)
         assert made.live == 8
         with Worker(b.folder, epoch=2) as back:
             await check(streams)
-            assert made.counts.lost == 0
+            assert made.counters.lost == 0
             await until(lambda: idle(back))
 
 
@@ -150,7 +151,7 @@ async def test_a_worker_that_was_only_cut_off_does_not_go_on_with_what_was_moved
     a, b = two
     async with fleet(a, b) as made:
         streams = await start(made, 8, tokens=1500)
-        mend = cut(made.roster.links[0])
+        mend = cut(made.membership.connections[0])
         await until(lambda: at(made, 1) == 8)
         assert all(len(stream.deaths) == (stream.submit.crashes > 0) for stream in streams)
         assert sum(stream.submit.crashes for stream in streams) == 4  # for all we know
@@ -159,7 +160,7 @@ async def test_a_worker_that_was_only_cut_off_does_not_go_on_with_what_was_moved
         mend()
         await until(lambda: idle(a))
         assert not any(stream.deaths for stream in streams if stream.end is None)
-        await until(lambda: len(made.roster.ready()) == 2)
+        await until(lambda: len(made.membership.ready()) == 2)
         again = await made.submit([9], sampling(3))
         assert at(made, 0) == 1 and (await whole(again))[0] == expected([9], 3)
         made.abort(streams)
@@ -170,11 +171,11 @@ async def test_a_worker_that_forgot_us_gets_its_streams_again(tmp_path: Path) ->
     with Worker(tmp_path, runner=slow(), lease_timeout=0.5) as worker:
         async with fleet(worker) as made:
             streams = await start(made, 4, tokens=450)
-            mend = cut(made.roster.links[0])
-            await until(lambda: not made.state()[0] and idle(worker))
+            mend = cut(made.membership.connections[0])
+            await until(lambda: not made.membership.readiness.ready and idle(worker))
             mend()
             await check(streams, tokens=450)
-            assert made.counts.lost == 0 and not any(stream.submit.crashes for stream in streams)
+            assert made.counters.lost == 0 and not any(stream.submit.crashes for stream in streams)
             worker.scheduler.check()
 
 
@@ -185,9 +186,9 @@ async def test_streams_of_a_worker_that_hangs_go_on_at_the_other(two: tuple[Work
         a.runner.delay = 2.0
         await until(lambda: at(made, 1) == 6)
         a.runner.delay = 0.005
-        assert "stalled" in made.roster.links[0].state()[1]
+        assert "stalled" in made.membership.connections[0].readiness.text
         await check(streams)
-        await until(lambda: idle(a) and len(made.roster.ready()) == 2)
+        await until(lambda: idle(a) and len(made.membership.ready()) == 2)
 
 
 async def test_a_worker_without_room_is_passed_over(tmp_path: Path) -> None:
@@ -215,7 +216,7 @@ async def test_a_moved_stream_waits_for_room(tmp_path: Path) -> None:
             streams = [await made.submit([i, i + 1], sampling(60, seed=i)) for i in range(4)]
             a.kill()
             await check(streams, tokens=60)
-            assert made.counts.lost == 0
+            assert made.counters.lost == 0
             b.scheduler.check()
 
 
@@ -224,13 +225,13 @@ async def test_a_worker_that_drains_finishes_what_it_has_and_passes_on_the_rest(
     async with fleet(a, b) as made:
         streams = await start(made, 6, tokens=300)
         a.request_table.draining = True
-        await until(lambda: len(made.roster.ready()) == 1)
+        await until(lambda: len(made.membership.ready()) == 1)
         assert at(made, 0) == 3
         more = [await made.submit([i + 6, i + 7], sampling(300, seed=i + 6)) for i in range(3)]
         assert (at(made, 0), at(made, 1)) == (3, 6)
         a.end()
         await check([*streams, *more], tokens=300)
-        assert made.counts.lost == 0
+        assert made.counters.lost == 0
 
 
 async def test_workers_join_and_leave_by_a_file(tmp_path: Path) -> None:
@@ -240,13 +241,15 @@ async def test_workers_join_and_leave_by_a_file(tmp_path: Path) -> None:
         async with fleet(a, file=file, look_s=0.05) as made:
             streams = await start(made, 4)
             file.write_text(f"ipc://{tmp_path}/b  # the only one now\n")
-            await until(lambda: [link.leaving for link in made.roster.links] == [True, False])
-            await until(lambda: len(made.roster.ready()) == 1)
+            await until(lambda: [link.leaving for link in made.membership.connections] == [True, False])
+            await until(lambda: len(made.membership.ready()) == 1)
             more = [await made.submit([i + 4, i + 5], sampling(200, seed=i + 4)) for i in range(2)]
             assert (at(made, 0), at(made, 1)) == (4, 2)
             await check([*streams, *more])
-            await until(lambda: len(made.roster.links) == 1)
-            assert made.counts.resumed == 0 and idle(a) and made.members()[0].address == f"ipc://{b.folder}"
+            await until(lambda: len(made.membership.connections) == 1)
+            assert (
+                made.counters.resumed == 0 and idle(a) and made.membership.statuses()[0].address == f"ipc://{b.folder}"
+            )
 
 
 async def test_a_worker_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -256,13 +259,15 @@ async def test_a_worker_that_does_not_fit_is_refused_with_the_reason(tmp_path: P
         Worker(tmp_path / "c", model="other") as c,
     ):
         async with fleet(a, b, c, ready=1, model="fake") as made:
-            await until(lambda: all(link.welcome for link in made.roster.links))
-            good = next(link for link in made.roster.links if link.state()[0])
-            reasons = {member.address: member.reason for member in made.members()}
+            await until(lambda: all(link.welcome for link in made.membership.connections))
+            good = next(link for link in made.membership.connections if link.readiness.ready)
+            reasons = {member.address: member.reason for member in made.membership.statuses()}
             assert "'other', this frontend 'fake'" in reasons[f"ipc://{c.folder}"]
             assert any("--max-seq-len" in reason for reason in reasons.values())
             {f"ipc://{a.folder}": a, f"ipc://{b.folder}": b}[good.address.name].kill()
-            await until(lambda: not good.state()[0] and made.state()[0])  # its kind is gone: now the next decides
+            await until(
+                lambda: not good.readiness.ready and made.membership.readiness.ready
+            )  # its kind is gone: now the next decides
 
 
 async def test_another_protocol_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +275,7 @@ async def test_another_protocol_is_said_in_words(tmp_path: Path, monkeypatch: py
     with Worker(tmp_path) as worker:
         async with fleet(worker, ready=0) as made:
             said = f"the worker speaks protocol {m.PROTOCOL_VERSION - 1}, this frontend {m.PROTOCOL_VERSION}"
-            await until(lambda: made.state() == (False, said))
+            await until(lambda: made.membership.readiness == not_ready(said))
             with pytest.raises(Overloaded, match=said):
                 await made.submit([1], sampling(1))
 
@@ -290,6 +295,6 @@ async def test_a_request_in_flight_in_two_deaths_is_not_tried_a_third_time(tmp_p
                 await until(lambda victim=victim: not at(made, victim))  # type: ignore[misc]
             with pytest.raises(Overloaded, match="the worker was lost"):
                 await poison
-            assert len(made.roster.ready()) == 1
+            assert len(made.membership.ready()) == 1
         for worker in workers:
             worker.link.close()

@@ -14,6 +14,7 @@ import zmq
 
 from frontend.errors import Overloaded, Unprocessable
 from frontend.workers.pool import WorkerPool
+from frontend.workers.status import DRAINING
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.codec import decode_event, encode, pack_u32
@@ -31,7 +32,7 @@ async def linked(wire: WireConfig, **options: float) -> AsyncIterator[WorkerPool
     link = WorkerPool(wire, **options)
     await link.start()
     try:
-        await until(lambda: link.state()[0])
+        await until(lambda: link.membership.readiness.ready)
         yield link
     finally:
         await link.close()
@@ -62,20 +63,20 @@ async def test_a_request_is_admitted_streamed_and_ended_once(tmp_path: Path) -> 
             assert stream.seed == 9
             assert tokens == expected(PROMPT, 20)
             assert (end.outcome, end.tokens, link.live) == (m.Outcome.LENGTH, 20, 0)
-            assert link.counts.gaps == 0
+            assert link.counters.gaps == 0
 
 
 async def test_a_worker_that_has_not_been_heard_of_is_one_that_may_be_ready_at_any_moment(tmp_path: Path) -> None:
     fleet = WorkerPool(WireConfig(run_dir=str(tmp_path)))
     await fleet.start()
-    assert fleet.greeting and not fleet.state()[0]
+    assert fleet.membership.handshaking and not fleet.membership.readiness.ready
     with Worker(tmp_path) as worker:
-        await until(lambda: fleet.state()[0])
-        assert not fleet.greeting
+        await until(lambda: fleet.membership.readiness.ready)
+        assert not fleet.membership.handshaking
         worker.request_table.draining = True
         worker.link.refresh()
-        await until(lambda: fleet.state() == (False, "draining"))
-        assert not fleet.greeting
+        await until(lambda: fleet.membership.readiness == DRAINING)
+        assert not fleet.membership.handshaking
     await fleet.close()
 
 
@@ -125,7 +126,7 @@ async def test_abort_frees_at_once_and_twice_does_no_harm(tmp_path: Path) -> Non
 async def test_lost_and_doubled_frames_are_repaired(tmp_path: Path) -> None:
     with Worker(tmp_path, runner=FakeRunner(delay=0.002)) as worker:
         async with linked(worker.wire) as link:
-            [one] = link.roster.links
+            [one] = link.membership.connections
             deliver, calls = one._on_event, iter(range(10**9))
 
             def lossy(event: m.Event) -> None:
@@ -141,13 +142,13 @@ async def test_lost_and_doubled_frames_are_repaired(tmp_path: Path) -> None:
             for i, (tokens, end) in enumerate(await asyncio.gather(*map(whole, streams))):
                 assert tokens == expected([i], 50)
                 assert end.tokens == 50
-            assert link.counts.gaps and link.counts.resyncs
+            assert link.counters.gaps and link.counters.resyncs
 
 
 async def test_a_lost_last_frame_shows_in_the_next_status(tmp_path: Path) -> None:
     with Worker(tmp_path) as worker:
         async with linked(worker.wire) as link:
-            [one] = link.roster.links
+            [one] = link.membership.connections
             deliver = one._on_event
             lost = []
 
@@ -173,7 +174,7 @@ async def test_streams_go_on_where_they_were_when_the_worker_comes_back(tmp_path
                 for i, (tokens, end) in enumerate(await asyncio.gather(*map(whole, streams))):
                     assert tokens == expected([i], 200)
                     assert end.outcome is m.Outcome.LENGTH
-                assert link.counts.resumed == 8
+                assert link.counters.resumed == 8
                 second.scheduler.check()
 
 

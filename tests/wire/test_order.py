@@ -14,6 +14,7 @@ from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.address import Address
 from shared.codec import decode_request, pack_u32
+from shared.messages import WorkerState
 from tests.wire.harness import sampling
 
 ME, EPOCH = b"frontend", 3
@@ -40,7 +41,7 @@ class Worker:
 
     def status(self) -> None:
         peer = m.ConnectedFrontend(ME.hex(), 1, len(self.lengths), self.seq)
-        self.wire.append(m.Status(EPOCH, 1, "m", "cpu", "float32", "ready", frontends=(peer,)))
+        self.wire.append(m.Status(EPOCH, 1, "m", "cpu", "float32", WorkerState.READY, frontends=(peer,)))
 
     def _send(self, ids: list[int], starts: list[int], runs: list[list[int]]) -> None:
         ends = tuple(m.End(id, m.Outcome.LENGTH, self.lengths[id]) for id in ids if self.said[id] == self.lengths[id])
@@ -67,21 +68,21 @@ class Socket:
         return int(zmq.POLLOUT)
 
 
-class Owner:
+class Listener:
     def __init__(self) -> None:
         self.ends: dict[Stream, m.End] = {}
 
-    def ended(self, stream: Stream, end: m.End) -> None:
+    def stream_ended(self, stream: Stream, end: m.End) -> None:
         assert stream not in self.ends
         self.ends[stream] = end
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"nobody was {name}")
+        raise AssertionError(f"{name} was called")
 
 
-def connected(owner: Owner, lengths: dict[int, int]) -> WorkerConnection:
+def connected(listener: Listener, lengths: dict[int, int]) -> WorkerConnection:
     """A link that has just put these streams."""
-    link = WorkerConnection(Address("w", "ipc://w/r", "ipc://w/e"), ME, owner, WireCounters(), stall_timeout=60.0)
+    link = WorkerConnection(Address("w", "ipc://w/r", "ipc://w/e"), ME, listener, WireCounters(), stall_timeout=60.0)
     link._requests = link._events = Socket()  # type: ignore[assignment]
     welcome = m.Welcome(link._nonce, EPOCH, 1, "m", "", m.Limits(100, 100, ()))
     link.welcome, link.epoch = welcome, EPOCH
@@ -103,11 +104,11 @@ def answered(link: WorkerConnection, worker: Worker) -> None:
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 async def test_no_order_of_frames_leaves_a_hole(loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(300):
-        dice, owner = random.Random(seed), Owner()
+        dice, listener = random.Random(seed), Listener()
         asking = 0.3  # how often a stream may ask: not again so soon after it did
         monkeypatch.setattr(Stream, "may_resync", lambda stream, now: dice.random() < asking)  # noqa: B023
         worker, now = Worker({1: 12, 2: 60, 3: 30}), 0.0
-        link = connected(owner, worker.lengths)
+        link = connected(listener, worker.lengths)
         kept = dict(link.streams)
         for _ in range(dice.randrange(100, 500)):
             what = dice.random()
@@ -135,4 +136,4 @@ async def test_no_order_of_frames_leaves_a_hole(loss: float, monkeypatch: pytest
             answered(link, worker)
         assert not link.streams, f"seed {seed}: {[(id, len(one.output)) for id, one in link.streams.items()]}"
         assert [one.output for one in kept.values()] == [list(range(length)) for length in worker.lengths.values()]
-        assert len(owner.ends) == len(kept)
+        assert len(listener.ends) == len(kept)

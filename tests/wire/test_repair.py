@@ -33,7 +33,7 @@ class Leaky:
 
 
 def only(fleet: WorkerPool) -> WorkerConnection:
-    [link] = fleet.roster.links
+    [link] = fleet.membership.connections
     return link
 
 

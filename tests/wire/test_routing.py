@@ -13,7 +13,7 @@ from frontend.workers.stream import Stream
 from shared.address import parse, parse_all
 from shared.codec import pack_u32
 from shared.config import ConfigError, Settings, with_values
-from shared.messages import Sampling, Status, Submit
+from shared.messages import Sampling, Status, Submit, WorkerState
 from shared.settings_check import check
 
 LOADS = st.lists(st.integers(0, 10**6), min_size=1, max_size=6)
@@ -71,7 +71,7 @@ def test_load_is_what_may_still_have_to_be_computed() -> None:
     endless = Stream(Submit(3, pack_u32(range(50)), Sampling(10**6)), loop.create_future(), output=[1])
     loop.close()
     assert [load([s], None) for s in (fresh, begun, endless)] == [70, 17, EXPECTED]
-    status = Status(1, 1, "m", "cpu", "float32", "ready", running=3, waiting=1, waiting_tokens=90)
+    status = Status(1, 1, "m", "cpu", "float32", WorkerState.READY, running=3, waiting=1, waiting_tokens=90)
     assert load([fresh, begun], status) == 70 + 17 + 2 * STRANGER + (90 - 50)
 
 

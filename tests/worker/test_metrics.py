@@ -3,13 +3,13 @@
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shared.messages import Status
+from shared.messages import Status, WorkerState
 from worker.observability.metrics import Metrics
 
 
 class Idle:
     def status(self) -> Status:
-        return Status(3, 1, "m", "cpu", "float32", "ready")
+        return Status(3, 1, "m", "cpu", "float32", WorkerState.READY)
 
 
 def test_what_may_happen_is_counted_from_zero() -> None:
