@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 OURS = {"frontend", "worker", "shared", "deploy", "bench", "tests"}
 TENSORS = {"torch", "numpy", "triton", "transformers", "safetensors"}
@@ -98,11 +100,11 @@ def test_the_walk_sees_every_kind_of_import(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_frontend_loads_neither_torch_nor_transformers() -> None:
     check = "import sys, frontend.api.app; print(sorted({'torch', 'transformers', 'worker'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 def test_the_scheduler_loads_no_torch() -> None:
     check = "import sys, worker.schedule.scheduler; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

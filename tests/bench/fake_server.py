@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.client.load_client import Target
+from tests.patience import PATIENCE_S
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -74,6 +75,6 @@ async def serving(script: Callable[[dict[str, Any]], Sequence[bytes]], pause: fl
     try:
         yield server
     finally:
-        await asyncio.wait_for(idle.wait(), 20)
+        await asyncio.wait_for(idle.wait(), PATIENCE_S)
         listener.close()
         await listener.wait_closed()

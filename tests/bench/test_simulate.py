@@ -12,6 +12,7 @@ from bench.simulate import calibrate
 from bench.simulate.cost import CostModel, Observation, load
 from deploy.cli import main
 from shared.config import Settings
+from tests.patience import PATIENCE_S
 
 
 def simulate(*words: str) -> int:
@@ -100,5 +101,5 @@ def test_a_replay_needs_none_of_the_heavy_libraries() -> None:
         "heavy = {'torch', 'numpy', 'matplotlib', 'transformers', 'zmq'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr

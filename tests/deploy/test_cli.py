@@ -15,12 +15,13 @@ import pytest
 
 from deploy.cli import main
 from deploy.supervisor.listen_sockets import is_taken, listen, reachable
+from tests.patience import PATIENCE_S
 
 SLUICE = [sys.executable, "-m", "deploy.cli.main"]
 
 
 def sluice(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*SLUICE, *argv], capture_output=True, text=True, timeout=30)
+    return subprocess.run([*SLUICE, *argv], capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
@@ -36,7 +37,7 @@ def test_help_needs_none_of_the_heavy_libraries() -> None:
         "heavy = {'torch', 'transformers', 'asyncio', 'starlette', 'zmq', 'msgspec', 'huggingface_hub'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert "--prefill-chunk-size" in done.stdout
 
@@ -146,7 +147,7 @@ class Server:
         return self.log.read_text()
 
     def until(self, pattern: str, count: int = 1) -> list[str]:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while len(found := re.findall(pattern, self.text)) < count:
             assert time.monotonic() < deadline, self.text
             time.sleep(0.02)
@@ -163,7 +164,7 @@ def server(folder: Path, *argv: str, streams: str = "") -> Iterator[Server]:
         yield started
     finally:
         started.process.kill()
-        started.process.wait(10)
+        started.process.wait(PATIENCE_S)
 
 
 def alive(pid: int) -> bool:
@@ -173,7 +174,7 @@ def alive(pid: int) -> bool:
 
 
 def until_dead(pids: list[int]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while still := [pid for pid in pids if alive(pid)]:
         assert time.monotonic() < deadline, still
         time.sleep(0.02)
@@ -190,7 +191,7 @@ def test_a_server_comes_up_restarts_its_worker_and_goes_down_clean(tmp_path: Pat
         assert "epoch 1" in run.text
         [folder] = tmp_path.glob("sluice-run-*")
         run.process.send_signal(signal.SIGTERM)
-        assert run.process.wait(10) == 0, run.text
+        assert run.process.wait(PATIENCE_S) == 0, run.text
         until_dead([*pids, *run.pids(4)])
         assert not folder.exists()
 
@@ -200,7 +201,7 @@ def test_a_server_needs_none_of_its_streams_open(tmp_path: Path) -> None:
     port = reachable(listener)[1]
     listener.close()
     with server(tmp_path, f"--port={port}", streams="<&- >&- 2>&-") as run:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while run.process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as client:
                 client.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -210,7 +211,7 @@ def test_a_server_needs_none_of_its_streams_open(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         run.process.send_signal(signal.SIGTERM)
-        assert run.process.wait(10) == 0
+        assert run.process.wait(PATIENCE_S) == 0
 
 
 def test_nothing_outlives_a_launcher_that_was_killed(tmp_path: Path) -> None:
@@ -219,5 +220,5 @@ def test_nothing_outlives_a_launcher_that_was_killed(tmp_path: Path) -> None:
         [port] = {int(port) for port in run.until(r"ready at http://127.0.0.1:(\d+)")}
         run.process.kill()
         until_dead(pids)
-        run.process.wait(10)
+        run.process.wait(PATIENCE_S)
         assert not is_taken("127.0.0.1", port)

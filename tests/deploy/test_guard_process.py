@@ -16,6 +16,7 @@ import pytest
 from deploy.cli.reload import reload as reload_now
 from tests.deploy.faulty import HERE, POISON
 from tests.e2e.server import Events, Server, free_port, serving
+from tests.patience import PATIENCE_S
 
 PROMPTS = [[20 + id, 30, 40] for id in range(4)]
 LENGTH = 150
@@ -23,7 +24,7 @@ LENGTH = 150
 
 def counters(url: str) -> dict[str, float]:
     """Every counter and histogram of a /metrics page."""
-    lines = [line for line in httpx.get(url, timeout=10).text.splitlines() if not line.startswith("#")]
+    lines = [line for line in httpx.get(url, timeout=PATIENCE_S).text.splitlines() if not line.startswith("#")]
     pairs = [line.rsplit(" ", 1) for line in lines]
     return {name: float(value) for name, value in pairs if re.search(r"(_total|_count|_sum|_bucket)($|{)", name)}
 
@@ -46,9 +47,9 @@ class Trouble:
         self.server.until(lambda s: s["running"] == len(PROMPTS))
         others = [self.start(prompt) for prompt in more]
         happen(self.server.stats()["worker"])
-        assert [stream.result(60).ids for stream in streams] == self.whole
+        assert [stream.result(PATIENCE_S).ids for stream in streams] == self.whole
         assert all(stream.result().error is None for stream in streams)
-        ended = [other.result(60) for other in others]
+        ended = [other.result(PATIENCE_S) for other in others]
         assert self.server.until_idle()["worker"]["epoch"] == epoch + deaths
         self.check(before)
         return ended
@@ -56,7 +57,7 @@ class Trouble:
     def check(self, before: dict[str, float]) -> None:
         after = counters(self.metrics)
         assert [name for name, value in before.items() if after.get(name, 0.0) < value] == [], "a counter fell"
-        page = httpx.get(self.metrics, timeout=10).text
+        page = httpx.get(self.metrics, timeout=PATIENCE_S).text
         assert len(re.findall(r"^sluice_worker_epoch ", page, re.MULTILINE)) == 1
 
     def fault(self, name: str) -> Callable[[dict[str, Any]], None]:
@@ -119,12 +120,12 @@ class Load:
         self.threads = [threading.Thread(target=self.run, args=(keep,)) for keep in (True, False)]
 
     def run(self, keep: bool) -> None:
-        with httpx.Client(timeout=60) as kept:
+        with httpx.Client(timeout=PATIENCE_S) as kept:
             while not self.over.wait(0.01):
                 if keep:
                     self.ask(kept)
                 else:
-                    with httpx.Client(timeout=60) as fresh:
+                    with httpx.Client(timeout=PATIENCE_S) as fresh:
                         self.ask(fresh)
 
     def ask(self, client: httpx.Client) -> None:
@@ -155,7 +156,7 @@ def test_frontends_are_replaced_without_refusing_anybody(tmp_path: Path) -> None
             stream = pool.submit(server.events, [20, 30, 40], 800, ignore_eos=True)
             for replaced in (2, 4):
                 reload_now(["--run-dir", str(tmp_path / "run")])
-                server.until(lambda s: server.log.read_text().count("was replaced") == replaced, 60)  # noqa: B023
-            assert stream.result(60).ids == whole
+                server.until(lambda s: server.log.read_text().count("was replaced") == replaced)  # noqa: B023
+            assert stream.result(PATIENCE_S).ids == whole
         assert load.failed == [] and load.served > 20
         assert not old & {peer["pid"] for peer in server.stats()["frontends"]}

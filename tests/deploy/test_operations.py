@@ -19,6 +19,7 @@ from frontend.workers.connection import WireCounters
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared.messages import Status
 from tests.fakes import READY_STATUS
+from tests.patience import PATIENCE_S
 from worker.observability.metrics import Metrics, _Scrape
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -121,7 +122,7 @@ def test_prometheus_itself_takes_them(what: tuple[str, ...]) -> None:
     kind, *files = what
     if (promtool := shutil.which("promtool")) is not None:
         done = subprocess.run(
-            [promtool, "check", kind, *files], cwd=MONITORING, capture_output=True, text=True, timeout=60
+            [promtool, "check", kind, *files], cwd=MONITORING, capture_output=True, text=True, timeout=PATIENCE_S
         )
         assert done.returncode == 0, done.stderr
     else:

@@ -20,6 +20,7 @@ from deploy.cli import main
 from deploy.cli.chat import Thought
 from deploy.cli.commands import COMMANDS, TOOLS
 from deploy.cli.http_client import Server
+from tests.patience import PATIENCE_S
 
 Reply = tuple[int, bytes]
 
@@ -66,7 +67,7 @@ def server(*replies: Reply, holding: bool = False) -> Iterator[Script]:
             self._reply(*script.replies.pop(0))
             if script.holding and not script.replies:
                 self.wfile.flush()
-                script.hold.wait(10)
+                script.hold.wait(PATIENCE_S)
 
         def _reply(self, status: int, data: bytes) -> None:
             self.send_response(status)
@@ -251,7 +252,7 @@ def test_env_names_versions_and_machine(capsys: pytest.CaptureFixture[str], monk
 
 def test_env_does_not_import_torch() -> None:
     check = "import sys; from deploy.cli.main import main; main(['env']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], capture_output=True, timeout=30).returncode == 0
+    assert subprocess.run([sys.executable, "-c", check], capture_output=True, timeout=PATIENCE_S).returncode == 0
 
 
 @pytest.mark.parametrize(

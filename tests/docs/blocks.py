@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -73,7 +75,7 @@ def blocks(page: Path) -> list[Block]:
 def run_python(sources: Sequence[str], folder: Path) -> list[Printed]:
     """In one process, since imports take longer than all else."""
     done = subprocess.run(
-        [sys.executable, "-c", RUNNER], input=json.dumps(sources), capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", RUNNER], input=json.dumps(sources), capture_output=True, text=True, timeout=PATIENCE_S,
         cwd=folder, env=environment(folder),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -82,7 +84,7 @@ def run_python(sources: Sequence[str], folder: Path) -> list[Printed]:
 
 def run_sh(source: str, folder: Path) -> Printed:
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", source], capture_output=True, text=True, timeout=120,
+        ["bash", "-euo", "pipefail", "-c", source], capture_output=True, text=True, timeout=PATIENCE_S,
         cwd=folder, env=environment(folder), stdin=subprocess.DEVNULL,
     )  # fmt: skip
     return Printed(done.stdout, done.stderr + f"exit code {done.returncode}" if done.returncode else "")

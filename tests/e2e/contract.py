@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.server import PATIENCE_S, Server
+from tests.e2e.server import Server
+from tests.patience import PATIENCE_S
 
 LENGTH = 256  # the server's longest sequence
 MOST_BYTES = 50_000  # of a body

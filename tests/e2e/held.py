@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 600.0  # for what takes seconds: only what hangs may meet it, however slow and busy the machine is
+from tests.patience import PATIENCE_S
+
 NAP_S = 0.01
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.held import PATIENCE_S as PATIENCE_S
 from tests.e2e.held import Hold
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
 

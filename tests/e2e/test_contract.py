@@ -27,7 +27,8 @@ from tests.e2e.contract import (
     Row,
     Site,
 )
-from tests.e2e.server import PATIENCE_S, free_port, serving
+from tests.e2e.server import free_port, serving
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from tests.e2e.contract import CHAT, COMPLETIONS, LEAST, MESSAGES
-from tests.e2e.server import PATIENCE_S, Events, Server, read_events, serving
+from tests.e2e.server import Events, Server, read_events, serving
+from tests.patience import PATIENCE_S
 
 TOKENS = 40
 LONG = {"model": "m", "prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}

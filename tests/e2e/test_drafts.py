@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.server import PATIENCE_S, Server, serving
+from tests.e2e.server import Server, serving
+from tests.patience import PATIENCE_S
 
 STORY = "Once upon a time there was a little dog. The little dog was happy. Once upon a time there was a"
 COUNT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10. 1, 2, 3, 4, 5,"

@@ -11,7 +11,8 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.server import PATIENCE_S, Server, serving
+from tests.e2e.server import Server, serving
+from tests.patience import PATIENCE_S
 
 STREAMS, TOKENS = 8, 60
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from jsonschema_rs import Draft202012Validator
 
-from tests.e2e.server import PATIENCE_S, Server
+from tests.e2e.server import Server
+from tests.patience import PATIENCE_S
 from tests.schemas import TEMPERATURES, WHOLE
 
 LONG = {"type": "array", "minItems": 30, "items": {"type": "string", "maxLength": 6}}

@@ -17,7 +17,8 @@ from deploy.supervisor import embedded_worker
 from deploy.supervisor.child_command import DEMO_MODEL
 from frontend.offline.llm import LLM, CannotStart
 from tests.e2e.held import Hold
-from tests.e2e.server import PATIENCE_S, ROOT, Server
+from tests.e2e.server import ROOT, Server
+from tests.patience import PATIENCE_S
 
 PROMPTS = ["Once upon a time", "The capital of", "One day, a little frog", "The sun"]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

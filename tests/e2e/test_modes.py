@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import PATIENCE_S, ROOT, Events, Server, serving
+from tests.e2e.server import ROOT, Events, Server, serving
+from tests.patience import PATIENCE_S
 
 MODES = {
     "static": "--batching-mode static --batch-wait-timeout-s 0.01",

@@ -10,7 +10,8 @@ import pytest
 
 from frontend.__main__ import serve
 from shared.config import ConfigError, FrontendConfig, Settings
-from tests.e2e.server import PATIENCE_S, serving
+from tests.e2e.server import serving
+from tests.patience import PATIENCE_S
 
 KEY, WRONG, BASIC, PROMPT = "sk-distinctive-Zq7", "sk-rejected-Xw9", "bm90IGEga2V5", "the cellar of the zebrafinch"
 SECRETS = (KEY, WRONG, BASIC, PROMPT, "zebrafinch")

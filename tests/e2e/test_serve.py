@@ -14,7 +14,8 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.server import PATIENCE_S, ROOT, Events, Server, free_port, read_events
+from tests.e2e.server import ROOT, Events, Server, free_port, read_events
+from tests.patience import PATIENCE_S
 
 
 def test_the_demo_model_knows_a_capital_in_both_dialects(demo: Server) -> None:

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.e2e.server import PATIENCE_S
 from tests.faults.fault import Fault, Healed, at_once
 from tests.faults.site import Plan, Site, idle
+from tests.patience import PATIENCE_S
 
 BATCH = 100
 FREE_S = 1.0  # after the last of a batch has left, nothing of it runs

@@ -21,9 +21,10 @@ import psutil
 
 from deploy.cli.keygen import make as make_keys
 from tests.e2e.held import Hold
-from tests.e2e.server import PATIENCE_S, ROOT, free_port
+from tests.e2e.server import ROOT, free_port
 from tests.faults.netns import Host, other_host
 from tests.faults.proxy import Proxy
+from tests.patience import PATIENCE_S
 
 Stats = dict[str, Any]
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.e2e.server import PATIENCE_S
 from tests.faults import rude
 from tests.faults.fault import Fault
 from tests.faults.faults import FAULTS
 from tests.faults.load import KINDS, Call, Seen, mixture
 from tests.faults.site import Footprint, Plan, Site, running
 from tests.faults.trial import Row, one_round, undisturbed
+from tests.patience import PATIENCE_S
 
 
 @dataclass(frozen=True)

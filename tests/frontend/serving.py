@@ -20,6 +20,7 @@ from frontend.server.http_protocol import LimitedHttpProtocol, enforce_timeouts
 from frontend.text.tokenizer import Tokenizer
 from shared.config import FrontendConfig, ModelConfig
 from tests.fakes import MODEL, FakeLink
+from tests.patience import PATIENCE_S
 
 Refused = Callable[[str], None]
 
@@ -96,7 +97,7 @@ class Raw:
         await self._writer.wait_closed()
 
 
-async def until(condition: Any, seconds: float = 5.0) -> None:
+async def until(condition: Any, seconds: float = PATIENCE_S) -> None:
     """Waits for a condition; fails loudly when it does not come true."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -22,6 +22,7 @@ from shared.line_writer import NonBlockingWriter
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakeLink, saying
 from tests.frontend.serving import Raw, app_over, serving, until
+from tests.patience import PATIENCE_S
 
 BODY = {"model": MODEL, "prompt": "secret words", "max_tokens": 8}
 
@@ -166,7 +167,7 @@ async def test_nobody_waits_for_a_pipe_that_nobody_reads(tokenizer: Tokenizer, m
             outlet.put(filler)
         assert outlet.dropped >= 1000 - 100 - 65, "what the pipe and the limit do not hold"
         await asyncio.sleep(0.1)  # the thread stands in a full pipe now
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             async with client(FakeLink(saying([65])), tokenizer) as http:
                 assert (await http.post("/v1/completions", json=BODY)).status_code == 200
         got = bytearray()

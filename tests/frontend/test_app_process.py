@@ -17,6 +17,7 @@ from frontend.text.tokenizer_files import TokenizerError
 from shared.config import ModelConfig, Settings, WireConfig, WorkerConfig
 from tests.fakes import MODEL
 from tests.frontend.tokenizers_for_tests import byte_level, save
+from tests.patience import PATIENCE_S
 
 SERVER = """
 import socket, sys
@@ -50,7 +51,7 @@ def process(folder: Path, drain_timeout: float) -> Iterator[tuple[subprocess.Pop
         child = subprocess.Popen(command, pass_fds=(number,))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        with httpx.Client(base_url=url, timeout=30) as http:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
             yield child, http
     finally:
         child.kill()
@@ -90,7 +91,7 @@ def test_sigterm_lets_streams_finish_or_tells_them_and_exits_well(folder: Path, 
             assert answer.json()["reason"] == "draining"
             rest = [line for line in lines if line]
         assert rest[-1].endswith(end)
-        assert child.wait(10) == 0
+        assert child.wait(PATIENCE_S) == 0
 
 
 def test_a_folder_without_tokenizer_ends_the_process_with_its_error(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from frontend.workers.stream import Stream
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakeLink, saying
 from tests.frontend.serving import Raw, app_over, serving, until
+from tests.patience import PATIENCE_S
 
 BODY = {"model": MODEL, "prompt": "abc", "max_tokens": 100}
 
@@ -156,11 +157,11 @@ async def test_silence_is_filled_with_comments(tokenizer: Tokenizer) -> None:
     link = FakeLink()
     async with serving(app_over(link, tokenizer, keepalive_s=0.05)) as url:
         client = await Raw.post(url, "/v1/completions", BODY | {"stream": True})
-        heard = await asyncio.wait_for(client.reader.readuntil(b": keep-alive\n\n"), 5)
+        heard = await asyncio.wait_for(client.reader.readuntil(b": keep-alive\n\n"), PATIENCE_S)
         assert b"200 OK" in heard
         link.say(link.submitted[0].stream, encode(tokenizer, "a"))
         link.end(link.submitted[0].stream, Outcome.LENGTH)
-        rest = await asyncio.wait_for(client.reader.readuntil(b"data: [DONE]\n\n"), 5)
+        rest = await asyncio.wait_for(client.reader.readuntil(b"data: [DONE]\n\n"), PATIENCE_S)
         await client.leave()
     assert b'"text":"a"' in rest
 

@@ -14,6 +14,7 @@ from frontend.errors import SluiceError
 from frontend.text import grammar
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context
+from tests.patience import PATIENCE_S
 
 BYTES = LLTokenizer("byte")
 HELLO = [{"role": "user", "content": "hi"}]
@@ -179,4 +180,6 @@ async def test_anthropic_says_it_in_output_config(tokenizer: Tokenizer) -> None:
 
 def test_the_library_is_loaded_when_it_is_needed() -> None:
     check = "import sys, frontend.api.app; print('llguidance' in sys.modules)"
-    assert run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60).stdout.strip() == "False"
+    assert (
+        run([sys.executable, "-c", check], capture_output=True, text=True, timeout=PATIENCE_S).stdout.strip() == "False"
+    )

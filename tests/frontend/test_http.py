@@ -22,6 +22,7 @@ from frontend.server.connection_limits import ConnectionLimits, room_for
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakeLink, saying
 from tests.frontend.serving import app_over, serving, until
+from tests.patience import PATIENCE_S
 
 QUICK = ConnectionLimits(connections=50, header_bytes=4096, request_s=0.6, write_s=0.6, idle_s=1.2)
 HELLO = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -51,7 +52,7 @@ class Case:
         writer.write(said)
         return reader, writer
 
-    async def say(self, said: bytes, seconds: float = 10.0) -> bytes:
+    async def say(self, said: bytes, seconds: float = PATIENCE_S) -> bytes:
         """Everything the server answers until it closes."""
         reader, _ = await self.connect(said)
         try:
@@ -136,13 +137,13 @@ async def test_trickled_heads_and_bodies_end_in_408_and_silence_in_a_closed_conn
             asyncio.create_task(trickle(silent["newlines"][1], b"\r\n")),
         ]
         for name, (reader, _) in slow.items():
-            answer = await asyncio.wait_for(reader.read(), 10)
+            answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
             assert statuses(answer)[-1] == 408, name
             assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
         for name, (reader, _) in silent.items():
             answer = b""
             with contextlib.suppress(ConnectionResetError):  # for who still sends
-                answer = await asyncio.wait_for(reader.read(), 10)
+                answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
             assert statuses(answer) == ([200] if name == "after one" else []), name
         assert it.refused == {"request_timeout": 4} and not it.link.submitted
         for task in trickles:

@@ -22,6 +22,7 @@ from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.codec import unpack_u32
 from tests.fakes import FakeLink, Play, context
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,7 +88,7 @@ def over(link: FakeLink, tokenizer: Tokenizer, **more: Any) -> Iterator[LLM]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -319,5 +320,5 @@ def test_a_folder_that_is_not_there() -> None:
 
 def test_the_calling_process_loads_no_torch() -> None:
     check = "import sys, frontend.offline.llm; print(sorted({'torch', 'transformers', 'worker'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.server.sse import KEEP_ALIVE, EventStream
+from tests.patience import PATIENCE_S
 
 PIECES = st.lists(st.binary(max_size=4), max_size=20)
 WAYS = st.lists(st.booleans(), min_size=1, max_size=7)
@@ -124,5 +125,5 @@ async def test_silence_is_broken_by_a_comment_and_a_client_that_leaves_ends_it()
         await asyncio.sleep(0.005)
     assert socket.out[0] == b"a" and not closed
     left.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert closed

@@ -17,6 +17,7 @@ from frontend.errors import BadRequest
 from frontend.text.tokenizer import HUGE_CHARS, INLINE_CHARS, Tokenizer, TokenizerError
 from shared.config import ConfigError
 from tests.frontend import tokenizers_for_tests as kinds
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -70,12 +71,12 @@ async def test_huge_texts_are_encoded_one_at_a_time_and_others_do_not_wait_for_t
     def slow(texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         if len(texts[0]) > HUGE_CHARS:
             under_way.append(len(texts[0]))
-            assert going_on.wait(20)
+            assert going_on.wait(PATIENCE_S)
         return encode_now(texts, add_special_tokens)
 
     monkeypatch.setattr(tokenizer, "encode_now", slow)
     huge = [asyncio.create_task(tokenizer.encode("a " * HUGE_CHARS)) for _ in range(3)]
-    await asyncio.wait_for(tokenizer.encode("a" * HUGE_CHARS), 20)
+    await asyncio.wait_for(tokenizer.encode("a" * HUGE_CHARS), PATIENCE_S)
     assert len(under_way) == 1
     going_on.set()
     one, *others = await asyncio.gather(*huge)

@@ -10,8 +10,9 @@ from schemathesis import Case, GenerationMode
 
 from tests.fuzz.checks import CHECKS, events_conform, no_fault
 from tests.fuzz.narrow import narrowed
+from tests.patience import PATIENCE_S
 
-TIMEOUT_S = 60
+TIMEOUT_S = PATIENCE_S
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example]
 ROUTES = (
     "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",

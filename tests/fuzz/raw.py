@@ -11,7 +11,9 @@ import httpx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-TIMEOUT_S = 60
+from tests.patience import PATIENCE_S
+
+TIMEOUT_S = PATIENCE_S
 POSTED = (
     "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
     "/v1/responses/input_tokens", "/v1/messages/count_tokens", "/tokenize", "/detokenize",

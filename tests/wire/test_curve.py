@@ -19,6 +19,7 @@ from shared import messages as m
 from shared.codec import encode
 from shared.config import ConfigError, WireConfig
 from shared.curve import keys_for
+from tests.patience import PATIENCE_S
 from tests.wire.harness import FakeRunner, Worker, expected, news, sampling
 
 PROMPT = [5, 6, 7]
@@ -61,7 +62,7 @@ async def linked(wire: WireConfig) -> AsyncIterator[WorkerPool]:
         await link.close()
 
 
-async def until(true: Callable[[], bool], timeout: float = 15.0) -> None:
+async def until(true: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < deadline, "waited in vain"

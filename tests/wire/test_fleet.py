@@ -17,6 +17,7 @@ from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.address import parse_all
 from shared.config import WireConfig
+from tests.patience import PATIENCE_S
 from tests.wire.harness import FakeRunner, Worker, expected, sampling
 from tests.wire.test_link import until, whole
 
@@ -57,7 +58,7 @@ async def start(fleet: WorkerPool, count: int, tokens: int = 200) -> list[Stream
 
 async def check(streams: list[Stream], tokens: int = 200) -> None:
     """Each has what it would have had alone, once, and ended as it should."""
-    for i, (found, end) in enumerate(await asyncio.wait_for(asyncio.gather(*map(whole, streams)), 30)):
+    for i, (found, end) in enumerate(await asyncio.wait_for(asyncio.gather(*map(whole, streams)), PATIENCE_S)):
         assert found == expected([i, i + 1], tokens)
         assert (end.outcome, end.tokens, streams[i].seed) == (m.Outcome.LENGTH, tokens, i)
 

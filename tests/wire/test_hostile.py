@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from shared import messages as m
 from shared.codec import decode_event, decode_request, encode, pack_u32
+from tests.patience import PATIENCE_S
 from tests.wire.harness import VOCAB, FakeRunner, Worker, expected
 from worker.transport.server import MOST_WAITING, FrontendGone
 
@@ -226,7 +227,7 @@ def test_ids_that_are_everybodys_or_nobodys_are_not_greeted(tmp_path: Path) -> N
     context.term()
 
 
-def wait(true: object, timeout: float = 20.0) -> None:
+def wait(true: object, timeout: float = PATIENCE_S) -> None:
     assert callable(true)
     deadline = time.monotonic() + timeout
     while not true():

@@ -20,6 +20,7 @@ from shared import messages as m
 from shared.codec import decode_event, encode, pack_u32
 from shared.config import ConfigError, WireConfig
 from shared.sockets import bind, connect
+from tests.patience import PATIENCE_S
 from tests.wire.harness import FakeRunner, Worker, expected, news, sampling
 from worker.schedule.sequence import Sequence
 
@@ -38,7 +39,7 @@ async def linked(wire: WireConfig, **options: float) -> AsyncIterator[WorkerPool
         await link.close()
 
 
-async def until(true: Callable[[], bool], timeout: float = 10.0) -> None:
+async def until(true: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < deadline, "waited in vain"
@@ -159,7 +160,7 @@ async def test_a_lost_last_frame_shows_in_the_next_status(tmp_path: Path) -> Non
                     deliver(event)
 
             one._on_event = lose_ends  # type: ignore[method-assign]
-            tokens, _ = await asyncio.wait_for(whole(await link.submit(PROMPT, sampling(5))), 10)
+            tokens, _ = await asyncio.wait_for(whole(await link.submit(PROMPT, sampling(5))), PATIENCE_S)
             assert lost and tokens == expected(PROMPT, 5)
 
 
@@ -197,7 +198,7 @@ async def test_a_worker_that_stays_away_ends_streams_with_an_error(tmp_path: Pat
         async with linked(worker.wire, recovery_timeout=0.5) as link:
             stream = await link.submit(PROMPT, sampling(1000))
             worker.kill()
-            _, end = await asyncio.wait_for(whole(stream), 15)
+            _, end = await asyncio.wait_for(whole(stream), PATIENCE_S)
             assert end.outcome is m.Outcome.ERROR and "did not come back" in end.error
             with pytest.raises(Overloaded):
                 await link.submit(PROMPT, sampling(1))

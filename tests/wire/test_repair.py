@@ -10,6 +10,7 @@ from frontend.workers.connection import WorkerConnection
 from frontend.workers.pool import WorkerPool
 from shared import messages as m
 from shared.codec import decode_request, encode, pack_u32
+from tests.patience import PATIENCE_S
 from tests.wire.harness import FakeRunner, Worker, expected, news, sampling
 from tests.wire.test_link import PROMPT, linked, until, whole
 
@@ -41,7 +42,7 @@ async def test_a_lost_submit_is_said_again(tmp_path: Path) -> None:
     with Worker(tmp_path) as worker:
         async with linked(worker.wire) as fleet:
             Leaky(only(fleet), m.Submit, 2)
-            tokens, _ = await whole(await asyncio.wait_for(fleet.submit(PROMPT, sampling(20)), 20))
+            tokens, _ = await whole(await asyncio.wait_for(fleet.submit(PROMPT, sampling(20)), PATIENCE_S))
             assert tokens == expected(PROMPT, 20)
 
 
@@ -54,7 +55,7 @@ async def test_a_lost_submit_of_a_resumed_stream_is_said_again(tmp_path: Path) -
             Leaky(only(fleet), m.Submit, 2)
             with Worker(tmp_path, epoch=2):
                 for i, stream in enumerate(streams):
-                    assert (await asyncio.wait_for(whole(stream), 20))[0] == expected([i], 100)
+                    assert (await asyncio.wait_for(whole(stream), PATIENCE_S))[0] == expected([i], 100)
 
 
 async def test_a_lost_abort_is_made_good_by_the_lease(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ async def test_what_a_worker_forgot_is_submitted_again(tmp_path: Path) -> None:
             await until(lambda: len(stream.output) > 10)
             worker.link._forget(fleet.id)
             worker.link._greet(fleet.id, m.Hello(1, 1))
-            tokens, end = await asyncio.wait_for(whole(stream), 20)
+            tokens, end = await asyncio.wait_for(whole(stream), PATIENCE_S)
             assert tokens == expected(PROMPT, 200) and end.outcome is m.Outcome.LENGTH
             worker.scheduler.check()
 

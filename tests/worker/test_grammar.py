@@ -18,6 +18,7 @@ from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
 from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import EOS, VOCAB, Checkpoints
+from tests.patience import PATIENCE_S
 from tests.schemas import TEMPERATURES, WHOLE
 from tests.worker.test_loop import ME, YOU, FakeLink
 from tests.worker.test_loop import Bench as Heard
@@ -58,7 +59,7 @@ class Bench(Heard):
 
     def compiled(self) -> None:
         """Waits until no grammar is being compiled, and has those that waited for one queued."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while any(not made.done() for made in self.compiler._kept.values()):
             assert time.monotonic() < deadline
             time.sleep(0.001)
@@ -305,5 +306,5 @@ def test_a_tokenizer_that_cannot_be_read_is_the_request_s_error(bench: Bench, tm
     (tmp_path / "tokenizer.json").write_text("{}")
     compiler = Compiler(tmp_path, VOCAB, (EOS,))
     with pytest.raises(Invalid, match="tokenizer"):
-        compiler.grammar(NAMED).result(30)
+        compiler.grammar(NAMED).result(PATIENCE_S)
     compiler.close()

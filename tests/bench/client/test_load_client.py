@@ -8,6 +8,7 @@ import pytest
 
 from bench.client.load_client import Call, Record, Target, run
 from tests.bench.fake_server import DONE, END, HEAD, chunk, event, serving, stream
+from tests.patience import PATIENCE_S
 
 CALL = Call(0.0, [300, 301], 5)
 
@@ -91,6 +92,6 @@ async def test_calls_go_out_at_their_times_and_all_together() -> None:
 
 async def test_sequential_calls_wait_for_each_other() -> None:
     async with serving(lambda body: stream(event("a", 1)), pause=0.005) as server:
-        records = await asyncio.wait_for(run(server.target, [CALL] * 4, sequential=True), 20)
+        records = await asyncio.wait_for(run(server.target, [CALL] * 4, sequential=True), PATIENCE_S)
     assert server.most == 1
     assert all(before.done <= after.sent for before, after in pairwise(records))

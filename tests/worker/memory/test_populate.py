@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.patience import PATIENCE_S
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from worker.kernels.cpu.bindings import touch_pages
 from worker.kv_cache import prefault
@@ -15,7 +16,7 @@ from worker.kv_cache.prefault import Prefaulter
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE_S
     while not true() and time.monotonic() < end:
         time.sleep(0.01)
     assert true()
