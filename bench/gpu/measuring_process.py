@@ -23,7 +23,7 @@ from bench.gpu.context import Place, Row
 from bench.gpu.sections import NOTE
 from bench.gpu.shapes import FULL, SMALL
 from bench.gpu.tables import FAIL
-from deploy.supervisor.parent_death import tie_to
+from deploy.supervisor.parent_death import die_with
 from shared.config import ConfigError
 from worker.model.device import pick_device
 
@@ -33,7 +33,7 @@ Say = Callable[[dict[str, Any]], None]
 def main(pipe: int) -> None:
     os.set_inheritable(pipe, False)
     order = json.load(sys.stdin)
-    tie_to(order["parent"])
+    die_with(order["parent"])
     warnings.simplefilter("ignore")
     heard = _Heard()
     logging.getLogger("sluice").addHandler(heard)

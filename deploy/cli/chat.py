@@ -1,7 +1,7 @@
-"""`sluice chat` and `sluice complete`: a server's answers at the terminal, as they are written.
+"""`sluice chat` and `sluice complete`: stream a server's answers to the terminal.
 
-Knows the terminal; what a server says comes from client.py. In a chat Ctrl-C stops the answer, and at the prompt it
-leaves. When nobody sits there (input from a file or a pipe), there are no prompts and the first failure ends it.
+Knows the terminal; http_client.py talks to the server. Ctrl-C stops an answer, or leaves the chat at its prompt. Input
+from a file or a pipe gets no prompts, and the first failure ends the command.
 """
 
 import argparse
@@ -15,74 +15,74 @@ from deploy.cli.http_client import Server
 from deploy.supervisor.child_command import CliError
 from shared.flags import Parser
 
-URL = "http://127.0.0.1:8000"
-HELP = "/reset begins anew, /system TEXT sets the system prompt and begins anew, /quit leaves; Ctrl-C stops an answer"
+DEFAULT_URL = "http://127.0.0.1:8000"
+HELP = "/reset starts over, /system TEXT sets the system prompt and starts over, /quit leaves; Ctrl-C stops an answer"
 INTERRUPTED = 130
 
 SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
-    "max_tokens": (int, "longest answer in tokens"),
+    "max_tokens": (int, "maximum length of the answer in tokens"),
     "temperature": (float, "0 is greedy"),
-    "top_p": (float, "share of the likeliest tokens to draw from"),
-    "top_k": (int, "how many of the likeliest tokens to draw from"),
-    "min_p": (float, "least probability, as a share of the likeliest token's"),
-    "repetition_penalty": (float, "above 1: what was said is said less"),
-    "presence_penalty": (float, "above 0: what was said is said less"),
-    "frequency_penalty": (float, "above 0: what was said often is said less"),
+    "top_p": (float, "sample from the most likely tokens of this total probability"),
+    "top_k": (int, "sample from this many of the most likely tokens"),
+    "min_p": (float, "minimum probability, as a fraction of the most likely token's"),
+    "repetition_penalty": (float, "above 1: tokens that already occurred become less likely"),
+    "presence_penalty": (float, "above 0: tokens of the answer become less likely"),
+    "frequency_penalty": (float, "above 0: tokens become less likely each time they occur in the answer"),
     "seed": (int, "the same seed gives the same answer"),
 }
 
 
 def chat_parser() -> Parser:
-    parser = _parser("chat", "Talk to a served model. " + HELP + ".")
+    parser = _parser("chat", "Chat with a served model. " + HELP + ".")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     return parser
 
 
 def complete_parser() -> Parser:
     parser = _parser("complete", "Continue a text.")
-    parser.add_argument("prompt", nargs="?", default="-", help="the text; - or nothing: from standard input")
+    parser.add_argument("prompt", nargs="?", default="-", help="the text; - or none: read standard input")
     return parser
 
 
 def chat(words: list[str]) -> int:
-    """Runs a conversation and returns the exit code; raises Failure in the server's words."""
-    given = chat_parser().read(words)
-    server = Server(given.url, given.api_key)
-    body = _body(given, server)
-    here = sys.stdin.isatty()
-    if here:
+    """Runs a conversation and returns the exit code. Raises CliError with the server's message."""
+    args = chat_parser().read(words)
+    server = Server(args.url, args.api_key)
+    body = _body(args, server)
+    interactive = sys.stdin.isatty()
+    if interactive:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (gives `input` a history)
         print(f"{body['model']} at {server.url}. {HELP}.", file=sys.stderr)
-    return Conversation(server, body, given.system or "", here).run()
+    return Conversation(server, body, args.system or "", interactive).run()
 
 
 def complete(words: list[str]) -> int:
-    """Prints the continuation and returns the exit code; raises Failure in the server's words."""
-    given = complete_parser().read(words)
-    server = Server(given.url, given.api_key)
-    prompt = sys.stdin.read() if given.prompt == "-" else given.prompt
+    """Prints the continuation and returns the exit code. Raises CliError with the server's message."""
+    args = complete_parser().read(words)
+    server = Server(args.url, args.api_key)
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     try:
-        _print(server.stream("completions", {**_body(given, server), "prompt": prompt}))
-    except BrokenPipeError:  # whoever read it has seen enough
+        _print(server.stream("completions", {**_body(args, server), "prompt": prompt}))
+    except BrokenPipeError:  # the reader of the pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 class Conversation:
-    """Turns of one chat, and the commands between them."""
+    """The messages of one chat, and the commands between them."""
 
-    def __init__(self, server: Server, body: dict[str, Any], system: str, here: bool) -> None:
+    def __init__(self, server: Server, body: dict[str, Any], system: str, interactive: bool) -> None:
         self._server = server
         self._body = body
         self._system = system
-        self._here = here
-        self._turns: list[dict[str, str]] = []
+        self._interactive = interactive
+        self._messages: list[dict[str, str]] = []
 
     def run(self) -> int:
         while True:
             try:
-                line = input("> " if self._here else "").strip()
+                line = input("> " if self._interactive else "").strip()
             except EOFError:
                 return 0
             except KeyboardInterrupt:
@@ -92,93 +92,99 @@ class Conversation:
             if line.startswith("/"):
                 self._command(*line.partition(" ")[::2])
             elif line:
-                self._turn(line)
+                self._exchange(line)
 
     def _command(self, name: str, rest: str) -> None:
         match name:
             case "/reset":
-                self._turns.clear()
+                self._messages.clear()
             case "/system":
                 self._system = rest.strip()
-                self._turns.clear()
+                self._messages.clear()
             case _:
                 print(HELP, file=sys.stderr)
 
-    def _turn(self, line: str) -> None:
-        """A question and its answer; one that failed leaves no trace in what the model is told next."""
-        turns = [*self._turns, {"role": "user", "content": line}]
+    def _exchange(self, line: str) -> None:
+        """Sends a question and prints the answer; a failed one is left out of later requests."""
+        messages = [*self._messages, {"role": "user", "content": line}]
         system = [{"role": "system", "content": self._system}] if self._system else []
-        said: list[str] = []
+        answer: list[str] = []
         try:
-            thought = Thought(sys.stdout.isatty())
-            pieces = self._server.stream("chat/completions", {**self._body, "messages": system + turns}, thought.tell)
-            _print(thought.before(_kept(pieces, said)))
+            reasoning = Reasoning(sys.stdout.isatty())
+            pieces = self._server.stream(
+                "chat/completions", {**self._body, "messages": system + messages}, reasoning.show
+            )
+            _print(reasoning.before(_collect(pieces, answer)))
         except KeyboardInterrupt:
             print()
-            if not self._here:
+            if not self._interactive:
                 raise
         except CliError as failure:
-            if not self._here:
+            if not self._interactive:
                 raise
             print(f"{failure}", file=sys.stderr)
             return
-        if said:
-            self._turns = [*turns, {"role": "assistant", "content": "".join(said)}]
+        if answer:
+            self._messages = [*messages, {"role": "assistant", "content": "".join(answer)}]
 
 
-class Thought:
-    """What a model thinks before it answers: dim on a terminal, and nowhere else."""
+class Reasoning:
+    """Shows a model's reasoning, dimmed, on a terminal and nowhere else."""
 
-    def __init__(self, shown: bool) -> None:
-        self._shown = shown
-        self._told = False
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._has_output = False
 
-    def tell(self, text: str) -> None:
-        if self._shown:
+    def show(self, text: str) -> None:
+        if self._enabled:
             print(f"\x1b[2m{text}\x1b[0m", end="", flush=True)
-            self._told = True
+            self._has_output = True
 
     def before(self, pieces: Iterator[str]) -> Iterator[str]:
-        """The answer, two lines below."""
+        """Puts a blank line between the reasoning and the answer."""
         for piece in pieces:
-            if piece and self._told:
+            if piece and self._has_output:
                 yield "\n\n"
-                self._told = False
+                self._has_output = False
             yield piece
 
 
 def _parser(name: str, about: str) -> Parser:
     parser = Parser(prog=f"sluice {name}", usage=f"sluice {name} [--flag value ...]", description=about)
-    parser.add_argument("--url", default=URL, help=f"an OpenAI-compatible server [default {URL}]")
-    parser.add_argument("--model", metavar="NAME", help="which of its models [default: the first]")
+    parser.add_argument(
+        "--url", default=DEFAULT_URL, help=f"address of an OpenAI-compatible server [default {DEFAULT_URL}]"
+    )
+    parser.add_argument("--model", metavar="NAME", help="name of a served model [default: the first one]")
     parser.add_argument(
         "--api-key",
         metavar="KEY",
         default=os.environ.get("SLUICE_API_KEY", ""),
-        help="what the server asks for, if it does [SLUICE_API_KEY]",
+        help="API key, if the server needs one [SLUICE_API_KEY]",
     )
     for field, (kind, help) in SAMPLING.items():
-        shape = "N" if kind is int else "X"
-        parser.add_argument("--" + field.replace("_", "-"), type=kind, metavar=shape, help=help)
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
+        metavar = "N" if kind is int else "X"
+        parser.add_argument("--" + field.replace("_", "-"), type=kind, metavar=metavar, help=help)
+    parser.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end the answer before this text; may be repeated"
+    )
     return parser
 
 
-def _body(given: argparse.Namespace, server: Server) -> dict[str, Any]:
-    """What was asked for and nothing else: the rest is the server's to choose."""
-    asked = {field: getattr(given, field) for field in (*SAMPLING, "stop")}
-    model = given.model or server.model()
-    return {"model": model} | {field: value for field, value in asked.items() if value is not None}
+def _body(args: argparse.Namespace, server: Server) -> dict[str, Any]:
+    """Sends only the explicit parameters; the server chooses the rest."""
+    explicit = {field: getattr(args, field) for field in (*SAMPLING, "stop")}
+    model = args.model or server.model()
+    return {"model": model} | {field: value for field, value in explicit.items() if value is not None}
 
 
-def _kept(pieces: Iterator[str], said: list[str]) -> Iterator[str]:
+def _collect(pieces: Iterator[str], collected: list[str]) -> Iterator[str]:
     for piece in pieces:
-        said.append(piece)
+        collected.append(piece)
         yield piece
 
 
 def _print(pieces: Iterator[str]) -> None:
-    """Each piece at once, and a line's end after the last, also where it breaks off."""
+    """Prints each piece at once, and ends the last line, also after a failure."""
     last = ""
     try:
         for piece in pieces:

@@ -1,6 +1,6 @@
-"""The words behind `sluice`, as data: what each is for, and where the code is that runs it.
+"""The table of `sluice` commands: what each does and which function runs it.
 
-That code is named and not imported, so that help and mistakes are answered at once.
+Functions are named and not imported, so that help and errors appear at once.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,10 @@ from shared.flags import Flag
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A subcommand that takes settings; `run` takes them and the parsed words."""
+    """A subcommand that takes settings.
+
+    run: "module:name" of a function of the settings and the parsed arguments.
+    """
 
     about: str
     flags: tuple[Flag, ...]
@@ -23,7 +26,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A subcommand that reads its own words; `parser` makes what reads them."""
+    """A subcommand with its own arguments.
+
+    run: "module:name" of a function of the argument list.
+    parser: "module:name" of a function that returns its argument parser.
+    """
 
     about: str
     run: str
@@ -32,7 +39,7 @@ class Tool:
 
 COMMANDS = {
     "serve": Command(
-        "start a worker and its frontends, and keep them running", SERVE_FLAGS, "deploy.cli.process_commands:serve"
+        "start workers and frontends, and keep them running", SERVE_FLAGS, "deploy.cli.process_commands:serve"
     ),
     "worker": Command(
         "start one worker, for frontends started elsewhere", WORKER_FLAGS, "deploy.cli.process_commands:worker"
@@ -48,12 +55,13 @@ TOOLS = {
         "bench.simulate.command:main",
         "bench.simulate.command:parser",
     ),
-    "chat": Tool("talk to a running server at the terminal", "deploy.cli.chat:chat", "deploy.cli.chat:chat_parser"),
+    "chat": Tool("chat with a running server in the terminal", "deploy.cli.chat:chat", "deploy.cli.chat:chat_parser"),
     "complete": Tool(
         "continue a text with a running server", "deploy.cli.chat:complete", "deploy.cli.chat:complete_parser"
     ),
     "keygen": Tool(
-        "make keys for worker and frontends on different hosts", "deploy.cli.keygen:keygen", "deploy.cli.keygen:parser"
+        "make CURVE keys for workers and frontends on different hosts", "deploy.cli.keygen:keygen",
+        "deploy.cli.keygen:parser",
     ),
     "reload": Tool(
         "replace a running server's frontends without refusing a request", "deploy.cli.reload:reload",
@@ -62,13 +70,13 @@ TOOLS = {
     "probe": Tool("check the health of a process", "deploy.cli.probe:probe", "deploy.cli.probe:parser"),
     "env": Tool("describe this machine and installation", "deploy.cli.env_report:env", "deploy.cli.env_report:parser"),
     "completion": Tool(
-        "print a script that completes these words in bash or zsh", "deploy.cli.shell_completion:completion",
+        "print a completion script for bash or zsh", "deploy.cli.shell_completion:completion",
         "deploy.cli.shell_completion:parser",
     ),
 }  # fmt: skip
 
 
-def found(place: str) -> Callable[..., Any]:
+def load_function(place: str) -> Callable[..., Any]:
     """The function at "module:name"."""
     module, _, name = place.partition(":")
     function: Callable[..., Any] = getattr(import_module(module), name)

@@ -1,6 +1,6 @@
-"""A client of any OpenAI-compatible server, on the standard library: model names, and streams of chunks.
+"""A client of OpenAI-compatible servers on the standard library: model names and streamed answers.
 
-Every failure is a `CliError` in the server's own words. To close a stream, or to be interrupted in it, hangs up.
+Every failure is a `CliError` with the server's own message. Closing or interrupting a stream closes its connection.
 """
 
 import http.client
@@ -13,21 +13,25 @@ from urllib.parse import urlsplit
 
 from deploy.supervisor.child_command import CliError
 
-PATIENCE_S = 600.0  # longest silence of a server
-BAD_URL = 2
+READ_TIMEOUT_S = 600.0
+BAD_URL_EXIT_CODE = 2
 
 
 class Server:
-    """The server at `url` ("http://127.0.0.1:8000", with or without "/v1"); `key` is its API key, if it wants one."""
+    """One server.
+
+    url: such as "http://127.0.0.1:8000", with or without "/v1".
+    key: its API key; empty: none.
+    """
 
     def __init__(self, url: str, key: str = "") -> None:
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             self._port = parts.port
         except ValueError as error:
-            raise CliError(f"--url {url}: {error}", BAD_URL) from error
+            raise CliError(f"--url {url}: {error}", BAD_URL_EXIT_CODE) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise CliError(f"--url {url} is no http:// or https:// address", BAD_URL)
+            raise CliError(f"--url {url} is not an http:// or https:// address", BAD_URL_EXIT_CODE)
         self.url = url
         self._secure = parts.scheme == "https"
         self._host = parts.hostname
@@ -35,78 +39,80 @@ class Server:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def model(self) -> str:
-        """The name of the first model that is served."""
+        """The name of the first served model."""
         with closing(self._connect()) as connection:
-            answer = self._answer(connection, "GET", "models", None)
-            listed = _json(self._read(answer)).get("data")
-        if not isinstance(listed, list) or not listed:
+            response = self._request(connection, "GET", "models", None)
+            models = _json(self._read(response)).get("data")
+        if not isinstance(models, list) or not models:
             raise CliError(f"{self.url} serves no model", 1)
-        return str(listed[0]["id"])
+        return str(models[0]["id"])
 
     def stream(
-        self, route: str, body: Mapping[str, Any], thought: Callable[[str], None] = lambda text: None
+        self, route: str, body: Mapping[str, Any], on_reasoning: Callable[[str], None] = lambda text: None
     ) -> Iterator[str]:
-        """Pieces of text that `route` ("chat/completions", "completions") answers with; `thought` gets what is thought.
+        """Yields the pieces of text of an answer.
 
-        Raises Failure when it is refused, fails on the way, or ends without its end.
+        route: "chat/completions" or "completions".
+        on_reasoning: called with each piece of reasoning.
+        Raises CliError if the request is refused or fails, or if the stream ends early.
         """
         with closing(self._connect()) as connection:
-            answer = self._answer(connection, "POST", route, {**body, "stream": True})
-            for chunk in self._chunks(answer):
+            response = self._request(connection, "POST", route, {**body, "stream": True})
+            for chunk in self._chunks(response):
                 if "error" in chunk:
-                    raise CliError(_words(chunk) or "the server failed", 1)
+                    raise CliError(_error_message(chunk) or "the server failed", 1)
                 for choice in chunk.get("choices") or ():
                     delta = choice.get("delta") or {}
                     if reasoning := delta.get("reasoning_content"):
-                        thought(reasoning)
+                        on_reasoning(reasoning)
                     yield choice.get("text") or delta.get("content") or ""
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._secure:
             context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self._host, self._port, timeout=PATIENCE_S, context=context)
-        return http.client.HTTPConnection(self._host, self._port, timeout=PATIENCE_S)
+            return http.client.HTTPSConnection(self._host, self._port, timeout=READ_TIMEOUT_S, context=context)
+        return http.client.HTTPConnection(self._host, self._port, timeout=READ_TIMEOUT_S)
 
-    def _answer(
+    def _request(
         self, connection: http.client.HTTPConnection, method: str, route: str, body: Mapping[str, Any] | None
     ) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         try:
             connection.request(method, self._path + route, data, headers)
-            answer = connection.getresponse()
+            response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise CliError(f"no answer from {self.url}: {_reason(error)}", 1) from error
-        if answer.status != 200:
-            words = _words(_json(self._read(answer))) or answer.reason
-            raise CliError(f"{words} (HTTP {answer.status})", 1)
-        return answer
+        if response.status != 200:
+            message = _error_message(_json(self._read(response))) or response.reason
+            raise CliError(f"{message} (HTTP {response.status})", 1)
+        return response
 
-    def _chunks(self, answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-        """Server-sent events, up to the one that says that all is told."""
-        while line := self._line(answer):
+    def _chunks(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        """Yields server-sent events up to [DONE]."""
+        while line := self._line(response):
             data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
             if data == b"[DONE]":
                 return
             if data:
                 yield _json(data)
-        raise CliError("the server ended the stream before the answer was whole", 1)
+        raise CliError("the server closed the stream before the answer was complete", 1)
 
-    def _line(self, answer: http.client.HTTPResponse) -> bytes:
+    def _line(self, response: http.client.HTTPResponse) -> bytes:
         try:
-            return answer.readline()
+            return response.readline()
         except (OSError, http.client.HTTPException) as error:
-            raise CliError(f"{self.url} was lost on the way: {_reason(error)}", 1) from error
+            raise CliError(f"lost the connection to {self.url}: {_reason(error)}", 1) from error
 
-    def _read(self, answer: http.client.HTTPResponse) -> bytes:
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
         try:
-            return answer.read()
+            return response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise CliError(f"{self.url} was lost on the way: {_reason(error)}", 1) from error
+            raise CliError(f"lost the connection to {self.url}: {_reason(error)}", 1) from error
 
 
 def _json(data: bytes) -> dict[str, Any]:
-    """What is no JSON object is taken for an error of that text."""
+    """Parses an object; any other text becomes an error with that text."""
     try:
         value = json.loads(data)
     except ValueError:
@@ -114,8 +120,8 @@ def _json(data: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"error": data.decode(errors="replace").strip()[:500]}
 
 
-def _words(body: Mapping[str, Any]) -> str:
-    """Of OpenAI's error object, of a bare text, or of a framework's own."""
+def _error_message(body: Mapping[str, Any]) -> str:
+    """The message of an error: OpenAI's object, plain text, or a web framework's `detail` or `message`."""
     error = body.get("error") or body.get("detail") or body.get("message") or ""
     return str(error.get("message") or error) if isinstance(error, dict) else str(error)
 

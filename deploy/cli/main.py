@@ -1,6 +1,6 @@
-"""The command `sluice`: finds the subcommand that is meant, reads its settings, and turns failures into exit codes.
+"""The `sluice` command: finds the subcommand, reads its settings, and turns failures into exit codes.
 
-Exit codes: 0 well, 1 something failed, 2 bad flags or settings, 3 this model cannot be served.
+Exit codes: 0 success, 1 a failure, 2 bad flags or settings, 3 this model cannot be served.
 """
 
 import argparse
@@ -11,31 +11,31 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from deploy.cli.commands import COMMANDS, TOOLS, Command, found
+from deploy.cli.commands import COMMANDS, TOOLS, Command, load_function
 from deploy.supervisor.child_command import CliError
 from shared.config import ConfigError
 from shared.flags import Parser, add_flags, misspelt_variables, read
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line (default: the process's own) and returns its exit code."""
-    _fill_streams()
-    _heed_sigterm()
+    """Runs one command line and returns its exit code; `argv` defaults to the process's arguments."""
+    _reopen_closed_streams()
+    _handle_sigterm_as_init()
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words and words[0] in (*COMMANDS, *TOOLS) else ""
     prog = f"sluice {name}".strip()
     try:
         return _dispatch(prog, name, words)
     except ConfigError as error:
-        return _say(prog, error, 2)
+        return _fail(prog, error, 2)
     except CliError as error:
-        return _say(prog, error, error.code)
+        return _fail(prog, error, error.code)
     except KeyboardInterrupt:
         return 130
 
 
-def _fill_streams() -> None:
-    """Where we were started without some of them: else a socket would get such a number, and a child lose it."""
+def _reopen_closed_streams() -> None:
+    """Reopens closed stdin, stdout and stderr on /dev/null, so that no socket gets a descriptor from 0 to 2."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -44,25 +44,25 @@ def _fill_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
-def _heed_sigterm() -> None:
-    """As the first process of a container: to it the kernel gives no signal that nobody handles, as yet."""
+def _handle_sigterm_as_init() -> None:
+    """Installs an early handler: for PID 1, as in a container, the kernel ignores signals without one."""
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def _dispatch(prog: str, name: str, words: list[str]) -> int:
     if name in TOOLS:
-        return int(found(TOOLS[name].run)(words[1:]))
+        return int(load_function(TOOLS[name].run)(words[1:]))
     return _command(prog, COMMANDS[name], words[1:]) if name else _top(words)
 
 
-def _say(prog: str, error: Exception, code: int) -> int:
+def _fail(prog: str, error: Exception, code: int) -> int:
     print(f"{prog}: {error}", file=sys.stderr)
     return code
 
 
 def _top(words: list[str]) -> int:
-    parser = Parser(prog="sluice", description="Serves open-weight language models over HTTP.")
+    parser = Parser(prog="sluice", description="Serve open-weight language models over HTTP.")
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(metavar="command", required=True)
     for name, entry in (COMMANDS | TOOLS).items():
@@ -75,9 +75,9 @@ def _top(words: list[str]) -> int:
 
 def _no_command(word: str) -> str:
     if word.startswith("-"):
-        return f"{word} comes behind a command, as in `sluice serve {word}`; see sluice --help"
-    near = difflib.get_close_matches(word, [*COMMANDS, *TOOLS], n=1)
-    return f"there is no command {word!r}; " + (f"did you mean {near[0]}?" if near else "see sluice --help")
+        return f"{word} must follow a command, as in `sluice serve {word}`; see sluice --help"
+    matches = difflib.get_close_matches(word, [*COMMANDS, *TOOLS], n=1)
+    return f"there is no command {word!r}; " + (f"did you mean {matches[0]}?" if matches else "see sluice --help")
 
 
 def _version() -> str:
@@ -88,24 +88,24 @@ def _version() -> str:
 
 
 def _command(prog: str, command: Command, words: list[str]) -> int:
-    named = any(flag.name == "model" for flag in command.flags)
-    usage = f"{prog} [MODEL] [--flag value ...]" if named else f"{prog} [--flag value ...]"
+    takes_model = any(flag.name == "model" for flag in command.flags)
+    usage = f"{prog} [MODEL] [--flag value ...]" if takes_model else f"{prog} [--flag value ...]"
     parser = Parser(prog=prog, usage=usage, description=command.about.capitalize() + ".")
     add_flags(parser, command.flags)
-    for hidden in ("--parent", "--fd"):  # between the launcher and its children
+    for hidden in ("--parent", "--fd"):  # passed by the launcher to its child processes
         parser.add_argument(hidden, type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--heartbeat", default="", help=argparse.SUPPRESS)
     parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
-    if named:
-        parser.add_argument("named", metavar="MODEL", nargs="?", help="the same as --model MODEL")
+    if takes_model:
+        parser.add_argument("positional_model", metavar="MODEL", nargs="?", help="the same as --model MODEL")
     namespace = parser.read(words)
-    if named and namespace.named is not None:
+    if takes_model and namespace.positional_model is not None:
         if "model" in namespace:
-            raise ConfigError(f"{namespace.named!r} and --model both name the model")
-        namespace.model = namespace.named
+            raise ConfigError(f"{namespace.positional_model!r} and --model both name the model")
+        namespace.model = namespace.positional_model
     for sentence in misspelt_variables(os.environ) if namespace.parent < 0 else ():
         print(f"{prog}: {sentence}", file=sys.stderr)
-    return int(found(command.run)(read(namespace, os.environ, command.flags), namespace))
+    return int(load_function(command.run)(read(namespace, os.environ, command.flags), namespace))
 
 
 if __name__ == "__main__":

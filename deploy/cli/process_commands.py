@@ -1,4 +1,4 @@
-"""What `sluice serve`, `worker` and `frontend` do with their settings. Each process imports only what it runs on."""
+"""`sluice serve`, `sluice worker` and `sluice frontend`. Each process imports only the modules that it needs."""
 
 import argparse
 import logging
@@ -28,7 +28,7 @@ def serve(settings: Settings, namespace: argparse.Namespace) -> int:
 
 
 def worker(settings: Settings, namespace: argparse.Namespace) -> int:
-    settings = _begin(settings, namespace)
+    settings = _prepare(settings, namespace)
     from worker.kernels.cpu.openmp import spin_briefly
 
     spin_briefly()
@@ -38,7 +38,7 @@ def worker(settings: Settings, namespace: argparse.Namespace) -> int:
     from worker.run.runner import DeviceBroken
 
     try:
-        epoch = os.environ.get("SLUICE_EPOCH", "")  # which life this is, where somebody counts them
+        epoch = os.environ.get("SLUICE_EPOCH", "")  # counted by the launcher, if there is one
         run(settings, int(epoch or time.time()), _heartbeat(namespace), again=epoch not in ("", "1"))
     except CheckpointError as error:
         raise CliError(error, 3) from error
@@ -48,7 +48,7 @@ def worker(settings: Settings, namespace: argparse.Namespace) -> int:
 
 
 def frontend(settings: Settings, namespace: argparse.Namespace) -> int:
-    settings = with_tokenizer_files(_begin(settings, namespace))
+    settings = with_tokenizer_files(_prepare(settings, namespace))
     _share_metrics(namespace)
     from frontend.__main__ import serve
     from frontend.text.tokenizer_files import TokenizerError
@@ -61,7 +61,10 @@ def frontend(settings: Settings, namespace: argparse.Namespace) -> int:
 
 
 def _share_metrics(namespace: argparse.Namespace) -> None:
-    """Before anything is counted. A process goes on where the last one in its place was: files do not pile up."""
+    """Writes metrics to files that all frontends read. Must run before anything is counted.
+
+    A process continues the files of its predecessor, so files do not pile up.
+    """
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not folder:
         return
@@ -74,20 +77,20 @@ def _share_metrics(namespace: argparse.Namespace) -> None:
         values.ValueClass = values.MultiProcessValue(lambda: name)  # type: ignore[no-untyped-call]
     else:
         del os.environ["PROMETHEUS_MULTIPROC_DIR"]
-        logging.warning("no room in %s: what this process counts is not kept for others", folder)
+        logging.warning("no space in %s: other processes will not report this one's metrics", folder)
 
 
-def _begin(settings: Settings, namespace: argparse.Namespace) -> Settings:
-    """What both halves do first."""
+def _prepare(settings: Settings, namespace: argparse.Namespace) -> Settings:
+    """Ties the process to its launcher, checks its addresses and sets up logging."""
     if namespace.parent > 0:
-        from deploy.supervisor.parent_death import tie_to
+        from deploy.supervisor.parent_death import die_with
 
-        tie_to(namespace.parent)
-    wire, several = settings.wire, settings.frontend.worker_addresses or settings.frontend.workers_file
-    if not wire.run_dir and not (wire.request_address and wire.event_address) and not several:
+        die_with(namespace.parent)
+    wire, has_external = settings.wire, settings.frontend.worker_addresses or settings.frontend.workers_file
+    if not wire.run_dir and not (wire.request_address and wire.event_address) and not has_external:
         raise ConfigError(
-            "worker and frontend meet in --run-dir, or at --request-address and --event-address "
-            "(a frontend also at --worker-addresses or --workers-file)"
+            "set --run-dir, or --request-address and --event-address, to the same values for worker and frontend "
+            "(or, for a frontend, --worker-addresses or --workers-file)"
         )
     logging.basicConfig(
         level=settings.frontend.log_level.upper(),

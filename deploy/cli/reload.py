@@ -1,4 +1,4 @@
-"""`sluice reload`: asks a server on this machine to replace its frontends, without a request being refused."""
+"""`sluice reload`: tells a server on this machine to replace its frontends without refusing a request."""
 
 import os
 import signal
@@ -9,22 +9,24 @@ from shared.flags import Parser
 
 
 def parser() -> Parser:
-    made = Parser(prog="sluice reload", description="Replaces the frontends of a running server, one after another.")
-    made.add_argument(
-        "--run-dir", default="", metavar="TEXT", help="the server's, if it was given one [SLUICE_RUN_DIR]"
+    parser = Parser(prog="sluice reload", description="Replace the frontends of a running server, one after another.")
+    parser.add_argument(
+        "--run-dir", default="", metavar="TEXT", help="the server's --run-dir, if it has one [SLUICE_RUN_DIR]"
     )
-    return made
+    return parser
 
 
 def reload(words: list[str]) -> int:
-    """Raises Failure unless there is exactly one server."""
+    """Raises CliError unless exactly one server runs."""
     folder = parser().read(words).run_dir or os.environ.get("SLUICE_RUN_DIR", "")
-    found = running_servers(folder)
-    if not found:
-        raise CliError(f"no server runs in {folder}" if folder else "no server runs here; see --run-dir", 1)
-    if len(found) > 1:
-        processes = ", ".join(map(str, found))
-        raise CliError(f"{len(found)} servers run here; send SIGHUP to one of the processes {processes}", 1)
-    os.kill(found[0], signal.SIGHUP)
-    print(f"the server (process {found[0]}) replaces its frontends; its log says when each is done")
+    pids = running_servers(folder)
+    if not pids:
+        raise CliError(
+            f"no server runs in {folder}" if folder else "no server of this user runs here; see --run-dir", 1
+        )
+    if len(pids) > 1:
+        processes = ", ".join(map(str, pids))
+        raise CliError(f"{len(pids)} servers run here; send SIGHUP to one of the processes {processes}", 1)
+    os.kill(pids[0], signal.SIGHUP)
+    print(f"the server (process {pids[0]}) replaces its frontends; its log shows when each one is replaced")
     return 0

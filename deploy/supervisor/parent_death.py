@@ -1,6 +1,6 @@
-"""Ties a child to the process that started it: when the parent is gone, however it went, the child is killed.
+"""Kills a child process when its parent dies, however it dies.
 
-The child does this itself as its first act, so nothing has to run between fork and exec.
+The child arranges this itself as its first action, so nothing has to run between fork and exec.
 """
 
 import ctypes
@@ -11,9 +11,9 @@ import sys
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-def tie_to(parent: int) -> None:
-    """Die with process `parent`. Where the system has no such thing (not Linux), only checks that it still lives."""
+def die_with(parent: int) -> None:
+    """Has this process killed when `parent` dies. Outside Linux it only checks that `parent` is alive now."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), signal.SIGKILL)

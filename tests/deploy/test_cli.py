@@ -53,7 +53,7 @@ def test_without_a_command_it_says_which_there_are() -> None:
     [
         (["srve"], 2, "sluice: there is no command 'srve'; did you mean serve?"),
         (["nonsense"], 2, "'nonsense'; see sluice --help"),
-        (["--port", "80"], 2, "sluice: --port comes behind a command, as in `sluice serve --port`"),
+        (["--port", "80"], 2, "sluice: --port must follow a command, as in `sluice serve --port`"),
         (["serve", "--prot", "1"], 2, "sluice serve: unknown flag --prot; did you mean --port?"),
         (["serve", "--batching-mode", "static", "--use-chunked-prefill"], 2, "--use-chunked-prefill"),
         (["serve", "--model", "/no/such/folder"], 3, "--model /no/such/folder: there is no such folder"),
@@ -107,8 +107,8 @@ def command(role, settings, flags):
 
 CHILD = '''
 import os, signal, socket, sys
-from deploy.supervisor.parent_death import tie_to
-tie_to(int(sys.argv[2].partition("=")[2]))
+from deploy.supervisor.parent_death import die_with
+die_with(int(sys.argv[2].partition("=")[2]))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 print("pid", os.getpid(), flush=True)
 if sys.argv[1] == "worker":

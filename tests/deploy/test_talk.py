@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from deploy.cli import main
-from deploy.cli.chat import Thought
+from deploy.cli.chat import Reasoning
 from deploy.cli.commands import COMMANDS, TOOLS
 from deploy.cli.http_client import Server
 from tests.patience import PATIENCE_S
@@ -121,7 +121,7 @@ def test_a_text_from_standard_input(capsys: pytest.CaptureFixture[str], monkeypa
         ((500, b"it broke"), "", "it broke (HTTP 500)"),
         ((404, b'{"detail": "Not Found"}'), "", "Not Found (HTTP 404)"),
         (says("so far", end=b'data: {"error": {"message": "the worker failed"}}'), "so far\n", "the worker failed"),
-        (says("so far", end=b""), "so far\n", "the server ended the stream before the answer was whole"),
+        (says("so far", end=b""), "so far\n", "the server closed the stream before the answer was complete"),
     ],
 )
 def test_a_failure_is_told_in_the_servers_words(
@@ -136,7 +136,7 @@ def test_no_server_and_no_address(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = sluice(capsys, "complete", "x", "--url", "http://127.0.0.1:9")
     assert (code, err) == (1, "sluice complete: no answer from http://127.0.0.1:9: Connection refused\n")
     code, _, err = sluice(capsys, "chat", "--url", "ftp://x")
-    assert (code, err) == (2, "sluice chat: --url ftp://x is no http:// or https:// address\n")
+    assert (code, err) == (2, "sluice chat: --url ftp://x is not an http:// or https:// address\n")
     code, _, err = sluice(capsys, "chat", "--max-token", "3")
     assert (code, err) == (2, "sluice chat: unknown flag --max-token; did you mean --max-tokens?\n")
 
@@ -159,7 +159,7 @@ def test_a_conversation_is_told_whole_each_time(
     with server(says("hel", "lo"), says("so"), says("new"), says("I")) as script:
         code, out, err = sluice(capsys, "chat", "--system", "be kind", "--url", script.url, "--seed=1")
     assert (code, out) == (0, "hello\nso\nnew\nI\n")
-    assert "/reset begins anew" in err
+    assert "/reset starts over" in err
     told = [[f"{turn['role'][0]} {turn['content']}" for turn in body["messages"]] for _, body in script.asked]
     assert told == [
         ["s be kind", "u hi"],
@@ -277,17 +277,17 @@ def test_bash_completes(capsys: pytest.CaptureFixture[str], words: list[str], of
 
 def test_zsh_gets_every_command_and_flag(capsys: pytest.CaptureFixture[str]) -> None:
     _, script, _ = sluice(capsys, "completion", "zsh")
-    assert all(f"'{name}:" in script for name in (*COMMANDS, *TOOLS))
+    assert all(f" {name}:'" in script for name in (*COMMANDS, *TOOLS))
     assert "--kv-cache-backend=[paged\\: pages of --page-size tokens" in script
-    assert ":value:(paged contiguous)'" in script
+    assert ':value:(paged contiguous)"' in script
     assert sluice(capsys, "completion", "fish")[0] == 2
 
 
 def test_thoughts_are_dim_on_a_terminal_and_no_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     def told(shown: bool) -> str:
-        thought = Thought(shown)
-        thought.tell("Hm")
-        print("".join(thought.before(iter(["", "Hi", "!"]))), end="")
+        reasoning = Reasoning(shown)
+        reasoning.show("Hm")
+        print("".join(reasoning.before(iter(["", "Hi", "!"]))), end="")
         return capsys.readouterr().out
 
     assert (told(True), told(False)) == ("\x1b[2mHm\x1b[0m\n\nHi!", "Hi!")

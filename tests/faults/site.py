@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import psutil
 
-from deploy.cli.keygen import make as make_keys
+from deploy.cli.keygen import make_keys
 from tests.e2e.held import Hold
 from tests.e2e.server import ROOT, free_port
 from tests.faults.netns import Host, other_host

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from deploy.cli.keygen import make
+from deploy.cli.keygen import make_keys
 from deploy.cli.main import main
 from frontend.workers.pool import WorkerPool
 from shared import messages as m
@@ -43,7 +43,7 @@ def host(folder: Path, keys: Path, name: str) -> Path:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    make(tmp_path / "keys", "worker", "frontend")
+    make_keys(tmp_path / "keys", "worker", "frontend")
     return tmp_path / "keys"
 
 
@@ -83,7 +83,7 @@ async def answer(link: WorkerPool, count: int) -> list[int]:
 async def test_a_known_key_gets_in_and_an_unknown_one_hears_nothing_until_it_is_allowed(
     tmp_path: Path, keys: Path, wire: WireConfig
 ) -> None:
-    make(keys, "second")
+    make_keys(keys, "second")
     allowed = keys / "allowed" / "second.key"
     allowed.rename(tmp_path / "second.key")
     second = replace(wire, curve_dir=str(host(tmp_path / "host", keys, "second")))
@@ -116,7 +116,7 @@ async def test_a_revoked_key_is_cut_off_and_does_not_come_back(tmp_path: Path, k
 async def test_a_client_without_keys_and_one_with_the_wrong_worker_are_refused(
     tmp_path: Path, keys: Path, wire: WireConfig
 ) -> None:
-    make(tmp_path / "others", "worker", "frontend")
+    make_keys(tmp_path / "others", "worker", "frontend")
     wrong = replace(wire, curve_dir=str(host(tmp_path / "host", keys, "frontend")))
     shutil.copy(tmp_path / "others" / "worker.key", tmp_path / "host")
     with Worker(tmp_path / "run", over=wire):
