@@ -25,7 +25,7 @@ from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
-from worker.schedule.scheduler import Scheduler
+from worker.schedule.scheduler import SchedulerStatus
 from worker.transport.server import Identity, WireServer
 
 log = logging.getLogger("sluice.worker")
@@ -154,7 +154,7 @@ class _State:
             device, dtype = self.settings.worker.device, self.settings.worker.dtype
             phase = WorkerState.FAILED if self.failed else self.phase
             return Status(self.epoch, os.getpid(), model, device, dtype, phase, self.progress, error=self.failed)
-        now, scheduler, stats = time.monotonic(), engine.scheduler, self.stats
+        now, scheduler, stats = time.monotonic(), engine.scheduler.status, self.stats
         self._count(scheduler)
         return Status(
             self.epoch,
@@ -177,9 +177,9 @@ class _State:
             e2e=stats.e2e.quantiles(),
             error=self.failed,
             kernels=engine.kernels,
-            pace=scheduler.pace,
-            draft_tokens=scheduler.draft_tokens_total,
-            accepted_tokens=scheduler.accepted_tokens_total,
+            pace=scheduler.prefill_budget,
+            draft_tokens=scheduler.draft_tokens,
+            accepted_tokens=scheduler.accepted_tokens,
         )
 
     def _state(self) -> WorkerState:
@@ -187,16 +187,16 @@ class _State:
             return WorkerState.FAILED
         return WorkerState.DRAINING if self.draining else WorkerState.READY
 
-    def _count(self, scheduler: Scheduler) -> None:
+    def _count(self, scheduler: SchedulerStatus) -> None:
         """Brings counters up to date that others keep: Status is made several times a second, and for each scrape."""
         if self.metrics is not None:
             self.metrics.carry(
                 {
                     "prefix_cache_queries": scheduler.prefix_queries,
                     "prefix_cache_hits": scheduler.prefix_hits,
-                    "num_preemptions": scheduler.preemptions_total,
-                    "spec_decode_num_draft_tokens": scheduler.draft_tokens_total,
-                    "spec_decode_num_accepted_tokens": scheduler.accepted_tokens_total,
+                    "num_preemptions": scheduler.preemptions,
+                    "spec_decode_num_draft_tokens": scheduler.draft_tokens,
+                    "spec_decode_num_accepted_tokens": scheduler.accepted_tokens,
                     **self.wire(),
                 }
             )

@@ -23,21 +23,21 @@ from deploy.supervisor.child_command import DEMO_MODEL
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import Sampling
 from worker.engine.load import Engine, load_engine
-from worker.schedule.ngram import NgramDrafter
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
+from worker.schedule.speculation import NgramDrafter
 
 PROMPT = 64
 HEROES = ("dog", "king", "cat", "teacher", "bird", "princess", "robot", "fisherman")
 
 
 class Wrong(NgramDrafter):
-    """As many drafts as one would make who finds something at every step, and none of them right."""
+    """As many drafts as if every step found an earlier occurrence, and all of them wrong."""
 
-    def propose(self, tokens: list[int], most: int, price: float) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
         self._last.find(tokens)
-        return (0,) * self._last.worth(most, price)
+        return (0,) * self._last.draft_length(limit, cost)
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,14 @@ def decode(engine: Engine, text: Text, asked: list[list[int]], new: int, drafts:
         turn(engine, scheduler)
     seconds = time.thread_time() - begun
     outputs = [sequence.tokens[sequence.prompt_len :] for sequence in everybody]
-    return Run(seconds, outputs, scheduler.draft_tokens_total, scheduler.accepted_tokens_total)
+    return Run(seconds, outputs, scheduler.status.draft_tokens, scheduler.status.accepted_tokens)
 
 
 def turn(engine: Engine, scheduler: Scheduler) -> None:
     plan = scheduler.plan(0.0)
-    scheduler.commit(plan, engine.runner.step(plan).ids, 0.0)
+    ids = engine.runner.step(plan).ids
+    scheduler.launched(plan)
+    scheduler.update(plan, ids, 0.0)
 
 
 def compare(engine: Engine, text: Text, asked: list[list[int]], new: int, rounds: int) -> str:

@@ -22,9 +22,9 @@ from worker.observability.stats import Stats
 from worker.run.in_flight import HostCopy, InFlightStep
 from worker.run.inputs import build_inputs
 from worker.run.sampler import choose
-from worker.schedule.plan import Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Plan
 from worker.transport.server import FrontendGone
 
 PAGE_SIZE, STEPS = 16, 200
@@ -79,7 +79,7 @@ def measure(sequences: int, context: int) -> dict[str, float]:
     for id in range(sequences):
         prompt = [random.randrange(1000) for _ in range(context)]
         sink.inbox.append((b"frontend", Submit(id, pack_u32(prompt), sampling)))
-    while scheduler.generation_tokens_total < 8 * sequences:
+    while scheduler.status.generation_tokens < 8 * sequences:
         loop.turn()
     sink.encoding_s = runner.packing_s = runner.sampling_s = 0.0
     times = []

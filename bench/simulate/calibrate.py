@@ -16,8 +16,7 @@ from bench.simulate.cost import Observation
 from shared.config import Settings
 from shared.messages import Sampling
 from worker.engine.load import Engine, load_engine
-from worker.schedule.plan import Chunk, Plan
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Chunk, Plan, Sequence
 
 BATCHES = (1, 8, 32)
 CONTEXTS = (64, 256, 512, 1024)

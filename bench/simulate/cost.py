@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shared.config import ConfigError
-from worker.schedule.plan import Plan
+from worker.schedule.sequence import Plan
 
 
 class Observation(NamedTuple):

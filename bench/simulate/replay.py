@@ -15,9 +15,10 @@ from bench.simulate.traffic import Arrival, Traffic
 from shared.config import WorkerConfig
 from shared.messages import Sampling
 from worker.kv_cache.pages import PagePool
-from worker.schedule.plan import Advance, Plan
-from worker.schedule.scheduler import QueueFull, Refused, Scheduler, SchedulerConfig
-from worker.schedule.sequence import Sequence
+from worker.schedule.admission import QueueFull, Refused
+from worker.schedule.policy import SchedulerConfig
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Plan, Sequence, SequenceUpdate
 
 MADE_UP = 1  # the id of every generated token
 DEFAULT_SEQ_LEN = 4096
@@ -120,7 +121,7 @@ def replay(
         sample = run.turn()
         if sample is not None:
             on_step(sample)
-    return Replay(list(run.requests.values()), run.timeline, run.now, scheduler.preemptions_total)
+    return Replay(list(run.requests.values()), run.timeline, run.now, scheduler.status.preemptions)
 
 
 class _Run:
@@ -174,31 +175,33 @@ class _Run:
     def _step(self, plan: Plan) -> Sample:
         sample = self._sample(plan, self._cost.of(plan))
         self.now += sample.seconds
-        for advance in self._scheduler.commit(plan, [MADE_UP] * len(plan.sampling), self.now):
-            self._report(advance)
+        self._scheduler.launched(plan)
+        for update in self._scheduler.update(plan, [MADE_UP] * len(plan.sampling), self.now):
+            self._report(update)
         return sample
 
-    def _report(self, advance: Advance) -> None:
-        sequence = advance.sequence
+    def _report(self, update: SequenceUpdate) -> None:
+        sequence = update.sequence
         request = self.requests[sequence.key[1]]
-        request.stamps += [self.now] * len(advance.tokens)
-        if advance.outcome is not None:
+        request.stamps += [self.now] * len(update.tokens)
+        if update.outcome is not None:
             request.done = self._ended = self.now
             request.cached_tokens, request.preemptions = sequence.cached_tokens, sequence.preemptions
 
     def _wait(self) -> Sample:
         until = min(self._next(), self._scheduler.next_wakeup(self.now))
         if not self.now < until < inf:
-            raise Stuck(f"{self._scheduler.waiting} wait, {self._scheduler.running} run, and nothing is planned")
+            status = self._scheduler.status
+            raise Stuck(f"{status.waiting} wait, {status.running} run, and nothing is planned")
         sample = self._sample(Plan(), until - self.now)
         self.now = until
         return sample
 
     def _sample(self, plan: Plan, seconds: float) -> Sample:
-        scheduler, pages = self._scheduler, self._pool.counts()
+        scheduler, pages = self._scheduler.status, self._pool.counts()
         sample = Sample(
             self.now, seconds, scheduler.waiting, scheduler.running, len(plan.chunks), plan.tokens,
-            pages.owned, pages.cached, pages.free, scheduler.preemptions_total,
+            pages.owned, pages.cached, pages.free, scheduler.preemptions,
         )  # fmt: skip
         self.timeline.append(sample)
         return sample

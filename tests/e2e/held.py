@@ -78,8 +78,8 @@ def serve(hold: Hold, words: list[str]) -> int:
 
 def work(hold: Hold, words: list[str]) -> int:
     from deploy.cli.main import main
-    from worker.schedule.plan import Plan
     from worker.schedule.scheduler import Scheduler
+    from worker.schedule.sequence import Plan
 
     plain = Scheduler.plan
 

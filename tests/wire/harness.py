@@ -19,10 +19,9 @@ from worker.kv_cache.pages import PagePool
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
 from worker.run.in_flight import StepOutput
-from worker.schedule.plan import Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Plan, Sequence
 from worker.transport.server import Identity, WireServer
 
 VOCAB = 1000
@@ -108,7 +107,7 @@ class Worker:
         return Status(
             self.epoch, 1, self.model, "cpu", "float32",
             WorkerState.DRAINING if self.request_table.draining else WorkerState.READY,
-            running=self.scheduler.running, waiting=self.scheduler.waiting,
+            running=self.scheduler.status.running, waiting=self.scheduler.status.waiting,
             pages=self.pool.counts(),
         )  # fmt: skip
 

@@ -65,7 +65,7 @@ async def test_a_lost_abort_is_made_good_by_the_lease(tmp_path: Path) -> None:
             stays, leaves = [await fleet.submit([i], sampling(1500)) for i in range(2)]
             await news(leaves)
             fleet.abort([leaves])
-            await until(lambda: worker.scheduler.running == 1)
+            await until(lambda: worker.scheduler.status.running == 1)
             fleet.abort([stays])
             await until(lambda: not worker.scheduler.has_work)
             worker.scheduler.check()

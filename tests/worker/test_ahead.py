@@ -105,5 +105,5 @@ def test_nor_do_preemptions_under_way(checkpoints: Checkpoints) -> None:
     roomy, tight = Real(decoder), Real(decoder, pages=14, overlap=True)
     for bench in (roomy, tight):
         traffic(bench, [m.Sampling(40, temperature=0.9, seed=i, ignore_eos=True) for i in range(8)])
-    assert tight.scheduler.preemptions_total > 3 and roomy.scheduler.preemptions_total == 0
+    assert tight.scheduler.status.preemptions > 3 and roomy.scheduler.status.preemptions == 0
     assert tight.heard()[0] == roomy.heard()[0]

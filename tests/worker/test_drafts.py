@@ -10,10 +10,10 @@ from shared.codec import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, expected, next_id
 from tests.worker.test_loop import ME, Bench, FakeRunner, submit
 from worker.run.in_flight import StepOutput
-from worker.schedule.ngram import NgramDrafter
-from worker.schedule.plan import Chunk, Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Chunk, Plan
+from worker.schedule.speculation import NgramDrafter
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Foresight(NgramDrafter):
         super().__init__()
         self.silent = False
 
-    def propose(self, tokens: list[int], most: int, price: float) -> tuple[int, ...]:
-        coming = expected(tokens, most)
+    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
+        coming = expected(tokens, limit)
         return () if self.silent else tuple(id if id % 5 else (id + 1) % VOCAB for id in coming)
 
     def stop(self) -> None:
@@ -49,7 +49,7 @@ class Drafting(Bench):
     def __init__(self, check: Callable[[list[Chunk]], None] = lambda chunks: None) -> None:
         super().__init__(check)
         config = SchedulerConfig(max_seq_len=512, max_waiting_requests=8, max_draft_tokens=7)
-        pool = self.scheduler._state.paging.pool
+        pool = self.scheduler.state.paging.pool
         self.scheduler = self.request_table._scheduler = self.loop._scheduler = Scheduler(config, pool)
         self.runner = self.loop._runner = Runner(check)  # type: ignore[assignment]
 
@@ -84,9 +84,9 @@ def test_all_is_told_as_without_them() -> None:
     for name in ("generation_tokens", "prompt_tokens"):
         counts = [bench.metrics.registry.get_sample_value(f"sluice_{name}_total") for bench in (plain, drafting)]
         assert counts[0] == counts[1], name
-    assert drafting.scheduler.generation_tokens_total == plain.scheduler.generation_tokens_total
-    assert drafting.scheduler.prefill_tokens_total == plain.scheduler.prefill_tokens_total
-    assert 0 < drafting.scheduler.accepted_tokens_total < drafting.scheduler.draft_tokens_total
+    assert drafting.scheduler.status.generation_tokens == plain.scheduler.status.generation_tokens
+    assert drafting.scheduler.status.prefill_tokens == plain.scheduler.status.prefill_tokens
+    assert 0 < drafting.scheduler.status.accepted_tokens < drafting.scheduler.status.draft_tokens
 
 
 def test_what_a_step_brings_is_one_run_of_tokens_and_as_many_gaps_as_turns() -> None:
@@ -141,7 +141,7 @@ def test_only_the_culprit_fails(culprit: int) -> None:
         wanted = expected([i + 1] * 12, 20)
         assert outputs[i] == (wanted[:13] if i == culprit else wanted)
         assert ends[i].outcome is (m.Outcome.ERROR if i == culprit else m.Outcome.LENGTH)
-    assert bench.scheduler._state.paging.pool.counts().owned == 0
+    assert bench.scheduler.state.paging.pool.counts().owned == 0
 
 
 def test_who_leaves_is_told_once() -> None:

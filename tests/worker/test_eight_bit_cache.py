@@ -9,6 +9,7 @@ from shared.config import ModelConfig, WorkerConfig
 from shared.messages import Sampling
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
+from tests.worker.schedule.harness import commit
 from worker.engine.load import Engine, load_engine
 from worker.schedule.sequence import Sequence
 
@@ -54,6 +55,6 @@ def test_a_worker_serves_it_in_twice_as_many_pages(checkpoints: Checkpoints, cap
         small.scheduler.submit(sequence, 0.0)
     while small.scheduler.has_work:
         plan = small.scheduler.plan(0.0)
-        small.scheduler.commit(plan, small.runner.step(plan).ids, 0.0)
+        commit(small.scheduler, plan, small.runner.step(plan).ids, 0.0)
     for sequence in both:
         assert sequence.output_len == 12 and len(set(sequence.tokens[-12:])) > 3

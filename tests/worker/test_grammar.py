@@ -143,8 +143,8 @@ def test_a_matcher_moves_once_a_token_whatever_happens(bench: Bench, monkeypatch
     launch = bench.engine.runner.launch
     for turn in range(200):
         (target,) = [one for one in bench.scheduler.sequences() if one.key == (ME, 2)] or [None]
-        if turn in (5, 17) and target in bench.scheduler._state.running:
-            bench.scheduler._state.preempt(target, bench.now)
+        if turn in (5, 17) and target in bench.scheduler.state.running:
+            bench.scheduler.state.preempt(target, bench.now)
 
         def trouble(plan: Any, before: Any, turn: int = turn) -> Any:
             flight = launch(plan, before)

@@ -19,8 +19,7 @@ from worker.engine.crash_journal import CrashJournal
 from worker.engine.load import load_engine
 from worker.engine.requests import QUARANTINE
 from worker.run.runner import DeviceBroken
-from worker.schedule.plan import Chunk
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Chunk, Sequence
 
 
 class Died(BaseException):
@@ -225,9 +224,9 @@ def test_the_canary_leaves_no_trace_and_tells_a_broken_device(checkpoints: Check
     engine = load_engine(ModelConfig(model=folder), WorkerConfig(device="cpu", kv_cache_gb=0.01), lambda *_: None)
     cache, layers = engine.runner._cache, engine.runner.layers
     cache.k.fill_(7.0)
-    before = (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.prefix_queries)
+    before = (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.status.prefix_queries)
     engine.runner.check_device()
-    assert (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.prefix_queries) == before
+    assert (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.status.prefix_queries) == before
     changed = torch.unique((cache.k != 7.0).nonzero()[:, 1])  # [layer, page, …]
     assert changed.tolist() == [0], "only the scratch page"
     assert engine.runner.layers - layers == len(engine.spec.layers), "a sign of life for each layer"

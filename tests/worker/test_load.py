@@ -39,4 +39,4 @@ def test_tokens_are_guessed_for_models_that_caches_do_not_hold_unless_somebody_s
     monkeypatch.setattr(load, "CACHED", cached)
     worker = WorkerConfig(device="cpu", speculation=asked, kv_cache_gb=0.0005)
     engine = load_engine(ModelConfig(model=str(checkpoints("llama")), max_seq_len=64), worker)
-    assert engine.scheduler._config.max_draft_tokens == most
+    assert engine.scheduler.config.max_draft_tokens == most

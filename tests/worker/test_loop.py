@@ -16,9 +16,9 @@ from worker.kv_cache.pages import PagePool
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
 from worker.run.in_flight import StepOutput
-from worker.schedule.plan import Chunk, Plan
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Chunk, Plan
 from worker.transport.server import FrontendGone
 
 ME, YOU = b"frontend", b"otherone"
@@ -172,7 +172,7 @@ def test_only_the_culprit_fails(culprit: int) -> None:
         assert outputs[i] == (wanted[:2] if i == culprit else wanted)
         assert ends[i].outcome is (m.Outcome.ERROR if i == culprit else m.Outcome.LENGTH)
     assert "unlucky" in ends[culprit].error
-    assert bench.scheduler._state.paging.pool.counts().owned == 0
+    assert bench.scheduler.state.paging.pool.counts().owned == 0
 
 
 def test_out_of_memory_shrinks_the_step_and_fails_nobody() -> None:

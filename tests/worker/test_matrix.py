@@ -24,7 +24,7 @@ from shared.default_sizes import with_default_sizes
 from shared.messages import Sampling
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import EMULATED, HERE, tier  # noqa: F401
-from tests.worker.schedule.harness import Prophet
+from tests.worker.schedule.harness import Prophet, commit
 from worker.grammar.compiler import Compiler, Grammar
 from worker.kernels.cpu import bindings
 from worker.kv_cache.pages import PagePool
@@ -35,10 +35,9 @@ from worker.model.families import spec_from_config
 from worker.model.weights import load
 from worker.run.runner import Runner
 from worker.run.sampler import choose
-from worker.schedule.plan import Row
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Row, Sequence
 
 MAX_SEQ_LEN, PROMPT, NEW, OTHERS = 128, 70, 12, 16
 FEW = 5  # others, beside whom there are rows left for drafts
@@ -127,16 +126,16 @@ def run(
         scheduler.submit(sequence, 0.0)
     steps = 0
     while scheduler.has_work:
-        if mode.company == "preempted" and steps in (2, 9) and target in scheduler._state.running:
-            scheduler._state.preempt(target, float(steps))
+        if mode.company == "preempted" and steps in (2, 9) and target in scheduler.state.running:
+            scheduler.state.preempt(target, float(steps))
         plan = scheduler.plan(float(steps))
-        scheduler.commit(plan, runner.step(plan).ids, float(steps))
+        commit(scheduler, plan, runner.step(plan).ids, float(steps))
         steps += 1
         assert steps < 1000
     scheduler.check()
     if mode.drafts:
-        refused = scheduler.draft_tokens_total - scheduler.accepted_tokens_total
-        assert scheduler.accepted_tokens_total > 0 and (refused > 0 or mode.drafts == 1), mode
+        refused = scheduler.status.draft_tokens - scheduler.status.accepted_tokens
+        assert scheduler.status.accepted_tokens > 0 and (refused > 0 or mode.drafts == 1), mode
     return target.tokens[PROMPT:], recorder.rows
 
 

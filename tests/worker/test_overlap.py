@@ -10,8 +10,7 @@ from shared.codec import pack_u32
 from tests.wire.harness import expected, next_id
 from tests.worker.test_loop import ME, YOU, Bench, FakeRunner, submit
 from worker.run.in_flight import StepOutput
-from worker.schedule.plan import Chunk, Plan
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Chunk, Plan, Sequence
 from worker.transport.server import FrontendGone
 
 
@@ -103,7 +102,7 @@ def test_all_is_told_as_without_it() -> None:
     for name in ("generation_tokens", "prompt_tokens"):
         counts = [bench.metrics.registry.get_sample_value(f"sluice_{name}_total") for bench in (plain, overlapped)]
         assert counts[0] == counts[1], name
-    assert overlapped.scheduler.prefill_tokens_total == plain.scheduler.prefill_tokens_total
+    assert overlapped.scheduler.status.prefill_tokens == plain.scheduler.status.prefill_tokens
 
 
 def test_a_step_that_must_not_be_followed_is_read_at_once() -> None:
@@ -148,7 +147,7 @@ def test_only_the_culprit_fails(culprit: int, late: bool) -> None:
         assert outputs[i] == (wanted[:2] if i == culprit else wanted)
         assert ends[i].outcome is (m.Outcome.ERROR if i == culprit else m.Outcome.LENGTH)
     assert "unlucky" in ends[culprit].error
-    assert bench.scheduler._state.paging.pool.counts().owned == 0
+    assert bench.scheduler.state.paging.pool.counts().owned == 0
 
 
 def test_a_failure_whose_culprit_has_left_fails_nobody() -> None:
@@ -198,7 +197,7 @@ def test_who_leaves_while_a_step_is_under_way_is_told_once_and_no_more() -> None
     }  # fmt: skip
     for id in range(1, 5):
         assert outputs[id] == expected([id], ends[id].tokens), "as many as the end says"
-    assert bench.scheduler._state.paging.pool.counts().owned == 0
+    assert bench.scheduler.state.paging.pool.counts().owned == 0
 
 
 def test_resync_knows_nothing_of_what_is_not_settled() -> None:

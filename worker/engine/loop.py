@@ -24,9 +24,8 @@ from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
 from worker.run.in_flight import InFlightStep, StepOutput
 from worker.run.runner import Runner
-from worker.schedule.plan import Chunk, Plan
-from worker.schedule.scheduler import Advance, Scheduler
-from worker.schedule.sequence import Sequence
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Chunk, Plan, Sequence, SequenceUpdate
 from worker.transport.server import WireServer
 
 log = logging.getLogger("sluice.loop")
@@ -148,7 +147,7 @@ class Loop:
     def _recover(self, plan: Plan, error: Exception) -> None:
         """Nothing is under way, and nothing of this step was settled: any part of it can be tried again as it is."""
         log.error("a step of %d sequences, %d tokens failed", len(plan.chunks), plan.tokens, exc_info=error)
-        chunks = self._scheduler.current(plan.chunks)
+        chunks = self._scheduler.retryable(plan.chunks)
         if not chunks:
             return
         if len(chunks) < len(plan.chunks) or plan.drafts:  # what left meanwhile may have been at fault
@@ -167,10 +166,10 @@ class Loop:
         self._land()
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        self._scheduler.fail([sequence])
+        self._scheduler.fail(sequence)
         self._request_table.end(sequence, m.Outcome.ERROR, self._clock(), f"{type(error).__name__}: {error}")
 
-    def _report(self, plan: Plan, sampled: StepOutput, advances: list[Advance], now: float) -> None:
+    def _report(self, plan: Plan, sampled: StepOutput, advances: list[SequenceUpdate], now: float) -> None:
         for sequence, logprobs in sampled.logprobs:
             self._request_table.logprobs(sequence, logprobs)
         gaps: list[float] = []
@@ -209,7 +208,7 @@ def _apart(chunks: list[Chunk]) -> list[list[Chunk]]:
     return [others, *suspects] if others else suspects
 
 
-def _why(advance: Advance) -> str:
+def _why(advance: SequenceUpdate) -> str:
     """A sequence that ends in an error without an exception is one whose grammar has no way on."""
     failed = advance.outcome is m.Outcome.ERROR and advance.sequence.constraint
     return failed.error if failed else ""

@@ -17,7 +17,8 @@ from worker.grammar.compiler import Compiler
 from worker.grammar.waiting import Waiting
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
-from worker.schedule.scheduler import Refused, Scheduler
+from worker.schedule.admission import Refused
+from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Key, Sequence
 from worker.transport.server import FrontendGone, WireServer
 
@@ -151,7 +152,7 @@ class RequestTable:
             return closed
         if crash_count >= QUARANTINE:
             return m.Rejected(submit.id, m.Refusal.INVALID, f"quarantined: in flight in {crash_count} worker crashes")
-        longest = self._scheduler.max_seq_len
+        longest = self._scheduler.config.max_seq_len
         if len(submit.prompt) + len(submit.generated) > 4 * longest:  # bytes
             return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"more than {longest} tokens")
         wrong = check_submit(submit, self._vocab_size)
@@ -195,7 +196,8 @@ class RequestTable:
         at, seconds = self._backlog
         if at != now:
             live = self._scheduler.sequences()
-            backlog = self._scheduler.waiting_tokens + sum(one.sampling.max_tokens - one.output_len for one in live)
+            outputs = sum(sequence.sampling.max_tokens - sequence.output_len for sequence in live)
+            backlog = self._scheduler.status.waiting_tokens + outputs
             speed = self._stats.speed.per_second()
             seconds = min(LONGEST_WAIT_S, max(1.0, backlog / speed)) if speed else 1.0
             self._backlog = now, seconds

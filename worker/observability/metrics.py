@@ -14,8 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from shared.messages import Outcome, Refusal, Status
-from worker.schedule.plan import Plan
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Plan, Sequence
 
 STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 PART_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, *STEP_S[4:])

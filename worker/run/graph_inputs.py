@@ -18,8 +18,7 @@ from torch import Tensor
 from worker.kernels.params import PlainParams
 from worker.run.inputs import UNKNOWN, pending_tokens
 from worker.run.sampler import signed
-from worker.schedule.plan import Chunk
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Chunk, Sequence
 
 ALIGN = 128  # bytes, of a column's first: kernels are compiled for what an address is a multiple of
 KNOWN = -1  # as a source: the token is in `token_ids`

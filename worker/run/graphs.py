@@ -20,7 +20,7 @@ from worker.run.graph_inputs import Columns, HostBlock, block_bytes
 from worker.run.in_flight import HostCopy, InFlightStep
 from worker.run.inputs import dummy_sequence
 from worker.run.sampler import is_plain
-from worker.schedule.plan import Chunk, Plan
+from worker.schedule.sequence import Chunk, Plan
 
 log = logging.getLogger("sluice.graphs")
 

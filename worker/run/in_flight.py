@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from shared import messages as m
-from worker.schedule.plan import Plan
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Plan, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from shared.messages import Sampling
 from worker.kv_cache.pages import SCRATCH
 from worker.model.forward_inputs import ForwardInputs
-from worker.schedule.plan import Chunk
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Chunk, Sequence
 
 UNKNOWN = 0  # stands for an id that only the device knows yet
 

@@ -26,8 +26,7 @@ from worker.run.inputs import build_inputs
 from worker.run.runner import DeviceBroken
 from worker.run.sampler import choose
 from worker.run.warmup import CHOSEN, Bounds, MemoryGauge, profile_memory
-from worker.schedule.plan import Chunk, Plan
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Chunk, Plan, Sequence
 
 log = logging.getLogger("sluice.load")
 

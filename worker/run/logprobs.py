@@ -16,8 +16,7 @@ from shared.codec import pack_f32, pack_u32
 from worker.kernels.sample import logprobs as row_logprobs
 from worker.run.in_flight import HostCopy
 from worker.run.inputs import SamplingInputs, to_device
-from worker.schedule.plan import Plan
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Plan, Sequence
 
 Told = list[tuple[Sequence, m.Logprobs]]
 

@@ -16,7 +16,7 @@ from worker.run.in_flight import HostCopy, InFlightStep, StepOutput
 from worker.run.inputs import build_inputs, dummy_sequence, pending_tokens, to_device
 from worker.run.logprobs import launch_logprobs
 from worker.run.sampler import choose, is_plain
-from worker.schedule.plan import Chunk, Plan
+from worker.schedule.sequence import Chunk, Plan
 
 
 class DeviceBroken(Exception):

@@ -15,8 +15,7 @@ from torch import Tensor
 from worker.kernels.params import Bias, History, PlainParams, SampleParams, Stages
 from worker.kernels.sample import sample, sample_plain
 from worker.run.inputs import to_device
-from worker.schedule.plan import Row
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Row, Sequence
 
 COLUMN = 32  # entries, 128 bytes or more: kernels are compiled for what an address is a multiple of
 

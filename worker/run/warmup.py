@@ -16,8 +16,7 @@ from worker.kv_cache.tensors import Cache, kv_format
 from worker.model.decoder import Decoder
 from worker.run.inputs import dummy_sequence
 from worker.run.runner import Runner
-from worker.schedule.plan import Chunk, Plan
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Chunk, Plan, Sequence
 
 GREEDY = Sampling(1, temperature=0.0)
 CHOSEN = Sampling(1, temperature=0.7, top_p=0.9, top_k=40, min_p=0.05)  # by the logits alone

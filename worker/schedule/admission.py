@@ -1,14 +1,16 @@
-"""Which sequences are taken in at all; everything else that is true of them is decided at planning."""
+"""Which sequences are accepted at all; everything else about them is decided in plan()."""
 
 from shared.messages import Refusal
 from worker.schedule.paging import Paging
 from worker.schedule.policy import SchedulerConfig
-from worker.schedule.queue import Queue
+from worker.schedule.queue import WaitingQueue
 from worker.schedule.sequence import Sequence
+
+RESERVED_SHARE = 8  # one part in so many of the queue is kept for tenants with little or nothing in it
 
 
 class Refused(Exception):
-    """A sequence was not taken; `reason` and the text are what the client is told."""
+    """A sequence was not accepted; `reason` and the text go to the client."""
 
     reason = Refusal.INVALID
 
@@ -33,11 +35,8 @@ def check_possible(sequence: Sequence, config: SchedulerConfig, paging: Paging) 
         raise TooLong(f"prompt and max_tokens are {longest} tokens, more than the K/V pool can hold")
 
 
-RESERVE = 8  # one part in so many of the queue is kept for owners who have little or nothing in it
-
-
-def check_room(sequence: Sequence, config: SchedulerConfig, queue: Queue, running: int) -> None:
-    """Raises QueueFull if too many wait. Whoever finds nobody waiting and a free place is always taken."""
+def check_queue(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueue, running: int) -> None:
+    """Raises QueueFull if too many wait. A sequence is always accepted if none waits and fewer than a batch run."""
     waiting = len(queue)
     if waiting >= config.max_waiting_requests and (waiting or running >= config.max_batch_size):
         raise QueueFull(f"{waiting} requests are waiting, at most {config.max_waiting_requests} may")
@@ -47,16 +46,16 @@ def check_room(sequence: Sequence, config: SchedulerConfig, queue: Queue, runnin
         _check_share(sequence, config, queue)
 
 
-def _check_share(sequence: Sequence, config: SchedulerConfig, queue: Queue) -> None:
-    """An owner may have seven times as much waiting as it leaves free for others, and one request in any case.
+def _check_share(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueue) -> None:
+    """A tenant may have seven times as much waiting as it leaves free for others, and one request in any case.
 
-    So one alone can fill seven eighths of the queue, two nearly half of it each, and however many there are, the
+    So one tenant alone can fill seven eighths of the queue, two nearly half of it each, and however many there are, the
     next one finds a place.
     """
-    held, tokens = queue.turns.held(sequence.tenant)
-    most = RESERVE - 1
-    if held and held >= most * (config.max_waiting_requests - len(queue) - 1):
-        raise QueueFull(f"{held} requests of {sequence.tenant} are waiting; the other places are kept for other keys")
-    added = len(sequence.tokens)
-    if held and config.max_waiting_tokens and tokens >= most * (config.max_waiting_tokens - queue.tokens - added):
-        raise QueueFull(f"{tokens} prompt tokens of {sequence.tenant} are waiting; what is left is kept for other keys")
+    requests, tokens = queue.tenants.waiting(sequence.tenant)
+    ratio = RESERVED_SHARE - 1
+    if requests and requests >= ratio * (config.max_waiting_requests - len(queue) - 1):
+        raise QueueFull(f"{requests} requests of {sequence.tenant} are waiting; other places are kept for other keys")
+    free = config.max_waiting_tokens - queue.tokens - len(sequence.tokens)
+    if requests and config.max_waiting_tokens and tokens >= ratio * free:
+        raise QueueFull(f"{tokens} prompt tokens of {sequence.tenant} are waiting; the rest is kept for other keys")

@@ -1,12 +1,14 @@
-"""Whose turn it is among those that may come: fair between owners, by priority within one, then first come.
+"""Fair order between tenants: which of the ready sequences joins next; by priority within a tenant, then first come.
 
-An owner (the name of an API key; "" where there are none) has an account of the tokens computed for it, and the one
+A tenant (the name of an API key; "" where there are none) has an account of the tokens computed for it, and the tenant
 with the least goes next: a virtual token counter, Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
-Who comes after a pause starts no lower than those who wait already: a pause earns nothing, and costs nothing.
+A tenant that comes back after a pause starts no lower than those that wait already: a pause neither earns nor costs.
 
-Charged are the tokens that a sequence has to compute when it joins, not those found in the prefix cache; its output
-when it leaves, or as soon as somebody has to choose between owners while it runs. Where there is one owner nobody
-ever chooses, and the order is that of arrival. Knows nothing of pages, steps and time.
+A sequence is charged with the tokens that it has to compute when it joins, not with those found in the prefix cache;
+with its output when it stops running, or as soon as tenants have to be compared while it runs. With one tenant nothing
+is ever compared, and the order is that of arrival. Knows nothing of pages, steps and time.
+
+A waiting sequence is ready unless it was preempted or waits for the leader of its group (queue.py).
 """
 
 import heapq
@@ -19,143 +21,142 @@ from worker.schedule.sequence import Sequence
 
 @dataclass(slots=True)
 class Account:
-    """One owner's."""
+    """One tenant's counts and its ready sequences."""
 
     served: int = 0  # tokens
     running: int = 0  # sequences
-    waiting: int = 0  # sequences, those that may not come yet included
-    tokens: int = 0  # of those that wait
-    lines: dict[int, OrderedDict[Sequence, None]] = field(default_factory=dict)  # who may come, by priority
-    ranks: list[int] = field(default_factory=list)  # a heap of the priorities of those lines
-
-    @property
-    def first(self) -> Sequence | None:
-        """Lines are left empty when their last one leaves, and put away here."""
-        while self.ranks:
-            line = self.lines[self.ranks[0]]
-            if line:
-                return next(iter(line))
-            del self.lines[heapq.heappop(self.ranks)]
-        return None
-
-    def add(self, sequence: Sequence, *, front: bool) -> None:
-        rank = sequence.priority
-        if rank not in self.lines:
-            self.lines[rank] = OrderedDict()
-            heapq.heappush(self.ranks, rank)
-        self.lines[rank][sequence] = None
-        if front:
-            self.lines[rank].move_to_end(sequence, last=False)
-
-
-class FairQueue:
-    """`running` is looked at whenever owners have to be compared: the sequences that run now."""
-
-    def __init__(self, running: Collection[Sequence]) -> None:
-        self._running = running
-        self._accounts: dict[str, Account] = {}  # forgotten when nothing waits or runs
-        self._ready: dict[str, Account] = {}  # those of whom somebody may come
-        self._last: Account | None = None  # whose turn it was
+    waiting: int = 0  # sequences, ready or not
+    waiting_tokens: int = 0
+    ready: dict[int, OrderedDict[Sequence, None]] = field(default_factory=dict)  # by priority
+    priorities: list[int] = field(default_factory=list)  # a heap of the keys of `ready`
 
     @property
     def head(self) -> Sequence | None:
-        """Who comes next, by accounts as they were settled last."""
-        if len(self._ready) > 1:
-            return min(self._ready.values(), key=lambda account: account.served).first
-        return next(iter(self._ready.values())).first if self._ready else None
+        """The first ready sequence. Queues of a priority that became empty are deleted here."""
+        while self.priorities:
+            queue = self.ready[self.priorities[0]]
+            if queue:
+                return next(iter(queue))
+            del self.ready[heapq.heappop(self.priorities)]
+        return None
+
+    def add(self, sequence: Sequence, *, front: bool) -> None:
+        priority = sequence.priority
+        if priority not in self.ready:
+            self.ready[priority] = OrderedDict()
+            heapq.heappush(self.priorities, priority)
+        self.ready[priority][sequence] = None
+        if front:
+            self.ready[priority].move_to_end(sequence, last=False)
+
+
+class FairQueue:
+    """running: the sequences that run now, read whenever tenants have to be compared."""
+
+    def __init__(self, running: Collection[Sequence]) -> None:
+        self._running = running
+        self._accounts: dict[str, Account] = {}  # of all tenants since clear()
+        self._ready: dict[str, Account] = {}  # of tenants with a ready sequence
+        self._last: Account | None = None  # of the sequence that joined last
 
     @property
-    def needy(self) -> Sequence | None:
-        """Who comes next of an owner of whom nothing runs, unless room was made for it before."""
+    def head(self) -> Sequence | None:
+        """The sequence that joins next, by accounts as they were charged last."""
+        if len(self._ready) > 1:
+            return min(self._ready.values(), key=lambda account: account.served).head
+        return next(iter(self._ready.values())).head if self._ready else None
+
+    @property
+    def starved(self) -> Sequence | None:
+        """The next sequence of a tenant with nothing running; None if others were already preempted for it once."""
         if len(self._accounts) < 2 or not self._ready:
             return None
         idle = [account for account in self._ready.values() if not account.running]
-        first = min(idle, key=lambda account: account.served).first if idle else None
-        return None if first is None or first.preempted_for else first
+        head = min(idle, key=lambda account: account.served).head if idle else None
+        return None if head is None or head.preempted_for else head
 
-    def greedy(self, places: int) -> str | None:
-        """The owner that runs most, if it runs more than its share of `places`, and more than one."""
-        owners = [(account.running, name) for name, account in self._accounts.items() if account.running]
+    def over_share(self, places: int) -> str | None:
+        """The tenant that runs most, if it runs more than its share of `places`, and more than one sequence."""
+        running = [(account.running, name) for name, account in self._accounts.items() if account.running]
         sharing = sum(1 for account in self._accounts.values() if account.running or account.waiting)
-        most, name = max(owners, default=(0, ""))
+        most, name = max(running, default=(0, ""))
         return name if most > max(1.0, places / max(1, sharing)) else None
 
-    def held(self, tenant: str) -> tuple[int, int]:
-        """How many of an owner's sequences wait, and their tokens."""
+    def waiting(self, tenant: str) -> tuple[int, int]:
+        """The number of a tenant's waiting sequences, and of their tokens."""
         account = self._accounts.get(tenant)
-        return (account.waiting, account.tokens) if account else (0, 0)
+        return (account.waiting, account.waiting_tokens) if account else (0, 0)
 
-    # what happens to a sequence
+    # Events
 
-    def wait(self, sequence: Sequence) -> None:
-        """It waits from now on; ready() says when it may come."""
+    def add_waiting(self, sequence: Sequence) -> None:
         account = self._accounts.setdefault(sequence.tenant, Account())
         account.waiting += 1
-        account.tokens += len(sequence.tokens)
+        account.waiting_tokens += len(sequence.tokens)
 
-    def ready(self, sequence: Sequence, *, front: bool = False) -> None:
-        """One that waits may come; `front`: before all others of its owner and priority."""
+    def remove_waiting(self, sequence: Sequence) -> None:
+        account = self._accounts[sequence.tenant]
+        account.waiting -= 1
+        account.waiting_tokens -= len(sequence.tokens)
+
+    def add_ready(self, sequence: Sequence, *, front: bool = False) -> None:
+        """A waiting sequence may join; `front`: before all others of its tenant and priority."""
         tenant = sequence.tenant
         account = self._accounts[tenant]
         if tenant not in self._ready:
             if len(self._accounts) > 1:
-                self._charge_running()
+                self._charge_all()
                 last = self._last.served if self._last else 0
                 account.served = max(account.served, min((one.served for one in self._ready.values()), default=last))
             self._ready[tenant] = account
         account.add(sequence, front=front)
 
-    def unready(self, sequence: Sequence) -> None:
-        """It does not come any more, or does now."""
+    def remove_ready(self, sequence: Sequence) -> None:
+        """A ready sequence joins or was aborted."""
         account = self._accounts[sequence.tenant]
-        del account.lines[sequence.priority][sequence]
-        if account.first is None:
+        del account.ready[sequence.priority][sequence]
+        if account.head is None:
             del self._ready[sequence.tenant]
 
-    def leave(self, sequence: Sequence) -> None:
-        """It waits no longer."""
-        account = self._accounts[sequence.tenant]
-        account.waiting -= 1
-        account.tokens -= len(sequence.tokens)
-
-    def join(self, sequence: Sequence) -> None:
-        """It runs from now on."""
+    def start_running(self, sequence: Sequence) -> None:
         account = self._last = self._accounts[sequence.tenant]
         account.running += 1
         account.served += len(sequence.tokens) - max(sequence.computed_tokens, sequence.charged_tokens)
         sequence.charged_tokens = len(sequence.tokens)
 
-    def stop(self, sequence: Sequence) -> None:
-        """It runs no longer."""
+    def stop_running(self, sequence: Sequence) -> None:
         account = self._accounts[sequence.tenant]
         account.running -= 1
-        self._charge(sequence, account)
+        _charge(sequence, account)
 
-    def forget(self) -> None:
-        """Nothing waits and nothing runs: nobody has an advantage to make up for."""
+    def clear(self) -> None:
+        """Nothing waits and nothing runs: no tenant has an advantage to make up for."""
         self._accounts.clear()
         self._last = None
 
-    def settle(self) -> None:
-        """Before choosing: what those that run computed since."""
+    def charge_running(self) -> None:
+        """Before a choice between tenants: charges what the running sequences computed since the last one."""
         if len(self._ready) > 1:
-            self._charge_running()
+            self._charge_all()
 
-    def _charge_running(self) -> None:
+    def _charge_all(self) -> None:
         for sequence in self._running:
-            self._charge(sequence, self._accounts[sequence.tenant])
+            _charge(sequence, self._accounts[sequence.tenant])
 
-    def _charge(self, sequence: Sequence, account: Account) -> None:
-        account.served += len(sequence.tokens) - sequence.charged_tokens
-        sequence.charged_tokens = len(sequence.tokens)
-
-    def check(self, waiting: Collection[Sequence], fresh: Collection[Sequence]) -> None:
-        """Raises AssertionError unless the accounts agree with who waits, who may come, and who runs."""
+    def check(self, waiting: Collection[Sequence], ready: Collection[Sequence]) -> None:
+        """Raises AssertionError unless the accounts agree with the waiting, the ready and the running sequences."""
         for name, account in self._accounts.items():
             own = [sequence for sequence in waiting if sequence.tenant == name]
-            assert (account.waiting, account.tokens) == (len(own), sum(len(one.tokens) for one in own)), name
-            assert account.running == sum(1 for one in self._running if one.tenant == name), f"{name}'s are miscounted"
-            lined = {one for line in account.lines.values() for one in line}
-            assert lined == {one for one in fresh if one.tenant == name}, f"{name}'s line has others than may come"
-            assert bool(lined) == (name in self._ready), f"{name} is in turn without anybody to come, or not with"
-        assert {one.tenant for one in (*waiting, *self._running)} <= self._accounts.keys(), "somebody has no account"
+            counts = len(own), sum(len(sequence.tokens) for sequence in own)
+            assert (account.waiting, account.waiting_tokens) == counts, f"{name}'s waiting sequences are miscounted"
+            running = sum(1 for sequence in self._running if sequence.tenant == name)
+            assert account.running == running, f"{name}'s running sequences are miscounted"
+            queued = {sequence for queue in account.ready.values() for sequence in queue}
+            assert queued == {one for one in ready if one.tenant == name}, f"{name}'s queue has others than the ready"
+            assert bool(queued) == (name in self._ready), f"{name} takes part without a ready sequence, or not with one"
+        assert {one.tenant for one in (*waiting, *self._running)} <= self._accounts.keys(), "a tenant has no account"
+
+
+def _charge(sequence: Sequence, account: Account) -> None:
+    account.served += len(sequence.tokens) - sequence.charged_tokens
+    sequence.charged_tokens = len(sequence.tokens)

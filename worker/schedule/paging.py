@@ -1,6 +1,6 @@
-"""Gives pages to sequences and takes them back: the seam between a sequence's counts and the pool.
+"""Gives K/V pages to sequences and takes them back: connects a sequence's counts with the page pool.
 
-Knows one sequence at a time; who gets pages first, and at whose expense, is the scheduler's business.
+Knows one sequence at a time; scheduler.py decides which sequence gets pages first, and at whose expense.
 """
 
 from array import array
@@ -14,33 +14,34 @@ from worker.schedule.sequence import Sequence
 
 
 class Paging:
-    """`watermark` is the share of the pool that claims leave to the growth of sequences that run already."""
+    """watermark: the share of the pool that claims leave to the growth of sequences that run already."""
 
     def __init__(self, pool: PagePool, prefix_cache: bool, watermark: float) -> None:
         self.pool = pool
         self.prefix = PrefixCache(pool) if prefix_cache else None
-        self._watermark = ceil(watermark * pool.usable)
-        self._refused: tuple[Sequence | None, int] = (None, 0)  # the last claim that failed, pages available then
+        self._watermark_pages = ceil(watermark * pool.usable)
+        self._last_refused: tuple[Sequence | None, int] = (None, 0)  # with the number of pages available then
 
     def fits(self, tokens: int) -> bool:
         """Whether the empty pool could hold so many tokens of one sequence."""
         return self.pool.pages_for(tokens) <= self.pool.usable
 
     def claim(self, sequence: Sequence, *, alone: bool) -> bool:
-        """Pages for all of a sequence's tokens, those of a cached prefix shared and counted as computed.
+        """Pages for all of a sequence's tokens; those of a cached prefix are shared and counted as computed.
 
-        False, and nothing changes, if they do not fit above the watermark, which is ignored when it runs `alone`.
+        False, and nothing changes, if they do not fit above the watermark. alone: no other sequence runs; ignores the
+        watermark.
         """
         available = self.pool.available
-        if self._refused[0] is sequence and available <= self._refused[1]:
+        if self._last_refused[0] is sequence and available <= self._last_refused[1]:
             return False  # nothing was freed since; a long prompt is not looked up at every step
         shared = self._match(sequence)
         fresh = self.pool.pages_for(len(sequence.tokens)) - len(shared)
         revived = sum(not self.pool.owned(page) for page in shared)
-        if fresh + revived > available - (0 if alone else self._watermark):
-            self._refused = (sequence, available)
+        if fresh + revived > available - (0 if alone else self._watermark_pages):
+            self._last_refused = (sequence, available)
             return False
-        self._refused = (None, 0)
+        self._last_refused = (None, 0)
         for page in shared:
             self.pool.share(page)
         sequence.pages = array("i", shared + (self.pool.acquire(fresh) or []))
@@ -50,7 +51,7 @@ class Paging:
         return True
 
     def grow(self, sequence: Sequence) -> bool:
-        """One more page, if there is one."""
+        """Adds one page; False if there is none."""
         page = self.pool.acquire(1)
         if page is None:
             return False
@@ -58,7 +59,7 @@ class Paging:
         return True
 
     def publish(self, sequence: Sequence, start: int, end: int) -> None:
-        """K/V of positions start .. end-1 was written: the pages that this filled can be found by others now."""
+        """Publishes the pages that writing the K/V of positions start .. end-1 has filled."""
         if self.prefix is None:
             return
         size = self.pool.page_size
@@ -67,7 +68,7 @@ class Paging:
 
     def free(self, sequence: Sequence) -> None:
         self.pool.release(sequence.pages)
-        sequence.pages = array("i")  # not cleared: a step under way may still read the list
+        sequence.pages = array("i")  # a new array: a step in flight may still read the old one
 
     def check(self, running: Collection[Sequence]) -> None:
         """Raises AssertionError unless the owned pages are exactly those of the running sequences."""
@@ -75,10 +76,8 @@ class Paging:
         owners = Counter(page for sequence in running for page in sequence.pages)
         assert owners == self.pool.owners(), "the pool's owners are not the running sequences"
         for sequence in running:
-            room = len(sequence.pages) * self.pool.page_size
-            assert sequence.computed_tokens <= room, (
-                f"{sequence.key}: {sequence.computed_tokens} tokens computed, room for {room}"
-            )
+            computed, slots = sequence.computed_tokens, len(sequence.pages) * self.pool.page_size
+            assert computed <= slots, f"{sequence.key}: {computed} tokens computed, in {slots} slots"
 
     def _match(self, sequence: Sequence) -> list[int]:
         # Log-probabilities of a prompt's tokens come from computing them.

@@ -1,9 +1,9 @@
 """The scheduler's modes as small objects that answer questions.
 
-    batching   how many may join now, and when may some           Continuous | Static
-    cutting    how much of this prompt in this step               Chunked | Whole
-    order      who gets a full step's tokens first                Fcfs | PrefillFirst | DecodeRoundRobin
-    pace       how many prompt tokens beside decodes              Pace (pace.py)
+    BatchingPolicy    how many sequences may join now, and when           ContinuousBatching | StaticBatching
+    ChunkPolicy       how much of a prompt a step computes                ChunkedPrefill | WholePrefill
+    OrderPolicy       which sequences get a full step's tokens first      Fcfs | PrefillFirst | DecodeRoundRobin
+    StepTimePolicy    how many prompt tokens a step with decodes has      step_time.py
 
 None of them touches a page or changes a sequence, and there is one scheduler for all of them.
 """
@@ -19,7 +19,7 @@ from worker.schedule.step_time import StepTimePolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What the scheduler has to know; names and meanings are those of WorkerConfig."""
+    """The scheduler's settings; names and meanings are those of WorkerConfig."""
 
     max_seq_len: int
     eos_token_ids: frozenset[int] = frozenset()
@@ -35,14 +35,14 @@ class SchedulerConfig:
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 0
     prefix_cache: bool = True
-    max_draft_tokens: int = 0  # for one sequence in a step; 0: --speculation off
+    max_draft_tokens: int = 0  # of one sequence in a step; 0: --speculation off
     watermark: float = 0.01  # share of the pool that new sequences leave to the growth of running ones
 
     @classmethod
     def of(cls, worker: WorkerConfig, max_seq_len: int, eos_token_ids: frozenset[int]) -> "SchedulerConfig":
-        """From the worker's settings; `max_seq_len` as the worker resolved it (the setting may be 0)."""
+        """From the worker's settings; max_seq_len: as the worker resolved it (the setting may be 0)."""
         paged = worker.kv_cache_backend == "paged"
-        same = {one.name: getattr(worker, one.name) for one in fields(cls) if hasattr(worker, one.name)}
+        same = {field.name: getattr(worker, field.name) for field in fields(cls) if hasattr(worker, field.name)}
         return replace(
             cls(**same, max_seq_len=max_seq_len, eos_token_ids=eos_token_ids),
             prefix_cache=worker.prefix_cache and paged,
@@ -51,61 +51,64 @@ class SchedulerConfig:
         )
 
 
-class Batching(Protocol):
-    """When sequences may join those that run."""
+class BatchingPolicy(Protocol):
+    """When waiting sequences may join those that run."""
 
-    closed: bool  # a batch is closed once it formed: all its members join in one step, and nobody later
+    closed: bool  # all members of a batch join in one step, and no sequence joins later
 
-    def joining(self, now: float, running: int, resuming: int, fresh: int, oldest: float) -> int:
-        """How many may join in the step that is being planned.
+    def places(self, now: float, running: int, preempted: int, fresh: int, oldest: float) -> int:
+        """How many sequences may join in the step that is being planned.
 
-        `running` sequences run, `resuming` were preempted, `fresh` never ran, the first of them came at `oldest`.
+        running: number of running sequences; preempted, fresh: of waiting ones that were preempted, or never ran;
+        oldest: since when the first fresh one waits.
         """
 
     def opens(self, now: float, fresh: int, oldest: float) -> float:
-        """When joining() should be asked again, if nothing runs, `fresh` wait and nothing else happens."""
+        """When to ask places() again if nothing runs, `fresh` sequences wait and nothing else happens."""
 
 
-class Continuous:
-    """Whoever finds a place joins at the next step."""
+class ContinuousBatching:
+    """A sequence joins at the next step if there is a place."""
 
     closed = False
 
     def __init__(self, max_batch_size: int) -> None:
-        self._places = max_batch_size
+        self._max_batch_size = max_batch_size
 
-    def joining(self, now: float, running: int, resuming: int, fresh: int, oldest: float) -> int:
-        return self._places - running
+    def places(self, now: float, running: int, preempted: int, fresh: int, oldest: float) -> int:
+        return self._max_batch_size - running
 
     def opens(self, now: float, fresh: int, oldest: float) -> float:
         return now
 
 
-class Static:
-    """A batch forms when `max_batch_size` wait, or `timeout` seconds after the first of them could have started:
-    after it came or after the last batch was over, whichever is later. It runs until all its members finished.
+class StaticBatching:
+    """A batch runs until all its members have finished.
+
+    It forms when `max_batch_size` sequences wait, or `timeout` seconds after the first of them could have started:
+    after it arrived or after the last batch was over, whichever is later.
     """
 
     closed = True
 
     def __init__(self, max_batch_size: int, timeout: float) -> None:
-        self._places = max_batch_size
+        self._max_batch_size = max_batch_size
         self._timeout = timeout
         self._idle_since: float | None = None
 
-    def joining(self, now: float, running: int, resuming: int, fresh: int, oldest: float) -> int:
-        if running or resuming:
+    def places(self, now: float, running: int, preempted: int, fresh: int, oldest: float) -> int:
+        if running or preempted:
             self._idle_since = None
-            return resuming
+            return preempted
         if self._idle_since is None:
             self._idle_since = now
         if not fresh or now < self.opens(now, fresh, oldest):
             return 0
         self._idle_since = None
-        return self._places
+        return self._max_batch_size
 
     def opens(self, now: float, fresh: int, oldest: float) -> float:
-        if fresh >= self._places or self._idle_since is None:
+        if fresh >= self._max_batch_size or self._idle_since is None:
             return now
         return max(self._idle_since, oldest) + self._timeout
 
@@ -113,37 +116,37 @@ class Static:
 class ChunkPolicy(Protocol):
     """How much of a prompt a step computes."""
 
-    def cut(self, behind: int, budget: int) -> int:
-        """How many of a prompt's `behind` tokens to compute when `budget` are left in the step (0 or less: none)."""
+    def length(self, remaining: int, budget: int) -> int:
+        """How many of a prompt's `remaining` tokens to compute when `budget` are left in the step (0 or less: none)."""
 
 
-class Chunked:
+class ChunkedPrefill:
     """At most `size` tokens of a prompt, and of all prompts as many as the budget has left."""
 
     def __init__(self, size: int) -> None:
         self._size = size
 
-    def cut(self, behind: int, budget: int) -> int:
-        return max(0, min(behind, self._size, budget))
+    def length(self, remaining: int, budget: int) -> int:
+        return max(0, min(remaining, self._size, budget))
 
 
-class Whole:
+class WholePrefill:
     """A prompt is never cut: the last one of a step may exceed the budget."""
 
-    def cut(self, behind: int, budget: int) -> int:
-        return behind if budget > 0 else 0
+    def length(self, remaining: int, budget: int) -> int:
+        return remaining if budget > 0 else 0
 
 
-class Order(Protocol):
-    """Who goes first when a step cannot hold everybody. What one side leaves, the other may use."""
+class OrderPolicy(Protocol):
+    """Which sequences go first when a step cannot hold all. What one side leaves, the other may use."""
 
     def reserve(self, budget: int) -> int:
-        """How many of the step's tokens decodes may claim before prompts are looked at."""
+        """How many of the step's tokens decodes may claim before prompts get theirs."""
 
     def arrange(self, decodes: list[Sequence]) -> list[Sequence]:
-        """Decodes, given from oldest to newest, in the order in which they get their token."""
+        """Decodes, passed from oldest to newest, in the order in which they get their token."""
 
-    def advanced(self, count: int, decodes: int) -> None:
+    def served(self, count: int, decodes: int) -> None:
         """The first `count` of the `decodes` arranged ones were served."""
 
 
@@ -156,7 +159,7 @@ class Fcfs:
     def arrange(self, decodes: list[Sequence]) -> list[Sequence]:
         return decodes
 
-    def advanced(self, count: int, decodes: int) -> None:
+    def served(self, count: int, decodes: int) -> None:
         pass
 
 
@@ -171,36 +174,37 @@ class PrefillFirst(Fcfs):
 
 
 class DecodeRoundRobin:
-    """Decodes may claim half of the step, the larger one, before prompts share the rest. When not all of them
-    fit, the next step goes on with the first that was left out, so that all advance in turn.
+    """Decodes may claim the larger half of the step before prompts share the rest.
+
+    When not all decodes fit, the next step goes on with the first that was left out, so that all advance in turn.
     """
 
     def __init__(self) -> None:
-        self._turn = 0
+        self._next = 0
 
     def reserve(self, budget: int) -> int:
         return budget - budget // 2
 
     def arrange(self, decodes: list[Sequence]) -> list[Sequence]:
-        turn = self._turn % len(decodes) if decodes else 0
-        return decodes[turn:] + decodes[:turn]
+        start = self._next % len(decodes) if decodes else 0
+        return decodes[start:] + decodes[:start]
 
-    def advanced(self, count: int, decodes: int) -> None:
-        self._turn = (self._turn + count) % decodes if count < decodes else 0
+    def served(self, count: int, decodes: int) -> None:
+        self._next = (self._next + count) % decodes if count < decodes else 0
 
 
-def batching(config: SchedulerConfig) -> Batching:
+def batching_policy(config: SchedulerConfig) -> BatchingPolicy:
     if config.batching_mode == "static":
-        return Static(config.max_batch_size, config.batch_wait_timeout_s)
-    return Continuous(config.max_batch_size)
+        return StaticBatching(config.max_batch_size, config.batch_wait_timeout_s)
+    return ContinuousBatching(config.max_batch_size)
 
 
 def chunk_policy(config: SchedulerConfig) -> ChunkPolicy:
-    return Chunked(config.prefill_chunk_size) if config.use_chunked_prefill else Whole()
+    return ChunkedPrefill(config.prefill_chunk_size) if config.use_chunked_prefill else WholePrefill()
 
 
-def order(config: SchedulerConfig) -> Order:
-    orders: dict[str, type[Order]] = {
+def order_policy(config: SchedulerConfig) -> OrderPolicy:
+    orders: dict[str, type[OrderPolicy]] = {
         "fcfs": Fcfs,
         "prefill_first": PrefillFirst,
         "decode_round_robin": DecodeRoundRobin,
@@ -209,7 +213,7 @@ def order(config: SchedulerConfig) -> Order:
 
 
 def step_time_policy(config: SchedulerConfig) -> StepTimePolicy:
-    """Where a prompt is never cut, or goes before decodes, there is nothing to hold back."""
+    """Without a limit where a prompt is never cut, or goes before decodes."""
     whole = config.batching_mode == "static" or not config.use_chunked_prefill
-    free = whole or config.scheduler_policy == "prefill_first"
-    return StepTimePolicy(inf if free else config.target_step_s or inf, config.max_step_tokens)
+    unlimited = whole or config.scheduler_policy == "prefill_first"
+    return StepTimePolicy(inf if unlimited else config.target_step_s or inf, config.max_step_tokens)

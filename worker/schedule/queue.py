@@ -1,10 +1,10 @@
-"""Who waits, and who comes next: first come, first served, with three exceptions.
+"""The waiting sequences, and which of them joins next: first come, first served, with three exceptions.
 
-Preempted sequences go before all others. Sequences of one prompt (a group, n > 1) wait aside until the first
-of them, its leader, has computed that prompt, and then go to the front: they find its pages in the prefix cache.
-Owners take turns, and within an owner priority goes first (turns.py).
+Preempted sequences go before all others. Of the sequences of one prompt (a group, n > 1) the first one, the leader,
+computes that prompt; the others, its followers, wait until it has, and then go to the front: they find its pages in the
+prefix cache. Tenants share fairly, and within a tenant priority goes first (fair_queue.py).
 
-Knows nothing of pages, budgets or time. Everything is O(1) a sequence while there is one owner.
+Knows nothing of pages, budgets or time. Everything is O(1) a sequence while there is one tenant.
 """
 
 from collections import OrderedDict
@@ -17,135 +17,136 @@ from worker.schedule.fair_queue import FairQueue
 from worker.schedule.sequence import Sequence
 
 GroupKey = tuple[bytes, int]  # (frontend id, group id)
-Line = OrderedDict[Sequence, float]  # since when each of them waits, seconds
+WaitingSince = OrderedDict[Sequence, float]  # seconds
 
 
 @dataclass(slots=True)
 class _Group:
     leader: Sequence
-    aside: Line = field(default_factory=OrderedDict)
+    followers: WaitingSince = field(default_factory=OrderedDict)
 
 
-class Queue:
-    """`groups`: whether the members of a group wait for its leader; without a prefix cache they would gain nothing.
+class WaitingQueue:
+    """groups: whether followers wait for their leader; without a prefix cache they would gain nothing.
 
-    `running`: the sequences that run, which Turns looks at.
+    running: the sequences that run now, which the fair queue reads.
     """
 
     def __init__(self, groups: bool, running: Collection[Sequence] = ()) -> None:
         self.tokens = 0  # of all sequences in it
-        self.turns = FairQueue(running)
-        self._resuming: Line = OrderedDict()
-        self._fresh: Line = OrderedDict()
+        self.tenants = FairQueue(running)
+        self._preempted: WaitingSince = OrderedDict()
+        self._fresh: WaitingSince = OrderedDict()
         self._groups: dict[GroupKey, _Group] = {}
-        self._aside = 0
-        self._grouping = groups
+        self._followers = 0
+        self._uses_groups = groups
 
     def __len__(self) -> int:
-        return len(self._resuming) + len(self._fresh) + self._aside
+        return len(self._preempted) + len(self._fresh) + self._followers
 
     def __iter__(self) -> Iterator[Sequence]:
-        return chain(self._resuming, self._fresh, *(group.aside for group in self._groups.values()))
+        return chain(self._preempted, self._fresh, *(group.followers for group in self._groups.values()))
 
     @property
-    def resuming(self) -> int:
-        return len(self._resuming)
+    def preempted(self) -> int:
+        """Number of sequences that were preempted."""
+        return len(self._preempted)
 
     @property
     def fresh(self) -> int:
-        """Sequences that never ran and wait for nobody."""
+        """Number of sequences that never ran and wait for no leader."""
         return len(self._fresh)
 
     @property
     def oldest(self) -> float:
-        """Since when the first waits that never ran; infinite without one."""
+        """Since when the first of the fresh sequences waits; infinite without one."""
         return next(iter(self._fresh.values()), inf)
 
     @property
     def head(self) -> Sequence | None:
-        return next(iter(self._resuming), None) or self.turns.head
+        return next(iter(self._preempted), None) or self.tenants.head
 
     def push(self, sequence: Sequence, now: float) -> None:
-        """Takes in a new sequence."""
+        """Adds a new sequence."""
         self.tokens += len(sequence.tokens)
-        self.turns.wait(sequence)
-        if self._grouping and sequence.group:
-            group = self._groups.setdefault(_key(sequence), _Group(sequence))
+        self.tenants.add_waiting(sequence)
+        if self._uses_groups and sequence.group:
+            group = self._groups.setdefault(_group_key(sequence), _Group(sequence))
             if group.leader is not sequence:
-                group.aside[sequence] = now
-                self._aside += 1
+                group.followers[sequence] = now
+                self._followers += 1
                 return
         self._fresh[sequence] = now
-        self.turns.ready(sequence)
+        self.tenants.add_ready(sequence)
 
-    def resume(self, sequence: Sequence, now: float) -> None:
-        """Takes a preempted sequence back. Called from the newest to older ones, so that each goes to the front."""
+    def push_preempted(self, sequence: Sequence, now: float) -> None:
+        """Adds a preempted sequence. Called from the newest to older ones, so that each goes to the front."""
         self.tokens += len(sequence.tokens)
-        self.turns.stop(sequence)
-        self.turns.wait(sequence)
-        self._resuming[sequence] = now
-        self._resuming.move_to_end(sequence, last=False)
+        self.tenants.stop_running(sequence)
+        self.tenants.add_waiting(sequence)
+        self._preempted[sequence] = now
+        self._preempted.move_to_end(sequence, last=False)
 
     def remove(self, sequence: Sequence) -> bool:
-        """Takes out a sequence that joins or leaves; False if it does not wait."""
-        if not self._take(sequence):
+        """Removes a sequence that joins or leaves; False if it does not wait."""
+        if not self._pop(sequence):
             return False
         self.tokens -= len(sequence.tokens)
-        self.turns.leave(sequence)
+        self.tenants.remove_waiting(sequence)
         return True
 
-    def prompt_done(self, sequence: Sequence) -> None:
-        """A sequence computed its prompt: whoever waited aside for it may come."""
-        group = self._groups.get(_key(sequence))
+    def release_group(self, sequence: Sequence) -> None:
+        """The sequence computed its prompt: if it is a leader, its followers go to the front."""
+        group = self._groups.get(_group_key(sequence))
         if group is None or group.leader is not sequence:
             return
-        del self._groups[_key(sequence)]
-        self._aside -= len(group.aside)
-        for sibling, since in reversed(group.aside.items()):
-            self._to_front(sibling, since)
+        del self._groups[_group_key(sequence)]
+        self._followers -= len(group.followers)
+        for follower, since in reversed(group.followers.items()):
+            self._push_front(follower, since)
 
-    def gone(self, sequence: Sequence) -> None:
-        """A sequence left for good: if others waited aside for it, the first of them leads now."""
-        group = self._groups.get(_key(sequence))
+    def replace_leader(self, sequence: Sequence) -> None:
+        """The sequence left for good: if it was a leader, its first follower leads now."""
+        group = self._groups.get(_group_key(sequence))
         if group is None or group.leader is not sequence:
             return
-        if not group.aside:
-            del self._groups[_key(sequence)]
+        if not group.followers:
+            del self._groups[_group_key(sequence)]
             return
-        group.leader, since = group.aside.popitem(last=False)
-        self._aside -= 1
-        self._to_front(group.leader, since)
-
-    def check(self) -> None:
-        """Raises AssertionError unless the counts agree and nobody waits in two places."""
-        everyone = list(self)
-        assert len(everyone) == len(set(everyone)) == len(self), "a sequence waits twice, or is not counted"
-        assert self.tokens == sum(len(sequence.tokens) for sequence in everyone), "waiting tokens are miscounted"
-        for key, group in self._groups.items():
-            assert group.leader not in group.aside, f"the leader of group {key} waits for itself"
-        self.turns.check(everyone, self._fresh.keys())
+        group.leader, since = group.followers.popitem(last=False)
+        self._followers -= 1
+        self._push_front(group.leader, since)
 
     def leaders(self) -> list[Sequence]:
         return [group.leader for group in self._groups.values()]
 
-    def _take(self, sequence: Sequence) -> bool:
-        if self._resuming.pop(sequence, None) is not None:
+    def check(self) -> None:
+        """Raises AssertionError unless the counts agree and no sequence waits in two places."""
+        waiting = list(self)
+        assert len(waiting) == len(set(waiting)) == len(self), "a sequence waits twice, or is not counted"
+        assert self.tokens == sum(len(sequence.tokens) for sequence in waiting), "waiting tokens are miscounted"
+        for key, group in self._groups.items():
+            assert group.leader not in group.followers, f"the leader of group {key} waits for itself"
+        self.tenants.check(waiting, self._fresh.keys())
+
+    def _pop(self, sequence: Sequence) -> bool:
+        if self._preempted.pop(sequence, None) is not None:
             return True
         if self._fresh.pop(sequence, None) is not None:
-            self.turns.unready(sequence)
+            self.tenants.remove_ready(sequence)
             return True
-        group = self._groups.get(_key(sequence)) if sequence.group else None
-        if group is None or sequence not in group.aside:
+        group = self._groups.get(_group_key(sequence)) if sequence.group else None
+        if group is None or sequence not in group.followers:
             return False
-        del group.aside[sequence]
-        self._aside -= 1
+        del group.followers[sequence]
+        self._followers -= 1
         return True
 
-    def _to_front(self, sequence: Sequence, since: float) -> None:
+    def _push_front(self, sequence: Sequence, since: float) -> None:
         self._fresh[sequence] = since
         self._fresh.move_to_end(sequence, last=False)
-        self.turns.ready(sequence, front=True)
+        self.tenants.add_ready(sequence, front=True)
 
 
-def _key(sequence: Sequence) -> GroupKey:
+def _group_key(sequence: Sequence) -> GroupKey:
     return sequence.key[0], sequence.group

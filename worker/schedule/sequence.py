@@ -1,20 +1,26 @@
-"""A request inside the worker, as a few counts; the states of a request are questions asked of them."""
+"""A request inside the worker as a few counts; the step that is planned for it, and what that step did to it.
+
+Plain data: knows no policy, no queue, no tensors and no clock.
+"""
 
 from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.messages import Sampling
-from worker.schedule.ngram import NgramDrafter
+import msgspec
+
+from shared.messages import Outcome, Sampling
+
+TILE = 16  # rows that a matrix multiplication computes at once
 
 Key = tuple[bytes, int]  # (frontend id, request id)
 
 
 class Constraint(Protocol):
-    """What a sequence's output must keep to, and how far it has come in it; `worker/grammar` makes them."""
+    """The state of a sequence's output in its grammar; `worker/grammar` implements it."""
 
     def advance(self, token: int) -> bool:
-        """Called once for each committed token; False: the token does not fit, and `error` says why."""
+        """Called once for each sampled token that is kept; False: the token does not fit, and `error` says why."""
 
     @property
     def ended(self) -> bool:
@@ -24,53 +30,70 @@ class Constraint(Protocol):
     def error(self) -> str: ...
 
 
+class Drafter(Protocol):
+    """Proposes draft tokens for one sequence; see speculation.py."""
+
+    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
+        """At most `limit` tokens that may follow `tokens`, which only ever grow between calls.
+
+        cost: the cost of one draft, as a share of what an accepted one saves.
+        """
+
+    def record(self, drafted: int, accepted: int) -> None:
+        """The first `accepted` of the last proposal's `drafted` tokens were right."""
+
+    def stop(self) -> None:
+        """Proposes nothing any more."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` is prompt + output; `computed_tokens` of them have K/V in `pages`; the rest is what is still to do.
+    """`tokens` is prompt + output; `computed_tokens` of them have K/V in `pages`; the rest is still to be computed.
 
-    waiting: no pages and not running; prefill: more than one token behind; decode: exactly one behind.
+    There is no state field. Waiting: no pages, not running. Prefill: more than one token is uncomputed. Decode:
+    exactly one is.
     """
 
-    # what was asked
+    # the request
     key: Key
     tokens: list[int]
     prompt_len: int
     sampling: Sampling
     seed: int
     arrival: float  # seconds, the loop's clock
-    cache_salt: str = ""  # only sequences with the same one share cached prefixes
-    group: int = 0  # sequences of one prompt have the same, see queue.py; 0: it is alone
+    cache_salt: str = ""  # only sequences with the same salt share cached prefixes
+    group: int = 0  # the same for all sequences of one prompt, see queue.py; 0: no group
     priority: int = 0  # lower goes first
     deadline: float = float("inf")  # seconds, the loop's clock
-    tenant: str = ""  # the name of its API key, see turns.py
+    tenant: str = ""  # the name of its API key, see fair_queue.py
 
-    # how far it is
-    computed_tokens: int = 0  # tokens with K/V, all steps under way apart
-    in_flight_tokens: int = 0  # tokens after those, which steps under way compute
-    pending_outputs: int = 0  # ids that these steps sample at least, which nobody knows yet
+    # progress
+    computed_tokens: int = 0  # tokens with K/V, without those of steps in flight
+    in_flight_tokens: int = 0  # tokens after those, which steps in flight compute
+    pending_outputs: int = 0  # ids, at least, that these steps sample and that the scheduler does not know yet
     constraint: Constraint | None = None
-    drafter: NgramDrafter | None = None  # once it may have had drafts, see drafting.py
-    plain: bool = False  # known to be sampled from its logits alone, see run/sampler.py
+    drafter: Drafter | None = None  # set when it may have drafts for the first time, see speculation.py
+    plain: bool = False  # known to be sampled from its logits alone, see worker/run/sampler.py
 
-    # what it holds
-    pages: "array[int]" = field(default_factory=lambda: array("i"))  # of C ints, which pack.py copies whole
-    digests: list[bytes] = field(default_factory=list)  # of its tokens' full pages, see memory/prefix.py
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
-    charged_tokens: int = 0  # of its tokens, how many are on its owner's account, see turns.py
+    # memory
+    pages: "array[int]" = field(default_factory=lambda: array("i"))  # C ints, which worker/run/inputs.py copies whole
+    digests: list[bytes] = field(default_factory=list)  # of its full pages, see worker/kv_cache/prefix_cache.py
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache at its first admission
+    charged_tokens: int = 0  # tokens already counted in its tenant's account, see fair_queue.py
 
-    # what it has met
+    # history
     admitted: float = 0.0  # when it first got pages
-    first_token: float = 0.0  # when its first token was committed
-    last_token: float = 0.0  # when its latest one was
+    first_token: float = 0.0  # when its first token was applied
+    last_token: float = 0.0  # when its latest token was
     preemptions: int = 0
     preempted_for: bool = False  # running sequences were already preempted to admit it
-    crashes: int = 0  # of workers, that it is suspected of, see ledger.py
+    crashes: int = 0  # of workers, which it is suspected of having caused
     resumed: bool = False  # it was admitted by a worker that is gone
     original_id: int = 0  # its request id at its first worker; 0: this is its first
 
     @property
     def original_key(self) -> Key:
-        """The key it had at its first worker."""
+        """The key that it had at its first worker."""
         return self.key[0], self.original_id or self.key[1]
 
     @property
@@ -79,10 +102,76 @@ class Sequence:
 
     @property
     def next_output(self) -> int:
-        """Which output token the next step samples, counted from 0."""
+        """The index, counted from 0, of the output token that the next step samples."""
         return len(self.tokens) - self.prompt_len + self.pending_outputs
 
     @property
     def uncomputed_tokens(self) -> int:
-        """Tokens without K/V; the step that brings this to zero samples the next one."""
+        """Tokens without K/V; the step that brings this to zero samples the next token."""
         return len(self.tokens) - self.computed_tokens
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """Compute tokens[start : start + length] of a sequence; a decode is a chunk of one token and its drafts.
+
+    A Struct, not a dataclass: hundreds are made each step, and these cost a tenth and no garbage collection.
+    """
+
+    sequence: Sequence
+    start: int
+    length: int
+    samples: bool  # it reaches the end of the tokens, so the next one is sampled from its last row
+    drafts: tuple[int, ...] = ()  # proposed next tokens: computed in this step, and sampled from as well
+
+    @property
+    def rows(self) -> int:
+        """How many ids are sampled: one, and one after each draft as if all drafts before it were right."""
+        return self.samples + len(self.drafts)
+
+
+# A row of logits that an id is sampled from: its sequence, and the index of the output token, counted from 0.
+Row = tuple[Sequence, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step, one forward: decodes first, then prompt chunks."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def sampling(self) -> list[Chunk]:
+        """The chunks that sample, in the order of their ids."""
+        return [chunk for chunk in self.chunks if chunk.samples]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that are sampled from, in the order of the ids that Scheduler.update() expects."""
+        rows: list[Row] = []
+        for chunk in self.chunks:
+            if chunk.samples:
+                sequence, output = chunk.sequence, chunk.sequence.next_output
+                rows.append((sequence, output))
+                if chunk.drafts:
+                    rows += [(sequence, output + at) for at in range(1, chunk.rows)]
+        return rows
+
+    @property
+    def drafts(self) -> int:
+        return sum([len(chunk.drafts) for chunk in self.chunks])
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks)
+
+
+class SequenceUpdate(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """What a step did to one sequence. A prompt that is not complete yet gets none."""
+
+    sequence: Sequence
+    tokens: list[int]  # new ones; empty when the sequence ends without one, as with max_tokens 0
+    outcome: Outcome | None  # None: it goes on

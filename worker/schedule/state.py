@@ -1,37 +1,37 @@
-"""Who is there: all live sequences of one worker, which of them run, what they hold; and how one comes and goes.
+"""The live sequences of one worker: which of them wait, which run, and which pages the running ones own.
 
-Counts only. What a step computes is decided in planning.py, what came of it is applied in settling.py.
+Counts only. scheduler.py decides what a step computes and applies what came of it.
 """
 
 from shared.messages import Outcome
 from worker.kv_cache.pages import PagePool
 from worker.schedule.paging import Paging
 from worker.schedule.policy import SchedulerConfig
-from worker.schedule.queue import Queue
+from worker.schedule.queue import WaitingQueue
 from worker.schedule.sequence import Key, Sequence
 
 
-class State:
+class SchedulerState:
     """Every live sequence either waits (no pages) or runs (owns its pages).
 
-    `returns`: who is preempted finds its pages again, in the prefix cache.
+    reuses_pages: whether a sequence that is preempted finds its pages again, in the prefix cache.
     """
 
-    def __init__(self, config: SchedulerConfig, pool: PagePool, *, returns: bool) -> None:
+    def __init__(self, config: SchedulerConfig, pool: PagePool, *, reuses_pages: bool) -> None:
         self.config = config
-        self.returns = returns
+        self.reuses_pages = reuses_pages
         self.paging = Paging(pool, config.prefix_cache, config.watermark)
-        self.live: dict[Key, Sequence] = {}
+        self.live: dict[Key, Sequence] = {}  # in order of arrival
         self.running: dict[Sequence, None] = {}  # from oldest to newest
-        self.queue = Queue(returns, self.running.keys())
-        self.preemptions_total = 0
+        self.queue = WaitingQueue(reuses_pages, self.running.keys())
+        self.preemptions = 0
 
     def join(self, sequence: Sequence, now: float) -> bool:
-        """Moves one that waits to the running ones, if all its tokens' pages fit."""
+        """Moves a waiting sequence to the running ones; False if the pages of all its tokens do not fit."""
         if not self.paging.claim(sequence, alone=not self.running):
             return False
         self.queue.remove(sequence)
-        self.queue.turns.join(sequence)
+        self.queue.tenants.start_running(sequence)
         self.running[sequence] = None
         if not sequence.preemptions:
             sequence.admitted = now
@@ -39,33 +39,36 @@ class State:
         return True
 
     def preempt(self, sequence: Sequence, now: float) -> None:
-        """Moves a running one to the front of those that wait; an id that is on its way for it is sampled again."""
+        """Moves a running sequence to the front of the queue; an id in flight for it will be sampled again."""
         del self.running[sequence]
         self.paging.free(sequence)
         sequence.computed_tokens = sequence.in_flight_tokens = sequence.pending_outputs = 0
         sequence.preemptions += 1
-        self.preemptions_total += 1
-        self.queue.resume(sequence, now)
+        self.preemptions += 1
+        self.queue.push_preempted(sequence, now)
 
     def leave(self, sequence: Sequence) -> None:
-        """Its pages are free at once: a step under way may still write to them, but every later step comes after it."""
+        """Removes a sequence for good.
+
+        Its pages are free at once: a step in flight may still write to them, but every later step comes after it.
+        """
         del self.live[sequence.key]
-        sequence.drafter = None  # somebody may keep the sequence for a while
+        sequence.drafter = None  # a caller may keep the sequence for a while
         if sequence in self.running:
             del self.running[sequence]
-            self.queue.turns.stop(sequence)
+            self.queue.tenants.stop_running(sequence)
             self.paging.free(sequence)
         else:
             self.queue.remove(sequence)
         if sequence.group:
-            self.queue.gone(sequence)
+            self.queue.replace_leader(sequence)
         if not self.live:
-            self.queue.turns.forget()
+            self.queue.tenants.clear()
 
     def outcome(self, sequence: Sequence) -> Outcome | None:
-        """The end that the tokens so far amount to. Eos goes before a stop id, a stop id before the length.
+        """How the tokens so far end the sequence; None: they do not. Eos goes before a stop id, that before the length.
 
-        The end of a grammar is an eos, whatever was asked of eos tokens: nothing could follow.
+        The end of a grammar is an eos even with ignore_eos: nothing could follow.
         """
         if sequence.constraint is not None and sequence.constraint.ended:
             return Outcome.EOS
@@ -76,10 +79,10 @@ class State:
                 return Outcome.EOS
             if tokens[-1] in sampling.stop_token_ids:
                 return Outcome.STOP
-        return Outcome.LENGTH if self.full(sequence, len(tokens)) else None
+        return Outcome.LENGTH if self.at_max_length(sequence, len(tokens)) else None
 
-    def full(self, sequence: Sequence, length: int) -> bool:
-        """Whether it ends with so many tokens, whatever they are."""
+    def at_max_length(self, sequence: Sequence, length: int) -> bool:
+        """Whether the sequence ends with so many tokens, whatever they are."""
         return length - sequence.prompt_len >= sequence.sampling.max_tokens or length >= self.config.max_seq_len
 
     def check(self) -> None:
@@ -88,16 +91,15 @@ class State:
         self.queue.check()
         waiting = set(self.queue)
         for sequence in waiting:
-            held = (*sequence.pages, sequence.computed_tokens, sequence.in_flight_tokens, sequence.pending_outputs)
-            assert not any(held), f"{sequence.key} waits, but has pages or work under way"
+            work = (*sequence.pages, sequence.computed_tokens, sequence.in_flight_tokens, sequence.pending_outputs)
+            assert not any(work), f"{sequence.key} waits, but has pages or work in flight"
         for sequence in self.running:
+            tokens, outputs = sequence.in_flight_tokens, sequence.pending_outputs
             assert sequence.uncomputed_tokens, f"{sequence.key} runs with nothing to do"
-            assert 0 <= sequence.pending_outputs <= sequence.in_flight_tokens, (
-                f"{sequence.key}: {sequence.pending_outputs} due of {sequence.in_flight_tokens}"
-            )
-            under_way = sequence.in_flight_tokens - sequence.pending_outputs - self.config.max_draft_tokens
-            assert under_way <= sequence.uncomputed_tokens, f"{sequence.key}: more under way than there is"
+            assert 0 <= outputs <= tokens, f"{sequence.key}: {outputs} outputs pending, {tokens} tokens in flight"
+            known = tokens - outputs - self.config.max_draft_tokens
+            assert known <= sequence.uncomputed_tokens, f"{sequence.key}: more tokens in flight than there are"
         assert not waiting & self.running.keys(), "a sequence waits and runs"
-        assert waiting | self.running.keys() == set(self.live.values()), "a live sequence is lost, or a gone one kept"
+        assert waiting | self.running.keys() == set(self.live.values()), "a live sequence is lost, or a dead one kept"
         assert len(self.running) <= self.config.max_batch_size, "too many sequences run"
-        assert set(self.queue.leaders()) <= set(self.live.values()), "somebody waits for a sequence that is gone"
+        assert set(self.queue.leaders()) <= set(self.live.values()), "a group waits for a leader that is gone"

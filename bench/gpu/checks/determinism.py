@@ -17,8 +17,7 @@ from worker.kernels.quantize import Scheme
 from worker.kv_cache.tensors import Cache, kv_format
 from worker.model.decoder import Decoder, Weights
 from worker.model.spec import ModelSpec
-from worker.schedule.plan import Chunk
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Chunk, Sequence
 
 COMPANY = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # tokens of others
 BASE = Setup()

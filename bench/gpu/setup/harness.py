@@ -99,9 +99,10 @@ class Rig:
         self.clear()
         sampling = Sampling(self._longest - context, temperature=temperature, top_p=top_p, ignore_eos=True)
         self.submit([self.prompt(context) for _ in range(count)], sampling)
-        while self.scheduler.waiting or any(one.uncomputed_tokens > 1 for one in self.scheduler.sequences()):
+        while self.scheduler.status.waiting or any(one.uncomputed_tokens > 1 for one in self.scheduler.sequences()):
             plan = self.scheduler.plan(0.0)
-            self.scheduler.commit(plan, [7] * len(plan.sampling), 1.0)
+            self.scheduler.launched(plan)
+            self.scheduler.update(plan, [7] * len(plan.sampling), 1.0)
 
     def scatter(self) -> None:
         """Random keys and values everywhere."""

@@ -9,8 +9,7 @@ import torch
 from shared.messages import Sampling
 from worker.model.forward_inputs import ForwardInputs
 from worker.run.inputs import build_inputs
-from worker.schedule.plan import Chunk
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Chunk, Sequence
 
 GREEDY = Sampling(1 << 20, temperature=0.0, ignore_eos=True)
 

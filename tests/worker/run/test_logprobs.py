@@ -9,8 +9,7 @@ from shared.messages import Logprobs, Sampling
 from worker.run.in_flight import HostCopy
 from worker.run.inputs import SamplingInputs
 from worker.run.logprobs import launch_logprobs
-from worker.schedule.plan import Chunk, Plan
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Chunk, Plan, Sequence
 
 
 def sequence(id: int, tokens: list[int], prompt_len: int, **options: object) -> Sequence:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from shared.messages import Sampling
 from worker.run.inputs import build_inputs
-from worker.schedule.plan import Chunk, Plan
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Chunk, Plan, Sequence
 
 CPU = torch.device("cpu")
 

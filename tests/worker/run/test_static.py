@@ -12,8 +12,7 @@ from shared.messages import Sampling
 from worker.run.graph_inputs import ALIGN, KNOWN, Columns, HostBlock, block_bytes
 from worker.run.inputs import build_inputs
 from worker.run.sampler import columns
-from worker.schedule.plan import Chunk, Plan
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Chunk, Plan, Sequence
 
 CPU = torch.device("cpu")
 BATCH, PAGES = 6, 8

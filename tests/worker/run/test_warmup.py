@@ -34,7 +34,7 @@ from worker.run.warmup import (
     steps,
     warm_up,
 )
-from worker.schedule.plan import Plan
+from worker.schedule.sequence import Plan
 
 SETTINGS: list[dict[str, Any]] = [
     {},

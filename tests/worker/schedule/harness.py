@@ -12,11 +12,10 @@ from typing import Any
 
 from shared.messages import Outcome, Sampling
 from worker.kv_cache.pages import PagePool
-from worker.schedule.ngram import NgramDrafter
-from worker.schedule.plan import Chunk, Plan
-from worker.schedule.scheduler import Advance, Scheduler, SchedulerConfig
-from worker.schedule.sequence import Sequence
-from worker.schedule.speculation import TILE
+from worker.schedule.policy import SchedulerConfig
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Chunk, Plan, Sequence, SequenceUpdate
+from worker.schedule.speculation import TILE, NgramDrafter
 
 VOCAB = 11
 EOS = 0
@@ -57,6 +56,12 @@ def reference(sequence: Sequence, config: SchedulerConfig) -> tuple[list[int], O
         if len(output) == sampling.max_tokens or len(tokens) == config.max_seq_len:
             return tokens, Outcome.LENGTH
         tokens.append(next_id(chain(tokens, sequence.cache_salt)[-1]))
+
+
+def commit(scheduler: Scheduler, plan: Plan, ids: list[int], now: float) -> list[SequenceUpdate]:
+    """Launches and updates a step at once, as where none runs ahead."""
+    scheduler.launched(plan)
+    return scheduler.update(plan, ids, now)
 
 
 class Rig:
@@ -113,7 +118,7 @@ class Rig:
         self.scheduler.check()
         return plan
 
-    def step(self) -> list[Advance]:
+    def step(self) -> list[SequenceUpdate]:
         plan = self.plan()
         if not self.overlap:
             return self.commit(plan, self.run(plan))
@@ -128,17 +133,17 @@ class Rig:
         self.flights.append((plan, ids))
         self.scheduler.check()
 
-    def land(self, keep: int = 0) -> list[Advance]:
-        advances: list[Advance] = []
+    def land(self, keep: int = 0) -> list[SequenceUpdate]:
+        advances: list[SequenceUpdate] = []
         while len(self.flights) > keep:
             plan, ids = self.flights.popleft()
             advances += self.told(self.scheduler.update(plan, ids, self.now))
         return advances
 
-    def commit(self, plan: Plan, ids: list[int]) -> list[Advance]:
-        return self.told(self.scheduler.commit(plan, ids, self.now))
+    def commit(self, plan: Plan, ids: list[int]) -> list[SequenceUpdate]:
+        return self.told(commit(self.scheduler, plan, ids, self.now))
 
-    def told(self, advances: list[Advance]) -> list[Advance]:
+    def told(self, advances: list[SequenceUpdate]) -> list[SequenceUpdate]:
         self.scheduler.check()
         for advance in advances:
             if advance.outcome is not None:
@@ -156,7 +161,9 @@ class Rig:
                 return late
             self.now = max(self.now, min(self.scheduler.next_wakeup(self.now), self.now + 1.0))
             self.step()
-        assert not self.scheduler.has_work, f"{self.scheduler.running} run and {self.scheduler.waiting} wait for ever"
+        assert not self.scheduler.has_work, (
+            f"{self.scheduler.status.running} run and {self.scheduler.status.waiting} wait for ever"
+        )
         return late
 
     def tokens(self, sequence: Sequence) -> list[int]:
@@ -258,10 +265,10 @@ class Prophet(NgramDrafter):
         self._salt = salt
         self._stopped = False
 
-    def propose(self, tokens: list[int], most: int, price: float) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
         if self._stopped:
             return ()
-        places = range(len(tokens), len(tokens) + most)
+        places = range(len(tokens), len(tokens) + limit)
         return tuple(self._guess(place) for place in places)
 
     def stop(self) -> None:

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.worker.schedule.harness import Rig
-from worker.schedule.plan import Plan
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Plan, Sequence
 
 
 def shape(plan: Plan) -> list[tuple[Sequence, int, int]]:
@@ -38,10 +37,14 @@ def test_at_most_max_batch_size_run() -> None:
     rig = Rig(max_batch_size=2)
     a, b, c = rig.submit(3, max_tokens=1), rig.submit(3), rig.submit(3)
     assert members(rig.plan()) == [a, b]
-    assert (rig.scheduler.running, rig.scheduler.waiting, rig.scheduler.waiting_tokens) == (2, 1, 3)
+    assert (rig.scheduler.status.running, rig.scheduler.status.waiting, rig.scheduler.status.waiting_tokens) == (
+        2,
+        1,
+        3,
+    )
     rig.step()
     assert members(rig.plan()) == [b, c]
-    assert rig.scheduler.waiting_tokens == 0
+    assert rig.scheduler.status.waiting_tokens == 0
 
 
 def test_has_work_from_the_first_submit_to_the_last_end() -> None:
@@ -99,7 +102,7 @@ def test_prompts_at_different_progress_share_a_step_with_decodes() -> None:
 def test_at_most_max_prefill_chunks_per_step_prompts_advance() -> None:
     rig = Rig(prefill_chunk_size=4, max_prefill_chunks_per_step=2)
     a, b, c = rig.submit(6), rig.submit(12), rig.submit(3)
-    assert members(rig.plan()) == [a, b] and rig.scheduler.waiting == 1
+    assert members(rig.plan()) == [a, b] and rig.scheduler.status.waiting == 1
     rig.step()
     assert members(rig.plan()) == [a, b]
     rig.step()
@@ -172,7 +175,7 @@ def test_fcfs_a_later_request_that_would_fit_does_not_overtake() -> None:
     a = rig.submit(20)
     rig.step()
     big, small = rig.submit(16), rig.submit(2)
-    assert members(rig.plan()) == [a] and rig.scheduler.waiting == 2
+    assert members(rig.plan()) == [a] and rig.scheduler.status.waiting == 2
     rig.scheduler.abort(a.key)
     assert members(rig.plan()) == [big, small]
 
@@ -185,7 +188,7 @@ def test_new_sequences_leave_the_watermark_to_running_ones_but_not_to_nobody() -
     b, c = rig.submit(28), rig.submit(4)  # 7 pages, and 1 more would leave 2
     d = rig.submit(4)
     assert members(rig.plan()) == [b, c]
-    assert rig.scheduler.get(d.key) is d and rig.scheduler.waiting == 1
+    assert rig.scheduler.get(d.key) is d and rig.scheduler.status.waiting == 1
 
 
 def test_a_whole_prompt_gets_its_pages_when_it_joins() -> None:
@@ -227,7 +230,7 @@ def test_a_step_that_raised_is_planned_again_and_publishes_nothing() -> None:
     first = rig.plan()
     rig.run(first)
     assert shape(rig.plan()) == shape(first)
-    rig.scheduler.fail([a])
+    rig.scheduler.fail(a)
     rig.scheduler.check()
     assert rig.pool.counts().cached == 0
     assert members(rig.plan()) == [b]
@@ -257,10 +260,12 @@ def test_ids_that_do_not_fit_and_plans_committed_twice_are_errors() -> None:
     rig = Rig()
     a = rig.submit(3)
     plan = rig.plan()
+    ids = rig.run(plan)
+    rig.scheduler.launched(plan)
     with pytest.raises(ValueError, match="samples 1 tokens, but 2"):
-        rig.scheduler.commit(plan, [1, 2], 0.0)
+        rig.scheduler.update(plan, [1, 2], 0.0)
     assert a.computed_tokens == 0
-    rig.commit(plan, rig.run(plan))
+    rig.scheduler.update(plan, ids, 0.0)
     with pytest.raises(ValueError, match="moved on"):
-        rig.scheduler.commit(plan, [1], 0.0)
+        rig.scheduler.launched(plan)
     assert a.output_len == 1

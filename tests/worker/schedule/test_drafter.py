@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.schedule.ngram import READ, NgramDrafter
+from worker.schedule.speculation import INDEXED_PER_STEP, NgramDrafter
 
 FREE = 0.0  # a price at which every guess is worth it
 
@@ -35,7 +35,7 @@ def test_it_learns_from_tokens_as_they_come() -> None:
 
 
 def test_a_long_prompt_is_read_in_several_steps() -> None:
-    tokens = [1, 2, 3, *range(100, 100 + 2 * READ), 7, 8, 9, 5, 1, 2, 3]
+    tokens = [1, 2, 3, *range(100, 100 + 2 * INDEXED_PER_STEP), 7, 8, 9, 5, 1, 2, 3]
     early = NgramDrafter()
     assert early.propose(tokens, 2, FREE) == (100, 101), "its beginning is known at once"
     late, tokens = NgramDrafter(), [*tokens, 7, 8, 9]
@@ -47,10 +47,10 @@ def test_more_is_proposed_while_guesses_come_true_and_less_while_they_do_not() -
     drafter, price = NgramDrafter(), 0.1
     assert len(drafter.propose(tokens, 7, price)) == 3, "a half, a quarter, an eighth"
     for _ in range(10):
-        drafter.learn(7, 7)
+        drafter.record(7, 7)
     assert len(drafter.propose(tokens, 7, price)) == 7
     for _ in range(7):
-        drafter.learn(7, 0)
+        drafter.record(7, 0)
     assert len(drafter.propose(tokens, 7, price)) == 1
 
 
@@ -59,14 +59,14 @@ def test_guesses_in_vain_become_rare_and_never_cease() -> None:
     for step in range(1000):
         rows[step] = len(drafter.propose(tokens, 7, 1 / 40))
         if rows[step]:
-            drafter.learn(rows[step], 0)
+            drafter.record(rows[step], 0)
     assert 5 < sum(rows[500:]) < 100 and max(rows[500:]) == 1
 
 
 def test_chances_of_one_do_not_end_in_endless_rows() -> None:
     drafter, tokens = NgramDrafter(), [*range(20), *range(5)]
     drafter.propose(tokens, 7, FREE)
-    drafter.learn(10_000, 10_000)
+    drafter.record(10_000, 10_000)
     assert len(drafter.propose(tokens, 7, 0.99)) == 7 and drafter.propose(tokens, 7, 1.0) == ()
 
 
@@ -74,5 +74,5 @@ def test_one_that_was_stopped_is_silent() -> None:
     drafter, tokens = NgramDrafter(), [*range(20), *range(5)]
     assert drafter.propose(tokens, 7, FREE)
     drafter.stop()
-    drafter.learn(7, 0)
+    drafter.record(7, 0)
     assert drafter.propose(tokens, 7, FREE) == ()

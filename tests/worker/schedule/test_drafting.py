@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from shared.messages import Outcome
-from tests.worker.schedule.harness import EOS, Prophet, Rig, chain, next_id, reference
-from worker.schedule.plan import Plan
-from worker.schedule.sequence import Constraint, Sequence
+from tests.worker.schedule.harness import EOS, Prophet, Rig, chain, commit, next_id, reference
+from worker.schedule.sequence import Constraint, Plan, Sequence
 from worker.schedule.speculation import TILE
 
 
@@ -46,8 +45,8 @@ def test_true_drafts_come_in_one_step_and_one_token_more() -> None:
     assert advance.tokens == sequence.tokens[4:] == reference(sequence, one.config)[0][4:12]
     assert sequence.uncomputed_tokens == 1 and (sequence.in_flight_tokens, sequence.pending_outputs) == (0, 0)
     scheduler = one.scheduler
-    assert (scheduler.draft_tokens_total, scheduler.accepted_tokens_total) == (7, 7)
-    assert (scheduler.generation_tokens_total, scheduler.prefill_tokens_total) == (9, 3)
+    assert (scheduler.status.draft_tokens, scheduler.status.accepted_tokens) == (7, 7)
+    assert (scheduler.status.generation_tokens, scheduler.status.prefill_tokens) == (9, 3)
 
 
 @pytest.mark.parametrize("right", range(1, 9))
@@ -58,7 +57,7 @@ def test_the_longest_true_beginning_is_kept_and_the_token_after_it(right: int) -
     (advance,) = one.step()
     assert len(advance.tokens) == min(7, right - 1) + 1
     assert sequence.computed_tokens == len(sequence.tokens) - 1
-    assert one.scheduler.accepted_tokens_total == len(advance.tokens) - 1
+    assert one.scheduler.status.accepted_tokens == len(advance.tokens) - 1
     one.finish(50)
     assert one.ends == {sequence: Outcome.LENGTH}, "with the tokens of the reference, in told()"
 
@@ -68,7 +67,7 @@ def test_an_end_among_them_ends_it_there() -> None:
     every = [submit(one, [i, 3 * i % 7, 5], 50, ignore_eos=False) for i in range(1, 12)]
     one.finish(300)
     assert set(one.ends) == set(every) and set(one.ends.values()) == {Outcome.EOS}
-    assert one.scheduler.accepted_tokens_total > len(every) and one.pool.counts().owned == 0
+    assert one.scheduler.status.accepted_tokens > len(every) and one.pool.counts().owned == 0
 
 
 def test_a_stop_id_counts_from_min_tokens_on() -> None:
@@ -172,7 +171,7 @@ def test_what_is_tried_again_has_no_drafts_then_or_later() -> None:
     plan = one.plan()
     one.scheduler.launched(plan)
     one.scheduler.discard_in_flight()
-    (chunk,) = one.scheduler.current(plan.chunks)
+    (chunk,) = one.scheduler.retryable(plan.chunks)
     assert (chunk.start, chunk.length, chunk.drafts, chunk.rows) == (3, 1, (), 1)
     rest = Plan([chunk])
     one.commit(rest, one.run(rest))
@@ -197,7 +196,7 @@ def test_who_left_or_was_preempted_meanwhile_is_passed_over() -> None:
     assert min(drafts(plan)) > 2
     one.launch(plan)
     one.scheduler.abort(gone.key)
-    one.scheduler._state.preempt(back, one.now)
+    one.scheduler.state.preempt(back, one.now)
     assert [advance.sequence for advance in one.land()] == [stays]
     assert (gone.output_len, back.output_len) == (1, 1)
     one.finish(50)
@@ -209,8 +208,8 @@ def test_a_stream_that_goes_on_with_nothing_left_to_sample_has_none() -> None:
     sequence = one.submit([1, 2, 3], 24, generated=(5, EOS))
     sequence.drafter = Prophet([*sequence.tokens, *range(20)])
     assert drafts(one.plan()) == [0]
-    one.scheduler.commit(plan := one.plan(), one.run(plan), one.now)
+    commit(one.scheduler, plan := one.plan(), one.run(plan), one.now)
     last = one.plan()
     assert drafts(last) == [0] and not last.rows and last.tokens == 1
-    (end,) = one.scheduler.commit(last, one.run(last), one.now)
+    (end,) = commit(one.scheduler, last, one.run(last), one.now)
     assert (end.tokens, end.outcome) == ([], Outcome.EOS)

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from shared.messages import Outcome, Refusal
-from tests.worker.schedule.harness import EOS, Rig
-from worker.schedule.scheduler import QueueFull, Refused, Scheduler, TooLong
+from tests.worker.schedule.harness import EOS, Rig, commit
+from worker.schedule.admission import QueueFull, Refused, TooLong
+from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
 
 STOP = 7
@@ -18,7 +19,7 @@ def feed(rig: Rig, sequence: Sequence, ids: list[int]) -> Outcome | None:
     outcome = None
     for token in ids:
         assert outcome is None, "it has ended already"
-        (advance,) = rig.scheduler.commit(rig.scheduler.plan(rig.now), [token], rig.now)
+        (advance,) = commit(rig.scheduler, rig.scheduler.plan(rig.now), [token], rig.now)
         rig.scheduler.check()
         assert advance.sequence is sequence and advance.tokens == [token]
         outcome = advance.outcome
@@ -73,7 +74,7 @@ def test_a_stream_that_goes_on_computes_over_its_output_and_samples_what_comes_n
     rig = Rig(prefill_chunk_size=4)
     sequence = rig.submit(3, max_tokens=6, generated=(OTHER, OTHER, OTHER, OTHER))
     assert [chunk.length for chunk in rig.plan().chunks] == [4]
-    rig.scheduler.commit(rig.plan(), [], 0.0)
+    commit(rig.scheduler, rig.plan(), [], 0.0)
     assert feed(rig, sequence, [OTHER]) is None
     assert feed(rig, sequence, [OTHER]) == Outcome.LENGTH
     assert sequence.output_len == 6
@@ -88,7 +89,7 @@ def test_a_stream_that_was_complete_ends_without_another_token(generated: tuple[
     rig.submit(3, max_tokens=2, generated=generated, stop_token_ids=(STOP,))
     plan = rig.plan()
     assert plan and not plan.sampling
-    (advance,) = rig.scheduler.commit(plan, [], 0.0)
+    (advance,) = commit(rig.scheduler, plan, [], 0.0)
     assert (advance.tokens, advance.outcome) == ([], outcome)
 
 
@@ -96,7 +97,7 @@ def test_abort_frees_pages_at_once_and_is_idempotent() -> None:
     rig = Rig(max_batch_size=1)
     runs, waits = rig.submit(9), rig.submit(9)
     rig.plan()
-    assert rig.scheduler.abort(waits.key) is waits and rig.scheduler.waiting_tokens == 0
+    assert rig.scheduler.abort(waits.key) is waits and rig.scheduler.status.waiting_tokens == 0
     assert rig.scheduler.abort(runs.key) is runs and rig.pool.counts().owned == 0
     assert rig.scheduler.abort(runs.key) is None
     assert rig.scheduler.abort((b"nobody", 1)) is None
@@ -111,7 +112,7 @@ def test_failing_what_has_left_does_nothing() -> None:
     again = rig.sequence(3)
     again.key = gone.key
     rig.scheduler.submit(again, 0.0)
-    rig.scheduler.fail([gone])
+    rig.scheduler.fail(gone)
     assert rig.scheduler.get(again.key) is again
 
 

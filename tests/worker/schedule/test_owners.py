@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.schedule.harness import Rig
-from worker.schedule.scheduler import QueueFull
+from worker.schedule.admission import QueueFull
 from worker.schedule.sequence import Sequence
 
 
@@ -133,7 +133,9 @@ def fill(rig: Rig, tenant: str, prompt: int = 2) -> int:
         try:
             rig.submit(prompt, tenant=tenant)
         except QueueFull as refused:
-            assert tenant in str(refused) or not tenant or rig.scheduler.waiting >= rig.config.max_waiting_requests
+            assert (
+                tenant in str(refused) or not tenant or rig.scheduler.status.waiting >= rig.config.max_waiting_requests
+            )
             return count
     raise AssertionError
 
@@ -145,7 +147,7 @@ def test_one_owner_cannot_fill_the_queue_and_the_next_one_always_finds_a_place()
     assert fill(rig, "a") == 56
     taken = [fill(rig, name) for name in "bcdefgh"]
     assert taken[:3] == [7, 1, 0] or all(taken[:2]), taken
-    assert rig.scheduler.waiting <= 64
+    assert rig.scheduler.status.waiting <= 64
 
 
 def test_without_keys_the_whole_queue_may_be_filled() -> None:

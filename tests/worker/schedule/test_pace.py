@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.worker.schedule.harness import Prophet, Rig, reference
-from worker.schedule.plan import Plan
-from worker.schedule.step_time import FLOOR, SAMPLES, TILE, StepTimePolicy
+from worker.schedule.sequence import Plan
+from worker.schedule.step_time import MIN_PREFILL_TOKENS, SAMPLES, TILE, StepTimePolicy
 
 MOST = 512
 TARGET = 0.2
@@ -38,11 +38,11 @@ class Machine:
 
     def step(self, decodes: int, prompt: int | None = None, late: float = 0.0) -> float:
         """With as many prompt tokens as it may have, or so many; how long it took."""
-        tokens = self.pace.room(decodes) if prompt is None else prompt
+        tokens = self.pace.prefill_budget(decodes) if prompt is None else prompt
         self.pace.planned(self.now, 9, decodes, tokens)
         self.pace.launched(9)
         began, self.now = self.now, self.now + self.seconds(decodes, tokens) + late
-        self.pace.settled(self.now)
+        self.pace.computed(self.now)
         return self.now - began
 
     def served(self) -> "Machine":
@@ -64,7 +64,7 @@ def test_a_step_lasts_about_the_target_soon(seconds: Seconds, decodes: int) -> N
         machine.step(decodes)
     took = machine.step(decodes)
     cost_of_rounding = seconds(decodes, TILE) - seconds(decodes, 0)
-    if machine.pace.room(decodes) < MOST:
+    if machine.pace.prefill_budget(decodes) < MOST:
         assert TARGET * 0.93 - cost_of_rounding <= took <= TARGET * 1.07
     else:
         assert took <= TARGET
@@ -79,7 +79,7 @@ def test_the_first_step_beside_decodes_is_held_back_already() -> None:
 def test_without_decodes_a_step_is_full() -> None:
     machine = Machine(CPU).served()
     machine.step(4)
-    assert machine.pace.room(4) < MOST == machine.pace.room(0)
+    assert machine.pace.prefill_budget(4) < MOST == machine.pace.prefill_budget(0)
 
 
 def test_the_budget_is_of_whole_tiles_and_within_bounds() -> None:
@@ -88,20 +88,20 @@ def test_the_budget_is_of_whole_tiles_and_within_bounds() -> None:
         machine = Machine(line(*(10 ** rng.uniform(-5, 0) for _ in range(3))), 10 ** rng.uniform(-3, 1))
         for _ in range(20):
             machine.step(rng.randrange(4), rng.choice([None, 0, 1, 500]), late=rng.choice([0.0, 0.0, 3.0]))
-            room = machine.pace.room(rng.randint(1, 64))
-            assert FLOOR <= room <= MOST and room % TILE == 0
+            room = machine.pace.prefill_budget(rng.randint(1, 64))
+            assert MIN_PREFILL_TOKENS <= room <= MOST and room % TILE == 0
 
 
 def test_prompts_advance_on_the_slowest_machine_and_in_the_smallest_step() -> None:
-    assert Machine(line(5.0, 1.0, 1.0)).served().pace.room(3) == FLOOR
-    assert Machine(line(5.0, 1.0, 1.0), most=10).served().pace.room(3) == 10
+    assert Machine(line(5.0, 1.0, 1.0)).served().pace.prefill_budget(3) == MIN_PREFILL_TOKENS
+    assert Machine(line(5.0, 1.0, 1.0), most=10).served().pace.prefill_budget(3) == 10
 
 
 def test_where_every_step_takes_long_prompts_get_a_multiple_of_that() -> None:
     machine = Machine(line(0.3, 0.0, 0.001), most=2048).served()
     for _ in range(2 * SAMPLES):
         machine.step(4)
-    assert machine.pace.room(4) == 896, "0.9 s of prompts to 0.3 s"
+    assert machine.pace.prefill_budget(4) == 896, "0.9 s of prompts to 0.3 s"
 
 
 def test_where_many_decodes_take_long_prompts_get_a_multiple_of_what_few_take() -> None:
@@ -110,7 +110,7 @@ def test_where_many_decodes_take_long_prompts_get_a_multiple_of_what_few_take() 
         machine.step(4)
         machine.step(60, 0)
     assert machine.seconds(60, 0) > 3 * TARGET
-    assert machine.pace.room(60) == 176, "0.18 s, of 0.06 s for a step of 4"
+    assert machine.pace.prefill_budget(60) == 176, "0.18 s, of 0.06 s for a step of 4"
 
 
 @pytest.mark.parametrize("seconds", [line(0.005, 0.00001, 0.000013), line(0.002, 0.0, 0.0), line(0.0, 0.0, 0.0)])
@@ -119,13 +119,13 @@ def test_a_fast_machine_is_never_held_back(seconds: Seconds) -> None:
     rng = Random(1)
     for _ in range(200):
         machine.step(rng.randint(1, 64), rng.choice([None, None, 0, 1, 100]), late=rng.uniform(0.0, 0.001))
-        assert machine.pace.room(4) == 2048
+        assert machine.pace.prefill_budget(4) == 2048
 
 
 def test_no_target_no_limit() -> None:
     machine = Machine(line(5.0, 1.0, 1.0), inf).served()
     machine.step(4)
-    assert machine.pace.room(4) == MOST
+    assert machine.pace.prefill_budget(4) == MOST
     assert machine.pace.estimates.target_s == 0.0
 
 
@@ -135,19 +135,19 @@ def test_a_step_that_stood_still_changes_little(late: float) -> None:
     for _ in range(2 * SAMPLES):
         machine.step(4)
         machine.step(4, 0)
-    usual = machine.pace.room(4)
+    usual = machine.pace.prefill_budget(4)
     for prompt in (None, 0):
         for _ in range(2):
             machine.step(4, prompt, late)
-            assert abs(machine.pace.room(4) - usual) <= TILE
+            assert abs(machine.pace.prefill_budget(4) - usual) <= TILE
 
 
 def test_a_first_step_that_stood_still_is_forgotten_at_once() -> None:
     machine = Machine(CPU)
     machine.step(0, 512, late=30.0)
-    assert machine.pace.room(1) == FLOOR
+    assert machine.pace.prefill_budget(1) == MIN_PREFILL_TOKENS
     machine.step(1)
-    assert machine.pace.room(1) > 2 * FLOOR
+    assert machine.pace.prefill_budget(1) > 2 * MIN_PREFILL_TOKENS
     slow = Machine(CPU)
     slow.step(0, 512)
     slow.step(1, 0, late=30.0)
@@ -155,7 +155,7 @@ def test_a_first_step_that_stood_still_is_forgotten_at_once() -> None:
     assert slow.step(1) < TARGET * 1.1
 
 
-@pytest.mark.parametrize(("change", "room"), [(0.2, MOST), (1.5, 112), (5.0, FLOOR)])
+@pytest.mark.parametrize(("change", "room"), [(0.2, MOST), (1.5, 112), (5.0, MIN_PREFILL_TOKENS)])
 def test_a_machine_that_becomes_another_one_is_measured_anew(change: float, room: int) -> None:
     """Even if no step is without prompts from then on."""
     machine = Machine(CPU).served()
@@ -165,13 +165,13 @@ def test_a_machine_that_becomes_another_one_is_measured_anew(change: float, room
     machine.seconds = lambda decodes, prompt: CPU(decodes, prompt) * change
     for _ in range(2 * SAMPLES):
         machine.step(4)
-    assert abs(machine.pace.room(4) - room) <= TILE
+    assert abs(machine.pace.prefill_budget(4) - room) <= TILE
 
 
 def test_few_tokens_say_nothing_of_many() -> None:
     machine = Machine(roof(0.1, 0.0001))
     machine.step(0, 3)  # as long as 1,000 would take
-    assert machine.pace.room(1) == MOST
+    assert machine.pace.prefill_budget(1) == MOST
 
 
 def test_a_step_that_waits_for_another_one_is_counted_from_its_end() -> None:
@@ -181,16 +181,16 @@ def test_a_step_that_waits_for_another_one_is_counted_from_its_end() -> None:
     pace.launched(1)
     pace.planned(0.001, 2, 1, 100)
     pace.launched(2)
-    pace.settled(0.1)
+    pace.computed(0.1)
     assert pace.estimates.prompt_token_s == pytest.approx(0.001)
     pace.planned(0.101, 2, 2, 0)
     pace.launched(2)
-    pace.settled(0.3)
-    pace.settled(0.33)
+    pace.computed(0.3)
+    pace.computed(0.33)
     assert pace.estimates.decodes_s == pytest.approx(0.03)
     pace.planned(50.0, 2, 2, 0)
     pace.launched(2)
-    pace.settled(50.02)
+    pace.computed(50.02)
     assert pace.estimates.decodes_s == pytest.approx(0.02)
 
 
@@ -199,14 +199,14 @@ def test_parts_of_a_step_and_steps_that_were_lost_say_nothing() -> None:
     pace.planned(0.0, 5, 2, 100)
     pace.launched(3)
     pace.launched(2)
-    pace.settled(1.0)
-    pace.settled(2.0)
+    pace.computed(1.0)
+    pace.computed(2.0)
     pace.planned(3.0, 5, 2, 100)
     pace.launched(5)
-    pace.abandoned()
+    pace.discarded()
     pace.planned(7.0, 2, 2, 0)
     pace.launched(2)
-    pace.settled(7.1)
+    pace.computed(7.1)
     assert (pace.estimates.decodes_s, pace.estimates.prompt_token_s) == (pytest.approx(0.1), 0.0)
 
 
@@ -264,7 +264,7 @@ def test_a_prompt_advances_in_every_step_beside_many_streams() -> None:
     while long in rig.scheduler.sequences():
         before = long.computed_tokens
         rig.step()
-        assert long.computed_tokens >= before + FLOOR or long.computed_tokens >= 900
+        assert long.computed_tokens >= before + MIN_PREFILL_TOKENS or long.computed_tokens >= 900
     rig.finish(100)
 
 
@@ -276,10 +276,10 @@ def test_a_draft_counts_as_a_row() -> None:
     rig.step()
     assert rig.plan().tokens == 8
     rig.step()
-    assert rig.scheduler.pace.decodes_s == pytest.approx(0.08)
+    assert rig.scheduler.status.prefill_budget.decodes_s == pytest.approx(0.08)
     prophet.stop()
     rig.step()
-    assert rig.scheduler.pace.decodes_s == pytest.approx(0.01)
+    assert rig.scheduler.status.prefill_budget.decodes_s == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -301,7 +301,9 @@ def test_whatever_comes_prompts_advance_and_steps_keep_to_their_budget(seed: int
         ]
         assert prompts or not unread, "a prompt waits"
         if decodes:
-            assert sum(chunk.length for chunk in prompts) <= rig.scheduler.pace.prompt_tokens + len(prompts)
+            assert sum(chunk.length for chunk in prompts) <= rig.scheduler.status.prefill_budget.prompt_tokens + len(
+                prompts
+            )
         rig.step()
     rig.finish(2000)
 
@@ -320,4 +322,7 @@ def test_some_modes_hold_nothing_back(settings: dict[str, Any]) -> None:
     rig.submit(100, 40, ignore_eos=True)
     for _ in range(4):
         rig.step()
-    assert rig.scheduler.pace.target_s == 0.0 and rig.scheduler.pace.prompt_tokens == MOST
+    assert (
+        rig.scheduler.status.prefill_budget.target_s == 0.0
+        and rig.scheduler.status.prefill_budget.prompt_tokens == MOST
+    )

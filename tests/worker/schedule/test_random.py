@@ -10,9 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.worker.schedule.harness import EOS, Prophet, Rig, reference
 from worker.schedule import step_time
-from worker.schedule.plan import Plan
-from worker.schedule.scheduler import QueueFull, TooLong
-from worker.schedule.sequence import Sequence
+from worker.schedule.admission import QueueFull, TooLong
+from worker.schedule.sequence import Plan, Sequence
 
 BASES = [[1, 2, 3, 4] * 10, [1, 2, 3, 4, 1, 2, 3, 9] * 5, [5] * 40]  # prompts begin alike, some for a while
 
@@ -61,7 +60,7 @@ class Machine(RuleBasedStateMachine):
     def start(
         self, config: dict[str, Any], page_size: int, spare: int, overlap: bool, token_s: float, floor: int
     ) -> None:
-        self.small = patch.multiple(step_time, FLOOR=floor, TILE=1)  # as these prompts are
+        self.small = patch.multiple(step_time, MIN_PREFILL_TOKENS=floor, TILE=1)  # as these prompts are
         self.small.start()
         if page_size == 0:  # contiguous: a page is a whole sequence
             page_size, spare = config["max_seq_len"], spare // 5
@@ -86,7 +85,7 @@ class Machine(RuleBasedStateMachine):
         done, _ = reference(sequence, rig.config)
         sequence.tokens = done[: sequence.prompt_len + generated]  # a stream that goes on brings true output
         sequence.drafter = Prophet(done, rig.count)
-        waiting, tokens = rig.scheduler.waiting, rig.scheduler.waiting_tokens
+        waiting, tokens = rig.scheduler.status.waiting, rig.scheduler.status.waiting_tokens
         try:
             rig.scheduler.submit(sequence, rig.now)
         except TooLong:
@@ -147,7 +146,7 @@ class Machine(RuleBasedStateMachine):
         lost = [plan for plan, _ in self.rig.flights]
         self.abandon()
         if lost and again:
-            rest = Plan(self.rig.scheduler.current(lost[0].chunks))
+            rest = Plan(self.rig.scheduler.retryable(lost[0].chunks))
             self.note_ends(rest, self.rig.run(rest))
 
     def abandon(self) -> None:
@@ -159,10 +158,10 @@ class Machine(RuleBasedStateMachine):
     def step_whose_culprit_fails(self, number: int) -> None:
         plan = self.launch()
         self.abandon()
-        chunks = self.rig.scheduler.current(plan.chunks)
+        chunks = self.rig.scheduler.retryable(plan.chunks)
         if chunks:
             culprit = chunks[number % len(chunks)].sequence
-            self.rig.scheduler.fail([culprit])
+            self.rig.scheduler.fail(culprit)
             self.left.add(culprit)
             rest = Plan([chunk for chunk in chunks if chunk.sequence is not culprit])
             self.note_ends(rest, self.rig.run(rest))
@@ -189,9 +188,9 @@ class Machine(RuleBasedStateMachine):
 
     def note_ends(self, plan: Plan, ids: list[int]) -> None:
         scheduler = self.rig.scheduler
-        before = scheduler.generation_tokens_total - scheduler.accepted_tokens_total
+        before = scheduler.status.generation_tokens - scheduler.status.accepted_tokens
         advances = self.rig.commit(plan, ids)
-        assert scheduler.generation_tokens_total - scheduler.accepted_tokens_total == before + len(plan.sampling)
+        assert scheduler.status.generation_tokens - scheduler.status.accepted_tokens == before + len(plan.sampling)
         self.left.update(advance.sequence for advance in advances if advance.outcome)
 
     def teardown(self) -> None:
@@ -210,7 +209,7 @@ class Machine(RuleBasedStateMachine):
         turns = 3 if self.rig.overlap else 2  # who is preempted loses the token under way
         self.left |= self.rig.finish(turns * most * (self.rig.config.max_batch_size + 1) + 5)
         assert set(self.order) == self.left | self.rig.ends.keys()
-        assert self.rig.pool.counts().owned == 0 == self.rig.scheduler.waiting_tokens
+        assert self.rig.pool.counts().owned == 0 == self.rig.scheduler.status.waiting_tokens
 
 
 Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, database=None)

@@ -24,9 +24,9 @@ def test_the_newest_is_preempted_and_comes_back_before_those_that_never_ran() ->
         plan = rig.plan()
         rig.commit(plan, rig.run(plan))
     assert plan.preempted == [b] and [chunk.sequence for chunk in plan.chunks] == [a]
-    assert (b.computed_tokens, b.pages.tolist(), rig.scheduler.preemptions_total) == (0, [], 1)
+    assert (b.computed_tokens, b.pages.tolist(), rig.scheduler.status.preemptions) == (0, [], 1)
     had = list(b.tokens)
-    assert len(had) > 7 and rig.scheduler.waiting_tokens == len(had) + 2
+    assert len(had) > 7 and rig.scheduler.status.waiting_tokens == len(had) + 2
     rig.finish(100)
     assert list(rig.ends) == [a, b, c] and b.tokens[: len(had)] == had
 
@@ -49,8 +49,8 @@ def test_a_preempted_sequence_finds_its_own_pages_again() -> None:
     a, b = rig.submit(12, max_tokens=10), rig.submit(12, max_tokens=10)
     rig.finish(100)
     assert b.preemptions == 1 and a.preemptions == 0
-    assert rig.scheduler.prefix_hits > 0
-    assert rig.scheduler.prefill_tokens_total < 12 + 12 + 12 + 9, "less than computing it all again"
+    assert rig.scheduler.status.prefix_hits > 0
+    assert rig.scheduler.status.prefill_tokens < 12 + 12 + 12 + 9, "less than computing it all again"
 
 
 def test_an_equal_prompt_shares_its_full_pages() -> None:
@@ -61,7 +61,7 @@ def test_an_equal_prompt_shares_its_full_pages() -> None:
     plan = rig.plan()
     assert [(chunk.sequence, chunk.start, chunk.length) for chunk in plan.chunks] == [(a, 10, 1), (b, 8, 2)]
     assert a.pages[:2] == b.pages[:2] and a.pages[2] != b.pages[2]
-    assert (b.cached_tokens, rig.scheduler.prefix_queries, rig.scheduler.prefix_hits) == (8, 20, 8)
+    assert (b.cached_tokens, rig.scheduler.status.prefix_queries, rig.scheduler.status.prefix_hits) == (8, 20, 8)
     rig.finish(40)
     assert a.tokens == b.tokens
 
@@ -116,8 +116,8 @@ def test_without_prefix_cache_nothing_is_shared() -> None:
     for _ in range(2):
         rig.submit(PROMPT)
         rig.finish(40)
-    assert rig.scheduler.prefix_queries == 0 and rig.pool.counts().cached == 0
-    assert rig.scheduler.prefill_tokens_total == 20
+    assert rig.scheduler.status.prefix_queries == 0 and rig.pool.counts().cached == 0
+    assert rig.scheduler.status.prefill_tokens == 20
 
 
 def test_a_group_computes_its_prompt_once() -> None:
@@ -128,11 +128,11 @@ def test_a_group_computes_its_prompt_once() -> None:
         assert {chunk.sequence for chunk in rig.plan().chunks} == {group[0], other}, "others pass, siblings wait"
         rig.step()
     rig.step()
-    assert rig.scheduler.waiting == 3
+    assert rig.scheduler.status.waiting == 3
     plan = rig.plan()
     assert [chunk.sequence for chunk in plan.chunks] == [group[0], other, *group[1:]]
     assert [sequence.cached_tokens for sequence in group] == [0, 8, 8, 8]
-    assert rig.scheduler.prefill_tokens_total == 10 + 3
+    assert rig.scheduler.status.prefill_tokens == 10 + 3
     rig.finish(40)
 
 
@@ -144,7 +144,7 @@ def test_siblings_find_a_new_leader_when_the_first_leaves() -> None:
     rig.scheduler.abort(c.key)
     rig.scheduler.check()
     assert [chunk.sequence for chunk in rig.plan().chunks] == [b]
-    rig.scheduler.fail([b])
+    rig.scheduler.fail(b)
     assert [chunk.sequence for chunk in rig.plan().chunks] == [d]
     rig.finish(40)
     assert list(rig.ends) == [d]

@@ -76,7 +76,7 @@ def test_who_waited_during_a_batch_waits_for_company_again() -> None:
     late = rig.submit(3)
     for rig.now in (1.0, 2.0, 3.0):
         rig.step()
-    assert rig.scheduler.running == 0 and members(rig) == []
+    assert rig.scheduler.status.running == 0 and members(rig) == []
     assert rig.scheduler.next_wakeup(3.0) == 3.010
     rig.now = 3.010
     assert members(rig) == [late]
@@ -98,7 +98,7 @@ def test_the_timer_of_a_request_that_left_is_not_inherited() -> None:
 def test_all_members_join_at_once_even_when_the_step_is_too_small() -> None:
     rig = static(max_batch_size=3, batch_wait_timeout_s=0.0, max_step_tokens=4)
     a, b, c = rig.submit(5, max_tokens=3), rig.submit(5), rig.submit(5)
-    assert members(rig) == [a] and rig.scheduler.running == 3
+    assert members(rig) == [a] and rig.scheduler.status.running == 3
     late = rig.submit(2)
     rig.step()
     assert members(rig) == [a, b]

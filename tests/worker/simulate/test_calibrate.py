@@ -9,7 +9,7 @@ from shared.messages import Limits
 from worker.engine.load import Engine
 from worker.kv_cache.pages import PagePool
 from worker.run.in_flight import StepOutput
-from worker.schedule.plan import Plan
+from worker.schedule.sequence import Plan
 
 
 class Runner:

@@ -9,7 +9,7 @@ from bench.simulate.traffic import Arrival, Synthetic, Traffic
 from shared.config import WorkerConfig
 from shared.default_sizes import with_default_sizes
 from tests.worker.simulate.harness import CPU, SECOND, simulated, traffic, workload
-from worker.schedule.state import State
+from worker.schedule.state import SchedulerState
 
 
 def test_times_are_those_of_the_steps() -> None:
@@ -108,7 +108,7 @@ def test_every_request_finishes_or_is_refused(seed: int, backend: str) -> None:
 
 
 def test_a_scheduler_that_stops_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(State, "join", lambda self, sequence, now: False)
+    monkeypatch.setattr(SchedulerState, "join", lambda self, sequence, now: False)
     scheduler, pool = build(with_default_sizes(WorkerConfig(), on_gpu=False), 64)
     with pytest.raises(Stuck, match="1 wait"):
         replay(traffic((0, 4, 1)), scheduler, pool, SECOND)
