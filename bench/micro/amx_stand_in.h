@@ -36,5 +36,5 @@ STAND_IN void stand_in_dot(void) {
 #define TILE_STORE(t, p, stride) stand_in_store((char *)(p), stride)
 #define TILE_ZERO(t) ((void)0)
 #define TILE_DOT(c, a, b) stand_in_dot()
-#define tiles_shape(shapes) ((void)(shapes))
+#define tiles_configure(shapes) ((void)(shapes))
 #define tiles_release() ((void)0)

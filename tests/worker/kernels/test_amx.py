@@ -28,7 +28,7 @@ def shape(*tiles: tuple[int, int], palette: int = 1) -> None:
     shapes = Shapes(palette=palette)
     for i, (rows, size) in enumerate(tiles):
         shapes.rows[i], shapes.bytes[i] = rows, size
-    emulated_amx.library().emulated_shape(ctypes.byref(shapes))
+    emulated_amx.library().emulated_configure(ctypes.byref(shapes))
 
 
 def load(tile: int, x: Tensor) -> None:

@@ -140,7 +140,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
     return out
 
 
-def paired(cache_v: Tensor) -> bool:
+def v_is_paired(cache_v: Tensor) -> bool:
     """Whether the values of neighbouring tokens lie in pairs: [pages, page_size / 2, Hk, D, 2] in the cache's memory.
 
     So bf16 is multiplied where it lies; pages must be whole tiles of AMX. Keys always lie as their shape says.
@@ -158,7 +158,7 @@ def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mappin
     size = k.element_size()
     kernels()[k.dtype].store_kv(
         k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slot_mapping.data_ptr(),
-        k.shape[0], heads * d * size, k.stride(0) * size, v.stride(0) * size, paired(cache_v),
+        k.shape[0], heads * d * size, k.stride(0) * size, v.stride(0) * size, v_is_paired(cache_v),
     )  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def qkv_rope_write(
     kernels()[qkv.dtype].qkv_rope_write(
         qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), address(q_norm), address(k_norm),
         cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(), eps, offset,
-        qkv.shape[0], q_heads, kv_heads, d, paired(cache_v), torch.get_num_threads(),
+        qkv.shape[0], q_heads, kv_heads, d, v_is_paired(cache_v), torch.get_num_threads(),
     )  # fmt: skip
     return q
 

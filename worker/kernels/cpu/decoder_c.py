@@ -54,18 +54,19 @@ class _Layer(Structure):
 class _Model(Structure):
     _fields_ = [
         ("kernels", c_void_p * len(KERNELS)), ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
-        *((name, c_long) for name in ("count", "hidden", "inner", "heads", "kv_heads", "d", "page_size", "element")),
+        *((name, c_long) for name in ("num_layers", "hidden_size", "inner_size", "heads", "kv_heads", "d")),
+        ("page_size", c_long), ("element_size", c_long),
         *((name, c_float) for name in ("eps", "offset", "scale")), ("gelu", c_int),
-        ("is_bf16", c_int), ("paired", c_int), ("done", POINTER(c_uint64)),
+        ("is_bf16", c_int), ("paired", c_int), ("layers_begun", POINTER(c_uint64)),
     ]  # fmt: skip
 
 
 class _Step(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("x", "h", "wide", "q", "mixed")),
+        *((name, c_void_p) for name in ("x", "h", "projected", "q", "inner")),
         *((name, c_void_p) for name in ("positions", "slot_mapping", "logits_indices")),
         *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "page_table")),
-        *((name, c_long) for name in ("t", "seqs", "page_stride", "wanted")), ("threads", c_int),
+        *((name, c_long) for name in ("t", "seqs", "page_table_stride", "num_outputs")), ("threads", c_int),
     ]  # fmt: skip
 
 
@@ -99,7 +100,7 @@ class DecoderC:
             _functions(dtype), self._layers, last_norm.data_ptr(),
             len(layers), self._hidden, first.down.k, first.o.k // d, kv_heads, d, page_size, dtype.itemsize,
             eps, float(offset), scale, activation == "gelu_tanh", dtype == torch.bfloat16,
-            bindings.paired(first.cache_v),
+            bindings.v_is_paired(first.cache_v),
             ctypes.pointer(done),
         )  # fmt: skip
         self._buffers: list[Tensor] = []

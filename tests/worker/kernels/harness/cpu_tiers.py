@@ -39,7 +39,7 @@ def use(which: int | str) -> Iterator[None]:
 
 def as_written(cache_v: Tensor) -> Tensor:
     """A copy of values [pages, page_size, Hk, D] as the C kernels write and read them."""
-    if not bindings.paired(cache_v):
+    if not bindings.v_is_paired(cache_v):
         return cache_v.clone()
     return cache_v.unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2).reshape(cache_v.shape)
 

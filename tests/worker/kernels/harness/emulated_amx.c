@@ -54,7 +54,7 @@ static int forbidden(const char *instruction) {
     return !__atomic_load_n(&permitted, __ATOMIC_RELAXED) && fault(instruction, "the system was not asked");
 }
 
-SHOWN void emulated_shape(const Shapes *s) {
+SHOWN void emulated_configure(const Shapes *s) {
     if (forbidden("ldtilecfg")) return;
     if (s->palette != 1 || s->start_row || !all_zero(s->reserved, sizeof s->reserved) ||
         !all_zero(s->bytes + NAMES, 2 * NAMES) || !all_zero(s->rows + NAMES, NAMES)) {

@@ -5,7 +5,7 @@
 #include <amx_tiles.h>
 #include <unistd.h>
 
-void emulated_shape(const TileShapes *shapes);
+void emulated_configure(const TileConfig *shapes);
 void emulated_release(void);
 void emulated_zero(int tile);
 void emulated_load(int tile, const void *from, long stride);
@@ -22,7 +22,7 @@ long emulated_syscall(long number, long what, long feature);
 #define TILE_STORE(t, p, stride) emulated_store(t, p, stride)
 #define TILE_ZERO(t) emulated_zero(t)
 #define TILE_DOT(c, a, b) emulated_dot(c, a, b)
-#define tiles_shape emulated_shape
+#define tiles_configure emulated_configure
 #define tiles_release emulated_release
 #define __get_cpuid_count emulated_cpuid
 #define syscall emulated_syscall

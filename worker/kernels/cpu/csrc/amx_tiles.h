@@ -1,24 +1,24 @@
-/* AMX tile instructions as plain macros: tile numbers are literals, memory is clobbered. */
+/* AMX tile instructions as macros. Tile numbers are literals; each macro clobbers memory. */
 #pragma once
 #include <stdint.h>
 
 #define TILE_LOAD(t, p, stride) \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((long)(stride)) : "memory")
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t::"r"(p), "r"((long)(stride)) : "memory")
 #define TILE_STORE(t, p, stride) \
     __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"((long)(stride)) : "memory")
-#define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
+#define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t::: "memory")
 /* tmm<c> += tmm<a> [rows x 32 bf16] times tmm<b> [16 pairs x 16 columns x 2 bf16] */
-#define TILE_DOT(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+#define TILE_DOT(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c::: "memory")
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
-} TileShapes;
+} TileConfig;
 
-static inline void tiles_shape(const TileShapes *shapes) {
-    __asm__ volatile("ldtilecfg %0" ::"m"(*shapes) : "memory");
+static inline void tiles_configure(const TileConfig *config) {
+    __asm__ volatile("ldtilecfg %0" ::"m"(*config) : "memory");
 }
 
-/* Gives the tile state back, so that a context switch need not save it. */
+/* Releases the tile state, so a context switch need not save it. */
 static inline void tiles_release(void) { __asm__ volatile("tilerelease" ::: "memory"); }

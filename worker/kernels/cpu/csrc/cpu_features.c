@@ -1,4 +1,4 @@
-/* Which instruction sets this processor has and this system lets us use. */
+/* Detects the instruction sets that processor and operating system provide; memory advice. */
 #include <cpuid.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -20,22 +20,22 @@ static int has_avx512(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-/* 0: nothing of use; 1: AVX2 with FMA; 2: AVX-512; 3: AVX-512 with bf16; 4: with AMX tiles, too. */
+/* 0: unsupported; 1: AVX2 with FMA; 2: AVX-512; 3: AVX-512 with bf16; 4: also AMX tiles. */
 __attribute__((visibility("default"))) int tier(void) {
     __builtin_cpu_init();
     if (has_avx512()) return !__builtin_cpu_supports("avx512bf16") ? 2 : has_amx_bf16() ? 4 : 3;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
 }
 
-/* Asks for huge pages under memory that is read from end to end; only speed depends on the answer. */
+/* Requests huge pages for memory that is read from end to end. Only speed depends on whether the kernel grants them. */
 __attribute__((visibility("default"))) void advise_huge_pages(void *start, long bytes) {
     uintptr_t page = 1 << 21, from = ((uintptr_t)start + page - 1) / page * page;
     uintptr_t to = ((uintptr_t)start + bytes) / page * page;
     if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
 }
 
-/* Has the system hand over memory that others may be writing at this moment: every page is written, none is changed.
- * (Advice to populate would hold the lock that all of the process's mappings share, however low our priority.) */
+/* Makes the kernel allocate memory that other threads may be writing: writes every page and changes no byte.
+ * (MADV_POPULATE_WRITE would hold the lock of all mappings of the process, even at low priority.) */
 __attribute__((visibility("default"))) void touch_pages(uintptr_t start, long bytes, long page) {
     for (uintptr_t at = start; at < start + bytes; at += page) __atomic_fetch_or((unsigned *)at, 0, __ATOMIC_RELAXED);
 }

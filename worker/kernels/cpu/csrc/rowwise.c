@@ -1,34 +1,35 @@
-/* The kernels of one row at a time: norms, the gate, rotary, the K/V write. Knows no layout of weights, no pages.
+/* Row-wise kernels: RMS norm, act_and_mul, rotary embedding, the K/V write, and qkv_rope_write, which fuses three of
+ * them.
  *
- * Every kernel is a loop over rows around one row function, so a row's bits are its own whatever the batch,
- * the chunking or the number of threads. */
+ * Each kernel loops over rows and calls one function per row, so a row has the same bits in every batch, with every
+ * chunking and any number of threads. This file knows neither packed weights nor pages. */
 #include "simd.h"
 #include <math.h>
 #include <string.h>
 
-#define SMALL 16384 /* elements below which a second thread costs more than it brings */
+#define MIN_PARALLEL_ELEMENTS 16384 /* with fewer, a second thread costs more than it saves */
 
-INLINE size_t width(int is_bf16) { return is_bf16 ? 2 : 4; }
+INLINE size_t element_size(int is_bf16) { return is_bf16 ? 2 : 4; }
 
 INLINE float inverse_rms(const void *x, long n, float eps, int is_bf16) {
     vf a = {0}, b = {0}, c = {0}, d = {0};
     long i = 0;
-    for (; i + 4 * LANES <= n; i += 4 * LANES) {
-        vf w = load(x, i, n, is_bf16), y = load(x, i + LANES, n, is_bf16);
-        vf z = load(x, i + 2 * LANES, n, is_bf16), u = load(x, i + 3 * LANES, n, is_bf16);
+    for (; i + 4 * SIMD_WIDTH <= n; i += 4 * SIMD_WIDTH) {
+        vf w = load(x, i, n, is_bf16), y = load(x, i + SIMD_WIDTH, n, is_bf16);
+        vf z = load(x, i + 2 * SIMD_WIDTH, n, is_bf16), u = load(x, i + 3 * SIMD_WIDTH, n, is_bf16);
         a += w * w, b += y * y, c += z * z, d += u * u;
     }
-    for (; i < n; i += LANES) {
+    for (; i < n; i += SIMD_WIDTH) {
         vf w = load(x, i, n, is_bf16);
         a += w * w;
     }
-    return 1.0f / sqrtf(sum_lanes((a + b) + (c + d)) / (float)n + eps);
+    return 1.0f / sqrtf(simd_sum((a + b) + (c + d)) / (float)n + eps);
 }
 
-/* offset 0: weight * round(x / rms), as Llama. Otherwise (x / rms) * (offset + weight) rounded once, as Gemma. */
-INLINE void norm_row(const void *x, const void *w, void *out, long n, float eps, float offset, int is_bf16) {
-    vf scale = splat(inverse_rms(x, n, eps, is_bf16));
-    for (long i = 0; i < n; i += LANES) {
+/* offset 0 (Llama): weight * round(x / rms). Otherwise (Gemma): (x / rms) * (offset + weight), rounded once. */
+INLINE void rms_norm_row(const void *x, const void *w, void *out, long n, float eps, float offset, int is_bf16) {
+    vf scale = broadcast(inverse_rms(x, n, eps, is_bf16));
+    for (long i = 0; i < n; i += SIMD_WIDTH) {
         vf weight = load(w, i, n, is_bf16), normed = load(x, i, n, is_bf16) * scale;
         vf y = offset == 0 ? weight * rounded(normed, is_bf16) : normed * (weight + offset);
         store(out, i, n, y, is_bf16);
@@ -36,10 +37,10 @@ INLINE void norm_row(const void *x, const void *w, void *out, long n, float eps,
 }
 
 INLINE void add_row(const void *x, const void *y, void *out, long n, int is_bf16) {
-    for (long i = 0; i < n; i += LANES) store(out, i, n, load(x, i, n, is_bf16) + load(y, i, n, is_bf16), is_bf16);
+    for (long i = 0; i < n; i += SIMD_WIDTH) store(out, i, n, load(x, i, n, is_bf16) + load(y, i, n, is_bf16), is_bf16);
 }
 
-INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + exp_lanes(-x)); }
+INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + simd_exp(-x)); }
 
 /* tanh-GELU is x * sigmoid(2u), since (1 + tanh u) / 2 = sigmoid(2u). */
 INLINE vf activate(vf x, int gelu) {
@@ -47,9 +48,9 @@ INLINE vf activate(vf x, int gelu) {
     return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
 }
 
-INLINE void gate_row(const void *x, void *out, long n, int gelu, int is_bf16) {
-    const char *up = (const char *)x + n * width(is_bf16);
-    for (long i = 0; i < n; i += LANES) {
+INLINE void act_and_mul_row(const void *x, void *out, long n, int gelu, int is_bf16) {
+    const char *up = (const char *)x + n * element_size(is_bf16);
+    for (long i = 0; i < n; i += SIMD_WIDTH) {
         vf gated = rounded(activate(load(x, i, n, is_bf16), gelu), is_bf16);
         store(out, i, n, gated * load(up, i, n, is_bf16), is_bf16);
     }
@@ -58,9 +59,9 @@ INLINE void gate_row(const void *x, void *out, long n, int gelu, int is_bf16) {
 /* One head: x * cos + rotate_half(x) * sin in fp32, rounded once. In place is allowed. */
 INLINE void rotary_row(const void *x, void *out, const float *cos, const float *sin, long d, int is_bf16) {
     long h = d / 2;
-    const char *high = (const char *)x + h * width(is_bf16);
-    char *high_out = (char *)out + h * width(is_bf16);
-    for (long i = 0; i < h; i += LANES) {
+    const char *high = (const char *)x + h * element_size(is_bf16);
+    char *high_out = (char *)out + h * element_size(is_bf16);
+    for (long i = 0; i < h; i += SIMD_WIDTH) {
         vf a = load(x, i, h, is_bf16), b = load(high, i, h, is_bf16);
         vf low = a * load(cos, i, h, 0) - b * load(sin, i, h, 0);
         vf top = b * load(cos + h, i, h, 0) + a * load(sin + h, i, h, 0);
@@ -69,59 +70,62 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
     }
 }
 
-#define ROW_FUNCTIONS(dtype, is_bf16)                                                                              \
-    SHARED void norm_one_##dtype(const void *x, const void *w, void *out, long n, float eps, float offset) {       \
-        norm_row(x, w, out, n, eps, offset, is_bf16);                                                              \
-    }                                                                                                              \
-    SHARED void rotary_one_##dtype(const void *x, void *out, const float *cos, const float *sin, long d) {         \
-        rotary_row(x, out, cos, sin, d, is_bf16);                                                                  \
-    }                                                                                                              \
-    EXPORT(rms_norm_##dtype)(const char *x, const void *w, char *out, long t, long heads, long n, long stride, float eps,  \
-                         float offset, int threads) {                                                                  \
-        size_t step = n * width(is_bf16);                                                                              \
-        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * heads * n >= SMALL)")                          \
-        for (long i = 0; i < t; i++)                                                                                   \
-            for (long h = 0; h < heads; h++)                                                                           \
-                norm_one_##dtype(x + i * stride * width(is_bf16) + h * step, w, out + (i * heads + h) * step, n, eps, offset);\
-    }                                                                                                                  \
-    EXPORT(add_rms_norm_##dtype)(const char *x, const char *residual, const void *w, char *out, char *sum, long t,     \
-                             long n, float eps, float offset, int threads) {                                       \
-        size_t step = n * width(is_bf16);                                                                          \
-        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= SMALL)")                              \
-        for (long i = 0; i < t; i++) {                                                                             \
-            add_row(x + i * step, residual + i * step, sum + i * step, n, is_bf16);                                \
-            norm_one_##dtype(sum + i * step, w, out + i * step, n, eps, offset);                                   \
-        }                                                                                                          \
-    }                                                                                                              \
-    EXPORT(act_and_mul_##dtype)(const char *x, char *out, long t, long n, int gelu, int threads) {                        \
-        size_t step = n * width(is_bf16);                                                                          \
-        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= SMALL)")                              \
-        for (long i = 0; i < t; i++) gate_row(x + 2 * i * step, out + i * step, n, gelu, is_bf16);                 \
-    }                                                                                                              \
-    EXPORT(rotary_##dtype)(const char *x, char *out, const float *cos, const float *sin, const int64_t *positions,     \
-                           long t, long heads, long d, long stride, int threads) {                                     \
-        size_t step = d * width(is_bf16);                                                                              \
-        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * heads * d >= SMALL)")                          \
-        for (long i = 0; i < t; i++)                                                                                   \
-            for (long h = 0; h < heads; h++)                                                                           \
-                rotary_one_##dtype(x + i * stride * width(is_bf16) + h * step, out + (i * heads + h) * step,           \
-                                   cos + positions[i] * d, sin + positions[i] * d, d);                                 \
+#define ROW_FUNCTIONS(dtype, is_bf16)                                                                                    \
+    NOINLINE void rms_norm_one_##dtype(const void *x, const void *w, void *out, long n, float eps, float offset) {       \
+        rms_norm_row(x, w, out, n, eps, offset, is_bf16);                                                                \
+    }                                                                                                                    \
+    NOINLINE void rotary_one_##dtype(const void *x, void *out, const float *cos, const float *sin, long d) {             \
+        rotary_row(x, out, cos, sin, d, is_bf16);                                                                        \
+    }                                                                                                                    \
+    EXPORT(rms_norm_##dtype)(const char *x, const void *w, char *out, long t, long heads, long n, long stride,           \
+                             float eps, float offset, int threads) {                                                     \
+        size_t step = n * element_size(is_bf16);                                                                         \
+        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * heads * n >= MIN_PARALLEL_ELEMENTS)")            \
+        for (long i = 0; i < t; i++)                                                                                     \
+            for (long h = 0; h < heads; h++)                                                                             \
+                rms_norm_one_##dtype(x + i * stride * element_size(is_bf16) + h * step, w, out + (i * heads + h) * step, \
+                    n, eps, offset);                                                                                     \
+    }                                                                                                                    \
+    EXPORT(add_rms_norm_##dtype)(const char *x, const char *residual, const void *w, char *out, char *sum, long t,       \
+                                 long n, float eps, float offset, int threads) {                                         \
+        size_t step = n * element_size(is_bf16);                                                                         \
+        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= MIN_PARALLEL_ELEMENTS)")                    \
+        for (long i = 0; i < t; i++) {                                                                                   \
+            add_row(x + i * step, residual + i * step, sum + i * step, n, is_bf16);                                      \
+            rms_norm_one_##dtype(sum + i * step, w, out + i * step, n, eps, offset);                                     \
+        }                                                                                                                \
+    }                                                                                                                    \
+    EXPORT(act_and_mul_##dtype)(const char *x, char *out, long t, long n, int gelu, int threads) {                       \
+        size_t step = n * element_size(is_bf16);                                                                         \
+        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= MIN_PARALLEL_ELEMENTS)")                    \
+        for (long i = 0; i < t; i++)                                                                                     \
+            act_and_mul_row(x + 2 * i * step, out + i * step, n, gelu, is_bf16);                                         \
+    }                                                                                                                    \
+    EXPORT(rotary_##dtype)(const char *x, char *out, const float *cos, const float *sin, const int64_t *positions,       \
+                           long t, long heads, long d, long stride, int threads) {                                       \
+        size_t step = d * element_size(is_bf16);                                                                         \
+        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * heads * d >= MIN_PARALLEL_ELEMENTS)")            \
+        for (long i = 0; i < t; i++)                                                                                     \
+            for (long h = 0; h < heads; h++)                                                                             \
+                rotary_one_##dtype(x + i * stride * element_size(is_bf16) + h * step, out + (i * heads + h) * step,      \
+                    cos + positions[i] * d, sin + positions[i] * d, d);                                                  \
     }
 
 ROW_FUNCTIONS(f32, 0)
 ROW_FUNCTIONS(bf16, 1)
 
-/* A row of values into its slot; `paired`: element by element beside its neighbour's (see native.py). */
-INLINE void put_values(const char *v, char *cache_v, int64_t slot, size_t bytes, int paired) {
+/* Stores a row of values in its slot. `paired`: its elements alternate with those of the neighbouring slot (see
+ * v_is_paired in bindings.py). */
+INLINE void store_values(const char *v, char *cache_v, int64_t slot, size_t bytes, int paired) {
     if (!paired) {
         memcpy(cache_v + slot * bytes, v, bytes);
         return;
     }
     uint16_t *to = (uint16_t *)(cache_v + (slot & ~1L) * bytes);
     size_t i = 0;
-#if LANES == 16 /* masked: another thread may be writing the neighbour's */
+#if SIMD_WIDTH == 16 /* masked stores: another thread may be writing the neighbouring slot */
     __mmask32 mine = slot & 1 ? 0xaaaaaaaau : 0x55555555u;
-    for (; i + LANES <= bytes / 2; i += LANES) {
+    for (; i + SIMD_WIDTH <= bytes / 2; i += SIMD_WIDTH) {
         __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(v + 2 * i)));
         _mm512_mask_storeu_epi16(to + 2 * i, mine, _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16)));
     }
@@ -129,52 +133,52 @@ INLINE void put_values(const char *v, char *cache_v, int64_t slot, size_t bytes,
     for (; i < bytes / 2; i++) to[2 * i + (slot & 1)] = ((const uint16_t *)v)[i];
 }
 
-/* What all heads of a step share. */
+/* Parameters that all heads of a step share. */
 typedef struct {
     const float *cos, *sin;
     float eps, offset;
     long d;
-} Heads;
+} HeadParams;
 
-typedef void NormOne(const void *, const void *, void *, long, float, float);
+typedef void RmsNormOne(const void *, const void *, void *, long, float, float);
 typedef void RotaryOne(const void *, void *, const float *, const float *, long);
 
-/* One token's query heads, or its key heads: normed where there is a norm, and rotated. */
-INLINE void heads_of(const Heads *p, const char *x, char *out, long heads, const void *norm, int64_t position,
-                     NormOne *norm_one, RotaryOne *rotary_one, size_t step) {
+/* Norms (unless `norm` is NULL) and rotates the query heads or the key heads of one token. */
+INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long heads, const void *norm,
+                            int64_t position, RmsNormOne *rms_norm_one, RotaryOne *rotary_one, size_t step) {
     for (long h = 0; h < heads; h++, x += step, out += step) {
-        if (norm) norm_one(x, norm, out, p->d, p->eps, p->offset);
+        if (norm) rms_norm_one(x, norm, out, p->d, p->eps, p->offset);
         rotary_one(norm ? out : x, out, p->cos + position * p->d, p->sin + position * p->d, p->d);
     }
 }
 
-/* Everything between the qkv matmul and attention; norm weights may be NULL. */
-#define HEADS(dtype, is_bf16)                                                                                     \
-    EXPORT(qkv_rope_write_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,             \
-                          const void *k_norm, const float *cos, const float *sin, const int64_t *positions,       \
-                          const int64_t *slots, float eps, float offset, long t, long q_heads, long kv_heads,     \
-                          long d, int paired, int threads) {                                                      \
-        Heads shared = {cos, sin, eps, offset, d};                                                                \
-        size_t step = d * width(is_bf16), row = (q_heads + 2 * kv_heads) * step, kv = kv_heads * step;            \
-        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * (long)row >= SMALL)")                     \
-        for (long i = 0; i < t; i++) {                                                                            \
-            const char *x = qkv + i * row, *k = x + q_heads * step;                                               \
-            heads_of(&shared, x, q + i * q_heads * step, q_heads, q_norm, positions[i], norm_one_##dtype,         \
-                     rotary_one_##dtype, step);                                                                   \
-            heads_of(&shared, k, cache_k + slots[i] * kv, kv_heads, k_norm, positions[i], norm_one_##dtype,       \
-                     rotary_one_##dtype, step);                                                                   \
-            put_values(k + kv, cache_v, slots[i], kv, paired);                                                    \
-        }                                                                                                         \
+/* The work between the qkv matmul and attention. Norm weights may be NULL. */
+#define QKV_ROPE_WRITE(dtype, is_bf16)                                                                               \
+    EXPORT(qkv_rope_write_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,       \
+                                   const void *k_norm, const float *cos, const float *sin, const int64_t *positions, \
+                                   const int64_t *slot_mapping, float eps, float offset, long t, long q_heads,       \
+                                   long kv_heads, long d, int paired, int threads) {                                 \
+        HeadParams shared = {cos, sin, eps, offset, d};                                                              \
+        size_t step = d * element_size(is_bf16), row = (q_heads + 2 * kv_heads) * step, kv = kv_heads * step;        \
+        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * (long)row >= MIN_PARALLEL_ELEMENTS)")        \
+        for (long i = 0; i < t; i++) {                                                                               \
+            const char *x = qkv + i * row, *k = x + q_heads * step;                                                  \
+            norm_and_rotate(&shared, x, q + i * q_heads * step, q_heads, q_norm, positions[i], rms_norm_one_##dtype, \
+                            rotary_one_##dtype, step);                                                               \
+            norm_and_rotate(&shared, k, cache_k + slot_mapping[i] * kv, kv_heads, k_norm, positions[i],              \
+                            rms_norm_one_##dtype, rotary_one_##dtype, step);                                         \
+            store_values(k + kv, cache_v, slot_mapping[i], kv, paired);                                              \
+        }                                                                                                            \
     }
 
-HEADS(f32, 0)
-HEADS(bf16, 1)
+QKV_ROPE_WRITE(f32, 0)
+QKV_ROPE_WRITE(bf16, 1)
 
-/* Bytes are bytes: the write serves every dtype. */
-EXPORT(store_kv)(const char *k, const char *v, char *cache_k, char *cache_v, const int64_t *slots, long t, long bytes,
-              long k_stride, long v_stride, int paired) {
+/* Copies bytes, so it serves every dtype. */
+EXPORT(store_kv)(const char *k, const char *v, char *cache_k, char *cache_v, const int64_t *slot_mapping, long t,
+                 long bytes, long k_stride, long v_stride, int paired) {
     for (long i = 0; i < t; i++) {
-        memcpy(cache_k + slots[i] * bytes, k + i * k_stride, bytes);
-        put_values(v + i * v_stride, cache_v, slots[i], bytes, paired);
+        memcpy(cache_k + slot_mapping[i] * bytes, k + i * k_stride, bytes);
+        store_values(v + i * v_stride, cache_v, slot_mapping[i], bytes, paired);
     }
 }

@@ -1,14 +1,14 @@
-/* Asking for keys and values while others are worked on, spread over the heads or tiles of a block. */
+/* Prefetches keys and values during the computation of the current block, spread over its heads or tiles. */
 #pragma once
 #include "attention/attention.h"
 
-/* Keys and values of the item's heads at positions [from, to), for later. */
-INLINE void ask_for_keys(const AttentionArgs *a, const Item *item, long from, long to) {
-    long bytes = a->d * a->element, row = a->kv_heads * bytes;
-    for (long run; from < to; from += run) {
-        size_t at = slot_of(a, item->seq, from, &run) * row + item->head * bytes;
-        run = least(run, to - from);
-        for (long i = 0; i < run; i++, at += row)
+/* Prefetches keys and values of the item's heads at positions [from, to). */
+INLINE void prefetch_keys(const AttentionArgs *a, const WorkItem *item, long from, long to) {
+    long bytes = a->d * a->element_size, row = a->kv_heads * bytes;
+    for (long contiguous; from < to; from += contiguous) {
+        size_t at = cache_slot(a, item->seq, from, &contiguous) * row + item->head * bytes;
+        contiguous = min_long(contiguous, to - from);
+        for (long i = 0; i < contiguous; i++, at += row)
             for (long j = 0; j < item->heads * bytes; j += 64) {
                 __builtin_prefetch(a->cache_k + at + j, 0, 2);
                 __builtin_prefetch(a->cache_v + at + j, 0, 2);
@@ -16,13 +16,16 @@ INLINE void ask_for_keys(const AttentionArgs *a, const Item *item, long from, lo
     }
 }
 
-/* Part `part` of `parts` of what is read after this block: the item's next one, or the first of what comes then. */
-static void ask_for_part(const AttentionArgs *a, const Scratch *s, const Item *item, long block, long part, long parts) {
-    long next = block + KEYS;
-    if (next >= least(last_key(a, item), (item->span + item->spans) * SPAN)) {
-        item = s->then;
+/* Prefetches part `part` of `parts` of the block that is read next: the item's next block, or the first of the next
+ * item. */
+static void prefetch_next_part(const AttentionArgs *a, const Scratch *s, const WorkItem *item, long block, long part,
+                               long parts) {
+    long next = block + BLOCK_KEYS;
+    if (next >= min_long(end_key(a, item), (item->split + item->splits) * SPLIT_KEYS)) {
+        item = s->next_item;
         if (!item) return;
-        next = first_block(a, item, item->span);
+        next = first_block(a, item, item->split);
     }
-    ask_for_keys(a, item, next + part * KEYS / parts, least(next + (part + 1) * KEYS / parts, last_key(a, item)));
+    prefetch_keys(a, item, next + part * BLOCK_KEYS / parts,
+                  min_long(next + (part + 1) * BLOCK_KEYS / parts, end_key(a, item)));
 }

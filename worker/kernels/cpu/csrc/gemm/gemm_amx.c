@@ -1,75 +1,75 @@
-/* bf16 matmul on AMX tiles. Weights lie in panels of 32 columns: [N/32][K/32][2 tiles][16 pairs][16 columns][2].
+/* bf16 matmul on AMX tiles. Weights are packed in panels of 32 columns: [N/32][K/32][2 tiles][16 pairs][16 columns][2].
  *
- * Four accumulators (32 rows x 32 columns) take the k-steps in order. A few rows stream the weights once with the
- * accumulators in registers over the whole K, on tiles as short as the rows are few. Many rows are laid out as tiles and
- * walked in chunks of K, the accumulators put down in between, which loses no bit. So one row alone and the same row
- * among a thousand have the same bits. */
+ * Four accumulator tiles (32 rows x 32 columns) add the k-steps in order. Up to 32 rows: the weights are read once, the
+ * accumulators stay in tiles over all of K, and tiles are only as high as there are rows. More rows: blocks of rows are
+ * repacked as tiles, K is cut into chunks whose weights fit in the L1 cache, and accumulators are stored in fp32
+ * between chunks, which changes no bit. So a row has the same bits alone and among a thousand. */
 #include "gemm/gemm.h"
 #include "work_sharing.h"
 #include "amx_tiles.h"
 
-#define STEP_BYTES 2048 /* one k-step of a panel: two weight tiles */
-#define AHEAD 8192      /* how far ahead of its use a weight is asked for when few rows stream it */
-#define CHUNK 8         /* k-steps of a chunk: their weights stay in the first-level cache */
-#define FEW 32          /* rows up to which weights are streamed */
-#define MOST_ROWS 512   /* of a block, */
+#define K_STEP_BYTES 2048      /* one k-step of a panel: two weight tiles */
+#define PREFETCH_DISTANCE 8192 /* bytes ahead of use at which a weight is prefetched when it is streamed */
+#define CHUNK_STEPS 8          /* k-steps of a chunk: their weights stay in the L1 cache */
+#define MAX_STREAMED_ROWS 32   /* up to so many rows, weights are streamed */
+#define MAX_BLOCK_ROWS 512     /* rows of a block, */
 #define BLOCK_BYTES (1L << 20)
-#define LAY_OUT 2048  /* columns from which on rows are laid out as tiles */
-#define LONG_OUTPUT (1L << 20) /* elements of a result that will not be in the caches when it is read */
+#define MIN_REPACK_COLUMNS 2048           /* from so many columns on, rows are repacked as tiles */
+#define MIN_STREAMING_ELEMENTS (1L << 20) /* larger results leave the caches before they are read */
 
-static void shape_rows(long top, long bottom) {
-    TileShapes s = {.palette = 1};
+static void configure_tiles(long top, long bottom) {
+    TileConfig s = {.palette = 1};
     for (int i = 0; i < 8; i++) s.bytes[i] = 64, s.rows[i] = 16;
     s.rows[0] = s.rows[1] = s.rows[4] = top;
     s.rows[2] = s.rows[3] = s.rows[5] = bottom;
-    tiles_shape(&s);
+    tiles_configure(&s);
 }
 
-INLINE void ask_for(const char *weight, long bytes) {
+INLINE void prefetch_weights(const char *weight, long bytes) {
     for (long i = 0; i < bytes; i += 64) __builtin_prefetch(weight + i, 0, 2);
 }
 
-#define FOUR(what)                           \
-    do {                                     \
-        what(0, acc, 4 * PANEL);             \
-        what(1, acc + 16, 4 * PANEL);        \
-        what(2, acc + 16 * PANEL, 4 * PANEL); \
+#define EACH_ACCUMULATOR(what)                     \
+    do {                                           \
+        what(0, acc, 4 * PANEL);                   \
+        what(1, acc + 16, 4 * PANEL);              \
+        what(2, acc + 16 * PANEL, 4 * PANEL);      \
         what(3, acc + 16 * PANEL + 16, 4 * PANEL); \
     } while (0)
-#define CLEAR(tile, p, stride) TILE_ZERO(tile)
+#define ZERO_TILE(tile, p, stride) TILE_ZERO(tile)
 
-/* One k-step of 32 rows (`two`), or the upper 16, x 32 columns. */
-INLINE void step(const char *top, const char *bottom, const char *weight, long stride, const int two) {
+/* One k-step of 32 rows (`two_tiles`), or of the upper 16, x 32 columns. */
+INLINE void step(const char *top, const char *bottom, const char *weight, long stride, const int two_tiles) {
     TILE_LOAD(6, weight, 64);
     TILE_LOAD(4, top, stride);
-    if (two) TILE_LOAD(5, bottom, stride);
+    if (two_tiles) TILE_LOAD(5, bottom, stride);
     TILE_DOT(0, 4, 6);
     TILE_LOAD(7, weight + 1024, 64);
-    if (two) TILE_DOT(2, 5, 6);
+    if (two_tiles) TILE_DOT(2, 5, 6);
     TILE_DOT(1, 4, 7);
-    if (two) TILE_DOT(3, 5, 7);
+    if (two_tiles) TILE_DOT(3, 5, 7);
 }
 
-/* Where a block's rows are read: 32 of them every `high` bytes, their rows every `row`, their k-steps every `step`. */
+/* Where the rows of a block are in memory. Strides in bytes: of 32 rows, of one row, of one k-step. */
 typedef struct {
-    const char *at;
-    long high, row, step;
-} Rows;
+    const char *base;
+    long block_stride, row_stride, step_stride;
+} RowLayout;
 
-static void stream_two_high(const char *x, const char *weight, long steps, long stride, long next, float *acc) {
-    FOUR(CLEAR);
-    for (long s = 0; s < steps; s++, x += next, weight += STEP_BYTES) {
-        ask_for(weight + AHEAD, STEP_BYTES);
+static void stream_32_rows(const char *x, const char *weight, long steps, long stride, long next, float *acc) {
+    EACH_ACCUMULATOR(ZERO_TILE);
+    for (long s = 0; s < steps; s++, x += next, weight += K_STEP_BYTES) {
+        prefetch_weights(weight + PREFETCH_DISTANCE, K_STEP_BYTES);
         step(x, x + 16 * stride, weight, stride, 1);
     }
-    FOUR(TILE_STORE);
+    EACH_ACCUMULATOR(TILE_STORE);
 }
 
-static void stream_one_high(const char *x, const char *weight, long steps, long stride, float *acc) {
+static void stream_16_rows(const char *x, const char *weight, long steps, long stride, float *acc) {
     TILE_ZERO(0);
     TILE_ZERO(1);
-    for (long s = 0; s < steps; s++, x += 64, weight += STEP_BYTES) {
-        ask_for(weight + AHEAD, STEP_BYTES);
+    for (long s = 0; s < steps; s++, x += 64, weight += K_STEP_BYTES) {
+        prefetch_weights(weight + PREFETCH_DISTANCE, K_STEP_BYTES);
         TILE_LOAD(4, x, stride);
         TILE_LOAD(6, weight, 64);
         TILE_LOAD(7, weight + 1024, 64);
@@ -80,47 +80,51 @@ static void stream_one_high(const char *x, const char *weight, long steps, long 
     TILE_STORE(1, acc + 16, 4 * PANEL);
 }
 
-/* The few rows' results in one panel. */
-static void do_few(const Gemm *g, const Rows *x, long panel) {
+/* Computes one panel for a few rows. */
+static void multiply_streamed(const Gemm *g, const RowLayout *x, long panel) {
     _Alignas(64) float acc[32 * PANEL];
     long steps = ceil_div(g->k, 32);
-    const char *weight = g->weight + panel * steps * STEP_BYTES;
-    if (g->t > 16) stream_two_high(x->at, weight, steps, x->row, x->step, acc);
-    else stream_one_high(x->at, weight, steps, x->row, acc);
-    put_block(g, acc, 0, g->t, panel);
+    const char *weight = g->weight + panel * steps * K_STEP_BYTES;
+    if (g->t > 16)
+        stream_32_rows(x->base, weight, steps, x->row_stride, x->step_stride, acc);
+    else
+        stream_16_rows(x->base, weight, steps, x->row_stride, acc);
+    store_block(g, acc, 0, g->t, panel);
 }
 
-/* Many rows: a core takes a block of them, laid out as tiles once, and lets the weights pass by. */
+/* Many rows: a core repacks a block of them as tiles once, and then reads the weights panel by panel. */
 
 typedef struct {
-    char *tiles; /* of x: [32 rows][k-steps][2 tiles], zeros where there is no x */
+    char *tiles; /* x as [32 rows][k-steps][2 tiles], padded with zeros */
     float *acc;  /* [32 rows][4 tiles] fp32 */
     size_t bytes;
-} Room;
+} ThreadBuffers;
 
-/* A thread's own, kept for the next product; no room: NULL. */
-static Room *room_here(long rows, long steps) {
-    static _Thread_local Room room;
+/* This thread's buffers, kept for the next product; NULL when memory is exhausted. */
+static ThreadBuffers *thread_buffers(long rows, long steps) {
+    static _Thread_local ThreadBuffers buffers;
     size_t tiles = rows * steps * 64, acc = rows * PANEL * 4;
-    if (tiles + acc > room.bytes) {
-        free(room.tiles);
-        room.tiles = aligned_alloc(64, tiles + acc);
-        room.bytes = room.tiles ? tiles + acc : 0;
+    if (tiles + acc > buffers.bytes) {
+        free(buffers.tiles);
+        buffers.tiles = aligned_alloc(64, tiles + acc);
+        buffers.bytes = buffers.tiles ? tiles + acc : 0;
     }
-    room.acc = (float *)(room.tiles + tiles);
-    return room.tiles ? &room : NULL;
+    buffers.acc = (float *)(buffers.tiles + tiles);
+    return buffers.tiles ? &buffers : NULL;
 }
 
-/* As many rows as leave the second-level cache room for the weights. */
-static long rows_each(long steps) { return at_least(least(BLOCK_BYTES / (steps * 64) / 32 * 32, MOST_ROWS), 64); }
+/* As many rows as leave space for the weights in the L2 cache. */
+static long rows_per_block(long steps) {
+    return max_long(min_long(BLOCK_BYTES / (steps * 64) / 32 * 32, MAX_BLOCK_ROWS), 64);
+}
 
-INLINE __m512i part_of_row(const Gemm *g, long row, long step) {
+INLINE __m512i load_k_step(const Gemm *g, long row, long step) {
     long left = g->k - step * 32;
     __mmask32 there = row >= g->t || left <= 0 ? 0 : left >= 32 ? 0xffffffffu : (1u << left) - 1;
     return _mm512_maskz_loadu_epi16(there, g->x + (row * g->k + step * 32) * 2);
 }
 
-static void take_rows(const Gemm *g, long row, long rows, long steps, char *to) {
+static void repack_rows(const Gemm *g, long row, long rows, long steps, char *to) {
     for (long r = 0; r < rows; r += 32)
         for (long s = 0; s < steps; s += 4)
             for (long i = 0; i < 32; i++) {
@@ -128,34 +132,36 @@ static void take_rows(const Gemm *g, long row, long rows, long steps, char *to) 
                 if (row + r + i < g->t)
                     for (long ahead = 4; ahead < 8; ahead++)
                         __builtin_prefetch(g->x + ((row + r + i) * g->k + (s + ahead) * 32) * 2, 0, 3);
-                for (long j = s; j < least(s + 4, steps); j++, at += STEP_BYTES)
-                    _mm512_store_si512(at, part_of_row(g, row + r + i, j));
+                for (long j = s; j < min_long(s + 4, steps); j++, at += K_STEP_BYTES)
+                    _mm512_store_si512(at, load_k_step(g, row + r + i, j));
             }
 }
 
-#define HERE(what, two)                  \
-    do {                                 \
-        what(0, acc, 64);                \
-        what(1, acc + 256, 64);          \
-        if (two) what(2, acc + 512, 64); \
-        if (two) what(3, acc + 768, 64); \
+#define EACH_TILE(what, two_tiles)             \
+    do {                                       \
+        what(0, acc, 64);                      \
+        what(1, acc + 256, 64);                \
+        if (two_tiles) what(2, acc + 512, 64); \
+        if (two_tiles) what(3, acc + 768, 64); \
     } while (0)
 
-/* 32 rows (`two`), or the upper 16, through one chunk of K; `next`: the weights of the next chunk, of which each step asks
- * for `share` bytes. */
-INLINE void chunk(const Rows *x, const char *at, const char *weight, long steps, float *acc, int first, const char *next,
-                  long share, const int two) {
-    if (first) HERE(CLEAR, two);
-    else HERE(TILE_LOAD, two);
-    for (long s = 0; s < steps; s++, at += x->step, weight += STEP_BYTES, next += share) {
-        for (long i = 0; i < share; i += 64) __builtin_prefetch(next + i, 0, 3);
-        step(at, at + 16 * x->row, weight, x->row, two);
+/* Multiplies 32 rows (`two_tiles`), or the upper 16, by one chunk of K. Every step prefetches `prefetch_bytes` of
+ * `next`, the weights of the next chunk. */
+INLINE void multiply_chunk(const RowLayout *x, const char *at, const char *weight, long steps, float *acc, int first,
+                           const char *next, long prefetch_bytes, const int two_tiles) {
+    if (first)
+        EACH_TILE(ZERO_TILE, two_tiles);
+    else
+        EACH_TILE(TILE_LOAD, two_tiles);
+    for (long s = 0; s < steps; s++, at += x->step_stride, weight += K_STEP_BYTES, next += prefetch_bytes) {
+        for (long i = 0; i < prefetch_bytes; i += 64) __builtin_prefetch(next + i, 0, 3);
+        step(at, at + 16 * x->row_stride, weight, x->row_stride, two_tiles);
     }
-    HERE(TILE_STORE, two);
+    EACH_TILE(TILE_STORE, two_tiles);
 }
 
-/* Rows of whole lines that nobody reads soon go past the caches: fetching the lines first would cost as much again. */
-static void put_lines(const Gemm *g, const float *acc, long row, long rows, long panel) {
+/* Stores whole cache lines past the caches: nothing reads them soon, and fetching them would double the traffic. */
+static void store_past_caches(const Gemm *g, const float *acc, long row, long rows, long panel) {
     for (long r = 0; r < rows; r++) {
         const float *at = acc + r / 16 * 512 + r % 16 * 16;
         __m512i line = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(at + 256), _mm512_load_ps(at));
@@ -163,67 +169,75 @@ static void put_lines(const Gemm *g, const float *acc, long row, long rows, long
     }
 }
 
-static void put_tiles(const Gemm *g, const float *acc, long row, long rows, long panel) {
+static void store_tiles(const Gemm *g, const float *acc, long row, long rows, long panel) {
     _Alignas(64) float lines[32 * PANEL];
     for (long r = 0; r < rows; r++)
         for (long j = 0; j < PANEL; j += 16)
             _mm512_store_ps(lines + r * PANEL + j, _mm512_load_ps(acc + r / 16 * 512 + j * 16 + r % 16 * 16));
-    put_block(g, lines, row, rows, panel);
+    store_block(g, lines, row, rows, panel);
 }
 
-static int whole_lines(const Gemm *g) {
-    return g->out_bf16 && !g->bias && g->n % PANEL == 0 && (uintptr_t)g->out % 64 == 0 && g->t * g->n > LONG_OUTPUT;
+static int can_bypass_caches(const Gemm *g) {
+    return g->out_bf16 && !g->bias && g->n % PANEL == 0 && (uintptr_t)g->out % 64 == 0 &&
+           g->t * g->n > MIN_STREAMING_ELEMENTS;
 }
 
-/* Laying rows out pays when many panels pass by more than one tile of them, and is needed where many do not fill whole
- * tiles; few that are not laid out were padded, if need be (room: NULL). */
-static int lays_out(const Gemm *g) { return g->t > FEW || (g->t > 16 && g->n >= LAY_OUT); }
+/* Repacking pays for itself when many panels read more than one tile of rows, and is needed when many rows do not fill
+ * whole tiles. A few rows are padded instead, where K is not a multiple of 32. */
+static int repacks(const Gemm *g) { return g->t > MAX_STREAMED_ROWS || (g->t > 16 && g->n >= MIN_REPACK_COLUMNS); }
 
-static Rows rows_of(const Gemm *g, long row, long rows, const Room *room) {
+static RowLayout layout_rows(const Gemm *g, long row, long rows, const ThreadBuffers *buffers) {
     long steps = ceil_div(g->k, 32);
-    if (!room) return (Rows){g->x, 0, 2 * g->lda, 64};
-    if (g->n < LAY_OUT && g->k % 32 == 0 && row + ceil_div(rows, 16) * 16 <= g->t)
-        return (Rows){g->x + row * g->k * 2, 64 * g->k, 2 * g->k, 64};
-    take_rows(g, row, ceil_div(rows, 32) * 32, steps, room->tiles);
-    return (Rows){room->tiles, steps * STEP_BYTES, 64, STEP_BYTES};
+    if (!buffers) return (RowLayout){g->x, 0, 2 * g->lda, 64};
+    if (g->n < MIN_REPACK_COLUMNS && g->k % 32 == 0 && row + ceil_div(rows, 16) * 16 <= g->t)
+        return (RowLayout){g->x + row * g->k * 2, 64 * g->k, 2 * g->k, 64};
+    repack_rows(g, row, ceil_div(rows, 32) * 32, steps, buffers->tiles);
+    return (RowLayout){buffers->tiles, steps * K_STEP_BYTES, 64, K_STEP_BYTES};
 }
 
-/* A block of rows' results in one panel. */
-static void do_many(const Gemm *g, const Rows *x, const Room *room, long row, long rows, long panel) {
-    long steps = ceil_div(g->k, 32), high = ceil_div(rows, 32), share = ceil_div(STEP_BYTES, high * 64) * 64;
-    int lines = whole_lines(g);
-    for (long s = 0; s < steps; s += CHUNK)
+/* Computes one panel for a block of rows. */
+static void multiply_blocked(const Gemm *g, const RowLayout *x, const ThreadBuffers *buffers, long row, long rows,
+                             long panel) {
+    long steps = ceil_div(g->k, 32), high = ceil_div(rows, 32), prefetch_bytes = ceil_div(K_STEP_BYTES, high * 64) * 64;
+    int bypass = can_bypass_caches(g);
+    for (long s = 0; s < steps; s += CHUNK_STEPS)
         for (long r = 0; r < high; r++) {
-            const char *weight = g->weight + (panel * steps + s) * STEP_BYTES, *at = x->at + r * x->high + s * x->step;
-            const char *next = weight + CHUNK * (STEP_BYTES + r * share);
-            float *acc = room->acc + r * 32 * PANEL;
-            long here = least(32, rows - r * 32), some = least(CHUNK, steps - s);
-            if (here > 16) chunk(x, at, weight, some, acc, s == 0, next, share, 1);
-            else chunk(x, at, weight, some, acc, s == 0, next, share, 0);
-            if (s + CHUNK < steps) continue;
-            (lines ? put_lines : put_tiles)(g, acc, row + r * 32, here, panel);
+            const char *weight = g->weight + (panel * steps + s) * K_STEP_BYTES,
+                       *at = x->base + r * x->block_stride + s * x->step_stride;
+            const char *next = weight + CHUNK_STEPS * (K_STEP_BYTES + r * prefetch_bytes);
+            float *acc = buffers->acc + r * 32 * PANEL;
+            long here = min_long(32, rows - r * 32), some = min_long(CHUNK_STEPS, steps - s);
+            if (here > 16)
+                multiply_chunk(x, at, weight, some, acc, s == 0, next, prefetch_bytes, 1);
+            else
+                multiply_chunk(x, at, weight, some, acc, s == 0, next, prefetch_bytes, 0);
+            if (s + CHUNK_STEPS < steps) continue;
+            (bypass ? store_past_caches : store_tiles)(g, acc, row + r * 32, here, panel);
         }
 }
 
-/* Returns whether a thread had no room for its rows. */
-static int walk(const Gemm *g, int threads) {
-    int many = g->t > FEW, lay = lays_out(g), failed = 0;
-    long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL), blocks = many ? ceil_div(g->t, rows_each(steps)) : 1;
-    long each = ceil_div(ceil_div(g->t, blocks), 32) * 32;
-    Share shares[threads];
-    share_out(shares, ceil_div(g->t, each) * panels, threads);
+/* Returns whether memory for some thread's buffers was exhausted. */
+static int multiply(const Gemm *g, int threads) {
+    int many = g->t > MAX_STREAMED_ROWS, repack = repacks(g), failed = 0;
+    long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL),
+         blocks = many ? ceil_div(g->t, rows_per_block(steps)) : 1;
+    long block_rows = ceil_div(ceil_div(g->t, blocks), 32) * 32;
+    WorkRange ranges[threads];
+    split_work(ranges, ceil_div(g->t, block_rows) * panels, threads);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
-        Room *room = lay ? room_here(each, steps) : NULL;
-        Rows x; /* of the block of rows that begins at `taken` */
-        long unit, taken = -1;
-        shape_rows(many || g->t > 16 ? 16 : g->t, many ? 16 : at_least(g->t - 16, 1));
-        failed = lay && !room;
-        while (!failed && (unit = take_unit(shares, omp_get_thread_num(), threads)) >= 0) {
-            long row = unit / panels * each, rows = least(each, g->t - row);
-            if (row != taken) x = rows_of(g, taken = row, rows, room);
-            if (many) do_many(g, &x, room, row, rows, unit % panels);
-            else do_few(g, &x, unit);
+        ThreadBuffers *buffers = repack ? thread_buffers(block_rows, steps) : NULL;
+        RowLayout x; /* layout of the block that starts at `loaded_row` */
+        long unit, loaded_row = -1;
+        configure_tiles(many || g->t > 16 ? 16 : g->t, many ? 16 : max_long(g->t - 16, 1));
+        failed = repack && !buffers;
+        while (!failed && (unit = take_unit(ranges, omp_get_thread_num(), threads)) >= 0) {
+            long row = unit / panels * block_rows, rows = min_long(block_rows, g->t - row);
+            if (row != loaded_row) x = layout_rows(g, loaded_row = row, rows, buffers);
+            if (many)
+                multiply_blocked(g, &x, buffers, row, rows, unit % panels);
+            else
+                multiply_streamed(g, &x, unit);
         }
         _mm_sfence();
         tiles_release();
@@ -231,8 +245,8 @@ static int walk(const Gemm *g, int threads) {
     return failed;
 }
 
-/* A few rows with zeros behind each and below them, to whole tiles: tiles read nothing else. */
-static char *padded_rows(const Gemm *g) {
+/* A copy of a few rows, padded with zeros in both directions to whole tiles. */
+static char *pad_rows(const Gemm *g) {
     long row = ceil_div(g->k, 32) * 64, rows = ceil_div(g->t, 32) * 32;
     char *copy = aligned_alloc(64, rows * row);
     if (!copy) return NULL;
@@ -241,18 +255,18 @@ static char *padded_rows(const Gemm *g) {
     return copy;
 }
 
-/* Returns 0, or 1 when memory could not be had. */
-__attribute__((visibility("default"))) int gemm_bf16_amx(const char *x, const char *weight, const float *bias, char *out,
-                                                         long t, long n, long k, int out_bf16, int threads) {
+/* Returns 0, or 1 when memory is exhausted. */
+__attribute__((visibility("default"))) int gemm_bf16_amx(const char *x, const char *weight, const float *bias,
+                                                         char *out, long t, long n, long k, int out_bf16, int threads) {
     Gemm g = {x, weight, bias, out, t, n, k, k, out_bf16};
     if (!t) return 0;
     char *copy = NULL;
-    if (!lays_out(&g) && k % 32) {
-        copy = padded_rows(&g);
+    if (!repacks(&g) && k % 32) {
+        copy = pad_rows(&g);
         if (!copy) return 1;
         g.x = copy, g.lda = ceil_div(k, 32) * 32;
     }
-    int failed = walk(&g, threads_for(&g, threads, 2));
+    int failed = multiply(&g, threads_for(&g, threads, 2));
     free(copy);
     return failed;
 }

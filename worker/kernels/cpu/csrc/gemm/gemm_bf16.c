@@ -1,63 +1,68 @@
-/* bf16 matmul on vdpbf16ps: a lane adds the products of a pair of k. Panels of weights are the AMX ones, so a packed weight
- * serves every processor: [N/32][K/32][2 halves][16 pairs][16 columns][2].
+/* bf16 matmul with vdpbf16ps, which adds the products of two neighbouring k to each fp32 element. Weight panels are the
+ * same as for AMX, so a packed weight serves every processor: [N/32][K/32][2 halves][16 pairs][16 columns][2].
  *
- * An element is one chain over the pairs of k in order. The accumulators of up to 12 rows x 32 columns stay in registers,
- * through the whole K where there are no more rows than that. More rows take turns with chunks of K, which the
- * second-level cache keeps; accumulators are put down in between, which loses no bit. */
+ * Every element is one chain over the pairs of k in order. Accumulators for a strip of up to 12 rows x 32 columns stay
+ * in registers; a single strip goes through all of K at once. With several strips, K is cut into chunks whose weights
+ * fit in the L2 cache: all strips use one chunk before the next, and accumulators are stored in fp32 in between, which
+ * changes no bit. */
 #include "gemm/gemm.h"
 #include "work_sharing.h"
 
-#define STEP_BYTES 2048 /* one k-step of a panel */
-#define HIGH 12         /* rows whose accumulators, two registers each, fit */
-#define CHUNK 40        /* most k-steps of a chunk: with fewer, accumulators are put down too often */
-#define AHEAD 8192      /* how far ahead of its use a weight is asked for when few rows stream it */
-#define MOST_ROWS 512   /* of a thread's item, */
+#define K_STEP_BYTES 2048      /* one k-step of a panel */
+#define MAX_STRIP_ROWS 12      /* rows whose accumulators (two registers each) fit in the register file */
+#define MAX_CHUNK_STEPS 40     /* k-steps of a chunk; with fewer, accumulators are stored too often */
+#define PREFETCH_DISTANCE 8192 /* bytes ahead of use at which a weight is prefetched when there is one strip */
+#define MAX_BLOCK_ROWS 512     /* rows of a block, */
 #define BLOCK_BYTES (256L << 10)
 
-/* What is asked for with every pair of k: two lines, `second` bytes apart. */
+/* Prefetched with every pair of k: two cache lines, `second` bytes apart; then `next` moves on by `advance`. */
 typedef struct {
     const char *next;
-    long each, second;
-} Ahead;
+    long advance, second;
+} Prefetch;
 
-/* Some rows through some k-steps of a panel; x: [steps][rows][32], acc: [rows][32]; `first`: no step came before. */
-typedef void Run(const char *x, const char *weight, long steps, float *acc, int first, const Ahead *ahead);
+/* Multiplies a strip of rows by some k-steps of a panel. x: [steps][rows][32]; acc: [rows][32]; `first`: start from
+ * zero. */
+typedef void StripKernel(const char *x, const char *weight, long steps, float *acc, int first,
+                         const Prefetch *prefetch);
 
-/* An item's rows, cut evenly into strips of at most HIGH, each laid out as [K/32][rows of it][32]. */
+/* A block of rows, cut evenly into strips of at most MAX_STRIP_ROWS rows. Each is stored as [K/32][its rows][32]. */
 typedef struct {
-    long high, steps, chunk; /* strips, k-steps, and those of a chunk */
+    long count, steps, chunk; /* strips; k-steps; k-steps of a chunk */
     struct {
-        Run *run;
+        StripKernel *kernel;
         long row, rows;
-    } strip[MOST_ROWS / HIGH + 1];
+    } strip[MAX_BLOCK_ROWS / MAX_STRIP_ROWS + 1];
 } Strips;
 
-/* Where a thread lays out an item's rows and puts accumulators down. */
+/* A thread's copy of a block of rows, and its accumulators. */
 typedef struct {
     char *x;
     float *acc; /* [rows][32] */
     size_t bytes;
-} Room;
+} ThreadBuffers;
 
-/* A thread's own, kept for the next product; no room: NULL. */
-static Room *room_here(long rows, long steps) {
-    static _Thread_local Room room;
+/* This thread's buffers, kept for the next product; NULL when memory is exhausted. */
+static ThreadBuffers *thread_buffers(long rows, long steps) {
+    static _Thread_local ThreadBuffers buffers;
     size_t x = rows * steps * 64, acc = rows * PANEL * 4;
-    if (x + acc > room.bytes) {
-        free(room.x);
-        room.x = aligned_alloc(64, x + acc);
-        room.bytes = room.x ? x + acc : 0;
+    if (x + acc > buffers.bytes) {
+        free(buffers.x);
+        buffers.x = aligned_alloc(64, x + acc);
+        buffers.bytes = buffers.x ? x + acc : 0;
     }
-    room.acc = (float *)(room.x + x);
-    return room.x ? &room : NULL;
+    buffers.acc = (float *)(buffers.x + x);
+    return buffers.x ? &buffers : NULL;
 }
 
-/* As many rows as leave the second-level cache room for the weights. */
-static long rows_each(long steps) { return at_least(least(BLOCK_BYTES / (steps * 64) / 32 * 32, MOST_ROWS), 64); }
+/* As many rows as leave space for the weights in the L2 cache. */
+static long rows_per_block(long steps) {
+    return max_long(min_long(BLOCK_BYTES / (steps * 64) / 32 * 32, MAX_BLOCK_ROWS), 64);
+}
 
-static void take_rows(const Gemm *g, long row, const Strips *s, char *to) {
+static void repack_rows(const Gemm *g, long row, const Strips *s, char *to) {
     long whole = g->k / 32, left = g->k % 32;
-    for (long i = 0; i < s->high; i++) {
+    for (long i = 0; i < s->count; i++) {
         long rows = s->strip[i].rows;
         for (long r = 0; r < rows; r++) {
             const char *from = g->x + (row + s->strip[i].row + r) * g->k * 2;
@@ -70,15 +75,15 @@ static void take_rows(const Gemm *g, long row, const Strips *s, char *to) {
     }
 }
 
-INLINE void run_strip(const char *x, const char *weight, long steps, float *acc, int first, const Ahead *ahead,
-                      const int rows) {
-    const char *next = ahead->next;
-    long each = ahead->each, second = ahead->second;
-    __m512 sum[HIGH][2];
+INLINE void multiply_strip(const char *x, const char *weight, long steps, float *acc, int first,
+                           const Prefetch *prefetch, const int rows) {
+    const char *next = prefetch->next;
+    long advance = prefetch->advance, second = prefetch->second;
+    __m512 sum[MAX_STRIP_ROWS][2];
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < 2; j++) sum[r][j] = first ? _mm512_setzero_ps() : _mm512_load_ps(acc + r * PANEL + j * 16);
-    for (long i = 0; i < steps * 16; i++, next += each) {
-        const char *w = weight + i / 16 * STEP_BYTES + i % 16 * 64, *at = x + i / 16 * rows * 64 + i % 16 * 4;
+    for (long i = 0; i < steps * 16; i++, next += advance) {
+        const char *w = weight + i / 16 * K_STEP_BYTES + i % 16 * 64, *at = x + i / 16 * rows * 64 + i % 16 * 4;
         __builtin_prefetch(next, 0, 3);
         __builtin_prefetch(next + second, 0, 3);
         __m512bh left = (__m512bh)_mm512_load_si512(w), right = (__m512bh)_mm512_load_si512(w + 1024);
@@ -93,72 +98,76 @@ INLINE void run_strip(const char *x, const char *weight, long steps, float *acc,
         for (int j = 0; j < 2; j++) _mm512_store_ps(acc + r * PANEL + j * 16, sum[r][j]);
 }
 
-#define RUN(n)                                                                                                     \
-    static void run_##n(const char *x, const char *w, long steps, float *acc, int first, const Ahead *ahead) {     \
-        run_strip(x, w, steps, acc, first, ahead, n);                                                              \
+#define STRIP_KERNEL(n)                                                                                                \
+    static void strip_##n(const char *x, const char *w, long steps, float *acc, int first, const Prefetch *prefetch) { \
+        multiply_strip(x, w, steps, acc, first, prefetch, n);                                                          \
     }
-RUN(1) RUN(2) RUN(3) RUN(4) RUN(5) RUN(6) RUN(7) RUN(8) RUN(9) RUN(10) RUN(11) RUN(12)
+STRIP_KERNEL(1)
+STRIP_KERNEL(2) STRIP_KERNEL(3) STRIP_KERNEL(4) STRIP_KERNEL(5) STRIP_KERNEL(6) STRIP_KERNEL(7) STRIP_KERNEL(8)
+    STRIP_KERNEL(9) STRIP_KERNEL(10) STRIP_KERNEL(11) STRIP_KERNEL(12)
 
-static void cut_strips(Strips *s, long rows) {
-    static Run *const run[] = {run_1, run_2, run_3, run_4, run_5, run_6, run_7, run_8, run_9, run_10, run_11, run_12};
-    s->high = ceil_div(rows, HIGH);
-    s->chunk = s->high > 1 ? ceil_div(s->steps, ceil_div(s->steps, CHUNK)) : s->steps;
-    for (long i = 0; i < s->high; i++) {
-        long row = i * rows / s->high, end = (i + 1) * rows / s->high;
-        s->strip[i].row = row, s->strip[i].rows = end - row, s->strip[i].run = run[end - row - 1];
+        static void cut_strips(Strips *s, long rows) {
+    static StripKernel *const kernel[] = {strip_1, strip_2, strip_3, strip_4,  strip_5,  strip_6,
+                                          strip_7, strip_8, strip_9, strip_10, strip_11, strip_12};
+    s->count = ceil_div(rows, MAX_STRIP_ROWS);
+    s->chunk = s->count > 1 ? ceil_div(s->steps, ceil_div(s->steps, MAX_CHUNK_STEPS)) : s->steps;
+    for (long i = 0; i < s->count; i++) {
+        long row = i * rows / s->count, end = (i + 1) * rows / s->count;
+        s->strip[i].row = row, s->strip[i].rows = end - row, s->strip[i].kernel = kernel[end - row - 1];
     }
 }
 
-/* More than one strip ask for the next chunk together; one asks for what it will read itself. */
-INLINE Ahead ahead_of(const Strips *s, const char *weight) {
-    if (s->high == 1) return (Ahead){weight + AHEAD, 128, 64};
-    return (Ahead){weight + s->chunk * STEP_BYTES, ceil_div(128, s->high), 0};
+/* Several strips prefetch the next chunk together; a single strip prefetches its own next weights. */
+INLINE Prefetch plan_prefetch(const Strips *s, const char *weight) {
+    if (s->count == 1) return (Prefetch){weight + PREFETCH_DISTANCE, 128, 64};
+    return (Prefetch){weight + s->chunk * K_STEP_BYTES, ceil_div(128, s->count), 0};
 }
 
-/* A panel's results for the rows from `row` on, which the room holds; a strip's leave as soon as they are done. */
-static void do_panel(const Gemm *g, const Strips *s, const Room *room, long row, long panel) {
-    const char *weight = g->weight + panel * s->steps * STEP_BYTES;
-    for (long step = 0, steps; step < s->steps; step += steps, weight += steps * STEP_BYTES) {
-        steps = least(s->chunk, s->steps - step);
-        Ahead ahead = ahead_of(s, weight);
-        for (long i = 0; i < s->high; i++, ahead.next += steps * 16 * ahead.each) {
+/* Computes one panel for the block of rows that starts at `row`, and stores each strip as soon as it is complete. */
+static void multiply_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long row, long panel) {
+    const char *weight = g->weight + panel * s->steps * K_STEP_BYTES;
+    for (long step = 0, steps; step < s->steps; step += steps, weight += steps * K_STEP_BYTES) {
+        steps = min_long(s->chunk, s->steps - step);
+        Prefetch prefetch = plan_prefetch(s, weight);
+        for (long i = 0; i < s->count; i++, prefetch.next += steps * 16 * prefetch.advance) {
             long first = s->strip[i].row, rows = s->strip[i].rows;
-            float *acc = room->acc + first * PANEL;
-            s->strip[i].run(room->x + (first * s->steps + step * rows) * 64, weight, steps, acc, step == 0, &ahead);
-            if (step + steps == s->steps) put_block(g, acc, row + first, rows, panel);
+            float *acc = buffers->acc + first * PANEL;
+            s->strip[i].kernel(buffers->x + (first * s->steps + step * rows) * 64, weight, steps, acc, step == 0,
+                               &prefetch);
+            if (step + steps == s->steps) store_block(g, acc, row + first, rows, panel);
         }
     }
 }
 
-/* Returns whether a thread had no room for its rows. */
-static int walk(const Gemm *g, int threads) {
+/* Returns whether memory for some thread's buffers was exhausted. */
+static int multiply(const Gemm *g, int threads) {
     int failed = 0;
-    long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL), blocks = ceil_div(g->t, rows_each(steps));
-    long each = ceil_div(ceil_div(g->t, blocks), PANEL) * PANEL, units = ceil_div(g->t, each) * panels;
-    Share shares[threads];
-    share_out(shares, units, threads);
+    long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL), blocks = ceil_div(g->t, rows_per_block(steps));
+    long block_rows = ceil_div(ceil_div(g->t, blocks), PANEL) * PANEL, units = ceil_div(g->t, block_rows) * panels;
+    WorkRange ranges[threads];
+    split_work(ranges, units, threads);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
-        Room *room = room_here(least(each, g->t), steps);
+        ThreadBuffers *buffers = thread_buffers(min_long(block_rows, g->t), steps);
         Strips s = {.steps = steps};
-        long unit, taken = -1; /* the block of rows in the room */
-        failed = !room;
-        while (!failed && (unit = take_unit(shares, omp_get_thread_num(), threads)) >= 0) {
-            long row = unit / panels * each;
-            if (row != taken) {
-                cut_strips(&s, least(each, g->t - row));
-                take_rows(g, taken = row, &s, room->x);
+        long unit, loaded_row = -1; /* first row of the block in the buffers */
+        failed = !buffers;
+        while (!failed && (unit = take_unit(ranges, omp_get_thread_num(), threads)) >= 0) {
+            long row = unit / panels * block_rows;
+            if (row != loaded_row) {
+                cut_strips(&s, min_long(block_rows, g->t - row));
+                repack_rows(g, loaded_row = row, &s, buffers->x);
             }
-            do_panel(g, &s, room, row, unit % panels);
+            multiply_panel(g, &s, buffers, row, unit % panels);
         }
     }
     return failed;
 }
 
-/* Returns 0, or 1 when memory could not be had. */
+/* Returns 0, or 1 when memory is exhausted. */
 __attribute__((visibility("default"))) int gemm_bf16_avx512bf16(const char *x, const char *weight, const float *bias,
                                                                 char *out, long t, long n, long k, int out_bf16,
                                                                 int threads) {
     Gemm g = {x, weight, bias, out, t, n, k, k, out_bf16};
-    return t ? walk(&g, threads_for(&g, threads, 2)) : 0;
+    return t ? multiply(&g, threads_for(&g, threads, 2)) : 0;
 }

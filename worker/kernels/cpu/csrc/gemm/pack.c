@@ -1,23 +1,25 @@
-/* Weights [N, K] into the order the matmuls read: panels of 32 rows, zeros where N or K are not full. */
+/* Packs weights [N, K] in the order in which the matmuls read them: panels of 32 rows, padded with zeros in N and K. */
 #include <stdint.h>
 
 enum { PANEL = 32, STEP = 32 };
 
-static uint16_t at_bf16(const uint16_t *weight, long n, long k, long row, long column) {
+static uint16_t element_or_zero(const uint16_t *weight, long n, long k, long row, long column) {
     return row < n && column < k ? weight[row * k + column] : 0;
 }
 
-/* [N/32][K/32][2 tiles][16 pairs][16 rows][2]; a whole step's words are copied without looking for edges. */
+/* [N/32][K/32][2 tiles][16 pairs][16 rows][2]; a step inside the weight is copied without bounds checks. */
 static void pack_step(const uint16_t *weight, uint16_t *to, long n, long k, long row, long column) {
     int whole = row + PANEL <= n && column + STEP <= k;
     for (long r = 0; r < PANEL; r++)
         for (long c = 0; c < STEP; c++) {
-            uint16_t value = whole ? weight[(row + r) * k + column + c] : at_bf16(weight, n, k, row + r, column + c);
+            uint16_t value =
+                whole ? weight[(row + r) * k + column + c] : element_or_zero(weight, n, k, row + r, column + c);
             to[r / 16 * 512 + c / 2 * 32 + r % 16 * 2 + c % 2] = value;
         }
 }
 
-__attribute__((visibility("default"))) void pack_bf16(const uint16_t *weight, uint16_t *to, long n, long k, int threads) {
+__attribute__((visibility("default"))) void pack_bf16(const uint16_t *weight, uint16_t *to, long n, long k,
+                                                      int threads) {
     long panels = (n + PANEL - 1) / PANEL, steps = (k + STEP - 1) / STEP;
 #pragma omp parallel for num_threads(threads)
     for (long p = 0; p < panels; p++)
