@@ -15,6 +15,7 @@ from typing import Any
 
 POISON = [101, 102, 103, 104, 105, 106, 107]
 HERE = str(Path(__file__))
+HOLD = "log.hold"  # of whom serving() writes the log to that folder
 
 
 def serve(folder: str, words: list[str]) -> int:
@@ -34,8 +35,11 @@ def serve(folder: str, words: list[str]) -> int:
 def work(folder: Path, words: list[str]) -> int:
     import worker.__main__
     from deploy.cli.main import main
+    from tests.e2e.held import Hold, make_holdable
     from worker.engine.loop import Loop
     from worker.run.runner import Runner
+
+    make_holdable(Hold(folder / HOLD))
 
     def suffers(fault: str) -> bool:
         file = folder / fault

@@ -19,7 +19,7 @@ from tests.e2e.server import Events, Server, free_port, serving
 from tests.patience import PATIENCE_S
 
 PROMPTS = [[20 + id, 30, 40] for id in range(4)]
-LENGTH = 150
+LENGTH = 100
 
 
 def counters(url: str) -> dict[str, float]:
@@ -43,10 +43,11 @@ class Trouble:
     def meet(self, happen: Callable[[dict[str, Any]], None], *more: list[int], deaths: int = 1) -> list[Events]:
         """All streams are what they would have been; returns those of the prompts in `more`."""
         before, epoch = counters(self.metrics), self.server.stats()["worker"]["epoch"]
-        streams = [self.start(prompt) for prompt in PROMPTS]
-        self.server.until(lambda s: s["running"] == len(PROMPTS))
-        others = [self.start(prompt) for prompt in more]
-        happen(self.server.stats()["worker"])
+        with self.server.hold.at(LENGTH // 2):
+            streams = [self.start(prompt) for prompt in PROMPTS]
+            self.server.until(lambda s: s["running"] == len(PROMPTS))
+            others = [self.start(prompt) for prompt in more]
+            happen(self.server.stats()["worker"])
         assert [stream.result(PATIENCE_S).ids for stream in streams] == self.whole
         assert all(stream.result().error is None for stream in streams)
         ended = [other.result(PATIENCE_S) for other in others]
@@ -149,14 +150,17 @@ class Load:
 
 
 def test_frontends_are_replaced_without_refusing_anybody(tmp_path: Path) -> None:
-    with serving("demo", tmp_path / "log", "--frontends", "2", "--run-dir", str(tmp_path / "run")) as server:
+    with serving("demo", tmp_path / "log", "--frontends", "2", "--run-dir", str(tmp_path / "run"), held=True) as server:
         old = {peer["pid"] for peer in server.stats()["frontends"]}
-        whole = server.events([20, 30, 40], 800, ignore_eos=True).ids
-        with Load(server.url) as load, ThreadPoolExecutor(1) as pool:
-            stream = pool.submit(server.events, [20, 30, 40], 800, ignore_eos=True)
+        whole = server.events([20, 30, 40], 200, ignore_eos=True).ids
+        with Load(server.url) as load, ThreadPoolExecutor(1) as pool, server.hold.at(1, 0.03):
+            stream = pool.submit(server.events, [20, 30, 40], 200, ignore_eos=True)
+            server.until(lambda s: s["running"] > 0 and load.served > 0)
             for replaced in (2, 4):
                 reload_now(["--run-dir", str(tmp_path / "run")])
                 server.until(lambda s: server.log.read_text().count("was replaced") == replaced)  # noqa: B023
+            server.until(lambda s: load.served > 20)
+            server.hold.release()
             assert stream.result(PATIENCE_S).ids == whole
         assert load.failed == [] and load.served > 20
         assert not old & {peer["pid"] for peer in server.stats()["frontends"]}

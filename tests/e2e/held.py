@@ -78,6 +78,13 @@ def serve(hold: Hold, words: list[str]) -> int:
 
 def work(hold: Hold, words: list[str]) -> int:
     from deploy.cli.main import main
+
+    make_holdable(hold)
+    return main(words)
+
+
+def make_holdable(hold: Hold) -> None:
+    """The worker of this process."""
     from worker.schedule.scheduler import Scheduler
     from worker.schedule.sequence import Plan
 
@@ -95,7 +102,6 @@ def work(hold: Hold, words: list[str]) -> int:
         return plain(self, now) if step_s else Plan()
 
     Scheduler.plan = plan  # type: ignore[method-assign]
-    return main(words)
 
 
 if __name__ == "__main__":

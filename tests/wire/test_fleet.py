@@ -1,6 +1,7 @@
 """Several whole workers behind one frontend: routing, and what becomes of streams when one of them is lost."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -184,10 +185,11 @@ async def test_streams_of_a_worker_that_hangs_go_on_at_the_other(two: tuple[Work
     a, b = two
     async with fleet(a, b, stall_timeout=0.5) as made:
         streams = await start(made, 6)
-        a.runner.delay = 2.0
+        going_on = threading.Event()
+        a.runner.trouble = lambda sequence: going_on.wait(PATIENCE_S) and None
         await until(lambda: at(made, 1) == 6)
-        a.runner.delay = 0.005
         assert "stalled" in made.membership.connections[0].readiness.text
+        going_on.set()
         await check(streams)
         await until(lambda: idle(a) and len(made.membership.ready()) == 2)
 
