@@ -68,7 +68,7 @@ def _all_commands(file: dict[str, str] | None = None) -> argparse.ArgumentParser
     return top
 
 
-def _parser(entry: Command | Tool) -> argparse.ArgumentParser | None:
+def _parser(entry: Command | Tool) -> Parser | None:
     match entry:
         case Command(flags=flags):
             parser = Parser()

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deploy.demo.training import check, corpus
-from deploy.demo.training.questions import Exchange
+from deploy.demo.training.exchange import Exchange
 
 FOLDER = Path(corpus.__file__).parents[1] / "model"
 MAX_BYTES = 8_500_000

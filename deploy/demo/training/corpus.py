@@ -1,7 +1,7 @@
 """The training text: an endless, seeded stream of chats and plain documents.
 
-A document is a list of segments, each with a flag saying whether the model is to learn to write
-it (`learn`) or merely to read it. Tokens are `train`'s business; facts are `facts`'.
+A document is a list of segments. A segment's `learn` flag says whether the model learns to write it or only reads it.
+Knows no tokens.
 """
 
 from collections.abc import Iterator
@@ -10,18 +10,8 @@ from random import Random
 from typing import TypeAlias
 
 from deploy.demo.training import facts
-from deploy.demo.training.questions import (
-    Exchange,
-    capital_answer,
-    capital_of,
-    country,
-    draw,
-    is_in,
-    language_of,
-    lower_first,
-    tale,
-    upper_first,
-)
+from deploy.demo.training.exchange import Exchange, lower_first, upper_first
+from deploy.demo.training.questions import capital_answer, capital_of, country, draw, is_in, language_of, tale
 
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 
@@ -35,7 +25,7 @@ class Segment:
 Document: TypeAlias = tuple[Segment, ...]
 
 
-# Words that open a question, and words that open a command. Other texts are left unwrapped.
+# First words of questions and of commands. Texts with other first words are not wrapped.
 ASKING = (
     "What", "What's", "Which", "Where", "When", "Who", "Why", "How", "Is", "Are", "Do", "Does", "On", "In",
     "At", "Of",
