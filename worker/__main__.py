@@ -190,7 +190,7 @@ class _State:
     def _count(self, scheduler: SchedulerStatus) -> None:
         """Brings counters up to date that others keep: Status is made several times a second, and for each scrape."""
         if self.metrics is not None:
-            self.metrics.carry(
+            self.metrics.update_totals(
                 {
                     "prefix_cache_queries": scheduler.prefix_queries,
                     "prefix_cache_hits": scheduler.prefix_hits,

@@ -1,7 +1,7 @@
 """The Grafana dashboard as one table; `python -m deploy.monitoring.dashboard` writes it as grafana/sluice.json.
 
-Frontends say what clients see, workers what the machine does: a query names the job it means, for both count some of
-the same things. Knows metric names; a test holds them against what a running server exposes.
+Frontends export what clients see, workers what they compute; each query names its job. A test compares the metric names
+here with those that a running server exports.
 """
 
 import json
@@ -33,9 +33,9 @@ def rate(metric: str, job: str = F, by: str = "") -> str:
     return f"sum{f' by ({by})' if by else ''} (rate(sluice_{metric}{{{job}}}[$__rate_interval]))"
 
 
-def quantiles(metric: str) -> dict[str, str]:
+def quantiles(metric: str, job: str = F) -> dict[str, str]:
     def line(q: float) -> str:
-        return f"histogram_quantile({q}, {rate(f'{metric}_seconds_bucket', by='le')})"
+        return f"histogram_quantile({q}, {rate(f'{metric}_seconds_bucket', job, by='le')})"
 
     return {"p50": line(0.5), "p95": line(0.95), "p99": line(0.99)}
 
@@ -57,10 +57,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Time to the first token", "s", quantiles("time_to_first_token")),
         Panel("Time between two tokens", "s", quantiles("inter_token_latency")),
         Panel("Whole requests", "s", quantiles("e2e_request_latency")),
-        Panel("Requests that ended well", "reqps", {
+        Panel("Requests that ended with success", "reqps", {
             "{{finished_reason}}": rate("request_success_total", F, "finished_reason"),
         }),
-        Panel("Turned away (503), cut off, refused", "reqps", {
+        Panel("Rejected (503), cut off, refused", "reqps", {
             "503 {{reason}}": rate("rejected_total", F, "reason"),
             "cut off: {{reason}}": rate("aborts_total", F, "reason"),
             "refused: {{reason}}": rate("http_refused_total", F, "reason"),
@@ -71,9 +71,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         }),
     ),
     "Where the time goes": (
-        Panel("Waiting for a place", "s", quantiles("request_queue_time")),
-        Panel("Computing the prompt", "s", quantiles("request_prefill_time")),
-        Panel("From first token to last", "s", quantiles("request_decode_time")),
+        Panel("Waiting in the queue", "s", quantiles("request_queue_time", W)),
+        Panel("Prefill", "s", quantiles("request_prefill_time", W)),
+        Panel("Decode", "s", quantiles("request_decode_time", W)),
         Panel("A step of the worker, mean", "s", {
             "{{part}}": " / ".join(rate(f"step_duration_seconds_{end}", W, "part") for end in ("sum", "count")),
         }),
@@ -97,35 +97,37 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Requests that failed in the worker", "reqps", {
             "{{outcome}}": rate("request_failed_total", W, "outcome"),
         }),
-        Panel("Requests that a worker did not admit", "reqps", {"{{reason}}": rate("rejected_total", W, "reason")}),
+        Panel("Requests that a worker did not admit", "reqps", {
+            "{{reason}}": rate("submits_rejected_total", W, "reason"),
+        }),
     ),
     "Crashes and repairs": (
-        Panel("Incarnation of the worker", "short", {"{{instance}} {{worker}}": f"sluice_worker_epoch{{{F}}}"}),
+        Panel("Epoch of the worker", "short", {"{{instance}}": f"sluice_worker_epoch{{{W}}}"}),
         Panel("Streams", "ops", {
-            "went on after a crash": rate("streams_resumed_total"),
-            "went on at another worker": rate("streams_moved_total"),
+            "resumed": rate("streams_resumed_total"),
+            "resumed at another worker": rate("streams_moved_total"),
             "lost": rate("streams_lost_total"),
         }),
         Panel("The wire", "ops", {
             "gaps": rate("bus_gaps_total"),
-            "asked for again": rate("resyncs_total"),
+            "resyncs": rate("resyncs_total"),
             "unsent": rate("wire_unsent_total", W),
             "garbage": rate("wire_garbage_total", W),
             "refused keys": rate("wire_refused_total", W),
         }),
-        Panel("Workers ready, of those known", "short", {
+        Panel("Workers ready and known", "short", {
             "ready {{instance}}": f"sluice_workers_ready{{{F}}}",
             "known {{instance}}": f"sluice_workers{{{F}}}",
         }),
         Panel("Frontends", "short", {
             "connected {{instance}}": f"sluice_frontends{{{W}}}",
-            "gone, in all {{instance}}": f"sluice_leases_reaped_total{{{W}}}",
+            "gone, total {{instance}}": f"sluice_leases_reaped_total{{{W}}}",
         }),
-        Panel("How late the event loop is, p99", "s", {
+        Panel("Event loop delay, p99", "s", {
             "{{instance}}": f"histogram_quantile(0.99, {rate('frontend_loop_lag_seconds_bucket', F, 'le, instance')})",
         }, red=0.1),
     ),
-    "Who asks": (
+    "API keys": (
         Panel("Requests by key", "reqps", {"{{key}}": rate("key_requests_total", F, "key")}),
         Panel("Prompt tokens by key", "short", {"{{key}}": rate("key_prompt_tokens_total", F, "key")}),
         Panel("Generated tokens by key", "short", {"{{key}}": rate("key_generation_tokens_total", F, "key")}),
@@ -170,8 +172,8 @@ def _instances(job: str) -> dict[str, Any]:
 
 
 def _restarts() -> dict[str, Any]:
-    query = 'changes(sluice_worker_epoch{job="sluice-frontend"}[1m]) > 0'
-    return {"name": "worker started again", "datasource": SOURCE, "enable": True, "expr": query, "iconColor": "red"}
+    query = 'changes(sluice_worker_epoch{job="sluice-worker"}[1m]) > 0'
+    return {"name": "worker restarted", "datasource": SOURCE, "enable": True, "expr": query, "iconColor": "red"}
 
 
 def _panels() -> Iterator[dict[str, Any]]:

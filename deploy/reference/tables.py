@@ -227,7 +227,7 @@ def frontend_metrics() -> str:
 
 def worker_metrics() -> str:
     metrics = Metrics()
-    return _metrics(generate_latest(metrics.readable(_Idle())), _labels(metrics.registry))
+    return _metrics(generate_latest(metrics.scrape_registry(_Idle())), _labels(metrics.registry))
 
 
 class _Idle:

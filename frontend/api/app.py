@@ -171,14 +171,14 @@ class Api:
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            self._meters.flush(self._fleet.counters, self._fleet.membership.statuses())
+            self._meters.flush(self._fleet.counters)
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LAG_S
             await asyncio.sleep(LAG_S)
-            self._meters.lag(max(0.0, loop.time() - due))
+            self._meters.loop_lag(max(0.0, loop.time() - due))
 
     # generation
 

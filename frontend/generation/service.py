@@ -24,7 +24,7 @@ from frontend.text.tokenizer import Tokenizer
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, Readiness, not_ready
 from frontend.workers.stream import Batch, Stream, ignore
-from shared.messages import End, Outcome, Sampling, Timings
+from shared.messages import End, Outcome, Sampling
 
 DRAINING_S = 5.0  # until another server may have taken over
 HANDSHAKE_S = 0.5  # for a worker that may be ready at any moment
@@ -35,9 +35,9 @@ class RequestMetrics:
     """What the service reports about its requests, in under a microsecond a call; this one keeps nothing."""
 
     def admitted(self, prompt_tokens: int) -> None: ...
-    def first(self, seconds: float, tokens: int) -> None: ...
-    def gap(self, seconds: float, tokens: int) -> None: ...
-    def finished(self, finish: Finish, seconds: float, timings: Timings) -> None: ...
+    def first_tokens(self, seconds: float, tokens: int) -> None: ...
+    def next_tokens(self, seconds: float, tokens: int) -> None: ...
+    def finished(self, finish: Finish, seconds: float) -> None: ...
     def aborted(self, reason: str) -> None: ...
 
 
@@ -286,9 +286,9 @@ class Generation:
 
     def _measure(self, choice: Choice, tokens: int, now: float) -> None:
         if choice.last_at:
-            self._service.meter.gap(now - choice.last_at, tokens)
+            self._service.meter.next_tokens(now - choice.last_at, tokens)
         else:
-            self._service.meter.first(now - self._begun, tokens)
+            self._service.meter.first_tokens(now - self._begun, tokens)
             choice.first_at = now
         choice.last_at = now
 
@@ -296,8 +296,7 @@ class Generation:
         if batch.end is None:
             self._service.fleet.abort([choice.stream])
             self._service.meter.aborted("stop")
-        timings = choice.timings(batch.end)
-        self._service.meter.finished(choice.finish or Finish.STOP, now - self._begun, timings)
+        self._service.meter.finished(choice.finish or Finish.STOP, now - self._begun)
 
 
 def _time_left(request: GenerationRequest, begun: float) -> float:

@@ -43,7 +43,7 @@ class EndHooks:
 def observers(config: FrontendConfig, meters: PrometheusMetrics) -> EndHooks:
     """As the settings have it. Raises ConfigError when traces are asked for and cannot be sent."""
     found = EndHooks()
-    found.add(lambda entry, exchange: meters.exchanged(entry.key, entry.prompt_tokens, entry.completion_tokens))
+    found.add(lambda entry, exchange: meters.request_ended(entry.key, entry.prompt_tokens, entry.completion_tokens))
     if (access := access_log(config)) is not None:
         found.add(lambda entry, exchange: access(entry), access.close)
     if config.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):

@@ -1,31 +1,33 @@
-"""What a frontend counts, and how Prometheus reads it.
+"""Prometheus metrics of a frontend: HTTP requests, tokens and latencies as clients see them, and worker connections.
 
-Observations are additions in plain Python; `flush` carries them over to prometheus-client once a second and at
-every scrape. With PROMETHEUS_MULTIPROC_DIR set (before prometheus-client is imported) the values lie in files of
-that folder, so that any frontend answers for all, and those of a process that died still count. What the worker
-alone knows comes from its latest Status when somebody asks, so it is never added up.
+Workers export what they compute; no name is exported by both. Observations are additions in plain Python; `flush`
+carries them over to prometheus-client once a second and at every scrape. With PROMETHEUS_MULTIPROC_DIR set (before
+prometheus-client is imported) the values lie in files of that folder, so that any frontend answers for all of them, and
+the counts of a process that died remain.
 """
 
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from frontend.generation.service import RequestMetrics
 from frontend.request import Finish
 from frontend.workers.connection import WireCounters
-from frontend.workers.status import WorkerStatus, aggregate
-from shared.messages import Status, Timings
+from frontend.workers.status import WorkerStatus
 
-LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-GAPS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
-LAGS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
-MOST_KEYS = 256  # names of keys that are counted apart
+LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+ITL_BUCKETS_S = (
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10,
+)  # fmt: skip
+LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
+MAX_KEYS = 256  # names of API keys that have a label of their own
+OTHER_KEYS = "(others)"
 
-# Labels that are known beforehand begin at 0: what first appears as 1 has no rate, and no alert would see it.
+# Known label values begin at 0: a series that first appears as 1 has no rate, and no alert would see it.
 REJECTED = ("queue_full", "draining", "not_ready", "worker_lost", "shutdown")
 ABORTED = ("client", "stop", "deadline_exceeded", "write_timeout", "worker_error", "aborted", "shutdown")
 REFUSED = (
@@ -69,90 +71,71 @@ class BufferedHistogram:
 
 
 class PrometheusMetrics(RequestMetrics):
-    """The service's meter, and the text of /metrics."""
+    """Counts what the service, the middleware and the HTTP protocol report; `text` is the answer of /metrics."""
 
     def __init__(self, prefix: str = "sluice_") -> None:
         self._prefix = prefix
         self.registry = CollectorRegistry()
-        self._shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
-        self._ttft = self._tally("time_to_first_token_seconds", "from the request to its first token", LATENCY)
-        self._itl = self._tally("inter_token_latency_seconds", "between two tokens of a stream", GAPS)
-        self._e2e = self._tally("e2e_request_latency_seconds", "from the request to its last token", LATENCY)
-        self._queue = self._tally("request_queue_time_seconds", "waiting for a place in a step", LATENCY)
-        self._prefill = self._tally("request_prefill_time_seconds", "computing the prompt", LATENCY)
-        self._decode = self._tally("request_decode_time_seconds", "from the first token to the last", LATENCY)
-        self._lag = self._tally("frontend_loop_lag_seconds", "how late the event loop was", LAGS)
-        self._tallies = (self._ttft, self._itl, self._e2e, self._queue, self._prefill, self._decode, self._lag)
-        self._prompt = self._counter("prompt_tokens", "prompt tokens of admitted requests")
-        self._generation = self._counter("generation_tokens", "tokens received from the worker")
-        self._success = self._counter("request_success", "sequences that ended well", "finished_reason", Finish)
-        self._rejected = self._counter("rejected", "requests answered with 503", "reason", REJECTED)
-        self._aborts = self._counter("aborts", "sequences that were cut off", "reason", ABORTED)
-        self._refused = self._counter(
-            "http_refused", "connections and requests that reached no route", "reason", REFUSED
+        self._multiprocess = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        self._histograms: list[BufferedHistogram] = []
+        histogram, counter = self._histogram, self._counter
+        self._ttft = histogram("time_to_first_token_seconds", "From a request to its first token", LATENCY_BUCKETS_S)
+        self._itl = histogram("inter_token_latency_seconds", "Between two tokens of a stream", ITL_BUCKETS_S)
+        self._e2e = histogram("e2e_request_latency_seconds", "From a request to its last token", LATENCY_BUCKETS_S)
+        self._lag = histogram("frontend_loop_lag_seconds", "Delay of the event loop", LAG_BUCKETS_S)
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of admitted requests")
+        self._generation_tokens = counter("generation_tokens", "Tokens received for clients")
+        self._success = counter("request_success", "Sequences that ended with success", "finished_reason", Finish)
+        self._rejected = counter("rejected", "Requests answered with 503", "reason", REJECTED)
+        self._aborted = counter("aborts", "Sequences that were cut off", "reason", ABORTED)
+        self._refused = counter("http_refused", "Connections and requests that reached no route", "reason", REFUSED)
+        self._by_key = (
+            counter("key_requests", "HTTP requests made with the API key of this name", "key"),
+            counter("key_prompt_tokens", "Prompt tokens of requests made with the API key of this name", "key"),
+            counter("key_generation_tokens", "Tokens generated for the API key of this name", "key"),
         )
-        self._keyed = {
-            what: self._counter(f"key_{what}", text, "key")
-            for what, text in (
-                ("requests", "HTTP requests with an API key of this name"),
-                ("prompt_tokens", "prompt tokens asked about with it"),
-                ("generation_tokens", "tokens generated for it"),
-            )
-        }
-        self._by_key: dict[str, list[int]] = {}
         self._wire = {
-            "gaps": self._counter("bus_gaps", "holes in the worker's events"),
-            "resyncs": self._counter("resyncs", "streams asked for again"),
-            "resumed": self._counter("streams_resumed", "streams that outlived a worker"),
-            "lost": self._counter("streams_lost", "streams that could not be repaired"),
-            "moved": self._counter("streams_moved", "streams that went on at another worker"),
+            "gaps": counter("bus_gaps", "Gaps found in workers' events"),
+            "resyncs": counter("resyncs", "Requests to a worker to send output again"),
+            "resumed": counter("streams_resumed", "Streams that continued after their worker was lost"),
+            "lost": counter("streams_lost", "Streams that could not be continued"),
+            "moved": counter("streams_moved", "Streams that continued at another worker"),
         }
-        self._carried = WireCounters()
-        self._tokens = [0, 0]  # prompt, generation; since the last flush
-        self._lookups = [
-            self._gauge("prefix_cache_queries_total", "tokens looked up in the prefix cache"),
-            self._gauge("prefix_cache_hits_total", "tokens found in the prefix cache"),
-        ]
-        self._epochs: dict[str, EpochTotals] = {}  # by address, of all workers that ever were
+        self._flushed_wire = WireCounters()
+        self._new_tokens = [0, 0]  # prompt, generation; since the last flush
+        self._new_by_key: dict[str, list[int]] = {}
 
-    def _tally(self, name: str, text: str, bounds: Sequence[float]) -> BufferedHistogram:
-        return BufferedHistogram(
-            BulkHistogram(self._prefix + name, text, registry=self.registry, buckets=bounds), bounds
-        )
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> BufferedHistogram:
+        histogram = BulkHistogram(self._prefix + name, text, registry=self.registry, buckets=bounds)
+        buffered = BufferedHistogram(histogram, bounds)
+        self._histograms.append(buffered)
+        return buffered
 
-    def _counter(self, name: str, text: str, label: str = "", known: Iterable[str] = ()) -> Counter:
+    def _counter(self, name: str, text: str, label: str = "", values: Iterable[str] = ()) -> Counter:
         counter = Counter(self._prefix + name, text, [label] if label else [], registry=self.registry)
-        for value in known:
+        for value in values:
             counter.labels(value)
         return counter
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(self._prefix + name, text, registry=self.registry, multiprocess_mode="max")
-
-    # the service's observations
+    # observations
 
     def admitted(self, prompt_tokens: int) -> None:
-        self._tokens[0] += prompt_tokens
+        self._new_tokens[0] += prompt_tokens
 
-    def first(self, seconds: float, tokens: int) -> None:
-        self._tokens[1] += tokens
+    def first_tokens(self, seconds: float, tokens: int) -> None:
+        self._new_tokens[1] += tokens
         self._ttft.observe(seconds)
 
-    def gap(self, seconds: float, tokens: int) -> None:
-        """`tokens` came together, `seconds` after those before them."""
-        self._tokens[1] += tokens
+    def next_tokens(self, seconds: float, tokens: int) -> None:
+        self._new_tokens[1] += tokens
         self._itl.observe(seconds / tokens, tokens)
 
-    def finished(self, finish: Finish, seconds: float, timings: Timings) -> None:
+    def finished(self, finish: Finish, seconds: float) -> None:
         self._success.labels(finish.value).inc()
         self._e2e.observe(seconds)
-        if timings != Timings():
-            self._queue.observe(timings.queue_ms / 1e3)
-            self._prefill.observe(timings.prefill_ms / 1e3)
-            self._decode.observe(timings.decode_ms / 1e3)
 
     def aborted(self, reason: str) -> None:
-        self._aborts.labels(reason).inc()
+        self._aborted.labels(reason).inc()
 
     def rejected(self, reason: str) -> None:
         self._rejected.labels(reason).inc()
@@ -160,124 +143,60 @@ class PrometheusMetrics(RequestMetrics):
     def refused(self, reason: str) -> None:
         self._refused.labels(reason).inc()
 
-    def exchanged(self, key: str | None, prompt: int | None, generated: int | None) -> None:
-        """A request has ended, of the name of a key if there are keys."""
+    def request_ended(self, key: str | None, prompt_tokens: int | None, generation_tokens: int | None) -> None:
+        """An HTTP request has ended. `key`: name of its API key; None: the server has no keys."""
         if key is not None:
-            counts = self._by_key.get(key)
+            counts = self._new_by_key.get(key)
             if counts is None:
-                counts = self._by_key.setdefault(key if len(self._by_key) < MOST_KEYS else "(others)", [0, 0, 0])
+                label = key if len(self._new_by_key) < MAX_KEYS else OTHER_KEYS
+                counts = self._new_by_key.setdefault(label, [0, 0, 0])
             counts[0] += 1
-            counts[1] += prompt or 0
-            counts[2] += generated or 0
+            counts[1] += prompt_tokens or 0
+            counts[2] += generation_tokens or 0
 
-    def lag(self, seconds: float) -> None:
+    def loop_lag(self, seconds: float) -> None:
         self._lag.observe(seconds)
 
     # reading
 
-    def flush(self, wire: WireCounters, members: Sequence[WorkerStatus]) -> None:
-        """Carry over what was gathered. `wire` only grows; `members` are the workers now."""
-        for tally in self._tallies:
-            tally.flush()
-        prompt, generation = self._tokens
-        self._tokens[:] = 0, 0
-        self._prompt.inc(prompt)
-        self._generation.inc(generation)
-        for key, counts in self._by_key.items():
-            for counter, count in zip(self._keyed.values(), counts, strict=True):
+    def flush(self, wire: WireCounters) -> None:
+        """Carries over what was observed since the last call; the counts of `wire` only grow."""
+        for histogram in self._histograms:
+            histogram.flush()
+        prompt, generation = self._new_tokens
+        self._new_tokens[:] = 0, 0
+        self._prompt_tokens.inc(prompt)
+        self._generation_tokens.inc(generation)
+        for key, counts in self._new_by_key.items():
+            for counter, count in zip(self._by_key, counts, strict=True):
                 counter.labels(key).inc(count)
             counts[:] = 0, 0, 0
         for name, counter in self._wire.items():
-            now = getattr(wire, name)
-            counter.inc(max(0, now - getattr(self._carried, name)))
-            setattr(self._carried, name, now)
-        for member in members:
-            if member.status is not None:
-                self._epochs.setdefault(member.address, EpochTotals()).see(member.status)
-        for i, gauge in enumerate(self._lookups):
-            known = sum(epochs.totals[i] for epochs in self._epochs.values())
-            gauge.set(max(known, gauge._value.get()))  # which a frontend before this one may have left, who knew more
+            count = getattr(wire, name)
+            counter.inc(max(0, count - getattr(self._flushed_wire, name)))
+            setattr(self._flushed_wire, name, count)
 
-    def text(self, wire: WireCounters, members: Sequence[WorkerStatus]) -> bytes:
-        """Prometheus' text format: all frontends that share the folder, and the workers' state."""
-        self.flush(wire, members)
+    def text(self, wire: WireCounters, workers: Sequence[WorkerStatus]) -> bytes:
+        """Prometheus' text format: the counts of all frontends that share the folder, and this one's gauges."""
+        self.flush(wire)
         registry = CollectorRegistry()
-        source = MultiProcessCollector(None) if self._shared else self.registry  # type: ignore[no-untyped-call]
-        registry.register(_Page(source.collect(), self._prefix, members))
+        source = MultiProcessCollector(None) if self._multiprocess else self.registry  # type: ignore[no-untyped-call]
+        registry.register(_Scrape(source.collect(), self._prefix, workers))
         return generate_latest(registry)
 
 
-class EpochTotals:
-    """Makes a worker's counts go on where they were when it comes back and starts from zero."""
-
-    def __init__(self) -> None:
-        self._epoch: int | None = None
-        self._base = (0, 0)
-        self._last = (0, 0)
-
-    @property
-    def totals(self) -> tuple[int, int]:
-        """Tokens looked up and found, in all its lives."""
-        return self._base[0] + self._last[0], self._base[1] + self._last[1]
-
-    def see(self, status: Status) -> None:
-        if self._epoch is not None and status.epoch != self._epoch:
-            self._base = self.totals
-        self._epoch = status.epoch
-        self._last = (status.prefix_queries, status.prefix_hits)
-
-
-class _Page:
-    """One scrape: what was counted, then what the workers say of themselves."""
-
-    def __init__(self, counted: Iterable[Metric], prefix: str, members: Sequence[WorkerStatus]) -> None:
+class _Scrape:
+    def __init__(self, counted: Iterable[Metric], prefix: str, workers: Sequence[WorkerStatus]) -> None:
         self._counted = counted
         self._prefix = prefix
-        self._members = members
+        self._workers = workers
 
     def collect(self) -> Iterable[Metric]:
-        for metric in self._counted:
-            yield _as_counter(metric) if metric.type == "gauge" and metric.name.endswith("_total") else metric
-        for name, text, count in _reachable(self._members):
-            yield GaugeMetricFamily(self._prefix + name, text, value=count)
-        status = aggregate(self._members)
-        if status is not None:
-            for name, text, value in _worker_gauges(status):
-                yield GaugeMetricFamily(self._prefix + name, text, value=value)
-            yield self._by_worker()
-
-    def _by_worker(self) -> Metric:
-        """One worker needs no label; of several each has its address."""
-        several = len(self._members) > 1
-        family = GaugeMetricFamily(
-            self._prefix + "worker_epoch", "which incarnation of the worker answers", labels=["worker"] * several
+        yield from self._counted
+        ready = sum(worker.ready for worker in self._workers)
+        gauges = (
+            ("workers", "Workers that this frontend knows", len(self._workers)),
+            ("workers_ready", "Workers that take requests of this frontend now", ready),
         )
-        for member in self._members:
-            if member.status is not None:
-                family.add_metric([member.address] * several, member.status.epoch)
-        return family
-
-
-def _as_counter(gauge: Metric) -> Metric:
-    """A count kept as a gauge (the highest of all processes, not their sum) under its true type."""
-    counter = CounterMetricFamily(gauge.name.removesuffix("_total"), gauge.documentation)
-    for sample in gauge.samples:
-        counter.add_metric([], sample.value)
-    return counter
-
-
-def _reachable(members: Sequence[WorkerStatus]) -> list[tuple[str, str, int]]:
-    return [
-        ("workers", "workers that this frontend knows", len(members)),
-        ("workers_ready", "of these, those that take requests now", sum(member.ready for member in members)),
-    ]
-
-
-def _worker_gauges(status: Status) -> list[tuple[str, str, float]]:
-    pages = status.pages
-    return [
-        ("num_requests_running", "sequences in the batch", status.running),
-        ("num_requests_waiting", "sequences waiting", status.waiting),
-        ("kv_cache_usage_perc", "share of K/V pages owned by sequences, 0 to 1", pages.owned / max(1, pages.total)),
-        ("worker_last_step_age_seconds", "since the compute loop last turned", status.last_step_age_s),
-    ]
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(self._prefix + name, text, value=value)

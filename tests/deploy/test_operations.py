@@ -20,7 +20,7 @@ from frontend.workers.status import ConnectionState, WorkerStatus
 from shared.messages import Status
 from tests.fakes import READY_STATUS
 from tests.patience import PATIENCE_S
-from worker.observability.metrics import Metrics, _Scrape
+from worker.observability.metrics import Metrics, StatusCollector
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MONITORING = DEPLOY / "monitoring"
@@ -43,7 +43,7 @@ def exposed() -> dict[str, set[str]]:
     """The names of each job."""
     metrics = Metrics()
     page = CollectorRegistry()
-    page.register(_Scrape("sluice_", Worker()))
+    page.register(StatusCollector("sluice_", Worker()))
     return {
         "sluice-frontend": families(
             PrometheusMetrics().text(WireCounters(), [WorkerStatus("w", ConnectionState.READY, "ready", READY_STATUS)])

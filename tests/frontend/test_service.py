@@ -10,7 +10,7 @@ from frontend.generation.service import Generation, RequestMetrics, Service
 from frontend.request import Delta, Finish, GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import DRAINING, READY, not_ready
-from shared.messages import Outcome, Sampling, Timings
+from shared.messages import Outcome, Sampling
 from tests.fakes import FakeLink, saying
 
 
@@ -20,13 +20,13 @@ class Recorder(RequestMetrics):
         self.finishes: list[Finish] = []
         self.tokens = 0
 
-    def first(self, seconds: float, tokens: int) -> None:
+    def first_tokens(self, seconds: float, tokens: int) -> None:
         self.tokens += tokens
 
-    def gap(self, seconds: float, tokens: int) -> None:
+    def next_tokens(self, seconds: float, tokens: int) -> None:
         self.tokens += tokens
 
-    def finished(self, finish: Finish, seconds: float, timings: Timings) -> None:
+    def finished(self, finish: Finish, seconds: float) -> None:
         self.finishes.append(finish)
 
     def aborted(self, reason: str) -> None:

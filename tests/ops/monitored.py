@@ -15,9 +15,8 @@ from tests.deploy.test_operations import queries
 from tests.e2e.server import Server, free_port, serving
 from tests.ops.programs import Prometheus, prometheus, until
 
-F, W = '{job="sluice-frontend"}', '{job="sluice-worker"}'
 # Counters with a label begin when there is something to count.
-LATER = {"rejected_total", "aborts_total", "http_refused_total", "request_failed_total"}
+LATER = {"submits_rejected_total", "rejected_total", "aborts_total", "http_refused_total", "request_failed_total"}
 LATER |= {"key_requests_total", "key_prompt_tokens_total", "key_generation_tokens_total"}
 
 
@@ -57,15 +56,18 @@ def _send(server: Server, count: int) -> dict[str, int]:
 
 
 def _check_sums(seen: Prometheus, sent: dict[str, int]) -> None:
-    """The worker counts the prompt tokens that it computed: not those it found in its cache."""
     names = {"requests": "request_success", "prompt": "prompt_tokens", "generated": "generation_tokens"}
 
-    def now(job: str) -> dict[str, float]:
-        return {what: seen.value(f"sum(sluice_{name}_total{job})") for what, name in names.items()}
+    def now() -> dict[str, float]:
+        return {what: seen.value(f"sum(sluice_{name}_total)") for what, name in names.items()}
 
-    until(lambda: now(F) == sent, f"the frontends' sums to be {sent}")
-    until(lambda: (now(W)["requests"], now(W)["generated"]) == (sent["requests"], sent["generated"]), "the worker's")
-    print(f"sent {sent}\nPrometheus has, of the frontends {now(F)}, of the worker {now(W)}", flush=True)
+    def of_worker() -> tuple[float, float]:
+        ended, sampled = "sum(sluice_request_decode_time_seconds_count)", "sum(sluice_sampled_tokens_total)"
+        return seen.value(ended), seen.value(sampled)
+
+    until(lambda: now() == sent, f"the sums over all targets to be {sent}")
+    until(lambda: of_worker() == (sent["requests"], sent["generated"]), "the worker's")
+    print(f"sent {sent}\nPrometheus has, of the frontends {now()}, of the worker {of_worker()}", flush=True)
 
 
 def _check_spread(server: Server) -> None:

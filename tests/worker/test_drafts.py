@@ -81,7 +81,7 @@ def test_all_is_told_as_without_them() -> None:
         id: (end.outcome, end.tokens) for id, end in ends.items()
     }
     assert len(drafting.runner.steps) < 0.7 * len(plain.runner.steps)
-    for name in ("generation_tokens", "prompt_tokens"):
+    for name in ("sampled_tokens", "prefill_tokens"):
         counts = [bench.metrics.registry.get_sample_value(f"sluice_{name}_total") for bench in (plain, drafting)]
         assert counts[0] == counts[1], name
     assert drafting.scheduler.status.generation_tokens == plain.scheduler.status.generation_tokens

@@ -212,7 +212,7 @@ def test_tokens_are_counted_as_the_prompts_or_the_answers() -> None:
     bench.say(submit(1, [1] * 9, 5), submit(2, [2] * 40, 3))
     bench.turn(6)
     value = bench.metrics.registry.get_sample_value
-    assert [value(f"sluice_{name}_tokens_total") for name in ("prompt", "generation")] == [49, 8]
+    assert [value(f"sluice_{name}_tokens_total") for name in ("prefill", "sampled")] == [49, 8]
 
 
 @pytest.mark.parametrize("idle", [1, 500])

@@ -99,7 +99,7 @@ def test_all_is_told_as_without_it() -> None:
         id: (end.outcome, end.tokens) for id, end in ends.items()
     }
     assert sum(overlapped.runner.steps) - sum(plain.runner.steps) <= 3, "a row for each end that nobody foresaw"
-    for name in ("generation_tokens", "prompt_tokens"):
+    for name in ("sampled_tokens", "prefill_tokens"):
         counts = [bench.metrics.registry.get_sample_value(f"sluice_{name}_total") for bench in (plain, overlapped)]
         assert counts[0] == counts[1], name
     assert overlapped.scheduler.status.prefill_tokens == plain.scheduler.status.prefill_tokens

@@ -16,7 +16,6 @@ import pytest
 from frontend.errors import Overloaded
 from frontend.observability import access_log
 from frontend.observability.access_log import LogEntry, RequestRecord, as_json, as_text, entry_of
-from frontend.observability.metrics import PrometheusMetrics
 from frontend.text.tokenizer import Tokenizer
 from shared.line_writer import NonBlockingWriter
 from shared.messages import Outcome
@@ -206,18 +205,3 @@ def test_a_system_that_has_no_room_for_a_thread_now_may_have_it_at_the_next_line
         outlet.close(10.0)
         assert os.read(reading, 100) == b"first\nsecond\n" and not outlet.dropped
         os.close(writing)
-
-
-# by key
-
-
-def test_names_of_keys_are_counted_apart_up_to_a_number() -> None:
-    meters = PrometheusMetrics()
-    for number in range(300):
-        meters.exchanged(f"name{number}", 2, 3)
-    meters.exchanged("name7", 1, None)
-    meters.exchanged(None, 5, 5)
-    text = meters.text(FakeLink().counters, []).decode()
-    assert 'sluice_key_requests_total{key="name7"} 2.0' in text
-    assert 'sluice_key_prompt_tokens_total{key="name7"} 3.0' in text
-    assert 'sluice_key_requests_total{key="(others)"} 44.0' in text
