@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from frontend.text.grammar import json_schema
+from frontend.text.grammar_builder import json_schema
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import Sampling
 from worker.engine.load import Engine, load_engine

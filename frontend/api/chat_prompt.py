@@ -115,20 +115,20 @@ def checked(
     known: set[str] = set()
     for i, one in enumerate(turns):
         calls = one.get("tool_calls", ())
-        if calls and not style.tools:
+        if calls and not style.shows_tools:
             raise Unprocessable(
                 f"`{param}`: this model's chat template has no place for tool calls",
                 param=param, code="unsupported_content",
             )  # fmt: skip
         known.update(made["id"] for made in calls)
-        if style.tools and (id := one.get("tool_call_id")) is not None and id not in known:
+        if style.shows_tools and (id := one.get("tool_call_id")) is not None and id not in known:
             raise Unprocessable(
                 f"`{param}`: the tool call {id!r:.80}, whose result is there, was not made before it",
                 param=param, code="out_of_range",
             )  # fmt: skip
         if calls and answered and i + 1 == len(turns):
             raise Unprocessable(f"`{param}`: the tool call at the end has no result", param=param, code="out_of_range")
-    match style.calls:
+    match style.tool_format:
         case ToolFormat.LLAMA:
             return _one_by_one(turns)
         case ToolFormat.MISTRAL:
@@ -199,7 +199,7 @@ async def prompt(
             "this model has no chat template; use /v1/completions", param=param, code="no_chat_template"
         )
     turns = checked(turns, context.style, answered=generate or resume, param=param)
-    tools = [one.shown for one in offered] or None
+    tools = [one.definition for one in offered] or None
     try:
         text = (
             _opened(turns, context, tools, kwargs)
@@ -214,7 +214,7 @@ async def prompt(
         raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
     check_ids(param, ids, context.vocab_size)
     said = turns[-1]["content"] if resume else ""
-    return Prompt(ids, context.style.goes_on(said) if said else context.style.begins(text))
+    return Prompt(ids, context.style.reasoning_within(said) if said else context.style.reasoning_after_prompt(text))
 
 
 def _opened(

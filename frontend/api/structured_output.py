@@ -1,7 +1,7 @@
 """Structured output: the fields of OpenAI, vLLM and Anthropic that ask for it, and the one grammar they mean.
 
-Knows the fields; `frontend/text/grammar.py` knows what they turn into. Reading a field looks at its JSON types only:
-the grammar itself is made, and refused, by `grammar`, off the event loop.
+Knows the fields; `frontend/text/grammar_builder.py` knows what they turn into. Reading a field looks at its JSON types
+only: `grammar` builds the grammar, and refuses it, off the event loop.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ from frontend.api.fields import (
     wrong_type,
 )
 from frontend.errors import Unprocessable
-from frontend.text import grammar as grammars
+from frontend.text import grammar_builder
 
 MAX_CHOICES = 4096
 MAX_COPIED = 16 << 20  # characters of grammar that one request may send to the worker
@@ -39,7 +39,7 @@ MAX_COPIED = 16 << 20  # characters of grammar that one request may send to the 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A field that asks for a form, and how its grammar is grammars."""
+    """A field that asks for a form, and how its grammar is grammar_builder."""
 
     param: str
     make: Callable[[], str]
@@ -61,18 +61,18 @@ def _json_schema(value: Any, name: str) -> str:
             raise Unprocessable(f"`{name}` is not JSON: {error}", param=name, code="invalid_grammar") from None
     if type(value) not in (dict, bool):
         raise out_of_range(name, value, "a JSON schema")
-    return grammars.json_schema(value, name)
+    return grammar_builder.json_schema(value, name)
 
 
 @reads(boolean.schema)
 def json_object(name: str, value: Any) -> StructuredOutput | None:
     """vLLM's flag for any object."""
-    return StructuredOutput(name, partial(grammars.json_object, name)) if boolean(name, value) else None
+    return StructuredOutput(name, partial(grammar_builder.json_object, name)) if boolean(name, value) else None
 
 
 @reads(some_text.schema)
 def regex(name: str, value: Any) -> StructuredOutput:
-    return StructuredOutput(name, partial(grammars.regex, some_text(name, value), name))
+    return StructuredOutput(name, partial(grammar_builder.regex, some_text(name, value), name))
 
 
 _options = list_of(exactly(str), MAX_CHOICES)
@@ -80,12 +80,12 @@ _options = list_of(exactly(str), MAX_CHOICES)
 
 @reads(_options.schema)
 def options(name: str, value: Any) -> StructuredOutput:
-    return StructuredOutput(name, partial(grammars.choice, _options(name, value), name))
+    return StructuredOutput(name, partial(grammar_builder.one_of, _options(name, value), name))
 
 
 @reads(some_text.schema)
 def lark(name: str, value: Any) -> StructuredOutput:
-    return StructuredOutput(name, partial(grammars.lark, some_text(name, value), name))
+    return StructuredOutput(name, partial(grammar_builder.lark, some_text(name, value), name))
 
 
 _SCHEMA: Table = {
@@ -184,7 +184,7 @@ async def grammar(wanted: list[StructuredOutput], copies: int = 1) -> str:
         )
     if not wanted:
         return ""
-    text, param = await grammars.apart(wanted[0].make), wanted[0].param
+    text, param = await grammar_builder.in_thread(wanted[0].make), wanted[0].param
     if len(text) * copies > MAX_COPIED:
         raise Unprocessable(
             f"`{param}` is too large for {copies} answers in one request", param=param, code="out_of_range"

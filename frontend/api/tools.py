@@ -1,7 +1,7 @@
 """The tools of a request in all chat dialects, and what follows for its answer: its grammar, and how to read it.
 
-Knows the fields; what a call looks like is frontend/speech's. A budget for thinking (`budget_tokens`, the degrees of
-`reasoning_effort`) is accepted and cannot be enforced: a model thinks, or does not.
+Knows the fields; frontend/output_parser knows what a call looks like. A budget for thinking (`budget_tokens`, the
+degrees of `reasoning_effort`) is accepted and cannot be enforced: a model thinks, or does not.
 """
 
 import re
@@ -35,9 +35,9 @@ from frontend.api.fields import (
 from frontend.errors import Unprocessable
 from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
 from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
-from frontend.output_parser.tool_grammar import after_thought, call_grammar
+from frontend.output_parser.tool_grammar import after_reasoning, call_grammar
 from frontend.output_parser.tool_syntax import MARKS
-from frontend.text import grammar as grammars
+from frontend.text import grammar_builder
 
 MAX_TOOLS = 128
 NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -241,12 +241,12 @@ def offer(functions: tuple[Function, ...], wanted: Wanted | None, several: bool,
 
 
 def _check_format(context: ModelContext) -> None:
-    if not context.style.tools:
+    if not context.style.shows_tools:
         raise Unprocessable(
             "`tools` are not offered by this model: its chat template has no place for them",
             param="tools", code="unsupported_field",
         )  # fmt: skip
-    if context.style.calls is ToolFormat.NONE:
+    if context.style.tool_format is ToolFormat.NONE:
         raise Unprocessable(
             "`tools` are not offered: how this model writes a call is not known (see --tool-format)",
             param="tools", code="unsupported_field",
@@ -256,18 +256,18 @@ def _check_format(context: ModelContext) -> None:
 def thinking(wanted: bool | None, param: str, context: ModelContext) -> dict[str, Any]:
     """The chat template's variables for thinking or not. Raises Unprocessable if the model cannot, when `wanted`."""
     style = context.style
-    if wanted and not (style.thinks or style.switch):
+    if wanted and not (style.has_reasoning or style.has_enable_thinking):
         raise Unprocessable(
             f"`{param}`: this model does not think before it answers", param=param, code="unsupported_field"
         )
-    return {"enable_thinking": wanted} if wanted is not None and style.switch else {}
+    return {"enable_thinking": wanted} if wanted is not None and style.has_enable_thinking else {}
 
 
 def effort(wanted: str | None, param: str, context: ModelContext) -> dict[str, Any]:
     """The same for OpenAI's degrees, which a template may know itself."""
     if wanted is None:
         return {}
-    if context.style.effort:
+    if context.style.has_reasoning_effort:
         return {"reasoning_effort": wanted}
     return thinking(wanted not in ("none", "minimal"), param, context)
 
@@ -279,12 +279,12 @@ async def answer_form(
 
     Either grammar is empty for none.
     """
-    calls = context.style.calls
+    calls = context.style.tool_format
     make: Callable[[], str] | None = None
     if offer.functions:
         mark = context.tokenizer.special_id(MARKS.get(calls, ""))
         make = partial(call_grammar, offer, calls, begins, mark=mark, answer=text)
-    elif text and begins is not Reasoning.OVER:
-        make = partial(after_thought, begins, text, "response_format")
-    grammar = await grammars.apart(make) if make else text
-    return grammar, ParserConfig.of(begins, calls, [one.name for one in offer.callable])
+    elif text and begins is not Reasoning.DONE:
+        make = partial(after_reasoning, begins, text, "response_format")
+    grammar = await grammar_builder.in_thread(make) if make else text
+    return grammar, ParserConfig.of(begins, calls, [one.name for one in offer.callable_functions])

@@ -1,36 +1,39 @@
-"""What a reader makes of an answer's text: text, reasoning, parts of calls; joined, the same however it was cut."""
+"""What the parser emits: text, reasoning, parts of tool calls.
+
+Joined, the events do not depend on how the text was cut.
+"""
 
 from typing import NamedTuple
 
 
 class Text(NamedTuple):
-    """For the user."""
+    """Text for the user."""
 
     text: str
 
 
 class ReasoningText(NamedTuple):
-    """A thought, before the answer or within it."""
+    """A part of the model's reasoning."""
 
     text: str
 
 
 class CallStart(NamedTuple):
-    """The answer's `index`-th call, of a function that was offered."""
+    """The beginning of the `call`-th call of the output (from 0), to the offered function `name`."""
 
     call: int
     name: str
 
 
 class CallArguments(NamedTuple):
-    """The next part of a call's arguments: together JSON as the model wrote it, or the beginning of it."""
+    """The next fragment of a call's arguments. Joined, they are JSON as the model wrote it, or its beginning."""
 
     call: int
     fragment: str
 
 
 class CallEnd(NamedTuple):
-    """Its arguments are whole. A call that was cut off has no end."""
+    """The end of a call whose arguments are complete. A call that was cut off has no end."""
 
     call: int
 

@@ -1,17 +1,17 @@
-"""How a model marks thoughts and calls (`ModelFormat`), and what of it to look for in one answer (`ParserConfig`).
+"""How a model writes reasoning and tool calls (`ModelFormat`), and what to look for in one output (`ParserConfig`).
 
-The style is guessed from marks in the chat template's source; `--tool-format` and `--reasoning-format` overrule it.
+The source of the chat template shows the format; `--tool-format` and `--reasoning-format` override it.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-OPEN, CLOSE = "<think>", "</think>"
+OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
 
 
 class ToolFormat(StrEnum):
-    """How a call is written."""
+    """How a model writes a call."""
 
     NONE = "none"
     HERMES = "hermes"  # <tool_call>{"name": …, "arguments": {…}}</tool_call>, also Qwen's
@@ -20,58 +20,61 @@ class ToolFormat(StrEnum):
 
 
 class Reasoning(StrEnum):
-    """Whether an answer begins inside a thought."""
+    """Whether a place in the output lies within reasoning."""
 
-    OVER = "over"  # outside: an opening tag is text
-    MAYBE = "maybe"  # outside, but it may open its thoughts
-    INSIDE = "inside"  # the prompt has opened them
+    DONE = "done"  # it lies after reasoning, or there is none: an opening tag is text
+    UNDECIDED = "undecided"  # the output may open its reasoning here
+    OPEN = "open"  # reasoning has begun, in the prompt or in the output
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFormat:
-    """What a model's template says about it."""
+    """What the source of a model's chat template says about the model."""
 
-    calls: ToolFormat = ToolFormat.NONE
-    tools: bool = False  # it shows tools at all
-    thinks: bool = False
-    switch: bool = False  # it knows `enable_thinking`
-    effort: bool = False  # it knows `reasoning_effort`
+    tool_format: ToolFormat = ToolFormat.NONE
+    shows_tools: bool = False  # the template writes tools into the prompt
+    has_reasoning: bool = False
+    has_enable_thinking: bool = False  # the template reads the variable `enable_thinking`
+    has_reasoning_effort: bool = False  # the template reads the variable `reasoning_effort`
 
     @classmethod
     def of(
         cls, templates: Mapping[str, str], tool_format: str = "auto", reasoning_format: str = "auto"
     ) -> "ModelFormat":
         source = "\n".join(templates.values())
-        known = "tools" in source
-        calls = _calls(source) if tool_format == "auto" else ToolFormat(tool_format)
-        thinks = (OPEN in source or CLOSE in source) if reasoning_format == "auto" else reasoning_format == "think"
+        shows_tools = "tools" in source
+        detected = _tool_format(source) if tool_format == "auto" else ToolFormat(tool_format)
+        has_tags = OPEN_TAG in source or CLOSE_TAG in source
         return cls(
-            calls if known or tool_format != "auto" else ToolFormat.NONE,
-            known, thinks, "enable_thinking" in source, "reasoning_effort" in source,
-        )  # fmt: skip
+            tool_format=detected if shows_tools or tool_format != "auto" else ToolFormat.NONE,
+            shows_tools=shows_tools,
+            has_reasoning=has_tags if reasoning_format == "auto" else reasoning_format == "think",
+            has_enable_thinking="enable_thinking" in source,
+            has_reasoning_effort="reasoning_effort" in source,
+        )
 
-    def begins(self, prompt: str) -> Reasoning:
-        """Where an answer to a rendered prompt begins."""
-        if not self.thinks:
-            return Reasoning.OVER
+    def reasoning_after_prompt(self, prompt: str) -> Reasoning:
+        """Where the output begins that follows a rendered prompt."""
+        if not self.has_reasoning:
+            return Reasoning.DONE
         tail = prompt[-64:].rstrip()
-        if tail.endswith(OPEN):
-            return Reasoning.INSIDE
-        return Reasoning.OVER if tail.endswith(CLOSE) else Reasoning.MAYBE
+        if tail.endswith(OPEN_TAG):
+            return Reasoning.OPEN
+        return Reasoning.DONE if tail.endswith(CLOSE_TAG) else Reasoning.UNDECIDED
 
-    def goes_on(self, said: str) -> Reasoning:
-        """The same for an answer that continues what was `said`."""
-        if not self.thinks:
-            return Reasoning.OVER
-        if not said:
-            return Reasoning.MAYBE
-        return Reasoning.INSIDE if said.rfind(OPEN) > said.rfind(CLOSE) else Reasoning.OVER
+    def reasoning_within(self, text: str) -> Reasoning:
+        """Where an output goes on that has begun with `text`."""
+        if not self.has_reasoning:
+            return Reasoning.DONE
+        if not text:
+            return Reasoning.UNDECIDED
+        return Reasoning.OPEN if text.rfind(OPEN_TAG) > text.rfind(CLOSE_TAG) else Reasoning.DONE
 
 
-def _calls(source: str) -> ToolFormat:
-    if "<tool_call>" in source:  # which others put around XML
+def _tool_format(source: str) -> ToolFormat:
+    if "<tool_call>" in source:  # some models put this tag around XML
         return ToolFormat.NONE if "<function=" in source or "<arg_key>" in source else ToolFormat.HERMES
-    if "[TOOL_CALLS]" in source:  # which newer ones write without JSON around the name
+    if "[TOOL_CALLS]" in source:  # newer models write this mark without JSON around the name
         return ToolFormat.NONE if "[ARGS]" in source else ToolFormat.MISTRAL
     llama = "<|python_tag|>" in source or "ipython" in source
     return ToolFormat.LLAMA if llama and '"parameters"' in source else ToolFormat.NONE
@@ -79,15 +82,20 @@ def _calls(source: str) -> ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ParserConfig:
-    """What to look for in one answer: `names` are the functions it may call, in the format `calls`."""
+    """What to look for in one output.
 
-    thinking: Reasoning = Reasoning.OVER
-    calls: ToolFormat = ToolFormat.NONE
-    names: frozenset[str] = field(default_factory=frozenset)
+    reasoning: where the output begins
+    tool_format: how it writes calls
+    function_names: the functions that it may call
+    """
+
+    reasoning: Reasoning = Reasoning.DONE
+    tool_format: ToolFormat = ToolFormat.NONE
+    function_names: frozenset[str] = field(default_factory=frozenset)
 
     @classmethod
-    def of(cls, thinking: Reasoning, calls: ToolFormat, names: Iterable[str]) -> "ParserConfig | None":
-        """None when there is nothing to look for: the text is the answer."""
-        parser_config = cls(thinking, calls, frozenset(names))
-        plain = thinking is Reasoning.OVER and not parser_config.names
-        return None if plain else parser_config
+    def of(cls, reasoning: Reasoning, tool_format: ToolFormat, function_names: Iterable[str]) -> "ParserConfig | None":
+        """None when there is nothing to look for: all of the output is text."""
+        parser_config = cls(reasoning, tool_format, frozenset(function_names))
+        text_only = reasoning is Reasoning.DONE and not parser_config.function_names
+        return None if text_only else parser_config

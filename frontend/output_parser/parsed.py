@@ -1,4 +1,4 @@
-"""An answer's events folded into its parts: for answers that go out whole."""
+"""The events of one output collected into its parts: for responses that are not streamed."""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -11,32 +11,32 @@ from frontend.output_parser.parser import OutputParser
 
 @dataclass(slots=True)
 class Call:
-    """`arguments` is JSON, or the beginning of it where the answer was cut off."""
+    """A tool call. `arguments` is JSON, or the beginning of JSON if the output was cut off."""
 
     name: str
     arguments: str = ""
 
     @property
-    def closed(self) -> str:
-        """JSON in any case: up to the last whole member."""
-        scan = JsonObjectScanner()
-        given = scan.feed(self.arguments)
-        return given if scan.done else scan.closed(given)
+    def closed_arguments(self) -> str:
+        """The arguments up to the last complete member, with the brackets closed: always valid JSON."""
+        scanner = JsonObjectScanner()
+        scanned = scanner.feed(self.arguments)
+        return scanned if scanner.done else scanner.closed(scanned)
 
 
 @dataclass(slots=True)
 class ParsedOutput:
-    """`parts` are in the order of the answer; neighbours of a kind are one."""
+    """`parts` have the order of the output; adjacent parts of one kind are merged."""
 
     parser: OutputParser
     parts: list[Text | ReasoningText | Call] = field(default_factory=list)
 
     @classmethod
     def parse(cls, text: str, parser_config: ParserConfig) -> Self:
-        said = cls(OutputParser(parser_config))
-        for event in said.parser.feed(text) + said.parser.finish():
-            said.add(event)
-        return said
+        parsed = cls(OutputParser(parser_config))
+        for event in parsed.parser.feed(text) + parsed.parser.finish():
+            parsed.add(event)
+        return parsed
 
     def add(self, event: Event) -> None:
         match self.parts[-1:], event:

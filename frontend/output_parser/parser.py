@@ -1,7 +1,7 @@
-"""Reads an answer's text as it arrives and finds the thoughts and calls in it. Knows neither tokens nor dialects.
+"""Parses the text of one output as it arrives: finds reasoning and tool calls. Knows neither tokens nor API formats.
 
-Events are final, and nothing is lost: what turns out to be no tag, a call of an unknown function, or a call that is not
-JSON is text. Only the format's own tags, and the blanks around them, are dropped.
+Events are final, and no text is lost: what turns out not to be a tag, not a call of an offered function, or not JSON
+becomes text. Only the format's own tags, and the white space around them, are dropped.
 """
 
 import json
@@ -9,93 +9,100 @@ import re
 from typing import NamedTuple, Protocol
 
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
-from frontend.output_parser.formats import CLOSE, OPEN, ParserConfig, Reasoning
+from frontend.output_parser.formats import CLOSE_TAG, OPEN_TAG, ParserConfig, Reasoning
 from frontend.output_parser.json_stream import JsonObjectScanner
-from frontend.output_parser.tool_syntax import FORMS, Head
+from frontend.output_parser.tool_syntax import SYNTAX, Words
 
 BLANKS = re.compile(r"\s*")
 STRING = re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)("?)')
 
 
-class Found(NamedTuple):
-    """A head in a text: `end` is where the arguments begin, None while the text is too short to tell."""
+class PrefixMatch(NamedTuple):
+    """A call's prefix in a text.
+
+    name: the function's name
+    end: where the arguments begin; None while the text is too short to decide
+    """
 
     name: str = ""
     end: int | None = None
 
 
+NO_PREFIX = PrefixMatch("", 0)
+
+
 class Body(Protocol):
-    """Reads what is not thought."""
+    """Parses everything that is not reasoning."""
 
     def feed(self, text: str) -> list[Event]: ...
     def finish(self) -> list[Event]: ...
 
 
 class OutputParser:
-    """One answer's. `feed` what is released, then `finish`; afterwards `called` says how it ended."""
+    """Parses one output: `feed` each released piece of text, then `finish`. Afterwards `called` tells how it ended."""
 
     def __init__(self, parser_config: ParserConfig) -> None:
-        self._thinking = parser_config.thinking
-        self._calls = Calls(parser_config) if parser_config.names else None
-        self._body: Body = self._calls or Plain()
-        self._text = ""
-        self._leading = True  # nothing has been thought yet: line breaks belong to the tag
+        self._reasoning = parser_config.reasoning
+        self._calls = CallParser(parser_config) if parser_config.function_names else None
+        self._body: Body = self._calls or TextOnly()
+        self._text = ""  # not decided yet
+        self._leading = True  # no reasoning has come yet: line breaks belong to the tag
 
     @property
-    def thinking(self) -> Reasoning:
-        """Where it is now."""
-        return self._thinking
+    def reasoning(self) -> Reasoning:
+        """Where the parser is now."""
+        return self._reasoning
 
     @property
     def called(self) -> bool:
-        """Whether it has made a call, and none that it did not finish."""
-        return self._calls is not None and self._calls.ended > 0 and self._calls.arguments is None
+        """Whether the output has completed a call, and has no incomplete one."""
+        return self._calls is not None and self._calls.completed > 0 and self._calls.arguments is None
 
     def feed(self, text: str) -> list[Event]:
-        match self._thinking:
-            case Reasoning.MAYBE:
-                return self._maybe(text)
-            case Reasoning.INSIDE:
-                return self._inside(text)
+        match self._reasoning:
+            case Reasoning.UNDECIDED:
+                return self._feed_undecided(text)
+            case Reasoning.OPEN:
+                return self._feed_reasoning(text)
             case _:
                 return self._body.feed(text)
 
     def finish(self) -> list[Event]:
         text, self._text = self._text, ""
-        if self._thinking is Reasoning.INSIDE:
+        if self._reasoning is Reasoning.OPEN:
             return [ReasoningText(text)] if text else []
         return self._body.feed(text) + self._body.finish()
 
-    def _maybe(self, text: str) -> list[Event]:
+    def _feed_undecided(self, text: str) -> list[Event]:
         self._text += text
         start = self._text.lstrip()
-        if len(start) < len(OPEN) and OPEN.startswith(start):
+        if len(start) < len(OPEN_TAG) and OPEN_TAG.startswith(start):
             return []
         text, self._text = self._text, ""
-        if not start.startswith(OPEN):
-            self._thinking = Reasoning.OVER
+        if not start.startswith(OPEN_TAG):
+            self._reasoning = Reasoning.DONE
             return self._body.feed(text)
-        self._thinking = Reasoning.INSIDE
-        return self._inside(start[len(OPEN) :])
+        self._reasoning = Reasoning.OPEN
+        return self._feed_reasoning(start[len(OPEN_TAG) :])
 
-    def _inside(self, text: str) -> list[Event]:
+    def _feed_reasoning(self, text: str) -> list[Event]:
         self._text += text
         if self._leading:
             self._text = self._text.lstrip("\n")
             self._leading = not self._text
-        thought, tag, rest = self._text.partition(CLOSE)
+        reasoning, tag, rest = self._text.partition(CLOSE_TAG)
         if tag:
-            self._thinking, self._text = Reasoning.OVER, ""
-            self._body = _SkipBreaks(self._body)
-            said = thought.rstrip("\n")
-            return [*([ReasoningText(said)] if said else []), *self.feed(rest)]
-        cut = len(self._text[: len(self._text) - _held(self._text, CLOSE)].rstrip("\n"))
-        thought, self._text = self._text[:cut], self._text[cut:]
-        return [ReasoningText(thought)] if thought else []
+            self._reasoning, self._text = Reasoning.DONE, ""
+            self._body = _SkipLineBreaks(self._body)
+            reasoning = reasoning.rstrip("\n")
+            return [*([ReasoningText(reasoning)] if reasoning else []), *self.feed(rest)]
+        cut = len(self._text[: len(self._text) - _partial_tag(self._text, CLOSE_TAG)].rstrip("\n"))
+        reasoning, self._text = self._text[:cut], self._text[cut:]
+        return [ReasoningText(reasoning)] if reasoning else []
 
 
-class Plain:
-    """Everything is text."""
+class TextOnly:
+    """The body of an output that cannot call functions."""
 
     def feed(self, text: str) -> list[Event]:
         return [Text(text)] if text else []
@@ -104,8 +111,8 @@ class Plain:
         return []
 
 
-class _SkipBreaks:
-    """Drops the line breaks after a thought, and passes on the rest."""
+class _SkipLineBreaks:
+    """Drops the line breaks after reasoning, and passes the rest on."""
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -121,18 +128,22 @@ class _SkipBreaks:
         return self._body.finish()
 
 
-class Calls:
-    """Text with calls in it: `ended` counts those that are whole, `arguments` follows the one that is open."""
+class CallParser:
+    """The body of an output that may call functions.
+
+    completed: how many calls are complete
+    arguments: scans the arguments of the call that is open; None between calls
+    """
 
     def __init__(self, parser_config: ParserConfig) -> None:
-        self._names = parser_config.names
-        self._form = FORMS[parser_config.calls]
-        self._tag = self._form.tag
-        self._text = ""
-        self._due: list[str] = []  # what may still follow of the last call's tail
-        self._any_text = False  # whether there was text
+        self._names = parser_config.function_names
+        self._syntax = SYNTAX[parser_config.tool_format]
+        self._tag = self._syntax.tag
+        self._text = ""  # not decided yet
+        self._suffix: list[str] = []  # the words of the last call's suffix that may still follow
+        self._any_text = False  # the output has text
         self._count = 0  # calls that have begun
-        self.ended = 0
+        self.completed = 0
         self.arguments: JsonObjectScanner | None = None
 
     def feed(self, text: str) -> list[Event]:
@@ -146,47 +157,46 @@ class Calls:
         text, self._text = self._text, ""
         if self.arguments is not None:
             return [CallArguments(self._count - 1, rest)] if (rest := self.arguments.held) else []
-        if self._due or (self._count and not text.strip()):
+        if self._suffix or (self._count and not text.strip()):
             return []
         return [Text(text)] if text else []
 
     def _step(self, events: list[Event]) -> bool:
-        """Takes what can be taken; whether there may be more."""
+        """Parses the next part; returns whether another step may find more."""
         if self.arguments is not None:
             return self._feed_arguments(self.arguments, events)
-        if self._due:
-            return self._skip_tail()
+        if self._suffix:
+            return self._skip_suffix()
         return self._find_call(events)
 
     def _find_call(self, events: list[Event]) -> bool:
-        """For the next call, in text."""
         at = self._candidate()
         if at is None:
-            return self._emit_text(len(self._text) - _blanks_and(self._text, self._tag), events)
-        found = _head(self._text[at:], self._heads)
-        if found.end is None:
+            return self._emit_text(len(self._text) - _blanks_and_partial_tag(self._text, self._tag), events)
+        prefix = _find_prefix(self._text[at:], self._prefixes)
+        if prefix.end is None:
             return self._emit_text(len(self._text[:at].rstrip()), events)
-        if found.name not in self._names:
+        if prefix.name not in self._names:
             return self._emit_text(at + max(1, len(self._tag)), events, more=True)
         self._emit_text(len(self._text[:at].rstrip()), events)
         self._text = self._text[len(self._text) - len(self._text.lstrip()) :]
-        self._text = self._text[found.end :]
-        events.append(CallStart(self._count, found.name))
+        self._text = self._text[prefix.end :]
+        events.append(CallStart(self._count, prefix.name))
         self._count += 1
         self.arguments = JsonObjectScanner()
         return True
 
     @property
-    def _heads(self) -> tuple[Head, ...]:
-        """Of the next call."""
-        return self._form.further if self._count else self._form.heads
+    def _prefixes(self) -> tuple[Words, ...]:
+        """What may precede the arguments of the next call."""
+        return self._syntax.later_prefixes if self._count else self._syntax.prefixes
 
     def _candidate(self) -> int | None:
-        """Where a call may begin: at a tag or, without tags, at the answer's first character or behind a call."""
+        """Where a call may begin: at a tag or, without tags, at the output's first character or after a call."""
         if self._tag:
             at = self._text.find(self._tag)
             return at if at >= 0 else None
-        if self._any_text or not self._heads:
+        if self._any_text or not self._prefixes:
             return None
         return len(self._text) - len(self._text.lstrip())
 
@@ -205,55 +215,55 @@ class Calls:
             self._text, self.arguments, self._any_text = arguments.rest, None, True
         if arguments.done:
             events.append(CallEnd(self._count - 1))
-            self.ended += 1
-            self._text, self.arguments, self._due = arguments.rest, None, list(self._form.tail)
+            self.completed += 1
+            self._text, self.arguments, self._suffix = arguments.rest, None, list(self._syntax.suffix)
         return self.arguments is None
 
-    def _skip_tail(self) -> bool:
-        """Drops the tail of the last call as far as it is there; the rest is text."""
-        text, due = self._text.lstrip(), self._due[0]
-        if text.startswith(due):
-            self._text = text[len(due) :]
-            self._due.pop(0)
+    def _skip_suffix(self) -> bool:
+        """Drops the words of the last call's suffix that are present; what follows is text."""
+        text, word = self._text.lstrip(), self._suffix[0]
+        if text.startswith(word):
+            self._text = text[len(word) :]
+            self._suffix.pop(0)
             return True
-        if due.startswith(text):
+        if word.startswith(text):
             return False
-        self._due.clear()
+        self._suffix.clear()
         return True
 
 
-def _held(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that may become `tag`."""
+def _partial_tag(text: str, tag: str) -> int:
+    """The length of the longest suffix of `text` that may become `tag`."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
 
 
-def _blanks_and(text: str, tag: str) -> int:
-    """The same with the blanks before it; without a tag nothing has to wait."""
-    return len(text) - len(text[: len(text) - _held(text, tag)].rstrip()) if tag else 0
+def _blanks_and_partial_tag(text: str, tag: str) -> int:
+    """The same, with the white space before it; 0 without a tag, as nothing has to wait then."""
+    return len(text) - len(text[: len(text) - _partial_tag(text, tag)].rstrip()) if tag else 0
 
 
-def _head(text: str, heads: tuple[Head, ...]) -> Found:
-    """The first head that `text` begins with; else the first that it may yet; else none (a name that is empty)."""
-    founds = [found for head in heads if (found := _match(text, head)) is not None]
-    return next((found for found in founds if found.end is not None), founds[0] if founds else Found("", 0))
+def _find_prefix(text: str, prefixes: tuple[Words, ...]) -> PrefixMatch:
+    """The first prefix that `text` begins with; else one that it may still become; else NO_PREFIX."""
+    matches = [match for prefix in prefixes if (match := _match(text, prefix)) is not None]
+    return next((match for match in matches if match.end is not None), matches[0] if matches else NO_PREFIX)
 
 
-def _match(text: str, head: Head) -> Found | None:
+def _match(text: str, prefix: Words) -> PrefixMatch | None:
     at, name = 0, ""
-    for word in (*head, "{"):
+    for word in (*prefix, "{"):
         at = BLANKS.match(text, at).end()  # type: ignore[union-attr]
         if not word:
             string = STRING.match(text, at)
             if string is None:
-                return Found() if at == len(text) else None
+                return PrefixMatch() if at == len(text) else None
             if not string[2]:
-                return Found() if string.end() >= len(text) - 1 else None
+                return PrefixMatch() if string.end() >= len(text) - 1 else None
             name, at = _decoded(string[0]), string.end()
         elif text.startswith(word, at):
             at += len(word)
         else:
-            return Found() if word.startswith(text[at:]) else None
-    return Found(name, at - 1)
+            return PrefixMatch() if word.startswith(text[at:]) else None
+    return PrefixMatch(name, at - 1)
 
 
 def _decoded(string: str) -> str:

@@ -1,4 +1,4 @@
-"""Which functions an answer may or must call, whatever the dialect that says so. Data only."""
+"""Which functions the output may or must call, in whatever API format the client said so. Data only."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,31 +6,45 @@ from typing import Any
 
 
 class Mode(StrEnum):
-    NONE = "none"  # they are shown, and none is called
+    """Whether functions are called."""
+
+    NONE = "none"  # the prompt shows the functions, but none may be called
     AUTO = "auto"
     REQUIRED = "required"
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`param` is where the client wrote its parameters; `shown` is what a chat template reads."""
+    """A function that the client offers.
+
+    parameters: a JSON schema of an object
+    param: the request field that holds `parameters`
+    definition: what a chat template reads
+    """
 
     name: str
-    parameters: dict[str, Any]  # a JSON schema of an object
+    parameters: dict[str, Any]
     strict: bool
     param: str
-    shown: dict[str, Any]
+    definition: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`names` are those that may be called, of all `functions` that are shown; `several` of them in one answer."""
+    """The offered functions, and which of them may be called.
+
+    functions: all that the prompt shows
+    callable_names: those that may be called, unless `mode` forbids calls
+    parallel: the output may have several calls
+    """
 
     functions: tuple[Function, ...] = ()
     mode: Mode = Mode.AUTO
-    names: frozenset[str] = frozenset()
-    several: bool = True
+    callable_names: frozenset[str] = frozenset()
+    parallel: bool = True
 
     @property
-    def callable(self) -> list[Function]:
-        return [] if self.mode is Mode.NONE else [one for one in self.functions if one.name in self.names]
+    def callable_functions(self) -> list[Function]:
+        if self.mode is Mode.NONE:
+            return []
+        return [function for function in self.functions if function.name in self.callable_names]

@@ -1,58 +1,63 @@
-"""The grammar of an answer that thinks or calls functions, in llguidance's Lark: https://github.com/guidance-ai/llguidance
+"""The grammar of an output with reasoning or tool calls, in llguidance's Lark: https://github.com/guidance-ai/llguidance
 
-Thoughts are free. What begins as a call must become one, of a function that was offered and with arguments that its
-schema allows; the text around it is free, too, unless a call is required. Without `strict`, keywords of a schema that
-cannot be enforced are ignored. Whatever this accepts, `reader` reads in the same way.
+Reasoning is unconstrained. Text that begins as a call must become one, of an offered function and with arguments that
+its schema allows; the text around calls is unconstrained, too, unless a call is required. Without `strict`, schema
+keywords that cannot be enforced are ignored. In any output that the grammar accepts, `parser` finds the same calls.
 """
 
 from frontend.errors import Unprocessable
 from frontend.output_parser.formats import Reasoning, ToolFormat
 from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
 from frontend.output_parser.tool_syntax import TAG
-from frontend.text import grammar as made
+from frontend.text import grammar_builder
 
-W = r"[ \n]{0,2}"  # as much as a model needs between the signs of a call
+W = r"[ \n]{0,2}"  # as much white space as a model needs between the words of a call
 KEYS = {ToolFormat.HERMES: "arguments", ToolFormat.LLAMA: "parameters", ToolFormat.MISTRAL: "arguments"}
-THOUGHT = {Reasoning.MAYBE: r"\s*<think>(?s:.*)<\/think>", Reasoning.INSIDE: r"(?s:.*)<\/think>"}
-CLOSED = {ToolFormat.HERMES: rf"{W}\}}{W}<\/tool_call>", ToolFormat.LLAMA: rf"{W}\}}", ToolFormat.MISTRAL: rf"{W}\}}"}
-BEGUN = {  # how an answer begins that can only be a call; NAMES are those of the functions
+REASONING = {Reasoning.UNDECIDED: r"\s*<think>(?s:.*)<\/think>", Reasoning.OPEN: r"(?s:.*)<\/think>"}
+SUFFIX = {ToolFormat.HERMES: rf"{W}\}}{W}<\/tool_call>", ToolFormat.LLAMA: rf"{W}\}}", ToolFormat.MISTRAL: rf"{W}\}}"}
+CALL_BEGINNING = {  # how an output begins that can only be a call; NAMES stands for the functions
     ToolFormat.LLAMA: r'\s*(<\|python_tag\|>\s*)?\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(NAMES)"',
     ToolFormat.MISTRAL: r'\s*(\[TOOL_CALLS\]|\[\s*\{\s*"name"\s*:\s*"(NAMES)")',
 }
-THINKS = r"\s*<think>(?s:.*)"
+REASONING_BEGINNING = r"\s*<think>(?s:.*)"
 
 
-def after_thought(thinking: Reasoning, answer: str, param: str) -> str:
-    """A grammar for what follows the thought, as one for the whole answer."""
-    if not answer or thinking is Reasoning.OVER:
+def after_reasoning(reasoning: Reasoning, answer: str, param: str) -> str:
+    """The grammar of a whole output whose text after the reasoning has the grammar `answer`."""
+    if not answer or reasoning is Reasoning.DONE:
         return answer
-    return made.composed("\n".join([f"start: {_lead(thinking)} @answer", *_thought(thinking)]), param, answer)
+    return grammar_builder.composed(
+        "\n".join([f"start: {_lead(reasoning)} @answer", *_reasoning_rules(reasoning)]), param, answer
+    )
 
 
 def call_grammar(
-    offer: ToolChoice, format: ToolFormat, thinking: Reasoning, *, mark: int | None = None, answer: str = ""
+    tool_choice: ToolChoice, tool_format: ToolFormat, reasoning: Reasoning, *, mark: int | None = None, answer: str = ""
 ) -> str:
-    """The grammar of an answer that may call functions; `answer` is one for its text, if any was asked for.
+    """The grammar of an output that may call functions.
 
-    `mark`: the format's mark, if that is a special token of the model's vocabulary. Raises Unprocessable naming the
-    function's parameters, or `tools` when they are too much together.
+    mark: the format's mark, if that is a special token of the model's vocabulary
+    answer: the grammar of its text, if the client asked for structured output
+
+    Raises Unprocessable naming a function's parameters, or `tools` when the functions together are too large.
     """
-    several = offer.several and format is not ToolFormat.LLAMA
-    lines = _start(offer.mode, thinking, bool(answer)) + _thought(thinking)
-    lines += _call_rules(offer.callable, format, mark, several)
-    if offer.mode is not Mode.REQUIRED and not answer:
-        lines += _text_rules([one.name for one in offer.functions], format, several, bool(offer.callable))
+    parallel = tool_choice.parallel and tool_format is not ToolFormat.LLAMA
+    lines = _start(tool_choice.mode, reasoning, bool(answer)) + _reasoning_rules(reasoning)
+    lines += _call_rules(tool_choice.callable_functions, tool_format, mark, parallel)
+    if tool_choice.mode is not Mode.REQUIRED and not answer:
+        names = [function.name for function in tool_choice.functions]
+        lines += _text_rules(names, tool_format, parallel, bool(tool_choice.callable_functions))
     try:
-        return made.composed("\n".join(lines), "tools", answer)
+        return grammar_builder.composed("\n".join(lines), "tools", answer)
     except Unprocessable:
-        for one in offer.callable:  # which of them is it?
-            made.json_schema(one.parameters, one.param, lenient=not one.strict)
+        for function in tool_choice.callable_functions:  # name the function that cannot be enforced
+            grammar_builder.json_schema(function.parameters, function.param, lenient=not function.strict)
         raise
 
 
-def _start(mode: Mode, thinking: Reasoning, formed: bool) -> list[str]:
-    lead = _lead(thinking)
-    match mode, formed:
+def _start(mode: Mode, reasoning: Reasoning, has_answer: bool) -> list[str]:
+    lead = _lead(reasoning)
+    match mode, has_answer:
         case Mode.REQUIRED, _:
             return [f"start: {lead} calls"]
         case Mode.AUTO, True:
@@ -60,76 +65,77 @@ def _start(mode: Mode, thinking: Reasoning, formed: bool) -> list[str]:
         case Mode.NONE, True:
             return [f"start: {lead} @answer"]
     return [{
-        Reasoning.OVER: "start: rest", Reasoning.INSIDE: "start: think rest",
-        Reasoning.MAYBE: "start: think rest | first",
-    }[thinking]]  # fmt: skip
+        Reasoning.DONE: "start: rest", Reasoning.OPEN: "start: think rest",
+        Reasoning.UNDECIDED: "start: think rest | first",
+    }[reasoning]]  # fmt: skip
 
 
-def _lead(thinking: Reasoning) -> str:
-    return {Reasoning.OVER: "", Reasoning.INSIDE: "think GAP", Reasoning.MAYBE: "(think GAP)?"}[thinking]
+def _lead(reasoning: Reasoning) -> str:
+    return {Reasoning.DONE: "", Reasoning.OPEN: "think GAP", Reasoning.UNDECIDED: "(think GAP)?"}[reasoning]
 
 
-def _thought(thinking: Reasoning) -> list[str]:
-    return [] if thinking is Reasoning.OVER else [f"think[lazy]: /{THOUGHT[thinking]}/", r"GAP: /\n*/"]
+def _reasoning_rules(reasoning: Reasoning) -> list[str]:
+    return [] if reasoning is Reasoning.DONE else [f"think[lazy]: /{REASONING[reasoning]}/", r"GAP: /\n*/"]
 
 
-def _call_rules(functions: list[Function], format: ToolFormat, mark: int | None, several: bool) -> list[str]:
-    """`calls`, and the rules below it."""
+def _call_rules(functions: list[Function], tool_format: ToolFormat, mark: int | None, parallel: bool) -> list[str]:
+    """The rule `calls`, and the rules that it uses."""
     if not functions:
         return []
-    ways = {"fun": "", **_opening_ways(format, mark)}
-    lines = [*_calls(format, mark, several), f"CLOSED: /{CLOSED[format]}/"]
+    ways = {"fun": "", **_opening_ways(tool_format, mark)}
+    lines = [*_calls(tool_format, mark, parallel), f"SUFFIX: /{SUFFIX[tool_format]}/"]
     lines += [f"{way}: " + " | ".join(f"{way}_{i}" for i in range(len(functions))) for way in ways]
-    for i, one in enumerate(functions):
-        schema = made.embedded(one.parameters, one.param, lenient=not one.strict)
+    for i, function in enumerate(functions):
+        schema = grammar_builder.embedded(function.parameters, function.param, lenient=not function.strict)
         lines += [f"args_{i}: %json {schema}"]
         for way, lead in ways.items():
-            lines += [f"{way}_{i}: {way.upper()}_{i} args_{i} CLOSED"]
-            lines += [f"{way.upper()}_{i}: /{lead}{_head(one.name, format)}/"]
+            lines += [f"{way}_{i}: {way.upper()}_{i} args_{i} SUFFIX"]
+            lines += [f"{way.upper()}_{i}: /{lead}{_prefix(function.name, tool_format)}/"]
     return lines
 
 
-def _opening_ways(format: ToolFormat, mark: int | None) -> dict[str, str]:
-    """A second way to write a call: with what opens the first one. It is one lexeme, as text may begin like it."""
-    if format is not ToolFormat.MISTRAL:
+def _opening_ways(tool_format: ToolFormat, mark: int | None) -> dict[str, str]:
+    """A second way to write a call: after the words that open the first one; one lexeme, as text may begin like it."""
+    if tool_format is not ToolFormat.MISTRAL:
         return {}
     return {"opened": rf"{W}\[" if mark is not None else rf"{W}\[TOOL_CALLS\]{W}\["}
 
 
-def _calls(format: ToolFormat, mark: int | None, several: bool) -> list[str]:
-    """What stands around the functions of an answer that only calls."""
+def _calls(tool_format: ToolFormat, mark: int | None, parallel: bool) -> list[str]:
+    """The rules for the words around the calls of an output."""
     special = "" if mark is None else f"<[{mark}]>"
-    match format:
+    match tool_format:
         case ToolFormat.MISTRAL:
-            more = "(COMMA fun)*" if several else ""
+            more = "(COMMA fun)*" if parallel else ""
             return [f"calls: {special} opened {more} ENDED", f"COMMA: /{W},/", rf"ENDED: /{W}\]/"]
         case ToolFormat.LLAMA:
             return [f"calls: {special}? fun" if special else "calls: fun"]
         case _:
-            more = "(SEP call)*" if several else ""
+            more = "(SEP call)*" if parallel else ""
             return [f"calls: call {more}", r"SEP: /\n{0,2}/", f'call: "{TAG}" fun']
 
 
-def _head(name: str, format: ToolFormat) -> str:
-    kind = rf'("type"{W}:{W}"function"{W},{W})?' if format is ToolFormat.LLAMA else ""
-    return rf'{W}\{{{W}{kind}"name"{W}:{W}"{name}"{W},{W}"{KEYS[format]}"{W}:{W}'
+def _prefix(name: str, tool_format: ToolFormat) -> str:
+    kind = rf'("type"{W}:{W}"function"{W},{W})?' if tool_format is ToolFormat.LLAMA else ""
+    return rf'{W}\{{{W}{kind}"name"{W}:{W}"{name}"{W},{W}"{KEYS[tool_format]}"{W}:{W}'
 
 
-def _text_rules(names: list[str], format: ToolFormat, several: bool, calling: bool) -> list[str]:
-    """`rest` and, where it may think first but has not, `first`: free text, and calls in it."""
-    if (begun := BEGUN.get(format)) is not None:
+def _text_rules(names: list[str], tool_format: ToolFormat, parallel: bool, calling: bool) -> list[str]:
+    """Unconstrained text with calls in it: the rule `rest`, and `first` for an output that might begin with reasoning
+    and does not."""
+    if (beginning := CALL_BEGINNING.get(tool_format)) is not None:
         calls = "calls |" if calling else ""
         return [
             f"rest: {calls} SAID", f"first: {calls} SAID_FIRST",
-            f"SAID: /(?s:.*)/ & ~/{begun.replace('NAMES', '|'.join(names))}(?s:.*)/",
-            f"SAID_FIRST: SAID & ~/{THINKS}/",
+            f"SAID: /(?s:.*)/ & ~/{beginning.replace('NAMES', '|'.join(names))}(?s:.*)/",
+            f"SAID_FIRST: SAID & ~/{REASONING_BEGINNING}/",
         ]  # fmt: skip
-    last = [f"END: /(?s:.*)/ & ~/(?s:.*){TAG}(?s:.*)/", f"END_FIRST: END & ~/{THINKS}/"]
+    last = [f"END: /(?s:.*)/ & ~/(?s:.*){TAG}(?s:.*)/", f"END_FIRST: END & ~/{REASONING_BEGINNING}/"]
     if not calling:
         return ["rest: END", "first: END_FIRST", *last]
     return [
-        f"rest: (tool fun){'*' if several else '?'} END",
-        f"first: tool_first fun {'(tool fun)*' if several else ''} END | END_FIRST",
+        f"rest: (tool fun){'*' if parallel else '?'} END",
+        f"first: tool_first fun {'(tool fun)*' if parallel else ''} END | END_FIRST",
         "tool[lazy]: TOOL", "tool_first[lazy]: TOOL_FIRST",
-        f"TOOL: /(?s:.*){TAG}/", f"TOOL_FIRST: TOOL & ~/{THINKS}/", *last,
+        f"TOOL: /(?s:.*){TAG}/", f"TOOL_FIRST: TOOL & ~/{REASONING_BEGINNING}/", *last,
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""How calls are written in each format, as sequences of tokens: what the reader looks for and the grammar demands."""
+"""How each tool format writes a call, as sequences of words: the parser looks for them, the grammar demands them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,37 +9,43 @@ TAG, END_TAG = "<tool_call>", "</tool_call>"
 MARKS: Mapping[ToolFormat, str] = {
     ToolFormat.LLAMA: "<|python_tag|>",
     ToolFormat.MISTRAL: "[TOOL_CALLS]",
-}  # may be special tokens
-NAME = ""  # in a head: any string, the function's name
+}  # some vocabularies have them as special tokens
+NAME = ""  # in a prefix: any JSON string, which is the function's name
 
-Head = tuple[str, ...]  # blanks are allowed between any two
+Words = tuple[str, ...]  # white space is allowed between any two
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallSyntax:
-    """`heads` are what may stand before a call's arguments, `tail` what stands behind them, if it is not left out."""
+    """How a call is written around its arguments.
 
-    heads: tuple[Head, ...]
-    tail: Head
-    tag: str = ""  # what begins a call within text; without one, calls begin the answer
-    further: tuple[Head, ...] = ()  # instead of `heads`, for calls after the first
+    prefixes: the alternatives of what precedes the arguments
+    suffix: what follows them; a model may leave it out
+    tag: begins a call within text; without a tag, calls stand at the beginning of the output only
+    later_prefixes: in place of `prefixes`, for every call but the first
+    """
+
+    prefixes: tuple[Words, ...]
+    suffix: Words
+    tag: str = ""
+    later_prefixes: tuple[Words, ...] = ()
 
 
-HERMES: Head = (TAG, "{", '"name"', ":", NAME, ",", '"arguments"', ":")
-MISTRAL: Head = ("{", '"name"', ":", NAME, ",", '"arguments"', ":")
+HERMES: Words = (TAG, "{", '"name"', ":", NAME, ",", '"arguments"', ":")
+MISTRAL: Words = ("{", '"name"', ":", NAME, ",", '"arguments"', ":")
 
-FORMS: Mapping[ToolFormat, ToolCallSyntax] = {
+SYNTAX: Mapping[ToolFormat, ToolCallSyntax] = {
     ToolFormat.HERMES: ToolCallSyntax((HERMES,), ("}", END_TAG), TAG, (HERMES,)),
     ToolFormat.LLAMA: ToolCallSyntax(
         tuple(
-            (*tag, "{", *kind, '"name"', ":", NAME, ",", key, ":")
-            for tag in ((), (MARKS[ToolFormat.LLAMA],))
+            (*mark, "{", *kind, '"name"', ":", NAME, ",", key, ":")
+            for mark in ((), (MARKS[ToolFormat.LLAMA],))
             for kind in ((), ('"type"', ":", '"function"', ","))
             for key in ('"parameters"', '"arguments"')
         ),
         ("}",),
     ),
     ToolFormat.MISTRAL: ToolCallSyntax(
-        (("[", *MISTRAL), (MARKS[ToolFormat.MISTRAL], "[", *MISTRAL)), ("}", "]"), further=((",", *MISTRAL),)
+        (("[", *MISTRAL), (MARKS[ToolFormat.MISTRAL], "[", *MISTRAL)), ("}", "]"), later_prefixes=((",", *MISTRAL),)
     ),
 }

@@ -5,6 +5,6 @@ tokenizer_files     the tokenizer files of a checkpoint
 chat_template       a chat as prompt text
 detokenizer         ids to text as they arrive, without ever cutting a character
 stop_strings        finds stop strings across the pieces of a stream
-grammar             structured-output requests as grammars
+grammar_builder     structured-output requests as the text of a grammar; the worker compiles it (worker/grammar)
 closed_schema       JSON schemas whose objects take no unnamed properties
 """

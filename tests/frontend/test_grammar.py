@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from frontend.api.anthropic import messages
 from frontend.api.openai import chat, completions
 from frontend.errors import SluiceError
-from frontend.text import grammar
+from frontend.text import grammar_builder as build
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context
 from tests.patience import PATIENCE_S
@@ -32,15 +32,19 @@ def accepts(made: str, text: str) -> bool:
 @pytest.mark.parametrize(
     ("made", "yes", "no"),
     [
-        (grammar.json_object(), ["{}", '{"a": [1, 2.5e3, null]}', '{"a":{"b":"ü"}}'], ["[]", "{", " {}", "{} "]),
-        (grammar.json_schema(PERSON, "x"), [ADA], ["{}", '{"name":"Ada"}', ADA[:-1] + ',"b":1}']),
-        (grammar.json_schema(True, "x"), ["1", "[]"], [""]),
-        (grammar.regex(r"[a/]+\d/?", "x"), ["a/5", "/1/"], ["a", "a5x"]),
-        (grammar.regex(r"(?i)^yes$|^no$", "x"), ["YES", "no"], ["yesno"]),
-        (grammar.regex("", "x"), [""], ["a"]),
-        (grammar.choice(['a"b', "ü\n", "/x/", "\x01\\"], "x"), ['a"b', "ü\n", "/x/", "\x01\\"], ["a", ""]),
-        (grammar.lark('start: "a" B\nB: /[0-9]+/', "x"), ["a1"], ["a"]),
-        (grammar.lark('root ::= "a" [0-9]+ | "b"', "x"), ["a12", "b"], ["ab"]),
+        (
+            build.json_object(),
+            ["{}", '{"a": [1, 2.5e3, null]}', '{"a":{"b":"ü"}}'],
+            ["[]", "{", " {}", "{} "],
+        ),
+        (build.json_schema(PERSON, "x"), [ADA], ["{}", '{"name":"Ada"}', ADA[:-1] + ',"b":1}']),
+        (build.json_schema(True, "x"), ["1", "[]"], [""]),
+        (build.regex(r"[a/]+\d/?", "x"), ["a/5", "/1/"], ["a", "a5x"]),
+        (build.regex(r"(?i)^yes$|^no$", "x"), ["YES", "no"], ["yesno"]),
+        (build.regex("", "x"), [""], ["a"]),
+        (build.one_of(['a"b', "ü\n", "/x/", "\x01\\"], "x"), ['a"b', "ü\n", "/x/", "\x01\\"], ["a", ""]),
+        (build.lark('start: "a" B\nB: /[0-9]+/', "x"), ["a1"], ["a"]),
+        (build.lark('root ::= "a" [0-9]+ | "b"', "x"), ["a12", "b"], ["ab"]),
     ],
     ids=["object", "schema", "any", "regex", "flags", "empty", "choice", "lark", "gbnf"],
 )
@@ -50,7 +54,7 @@ def test_a_grammar_takes_what_it_says(made: str, yes: list[str], no: list[str]) 
 
 
 def test_white_space_is_what_models_write_and_has_an_end() -> None:
-    made = grammar.json_schema(PERSON, "x")
+    made = build.json_schema(PERSON, "x")
     assert accepts(made, '{"name":"Ada","age":36}') and accepts(made, '{\n  "name": "Ada",\n  "age": 36\n}')
     assert accepts(made, '{\n\t\t"name" : "Ada" , "age": 36 }')
     assert not accepts(made, '{"name":  "Ada", "age": 36}') and not accepts(made, ADA.replace(" ", "\n\n"))
@@ -58,33 +62,37 @@ def test_white_space_is_what_models_write_and_has_an_end() -> None:
 
 
 def test_nothing_is_invented_after_the_last_property() -> None:
-    made = grammar.json_schema({"type": "object", "properties": {"name": {"type": "string"}}}, "x")
+    made = build.json_schema({"type": "object", "properties": {"name": {"type": "string"}}}, "x")
     assert accepts(made, '{"name": "Ada"}') and accepts(made, "{}")
     assert not accepts(made, ADA)
 
 
 def test_a_schema_cannot_change_the_rules() -> None:
     lenient = {**PERSON, "x-guidance": {"lenient": True, "whitespace_pattern": "x*"}}
-    assert grammar.json_schema(lenient, "x") == grammar.json_schema(PERSON, "x")
+    assert build.json_schema(lenient, "x") == build.json_schema(PERSON, "x")
 
 
 REFUSED: list[tuple[Callable[[Any, str], str], Any, str]] = [
-    (grammar.json_schema, {"type": "foo"}, "Invalid type"),
-    (grammar.json_schema, {"not": {}}, "Unimplemented keys"),
-    (grammar.json_schema, {"type": "object", "required": ["q"], "additionalProperties": False}, "Unsatisfiable"),
-    (grammar.json_schema, {"$ref": "http://x.y/z"}, "http://x.y/z"),
-    (grammar.json_schema, {"type": "string", "pattern": "(?=a)b"}, "look-around"),
-    (grammar.json_schema, False, "Unsatisfiable"),
-    (grammar.json_schema, {"enum": ["x" * grammar.MAX_BYTES]}, "larger than"),
-    (grammar.regex, "a(", "unclosed group"),
-    (grammar.regex, "a\\", "lone backslash"),
-    (grammar.regex, "\ud800", "Unicode"),
-    (grammar.choice, [], "nothing to choose"),
-    (grammar.choice, ["\ud800"], "surrogates"),
-    (grammar.lark, "start: foo", "foo"),
-    (grammar.lark, "hello", "neither Lark nor GBNF"),
-    (grammar.lark, "start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
-    (grammar.lark, '{"grammars": [{"regex": "a"}]}', "neither"),
+    (build.json_schema, {"type": "foo"}, "Invalid type"),
+    (build.json_schema, {"not": {}}, "Unimplemented keys"),
+    (
+        build.json_schema,
+        {"type": "object", "required": ["q"], "additionalProperties": False},
+        "Unsatisfiable",
+    ),
+    (build.json_schema, {"$ref": "http://x.y/z"}, "http://x.y/z"),
+    (build.json_schema, {"type": "string", "pattern": "(?=a)b"}, "look-around"),
+    (build.json_schema, False, "Unsatisfiable"),
+    (build.json_schema, {"enum": ["x" * build.MAX_BYTES]}, "larger than"),
+    (build.regex, "a(", "unclosed group"),
+    (build.regex, "a\\", "lone backslash"),
+    (build.regex, "\ud800", "Unicode"),
+    (build.one_of, [], "nothing to choose"),
+    (build.one_of, ["\ud800"], "surrogates"),
+    (build.lark, "start: foo", "foo"),
+    (build.lark, "hello", "neither Lark nor GBNF"),
+    (build.lark, "start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
+    (build.lark, '{"grammars": [{"regex": "a"}]}', "neither"),
 ]
 
 
@@ -109,16 +117,16 @@ async def asked(tokenizer: Tokenizer, **more: Any) -> str:
 SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
 FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "text"}}, ""),
-    ({"response_format": {"type": "json_object", "json_schema": None}}, grammar.json_object()),
-    ({"response_format": SCHEMA_FORMAT}, grammar.json_schema(PERSON, "x")),
-    ({"guided_json": PERSON}, grammar.json_schema(PERSON, "x")),
-    ({"guided_json": '{"type": "integer"}'}, grammar.json_schema({"type": "integer"}, "x")),
-    ({"guided_regex": "a+"}, grammar.regex("a+", "x")),
-    ({"guided_choice": ["a", "b"]}, grammar.choice(["a", "b"], "x")),
-    ({"guided_grammar": 'start: "a"'}, grammar.lark('start: "a"', "x")),
-    ({"structured_outputs": {"json": PERSON, "regex": None}}, grammar.json_schema(PERSON, "x")),
-    ({"structured_outputs": {"json_object": True}}, grammar.json_object()),
-    ({"structured_outputs": {"json_object": False, "choice": ["a"]}}, grammar.choice(["a"], "x")),
+    ({"response_format": {"type": "json_object", "json_schema": None}}, build.json_object()),
+    ({"response_format": SCHEMA_FORMAT}, build.json_schema(PERSON, "x")),
+    ({"guided_json": PERSON}, build.json_schema(PERSON, "x")),
+    ({"guided_json": '{"type": "integer"}'}, build.json_schema({"type": "integer"}, "x")),
+    ({"guided_regex": "a+"}, build.regex("a+", "x")),
+    ({"guided_choice": ["a", "b"]}, build.one_of(["a", "b"], "x")),
+    ({"guided_grammar": 'start: "a"'}, build.lark('start: "a"', "x")),
+    ({"structured_outputs": {"json": PERSON, "regex": None}}, build.json_schema(PERSON, "x")),
+    ({"structured_outputs": {"json_object": True}}, build.json_object()),
+    ({"structured_outputs": {"json_object": False, "choice": ["a"]}}, build.one_of(["a"], "x")),
     ({"structured_outputs": {}, "guided_json": None, "response_format": None}, ""),
 ]
 
@@ -165,7 +173,7 @@ async def test_anthropic_says_it_in_output_config(tokenizer: Tokenizer) -> None:
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 9}
     schema = {"format": {"type": "json_schema", "schema": PERSON}}
     request = await messages.parse({**body, "output_config": schema}, context(tokenizer))
-    assert request.sampling.grammar == grammar.json_schema(PERSON, "x")
+    assert request.sampling.grammar == build.json_schema(PERSON, "x")
     assert not (await messages.parse({**body, "output_config": {}}, context(tokenizer))).sampling.grammar
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"effort": "extreme"}, "output_config.effort"),

@@ -30,12 +30,12 @@ MARK = "[TOOL_CALLS]"
 
 def test_templates_tell_it_and_newer_ones_are_not_taken_for_it() -> None:
     said = {
-        name: ModelFormat.of({"default": source}).calls
+        name: ModelFormat.of({"default": source}).tool_format
         for name, source in (("a", MISTRAL), ("b", QWEN3), ("c", LLAMA3))
     }
     assert said == {"a": ToolFormat.MISTRAL, "b": ToolFormat.HERMES, "c": ToolFormat.LLAMA}
     newer = MISTRAL + "{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}"
-    assert ModelFormat.of({"default": newer}).calls is ToolFormat.NONE
+    assert ModelFormat.of({"default": newer}).tool_format is ToolFormat.NONE
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -67,7 +67,7 @@ async def test_a_loop_of_calls_and_results(tmp_path: Path, streamed: bool) -> No
 def test_ids_that_fit_are_left_alone() -> None:
     turns = [turn("assistant", "", calls=[call("abc123XYZ", "f", {}), call("call_1", "f", {})])]
     turns += [turn("tool", "1") | {"tool_call_id": id} for id in ("abc123XYZ", "call_1")]
-    said, one, other = checked(turns, ModelFormat(ToolFormat.MISTRAL, tools=True), answered=True)
+    said, one, other = checked(turns, ModelFormat(ToolFormat.MISTRAL, shows_tools=True), answered=True)
     first, second = (each["id"] for each in said["tool_calls"])
     assert first == one["tool_call_id"] == "abc123XYZ"
     assert second == other["tool_call_id"] != "call_1" and len(second) == 9 and second.isalnum()
@@ -94,7 +94,7 @@ def accepts(tokenizer: Tokenizer, grammar: str, text: str) -> bool:
 @pytest.mark.parametrize("several", [True, False])
 def test_what_the_grammar_lets_it_say(tokenizer: Tokenizer, mode: Mode, several: bool) -> None:
     offer = ToolChoice(FUNCTIONS, mode, frozenset({"get_weather", "get_time"}), several)
-    made = call_grammar(offer, ToolFormat.MISTRAL, Reasoning.OVER, mark=tokenizer.special_id(MARK))
+    made = call_grammar(offer, ToolFormat.MISTRAL, Reasoning.DONE, mark=tokenizer.special_id(MARK))
     one = ' [{"name": "get_weather", "arguments": {"city": "Ulm"}}]'
     assert accepts(tokenizer, made, MARK + one)
     assert accepts(tokenizer, made, MARK + CALLS) == several

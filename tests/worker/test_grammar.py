@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from jsonschema_rs import Draft202012Validator
 
-from frontend.text import grammar
+from frontend.text import grammar_builder as build
 from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
 from shared.config import ModelConfig, WorkerConfig
@@ -32,7 +32,7 @@ from worker.transport.server import FrontendGone
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"enum": [1, 2, 34]}},
           "required": ["name", "age"], "additionalProperties": False}  # fmt: skip
-NAMED = grammar.json_schema(PERSON, "x")
+NAMED = build.json_schema(PERSON, "x")
 PROMPT = list(range(20, 40))
 
 
@@ -99,7 +99,7 @@ def submit(id: int, made: str, max_tokens: int = 200, **options: Any) -> m.Submi
 @settings(max_examples=25, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(WHOLE)
 def test_what_ends_by_itself_keeps_to_its_schema(bench: Bench, whole: dict[str, Any]) -> None:
-    made = grammar.json_schema(whole, "x")
+    made = build.json_schema(whole, "x")
     bench.link.sent.clear()
     first = max([id for _, id in bench.request_table._records], default=0) + 1
     bench.say(*(submit(first + i, made, 150, temperature=t) for i, t in enumerate(TEMPERATURES)))
@@ -122,8 +122,8 @@ def alone(bench: Bench, *requests: m.Submit) -> tuple[dict[int, list[int]], dict
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_every_kind_of_grammar_and_vocabulary(kind: str, checkpoints: Checkpoints) -> None:
     bench = Bench(engine_of(checkpoints(kind)))
-    made = [grammar.choice(["yes", "naïve 日本"], "x"), grammar.regex("[0-9]{3}-(a|ü)+z", "x"), grammar.json_object(),
-            grammar.lark('start: "<" WORD ">" start | "."\nWORD: /[a-z]{2}/', "x"), NAMED]  # fmt: skip
+    made = [build.choice(["yes", "naïve 日本"], "x"), build.regex("[0-9]{3}-(a|ü)+z", "x"), build.json_object(),
+            build.lark('start: "<" WORD ">" start | "."\nWORD: /[a-z]{2}/', "x"), NAMED]  # fmt: skip
     outputs, ends = alone(bench, *(submit(i, text, temperature=1.0) for i, text in enumerate(made)))
     texts = {id: bench.text(outputs[id]) for id in ends if ends[id].outcome is m.Outcome.EOS}
     assert {0, 1, 4} <= texts.keys()
@@ -134,7 +134,7 @@ def test_a_matcher_moves_once_a_token_whatever_happens(bench: Bench, monkeypatch
     """Alone, in company, preempted, in steps that fail and are tried again, and resumed anywhere: the same answer."""
     ((wanted, end),) = zip(*(part.values() for part in alone(bench, submit(1, NAMED, temperature=0.9))), strict=True)
     assert end.outcome is m.Outcome.EOS
-    others = [submit(i, grammar.json_object() if i % 2 else "", 40, temperature=1.0) for i in range(3, 9)]
+    others = [submit(i, build.json_object() if i % 2 else "", 40, temperature=1.0) for i in range(3, 9)]
     bench.link.sent.clear()
     bench.say(*others, submit(2, NAMED, temperature=0.9, seed=1))
     bench.turn()
@@ -168,9 +168,9 @@ def test_a_matcher_moves_once_a_token_whatever_happens(bench: Bench, monkeypatch
 
 
 def test_ends_are_true(bench: Bench) -> None:
-    some = grammar.regex("[a-z]+", "x")
-    either = grammar.choice(["a", "b"], "x")
-    dead = grammar.lark('start: "a" B\nB: /[a-b]/ & /[c-d]/', "x")
+    some = build.regex("[a-z]+", "x")
+    either = build.choice(["a", "b"], "x")
+    dead = build.lark('start: "a" B\nB: /[a-b]/ & /[c-d]/', "x")
     letter = token_of(bench, "a")
     banned = tuple((token, -100.0) for token in range(VOCAB) if token != 5)
     outputs, ends = alone(
@@ -179,12 +179,12 @@ def test_ends_are_true(bench: Bench) -> None:
         submit(2, some, 40, min_tokens=30, temperature=1.0),
         submit(3, either, 9, min_tokens=5, temperature=5.0),
         submit(4, either, ignore_eos=True),
-        submit(5, grammar.regex("(ab)?", "x"), ignore_eos=True, temperature=3.0),
+        submit(5, build.regex("(ab)?", "x"), ignore_eos=True, temperature=3.0),
         submit(6, dead),
         submit(7, either, 9, logit_bias=banned, temperature=1.0),
         submit(8, "", 5, logit_bias=banned, ignore_eos=True),
         submit(9, either, 0),
-        submit(10, grammar.regex("[a-c]{5}", "x"), stop_token_ids=(letter,), logit_bias=((letter, 50.0),)),
+        submit(10, build.regex("[a-c]{5}", "x"), stop_token_ids=(letter,), logit_bias=((letter, 50.0),)),
     )  # fmt: skip
     said = {id: end.outcome for id, end in ends.items()}
     assert said[1] is m.Outcome.LENGTH and len(outputs[1]) == 3
@@ -204,7 +204,7 @@ def token_of(bench: Bench, text: str) -> int:
 
 
 def test_log_probabilities_are_those_of_the_model_itself(bench: Bench) -> None:
-    alone(bench, submit(1, grammar.choice(["a"], "x"), 9, logprobs=3))
+    alone(bench, submit(1, build.choice(["a"], "x"), 9, logprobs=3))
     masked = [one for _, step in bench.link.sent for one in step.logprobs]
     alone(bench, submit(2, "", 1, logprobs=3))
     free = [one for _, step in bench.link.sent for one in step.logprobs]
@@ -281,7 +281,7 @@ def test_shutdown_refuses_who_waits(bench: Bench, stuck: Stuck) -> None:
 
 def test_what_the_vocabulary_cannot_say_is_refused(bench: Bench) -> None:
     wrong = {
-        1: grammar.lark('start: <|nonesuch|> "b"', "x"),  # only the worker knows the vocabulary
+        1: build.lark('start: <|nonesuch|> "b"', "x"),  # only the worker knows the vocabulary
         2: '{"grammars": [{"lark_grammar": "start: a\\na: a \\"x\\""}]}',
         3: "no grammar",
     }
@@ -294,11 +294,11 @@ def test_what_the_vocabulary_cannot_say_is_refused(bench: Bench) -> None:
 def test_a_text_is_compiled_once_and_forgotten_when_it_is_old(bench: Bench) -> None:
     first = bench.compiler.grammar(NAMED)
     for i in range(MAX_KEPT - 1):
-        bench.compiler.grammar(grammar.choice([str(i)], "x"))
+        bench.compiler.grammar(build.choice([str(i)], "x"))
         assert bench.compiler.grammar(NAMED) is first
     assert len(bench.compiler._kept) == MAX_KEPT
     for i in range(MAX_KEPT):
-        bench.compiler.grammar(grammar.choice([str(-1 - i)], "x"))
+        bench.compiler.grammar(build.choice([str(-1 - i)], "x"))
     assert len(bench.compiler._kept) == MAX_KEPT and bench.compiler.grammar(NAMED) is not first
 
 

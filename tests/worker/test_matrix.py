@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import worker.run.runner
-from frontend.text.grammar import json_schema
+from frontend.text.grammar_builder import json_schema
 from shared.config import WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.messages import Sampling

@@ -149,9 +149,9 @@ def _thinking(values: dict[str, Any], context: ModelContext) -> dict[str, Any]:
     """What the template is told; `adaptive` leaves it to the model, which may be one that never thinks."""
     style = context.style
     kind = (values["thinking"] or {"type": "disabled"})["type"]
-    asked = kind == "enabled" or (kind == "adaptive" and (style.thinks or style.switch))
+    asked = kind == "enabled" or (kind == "adaptive" and (style.has_reasoning or style.has_enable_thinking))
     degree = values["output_config"].get("effort")
-    told = {"reasoning_effort": degree} if degree is not None and style.effort else {}
+    told = {"reasoning_effort": degree} if degree is not None and style.has_reasoning_effort else {}
     return told | thinking(asked, "thinking", context)
 
 

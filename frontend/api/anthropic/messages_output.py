@@ -42,7 +42,7 @@ def parsed_blocks(said: ParsedOutput, context: ResponseContext) -> list[dict[str
                 thought = "" if omitted else text
                 blocks.append({"type": "thinking", "thinking": thought, "signature": _signed(text.encode())})
             case Call():
-                given = msgspec.Raw(part.closed.encode())
+                given = msgspec.Raw(part.closed_arguments.encode())
                 blocks.append({"type": "tool_use", "id": call_id(context, calls), "name": part.name, "input": given})
                 calls += 1
     return blocks or [{"type": "text", "text": ""}]

@@ -151,7 +151,7 @@ async def count_tokens(body: dict[str, Any], context: ModelContext) -> dict[str,
 
 def _echoed(body: Mapping[str, Any], values: Mapping[str, Any], chosen: Sampling) -> dict[str, Any]:
     """What a response says about its request."""
-    tools = [{"type": "function", **one.shown["function"], "strict": one.strict} for one in values["tools"]]
+    tools = [{"type": "function", **one.definition["function"], "strict": one.strict} for one in values["tools"]]
     return {
         "instructions": body.get("instructions"), "max_output_tokens": values["max_output_tokens"],
         "max_tool_calls": values["max_tool_calls"], "metadata": values["metadata"] or {},

@@ -158,16 +158,16 @@ class Output:
         steps: list[Step] = []
         for text, tokens, scores in self._pieces(delta):
             self._scores += scores
-            before = self._parser.thinking
+            before = self._parser.reasoning
             for event in self._parser.feed(text):
                 steps += self._told(event)
-            if Reasoning.INSIDE in (before, self._parser.thinking):
+            if Reasoning.OPEN in (before, self._parser.reasoning):
                 self.thought += tokens
         return steps if delta.finish is None else steps + self._finish(delta.finish)
 
     def _pieces(self, delta: Delta) -> Iterator[tuple[str, int, Sequence[TokenLogprob]]]:
         """Text, tokens and their scores: token by token where it matters on which side of a mark each of them is."""
-        if not self._scored and self._parser.thinking is Reasoning.OVER:
+        if not self._scored and self._parser.reasoning is Reasoning.DONE:
             yield delta.text, len(delta.ids), ()
             return
         for id, text, score in zip_longest(delta.ids, delta.texts, delta.logprobs or ()):

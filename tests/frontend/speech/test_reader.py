@@ -12,10 +12,10 @@ from frontend.output_parser.json_stream import JsonObjectScanner
 from frontend.output_parser.parser import OutputParser
 
 NAMES = frozenset({"add", "get_weather"})
-HERMES = ParserConfig(calls=ToolFormat.HERMES, names=NAMES)
-LLAMA = ParserConfig(calls=ToolFormat.LLAMA, names=NAMES)
-MISTRAL = ParserConfig(calls=ToolFormat.MISTRAL, names=NAMES)
-THINKING = ParserConfig(Reasoning.MAYBE, ToolFormat.HERMES, NAMES)
+HERMES = ParserConfig(tool_format=ToolFormat.HERMES, function_names=NAMES)
+LLAMA = ParserConfig(tool_format=ToolFormat.LLAMA, function_names=NAMES)
+MISTRAL = ParserConfig(tool_format=ToolFormat.MISTRAL, function_names=NAMES)
+THINKING = ParserConfig(Reasoning.UNDECIDED, ToolFormat.HERMES, NAMES)
 ARGUMENTS = '{"city": "São \\"P\\" </tool_call>", "days": [1, -2.5e3, {"x": null}], "ok": true, "e": {}, "l": []}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 ADD = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
@@ -114,7 +114,7 @@ CASES: dict[str, tuple[ParserConfig, str, list[Event]]] = {
     "an endless thought": (THINKING, "<think>a </thin", [ReasoningText("a </thin")]),
     "a thought that comes late": (THINKING, "So <think>a</think>", [Text("So <think>a</think>")]),
     "nearly a thought": (THINKING, " <thin", [Text(" <thin")]),
-    "begun in the prompt": (ParserConfig(Reasoning.INSIDE), "\nI see\n</think>\n\n4 <tool_call>",
+    "begun in the prompt": (ParserConfig(Reasoning.OPEN), "\nI see\n</think>\n\n4 <tool_call>",
                             [ReasoningText("I see"), Text("4 <tool_call>")]),
 }  # fmt: skip
 

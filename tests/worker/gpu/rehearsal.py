@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bench.gpu.shapes import CONFIGS
 from bench.micro.step import Sink
-from frontend.text import grammar
+from frontend.text import grammar_builder as build
 from shared.codec import pack_u32
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import End, Outcome, Sampling, Step, Submit
@@ -54,7 +54,7 @@ SAMPLINGS = (
     Sampling(14, temperature=0.0), Sampling(12, seed=1), Sampling(11, temperature=0.7, top_p=0.9, seed=2),
     Sampling(10, top_k=40, min_p=0.05, seed=3), Sampling(9, repetition_penalty=1.1, frequency_penalty=0.5, seed=4),
     Sampling(8, temperature=0.0, logit_bias=((3, -1.0), (0, 5.0)), min_tokens=3), Sampling(7, logprobs=5, seed=5),
-    Sampling(6, temperature=0.0, logprobs=0, prompt_logprobs=True), Sampling(9, grammar=grammar.regex("!{1,99}", "x")),
+    Sampling(6, temperature=0.0, logprobs=0, prompt_logprobs=True), Sampling(9, grammar=build.regex("!{1,99}", "x")),
 )  # fmt: skip
 
 

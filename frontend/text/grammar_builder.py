@@ -45,7 +45,7 @@ def regex(pattern: str, param: str) -> str:
     return _checked(_of_lark(start), param)
 
 
-def choice(options: Sequence[str], param: str) -> str:
+def one_of(options: Sequence[str], param: str) -> str:
     """One of these texts."""
     if not options:
         raise _refused(param, "there is nothing to choose from")
@@ -83,7 +83,7 @@ def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False
     return _json({**plain, "x-guidance": guidance}, param)
 
 
-async def apart(make: Callable[[], str]) -> str:
+async def in_thread(make: Callable[[], str]) -> str:
     """One of the functions above, called on another thread: an event loop has no time for it."""
     return await asyncio.to_thread(make)
 
