@@ -122,7 +122,7 @@ def alone(bench: Bench, *requests: m.Submit) -> tuple[dict[int, list[int]], dict
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_every_kind_of_grammar_and_vocabulary(kind: str, checkpoints: Checkpoints) -> None:
     bench = Bench(engine_of(checkpoints(kind)))
-    made = [build.choice(["yes", "naïve 日本"], "x"), build.regex("[0-9]{3}-(a|ü)+z", "x"), build.json_object(),
+    made = [build.one_of(["yes", "naïve 日本"], "x"), build.regex("[0-9]{3}-(a|ü)+z", "x"), build.json_object(),
             build.lark('start: "<" WORD ">" start | "."\nWORD: /[a-z]{2}/', "x"), NAMED]  # fmt: skip
     outputs, ends = alone(bench, *(submit(i, text, temperature=1.0) for i, text in enumerate(made)))
     texts = {id: bench.text(outputs[id]) for id in ends if ends[id].outcome is m.Outcome.EOS}
@@ -169,7 +169,7 @@ def test_a_matcher_moves_once_a_token_whatever_happens(bench: Bench, monkeypatch
 
 def test_ends_are_true(bench: Bench) -> None:
     some = build.regex("[a-z]+", "x")
-    either = build.choice(["a", "b"], "x")
+    either = build.one_of(["a", "b"], "x")
     dead = build.lark('start: "a" B\nB: /[a-b]/ & /[c-d]/', "x")
     letter = token_of(bench, "a")
     banned = tuple((token, -100.0) for token in range(VOCAB) if token != 5)
@@ -204,7 +204,7 @@ def token_of(bench: Bench, text: str) -> int:
 
 
 def test_log_probabilities_are_those_of_the_model_itself(bench: Bench) -> None:
-    alone(bench, submit(1, build.choice(["a"], "x"), 9, logprobs=3))
+    alone(bench, submit(1, build.one_of(["a"], "x"), 9, logprobs=3))
     masked = [one for _, step in bench.link.sent for one in step.logprobs]
     alone(bench, submit(2, "", 1, logprobs=3))
     free = [one for _, step in bench.link.sent for one in step.logprobs]
@@ -294,11 +294,11 @@ def test_what_the_vocabulary_cannot_say_is_refused(bench: Bench) -> None:
 def test_a_text_is_compiled_once_and_forgotten_when_it_is_old(bench: Bench) -> None:
     first = bench.compiler.grammar(NAMED)
     for i in range(MAX_KEPT - 1):
-        bench.compiler.grammar(build.choice([str(i)], "x"))
+        bench.compiler.grammar(build.one_of([str(i)], "x"))
         assert bench.compiler.grammar(NAMED) is first
     assert len(bench.compiler._kept) == MAX_KEPT
     for i in range(MAX_KEPT):
-        bench.compiler.grammar(build.choice([str(-1 - i)], "x"))
+        bench.compiler.grammar(build.one_of([str(-1 - i)], "x"))
     assert len(bench.compiler._kept) == MAX_KEPT and bench.compiler.grammar(NAMED) is not first
 
 
