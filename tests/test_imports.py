@@ -1,4 +1,4 @@
-"""Imports go downward only: which room may know which, read from the source and from a running frontend."""
+"""Imports go downward only: which folder may import which, checked in the sources and in a running frontend."""
 
 import ast
 import subprocess
@@ -37,9 +37,9 @@ ALLOWED = {
     "shared": ("shared",),
 }
 
-# one file each, that may break one rule, with the reason
+# exceptions: a file and the folder it may import, with the reason
 EXCEPTIONS = {
-    ("frontend/offline/llm.py", "deploy"): "starts a worker process by the same road as the command line",
+    ("frontend/offline/llm.py", "deploy"): "starts a worker process in the same way as the command line",
 }
 
 
@@ -60,30 +60,30 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def broken(path: Path, modules: set[str]) -> list[str]:
+def violations_of(path: Path, modules: set[str]) -> list[str]:
     name = path.relative_to(ROOT).as_posix()
     found = {module.split(".")[0] for module in imports(path)} & modules
     return [f"{name} imports {top}" for top in sorted(found) if (name, top) not in EXCEPTIONS]
 
 
 @pytest.mark.parametrize("place", FORBIDDEN)
-def test_no_room_imports_what_is_above_it(place: str) -> None:
-    assert sources(place), "the room has moved: change the rule with it"
-    assert [line for path in sources(place) for line in broken(path, FORBIDDEN[place])] == []
+def test_folder_imports_nothing_above_it(place: str) -> None:
+    assert sources(place), "the folder has moved: change the rule, too"
+    assert [line for path in sources(place) for line in violations_of(path, FORBIDDEN[place])] == []
 
 
 @pytest.mark.parametrize("place", ALLOWED)
-def test_a_low_room_knows_only_its_own_kind(place: str) -> None:
-    strangers = [
+def test_low_folder_imports_only_allowed_folders(place: str) -> None:
+    violations = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in sources(place)
         for module in imports(path)
         if module.split(".")[0] in OURS and not f"{module}.".startswith(tuple(f"{own}." for own in ALLOWED[place]))
     ]
-    assert strangers == []
+    assert violations == []
 
 
-def test_the_walk_sees_every_kind_of_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_finds_every_kind_of_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     (tmp_path / "frontend").mkdir()
     path = tmp_path / "frontend" / "bad.py"
@@ -95,10 +95,13 @@ def test_the_walk_sees_every_kind_of_import(tmp_path: Path, monkeypatch: pytest.
         "    from .a import b\n"
     )
     assert list(imports(path)) == ["torch.nn", "worker.loop", "frontend.text", "frontend.a.b"]
-    assert broken(path, {"torch", "worker"}) == ["frontend/bad.py imports torch", "frontend/bad.py imports worker"]
+    assert violations_of(path, {"torch", "worker"}) == [
+        "frontend/bad.py imports torch",
+        "frontend/bad.py imports worker",
+    ]
 
 
-def test_a_frontend_loads_neither_torch_nor_transformers() -> None:
+def test_frontend_loads_neither_torch_nor_transformers() -> None:
     check = "import sys, frontend.api.app; print(sorted({'torch', 'transformers', 'worker'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

@@ -1,4 +1,4 @@
-"""Maps for readers: a folder's `__init__` names every file in it, and docs/architecture.md only files that exist."""
+"""Maps for readers: the `__init__` of a folder names every file in it, and docs/architecture.md names real files."""
 
 import ast
 import re
@@ -20,12 +20,12 @@ PAGE = (ROOT / "docs/architecture.md").read_text()
 
 
 @pytest.mark.parametrize("folder", MAPPED)
-def test_a_folder_s_map_names_every_file(folder: str) -> None:
-    told = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or ""
+def test_folder_map_names_every_file(folder: str) -> None:
+    folder_map = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or ""
     names = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__", "__main__"}
-    assert sorted(name for name in names if not re.search(rf"\b{name}\b", told)) == []
+    assert sorted(name for name in names if not re.search(rf"\b{name}\b", folder_map)) == []
 
 
 @pytest.mark.parametrize("named", sorted(set(re.findall(r"`([\w/]+\.py)`", PAGE))))
-def test_the_architecture_page_names_files_that_exist(named: str) -> None:
+def test_architecture_page_names_existing_files(named: str) -> None:
     assert any(path.as_posix().endswith(f"/{named}") for path in ROOT.glob(f"*/**/{Path(named).name}"))

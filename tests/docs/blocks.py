@@ -1,7 +1,7 @@
-"""Code blocks of the pages that say they can be run: ```sh run, ```python run; and what they print: ```text shown.
+"""Code blocks of the pages that can be run (```sh run, ```python run), and their output (```text shown).
 
-A `shown` block belongs to the `run` block before it; `…` in it stands for anything. All talk to the server at
-127.0.0.1:8000 that serves `demo`; who runs them says where it really is.
+A `shown` block belongs to the `run` block before it; `…` in it stands for any text. The examples use a server at
+127.0.0.1:8000 that serves `demo`; the caller replaces the address.
 """
 
 import json
@@ -20,10 +20,10 @@ PAGES = (ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "doc
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
 HOME = "127.0.0.1:8000"
 
-# Runs the sources that stand on its standard input, one after another, each for itself; prints what each printed.
+# Runs the sources from standard input one after another, each on its own, and prints the output of each.
 RUNNER = """
 import contextlib, io, json, sys, traceback
-said = []
+outputs = []
 for source in json.load(sys.stdin):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -32,14 +32,14 @@ for source in json.load(sys.stdin):
             failed = ""
         except BaseException:
             failed = traceback.format_exc()
-    said.append([out.getvalue(), failed])
-json.dump(said, sys.stdout)
+    outputs.append([out.getvalue(), failed])
+json.dump(outputs, sys.stdout)
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`place` is for people: the page and the line."""
+    """A block of code. `place` names the page and the line."""
 
     place: str
     language: str
@@ -49,7 +49,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """`failed` says how it failed; empty: it did not."""
+    """The output of a block. `failed` explains a failure and is empty otherwise."""
 
     text: str
     failed: str
@@ -73,13 +73,13 @@ def blocks(page: Path) -> list[Block]:
 
 
 def run_python(sources: Sequence[str], folder: Path) -> list[Printed]:
-    """In one process, since imports take longer than all else."""
+    """Runs all sources in one process, because imports take most of the time."""
     done = subprocess.run(
         [sys.executable, "-c", RUNNER], input=json.dumps(sources), capture_output=True, text=True, timeout=PATIENCE_S,
         cwd=folder, env=environment(folder),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return [Printed(*one) for one in json.loads(done.stdout)]
+    return [Printed(*output) for output in json.loads(done.stdout)]
 
 
 def run_sh(source: str, folder: Path) -> Printed:
@@ -91,7 +91,7 @@ def run_sh(source: str, folder: Path) -> Printed:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """With `sluice` and `python` on the path, and no settings of ours."""
+    """An environment with `sluice` and `python` on the path and without Sluice's own variables."""
     command = folder / "bin" / "sluice"
     if not command.exists():
         command.parent.mkdir()
@@ -103,6 +103,6 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether what is shown, `…` being anything, is what was printed."""
+    """Whether the printed text matches the shown one, where `…` stands for any text."""
     pattern = ".*".join(map(re.escape, shown.strip().split("…")))
     return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None

@@ -1,4 +1,4 @@
-"""The pages are true: made tables are fresh, links lead somewhere, every example runs and prints what is shown."""
+"""Checks the documentation: generated tables are current, links resolve, examples run and print what is shown."""
 
 import re
 from collections.abc import Iterator
@@ -23,15 +23,15 @@ def named(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_what_is_made_is_fresh(page: Path) -> None:
+def test_generated_tables_are_current(page: Path) -> None:
     assert page.read_text() == renewed(page.read_text()), "run: python -m deploy.reference"
 
 
-def test_everything_that_is_made_stands_somewhere() -> None:
+def test_generated_tables_are_all_used() -> None:
     assert {part["name"] for page in PAGES for part in MADE.finditer(page.read_text())} == set(NAMED)
 
 
-def test_what_is_stale_is_made_anew(tmp_path: Path) -> None:
+def test_stale_table_is_regenerated(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- made: commands -->\nold\n<!-- end -->\nafter\n")
     assert main(tmp_path) == 0
@@ -40,7 +40,7 @@ def test_what_is_stale_is_made_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     targets = [next(filter(None, link.groups())) for link in LINK.finditer(page.read_text())]
     broken = [target for target in targets if not target.startswith("http") and not found(page, target)]
     assert broken == []
@@ -53,7 +53,7 @@ def found(page: Path, target: str) -> bool:
 
 
 def anchors(text: str) -> set[str]:
-    """As GitHub makes them of headings."""
+    """The anchors that GitHub makes of headings."""
     heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -64,14 +64,14 @@ def test_pages_are_short() -> None:
         assert len(written.splitlines()) <= 300, page.name
 
 
-def test_names_of_flags_exist() -> None:
+def test_flags_named_in_docs_exist() -> None:
     known = {flag.option for flag in all_flags()}
     for page in (ROOT / "README.md", *DOCS.glob("*.md")):
         words = re.findall(r"`(--[a-z][a-z-]+)[` =]", page.read_text())
         assert {word for word in words if word.replace("--no-", "--") not in known} <= OTHERS, page.name
 
 
-OTHERS = {  # of the small commands
+OTHERS = {  # flags of the smaller commands
     "--add", "--force", "--compare", "--json", "--serve", "--help", "--budget", "--only", "--trace", "--models",
     "--log",
 }  # fmt: skip
@@ -86,21 +86,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def printed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Printed]:
-    """What every example printed, by its place."""
+    """The output of every example, by its place."""
     folder = tmp_path_factory.mktemp("examples")
-    environment(folder)  # made before two threads ask for it
+    environment(folder)  # created before two threads use it
     address = server.url.removeprefix("http://")
     there = [replace(block, source=block.source.replace(HOME, address)) for block in RUNNABLE]
     python = [block for block in there if block.language == "python"]
     with ThreadPoolExecutor(1) as beside:
-        said = beside.submit(run_python, [block.source for block in python], folder)
+        outputs = beside.submit(run_python, [block.source for block in python], folder)
         printed = {block.place: run_sh(block.source, folder) for block in there if block.language == "sh"}
-    return printed | dict(zip([block.place for block in python], said.result(), strict=True))
+    return printed | dict(zip([block.place for block in python], outputs.result(), strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", RUNNABLE, ids=lambda block: block.place)
-def test_examples_run(block: Block, printed: dict[str, Printed]) -> None:
+def test_example_prints_what_is_shown(block: Block, printed: dict[str, Printed]) -> None:
     done = printed[block.place]
     assert not done.failed, f"{done.failed}\n{done.text}"
     assert block.shown is None or matches(block.shown, done.text), done.text

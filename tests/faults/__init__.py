@@ -1,1 +1,1 @@
-"""Breaks a running server in every way that we know of, and counts what its clients were told."""
+"""Injects faults into a running server and counts what its clients received."""

@@ -1,6 +1,6 @@
-"""`python -m tests.faults`: breaks a server in every way, and prints what its clients were told.
+"""`python -m tests.faults`: injects faults into a running server and prints what its clients received.
 
-Exit code 1 when anything was lost, wrong or leaked.
+The exit code is 1 if any stream was lost or wrong, or anything leaked.
 """
 
 import argparse
@@ -8,38 +8,46 @@ import json
 import sys
 from pathlib import Path
 
-from tests.faults.faults import FAULTS
+from tests.faults.catalog import FAULTS
 from tests.faults.soak import soak
 from tests.faults.trial import Row, Size, table, trial
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("--fault", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(FAULTS)}")
-    parser.add_argument("--rounds", type=int, default=1, help="how often each")
-    parser.add_argument("--streams", type=int, default=32, help="in flight at a time")
-    parser.add_argument("--length", type=int, default=400, help="fewest tokens of an answer")
+    parser.add_argument(
+        "--fault", nargs="*", default=[], metavar="NAME", help=f"which faults to inject, from {', '.join(FAULTS)}"
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="repetitions of each fault")
+    parser.add_argument("--streams", type=int, default=32, help="concurrent streams")
+    parser.add_argument("--length", type=int, default=400, help="least tokens of an answer")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS", help="mixed load, a fault every 30 s")
-    parser.add_argument("--json", type=Path, help="the figures and all that was noted go here, too")
+    parser.add_argument(
+        "--soak",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="instead: mixed load for this long, with a fault every 30 s",
+    )
+    parser.add_argument("--json", type=Path, help="write the figures and notes to this file")
     args = parser.parse_args()
     if unknown := [name for name in args.fault if name not in FAULTS]:
         parser.error(f"no such fault: {', '.join(unknown)}")
     size = Size(args.streams, args.length, args.rounds, args.seed)
-    rows = [_soaked(args.soak, size)] if args.soak else [_told(name, size) for name in args.fault or FAULTS]
+    rows = [_run_soak(args.soak, size)] if args.soak else [_run_fault(name, size) for name in args.fault or FAULTS]
     print(table(rows))
     if args.json:
         args.json.write_text(json.dumps([row.figures() | {"notes": row.notes} for row in rows], indent=1))
     return 0 if all(row.good for row in rows) else 1
 
 
-def _soaked(seconds: float, size: Size) -> Row:
-    row, told = soak(seconds, size)
-    print(*told, *row.notes, sep="\n", file=sys.stderr, flush=True)
+def _run_soak(seconds: float, size: Size) -> Row:
+    row, measurements = soak(seconds, size)
+    print(*measurements, *row.notes, sep="\n", file=sys.stderr, flush=True)
     return row
 
 
-def _told(name: str, size: Size) -> Row:
+def _run_fault(name: str, size: Size) -> Row:
     row = trial(name, FAULTS[name], size)
     print(f"{name}: {'well' if row.good else 'BAD'}", *row.notes, sep="\n    ", file=sys.stderr, flush=True)
     return row

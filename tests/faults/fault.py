@@ -1,13 +1,13 @@
-"""What a fault is: how the server is started, what is broken, and how one sees that it is whole again."""
+"""Describes a fault: how the server is started, what is broken, and how to see that the server has recovered."""
 
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from tests.faults.site import Plan, Site, Stats
+from tests.faults.server import ServerPlan, ServerUnderTest, Stats
 
-Healed = Callable[[Stats], bool]
-Strike = Callable[[Site, random.Random], Awaitable[Healed]]
+Recovered = Callable[[Stats], bool]
+Inject = Callable[[ServerUnderTest, random.Random], Awaitable[Recovered]]
 
 
 def at_once(stats: Stats) -> bool:
@@ -16,12 +16,14 @@ def at_once(stats: Stats) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`strike` begins when streams are in flight and returns when the harm is done; it may say what it saw wrong
-    by an AssertionError."""
+    """`inject` starts while streams are in flight and returns when the fault is over.
+
+    It raises AssertionError if it sees something wrong itself.
+    """
 
     about: str
-    strike: Strike
-    plan: Plan = field(default_factory=Plan)
-    cuts: bool = False  # connections may break: their frontend was killed
-    ends: bool = False  # the server is gone afterwards
-    early: bool = False  # begins before the streams do, so that their beginnings are harmed, too
+    inject: Inject
+    plan: ServerPlan = field(default_factory=ServerPlan)
+    may_cut: bool = False  # connections may break, because their frontend is killed
+    stops_server: bool = False  # the server is gone afterwards
+    before_streams: bool = False  # starts before the streams, so that it also hits their first messages

@@ -1,9 +1,9 @@
-"""A wire that misbehaves: sits between frontends and a worker and does to their frames what networks do.
+"""A faulty wire: a proxy between frontends and a worker that drops, delays and damages frames.
 
     frontends ──DEALER──► ROUTER ~ DEALER (one a frontend) ──► ROUTER worker
               ◄──SUB───── XPUB   ~ XSUB                    ◄── XPUB
 
-Each direction has a `Mischief`; subscriptions pass untouched. Decisions come from a seeded generator.
+Each direction has its `FrameFaults`; subscriptions pass unchanged. A seeded generator makes the decisions.
 """
 
 import heapq
@@ -20,28 +20,28 @@ Frames = list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Mischief:
-    """Shares of frames, each from 0 to 1, and how late a late one is, in seconds."""
+class FrameFaults:
+    """Which share of frames suffers each fault (0 to 1), and the longest delay in seconds."""
 
     drop: float = 0.0
     double: float = 0.0
     delay: float = 0.0
     late: float = 0.3
-    reorder: float = 0.0  # held back until the next one has passed
+    reorder: float = 0.0  # held back until the next frame has passed
     truncate: float = 0.0
 
-    def fates(self, dice: random.Random, frames: Frames) -> list[tuple[float, Frames]]:
-        """When (seconds from now) what is sent on; nothing for a lost frame."""
-        if dice.random() < self.drop:
+    def deliveries(self, rng: random.Random, frames: Frames) -> list[tuple[float, Frames]]:
+        """The copies to deliver, each with its delay in seconds; none for a dropped frame."""
+        if rng.random() < self.drop:
             return []
-        if dice.random() < self.truncate:
-            frames = [*frames[:-1], frames[-1][: dice.randrange(len(frames[-1]) + 1)]]
-        copies = 2 if dice.random() < self.double else 1
-        wait = dice.uniform(0.0, self.late) if dice.random() < self.delay else 0.0
-        return [(wait + i * dice.uniform(0.0, self.late), frames) for i in range(copies)]
+        if rng.random() < self.truncate:
+            frames = [*frames[:-1], frames[-1][: rng.randrange(len(frames[-1]) + 1)]]
+        copies = 2 if rng.random() < self.double else 1
+        wait = rng.uniform(0.0, self.late) if rng.random() < self.delay else 0.0
+        return [(wait + i * rng.uniform(0.0, self.late), frames) for i in range(copies)]
 
 
-CALM = Mischief()
+NO_FAULTS = FrameFaults()
 
 
 @dataclass
@@ -50,10 +50,10 @@ class Proxy:
 
     worker: Path
     frontends: Path
-    requests: Mischief = CALM
-    events: Mischief = CALM
+    requests: FrameFaults = NO_FAULTS
+    events: FrameFaults = NO_FAULTS
     seed: int = 0
-    touched: int = 0  # frames that did not pass as they came
+    altered: int = 0  # frames that were changed, delayed or dropped
     _stop: bool = False
     _ends: dict[bytes, "zmq.Socket[bytes]"] = field(default_factory=dict)
     _held: dict[int, Frames] = field(default_factory=dict)  # by direction: a frame waiting for the next to overtake it
@@ -61,7 +61,7 @@ class Proxy:
 
     def __enter__(self) -> "Proxy":
         self.frontends.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._dice = random.Random(self.seed)
+        self._rng = random.Random(self.seed)
         self._count = itertools.count()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._socket(zmq.ROUTER)
@@ -80,8 +80,8 @@ class Proxy:
         self._thread.join()
         self._context.destroy(linger=0)
 
-    def calm(self) -> None:
-        self.requests = self.events = CALM
+    def stop_faults(self) -> None:
+        self.requests = self.events = NO_FAULTS
 
     def _socket(self, kind: int) -> "zmq.Socket[bytes]":
         sock = self._context.socket(kind)
@@ -107,15 +107,15 @@ class Proxy:
                 _, _, way, frames = heapq.heappop(self._late)
                 self._send(way, frames)
 
-    def _pass(self, way: int, frames: Frames, mischief: Mischief) -> None:
-        """`way` 0 is towards the worker."""
-        if way not in self._held and self._dice.random() < mischief.reorder:
+    def _pass(self, way: int, frames: Frames, faults: FrameFaults) -> None:
+        """Passes on a frame. `way` 0 is towards the worker, 1 is from it."""
+        if way not in self._held and self._rng.random() < faults.reorder:
             self._held[way] = frames
-            self.touched += 1
+            self.altered += 1
             return
-        fates = mischief.fates(self._dice, frames)
-        self.touched += fates != [(0.0, frames)]
-        for wait, copy in fates:
+        deliveries = faults.deliveries(self._rng, frames)
+        self.altered += deliveries != [(0.0, frames)]
+        for wait, copy in deliveries:
             if wait:
                 heapq.heappush(self._late, (time.monotonic() + wait, next(self._count), way, copy))
             else:

@@ -1,12 +1,12 @@
-"""Mixed load without a pause and a fault every now and then, for as long as told; the server must end as it began."""
+"""Mixed load with a fault every 20 to 30 s, for a given time; at the end the server must be as it was at the start."""
 
 import asyncio
 import random
 import time
 
-from tests.faults.faults import FAULTS
-from tests.faults.load import Call, Seen, ask_all, mixture
-from tests.faults.site import Plan, Site, running
+from tests.faults.catalog import FAULTS
+from tests.faults.clients import Call, Outcome, mixed_calls, send_all
+from tests.faults.server import ServerPlan, ServerUnderTest, running
 from tests.faults.trial import PATIENCE_S, Row, Size, settled
 
 EVERY_S = 30.0
@@ -14,53 +14,55 @@ CHOICE = ("kill-worker", "kill-frontend", "pause-worker", "pause-worker-long", "
 
 
 def soak(seconds: float, size: Size) -> tuple[Row, list[str]]:
-    """All in one row, and what was measured at the start and at the end, in words."""
-    row, calls = Row(f"soak of {seconds:g} s"), mixture(size.streams, size.length)
-    told: list[str] = []
+    """Returns one row for all streams, and descriptions of the measurements at the start and at the end."""
+    row, calls = Row(f"soak of {seconds:g} s"), mixed_calls(size.streams, size.length)
+    measurements: list[str] = []
     try:
-        with running(Plan()) as site:
-            asyncio.run(_soak(row, told, site, calls, random.Random(size.seed), seconds))
+        with running(ServerPlan()) as server:
+            asyncio.run(_soak(row, measurements, server, calls, random.Random(size.seed), seconds))
     except AssertionError as error:
         row.notes.append(str(error))
-    return row, told
+    return row, measurements
 
 
-async def _soak(row: Row, told: list[str], site: Site, calls: list[Call], dice: random.Random, seconds: float) -> None:
-    expected = await ask_all(site.urls, calls, PATIENCE_S)
-    await _undisturbed(row, told, site, calls, expected, "at the start")
-    before, end = site.footprint(), time.monotonic() + seconds
-    striking = asyncio.create_task(_strike(row, site, dice, end))
+async def _soak(
+    row: Row, measurements: list[str], server: ServerUnderTest, calls: list[Call], rng: random.Random, seconds: float
+) -> None:
+    expected = await send_all(server.urls, calls, PATIENCE_S)
+    await _measure_without_faults(row, measurements, server, calls, expected, "at the start")
+    before, end = server.resource_usage(), time.monotonic() + seconds
+    injecting = asyncio.create_task(_inject_faults(row, server, rng, end))
     while time.monotonic() < end:
-        row.judge(await ask_all(site.urls, calls, PATIENCE_S), expected, cuts=True)
-        await site.until_ready()
-    await striking
-    await settled(row, site, before)
-    await _undisturbed(row, told, site, calls, expected, "at the end")
+        row.judge(await send_all(server.urls, calls, PATIENCE_S), expected, may_cut=True)
+        await server.until_ready()
+    await injecting
+    await settled(row, server, before)
+    await _measure_without_faults(row, measurements, server, calls, expected, "at the end")
 
 
-async def _strike(row: Row, site: Site, dice: random.Random, end: float) -> None:
+async def _inject_faults(row: Row, server: ServerUnderTest, rng: random.Random, end: float) -> None:
     while time.monotonic() + EVERY_S < end:
-        await asyncio.sleep(EVERY_S - 10 + dice.uniform(0, 10))
+        await asyncio.sleep(EVERY_S - 10 + rng.uniform(0, 10))
         try:
-            healed = await FAULTS[dice.choice(CHOICE)].strike(site, dice)
+            recovered = await FAULTS[rng.choice(CHOICE)].inject(server, rng)
             over = time.monotonic()
-            await site.until(healed)
-            await site.until_ready()
+            await server.until(recovered)
+            await server.until_ready()
             row.recovery_s = max(row.recovery_s, time.monotonic() - over)
         except AssertionError as error:
             row.notes.append(str(error))
 
 
-async def _undisturbed(
-    row: Row, told: list[str], site: Site, calls: list[Call], expected: list[Seen], when: str
+async def _measure_without_faults(
+    row: Row, measurements: list[str], server: ServerUnderTest, calls: list[Call], expected: list[Outcome], when: str
 ) -> None:
     began = time.monotonic()
-    seen = await ask_all(site.urls, calls, PATIENCE_S)
+    seen = await send_all(server.urls, calls, PATIENCE_S)
     lasted = time.monotonic() - began
-    row.judge(seen, expected, cuts=False)
-    await site.until_idle()
-    latency, size = (await site.stats())["latency"], site.footprint()
-    told.append(
+    row.judge(seen, expected, may_cut=False)
+    await server.until_idle()
+    latency, size = (await server.stats())["latency"], server.resource_usage()
+    measurements.append(
         f"{when}: {size.rss_mb:.0f} MB, {size.fds} fds, {size.processes} processes; "
         f"{len(calls)} streams in {lasted:.1f} s; "
         + ", ".join(f"{name} p50 {1e3 * q['p50']:.0f} p99 {1e3 * q['p99']:.0f} ms" for name, q in latency.items())

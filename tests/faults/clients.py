@@ -1,7 +1,7 @@
-"""Clients of every kind, all at once, and what each of them was told: the one true answer, an error, or nothing.
+"""Clients of every kind, all at once, and what each of them received: a complete answer, an error, or nothing.
 
-Knows the HTTP dialects and the official SDKs; knows nothing of faults. A kind is a coroutine that returns its whole
-answer (text, finish, usage, ids, whatever its dialect shows) or raises; `ask` turns that into a `Seen`.
+This module knows the API formats and the official SDKs, and nothing of faults. A kind is a coroutine that returns its
+complete answer (text, finish, usage, ids, whatever its API format has) or raises; `send` turns that into an `Outcome`.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import anthropic
 import httpx
 import openai
 
-from tests.patience import PATIENCE_S
+from tests.e2e.server import PATIENCE_S
 
 End = Literal["whole", "error", "cut", "lost"]
 
@@ -27,17 +27,17 @@ TOOL = {"type": "function", "function": {"name": "dial", "description": "Dials a
 LONG = "The cat sat on the mat and looked at the moon. " * 60  # about 700 tokens
 
 
-class Told(Exception):
-    """The server said explicitly that it failed."""
+class ServerError(Exception):
+    """The server reported an error explicitly."""
 
 
-class Unfinished(Exception):
-    """The answer stopped without saying how it ended: the one thing that must never happen."""
+class MissingEnd(Exception):
+    """The answer stopped without an end: the one thing that must never happen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """`whole`: an answer with its end. `error`: said so. `cut`: the connection broke. `lost`: nothing, or it hung."""
+class Outcome:
+    """`whole`: an answer with its end. `error`: an explicit error. `cut`: a broken connection. `lost`: no end."""
 
     end: End
     answer: Any = None
@@ -46,8 +46,8 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Tap:
-    """Measures the longest silence."""
+class SilenceTimer:
+    """Measures the longest silence of a stream."""
 
     last: float = field(default_factory=time.monotonic)
     pause: float = 0.0
@@ -66,7 +66,7 @@ class Clients:
 
 @asynccontextmanager
 async def clients(url: str) -> AsyncIterator[Clients]:
-    """Fresh connections: none that a fault of before has broken."""
+    """Opens new connections, so that no earlier fault has broken them."""
     async with (
         httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)) as http,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as chat,
@@ -75,64 +75,64 @@ async def clients(url: str) -> AsyncIterator[Clients]:
         yield Clients(http, chat, claude)
 
 
-Kind = Callable[[Clients, dict[str, Any], Tap], Awaitable[Any]]
+Kind = Callable[[Clients, dict[str, Any], SilenceTimer], Awaitable[Any]]
 
 # /v1/completions through httpx
 
 
-async def _whole(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+async def _whole(c: Clients, body: dict[str, Any], timer: SilenceTimer) -> Any:
     response = await c.http.post("/v1/completions", json=body)
     answer = response.json()
     if response.status_code != 200:
-        raise Told(f"{response.status_code} {answer['error']}")
+        raise ServerError(f"{response.status_code} {answer['error']}")
     return [_choice(choice) for choice in answer["choices"]], _usage(answer["usage"])
 
 
-async def _chunks(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+async def _chunks(c: Clients, body: dict[str, Any], timer: SilenceTimer) -> Any:
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     choices: dict[int, list[Any]] = {}
     usage, done = None, False
-    async for _, data in _events(c, body, tap):
+    async for _, data in _events(c, body, timer):
         if data == "[DONE]":
             done = True
             continue
         chunk = json.loads(data)
         if "error" in chunk:
-            raise Told(str(chunk["error"]))
+            raise ServerError(str(chunk["error"]))
         for choice in chunk["choices"]:
             _merge(choices.setdefault(choice["index"], ["", None, []]), choice)
         usage = chunk.get("usage") or usage
     if not done or usage is None or not all(finish for _, finish, _ in choices.values()):
-        raise Unfinished(f"{choices} {usage} {done}")
+        raise MissingEnd(f"{choices} {usage} {done}")
     return sorted(choices.items()), _usage(usage)
 
 
-async def _typed(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+async def _typed(c: Clients, body: dict[str, Any], timer: SilenceTimer) -> Any:
     ids: list[int] = []
     text, end = "", None
-    async for kind, data in _events(c, {**body, "stream_format": "events"}, tap):
+    async for kind, data in _events(c, {**body, "stream_format": "events"}, timer):
         event = json.loads(data)
         if end is not None:
-            raise Unfinished(f"{event} after the end {end}")
+            raise MissingEnd(f"{event} after the end {end}")
         if kind == "error":
-            raise Told(event["error"])
+            raise ServerError(event["error"])
         if kind == "token":
             ids.append(event["token_id"])
             text += event["token"]
         else:
             end = event["finish_reason"], _usage(event["usage"])
     if end is None:
-        raise Unfinished(text)
+        raise MissingEnd(text)
     return text, ids, end
 
 
-async def _events(c: Clients, body: dict[str, Any], tap: Tap) -> AsyncIterator[tuple[str, str]]:
+async def _events(c: Clients, body: dict[str, Any], timer: SilenceTimer) -> AsyncIterator[tuple[str, str]]:
     async with c.http.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
-            raise Told(f"{response.status_code} {(await response.aread()).decode()}")
+            raise ServerError(f"{response.status_code} {(await response.aread()).decode()}")
         kind = ""
         async for line in response.aiter_lines():
-            tap.tick()
+            timer.tick()
             if line.startswith("event: "):
                 kind = line[7:]
             elif line.startswith("data: "):
@@ -151,7 +151,7 @@ def _choice(choice: dict[str, Any]) -> Any:
 
 
 def _usage(usage: Any) -> tuple[int, ...]:
-    """How many of the prompt's tokens were cached is no part of the answer."""
+    """The token counts; the number of cached prompt tokens is not part of the answer."""
     return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
 
 
@@ -159,68 +159,68 @@ def _usage(usage: Any) -> tuple[int, ...]:
 
 
 def _as_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """What not every version of the SDKs offers by name goes in `extra_body`."""
+    """The same request for chat; fields that some SDK versions lack go into `extra_body`."""
     offered = ("temperature", "seed", "ignore_eos", "response_format", "tools", "tool_choice")
     extra = {key: body[key] for key in offered if key in body}
     messages = [{"role": "user", "content": body["prompt"]}]
     return {"model": body["model"], "max_tokens": body["max_tokens"], "messages": messages, "extra_body": extra}
 
 
-async def _chat(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+async def _chat(c: Clients, body: dict[str, Any], timer: SilenceTimer) -> Any:
     answer = await c.openai.chat.completions.create(**_as_chat(body), n=2)
     assert answer.usage is not None
-    told = [(choice.message.content, choice.finish_reason) for choice in answer.choices]
-    return told, answer.usage.prompt_tokens, answer.usage.completion_tokens
+    contents = [(choice.message.content, choice.finish_reason) for choice in answer.choices]
+    return contents, answer.usage.prompt_tokens, answer.usage.completion_tokens
 
 
-async def _chat_stream(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+async def _chat_stream(c: Clients, body: dict[str, Any], timer: SilenceTimer) -> Any:
     text, calls, finish, usage = "", "", None, None
     options: Any = {"include_usage": True}
     async for chunk in await c.openai.chat.completions.create(**_as_chat(body), stream=True, stream_options=options):
-        tap.tick()
+        timer.tick()
         for choice in chunk.choices:
             text += choice.delta.content or ""
             calls += "".join(_call(call) for call in choice.delta.tool_calls or ())
             finish = choice.finish_reason or finish
         usage = chunk.usage or usage
     if finish is None or usage is None:
-        raise Unfinished(text)
+        raise MissingEnd(text)
     return text, calls, finish, usage.prompt_tokens, usage.completion_tokens
 
 
 def _call(part: Any) -> str:
-    """A part of a call: its id is drawn anew for each answer."""
+    """Part of a tool call without its id, which is random for each answer."""
     return (part.function.name or "") + (part.function.arguments or "")
 
 
-async def _responses(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+async def _responses(c: Clients, body: dict[str, Any], timer: SilenceTimer) -> Any:
     asked = {"model": body["model"], "input": body["prompt"], "max_output_tokens": body["max_tokens"]}
     extra = _as_chat(body)["extra_body"]
     numbers, text, end = [], "", None
     async for event in await c.openai.responses.create(**asked, stream=True, extra_body=extra):
-        tap.tick()
+        timer.tick()
         numbers.append(event.sequence_number)
         if event.type == "response.output_text.delta":
             text += event.delta
         elif event.type in ("response.completed", "response.incomplete"):
             end = event.response
     if end is None or end.usage is None or numbers != list(range(len(numbers))) or end.output_text != text:
-        raise Unfinished(f"{text} {end} {numbers[-3:]}")
+        raise MissingEnd(f"{text} {end} {numbers[-3:]}")
     return text, end.status, end.usage.input_tokens, end.usage.output_tokens
 
 
-async def _messages(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+async def _messages(c: Clients, body: dict[str, Any], timer: SilenceTimer) -> Any:
     return _message(await c.anthropic.messages.create(**_as_chat(body)))
 
 
-async def _messages_stream(c: Clients, body: dict[str, Any], tap: Tap) -> Any:
+async def _messages_stream(c: Clients, body: dict[str, Any], timer: SilenceTimer) -> Any:
     kinds = []
     async with c.anthropic.messages.stream(**_as_chat(body)) as stream:
         async for event in stream:
-            tap.tick()
+            timer.tick()
             kinds.append(event.type)
         if kinds[-1] != "message_stop":
-            raise Unfinished(str(kinds[-3:]))
+            raise MissingEnd(str(kinds[-3:]))
         return _message(await stream.get_final_message())
 
 
@@ -229,7 +229,7 @@ def _message(message: anthropic.types.Message) -> Any:
     return texts, message.stop_reason, message.usage.input_tokens, message.usage.output_tokens
 
 
-# the mixture
+# the mixed_calls
 
 KINDS: list[tuple[Kind, dict[str, Any]]] = [
     (_chunks, {}),
@@ -257,8 +257,8 @@ class Call:
     body: dict[str, Any]
 
 
-def mixture(streams: int, length: int) -> list[Call]:
-    """Every kind in turn, greedy and sampled, of `length` to twice as many tokens."""
+def mixed_calls(streams: int, length: int) -> list[Call]:
+    """Requests of every kind in turn, greedy and sampled, with `length` to twice as many tokens."""
     calls = []
     for i in range(streams):
         kind, fields = KINDS[i % len(KINDS)]
@@ -269,35 +269,35 @@ def mixture(streams: int, length: int) -> list[Call]:
 
 
 def sequences(call: Call) -> int:
-    """How many a worker has to compute for it."""
+    """The number of sequences that a worker computes for it."""
     prompt, n = call.body["prompt"], 2 if call.kind is _chat else call.body.get("n", 1)
     return n * (len(prompt) if isinstance(prompt, list) else 1)
 
 
-async def ask(c: Clients, call: Call, patience: float) -> Seen:
-    tap = Tap()
+async def send(c: Clients, call: Call, patience: float) -> Outcome:
+    timer = SilenceTimer()
     try:
         async with asyncio.timeout(patience):
-            answer = await call.kind(c, call.body, tap)
+            answer = await call.kind(c, call.body, timer)
     except TimeoutError:
-        return Seen("lost", words=f"no end after {patience:g} s", pause=tap.pause)
-    except Unfinished as error:
-        return Seen("lost", words=f"no end: {error}", pause=tap.pause)
+        return Outcome("lost", words=f"no end after {patience:g} s", pause=timer.pause)
+    except MissingEnd as error:
+        return Outcome("lost", words=f"no end: {error}", pause=timer.pause)
     except Exception as error:
-        return Seen(_end_of(error), words=repr(error), pause=tap.pause)
-    return Seen("whole", answer, pause=tap.pause)
+        return Outcome(_end_of(error), words=repr(error), pause=timer.pause)
+    return Outcome("whole", answer, pause=timer.pause)
 
 
 def _end_of(error: Exception) -> End:
-    """By name: the SDKs bring HTTP clients of their own, whose errors pass through them."""
+    """Classifies an error by class name, because the SDKs pass on errors of their own HTTP clients."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"TransportError", "APIConnectionError"}:
         return "cut"
-    return "error" if names & {"Told", "APIError"} else "lost"
+    return "error" if names & {"ServerError", "APIError"} else "lost"
 
 
-async def ask_all(urls: Sequence[str], calls: Sequence[Call], patience: float = PATIENCE_S) -> list[Seen]:
-    """All at the same time, in turns to each of `urls`."""
+async def send_all(urls: Sequence[str], calls: Sequence[Call], patience: float = PATIENCE_S) -> list[Outcome]:
+    """Sends all requests at the same time, distributed over `urls`."""
     async with AsyncExitStack() as stack:
         each = [await stack.enter_async_context(clients(url)) for url in urls]
-        return await asyncio.gather(*(ask(each[i % len(each)], call, patience) for i, call in enumerate(calls)))
+        return await asyncio.gather(*(send(each[i % len(each)], call, patience) for i, call in enumerate(calls)))

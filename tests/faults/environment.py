@@ -1,4 +1,4 @@
-"""Faults of what a server stands on: full disks, clocks that jump, folders that cannot be written."""
+"""Faults of a server's environment: full disks, clocks that jump."""
 
 import os
 import random
@@ -7,10 +7,10 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.faults.fault import Fault, Healed, at_once
-from tests.faults.site import Plan, Site
+from tests.faults.fault import Fault, Recovered, at_once
+from tests.faults.server import ServerPlan, ServerUnderTest
 
-# Wall-clock time jumps by a day, to and fro, every second; monotonic time is left alone.
+# The wall clock jumps by a day, back and forth, every second; the monotonic clock is unchanged.
 _CLOCK = r"""
 #define _GNU_SOURCE
 #include <sys/syscall.h>
@@ -43,7 +43,7 @@ time_t time(time_t *out) {
 
 
 def jumping_clock(home: Path) -> dict[str, str]:
-    """Environment of a process that lives in such a time."""
+    """Environment variables that give a process such a clock."""
     source, library = home / "clock.c", home / "clock.so"
     source.write_text(_CLOCK)
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True)
@@ -51,35 +51,37 @@ def jumping_clock(home: Path) -> dict[str, str]:
 
 
 def own_disk(home: Path) -> dict[str, str]:
-    """A small file system for the run folder. Needs root."""
+    """Mounts a small file system for the run folder. Needs root."""
     run = home / "run"
     run.mkdir(mode=0o700)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=0700", "tmpfs", str(run)], check=True)
     return {}
 
 
-async def _fill(site: Site, dice: random.Random) -> Healed:
-    """The disk of the run folder; then processes that must start again on it."""
-    ballast = site.folder / "ballast"
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+async def _fill(server: ServerUnderTest, rng: random.Random) -> Recovered:
+    """Fills the disk of the run folder, then kills processes that have to start again on it."""
+    filler = server.folder / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass
-    worker, frontend = await site.worker(), min(await site.frontends())
+    worker, frontend = await server.worker(), min(await server.frontends())
     for pid in (worker, frontend):
         os.kill(pid, signal.SIGKILL)
-    await site.until(lambda stats: stats["worker"]["pid"] != worker)
-    await site.until(lambda stats: len({peer["pid"] for peer in stats["frontends"]} - {frontend}) == 2)
-    await site.until_ready()
-    ballast.unlink()
+    await server.until(lambda stats: stats["worker"]["pid"] != worker)
+    await server.until(lambda stats: len({peer["pid"] for peer in stats["frontends"]} - {frontend}) == 2)
+    await server.until_ready()
+    filler.unlink()
     return at_once
 
 
-async def _a_while(site: Site, dice: random.Random) -> Healed:
+async def _no_action(server: ServerUnderTest, rng: random.Random) -> Recovered:
     return at_once
 
 
 FAULTS = {
-    "full-log": Fault("the log's disk is full", _a_while, Plan(log="/dev/full")),
-    "full-run-dir": Fault("the run folder's disk is full, and kill -9", _fill, Plan(prepare=own_disk), cuts=True),
-    "clock": Fault("the clock jumps by a day, every second", _a_while, Plan(prepare=jumping_clock)),
+    "full-log": Fault("the log's disk is full", _no_action, ServerPlan(log="/dev/full")),
+    "full-run-dir": Fault(
+        "the run folder's disk is full, and kill -9", _fill, ServerPlan(prepare=own_disk), may_cut=True
+    ),
+    "clock": Fault("the clock jumps by a day, every second", _no_action, ServerPlan(prepare=jumping_clock)),
 }
