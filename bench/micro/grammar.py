@@ -18,7 +18,7 @@ from frontend.text.grammar_builder import json_schema
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import Sampling
 from worker.engine.load import Engine, load_engine
-from worker.grammar.compiler import Compiler, Grammar
+from worker.grammar.compiler import Grammar, GrammarCompiler
 from worker.run.grammar_mask import GrammarMask
 from worker.schedule.sequence import Sequence
 
@@ -48,10 +48,10 @@ def widen(folder: Path, size: int) -> Path:
 
 def masks(folder: Path, vocab: int) -> None:
     began = time.perf_counter()
-    compiler = Compiler(folder, vocab, (2,))
+    compiler = GrammarCompiler(folder, vocab, (2,))
     compiler._vocabulary.result()
     read = time.perf_counter()
-    grammar = compiler.grammar(LIST).result()
+    grammar = compiler.compile(LIST).result()
     print(f"{vocab} tokens: vocabulary {read - began:.2f} s, grammar {1e3 * (time.perf_counter() - read):.1f} ms")
     for rows in (1, 8, 64):
         fill, apply, advance = _rows(GrammarMask(vocab, (2,)), grammar, rows, vocab)
@@ -62,7 +62,9 @@ def masks(folder: Path, vocab: int) -> None:
 def _rows(constrainer: GrammarMask, grammar: Grammar, rows: int, vocab: int) -> tuple[float, float, float]:
     """Microseconds a row, medians: to fill its mask, to apply it to logits as well, to advance by a random token."""
     draw = np.random.default_rng(0)
-    sequences = [Sequence((b"", i), [1], 1, Sampling(500), i, 0.0, constraint=grammar.matcher()) for i in range(rows)]
+    sequences = [
+        Sequence((b"", i), [1], 1, Sampling(500), i, 0.0, constraint=grammar.new_matcher()) for i in range(rows)
+    ]
     logits = torch.randn(rows, vocab)
     times: list[tuple[float, float, float]] = []
     for _ in range(STEPS):
@@ -74,7 +76,7 @@ def _rows(constrainer: GrammarMask, grammar: Grammar, rows: int, vocab: int) -> 
         tokens = [int(draw.choice(np.flatnonzero(row))) for row in np.unpackbits(bits, axis=1, bitorder="little")]
         at.append(time.perf_counter())
         for sequence, token in zip(sequences, tokens, strict=True):
-            assert sequence.constraint is not None and sequence.constraint.advance(token)
+            assert sequence.constraint is not None and sequence.constraint.accept(token)
         at.append(time.perf_counter())
         times.append((at[1] - at[0], at[2] - at[1], at[4] - at[3]))
     fill, apply, advance = (1e6 * float(np.median(column)) / rows for column in zip(*times, strict=True))
@@ -84,13 +86,13 @@ def _rows(constrainer: GrammarMask, grammar: Grammar, rows: int, vocab: int) -> 
 def steps() -> None:
     """The demo model at 8 sequences, temperature 1, in turns with and without a grammar."""
     engine = load_engine(ModelConfig(model=str(DEMO)), WorkerConfig(device="cpu", threads=1, kv_cache_gb=0.2))
-    grammar = engine.compiler.grammar(LIST).result()
+    grammar = engine.compiler.compile(LIST).result()
     for turn in range(6):
         for name in ("free", "json_schema"):
             for i in range(8):
                 sampling = Sampling(STEPS, temperature=1.0, ignore_eos=True)
                 sequence = Sequence((bytes([turn]) + name.encode(), i), [5, 6, 7], 3, sampling, i, 0.0)
-                sequence.constraint = grammar.matcher() if name == "json_schema" else None
+                sequence.constraint = grammar.new_matcher() if name == "json_schema" else None
                 engine.scheduler.submit(sequence, 0.0)
             print(f"  {name}: {_run(engine):.2f} ms a step of 8 (p10)")
     engine.compiler.close()

@@ -25,7 +25,7 @@ from tests.worker.test_loop import Bench as Heard
 from worker.engine.load import Engine, load_engine
 from worker.engine.loop import Loop
 from worker.engine.requests import MAX_COMPILING, RequestTable
-from worker.grammar.compiler import MAX_KEPT, Compiler, Grammar, Invalid
+from worker.grammar.compiler import MAX_CACHED, Grammar, GrammarCompiler, InvalidGrammar
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
 from worker.transport.server import FrontendGone
@@ -60,7 +60,7 @@ class Bench(Heard):
     def compiled(self) -> None:
         """Waits until no grammar is being compiled, and has those that waited for one queued."""
         deadline = time.monotonic() + PATIENCE_S
-        while any(not made.done() for made in self.compiler._kept.values()):
+        while any(not made.done() for made in self.compiler._cache.values()):
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
@@ -214,13 +214,13 @@ def test_log_probabilities_are_those_of_the_model_itself(bench: Bench) -> None:
 # what waits for its grammar
 
 
-class Stuck(Compiler):
+class Stuck(GrammarCompiler):
     """Compiles when the test says so."""
 
     def __init__(self) -> None:
         self.made: dict[str, Future[Grammar]] = {}
 
-    def grammar(self, text: str) -> "Future[Grammar]":
+    def compile(self, text: str) -> "Future[Grammar]":
         return self.made.setdefault(text, Future())
 
 
@@ -231,7 +231,7 @@ def stuck(bench: Bench) -> Stuck:
 
 
 def release(bench: Bench, stuck: Stuck, text: str = NAMED) -> None:
-    stuck.made[text].set_result(bench.compiler.grammar(text).result())
+    stuck.made[text].set_result(bench.compiler.compile(text).result())
     for _ in range(300):
         bench.turn()
 
@@ -292,19 +292,19 @@ def test_what_the_vocabulary_cannot_say_is_refused(bench: Bench) -> None:
 
 
 def test_a_text_is_compiled_once_and_forgotten_when_it_is_old(bench: Bench) -> None:
-    first = bench.compiler.grammar(NAMED)
-    for i in range(MAX_KEPT - 1):
-        bench.compiler.grammar(build.one_of([str(i)], "x"))
-        assert bench.compiler.grammar(NAMED) is first
-    assert len(bench.compiler._kept) == MAX_KEPT
-    for i in range(MAX_KEPT):
-        bench.compiler.grammar(build.one_of([str(-1 - i)], "x"))
-    assert len(bench.compiler._kept) == MAX_KEPT and bench.compiler.grammar(NAMED) is not first
+    first = bench.compiler.compile(NAMED)
+    for i in range(MAX_CACHED - 1):
+        bench.compiler.compile(build.one_of([str(i)], "x"))
+        assert bench.compiler.compile(NAMED) is first
+    assert len(bench.compiler._cache) == MAX_CACHED
+    for i in range(MAX_CACHED):
+        bench.compiler.compile(build.one_of([str(-1 - i)], "x"))
+    assert len(bench.compiler._cache) == MAX_CACHED and bench.compiler.compile(NAMED) is not first
 
 
 def test_a_tokenizer_that_cannot_be_read_is_the_request_s_error(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    compiler = Compiler(tmp_path, VOCAB, (EOS,))
-    with pytest.raises(Invalid, match="tokenizer"):
-        compiler.grammar(NAMED).result(PATIENCE_S)
+    compiler = GrammarCompiler(tmp_path, VOCAB, (EOS,))
+    with pytest.raises(InvalidGrammar, match="tokenizer"):
+        compiler.compile(NAMED).result(PATIENCE_S)
     compiler.close()

@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from tests.checkpoints import byte_fallback_tokenizer, byte_level_tokenizer
-from worker.grammar.compiler import Compiler, with_plain_tags
+from worker.grammar.compiler import GrammarCompiler, with_plain_tags
 
 TEXT = json.dumps({"grammars": [{"lark_grammar": 'start: "<tool_call>" /[^<]*/'}]})
 
@@ -30,10 +30,10 @@ def test_a_tag_is_text_and_no_token_moves(kind: type[PreTrainedTokenizerFast], t
     assert [before.decode_bytes([id]) for id in ids] == [after.decode_bytes([id]) for id in ids]
     tag, special = tokenizer.convert_tokens_to_ids(["<tool_call>", "<|python_tag|>"])
     (tmp_path / "tokenizer.json").write_text(text)
-    compiler = Compiler(tmp_path, len(tokenizer), (2,))
-    matcher = compiler.grammar(TEXT).result().matcher()
-    assert matcher.advance(tag) and not matcher.advance(tag)
-    assert not compiler.grammar(TEXT).result().matcher().advance(special)
+    compiler = GrammarCompiler(tmp_path, len(tokenizer), (2,))
+    matcher = compiler.compile(TEXT).result().new_matcher()
+    assert matcher.accept(tag) and not matcher.accept(tag)
+    assert not compiler.compile(TEXT).result().new_matcher().accept(special)
     compiler.close()
 
 

@@ -25,7 +25,7 @@ from shared.messages import Sampling
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import EMULATED, HERE, tier  # noqa: F401
 from tests.worker.schedule.harness import Prophet, commit
-from worker.grammar.compiler import Compiler, Grammar
+from worker.grammar.compiler import Grammar, GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import Cache
@@ -121,7 +121,7 @@ def run(
     others = _crowd(target)[: FEW if mode.drafts else OTHERS] if mode.company == "crowd" else []
     target.drafter = Prophet([*target.tokens, *(foretold or [])])
     for sequence in [target, *others[::2]] if grammar else []:
-        sequence.constraint = grammar.matcher()
+        sequence.constraint = grammar.new_matcher()
     for sequence in [*others[:8], target, *others[8:]]:
         scheduler.submit(sequence, 0.0)
     steps = 0
@@ -198,8 +198,8 @@ def test_so_do_those_that_amx_computes(
 def test_so_do_those_of_a_request_with_a_grammar(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = checkpoints("llama")
     decoder = decoder_of(folder, torch.float32)
-    compiler = Compiler(folder, VOCAB, (EOS,))
-    grammar = compiler.grammar(json_schema({"type": "string", "minLength": 100}, "x")).result()
+    compiler = GrammarCompiler(folder, VOCAB, (EOS,))
+    grammar = compiler.compile(json_schema({"type": "string", "minLength": 100}, "x")).result()
     ids, logits = run(decoder, Mode(), monkeypatch, grammar)
     assert len(ids) == NEW and all(row.isneginf().any() for row in logits.values())
     for mode in MODES[::5]:

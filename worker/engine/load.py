@@ -14,13 +14,13 @@ from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
-from worker.grammar.compiler import Compiler
+from worker.grammar.compiler import GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kernels.operations import TORCH
 from worker.kernels.quantize import Scheme
-from worker.kv_cache.gpu_memory import Gpu
+from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.sizing import Pool, longest, plain_budget, size_pool
+from worker.kv_cache.sizing import PoolSize, configured_budget, longest_sequence, size_pool
 from worker.kv_cache.tensors import Cache, kv_format
 from worker.model.checkpoint import CheckpointError, read_config, resolve, stored_bytes, tokenizer_ends
 from worker.model.decoder import Decoder, Weights
@@ -50,7 +50,7 @@ class Engine:
     spec: ModelSpec
     limits: Limits
     tokenizer_hash: str
-    compiler: Compiler
+    compiler: GrammarCompiler
     device: str
     dtype: str
     kernels: str
@@ -74,14 +74,14 @@ def load_engine(
     folder = resolve(model.model, model.revision, prefer_cache=prefer_cache, on_progress=on_download)
     spec, tokenizer_hash = _spec(folder), _hash(folder)
     dtype, kv, scheme = _formats(spec, worker, device)
-    longest(spec, model, worker)  # raises before the weights are read
-    compiler = Compiler(folder, spec.vocab_size, spec.eos_ids)
-    gpu = Gpu(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
+    longest_sequence(spec, model, worker)  # raises before the weights are read
+    compiler = GrammarCompiler(folder, spec.vocab_size, spec.eos_ids)
+    gpu = GpuMemoryReader(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
     moved = partial(on_progress, 1, 1)
     with _no_room(gpu):
         weights = load(
             folder, spec, dtype, device, invariant=worker.batch_invariant, scheme=scheme, on_progress=on_progress,
-            on_size=gpu.look().check_weights if gpu else lambda needed: None,
+            on_size=gpu.read().check_weights if gpu else lambda needed: None,
         )  # fmt: skip
         size, decoder = _sized(spec, weights, kv, model, worker, gpu, moved)
         cache = Cache(spec, size.pages, size.page_size, kv, device)
@@ -171,7 +171,7 @@ def _prepare(cache: Cache) -> None:
     """Asks the system for huge pages, and for memory ahead of its use."""
     for part in (cache.k, cache.v):
         bindings.huge_pages(part)
-    cache.populate_ahead(bindings.touch_pages)
+    cache.prefault_ahead(bindings.touch_pages)
 
 
 def _runner(decoder: Decoder, cache: Cache, worker: WorkerConfig, *, on_gpu: bool) -> Runner:
@@ -190,24 +190,24 @@ def _sized(
     kv: torch.dtype,
     model: ModelConfig,
     worker: WorkerConfig,
-    gpu: Gpu | None,
+    gpu: GpuMemoryReader | None,
     moved: Callable[[], None],
-) -> tuple[Pool, Decoder]:
+) -> tuple[PoolSize, Decoder]:
     """The pool's size, and a decoder for sequences as long as it allows.
 
     On a GPU the kernels are chosen and compiled first, which shows what memory they leave for the pool.
     """
     if gpu is None:
-        size = size_pool(spec, kv, plain_budget(worker), model, worker)
+        size = size_pool(spec, kv, configured_budget(worker), model, worker)
         return size, Decoder(spec, weights, size.max_seq_len)
     log.info("preparing kernels for %s", gpu.name)
-    length = longest(spec, model, worker)
+    length = longest_sequence(spec, model, worker)
     decoder, measured = choose_operations(Decoder(spec, weights, length), worker, length, gpu, moved)
-    return size_pool(spec, kv, plain_budget(worker) if worker.kv_cache_gb else measured, model, worker), decoder
+    return size_pool(spec, kv, configured_budget(worker) if worker.kv_cache_gb else measured, model, worker), decoder
 
 
 @contextmanager
-def _no_room(gpu: Gpu | None) -> Iterator[None]:
+def _no_room(gpu: GpuMemoryReader | None) -> Iterator[None]:
     """Turns whatever error means "out of memory" into a ConfigError that says what to change."""
     try:
         yield

@@ -13,8 +13,8 @@ from shared.codec import unpack_u32
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.step_builder import StepBuilder
 from worker.engine.validation import check_submit
-from worker.grammar.compiler import Compiler
-from worker.grammar.waiting import Waiting
+from worker.grammar.compiler import GrammarCompiler
+from worker.grammar.pending import PendingGrammars
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
 from worker.schedule.admission import Refused
@@ -49,7 +49,7 @@ class RequestTable:
         vocab_size: int,
         seeds: random.Random,
         crash_journal: CrashJournal | None = None,
-        compiler: Compiler | None = None,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         self.draining = False
         self.crash_journal = crash_journal or CrashJournal()
@@ -60,7 +60,7 @@ class RequestTable:
         self._backlog = (-1.0, 1.0)  # when it was computed last, and how many seconds it would take
         self._seeds = seeds
         self._compiler = compiler
-        self._compiling = Waiting()
+        self._compiling = PendingGrammars()
         self._records: dict[Key, Record] = {}
         self._ended: deque[tuple[float, Key]] = deque()
         self._frames: defaultdict[bytes, StepBuilder] = defaultdict(StepBuilder)
@@ -122,14 +122,14 @@ class RequestTable:
             return m.Rejected(id, m.Refusal.INVALID, "this worker knows no vocabulary to hold to a grammar")
         if len(self._compiling) >= MAX_COMPILING and not sequence.resumed:
             return m.Rejected(id, m.Refusal.QUEUE_FULL, f"{MAX_COMPILING} grammars are being compiled", 1.0)
-        self._compiling.hold(sequence, self._compiler.grammar(sequence.sampling.grammar))
+        self._compiling.add(sequence, self._compiler.compile(sequence.sampling.grammar))
         return None
 
     def _compiled(self, now: float) -> None:
         """Queues those whose grammars have become ready; ends those that came too late."""
         for sequence in self._compiling.expire(now):
             self._end_unqueued(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
-        for sequence, wrong in self._compiling.ready():
+        for sequence, wrong in self._compiling.take_ready():
             sender, id = sequence.key
             invalid = m.Rejected(id, m.Refusal.INVALID, wrong) if wrong else None
             refusal = invalid or self._closed(id) or self._enqueue(sequence, now)
@@ -207,7 +207,7 @@ class RequestTable:
         sequence = self._scheduler.abort(key)
         if sequence is not None:
             self.end(sequence, m.Outcome.ABORTED, now)
-        elif unqueued := self._compiling.drop(key):
+        elif unqueued := self._compiling.remove(key):
             self._end_unqueued(unqueued, m.Outcome.ABORTED, now)
 
     def _disown(self, sender: bytes, lease: m.Lease, now: float) -> None:
@@ -273,7 +273,7 @@ class RequestTable:
             self._scheduler.abort(record.sequence.key)
             self.end(record.sequence, outcome, now, error)
         for sender, id in list(self._compiling):
-            self._compiling.drop((sender, id))
+            self._compiling.remove((sender, id))
             self._reject(sender, m.Rejected(id, m.Refusal.DRAINING, error, 5.0))
 
     def publish(self, link: WireServer, now: float) -> None:

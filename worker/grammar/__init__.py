@@ -1,6 +1,6 @@
-"""Structured output: answers that must match a grammar.
+"""Structured output: keeps answers to a grammar.
 
 compiler            compiles grammars, in threads
-waiting             requests whose grammars are being compiled
+pending             requests whose grammars are being compiled
 matcher             the state of one answer in its grammar
 """

@@ -1,4 +1,4 @@
-"""Reads how much memory a GPU has and what a step takes of it, in bytes; budget.py draws the conclusions."""
+"""Reads how much memory a GPU has and how much a step takes of it, in bytes; sizing.py draws the conclusions."""
 
 import gc
 
@@ -7,34 +7,34 @@ import torch
 from worker.kv_cache.sizing import GpuMemory
 
 
-class Gpu:
-    """One CUDA device, as its driver and PyTorch's allocator count."""
+class GpuMemoryReader:
+    """Reads one CUDA device's memory, as its driver and PyTorch's allocator count it."""
 
     def __init__(self, device: torch.device, utilization: float) -> None:
-        """`utilization`: the share of it that is ours to fill."""
+        """utilization: the share of the device that this worker may fill."""
         self.name = torch.cuda.get_device_name(device)
         self._device = device
         self._utilization = utilization
-        self._held = 0
+        self._reserved_before = 0
 
-    def look(self) -> GpuMemory:
-        """Its memory now, once PyTorch has given back what it only caches."""
-        self._tidy()
+    def read(self) -> GpuMemory:
+        """The device's memory now, after PyTorch has given back what it only caches."""
+        self._release_cached()
         free, total = torch.cuda.mem_get_info(self._device)
         return GpuMemory(self.name, free, total, self._utilization)
 
-    def mark(self) -> None:
-        """Starts a measurement, which grown() ends."""
-        self._tidy()
-        self._held = torch.cuda.memory_reserved(self._device)
+    def start_measurement(self) -> None:
+        """Starts a measurement, which measured_growth() ends."""
+        self._release_cached()
+        self._reserved_before = torch.cuda.memory_reserved(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
 
-    def grown(self) -> int:
-        """The most that PyTorch's allocator has held since mark(), beyond what it held then; fragments included."""
+    def measured_growth(self) -> int:
+        """The most that PyTorch's allocator held since start_measurement(), less what it held then; with fragments."""
         torch.cuda.synchronize(self._device)
-        return torch.cuda.max_memory_reserved(self._device) - self._held
+        return torch.cuda.max_memory_reserved(self._device) - self._reserved_before
 
-    def _tidy(self) -> None:
+    def _release_cached(self) -> None:
         gc.collect()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()

@@ -1,6 +1,6 @@
-"""Which page of the K/V pool belongs to whom: plain ints, no tensors, no tokens.
+"""The page pool: which K/V pages are free, cached or owned. Plain ints: no tensors, no tokens.
 
-A page is *free* (nothing worth keeping), *cached* (published under a digest, owned by nobody, reusable) or
+A page is *free* (nothing worth keeping), *cached* (published under a digest, without an owner, reusable) or
 *owned* (by one sequence, or by several that share a published page). Page 0 is scratch: padding points there
 and it is never handed out.
 
@@ -43,14 +43,14 @@ class PagePool:
         return Pages(free=spare - self._cached, cached=self._cached, owned=self.usable - spare, total=self.usable)
 
     def acquire(self, count: int) -> list[int] | None:
-        """`count` pages for one new owner, all or none; cached ones are forgotten only when no free one is left."""
+        """`count` pages for one new owner, all or none; cached ones are evicted only when no free one is left."""
         spare = self._spare
         if count > len(spare):
             return None
         pages = [spare.popitem(last=False)[0] for _ in range(count)]
         for page in pages:
             self._owners[page] = 1
-            self._forget(page)
+            self._unpublish(page)
         return pages
 
     def share(self, page: int) -> None:
@@ -65,7 +65,7 @@ class PagePool:
     def release(self, pages: Iterable[int]) -> None:
         """Takes one owner off each page; `pages` in the order of their tokens.
 
-        The tail goes first: a page's digest hangs on those before it, so chains are evicted from their ends.
+        The tail goes first: a page's digest depends on the pages before it, so chains are evicted from their ends.
         """
         for page in reversed(list(pages)):
             owners = self._owners[page] - 1
@@ -99,7 +99,7 @@ class PagePool:
         return self._owners[page] > 0
 
     def owners(self) -> dict[int, int]:
-        """How many owners each owned page has."""
+        """The number of owners of each owned page."""
         return {page: owners for page, owners in enumerate(self._owners) if owners}
 
     def check(self) -> None:
@@ -118,7 +118,7 @@ class PagePool:
         named = {digest: page for page, digest in enumerate(digests) if digest is not None}
         assert named == self._published, "digests of pages and pages of digests disagree"
 
-    def _forget(self, page: int) -> None:
+    def _unpublish(self, page: int) -> None:
         digest = self._digests[page]
         if digest is not None:
             del self._published[digest]

@@ -1,6 +1,6 @@
-"""Has the system provide K/V memory before it is needed: the page faults of first writes cost more than computing does.
+"""Prefaults K/V memory: makes the system provide it before it is used, as page faults cost more than computing.
 
-The pool hands out fresh pages in ascending order, so what is needed next is known. A thread of lowest priority stays
+The pool hands out fresh pages in ascending order, so the next ones are known. A thread of lowest priority stays
 AHEAD_TOKENS ahead of the highest page in use.
 """
 
@@ -15,52 +15,52 @@ AHEAD_TOKENS = 16_384
 STRIDE_TOKENS = 256  # touched at a time
 NICE = 19
 
-Touch = Callable[[int, int], bool]  # of an address and a number of bytes; False: it cannot be done here
+Touch = Callable[[int, int], bool]  # (address, bytes); False: this system cannot do it
 
 
 class Prefaulter:
-    """`reach(page)` says that pages up to this one are in use. Its thread ends when nobody holds it any more."""
+    """Touches pages ahead of the highest one passed to reach(). Its thread ends when the object is gone."""
 
     def __init__(self, touch: Touch, arrays: Sequence[Tensor]) -> None:
-        """`arrays`: of pages, [pages, page_size, …] each (K's and V's of every layer), contiguous."""
+        """arrays: K and V of every layer, each [pages, page_size, …], contiguous."""
         self._touch = touch
-        self._arrays = tuple(arrays)  # while the thread touches them they must not go
-        # Only numbers in the thread: PyTorch's own code would end the process, should the interpreter end meanwhile.
-        self._places = [(part.data_ptr(), part[0].nbytes) for part in arrays]
+        self._arrays = tuple(arrays)  # keeps them alive while the thread touches them
+        # Only numbers in the thread: PyTorch's code would abort the process if the interpreter exits meanwhile.
+        self._regions = [(part.data_ptr(), part[0].nbytes) for part in arrays]
         self._pages, page_size = arrays[0].shape[:2]
         self._stride = max(1, STRIDE_TOKENS // page_size)
         self._ahead = max(1, AHEAD_TOKENS // page_size)
-        self._done = 0  # pages below are populated
+        self._done = 0  # pages below are prefaulted
         self._highest = 0
-        self._news = threading.Event()
-        weakref.finalize(self, self._news.set)
-        threading.Thread(target=_run, args=(weakref.ref(self), self._news), name="populate", daemon=True).start()
+        self._wake = threading.Event()
+        weakref.finalize(self, self._wake.set)
+        threading.Thread(target=_run, args=(weakref.ref(self), self._wake), name="prefault", daemon=True).start()
 
     @property
-    def populated(self) -> int:
-        """How many pages, from the first on."""
+    def prefaulted(self) -> int:
+        """The number of prefaulted pages, from the first on."""
         return self._done
 
     def reach(self, page: int) -> None:
-        """Costs nothing unless the page is the highest yet."""
+        """Pages up to this one are in use. Costs nothing unless it is the highest yet."""
         if page > self._highest:
             self._highest = page
-            self._news.set()
+            self._wake.set()
 
-    def advance(self) -> bool:
-        """Touches a little more; False when that is far enough for now."""
+    def touch_next(self) -> bool:
+        """Touches the next STRIDE_TOKENS; False when AHEAD_TOKENS are reached, or the end."""
         first, end = self._done, min(self._done + self._stride, self._pages)
         if first == end or first >= self._highest + self._ahead:
             return False
-        able = all([self._touch(start + first * size, (end - first) * size) for start, size in self._places])
-        self._done = end if able else self._pages
+        touched = all([self._touch(start + first * size, (end - first) * size) for start, size in self._regions])
+        self._done = end if touched else self._pages
         return True
 
 
-def _run(populator: "weakref.ref[Prefaulter]", news: threading.Event) -> None:
+def _run(prefaulter: "weakref.ref[Prefaulter]", wake: threading.Event) -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    while (alive := populator()) is not None:
-        if not alive.advance():
+    while (alive := prefaulter()) is not None:
+        if not alive.touch_next():
             del alive
-            news.wait()
-            news.clear()
+            wake.wait()
+            wake.clear()

@@ -1,8 +1,8 @@
-"""How many pages the K/V pool gets: from a flag, or from the memory that is free.
+"""The size of the K/V pool: from a flag, or from the memory that is free.
 
-On the CPU that is a share of what the system has left. On a GPU it is what remains of this worker's share of the
-device beside the weights and the largest step, which run/warmup.py has measured. Plain arithmetic: nothing here asks
-a device.
+On the CPU the pool gets a share of what the system has left. On a GPU it gets what remains of this worker's share of
+the device beside the weights and the largest step, which worker/run/warmup.py measures. Plain arithmetic: nothing here
+reads a device.
 
     │ weights, CUDA itself, other processes │ a step │ graphs, reserve │ pool │         not ours          │
     0                                                       --gpu-memory-utilization of it          total
@@ -18,12 +18,12 @@ from worker.kv_cache.tensors import bytes_per_page
 from worker.model.spec import ModelSpec
 
 GIB = 1 << 30
-CONTIGUOUS_SEQ_LEN = 4096  # default where every sequence reserves its whole length
-RESERVE = 512 << 20  # on a GPU, for what no rehearsal sees: kernels loaded later, graphs' own records, fragments
+CONTIGUOUS_SEQ_LEN = 4096  # default with --kv-cache-backend contiguous: each sequence reserves its whole length
+RESERVED_BYTES = 512 << 20  # on a GPU, for what is not measured: kernels loaded later, graphs' own records, fragments
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolSize:
     """`pages` includes the scratch page."""
 
     pages: int
@@ -32,8 +32,8 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """What the pool may take, and what to change should that be too little."""
+class PoolBudget:
+    """How many bytes the pool may take. remedy: what to change if that is too little, for the error message."""
 
     nbytes: int
     remedy: str
@@ -41,7 +41,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """A GPU's memory at one moment, in bytes; what is not free may be any process's."""
+    """A GPU's memory at one moment, in bytes. Memory that is not free may belong to any process."""
 
     name: str
     free: int
@@ -49,67 +49,72 @@ class GpuMemory:
     utilization: float  # --gpu-memory-utilization
 
     @property
-    def room(self) -> int:
-        """What this worker may still take."""
+    def available(self) -> int:
+        """How much this worker may still take."""
         return max(0, int(self.free - (1 - self.utilization) * self.total))
 
     def check_weights(self, needed: int) -> None:
-        """Before they are read. Raises ConfigError when the device cannot take so many bytes."""
-        if needed > self.room:
-            raise ConfigError(f"the model's weights need {needed / GIB:.2f} GiB, and {self}: {_LESS}")
+        """Called before the weights are read. Raises ConfigError when the device cannot take so many bytes."""
+        if needed > self.available:
+            raise ConfigError(f"the model's weights need {needed / GIB:.2f} GiB, and {self}: {_REMEDIES}")
 
-    def pool(self, step: int, graphs: int) -> Budget:
-        """Once the weights are there; `step` is what the largest step takes for a while, `graphs` what theirs keep."""
-        left = max(0, self.room - step - graphs - RESERVE)
+    def pool_budget(self, step: int, graphs: int) -> PoolBudget:
+        """What the pool may take once the weights are loaded.
+
+        step: bytes that the largest step takes while it runs; graphs: bytes that CUDA graphs keep.
+        """
+        left = max(0, self.available - step - graphs - RESERVED_BYTES)
         remedy = (
             f"{self}, of which a step takes {(step + graphs) / GIB:.2f} GiB: raise --gpu-memory-utilization, or lower "
             "--max-seq-len, --max-step-tokens or --max-batch-size"
         )
-        return Budget(left, remedy)
+        return PoolBudget(left, remedy)
 
     def __str__(self) -> str:
         return (
-            f"{self.name} has {self.room / GIB:.2f} GiB for more "
+            f"{self.name} has {self.available / GIB:.2f} GiB for more "
             f"({self.free / GIB:.2f} of {self.total / GIB:.2f} GiB are free, --gpu-memory-utilization is "
             f"{self.utilization:g})"
         )
 
 
-_LESS = "end what else runs there, raise --gpu-memory-utilization, or serve a smaller model"
+_REMEDIES = "end other processes there, raise --gpu-memory-utilization, or serve a smaller model"
 
 
-def longest(spec: ModelSpec, model: ModelConfig, worker: WorkerConfig) -> int:
-    """Tokens of the longest sequence that the flags ask for. Raises ConfigError when the model was not made for it."""
+def longest_sequence(spec: ModelSpec, model: ModelConfig, worker: WorkerConfig) -> int:
+    """Tokens of the longest sequence by the flags. Raises ConfigError when the model does not support that length."""
     contiguous = worker.kv_cache_backend == "contiguous"
-    wanted = model.max_seq_len or min(spec.max_positions, CONTIGUOUS_SEQ_LEN if contiguous else spec.max_positions)
-    if wanted > spec.max_positions:
-        raise ConfigError(f"--max-seq-len {wanted} is more than the {spec.max_positions} the model was made for")
-    return wanted
+    max_seq_len = model.max_seq_len or min(spec.max_positions, CONTIGUOUS_SEQ_LEN if contiguous else spec.max_positions)
+    if max_seq_len > spec.max_positions:
+        raise ConfigError(f"--max-seq-len {max_seq_len} is more than the {spec.max_positions} the model was made for")
+    return max_seq_len
 
 
-def page_size(wanted: int, worker: WorkerConfig) -> int:
-    """Tokens in a page, for sequences of at most `wanted`."""
-    return wanted if worker.kv_cache_backend == "contiguous" else min(worker.page_size, wanted)
+def page_size(max_seq_len: int, worker: WorkerConfig) -> int:
+    """Tokens in a page, for sequences of at most `max_seq_len` tokens."""
+    return max_seq_len if worker.kv_cache_backend == "contiguous" else min(worker.page_size, max_seq_len)
 
 
-def size_pool(spec: ModelSpec, dtype: torch.dtype, budget: Budget, model: ModelConfig, worker: WorkerConfig) -> Pool:
+def size_pool(
+    spec: ModelSpec, dtype: torch.dtype, budget: PoolBudget, model: ModelConfig, worker: WorkerConfig
+) -> PoolSize:
     """Raises ConfigError when not even one sequence of --max-seq-len fits, naming what to change."""
-    wanted = longest(spec, model, worker)
-    size = page_size(wanted, worker)
-    a_page = bytes_per_page(spec, size, dtype)
-    a_sequence = -(-wanted // size)
-    pages = min(budget.nbytes // a_page, worker.max_batch_size * a_sequence + 1)
-    if pages < a_sequence + 1:
+    max_seq_len = longest_sequence(spec, model, worker)
+    size = page_size(max_seq_len, worker)
+    page_bytes = bytes_per_page(spec, size, dtype)
+    sequence_pages = -(-max_seq_len // size)
+    pages = min(budget.nbytes // page_bytes, worker.max_batch_size * sequence_pages + 1)
+    if pages < sequence_pages + 1:
         if model.max_seq_len or worker.kv_cache_backend == "contiguous" or pages < 2:
             raise ConfigError(
-                f"a K/V pool of {budget.nbytes / GIB:.3g} GiB does not hold one sequence of {wanted} tokens "
-                f"({(a_sequence + 1) * a_page / GIB:.3g} GiB): {budget.remedy}"
+                f"a K/V pool of {budget.nbytes / GIB:.3g} GiB does not hold one sequence of {max_seq_len} tokens "
+                f"({(sequence_pages + 1) * page_bytes / GIB:.3g} GiB): {budget.remedy}"
             )
-        wanted = (pages - 1) * size
-    return Pool(pages, size, wanted)
+        max_seq_len = (pages - 1) * size
+    return PoolSize(pages, size, max_seq_len)
 
 
-def plain_budget(worker: WorkerConfig) -> Budget:
-    """What --kv-cache-gb says, on any device; if it says nothing, on the CPU, a share of what is free."""
-    given = int(worker.kv_cache_gb * GIB) or int(CPU_SHARE * available_bytes())
-    return Budget(given, "raise --kv-cache-gb or lower --max-seq-len")
+def configured_budget(worker: WorkerConfig) -> PoolBudget:
+    """The budget by --kv-cache-gb, on any device; without it, on the CPU, a share of the free memory."""
+    nbytes = int(worker.kv_cache_gb * GIB) or int(CPU_SHARE * available_bytes())
+    return PoolBudget(nbytes, "raise --kv-cache-gb or lower --max-seq-len")

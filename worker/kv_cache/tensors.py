@@ -1,4 +1,4 @@
-"""The K/V tensors. Which page belongs to whom is not known here: that is memory/pages.py."""
+"""The K/V tensors. pages.py knows which page belongs to which sequence."""
 
 import mmap
 
@@ -10,7 +10,7 @@ from worker.model.spec import ModelSpec
 
 
 class Cache:
-    """`k` and `v`, each [layer, page, offset, kv_head, head_dim], zero at first. Page 0 is scratch by convention."""
+    """`k` and `v`, each [layer, page, offset, kv_head, head_dim], zeros at first. Page 0 is scratch by convention."""
 
     def __init__(
         self, spec: ModelSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str
@@ -20,35 +20,35 @@ class Cache:
         self.k = _zeros(shape, dtype, torch.device(device))
         self.v = _zeros(shape, dtype, torch.device(device))
         self._layers = list(zip(self.k.unbind(), self.v.unbind(), strict=True))
-        self._populator: Prefaulter | None = None
+        self._prefaulter: Prefaulter | None = None
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, each [page, offset, kv_head, head_dim]."""
         return self._layers[index]
 
-    def populate_ahead(self, touch: Touch) -> None:
-        """From now on memory is populated ahead of use (populate.py): on the CPU, where the system gives it lazily."""
-        if self.k.device.type == "cpu" and self._populator is None:
-            self._populator = Prefaulter(touch, [part for layer in self._layers for part in layer])
+    def prefault_ahead(self, touch: Touch) -> None:
+        """Starts to prefault memory ahead of its use (prefault.py): on the CPU, where the system provides it lazily."""
+        if self.k.device.type == "cpu" and self._prefaulter is None:
+            self._prefaulter = Prefaulter(touch, [part for layer in self._layers for part in layer])
 
     def reach(self, page: int) -> None:
-        """A step uses pages up to this one: memory is populated ahead of it."""
-        if self._populator is not None:
-            self._populator.reach(page)
+        """A step uses pages up to this one: memory is prefaulted ahead of it."""
+        if self._prefaulter is not None:
+            self._prefaulter.reach(page)
 
 
 def kv_format(name: str, dtype: torch.dtype) -> torch.dtype:
-    """What K/V are kept in, by the name of a --kv-cache-dtype; dtype: the model's."""
+    """The type that K/V is stored in, by the value of --kv-cache-dtype; dtype: the model's."""
     return torch.float8_e4m3fn if name == "fp8" else dtype
 
 
 def bytes_per_page(spec: ModelSpec, page_size: int, dtype: torch.dtype) -> int:
-    """K and V of `page_size` tokens, all layers."""
+    """Bytes of the K and V of `page_size` tokens in all layers."""
     return 2 * len(spec.layers) * page_size * spec.kv_heads * spec.head_dim * dtype.itemsize
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that cost memory only where they are written, on the CPU: fresh pages of the system are zero."""
+    """Zeros; on the CPU they take memory only where they are written, as fresh pages of the system are zero."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = torch.Size(shape).numel() * dtype.itemsize

@@ -19,7 +19,7 @@ from shared.config import WorkerConfig
 from shared.messages import Sampling
 from worker.kernels.operations import TORCH, Operations
 from worker.kernels.split_k import sum_split_k
-from worker.kv_cache.sizing import Budget
+from worker.kv_cache.sizing import PoolBudget
 from worker.kv_cache.tensors import Cache, kv_format
 from worker.model.decoder import Decoder
 from worker.run.inputs import build_inputs
@@ -39,7 +39,7 @@ EIGHT_BITS = 2**-3  # in K/V of eight bits, where a number may be rounded to its
 
 def choose_operations(
     decoder: Decoder, worker: WorkerConfig, length: int, memory: MemoryGauge, moved: Callable[[], None]
-) -> tuple[Decoder, Budget]:
+) -> tuple[Decoder, PoolBudget]:
     """The decoder with its operations chosen: those of --kernels, and plain ones if Triton's compute wrongly here.
 
     Also the memory that is left for the K/V pool: all of them are compiled, and the largest step is measured, for
@@ -51,7 +51,7 @@ def choose_operations(
         decoder = decoder.using(TORCH)
     if worker.kernels != "auto":
         return decoder, profile_memory(decoder, worker, length, memory, moved)
-    name, why = memory.look().name, find_wrong_operations(decoder, worker, length)
+    name, why = memory.read().name, find_wrong_operations(decoder, worker, length)
     moved()
     if not why:
         try:
@@ -69,7 +69,7 @@ def choose_operations(
 
 def _with_torch(
     decoder: Decoder, worker: WorkerConfig, length: int, memory: MemoryGauge, moved: Callable[[], None], why: str
-) -> tuple[Decoder, Budget]:
+) -> tuple[Decoder, PoolBudget]:
     plain = decoder.using(TORCH)
     try:
         return plain, profile_memory(plain, worker, length, memory, moved)

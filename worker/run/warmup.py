@@ -11,7 +11,7 @@ from typing import Protocol
 
 from shared.config import WorkerConfig
 from shared.messages import Sampling
-from worker.kv_cache.sizing import Budget, GpuMemory, page_size
+from worker.kv_cache.sizing import GpuMemory, PoolBudget, page_size
 from worker.kv_cache.tensors import Cache, kv_format
 from worker.model.decoder import Decoder
 from worker.run.inputs import dummy_sequence
@@ -138,16 +138,16 @@ def warm_up(runner: Steps, plans: Iterable[Plan], moved: Callable[[], None]) -> 
 
 
 class MemoryGauge(Protocol):
-    """A device's memory; see memory/gpu.py."""
+    """A device's memory; see worker/kv_cache/gpu_memory.py."""
 
-    def look(self) -> GpuMemory: ...
-    def mark(self) -> None: ...
-    def grown(self) -> int: ...
+    def read(self) -> GpuMemory: ...
+    def start_measurement(self) -> None: ...
+    def measured_growth(self) -> int: ...
 
 
 def profile_memory(
     decoder: Decoder, worker: WorkerConfig, length: int, memory: MemoryGauge, moved: Callable[[], None]
-) -> Budget:
+) -> PoolBudget:
     """Compiles every kernel for sequences of up to `length` tokens, and measures what steps leave for the pool.
 
     The cache is nothing but a scratch page, and is given back. Raises torch.OutOfMemoryError when the largest step does
@@ -161,10 +161,10 @@ def profile_memory(
     taken = []
     prompted = bounds.chunk(worker.max_step_tokens, bounds.length, PROMPT)
     for plan in (bounds.decodes(bounds.sequences, bounds.length, CHOSEN), bounds.largest(), prompted):
-        memory.mark()
+        memory.start_measurement()
         runner.step(plan)
-        taken.append(memory.grown())
+        taken.append(memory.measured_growth())
         moved()
     del runner
     decoding, *largest = taken
-    return memory.look().pool(max(largest), decoding)
+    return memory.read().pool_budget(max(largest), decoding)

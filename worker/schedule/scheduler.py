@@ -316,7 +316,7 @@ class Scheduler:
     def _apply(self, chunk: Chunk, ids: list[int], now: float) -> SequenceUpdate | None:
         """Applies one chunk and its ids; None while the prompt is not complete."""
         sequence = chunk.sequence
-        if ids and sequence.constraint is not None and not sequence.constraint.advance(ids[0]):
+        if ids and sequence.constraint is not None and not sequence.constraint.accept(ids[0]):
             self._mark_computed(chunk, 0)
             self.state.leave(sequence)
             return SequenceUpdate(sequence, [], Outcome.ERROR)

@@ -19,7 +19,7 @@ Key = tuple[bytes, int]  # (frontend id, request id)
 class Constraint(Protocol):
     """The state of a sequence's output in its grammar; `worker/grammar` implements it."""
 
-    def advance(self, token: int) -> bool:
+    def accept(self, token: int) -> bool:
         """Called once for each sampled token that is kept; False: the token does not fit, and `error` says why."""
 
     @property

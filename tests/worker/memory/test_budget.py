@@ -8,39 +8,48 @@ import torch
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.default_sizes import with_default_sizes
 from tests.worker.memory.test_cache import SPEC
-from worker.kv_cache.sizing import GIB, RESERVE, Budget, GpuMemory, Pool, longest, plain_budget, size_pool
+from worker.kv_cache.sizing import (
+    GIB,
+    RESERVED_BYTES,
+    GpuMemory,
+    PoolBudget,
+    PoolSize,
+    configured_budget,
+    longest_sequence,
+    size_pool,
+)
 from worker.kv_cache.tensors import bytes_per_page
 
 H200 = GpuMemory("NVIDIA H200", free=138 * GIB, total=140 * GIB, utilization=0.9)
 A_TOKEN = bytes_per_page(SPEC, 1, torch.bfloat16)
 
 
-def sized(tokens: int, max_seq_len: int = 0, **worker: Any) -> Pool:
+def sized(tokens: int, max_seq_len: int = 0, **worker: Any) -> PoolSize:
     """The pool for a budget that holds so many tokens."""
     return size_pool(
         SPEC,
         torch.bfloat16,
-        Budget(tokens * A_TOKEN, "change something"),
+        PoolBudget(tokens * A_TOKEN, "change something"),
         ModelConfig(max_seq_len=max_seq_len),
         with_default_sizes(WorkerConfig(**worker), on_gpu=False),
     )
 
 
 def test_a_gpu_gives_its_share_less_what_is_in_use() -> None:
-    assert H200.room == pytest.approx(124 * GIB)
+    assert H200.available == pytest.approx(124 * GIB)
     full = GpuMemory("full", free=10 * GIB, total=140 * GIB, utilization=0.9)
-    assert full.room == 0, "what is ours of it is in use, by whomever"
+    assert full.available == 0, "what is ours of it is in use, by whomever"
     whole = GpuMemory("whole", free=10 * GIB, total=140 * GIB, utilization=1.0)
-    assert whole.room == 10 * GIB
+    assert whole.available == 10 * GIB
 
 
 def test_the_pool_gets_what_a_step_and_graphs_and_a_reserve_leave() -> None:
-    assert H200.pool(step=3 * GIB, graphs=1 * GIB).nbytes == H200.room - 4 * GIB - RESERVE
-    assert H200.pool(step=200 * GIB, graphs=0).nbytes == 0
+    assert H200.pool_budget(step=3 * GIB, graphs=1 * GIB).nbytes == H200.available - 4 * GIB - RESERVED_BYTES
+    assert H200.pool_budget(step=200 * GIB, graphs=0).nbytes == 0
 
 
 def test_weights_that_fit_are_let_through_and_others_are_refused_in_one_sentence() -> None:
-    H200.check_weights(H200.room)
+    H200.check_weights(H200.available)
     with pytest.raises(ConfigError) as caught:
         H200.check_weights(150 * GIB)
     said = str(caught.value)
@@ -49,12 +58,12 @@ def test_weights_that_fit_are_let_through_and_others_are_refused_in_one_sentence
 
 
 def test_a_pool_is_as_large_as_the_budget_or_as_all_sequences_need() -> None:
-    assert sized(6 * 16, max_seq_len=32, page_size=16) == Pool(6, 16, 32)
-    assert sized(10**6, max_seq_len=32, page_size=16, max_batch_size=4) == Pool(4 * 2 + 1, 16, 32)
+    assert sized(6 * 16, max_seq_len=32, page_size=16) == PoolSize(6, 16, 32)
+    assert sized(10**6, max_seq_len=32, page_size=16, max_batch_size=4) == PoolSize(4 * 2 + 1, 16, 32)
 
 
 def test_a_length_that_nobody_asked_for_gives_way_to_the_pool() -> None:
-    assert sized(3 * 16, page_size=16) == Pool(3, 16, 32), "one page is scratch"
+    assert sized(3 * 16, page_size=16) == PoolSize(3, 16, 32), "one page is scratch"
     assert sized(10**6, page_size=16).max_seq_len == SPEC.max_positions
 
 
@@ -74,7 +83,7 @@ def test_a_pool_for_no_sequence_is_refused_with_the_remedy(tokens: int, how: dic
 
 def test_the_remedy_names_the_gpu_and_the_flags() -> None:
     small = GpuMemory("Tiny GPU", free=GIB, total=2 * GIB, utilization=0.6)
-    budget = small.pool(step=GIB // 4, graphs=0)
+    budget = small.pool_budget(step=GIB // 4, graphs=0)
     assert budget.nbytes == 0
     for word in ("Tiny GPU", "a step takes 0.25 GiB", "--gpu-memory-utilization", "--max-step-tokens", "--max-seq-len"):
         assert word in budget.remedy
@@ -82,9 +91,9 @@ def test_the_remedy_names_the_gpu_and_the_flags() -> None:
 
 def test_more_than_the_model_was_made_for_is_refused() -> None:
     with pytest.raises(ConfigError, match="--max-seq-len 65 is more than the 64 the model was made for"):
-        longest(SPEC, ModelConfig(max_seq_len=65), WorkerConfig())
+        longest_sequence(SPEC, ModelConfig(max_seq_len=65), WorkerConfig())
 
 
 def test_the_flag_is_the_budget() -> None:
-    assert plain_budget(WorkerConfig(kv_cache_gb=0.5)).nbytes == GIB // 2
-    assert plain_budget(WorkerConfig()).nbytes > 0, "a share of what is free here"
+    assert configured_budget(WorkerConfig(kv_cache_gb=0.5)).nbytes == GIB // 2
+    assert configured_budget(WorkerConfig()).nbytes > 0, "a share of what is free here"

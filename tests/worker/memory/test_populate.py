@@ -35,13 +35,13 @@ def test_it_stays_ahead_of_the_highest_page_and_goes_no_further(
 ) -> None:
     monkeypatch.setattr(prefault, "AHEAD_TOKENS", 16 * 10)
     monkeypatch.setattr(prefault, "STRIDE_TOKENS", 16 * 2)
-    populator = Prefaulter(touch_pages, list(memory))
-    wait_until(lambda: populator.populated == 10)
-    populator.reach(5)
-    wait_until(lambda: populator.populated == 16)
-    populator.reach(3)
-    populator.reach(63)
-    wait_until(lambda: populator.populated == 64)
+    prefaulter = Prefaulter(touch_pages, list(memory))
+    wait_until(lambda: prefaulter.prefaulted == 10)
+    prefaulter.reach(5)
+    wait_until(lambda: prefaulter.prefaulted == 16)
+    prefaulter.reach(3)
+    prefaulter.reach(63)
+    wait_until(lambda: prefaulter.prefaulted == 64)
     assert int(memory.sum()) == 0  # touched, not changed
 
 
@@ -52,9 +52,9 @@ def test_where_memory_cannot_be_touched_it_gives_up(memory: torch.Tensor) -> Non
         asked.append(start)
         return False
 
-    populator = Prefaulter(refuse, list(memory))
+    prefaulter = Prefaulter(refuse, list(memory))
     wait_until(lambda: bool(asked))
-    populator.reach(40)
+    prefaulter.reach(40)
     time.sleep(0.05)
     assert len(asked) == 2  # once each
 
@@ -68,12 +68,12 @@ def test_touching_changes_nothing() -> None:
 
 def test_its_thread_ends_with_it(memory: torch.Tensor) -> None:
     def threads() -> int:
-        return sum(thread.name == "populate" for thread in threading.enumerate())
+        return sum(thread.name == "prefault" for thread in threading.enumerate())
 
     wait_until(lambda: threads() == 0)  # those of the tests before
     before = threads()
     held = [Prefaulter(touch_pages, list(memory))]
     assert threads() == before + 1
-    wait_until(lambda: held[0].populated == 64)
+    wait_until(lambda: held[0].prefaulted == 64)
     held.clear()
     wait_until(lambda: threads() == before)

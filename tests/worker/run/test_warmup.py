@@ -15,7 +15,7 @@ from shared.default_sizes import with_default_sizes
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, decoder_of
 from worker.engine.load import _no_room, _sized
-from worker.kv_cache.sizing import GIB, RESERVE, GpuMemory
+from worker.kv_cache.sizing import GIB, RESERVED_BYTES, GpuMemory
 from worker.kv_cache.tensors import Cache
 from worker.model.checkpoint import read_config
 from worker.model.families import spec_from_config
@@ -56,13 +56,13 @@ class Memory:
         self.takes = list(takes)
         self.marks = 0
 
-    def look(self) -> GpuMemory:
+    def read(self) -> GpuMemory:
         return self.device
 
-    def mark(self) -> None:
+    def start_measurement(self) -> None:
         self.marks += 1
 
-    def grown(self) -> int:
+    def measured_growth(self) -> int:
         return self.takes[self.marks - 1]
 
 
@@ -126,7 +126,7 @@ def test_a_rehearsal_runs_on_the_scratch_page_and_counts_every_step(checkpoints:
     decoder, moved, memory = decoder_of(checkpoints(kind)), [], Memory(takes=(GIB // 8, GIB // 2, GIB // 4))
     worker = WorkerConfig(max_batch_size=20, max_step_tokens=64, prefill_chunk_size=64)
     budget = profile_memory(decoder, worker, 300, memory, lambda: moved.append(1))
-    assert budget.nbytes == memory.device.room - GIB // 2 - GIB // 8 - RESERVE
+    assert budget.nbytes == memory.device.available - GIB // 2 - GIB // 8 - RESERVED_BYTES
     assert len(moved) == len(list(steps(Bounds.of(worker, 300)))) + 3 and memory.marks == 3
 
 

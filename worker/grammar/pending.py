@@ -1,0 +1,54 @@
+"""Sequences whose grammars are being compiled, from Submit until they can be scheduled. Knows no messages."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from worker.grammar.compiler import Grammar, InvalidGrammar
+from worker.schedule.sequence import Key, Sequence
+
+
+@dataclass(slots=True)
+class PendingGrammars:
+    """Sequences and the futures of their grammars, in order of arrival."""
+
+    _pending: dict[Key, tuple[Sequence, "Future[Grammar]"]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._pending
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._pending)
+
+    def add(self, sequence: Sequence, grammar: "Future[Grammar]") -> None:
+        self._pending[sequence.key] = sequence, grammar
+
+    def remove(self, key: Key) -> Sequence | None:
+        """Removes a sequence and returns it; None if it is not here."""
+        sequence, _ = self._pending.pop(key, (None, None))
+        return sequence
+
+    def take_ready(self) -> list[tuple[Sequence, str]]:
+        """Removes the sequences whose grammars are compiled and sets their matchers; each with its error, or ""."""
+        keys = [key for key, (_, grammar) in self._pending.items() if grammar.done()]
+        return [(self._pending[key][0], _set_matcher(*self._pending.pop(key))) for key in keys]
+
+    def expire(self, now: float) -> list[Sequence]:
+        """Removes and returns the sequences whose deadline has passed."""
+        keys = [key for key, (sequence, _) in self._pending.items() if sequence.deadline <= now]
+        return [self._pending.pop(key)[0] for key in keys]
+
+
+def _set_matcher(sequence: Sequence, grammar: "Future[Grammar]") -> str:
+    """Moves a new matcher over the output that a resumed sequence brings; returns why that fails, or ""."""
+    try:
+        matcher = grammar.result().new_matcher()
+    except InvalidGrammar as invalid:
+        return str(invalid)
+    if not matcher.replay(sequence.tokens[sequence.prompt_len :]):
+        return "what was generated so far does not keep to the grammar"
+    sequence.constraint = matcher
+    return ""
