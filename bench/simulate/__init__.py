@@ -1,8 +1,9 @@
-"""The scheduler and the page pool in virtual time: `sluice simulate`.
+"""Runs the scheduler and the page pool in virtual time: `sluice simulate`.
 
 command             the command
 traffic             which requests arrive when
-cost, calibrate     how long a step takes; measured on this machine
-replay              traffic through the scheduler
-report              the results
+cost                the cost model: how long a step takes
+calibrate           measures it on this machine
+replay              runs traffic through the scheduler
+report              timelines, JSON and plots of the results
 """

@@ -1,8 +1,8 @@
 """Measures how long a real model's steps take on this machine, for cost.fit.
 
-Knows a runner and its pool; needs torch, so it is imported only when somebody asks for it. Contexts are computed
-first, not made up: keys and values that nobody wrote are zeros that the system keeps in one place, and reading
-those costs nothing.
+Knows a runner and its pool; needs torch, so it is imported only for --calibrate. Contexts are computed first, not made
+up: keys and values that were never written are zeros that the system keeps in one place, and reading those costs
+nothing.
 """
 
 import os
@@ -21,27 +21,27 @@ from worker.schedule.sequence import Chunk, Plan, Sequence
 BATCHES = (1, 8, 32)
 CONTEXTS = (64, 256, 512, 1024)
 CHUNKS = (16, 32, 64, 128, 256, 512)
-ROUNDS = 4  # each step's time is the shortest of so many: what else the machine did is not the step's cost
+ROUNDS = 4  # each step's time is the shortest of so many, so that other load of the machine does not count
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]  # is called with a line of text
 
 
-def measure(settings: Settings, say: Say = lambda text: None) -> list[Observation]:
+def measure(settings: Settings, progress: Progress = lambda text: None) -> list[Observation]:
     """Loads `settings.model` and times its steps; raises what load_engine raises."""
     torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
-    say(f"loading {settings.model.name}")
-    return observe(load_engine(settings.model, settings.worker), say)
+    progress(f"loading {settings.model.name}")
+    return observe(load_engine(settings.model, settings.worker), progress)
 
 
-def observe(engine: Engine, say: Say = lambda text: None) -> list[Observation]:
+def observe(engine: Engine, progress: Progress = lambda text: None) -> list[Observation]:
     """Times chunks of one prompt at the start, in the middle and at the end of a context, and decodes of batches.
 
-    What the pool or the model's longest sequence cannot hold is left out.
+    Skips sizes that the pool or the model's longest sequence cannot hold.
     """
     longest = min(max(CONTEXTS), engine.limits.max_seq_len - 1, engine.pool.usable * engine.pool.page_size)
     sequences = _sequences(engine, longest)
-    _fill(engine, sequences, longest, say)
-    steps = [_timed(engine, plan) for plan in _plans(sequences, longest, say)]
+    _fill(engine, sequences, longest, progress)
+    steps = [_timed(engine, plan) for plan in _plans(sequences, longest, progress)]
     for sequence in sequences:
         engine.pool.release(sequence.pages)
     return steps
@@ -61,27 +61,27 @@ def _sequences(engine: Engine, longest: int) -> list[Sequence]:
     return sequences
 
 
-def _fill(engine: Engine, sequences: list[Sequence], longest: int, say: Say) -> None:
-    say(f"computing {len(sequences)} contexts of {longest} tokens")
+def _fill(engine: Engine, sequences: list[Sequence], longest: int, progress: Progress) -> None:
+    progress(f"computing {len(sequences)} contexts of {longest} tokens")
     size = max(CHUNKS)
     for sequence in sequences:
         for start in range(0, longest, size):
             engine.runner.step(Plan([Chunk(sequence, start, min(size, longest - start), True)]))
 
 
-def _plans(sequences: list[Sequence], longest: int, say: Say) -> Iterable[Plan]:
+def _plans(sequences: list[Sequence], longest: int, progress: Progress) -> Iterable[Plan]:
     for size in (size for size in CHUNKS if size <= longest):
-        say(f"chunks of {size} tokens")
+        progress(f"chunks of {size} tokens")
         for start in sorted({0, (longest - size) // 2, longest - size}):
             yield Plan([Chunk(sequences[0], start, size, True)])
     for batch in (batch for batch in BATCHES if batch <= len(sequences)):
-        say(f"decodes of {batch} sequences")
+        progress(f"decodes of {batch} sequences")
         for context in (context for context in CONTEXTS if context <= longest):
             yield Plan([Chunk(sequence, context - 1, 1, True) for sequence in sequences[:batch]])
 
 
 def _timed(engine: Engine, plan: Plan) -> Observation:
-    """Every chunk samples, so the ids are here, and the device is done, when the step returns."""
+    """Every chunk samples, so the ids are on the host, and the device is done, when the step returns."""
     seconds = []
     for _ in range(ROUNDS):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`sluice simulate`: workloads through the worker's scheduler in virtual time, or a step's cost measured here."""
+"""The `sluice simulate` command: replays workloads in virtual time, or measures the cost of a step on this machine."""
 
 import argparse
 import json
@@ -46,12 +46,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    made = Parser(
+    command = Parser(
         prog="sluice simulate",
         usage="sluice simulate [--workload NAME] [--cost NAME|FILE] [--flag value ...]",
         description="Replays traffic through the worker's scheduler and page pool in virtual time.",
     )
-    add = made.add_argument_group("simulation").add_argument
+    add = command.add_argument_group("simulation").add_argument
     names = [*WORKLOADS, SYNTHETIC]
     add(
         "--workload", metavar="NAME,...", type=comma_separated(names, every=WORKLOADS), default="continuous_batching",
@@ -75,12 +75,18 @@ def parser() -> Parser:
     )
     add("--plot", metavar="FILE", type=new_file, help="draw the timelines here (needs matplotlib)")
     add("--json", metavar="FILE", type=new_file, help="write all numbers here")
-    _add_synthetic(made)
-    add = made.add_argument_group("calibration").add_argument
+    _add_synthetic(command)
+    add = command.add_argument_group("calibration").add_argument
     add("--calibrate", metavar="MODEL", help="measure this model's steps on this machine instead (minutes)")
-    add("--out", metavar="FILE", type=new_file, default=Path("cost.json"), help="where to [default %(default)s]")
-    add_flags(made, FLAGS)
-    return made
+    add(
+        "--out",
+        metavar="FILE",
+        type=new_file,
+        default=Path("cost.json"),
+        help="where to write it [default %(default)s]",
+    )
+    add_flags(command, FLAGS)
+    return command
 
 
 def _add_synthetic(parser: Parser) -> None:
@@ -91,7 +97,7 @@ def _add_synthetic(parser: Parser) -> None:
     add("--duration", metavar="X", type=positive_float, default=60.0, help="seconds of arrivals [default %(default)s]")
     add("--prompt-tokens", metavar="LOW-HIGH", type=_bounds, default=(128, 1024), help="[default 128-1024]")
     add("--output-tokens", metavar="LOW-HIGH", type=_bounds, default=(64, 256), help="[default 64-256]")
-    add("--traffic-seed", metavar="N", type=int, default=0, help="another one, another traffic [default %(default)s]")
+    add("--traffic-seed", metavar="N", type=int, default=0, help="seed of arrivals and lengths [default %(default)s]")
 
 
 def _bounds(text: str) -> tuple[int, int]:
@@ -104,16 +110,16 @@ def _bounds(text: str) -> tuple[int, int]:
 
 def _simulate(args: argparse.Namespace, settings: Settings) -> int:
     cost = costs.load(args.cost)
-    settings = replace(settings, worker=with_default_sizes(settings.worker, on_gpu=args.cost in costs.GPUS))
+    settings = replace(settings, worker=with_default_sizes(settings.worker, on_gpu=args.cost in costs.GPU_PRESETS))
     replays: dict[str, Replay] = {}
     for name in args.workload:
         replays[name] = _replay(_traffic(name, args).faster(args.speedup_of_traffic), args, settings, cost)
     rows = {name: _summary(replay.requests) for name, replay in replays.items()}
     print(table(rows))
-    for name, one in replays.items():
-        print(f"\n{name}: {report.outcome(one)}\n{report.timeline(one, report.width())}")
+    for name, result in replays.items():
+        print(f"\n{name}: {report.outcome(result)}\n{report.timeline(result, report.width())}")
     if args.json:
-        content = {name: {"summary": rows[name], **report.numbers(one)} for name, one in replays.items()}
+        content = {name: {"summary": rows[name], **report.numbers(result)} for name, result in replays.items()}
         about = {"cost": asdict(cost), "pages": args.pages, "worker": asdict(settings.worker)}
         args.json.write_text(json.dumps({"about": about, "workloads": content}) + "\n")
     if args.plot:
@@ -155,7 +161,7 @@ def _calibrate(args: argparse.Namespace, settings: Settings) -> int:
     from worker.model.checkpoint import CheckpointError
 
     try:
-        steps = measure(settings, _say)
+        steps = measure(settings, _progress)
     except CheckpointError as error:
         raise CliError(error, 3) from error
     cost = costs.fit(steps)
@@ -164,5 +170,5 @@ def _calibrate(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _say(text: str) -> None:
+def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

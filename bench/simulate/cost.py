@@ -1,12 +1,12 @@
-"""How long a step takes, as a straight line through four counts; and where such lines come from.
+"""The cost model: how long a step takes, as a linear function of four counts; its presets, and how it is fitted.
 
 Knows counts and seconds, not schedulers and not tensors. A step of `tokens` rows that belong to `sequences`
-chunks and look at `kv_tokens` positions (the sum of the chunks' K/V lengths) is taken to last
+chunks and read `kv_tokens` positions (the sum of the chunks' K/V lengths) is modelled to last
 
     overhead + token * tokens + kv_token * kv_tokens + sequence * sequences          seconds
 
-What the line leaves out: a chunk's attention grows with length times context, not with their sum, and on a GPU
-small steps hide their arithmetic behind the weights' way from memory. It errs towards the slow side there.
+The model ignores two effects: a chunk's attention grows with length times context, not with their sum, and on a GPU
+small steps hide their arithmetic behind reading the weights. It errs towards the slow side there.
 """
 
 import json
@@ -31,7 +31,7 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds a step, a computed token, a K/V position looked at, and a sequence in the step."""
+    """Seconds for each step, for each computed token, for each K/V position read, and for each sequence in the step."""
 
     overhead: float
     token: float
@@ -53,7 +53,7 @@ _PARAMETERS = 3.21e9
 _KV_BYTES = 28 * 2 * 8 * 128 * 2  # layers * (K, V) * K/V heads * head_dim * bytes, a token
 
 PRESETS = {
-    # calibrated on two cores of a Sapphire Rapids Xeon, bf16, while others used them too: within 20 % of each step
+    # calibrated on two cores of a shared Sapphire Rapids Xeon, bf16: within 20 % of each step
     "cpu-qwen3-0.6b": CostModel(overhead=0.0462, token=8.72e-4, kv_token=1.02e-5),
     "h200-3b": CostModel(
         # all weights once a step, at 80 % of the bandwidth: 2 bytes * 3.21e9 / (0.8 * 4.3e12) = 1.87 ms
@@ -66,32 +66,32 @@ PRESETS = {
         sequence=1.2e-3 / 256,
     ),
 }
-GPUS = frozenset({"h200-3b"})  # those of the presets that are
+GPU_PRESETS = frozenset({"h200-3b"})
 
 
 def fit(steps: Sequence[Observation]) -> CostModel:
     """The cost model with the least squared relative error over `steps`; no coefficient is negative.
 
-    Relative, so that a decode of a few milliseconds counts as much as a prompt of seconds. A coefficient that
-    the plain solution makes negative is set to zero and the rest fitted again. Raises ValueError for fewer
+    The error is relative, so that a decode of a few milliseconds counts as much as a prompt of seconds. A coefficient
+    that the plain solution makes negative is set to zero and the rest fitted again. Raises ValueError for fewer
     than four steps, or steps without a duration.
     """
     import numpy as np
 
     if len(steps) < 4 or min(step.seconds for step in steps) <= 0:
-        raise ValueError("a fit needs four steps at least, each of some duration")
+        raise ValueError("a fit needs four steps at least, each with a duration")
     seconds = np.array([step.seconds for step in steps])
     counts = np.array([(1, step.tokens, step.kv_tokens, step.sequences) for step in steps], float)
     scale = counts.max(axis=0)
     rows = counts / scale / seconds[:, None]
-    used = list(range(4))
+    columns = list(range(4))
     while True:
-        solution = np.linalg.lstsq(rows[:, used], np.ones(len(steps)), rcond=None)[0]
-        if not used or solution.min() >= 0:
+        solution = np.linalg.lstsq(rows[:, columns], np.ones(len(steps)), rcond=None)[0]
+        if not columns or solution.min() >= 0:
             break
-        del used[int(solution.argmin())]
-    found = dict(zip(used, solution, strict=True))
-    return CostModel(*(float(found.get(index, 0.0) / scale[index]) for index in range(4)))
+        del columns[int(solution.argmin())]
+    coefficients = dict(zip(columns, solution, strict=True))
+    return CostModel(*(float(coefficients.get(index, 0.0) / scale[index]) for index in range(4)))
 
 
 def worst_error(cost: CostModel, steps: Sequence[Observation]) -> float:
@@ -100,13 +100,13 @@ def worst_error(cost: CostModel, steps: Sequence[Observation]) -> float:
 
 
 def save(path: Path, cost: CostModel, steps: Sequence[Observation], **about: str) -> None:
-    """Writes what `load` reads: the coefficients, the steps that they were fitted to, and what was measured."""
+    """Writes a file for load(): the coefficients, the steps that they were fitted to, and what was measured."""
     content = {"about": about, "cost": asdict(cost), "steps": [step._asdict() for step in steps]}
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def load(name: str) -> CostModel:
-    """A preset by its name, else a file: {"cost": {...}}, or {"steps": [...]} to be fitted. Raises ConfigError."""
+    """The preset of that name, else the file: {"cost": {...}}, or {"steps": [...]} to be fitted. Raises ConfigError."""
     if name in PRESETS:
         return PRESETS[name]
     try:

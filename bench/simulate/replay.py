@@ -1,6 +1,6 @@
-"""The real scheduler and page pool, driven by a clock that jumps: no tensors, no sockets, no waiting.
+"""Runs traffic through the real scheduler and page pool in virtual time: no tensors, no sockets, no waiting.
 
-Turns go as in loop.py (receive, plan, compute, commit), only that computing is asking a cost model how long it
+Turns go as in worker/engine/loop.py (receive, plan, compute, update), but computing only asks a cost model how long it
 takes. Tokens are made up; a sequence ends at its max_tokens. The same traffic gives the same result, to the bit.
 """
 
@@ -20,18 +20,18 @@ from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Plan, Sequence, SequenceUpdate
 
-MADE_UP = 1  # the id of every generated token
+GENERATED_ID = 1  # of every generated token
 DEFAULT_SEQ_LEN = 4096
-SENDER = b"simulate"
+FRONTEND = b"simulate"
 
 
 class Stuck(RuntimeError):
-    """There is work, and the scheduler neither plans any of it nor says when to ask again."""
+    """There is work, and the scheduler neither plans any of it nor says when to call it again."""
 
 
 @dataclass(slots=True)
 class Request:
-    """What one request met. Times in seconds since the start; `stamps` one a token."""
+    """The result of one request. Times in seconds since the start; `stamps`: one for each token."""
 
     sent: float
     prompt_tokens: int
@@ -39,8 +39,8 @@ class Request:
     done: float = 0.0
     cached_tokens: int = 0
     preemptions: int = 0
-    refused: str = ""  # why it was not taken in; empty: it was
-    full: bool = False  # refused for want of room: a 503, where other refusals are the request's own fault
+    refused: str = ""  # why it was not accepted; empty: it was
+    full: bool = False  # refused as the queue was full: a 503; other refusals are the request's own fault
 
     @property
     def ttft(self) -> float:
@@ -52,7 +52,7 @@ class Request:
 
 
 class Sample(NamedTuple):
-    """One step, or one stretch without any: when it began, how long it took, and how things stood meanwhile."""
+    """One step, or one interval without any: when it began, how long it took, and the state of queue and pool."""
 
     at: float
     seconds: float
@@ -63,12 +63,12 @@ class Sample(NamedTuple):
     owned: int
     cached: int
     free: int
-    preempted: int  # since the start
+    preempted: int  # sequences since the start
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """`requests` in order of being sent; `timeline` without gaps."""
+    """requests: in the order in which they were sent; timeline: without gaps."""
 
     requests: list[Request]
     timeline: list[Sample]
@@ -92,17 +92,17 @@ class Replay:
 def build(worker: WorkerConfig, pages: int, max_seq_len: int = 0) -> tuple[Scheduler, PagePool]:
     """A scheduler with these settings over a pool of `pages` pages of `worker.page_size` tokens.
 
-    `contiguous` gets the same memory, in pages of `max_seq_len` tokens (0: 4,096). Raises ValueError when that
-    memory does not hold one of them.
+    With --kv-cache-backend contiguous the same memory is divided into pages of `max_seq_len` tokens (0: 4,096). Raises
+    ValueError when that memory does not hold one of them.
     """
-    longest = max_seq_len or DEFAULT_SEQ_LEN
+    max_seq_len = max_seq_len or DEFAULT_SEQ_LEN
     size = worker.page_size
     if worker.kv_cache_backend == "contiguous":
-        pages, size = pages * size // longest, longest
+        pages, size = pages * size // max_seq_len, max_seq_len
     if pages < 1:
-        raise ValueError(f"the K/V pool does not hold one sequence of {longest} tokens")
+        raise ValueError(f"the K/V pool does not hold one sequence of {max_seq_len} tokens")
     pool = PagePool(pages + 1, size)
-    return Scheduler(SchedulerConfig.of(worker, longest, frozenset()), pool), pool
+    return Scheduler(SchedulerConfig.of(worker, max_seq_len, frozenset()), pool), pool
 
 
 def replay(
@@ -129,54 +129,54 @@ class _Run:
         self.now = 0.0
         self.requests: dict[int, Request] = {}
         self.timeline: list[Sample] = []
-        self._todo = deque(sorted(traffic.arrivals, key=lambda arrival: arrival.at))
+        self._arrivals = deque(sorted(traffic.arrivals, key=lambda arrival: arrival.at))
         self._sequential = traffic.sequential
         self._scheduler = scheduler
         self._pool = pool
         self._cost = cost
-        self._ended = 0.0  # when the latest request did
+        self._last_end = 0.0  # when the latest request ended
 
     @property
     def busy(self) -> bool:
-        return bool(self._todo) or self._scheduler.has_work
+        return bool(self._arrivals) or self._scheduler.has_work
 
     def turn(self) -> Sample | None:
-        """One step, or one jump of the clock to where there may be something to do."""
+        """One step, or one jump of the clock to the next time at which there may be something to do."""
         self._receive()
         if not self.busy:  # the last ones were refused
             return None
         plan = self._scheduler.plan(self.now)
         if plan:
             return self._step(plan)
-        return None if plan.preempted else self._wait()  # what was preempted made room for the next plan
+        return None if plan.preempted else self._wait()  # the preempted pages are free for the next plan
 
     def _receive(self) -> None:
-        while self._todo and self._next() <= self.now:
-            sent = self._next()
-            self._submit(self._todo.popleft(), sent)
+        while self._arrivals and self._next_sent() <= self.now:
+            sent = self._next_sent()
+            self._submit(self._arrivals.popleft(), sent)
 
-    def _next(self) -> float:
-        """When the next request is sent; never, while another must end first."""
-        if not self._todo or (self._sequential and self._scheduler.has_work):
+    def _next_sent(self) -> float:
+        """When the next request is sent; inf while another one must end first."""
+        if not self._arrivals or (self._sequential and self._scheduler.has_work):
             return inf
-        return max(self._todo[0].at, self._ended) if self._sequential else self._todo[0].at
+        return max(self._arrivals[0].at, self._last_end) if self._sequential else self._arrivals[0].at
 
     def _submit(self, arrival: Arrival, sent: float) -> None:
         id = len(self.requests)
         request = self.requests[id] = Request(sent, len(arrival.prompt))
         sampling = Sampling(arrival.max_tokens, temperature=0.0, ignore_eos=True)
-        sequence = Sequence((SENDER, id), list(arrival.prompt), len(arrival.prompt), sampling, id, sent)
+        sequence = Sequence((FRONTEND, id), list(arrival.prompt), len(arrival.prompt), sampling, id, sent)
         try:
             self._scheduler.submit(sequence, self.now)
         except Refused as refused:
             request.refused, request.full = str(refused), isinstance(refused, QueueFull)
-            request.done = self._ended = self.now
+            request.done = self._last_end = self.now
 
     def _step(self, plan: Plan) -> Sample:
         sample = self._sample(plan, self._cost.of(plan))
         self.now += sample.seconds
         self._scheduler.launched(plan)
-        for update in self._scheduler.update(plan, [MADE_UP] * len(plan.sampling), self.now):
+        for update in self._scheduler.update(plan, [GENERATED_ID] * len(plan.sampling), self.now):
             self._report(update)
         return sample
 
@@ -185,11 +185,11 @@ class _Run:
         request = self.requests[sequence.key[1]]
         request.stamps += [self.now] * len(update.tokens)
         if update.outcome is not None:
-            request.done = self._ended = self.now
+            request.done = self._last_end = self.now
             request.cached_tokens, request.preemptions = sequence.cached_tokens, sequence.preemptions
 
     def _wait(self) -> Sample:
-        until = min(self._next(), self._scheduler.next_wakeup(self.now))
+        until = min(self._next_sent(), self._scheduler.next_wakeup(self.now))
         if not self.now < until < inf:
             status = self._scheduler.status
             raise Stuck(f"{status.waiting} wait, {status.running} run, and nothing is planned")

@@ -1,6 +1,6 @@
-"""What a replay looks like: a timeline for the terminal, numbers for a file, a picture for a page.
+"""Reports of a replay: a timeline for the terminal, numbers for a file, a plot for a page.
 
-Latency percentiles are not computed here: those of the benchmarks are, by the one who calls.
+Latency percentiles are not computed here: the command uses bench/client/summary.py for them, as the benchmarks do.
 """
 
 import shutil
@@ -28,31 +28,31 @@ ROWS: dict[str, Callable[[Sample], float]] = {
 
 
 def width() -> int:
-    """Columns that a timeline may have in this terminal."""
+    """The number of columns of a timeline in this terminal."""
     return max(MIN_WIDTH, min(MAX_WIDTH, shutil.get_terminal_size().columns - LABEL - 8))
 
 
 def timeline(replay: Replay, columns: int) -> str:
-    """A row a quantity, a column a slice of time, a character the peak in it; the number behind is its maximum."""
-    lines = [_row(name, buckets(replay, of, columns)) for name, of in ROWS.items()]
+    """One row for each quantity, one column for each slice of time, the peak as a character; then the maximum."""
+    lines = [_row(name, peaks(replay, quantity, columns)) for name, quantity in ROWS.items()]
     end = f"{replay.end:.3g} s"
     return "\n".join([*lines, f"{'':{LABEL}}|0{end:>{columns - 1}}|"])
 
 
-def buckets(replay: Replay, of: Callable[[Sample], float], columns: int) -> list[float]:
+def peaks(replay: Replay, quantity: Callable[[Sample], float], columns: int) -> list[float]:
     """The peak of a quantity in each of `columns` equal slices of the replay."""
-    peaks = [0.0] * columns
+    highest = [0.0] * columns
     scale = columns / replay.end if replay.end else 0.0
     for sample in replay.timeline:
         first = min(columns - 1, int(sample.at * scale))
         last = min(columns, ceil((sample.at + sample.seconds) * scale))
         for column in range(first, max(first + 1, last)):
-            peaks[column] = max(peaks[column], of(sample))
-    return peaks
+            highest[column] = max(highest[column], quantity(sample))
+    return highest
 
 
 def outcome(replay: Replay) -> str:
-    """One line: what became of the requests, in how many steps."""
+    """One line: how the requests ended, and in how many steps."""
     refused = len(replay.requests) - len(replay.finished)
     return (
         f"{len(replay.finished)} finished, {replay.refused} refused with 503, {refused - replay.refused} impossible, "
@@ -61,7 +61,7 @@ def outcome(replay: Replay) -> str:
 
 
 def numbers(replay: Replay) -> dict[str, Any]:
-    """For JSON: counts, one record a request, and the timeline by columns."""
+    """The content of the JSON file: counts, one record for each request, and the timeline by columns."""
     return {
         "end": replay.end,
         "steps": replay.steps,
@@ -84,7 +84,7 @@ def numbers(replay: Replay) -> dict[str, Any]:
 
 
 def plot(replays: dict[str, Replay], path: Path) -> None:
-    """One column of three charts a replay: queue and batch, pages, latency of each request. Needs matplotlib."""
+    """Three charts for each replay: queue and batch, pages, latency of each request. Needs matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7 * len(replays), 8), layout="constrained")
@@ -113,16 +113,16 @@ def _pages_chart(axes: Any, replay: Replay) -> None:
 
 
 def _latency_chart(axes: Any, replay: Replay) -> None:
-    told = [request for request in replay.finished if request.stamps]
-    sent = [request.sent for request in told]
-    axes.plot(sent, [request.ttft for request in told], "o", label="TTFT")
-    axes.plot(sent, [max(request.gaps, default=0.0) for request in told], "x", label="longest ITL")
+    requests = [request for request in replay.finished if request.stamps]
+    sent = [request.sent for request in requests]
+    axes.plot(sent, [request.ttft for request in requests], "o", label="TTFT")
+    axes.plot(sent, [max(request.gaps, default=0.0) for request in requests], "x", label="longest ITL")
     axes.set(xlabel="sent, seconds", ylabel="seconds")
     axes.legend()
 
 
-def _row(name: str, peaks: list[float]) -> str:
-    most = max(peaks, default=0.0)
+def _row(name: str, values: list[float]) -> str:
+    most = max(values, default=0.0)
     levels = len(RAMP) - 1
-    marks = "".join(RAMP[-int(-peak * levels // most)] if most else RAMP[0] for peak in peaks)
+    marks = "".join(RAMP[-int(-value * levels // most)] if most else RAMP[0] for value in values)
     return f"{name:<{LABEL}}|{marks}| {most:.0f}"

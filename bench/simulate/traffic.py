@@ -1,4 +1,4 @@
-"""Who asks for what, and when: plain data. Workloads of others fit in, and random traffic is made here."""
+"""Traffic as plain data: requests and when they arrive. Takes the benchmarks' workloads, and makes random traffic."""
 
 import random
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ VOCAB = 32_000
 FIRST_ID = 300  # above special tokens and single bytes
 
 
-class Asks(Protocol):
-    """One request of a traffic: when (seconds after the start), its prompt's ids, and how many tokens it wants."""
+class TimedRequest(Protocol):
+    """A request of a workload. at: seconds after the start; prompt: token ids; max_tokens: of its output."""
 
     @property
     def at(self) -> float: ...
@@ -22,7 +22,7 @@ class Asks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request on its way; it ends after `max_tokens` and never before."""
+    """A request that arrives; its output ends after `max_tokens` and never before."""
 
     at: float
     prompt: list[int]
@@ -31,20 +31,20 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """`arrivals` in any order; `sequential`: each is sent when the one before has ended, not before its time."""
+    """arrivals: in any order; sequential: each is sent when the one before has ended, and not before its time."""
 
     arrivals: tuple[Arrival, ...]
     sequential: bool = False
 
     @classmethod
-    def of(cls, calls: Iterable[Asks], sequential: bool = False) -> "Traffic":
-        """From anybody's requests; raises ValueError for one whose prompt is text and not ids."""
-        return cls(tuple(_arrival(call) for call in calls), sequential)
+    def of(cls, requests: Iterable[TimedRequest], sequential: bool = False) -> "Traffic":
+        """Traffic of these requests; raises ValueError for a prompt that is text and not ids."""
+        return cls(tuple(_arrival(request) for request in requests), sequential)
 
     def faster(self, times: float) -> "Traffic":
         """The same requests, arriving `times` as fast."""
-        moved = (Arrival(one.at / times, one.prompt, one.max_tokens) for one in self.arrivals)
-        return Traffic(tuple(moved), self.sequential)
+        arrivals = tuple(Arrival(one.at / times, one.prompt, one.max_tokens) for one in self.arrivals)
+        return Traffic(arrivals, self.sequential)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Synthetic:
     seed: int = 0
 
     def make(self) -> Traffic:
-        """The same traffic every time; no two prompts share a beginning but by chance."""
+        """The same traffic every time; prompts share a beginning only by chance."""
         rng, at, arrivals = random.Random(self.seed), 0.0, []
         while (at := at + rng.expovariate(self.rate)) < self.duration:
             prompt = [rng.randrange(FIRST_ID, self.vocab) for _ in range(rng.randint(*self.prompt))]
@@ -67,7 +67,7 @@ class Synthetic:
         return Traffic(tuple(arrivals))
 
 
-def _arrival(call: Asks) -> Arrival:
-    if isinstance(call.prompt, str):
+def _arrival(request: TimedRequest) -> Arrival:
+    if isinstance(request.prompt, str):
         raise ValueError("a simulation has no tokenizer: prompts must be ids")
-    return Arrival(call.at, call.prompt, call.max_tokens)
+    return Arrival(request.at, request.prompt, request.max_tokens)

@@ -3,16 +3,16 @@
 import json
 from pathlib import Path
 
-from bench.simulate.report import ROWS, buckets, numbers, outcome, plot, timeline
+from bench.simulate.report import ROWS, numbers, outcome, peaks, plot, timeline
 from tests.worker.simulate.harness import simulated, traffic
 
 
 def test_a_slice_of_time_shows_the_peak_in_it() -> None:
     result = simulated(traffic((0, 4, 4), (1.5, 4, 2), (7, 4, 1)))  # steps at 0 1 2 3, nothing until 7, a step
     assert result.end == 8
-    assert buckets(result, ROWS["batch"], 8)[4:6] == [0, 0]
-    assert buckets(result, ROWS["batch"], 2) == [2, 1]
-    assert buckets(result, ROWS["pages free"], 1) == [64]
+    assert peaks(result, ROWS["batch"], 8)[4:6] == [0, 0]
+    assert peaks(result, ROWS["batch"], 2) == [2, 1]
+    assert peaks(result, ROWS["pages free"], 1) == [64]
 
 
 def test_a_timeline_has_a_row_for_each_quantity_and_its_maximum() -> None:
