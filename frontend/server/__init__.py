@@ -1,8 +1,9 @@
-"""The edge of a frontend: what stands between a socket and a route.
+"""The HTTP server of a frontend, between the socket and the routes.
 
 http_protocol       uvicorn's HTTP protocol with limits on every connection
+http_compat         HTTP/1.0, offers of HTTP/2, TLS clients that send no close_notify
 connection_limits   how many connections, how large, how slow
-tls                 certificates, and closing TLS connections
+tls                 checks the certificate
 middleware          request ids, authentication, exceptions as responses
 auth                the file of API keys
 sse                 server-sent events, written to the socket

@@ -1,7 +1,7 @@
-"""Who may come in, and under which name: the file of API keys. Knows header values; knows no routes and no limits.
+"""The file of API keys: authenticates requests and names their tenants. Knows headers, but no routes and no limits.
 
-One key a line, after it white space and the name that logs, metrics and the queue know its requests by; several keys
-may have one name (a new key beside the old one, until everybody has changed over). `#` begins a comment.
+A line holds a key, white space, and the name of its tenant in logs, metrics and the queue. Several keys may have one
+name, such as a new key beside the old one while clients change over. `#` begins a comment.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ log = logging.getLogger("sluice.frontend")
 
 _LINE = re.compile(rb"(?P<key>\S+)(?:\s+(?P<name>[A-Za-z0-9._@:+-]{1,64}))?\s*(?:\s#.*)?")
 
-Names = dict[bytes, tuple[bytes, str]]  # by the key's sha256: that again, and its name
+Names = dict[bytes, tuple[bytes, str]]  # sha256 of the key → the same digest, and the name
 
 
 class ApiKeys:
-    """The keys in a file, read again when it changes. No file, no keys needed, and everybody is called ""."""
+    """The keys in a file, reread when it changes. Without a file no key is needed, and every tenant is ""."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigError when the file cannot be read, has no keys, or a line that is no key and name."""
+        """Raises ConfigError when the file cannot be read, has no keys, or has an invalid line."""
         self._path = Path(path) if path else None
         self._stamp: tuple[int, ...] | None = None
         self._names: Names = {}
@@ -35,7 +35,7 @@ class ApiKeys:
             raise ConfigError(f"--api-keys: {path} {problem}")
 
     def _read(self) -> str:
-        """Takes over a file that changed; what keeps it from being used, and then the keys stay as they were."""
+        """Reads the file if it changed. Returns why it cannot be used (the keys then stay as they were), else ""."""
         assert self._path is not None
         try:
             stat = os.stat(self._path)
@@ -52,17 +52,17 @@ class ApiKeys:
         return ""
 
     def identify(self, headers: Headers) -> str:
-        """The name of the key that came with a request, as `Authorization: Bearer` or `X-Api-Key`. Raises Unauthorized.
+        """The name of a request's key, sent as `Authorization: Bearer` or `X-Api-Key`. Raises Unauthorized.
 
-        The time it takes tells nothing of the keys: they are found, and compared, by their digests.
+        Keys are looked up and compared by their digests, so that the time taken reveals nothing about them.
         """
         if self._path is None:
             return ""
         if problem := self._read():
             log.warning("--api-keys: %s %s; the keys stay as they were", self._path, problem)
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        digest = hashlib.sha256(given.encode("latin-1", "replace")).digest()
+        key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = hashlib.sha256(key.encode("latin-1", "replace")).digest()
         known, name = self._names.get(digest, (b"", ""))
         if not hmac.compare_digest(digest, known):
             raise Unauthorized("the API key is missing or wrong", code="invalid_api_key")
@@ -70,7 +70,7 @@ class ApiKeys:
 
 
 def _names(content: bytes) -> Names:
-    """Raises ValueError, which names the line but not what is in it."""
+    """Raises ValueError, which names the line but not its content."""
     names: Names = {}
     for number, line in enumerate(content.splitlines(), 1):
         line = line.strip()

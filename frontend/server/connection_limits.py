@@ -1,4 +1,4 @@
-"""How much of a connection is borne: the settings, and how many open files the system allows."""
+"""Limits on connections, from the settings and from the number of open files that the system allows."""
 
 import contextlib
 import logging
@@ -9,12 +9,12 @@ from shared.config import ConfigError, FrontendConfig
 
 log = logging.getLogger("sluice.frontend")
 
-OTHER_FILES = 64  # what a frontend has open besides its connections
+OTHER_FILES = 64  # open files of a frontend besides its connections
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """See the settings of these names in FrontendConfig; sizes in bytes, times in seconds."""
+    """See the settings of these names in FrontendConfig. Sizes are in bytes, times in seconds."""
 
     connections: int = 10_000
     header_bytes: int = 64 << 10
@@ -24,11 +24,11 @@ class ConnectionLimits:
 
     @classmethod
     def of(cls, config: FrontendConfig) -> "ConnectionLimits":
-        """Those of the settings, with fewer connections if the system does not allow so many open files."""
-        connections = room_for(config.max_connections)
+        """The limits of the settings, with fewer connections if the system does not allow so many open files."""
+        connections = available_connections(config.max_connections)
         if connections < config.max_connections:
             log.warning(
-                "--max-connections %d needs more open files than the system allows (ulimit -n): it is %d",
+                "--max-connections %d needs more open files than the system allows (ulimit -n); using %d",
                 config.max_connections, connections,
             )  # fmt: skip
         return cls(
@@ -36,18 +36,18 @@ class ConnectionLimits:
         )
 
 
-def room_for(connections: int) -> int:
-    """How many of so many connections the system lets this process have; asks it for all it may give.
+def available_connections(connections: int) -> int:
+    """Raises the limit on open files as far as allowed. Returns how many of `connections` it leaves room for.
 
-    Raises ConfigError when there is no room to speak of.
+    Raises ConfigError when there is no room for any.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if most == resource.RLIM_INFINITY or most - OTHER_FILES >= connections:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY or limit - OTHER_FILES >= connections:
         return connections
-    if most <= OTHER_FILES:
-        raise ConfigError(f"--max-connections {connections}: the system allows only {most} open files (ulimit -n)")
-    return most - OTHER_FILES
+    if limit <= OTHER_FILES:
+        raise ConfigError(f"--max-connections {connections}: the system allows only {limit} open files (ulimit -n)")
+    return limit - OTHER_FILES

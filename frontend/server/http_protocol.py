@@ -1,12 +1,12 @@
-"""One HTTP connection: uvicorn's protocol, with limits on the size, number and time of requests and on unread answers.
+"""One HTTP connection: uvicorn's protocol, with limits on request size, number and time and on unread responses.
 
-Knows bytes, sockets and clocks; nothing of routes or dialects. Times cost a request nothing: one task a process,
-`enforce_timeouts`, looks at every connection a few times a second and asks whether it has moved on since.
+Knows bytes, sockets and clocks; nothing of routes or API formats. Timeouts cost a request nothing: one task a process,
+`enforce_timeouts`, checks a few times a second whether each connection has made progress.
 
-    idle         no request has begun                  at most `idle_s`, then it is closed
-    request      a head or a body is on its way        at most `request_s` in all, then 408
-    responding   ours to do                            no limit here
-    writing      the client has bytes to take          at most `write_s` without taking any, then it is cut off
+    idle         no request has begun                  at most `idle_s`, then the connection is closed
+    request      a head or a body is arriving          at most `request_s` in all, then 408
+    responding   the server computes                   no limit here
+    writing      the client has bytes to read          at most `write_s` without reading any, then it is cut off
 """
 
 import asyncio
@@ -19,58 +19,56 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from frontend.server.connection_limits import ConnectionLimits
+from frontend.server.http_compat import Http10Transport, abort_after_tls_close, head_without_upgrade
 from frontend.server.middleware import CLOSED, DIRECT
-from frontend.server.tls import has_unsent, waits_for_close_notify
 
-UPGRADING = (b"connection", b"upgrade", b"http2-settings")
-PIPELINED = 32  # most requests that may wait behind the one that is answered
-LINGER_S = 1.0  # for a refused client to read why
-CLOSE_NOTIFY_S = 0.05  # between two looks whether a client over TLS has got everything
+MAX_PIPELINED = 32  # requests of one connection that may wait for the current one
+LINGER_S = 1.0  # for a refused client to read the reason
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyRefusal:
-    """Why a request never reached a route."""
+    """The response to a request that reaches no route."""
 
     status: int
     kind: str  # as in the OpenAI error object
-    code: str  # counted under this name
+    code: str  # also the label of the count
     message: str
 
 
-BAD_REQUEST = EarlyRefusal(400, "invalid_request_error", "bad_request", "this is no valid request")
-UPGRADE_REFUSED = EarlyRefusal(400, "invalid_request_error", "upgrade", "this server speaks no other protocol")
+BAD_REQUEST = EarlyRefusal(400, "invalid_request_error", "bad_request", "the request is not valid HTTP")
+UPGRADE_REFUSED = EarlyRefusal(400, "invalid_request_error", "upgrade", "this server speaks no protocol but HTTP")
 TOO_MANY_PIPELINED = EarlyRefusal(
-    400, "invalid_request_error", "too_many_pipelined", "too many requests at once on one connection"
+    400, "invalid_request_error", "too_many_pipelined", "too many pipelined requests on one connection"
 )
 HEAD_TOO_LARGE = EarlyRefusal(
-    431, "invalid_request_error", "head_too_large", "the request's line and headers are too large"
+    431, "invalid_request_error", "head_too_large", "the request line and headers are too large"
 )
 REQUEST_TIMEOUT = EarlyRefusal(408, "timeout_error", "request_timeout", "the request did not arrive in time")
 TOO_MANY_CONNECTIONS = EarlyRefusal(503, "overloaded_error", "too_many_connections", "too many connections; try again")
 
 
 class RequestRefused(Exception):
-    """Raised in a callback of the parser, which then stops."""
+    """Raised in a callback of the parser to stop it."""
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """`refused(code)` counts; the rest of the arguments are uvicorn's.
+    """A connection with `limits`; `on_refused(code)` counts refusals. The other arguments are uvicorn's.
 
-    uvicorn calls an exchange on a connection, a request and its answer, a cycle. `self.cycle` is the newest.
+    uvicorn calls a request and its response a cycle. `self.cycle` is the newest one.
     """
 
-    def __init__(self, limits: ConnectionLimits, refused: Callable[[str], None], *args: Any, **more: Any) -> None:
+    def __init__(self, limits: ConnectionLimits, on_refused: Callable[[str], None], *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._limits = limits
-        self._refused = refused
-        self._verdict = BAD_REQUEST  # why the parser stopped
-        self._chunk = b""  # what it is reading, behind the last three bytes of the chunk before
-        self._heads = 0  # that ended in the chunk
-        self._received = 0  # bytes since the last whole head or request
-        self._answering: list[Any] = []  # unfinished cycles before the newest, which came pipelined
-        self._shut = False  # refused: whatever comes is not read
-        self._phase, self._mark, self._since = "", object(), 0.0  # see `look`
+        self._on_refused = on_refused
+        self._refusal = BAD_REQUEST  # why the parser stopped
+        self._chunk = b""  # the bytes being parsed, after the last three bytes of the previous chunk
+        self._heads = 0  # heads that ended in the chunk
+        self._received = 0  # bytes since the last complete head or request
+        self._unfinished: list[Any] = []  # pipelined cycles before the newest one that are not complete
+        self._deaf = False  # the client was refused: input is ignored
+        self._phase, self._progress, self._since = "", object(), 0.0  # see `check_timeouts`
 
     # asyncio calls these
 
@@ -81,41 +79,44 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refuse(TOO_MANY_CONNECTIONS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for cycle in (*self._answering, *[cycle for cycle, _ in self.pipeline]):
+        for cycle in (*self._unfinished, *[cycle for cycle, _ in self.pipeline]):
             cycle.disconnected = True
             cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._shut:
+        if self._deaf:
             return
         self._received += len(data)
         self._chunk, self._heads = self._chunk[-3:] + data, 0
         super().data_received(data)
-        if self._received > self._limits.header_bytes and self._in_head() and not self._shut:
+        if self._received > self._limits.header_bytes and self._in_head() and not self._deaf:
             self._refuse(HEAD_TOO_LARGE)
 
-    # uvicorn calls these: the server is to end, an answer has ended
+    # uvicorn calls these when the server shuts down and when a response is complete
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._end_tls()
+        self._abort_after_tls_close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._end_tls()
+        self._abort_after_tls_close()
 
-    # the parser calls these; what they raise stops it
+    def _abort_after_tls_close(self) -> None:
+        abort_after_tls_close(self.transport, self.loop, lambda: self in self.connections)
+
+    # the parser calls these; an exception stops it
 
     def on_headers_complete(self) -> None:
         if self._received > self._limits.header_bytes and self._head_bytes() > self._limits.header_bytes:
-            self._stop(HEAD_TOO_LARGE)
+            self._stop_parser(HEAD_TOO_LARGE)
         self._heads += 1
         if self.parser.should_upgrade():
-            self._stop(UPGRADE_REFUSED)
+            self._stop_parser(UPGRADE_REFUSED)
         self._received = 0
-        before = self.cycle
+        previous = self.cycle
         super().on_headers_complete()
         cast("dict[str, Any]", self.scope)[DIRECT] = DirectWriter(self.cycle)
         if not self.parser.should_keep_alive():
@@ -123,48 +124,42 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.scope["http_version"] == "1.0":
             self.cycle.transport = Http10Transport(self.cycle.transport)  # type: ignore[assignment]
         if self.pipeline:
-            self._answering = [cycle for cycle in (*self._answering, before) if not cycle.response_complete]
-            if len(self.pipeline) > PIPELINED:
-                self._stop(TOO_MANY_PIPELINED)
+            self._unfinished = [cycle for cycle in (*self._unfinished, previous) if not cycle.response_complete]
+            if len(self.pipeline) > MAX_PIPELINED:
+                self._stop_parser(TOO_MANY_PIPELINED)
 
     def on_message_complete(self) -> None:
         self._received = 0
         super().on_message_complete()
 
-    def _stop(self, verdict: EarlyRefusal) -> None:
-        self._verdict = verdict
+    def _stop_parser(self, refusal: EarlyRefusal) -> None:
+        self._refusal = refusal
         raise RequestRefused
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it when the parser stopped."""
-        if self._verdict is UPGRADE_REFUSED and self._heads == 1 and self.parser.get_method() != b"CONNECT":
-            self._verdict = BAD_REQUEST
-            self._go_on_in_http()
+        if self._refusal is UPGRADE_REFUSED and self._heads == 1 and self.parser.get_method() != b"CONNECT":
+            self._refusal = BAD_REQUEST
+            self._parse_without_upgrade()
         else:
-            self._refuse(self._verdict)
+            self._refuse(self._refusal)
 
-    def _go_on_in_http(self) -> None:
-        """Reads a request again without its wish to speak another protocol: the parser would drop its body.
-
-        Java's client, for one, offers HTTP/2 in this way with its first request.
-        """
-        rest = self._chunk.partition(b"\r\n\r\n")[2]
-        words = b" ".join((self.parser.get_method(), self.url, b"HTTP/1.1"))
-        lines = [b"%s: %s" % (name, value) for name, value in self.headers if name not in UPGRADING]
-        if any(name == b"connection" and b"close" in value.lower() for name, value in self.headers):
-            lines.append(b"connection: close")
+    def _parse_without_upgrade(self) -> None:
+        """Parses a request again without its upgrade offer, because the parser would drop its body."""
+        body = self._chunk.partition(b"\r\n\r\n")[2]
+        head = head_without_upgrade(self.parser.get_method(), self.url, self.headers)
         self.parser = httptools.HttpRequestParser(self)
         self._received = 0
-        super().data_received(b"\r\n".join((words, *lines, b"", b"")) + rest)
+        super().data_received(head + body)
 
-    # the watch calls this
+    # `enforce_timeouts` calls this
 
-    def look(self, now: float) -> None:
-        """Ends the connection if it is where it was too long ago."""
-        phase, mark = self._state()
-        same = mark == self._mark if phase == "writing" else mark is self._mark
+    def check_timeouts(self, now: float) -> None:
+        """Ends the connection if it has stayed in its phase without progress for too long."""
+        phase, progress = self._where()
+        same = progress == self._progress if phase == "writing" else progress is self._progress
         if phase != self._phase or not same:
-            self._phase, self._mark, self._since = phase, mark, now
+            self._phase, self._progress, self._since = phase, progress, now
         elif phase == "writing" and now - self._since > self._limits.write_s:
             self._cut_off()
         elif phase == "request" and now - self._since > self._limits.request_s:
@@ -172,14 +167,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         elif phase == "idle" and now - self._since > self._limits.idle_s:
             self.transport.close()
 
-    def _state(self) -> tuple[str, Any]:
-        """The phase, and what changes when the connection moves on within it."""
-        buffered = self.transport.get_write_buffer_size()
-        if buffered:
-            return "writing", buffered
-        if self._shut:
-            return "shut", None
-        if any(not cycle.response_complete for cycle in self._answering):
+    def _where(self) -> tuple[str, Any]:
+        """The phase, and a value that changes when the connection makes progress within it."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent:
+            return "writing", unsent
+        if self._deaf:
+            return "refused", None
+        if any(not cycle.response_complete for cycle in self._unfinished):
             return "responding", None
         if self._in_head():
             return "request", self.scope
@@ -195,53 +190,40 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
-    # ends
-
-    def _end_tls(self) -> None:
-        """Closes over TLS without waiting for the client's close_notify, once the client has got everything."""
-        if waits_for_close_notify(self.transport):
-            self.loop.call_later(CLOSE_NOTIFY_S, self._abort_when_sent)
-
-    def _abort_when_sent(self) -> None:
-        if self not in self.connections:
-            return
-        if has_unsent(self.transport):
-            self._end_tls()
-        else:
-            self.transport.abort()
+    # closing
 
     def _cut_off(self) -> None:
-        self._refused("write_timeout")
-        for cycle in (*self._answering, self.cycle):
+        self._on_refused("write_timeout")
+        for cycle in (*self._unfinished, self.cycle):
             if cycle is not None:
                 cycle.scope[CLOSED] = "write_timeout"
         self.transport.abort()
 
-    def _refuse(self, why: EarlyRefusal) -> None:
-        """Answers with why, unless that would end up in the middle of another answer, and closes."""
-        self._shut = True
-        self._refused(why.code)
-        answering = [cycle for cycle in (*self._answering, self.cycle) if cycle and not cycle.response_complete]
-        mute = any(cycle.response_started or not cycle.more_body for cycle in answering)
-        for cycle in answering:
+    def _refuse(self, refusal: EarlyRefusal) -> None:
+        """Sends the refusal, unless it would end up in the middle of another response, and closes."""
+        self._deaf = True
+        self._on_refused(refusal.code)
+        current = [cycle for cycle in (*self._unfinished, self.cycle) if cycle and not cycle.response_complete]
+        responding = any(cycle.response_started or not cycle.more_body for cycle in current)
+        for cycle in current:
             cycle.disconnected = True
             cycle.message_event.set()
-        if mute:
+        if responding:
             self.transport.close()
             return
-        self.transport.write(_answer(why))
+        self.transport.write(_response(refusal))
         self._linger()
 
     def _close(self) -> None:
-        """After the last answer, which may have come before the end of the request."""
+        """Closes after the last response, which may have been sent before the request was complete."""
         if self.cycle is not None and self.cycle.more_body:
-            self._shut = True
+            self._deaf = True
             self._linger()
         else:
             self.transport.close()
 
     def _linger(self) -> None:
-        """A close with bytes unread would take the answer with it."""
+        """Closes once the client can have read the response: closing with unread input would discard it."""
         if not self.transport.can_write_eof():
             self.transport.close()
             return
@@ -250,7 +232,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 class DirectWriter:
-    """A way to the socket that never waits: what uvicorn's `send` does with a chunked answer's body, without a task."""
+    """Writes to the socket without waiting: what uvicorn's `send` does with a chunked body, without a task."""
 
     __slots__ = ("_cycle",)
 
@@ -258,7 +240,7 @@ class DirectWriter:
         self._cycle = cycle
 
     def ready(self) -> bool:
-        """Whether the client takes what is written now."""
+        """Whether the client keeps up with what is written."""
         cycle = self._cycle
         return bool(cycle.chunked_encoding) and not (cycle.flow.write_paused or cycle.disconnected)
 
@@ -267,46 +249,25 @@ class DirectWriter:
 
 
 class CloseAfterResponse:
-    """A transport for the last answer of a connection, with a close of its own."""
+    """A transport for the last response of a connection, with a close of its own."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
 
 
-class Http10Transport:
-    """A transport for an answer to HTTP/1.0, which knows no chunks: it ends where the connection does."""
-
-    def __init__(self, transport: asyncio.Transport | CloseAfterResponse) -> None:
-        self._transport = transport
-        self._chunked: bool | None = None  # until the head is written
-        self.close, self.is_closing = transport.close, transport.is_closing
-
-    def write(self, data: bytes) -> None:
-        """One write is the head, or one chunk and perhaps the last one."""
-        if self._chunked is None:
-            head = data.replace(b"transfer-encoding: chunked\r\n", b"")
-            self._chunked = head != data
-            self._transport.write(head)
-        elif not self._chunked:
-            self._transport.write(data)
-        elif data:
-            size, _, rest = data.partition(b"\r\n")
-            self._transport.write(rest[: int(size, 16)])
-
-
-def _answer(why: EarlyRefusal) -> bytes:
-    error = {"message": why.message, "type": why.kind, "param": None, "code": why.code}
+def _response(refusal: EarlyRefusal) -> bytes:
+    error = {"message": refusal.message, "type": refusal.kind, "param": None, "code": refusal.code}
     body = json.dumps({"error": error}).encode()
-    retry = b"retry-after: 1\r\n" if why.status == 503 else b""
+    retry = b"retry-after: 1\r\n" if refusal.status == 503 else b""
     head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
-    return STATUS_LINE[why.status] + head + retry + b"\r\n" + body
+    return STATUS_LINE[refusal.status] + head + retry + b"\r\n" + body
 
 
 async def enforce_timeouts(connections: Collection[Any], limits: ConnectionLimits) -> None:
-    """Looks at every `LimitedHttpProtocol` connection of a server, until cancelled."""
+    """Checks every `LimitedHttpProtocol` connection of a server, until cancelled."""
     pause = min(1.0, min(limits.request_s, limits.write_s, limits.idle_s) / 4)
     now = asyncio.get_running_loop().time
     while True:
         await asyncio.sleep(pause)
         for connection in list(connections):
-            connection.look(now())
+            connection.check_timeouts(now())

@@ -1,6 +1,6 @@
-"""The one place where exceptions become answers; also checks the API key, and gives every answer its request id.
+"""ASGI middleware: turns exceptions into responses, checks the API key, and adds the request id to every response.
 
-Knows HTTP statuses; which keys there are is known to keys.py, how an error is worded to the dialect.
+Knows HTTP statuses. auth.py knows the keys; the API format writes the body of an error.
 """
 
 import asyncio
@@ -23,26 +23,26 @@ from frontend.server.auth import ApiKeys
 
 log = logging.getLogger("sluice.frontend")
 
-OPEN_ROUTES = frozenset({"/health", "/ready", "/"})  # and the page's files, which hold no data
+OPEN_ROUTES = frozenset({"/health", "/ready", "/"})  # and the playground's files, which contain no data
 PAGE_FILES = "/web/"
-DIALECT = "sluice.dialect"  # in the scope, set as soon as the route knows
+DIALECT = "sluice.dialect"  # the API format; the route adds it to the scope
 REQUEST_ID = "sluice.request_id"
-CLOSED = "sluice.closed"  # why the connection was cut off, when it was we who did
-RECORD = "sluice.exchange"  # what the access log will tell of it
-DIRECT = "sluice.direct"  # the server's way to the socket that does not wait, where it has one (http.Direct)
-SEND = "sluice.send"  # the server's own `send`: a stream's thousands of bodies need none of the layers between
+CLOSED = "sluice.closed"  # why the server cut the connection off, if it did
+RECORD = "sluice.record"  # the RequestRecord
+DIRECT = "sluice.direct"  # http_protocol.DirectWriter, where the server has one
+SEND = "sluice.send"  # the server's own `send`: a stream's thousands of writes skip the layers in between
 
-_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Envelope(Protocol):
-    """The part of a dialect that makes an error's body."""
+    """The part of an API format that writes the body of an error."""
 
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
 
 
 def client_error(exc: Exception, request_id: str) -> SluiceError:
-    """Any exception as one that a client may see; those that are a fault of the server are logged with their trace."""
+    """Converts any exception into one that a client may see, and logs server errors with their traceback."""
     if isinstance(exc, HTTPException):
         if exc.status_code == 405:
             return MethodNotAllowed(str(exc.detail), allow=(exc.headers or {}).get("Allow", ""))
@@ -60,7 +60,7 @@ def error_response(exc: SluiceError, envelope: Envelope, request_id: str) -> Res
     if exc.status == 503:
         headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after or 1.0)))
     if exc.status == 504:
-        headers["X-Should-Retry"] = "false"  # the SDKs would; but the client's time is over
+        headers["X-Should-Retry"] = "false"  # the SDKs would retry, but the deadline has passed
     if isinstance(exc, MethodNotAllowed) and exc.allow:
         headers["Allow"] = exc.allow
     if exc.status == 401:
@@ -69,7 +69,7 @@ def error_response(exc: SluiceError, envelope: Envelope, request_id: str) -> Res
 
 
 class RequestMiddleware:
-    """ASGI middleware around all routes."""
+    """Wraps all routes."""
 
     def __init__(
         self,
@@ -80,9 +80,10 @@ class RequestMiddleware:
         rejected: Callable[[str], None],
         ended: Callable[[RequestRecord], None],
     ) -> None:
-        """`envelope(path)` words errors until the route has chosen its dialect; `rejected(reason)` counts 503s.
-
-        `ended` is called once for each request, when its answer is through or nobody waits for it any more.
+        """
+        envelope: writes errors for a path until the route has chosen its API format
+        rejected: counts the responses with status 503 by their reason
+        ended: called once for each request, when its response is complete or its client has gone
         """
         self._app = app
         self._keys = keys
@@ -97,45 +98,45 @@ class RequestMiddleware:
         request_id = _request_id(headers)
         scope[REQUEST_ID] = request_id
         scope[SEND] = send
-        exchange = scope[RECORD] = RequestRecord(
+        record = scope[RECORD] = RequestRecord(
             request_id, scope["method"], scope["path"], headers.get("traceparent", "")
         )
 
-        async def tagged(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                exchange.status = message["status"]
-                out = MutableHeaders(scope=message)
-                out["X-Request-Id"] = out["Request-Id"] = request_id  # OpenAI's name and Anthropic's
+                record.status = message["status"]
+                headers_out = MutableHeaders(scope=message)
+                headers_out["X-Request-Id"] = headers_out["Request-Id"] = request_id  # OpenAI's name and Anthropic's
             await send(message)
 
         try:
             if not _is_open(scope["path"]):
-                exchange.tenant = self._keys.identify(headers)
-            await self._app(scope, receive, tagged)
+                record.tenant = self._keys.identify(headers)
+            await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            exchange.outcome = "client_gone"
+            record.outcome = "client_gone"
         except asyncio.CancelledError:
-            exchange.outcome = "shutdown"
+            record.outcome = "shutdown"
             raise
         except Exception as exc:
             error = client_error(exc, request_id)
-            exchange.failed(error)
-            if exchange.status is not None:
+            record.failed(error)
+            if record.status is not None:
                 raise
             if isinstance(error, Overloaded):
                 self._rejected(error.code or "overloaded")
             envelope = scope.get(DIALECT) or self._envelope(scope["path"])
-            await error_response(error, envelope, request_id)(scope, receive, tagged)
+            await error_response(error, envelope, request_id)(scope, receive, send_with_id)
         finally:
-            self._ended(exchange)
+            self._ended(record)
 
 
 def _is_open(path: str) -> bool:
-    """A browser can send no key with the page itself, only with what the page asks for."""
+    """A browser cannot send a key with the page itself, only with the page's requests."""
     return path in OPEN_ROUTES or path.startswith(PAGE_FILES)
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's own when it is a sane one."""
-    given = headers.get("x-request-id", "")
-    return given if _SANE_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+    """The client's id if it is valid, else a new one."""
+    client_id = headers.get("x-request-id", "")
+    return client_id if _VALID_ID.fullmatch(client_id) else f"req_{secrets.token_hex(12)}"

@@ -1,4 +1,4 @@
-"""The playground page, `/`, and its files, `/web/{name}`."""
+"""Serves the playground: the page at `/` and its files at `/web/{name}`."""
 
 import os
 from pathlib import Path
@@ -13,13 +13,13 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",  # the address may hold a prompt
+    "Referrer-Policy": "no-referrer",  # the address may contain a prompt
     "Cache-Control": "no-cache",
 }
 
 
 async def page(request: Request) -> Response:
-    """A name in a path has no slash, so it cannot lead elsewhere."""
+    """The name cannot contain a slash, so it cannot leave the folder."""
     file = FOLDER / request.path_params.get("name", "index.html")
     if file.suffix not in TYPES or file.name not in os.listdir(FOLDER):
         raise HTTPException(404)

@@ -1,20 +1,13 @@
-"""The certificate of https://, checked before anything is opened, and what closing a connection over TLS needs to know.
+"""Checks the certificate of https:// before any port is opened; uvicorn serves with it."""
 
-Serving with it is uvicorn's business.
-"""
-
-import asyncio
-import contextlib
-import fcntl
 import ssl
-import termios
 from pathlib import Path
 
 from shared.config import ConfigError, FrontendConfig
 
 
 def check_tls(config: FrontendConfig) -> None:
-    """Raises ConfigError, in one sentence, for what uvicorn would fail on with a trace."""
+    """Raises ConfigError, in one sentence, where uvicorn would fail with a traceback."""
     certificate, key = config.ssl_certfile, config.ssl_keyfile
     if key and not certificate:
         raise ConfigError("--ssl-keyfile needs --ssl-certfile")
@@ -33,17 +26,4 @@ def check_tls(config: FrontendConfig) -> None:
 
 
 def _no_password() -> str:
-    raise ConfigError("the key of --ssl-certfile is encrypted; Sluice has nowhere to ask for its password")
-
-
-def waits_for_close_notify(transport: asyncio.Transport) -> bool:
-    """Whether it is closing over TLS, where the client has to answer; one that keeps idle connections does not."""
-    return transport.is_closing() and not transport.can_write_eof()
-
-
-def has_unsent(transport: asyncio.Transport) -> bool:
-    """Whether the client's system has yet to confirm some of what was written, as long as there is a connection."""
-    left = bytearray(4)
-    with contextlib.suppress(OSError, ValueError):
-        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, left)
-    return any(left)
+    raise ConfigError("the key of --ssl-certfile is encrypted, and Sluice cannot ask for its password")

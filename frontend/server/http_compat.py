@@ -1,0 +1,81 @@
+"""Support for HTTP/1.0, for clients that offer HTTP/2, and for TLS clients that send no close_notify."""
+
+import asyncio
+import contextlib
+import fcntl
+import termios
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+CLOSE_NOTIFY_S = 0.05  # between two checks whether a TLS client has received everything
+UPGRADE_HEADERS = (b"connection", b"upgrade", b"http2-settings")
+
+
+class Writer(Protocol):
+    """The part of a transport that a response needs."""
+
+    def write(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+    def is_closing(self) -> bool: ...
+
+
+class Http10Transport:
+    """A transport for a response to HTTP/1.0, which has no chunks: the response ends where the connection does."""
+
+    def __init__(self, transport: Writer) -> None:
+        self._transport = transport
+        self._chunked: bool | None = None  # None until the head is written
+        self.close, self.is_closing = transport.close, transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        """One write is the head, or one chunk that may be followed by the last one."""
+        if self._chunked is None:
+            head = data.replace(b"transfer-encoding: chunked\r\n", b"")
+            self._chunked = head != data
+            self._transport.write(head)
+        elif not self._chunked:
+            self._transport.write(data)
+        elif data:
+            size, _, rest = data.partition(b"\r\n")
+            self._transport.write(rest[: int(size, 16)])
+
+
+def head_without_upgrade(method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The head of a request without its offer to speak another protocol.
+
+    Java's HTTP client, for one, offers HTTP/2 (h2c) with its first request.
+    """
+    headers = list(headers)
+    lines = [b"%s: %s" % (name, value) for name, value in headers if name not in UPGRADE_HEADERS]
+    if any(name == b"connection" and b"close" in value.lower() for name, value in headers):
+        lines.append(b"connection: close")
+    return b"\r\n".join((b" ".join((method, url, b"HTTP/1.1")), *lines, b"", b""))
+
+
+def abort_after_tls_close(
+    transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, is_open: Callable[[], bool]
+) -> None:
+    """Ends a closing TLS connection once the client has received everything, without waiting for its close_notify.
+
+    Clients that keep idle connections never send one. Does nothing if `transport` is not closing or has no TLS.
+    """
+    if not transport.is_closing() or transport.can_write_eof():
+        return
+
+    def check() -> None:
+        if not is_open():
+            return
+        if _has_unsent(transport):
+            loop.call_later(CLOSE_NOTIFY_S, check)
+        else:
+            transport.abort()
+
+    loop.call_later(CLOSE_NOTIFY_S, check)
+
+
+def _has_unsent(transport: asyncio.Transport) -> bool:
+    """Whether the client's system has yet to acknowledge some of what was written; False without a connection."""
+    unsent = bytearray(4)
+    with contextlib.suppress(OSError, ValueError):
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, unsent)
+    return any(unsent)

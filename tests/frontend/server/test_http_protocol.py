@@ -1,0 +1,176 @@
+"""frontend/server/http_protocol.py on raw sockets: slow, silent, greedy and malformed clients."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from frontend.server.connection_limits import ConnectionLimits
+from frontend.text.tokenizer import Tokenizer
+from tests.fakes import FakeLink, saying
+from tests.frontend.server.harness import HELLO, LAST, case, on_uvloop, post, status, statuses
+from tests.frontend.serving import until
+from tests.patience import PATIENCE_S
+
+
+async def trickle(writer: asyncio.StreamWriter, pieces: bytes, pause: float = 0.05) -> None:
+    while not writer.is_closing():
+        for piece in pieces:
+            try:
+                writer.write(bytes([piece]))
+                await writer.drain()
+            except (OSError, RuntimeError):  # uvloop's for a transport that has just been closed
+                return
+            await asyncio.sleep(pause)
+
+
+@on_uvloop
+async def test_slow_request_is_answered_408_and_idle_connection_is_closed(tokenizer: Tokenizer) -> None:
+    async with case(tokenizer) as it:
+        slow = {
+            "head": await it.connect(b"GET /health HTTP/1.1\r\nX-"),
+            "second head": await it.connect(HELLO + b"GET /health HTTP/1.1\r\nX-"),
+            "body": await it.connect(post(b"{", length=1000)),
+            "chunked": await it.connect(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            ),
+        }
+        # a CR LF between requests is allowed, so it must not count as life either
+        silent = {"nothing": await it.connect(), "newlines": await it.connect(), "after one": await it.connect(HELLO)}
+        trickles = [
+            asyncio.create_task(trickle(slow["head"][1], b"a")),
+            asyncio.create_task(trickle(slow["second head"][1], b"a")),
+            asyncio.create_task(trickle(slow["body"][1], b" ")),
+            asyncio.create_task(trickle(slow["chunked"][1], b"1\r\n \r\n")),
+            asyncio.create_task(trickle(silent["newlines"][1], b"\r\n")),
+        ]
+        for name, (reader, _) in slow.items():
+            answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+            assert statuses(answer)[-1] == 408, name
+            assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+        for name, (reader, _) in silent.items():
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):  # for who still sends
+                answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+            assert statuses(answer) == ([200] if name == "after one" else []), name
+        assert it.refused == {"request_timeout": 4} and not it.link.submitted
+        for task in trickles:
+            task.cancel()
+        assert status(await it.say(post(head=b"Connection: close\r\n"))) == 200
+
+
+@on_uvloop
+async def test_client_that_never_reads_is_cut_off_and_its_request_aborted(tokenizer: Tokenizer) -> None:
+    def flood(link: FakeLink, stream: Any) -> None:
+        def say() -> None:
+            link.say(stream, [65] * 20_000)
+            if stream.end is None:
+                link.later(say, 0.002)
+
+        link.later(say)
+
+    body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 500, "stream": True}).encode()
+    async with case(tokenizer, play=flood) as it:
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(it.address)
+        deaf.sendall(post(body))
+        await until(lambda: it.aborted, 20)
+        assert it.aborted == {"write_timeout": 1} and it.refused == {"write_timeout": 1}
+        assert it.link.live == 0
+        with contextlib.suppress(ConnectionResetError):
+            while deaf.recv(1 << 20):
+                pass
+        deaf.close()
+
+
+@on_uvloop
+async def test_slow_response_hits_no_timeout(tokenizer: Tokenizer) -> None:
+    async with case(tokenizer, play=saying([65], [66], pause_s=0.9)) as it:
+        assert status(await it.say(post(head=b"Connection: close\r\n"))) == 200
+        assert not it.refused
+
+
+@on_uvloop
+async def test_connection_beyond_the_limit_is_answered_503(tokenizer: Tokenizer) -> None:
+    async with case(tokenizer, ConnectionLimits(connections=3)) as it:
+        held = [await it.connect(HELLO) for _ in range(3)]
+        for reader, _ in held:
+            await reader.readuntil(b"}")
+        answer = await it.say(HELLO)
+        assert status(answer) == 503 and b"retry-after" in answer and it.refused == {"too_many_connections": 1}
+        held[0][1].close()
+        await held[0][1].wait_closed()
+        reader, _ = await it.connect(HELLO)
+        assert b"200 OK" in await reader.readuntil(b"}")
+
+
+@on_uvloop
+async def test_head_beyond_the_limit_is_answered_431(tokenizer: Tokenizer) -> None:
+    async with case(tokenizer) as it:
+        at_once = b"GET /health HTTP/1.1\r\n" + b"".join(b"X-%d: %s\r\n" % (i, b"a" * 90) for i in range(60)) + b"\r\n"
+        in_the_line = b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+        endless = b"GET /health HTTP/1.1\r\nX-Long: " + b"a" * 9000
+        for said in (at_once, in_the_line, endless):
+            assert status(await it.say(said)) == 431
+        assert it.refused == {"head_too_large": 3}
+        # a large body is no large head, nor is what follows it
+        large = post(json.dumps({"model": "tiny", "prompt": "a" * 400, "max_tokens": 1, "user": "u" * 20_000}).encode())
+        assert statuses(await it.say(large + post(head=b"Connection: close\r\n")))[-1] == 200
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", [400]),  # TLS to a plain port
+        (b"GET /health HTTP/9.9\r\n\r\n", [400]),
+        (b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n", [400]),
+        (b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n", [400]),
+        (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n", [400]),
+        (post(head=b"Transfer-Encoding: chunked\r\n"), [400]),  # which of both lengths is true?
+        (post(head=b"Content-Length: 7\r\n"), [400]),
+        (post(length="9" * 30), [400]),
+        (post(length="-1"), [400]),
+        (post(length="9" * 15, head=b"Connection: close\r\n"), [413]),  # without waiting for it
+        (post(length="9" * 15, head=b"Connection: close\r\nExpect: 100-continue\r\n"), [413]),
+        (post(head=b"Expect: 100-continue\r\nConnection: close\r\n"), [100, 200]),
+        (post(head=b"Connection: Upgrade, close\r\nUpgrade: websocket\r\n"), [200]),
+        (HELLO + HELLO + LAST, [200, 200, 200]),
+        (post() + b"garbage\r\n\r\n", None),
+        (HELLO * 5000, None),
+    ],
+)  # fmt: skip
+@on_uvloop
+async def test_malformed_request_is_answered_400_and_the_server_goes_on(
+    tokenizer: Tokenizer, said: bytes, expected: list[int] | None
+) -> None:
+    async with case(tokenizer) as it:
+        answer = await it.say(said)
+        if expected is not None:
+            assert statuses(answer) == expected
+        if expected == [400]:
+            assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+        await until(lambda: it.link.live == 0)
+        assert status(await it.say(LAST)) == 200
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@on_uvloop
+async def test_client_with_a_body_too_large_can_read_the_413(tokenizer: Tokenizer, version: bytes) -> None:
+    async with case(tokenizer) as it:
+        large = post(b" " * (9 << 20), head=b"Connection: close\r\n").replace(b"HTTP/1.1", b"HTTP/" + version, 1)
+        assert status(await it.say(large)) == 413 and it.refused == {}
+
+
+@on_uvloop
+async def test_pipelined_request_is_aborted_when_its_client_leaves(tokenizer: Tokenizer) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 400, "stream": True}).encode()
+    async with case(tokenizer, ConnectionLimits(), play=saying(*[[65]] * 400, pause_s=0.02)) as it:
+        reader, writer = await it.connect(post(body) + HELLO)
+        await reader.readuntil(b"data:")
+        writer.close()
+        await until(lambda: it.aborted == {"client": 1})
+        assert it.link.live == 0

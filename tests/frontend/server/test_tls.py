@@ -1,0 +1,29 @@
+"""frontend/server/tls.py. With real certificates: tests/e2e/test_secrets.py."""
+
+from pathlib import Path
+
+import pytest
+
+from frontend.server.tls import check_tls
+from shared.config import ConfigError, FrontendConfig
+
+
+def test_no_certificate_needs_no_check() -> None:
+    check_tls(FrontendConfig())
+
+
+def test_key_without_certificate_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--ssl-keyfile needs --ssl-certfile"):
+        check_tls(FrontendConfig(ssl_keyfile=str(tmp_path / "key.pem")))
+
+
+def test_missing_certificate_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--ssl-certfile .*none\.pem cannot be read"):
+        check_tls(FrontendConfig(ssl_certfile=str(tmp_path / "none.pem")))
+
+
+def test_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "cert.pem"
+    file.write_text("nothing")
+    with pytest.raises(ConfigError, match="hold no certificate with its key"):
+        check_tls(FrontendConfig(ssl_certfile=str(file)))
