@@ -1,41 +1,39 @@
-"""JSON Schemas in a few words for people: "integer, 1 to 128", "array of strings, at most 16".
+"""JSON Schemas in a few words for people: "integer, from 1 to 128", "array of (string), at most 16".
 
-Knows the keywords that our readers use; a schema it has no words for raises KeyError, so that none is told wrongly.
+Knows the keywords of the schemas of requests; another keyword raises KeyError, so that no description is wrong.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 
-from frontend.api.fields import MOST, NOTHING, SMALLEST, Field, Schema, schema
+from frontend.api.decoding import MOST, SMALLEST
+from frontend.api.request_schema import Schema
 
-BOUNDLESS = 1e9  # beyond it a bound tells nobody anything
+BOUNDLESS = 1e9  # a bound beyond it is not worth mentioning
 
 
 def words(shape: Schema) -> str:
-    """What a value may be, objects only by that name; `null`, which any field that is not required may be, unsaid."""
-    if shape is NOTHING:
-        return "nothing"
-    kinds = list(dict.fromkeys(_words(one) for one in _flat(shape)))
+    """What a value may be, null aside; objects are only called object."""
+    kinds = list(dict.fromkeys(_words(one) for one in _alternatives(shape)))
     return " or ".join(kinds) or "anything"
 
 
-def _flat(schema: Schema) -> Iterator[Schema]:
-    """The alternatives of a schema, those of alternatives too; what `allOf` adds to the first is not told."""
+def _alternatives(schema: Schema) -> Iterator[Schema]:
+    """The alternatives of a schema, with those of its alternatives; additions by `allOf` are left out."""
     if "anyOf" in schema:
         for one in schema["anyOf"]:
-            yield from _flat(one)
+            yield from _alternatives(one)
     elif "allOf" in schema:
-        yield from _flat(schema["allOf"][0])
-    elif schema.get("type") != "null" and set(schema) != {"maxItems"}:
+        yield from _alternatives(schema["allOf"][0])
+    elif schema.get("type") != "null" and set(schema) - {"description"} != {"maxItems"}:
         yield schema
 
 
 def _words(schema: Schema) -> str:
-    if "enum" in schema or "const" in schema:
-        options = schema.get("enum", [schema.get("const")])
-        return " / ".join(f"`{json.dumps(one)}`" for one in options)
+    if "enum" in schema:
+        return " / ".join(f"`{json.dumps(one)}`" for one in schema["enum"])
     kind = schema.get("type", "anything")
-    return " or ".join(_of(one, schema) for one in kind) if type(kind) is list else _of(kind, schema)
+    return _of(kind, schema)
 
 
 def _of(kind: str, schema: Schema) -> str:
@@ -59,8 +57,8 @@ def _bounds(schema: Schema) -> str:
 
 
 def inner(name: str, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
-    """Fields of the objects in a schema, with the way to them (`messages[].role`), and whether one is required."""
-    for one in _flat(schema):
+    """Fields of the objects in a schema, each with its path (`messages[].role`) and whether it is required."""
+    for one in _alternatives(schema):
         if one.get("type") == "array":
             yield from inner(f"{name}[]", one["items"])
         for field, shape in one.get("properties", {}).items() if "additionalProperties" in one else ():
@@ -69,18 +67,15 @@ def inner(name: str, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
 
 
 def merged(found: Iterator[tuple[str, Schema, bool]]) -> Mapping[str, tuple[str, bool]]:
-    """By name, those of all alternatives together: words, and whether it is always required."""
-    told: dict[str, tuple[list[str], bool]] = {}
+    """By path, over all alternatives: words, and whether the field is always required."""
+    rows: dict[str, tuple[list[str], bool]] = {}
     for name, shape, required in found:
-        said, always = told.setdefault(name, ([], True))
+        known, always = rows.setdefault(name, ([], True))
         kind = words(shape)
-        told[name] = said + [kind] * (kind not in said), always and required
-    return {name: (" / ".join(said), always) for name, (said, always) in told.items()}
+        rows[name] = known + [kind] * (kind not in known), always and required
+    return {name: (" / ".join(known), always) for name, (known, always) in rows.items()}
 
 
-def default(field: Field) -> str:
+def default(shape: Schema) -> str:
     """As JSON; nothing where it could not be sent, or is null."""
-    if field.required:
-        return "required"
-    told = schema({"": field})["properties"][""].get("default")
-    return "" if told is None or told == () else f"`{json.dumps(told)}`"
+    return f"`{json.dumps(shape['default'])}`" if "default" in shape else ""

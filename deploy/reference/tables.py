@@ -19,10 +19,9 @@ from deploy.reference.shapes import default, inner, merged, words
 from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS
 from frontend import errors
 from frontend.api.anthropic import messages
-from frontend.api.field_docs import MEANINGS
-from frontend.api.fields import NOTHING, Table
 from frontend.api.openai import completions
 from frontend.api.openapi import ERRORS, REQUESTS, document
+from frontend.api.request_schema import Schema, ignored_fields, refused_fields, request_schema
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.server import http_protocol
 from frontend.workers.connection import WireCounters
@@ -67,40 +66,60 @@ def routes() -> str:
 
 
 def fields() -> str:
-    """The dialects side by side; a field that differs between them has a row for each of its kinds."""
-    rows: dict[tuple[str, str, str], list[str]] = {}
+    """The API formats side by side; a field that differs between them has a row for each of its kinds."""
+    rows: dict[tuple[str, str, str], tuple[list[str], str]] = {}
     for dialect, request in DIALECTS.items():
-        for name, field in offered(REQUESTS[request]).items():
-            rows.setdefault((name, words(field.reader.schema), default(field)), []).append(dialect)
-    order = sorted(rows.items(), key=lambda row: list(MEANINGS).index(row[0][0]))
-    ticks = [["✓" if dialect in has else "" for dialect in DIALECTS] for _, has in order]
+        for name, shape, value in effective(request):
+            formats, _ = rows.setdefault((name, words(shape), value), ([], shape["description"]))
+            formats.append(dialect)
+    names = list(dict.fromkeys(name for name, _, _ in rows))
     return table(
         ["field", "value", "default", *DIALECTS, ""],
         [
-            [f"`{name}`", kind, given, *tick, MEANINGS[name]]
-            for ((name, kind, given), _), tick in zip(order, ticks, strict=True)
+            [f"`{name}`", kind, value, *("✓" if dialect in formats else "" for dialect in DIALECTS), meaning]
+            for (name, kind, value), (formats, meaning) in sorted(rows.items(), key=lambda row: names.index(row[0][0]))
         ],
     )
 
 
-def offered(given: Table) -> Table:
-    return {name: field for name, field in given.items() if field.reader.schema is not NOTHING}
+def effective(request: str) -> Iterator[tuple[str, Schema, str]]:
+    """The fields that have an effect: name, schema, default."""
+    kind, body = REQUESTS[request], request_schema(REQUESTS[request])
+    for name, shape in body["properties"].items():
+        if name not in kind.ONLY and name not in ignored_fields(kind):
+            yield name, shape, "required" if name in body["required"] else default(shape)
+
+
+def ignored() -> str:
+    return _grouped(lambda request: dict.fromkeys(ignored_fields(REQUESTS[request]), "anything"))
+
+
+def only() -> str:
+    """Fields of features that are not offered, and the values that are accepted."""
+    return _grouped(lambda request: {name: words({"enum": values}) for name, values in REQUESTS[request].ONLY.items()})
 
 
 def refused() -> str:
-    """Known, and refused whatever they say."""
-    lines = []
+    return _grouped(lambda request: dict.fromkeys(refused_fields(REQUESTS[request]), "`null`"))
+
+
+def _grouped(values: Callable[[str], Mapping[str, str]]) -> str:
+    """A row for all fields with the same value in the same API formats; `values`: each field's, of one request."""
+    formats: dict[tuple[str, str], list[str]] = {}
     for dialect, request in DIALECTS.items():
-        names = [name for name in REQUESTS[request] if name not in offered(REQUESTS[request])]
-        lines.append(f"- {dialect}: {', '.join(f'`{name}`' for name in names) or 'none'}")
-    return "\n".join(lines)
+        for name, value in values(request).items():
+            formats.setdefault((name, value), []).append(dialect)
+    rows: dict[tuple[str, str], list[str]] = {}
+    for (name, value), has in formats.items():
+        rows.setdefault((value, ", ".join(has)), []).append(f"`{name}`")
+    return table(["fields", "value", "in"], [[", ".join(names), value, has] for (value, has), names in rows.items()])
 
 
 def nested() -> str:
     found: dict[tuple[str, str, str], list[str]] = {}
     for dialect, request in DIALECTS.items():
-        for name, field in offered(REQUESTS[request]).items():
-            for path, (kind, required) in merged(inner(name, field.reader.schema)).items():
+        for name, shape, _ in effective(request):
+            for path, (kind, required) in merged(inner(name, shape)).items():
                 found.setdefault((path, kind, "yes" if required else ""), []).append(dialect)
     rows = [[f"`{path}`", kind, need, ", ".join(has)] for (path, kind, need), has in sorted(found.items())]
     return table(["field", "value", "needed in its object", "in"], rows)
@@ -115,9 +134,9 @@ def small() -> str:
         "/detokenize": "DetokenizeRequest",
     }
     rows = [
-        [f"`{route}`", f"`{name}`", words(field.reader.schema), default(field)]
+        [f"`{route}`", f"`{name}`", words(shape), value]
         for route, request in parts.items()
-        for name, field in offered(REQUESTS[request]).items()
+        for name, shape, value in effective(request)
     ]
     return table(["route", "field", "value", "default"], rows)
 
@@ -286,7 +305,7 @@ def _first(kind: type) -> str:
 
 
 NAMED: Mapping[str, Callable[[], str]] = {
-    "routes": routes, "fields": fields, "refused": refused, "nested": nested, "small": small, "failures": failures,
-    "codes": codes, "flags": flags, "commands": commands, "frontend metrics": frontend_metrics,
-    "worker metrics": worker_metrics, "alerts": alerts, "wire": wire,
+    "routes": routes, "fields": fields, "ignored": ignored, "only": only, "refused": refused, "nested": nested,
+    "small": small, "failures": failures, "codes": codes, "flags": flags, "commands": commands,
+    "frontend metrics": frontend_metrics, "worker metrics": worker_metrics, "alerts": alerts, "wire": wire,
 }  # fmt: skip

@@ -7,10 +7,11 @@
 
 The formats share these modules:
 
-    fields              reads JSON by a table of fields; every refusal names its field
-    common              sampling fields, the model's facts, usage and timings
+    decoding            decodes a body into its type; every refusal names its field
+    request_types       the fields that the formats share, as types
+    common              the model's facts, sampling, usage and timings
     chat_prompt         chat messages as a prompt
     tools               tools and tool choices, as the formats write them
     structured_output   the fields that ask for structured output
-    openapi, field_docs, response_schemas    the description of the API at /openapi.json
+    openapi, request_schema, response_schemas    the description of the API at /openapi.json
 """

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -21,9 +22,12 @@ from starlette.routing import Route
 
 from frontend.api import models, tokenize
 from frontend.api.anthropic import messages
+from frontend.api.anthropic.messages_input import MessageCountRequest
 from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, to_json
-from frontend.api.fields import decode
+from frontend.api.decoding import RequestModel, decode
 from frontend.api.openai import chat, completions, responses, typed_events
+from frontend.api.openai.chat_input import TokenizeRequest
+from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.openapi import document
 from frontend.errors import SluiceError, TooLarge
 from frontend.generation.service import Generation, Service
@@ -66,7 +70,10 @@ class Dialect(Protocol):
     NAME: str  # in logs and traces
     PREFIX: str  # of an answer's id
 
-    async def parse(self, body: dict[str, Any], context: ModelContext) -> GenerationRequest: ...
+    @property
+    def REQUEST(self) -> type[RequestModel]: ...  # what a body is decoded into
+
+    async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest: ...
     def stream_writer(self, context: ResponseContext) -> StreamWriter[list[Delta]]: ...
     async def complete(self, context: ResponseContext, arriving: AsyncDeltas) -> bytes: ...
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
@@ -148,12 +155,13 @@ class Api:
 
     def envelope(self, path: str) -> Envelope:
         """Who words an error before the body was read."""
-        return messages if path.startswith("/v1/messages/") else self._dialect(path, {})
+        return messages if path.startswith("/v1/messages/") else self._dialect(path)
 
-    def _dialect(self, path: str, body: dict[str, Any]) -> Dialect:
-        wanted = body.get("stream_format") or self._config.completions_stream_format
-        if path == "/v1/completions" and wanted == "events":
-            return typed_events
+    def _dialect(self, path: str, body: bytes = b"") -> Dialect:
+        """The format of a request's answer and of its refusal, even where its body cannot be decoded."""
+        if path == "/v1/completions":
+            wanted = _stream_format(body) or self._config.completions_stream_format
+            return typed_events if wanted == "events" else completions
         return DIALECTS.get(path, completions)
 
     @asynccontextmanager
@@ -188,9 +196,10 @@ class Api:
         exchange: RequestRecord = request.scope[RECORD]
         dialect = request.scope[DIALECT] = self._dialect(request.scope["path"], body)
         exchange.dialect = dialect.NAME
+        decoded = decode(body, dialect.REQUEST)
         await self.service.wait_for_handshake()
         context = self._context()
-        generation_request = await dialect.parse(body, context)
+        generation_request = await dialect.parse(decoded, context)
         if exchange.tenant:
             generation_request = replace(generation_request, tenant=exchange.tenant)
         exchange.generation_request = generation_request
@@ -217,8 +226,8 @@ class Api:
             direct=request.scope.get(DIRECT),
         )
 
-    async def _body(self, request: Request) -> dict[str, Any]:
-        """Raises TooLarge as soon as the limit is passed or announced, BadRequest when it is no JSON object."""
+    async def _body(self, request: Request) -> bytes:
+        """Raises TooLarge as soon as the limit is passed or announced."""
         most = self._config.max_body_bytes
         data = bytearray()
         announced = request.headers.get("content-length", "0")
@@ -228,7 +237,7 @@ class Api:
             data += piece
             if len(data) > most:
                 raise TooLarge(f"the body is larger than {most} bytes", code="request_too_large")
-        return decode(bytes(data))
+        return bytes(data)
 
     def _context(self) -> ModelContext:
         """Raises Overloaded while the tokenizer is loading."""
@@ -247,19 +256,23 @@ class Api:
     # the rest
 
     async def tokenize(self, request: Request) -> Response:
-        return _json(await tokenize.tokenize(await self._body(request), self._context()))
+        decoded = decode(await self._body(request), TokenizeRequest)
+        return _json(await tokenize.tokenize(decoded, self._context()))
 
     async def tokenizer_info(self, request: Request) -> Response:
         return _json(tokenize.info(self._context()))
 
     async def detokenize(self, request: Request) -> Response:
-        return _json(await tokenize.detokenize(await self._body(request), self._context()))
+        decoded = decode(await self._body(request), tokenize.DetokenizeRequest)
+        return _json(await tokenize.detokenize(decoded, self._context()))
 
     async def input_tokens(self, request: Request) -> Response:
-        return _json(await responses.count_tokens(await self._body(request), self._context()))
+        decoded = decode(await self._body(request), ResponseCountRequest)
+        return _json(await responses.count_tokens(decoded, self._context()))
 
     async def count_tokens(self, request: Request) -> Response:
-        return _json(await messages.count_tokens(await self._body(request), self._context()))
+        decoded = decode(await self._body(request), MessageCountRequest)
+        return _json(await messages.count_tokens(decoded, self._context()))
 
     async def models(self, request: Request) -> Response:
         return _json(models.listing(self._name, self._created, self._limits))
@@ -288,6 +301,19 @@ class Api:
 
     async def document(self, request: Request) -> Response:
         return _json(document())
+
+
+class _StreamFormat(msgspec.Struct):
+    stream_format: Any = None
+
+
+def _stream_format(body: bytes) -> Any:
+    if b"stream_format" not in body:
+        return None
+    try:
+        return msgspec.json.decode(body, type=_StreamFormat).stream_format
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

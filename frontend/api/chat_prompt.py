@@ -8,12 +8,11 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from frontend.api.common import ModelContext, check_ids
-from frontend.api.fields import Field, Reader, Table, choice, each, exactly, reads, record, unknown_type, wrong_type
 from frontend.errors import BadRequest, Unprocessable
 from frontend.output_parser.formats import ModelFormat, Reasoning, ToolFormat
 from frontend.output_parser.tool_choice import Function
@@ -29,38 +28,14 @@ MISTRALS_ID = re.compile(r"[A-Za-z0-9]{9}")
 ChatMessage = dict[str, Any]  # role, content (a text), and what else a template may use of a message
 
 
-# reading
+class _TextPart(Protocol):
+    @property
+    def text(self) -> str: ...
 
 
-def content(*kinds: str, empty: bool = False, **ignored: Reader) -> Reader:
-    """A text, or an array of text parts, which are joined as they stand; `empty`: there may be none.
-
-    Parts are called one of `kinds` (none given: text) and may have the `ignored` fields.
-    """
-    kinds = kinds or ("text",)
-    table: Table = {
-        "type": Field(choice(*kinds), required=True),
-        "text": Field(exactly(str), required=True),
-        **{name: Field(reader) for name, reader in ignored.items()},
-    }
-    plain = record(table)
-
-    @reads(plain.schema)
-    def part(name: str, value: Any) -> str:
-        kind = value.get("type") if type(value) is dict else None
-        if type(kind) is str and kind not in kinds:
-            raise unknown_type(name, kind, " or ".join(kinds))
-        return str(plain(name, value)["text"])
-
-    parts = each(part, MAX_PARTS, empty=empty)
-
-    @reads({"anyOf": [{"type": "string"}, parts.schema]})
-    def reader(name: str, value: Any) -> str:
-        if type(value) is not str and type(value) is not list:
-            raise wrong_type(name, value, "a string or an array of text parts")
-        return value if type(value) is str else "".join(parts(name, value))
-
-    return reader
+def joined(content: str | Sequence[_TextPart] | None) -> str:
+    """A message's text: its parts, joined as they stand."""
+    return content if isinstance(content, str) else "".join([part.text for part in content or ()])
 
 
 def parsed(arguments: str) -> Any:

@@ -13,22 +13,8 @@ from typing import Any, Self
 
 import msgspec
 
-from frontend.api.fields import (
-    Field,
-    Table,
-    anything,
-    bias,
-    boolean,
-    flags,
-    integer,
-    list_of,
-    number,
-    one_or_more,
-    only,
-    refused,
-    seed,
-    some_text,
-)
+from frontend.api.decoding import SMALLEST, fields_of, read
+from frontend.api.request_types import GenerationFields, OpenAIFields
 from frontend.errors import SluiceError, Unprocessable
 from frontend.output_parser.formats import ModelFormat
 from frontend.request import Delta, GenerationRequest, Usage
@@ -39,75 +25,11 @@ from shared.messages import Limits, Sampling, Timings
 
 AsyncDeltas = AsyncIterator[list[Delta]]  # each list is all that arrived since the last one
 
-MAX_STOPS = 16
-MAX_LOGPROBS = 20
-MAX_CHOICES = 128
-
-SAMPLING: Table = {
-    "temperature": Field(number(0), fallback=1.0),
-    "top_p": Field(number(0, 1, above=True), fallback=1.0),
-    "top_k": Field(integer(1), fallback=0),
-    "min_p": Field(number(0, 1), fallback=0.0),
-    "repetition_penalty": Field(number(1e-6, 1e6), fallback=1.0),
-    "presence_penalty": Field(number(-2, 2), 0.0),
-    "frequency_penalty": Field(number(-2, 2), 0.0),
-    "logit_bias": Field(bias, ()),
-    "seed": Field(seed),
-    "min_tokens": Field(integer(0), 0),
-    "ignore_eos": Field(boolean, False),
-    "stop_token_ids": Field(list_of(integer(0), 1024), ()),
-}
-
-# What a checkpoint may say better than we do.
-RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-# As in vLLM, a lower `priority` goes first; the time limit counts from when the request has arrived.
-QUEUING: Table = {
-    "priority": Field(integer(-(1 << 31), (1 << 31) - 1), 0),
-    "deadline_ms": Field(integer(1, (1 << 31) - 1), 0),
-}
-
-# What clients of other servers say though they mean nothing by it: it is how we answer in any case.
-ELSEWHERE: Table = {
-    "use_beam_search": Field(only(False)),
-    "length_penalty": Field(only(1.0)),
-    "early_stopping": Field(only(False)),
-    "include_stop_str_in_output": Field(only(False)),
-    "no_stop_trim": Field(only(False)),
-    "skip_special_tokens": Field(only(True)),
-    "spaces_between_special_tokens": Field(only(True)),
-    "return_token_ids": Field(only(False)),
-    "return_tokens_as_token_ids": Field(only(False)),
-    "include_reasoning": Field(only(True)),
-    "separate_reasoning": Field(only(True)),
-    "stream_reasoning": Field(only(True)),
-    "bad_words": Field(only([])),
-    "logits_processors": Field(only([])),
-    "allowed_token_ids": Field(refused),
-    "prompt_logprobs": Field(refused),
-    "truncate_prompt_tokens": Field(refused),
-}
-
-OPENAI: Table = {
-    **SAMPLING,
-    **QUEUING,
-    "model": Field(some_text, required=True),
-    "stop": Field(one_or_more(some_text, MAX_STOPS), ()),
-    "n": Field(integer(1, MAX_CHOICES), 1),
-    "stream": Field(boolean, False),
-    "stream_options": Field(flags("include_usage", "continuous_usage_stats", "include_obfuscation"), {}),
-    "timings": Field(boolean, False),
-    "cache_salt": Field(some_text, ""),
-    "user": Field(anything),
-    "metadata": Field(anything),
-    "store": Field(anything),
-    "service_tier": Field(anything),
-    "prompt_cache_key": Field(anything),
-    "prompt_cache_options": Field(anything),
-    "prompt_cache_retention": Field(anything),
-    "safety_identifier": Field(anything),
-    **ELSEWHERE,
-}
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "min_tokens", "stop_token_ids", "ignore_eos", "logit_bias",
+)  # fmt: skip
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what a checkpoint may recommend
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,21 +102,33 @@ def check_length(param: str, prompt: int, output: int, context: ModelContext) ->
         )
 
 
-def sampling(values: dict[str, Any], max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
-    """The wire's Sampling from fields read by the SAMPLING table; what a dialect does not have keeps its default."""
-    values = {name: _given(values.get(name), name, field, context) for name, field in SAMPLING.items()}
-    check_ids("stop_token_ids", values["stop_token_ids"], context.vocab_size)
-    check_ids("logit_bias", [token for token, _ in values["logit_bias"]], context.vocab_size)
-    if values["min_tokens"] > max_tokens:
+def sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
+    """The wire's Sampling from a request's fields; absent fields keep the checkpoint's or else Sampling's default."""
+    given = {name: value for name in SAMPLING if (value := getattr(request, name, None)) is not None}
+    values = {name: _for_worker(name, value, context) for name, value in {**context.recommended, **given}.items()}
+    if values.get("min_tokens", 0) > max_tokens:
         raise Unprocessable("`min_tokens` is more than the tokens asked for", param="min_tokens", code="out_of_range")
-    values["top_k"] = min(values["top_k"], context.vocab_size)  # a larger one means the same, and need not fit the wire
     return Sampling(max_tokens=max_tokens, **values, **more)
 
 
-def _given(value: Any, name: str, field: Field, context: ModelContext) -> Any:
-    if value is not None:
-        return value
-    return context.recommended.get(name, field.effective_default)
+def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
+    match name:
+        case "seed":
+            return value % (1 << 64)  # the same integer of 64 bits, as unsigned
+        case "top_k":
+            return min(value, context.vocab_size)  # a larger one means the same, and need not fit the wire
+        case "stop_token_ids":
+            check_ids(name, value, context.vocab_size)
+            return tuple(value)
+        case "logit_bias":
+            check_ids(name, list(value), context.vocab_size)
+            return tuple((token, _float32(bias)) for token, bias in value.items())
+    return _float32(value) if type(value) is float else value
+
+
+def _float32(value: float) -> float:
+    """0 for what is too small for the worker's float32."""
+    return value if abs(value) >= SMALLEST else 0.0
 
 
 def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,8 +142,21 @@ def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
     for name in RECOMMENDED:
         with suppress(SluiceError):
             if (value := generation.get(name)) is not None:
-                found[name] = SAMPLING[name].reader(name, value)
+                found[name] = read(value, fields_of(OpenAIFields)[name].type, name)
     return found
+
+
+def generation_request(
+    request: GenerationFields, context: ModelContext, prompts: tuple[list[int], ...], chosen: Sampling, **more: Any
+) -> GenerationRequest:
+    """`more`: what only this request's API format has."""
+    options = request.stream_options
+    return GenerationRequest(
+        prompts=prompts, sampling=chosen, stream=request.stream, timings=request.timings, model=context.model,
+        cache_salt=request.cache_salt or "", priority=request.priority, deadline_ms=request.deadline_ms or 0,
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats), **more,
+    )  # fmt: skip
 
 
 class Totals:

@@ -1,29 +1,32 @@
-"""The published description of the HTTP interface (OpenAPI 3.1), made of the tables that read the requests.
+"""The published description of the HTTP interface (OpenAPI 3.1), made of the types that requests are decoded into.
 
-Knows which route takes which table and answers in which shape; a test holds its routes against the app's.
+Knows each route's request type and the shape of its answer; a test holds its routes against the app's.
 """
 
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from frontend.api import tokenize
-from frontend.api.anthropic import messages
-from frontend.api.field_docs import MEANINGS
-from frontend.api.fields import Schema, Table, schema
-from frontend.api.openai import chat, completions, responses
+from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest
+from frontend.api.decoding import RequestModel
+from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
+from frontend.api.openai.completions_input import CompletionRequest
+from frontend.api.openai.responses_input import ResponseCountRequest, ResponseRequest
+from frontend.api.request_schema import Schema, request_schema
 from frontend.api.response_schemas import SHAPES, ref
+from frontend.api.tokenize import DetokenizeRequest
 
-REQUESTS: Mapping[str, Table] = {
-    "CompletionRequest": completions.FIELDS,
-    "ChatCompletionRequest": chat.FIELDS,
-    "ResponseRequest": responses.FIELDS,
-    "InputRequest": responses.COUNTED,
-    "MessageRequest": messages.FIELDS,
-    "CountRequest": messages.COUNTED,
-    "TokenizeRequest": tokenize.TOKENIZE,
-    "DetokenizeRequest": tokenize.DETOKENIZE,
+REQUESTS: Mapping[str, type[RequestModel]] = {
+    "CompletionRequest": CompletionRequest,
+    "ChatCompletionRequest": ChatRequest,
+    "ResponseRequest": ResponseRequest,
+    "InputRequest": ResponseCountRequest,
+    "MessageRequest": MessageRequest,
+    "CountRequest": MessageCountRequest,
+    "TokenizeRequest": TokenizeRequest,
+    "DetokenizeRequest": DetokenizeRequest,
 }
+NOT_OFFERED = "Of a feature that is not offered; only values that leave it off"
 
 ERRORS = {
     400: "Not JSON, a wrong type, an empty prompt",
@@ -49,7 +52,7 @@ def document() -> dict[str, Any]:
         "paths": {**_generating(), **_counting(), **_looking()},
         "security": [{}, {"bearer": []}, {"key": []}],
         "components": {
-            "schemas": {**{name: _request(table) for name, table in REQUESTS.items()}, **SHAPES},
+            "schemas": {**{name: _request(kind) for name, kind in REQUESTS.items()}, **SHAPES},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
@@ -58,11 +61,11 @@ def document() -> dict[str, Any]:
     }
 
 
-def _request(table: Table) -> dict[str, Any]:
-    """A body, each of its fields with what it means."""
-    said = schema(table)
-    told = {name: {"description": MEANINGS[name], **shape} for name, shape in said["properties"].items()}
-    return {**said, "properties": told}
+def _request(kind: type[RequestModel]) -> dict[str, Any]:
+    """A body, each of its fields with a description."""
+    body = request_schema(kind)
+    fields = {name: {"description": NOT_OFFERED, **shape} for name, shape in body["properties"].items()}
+    return {**body, "properties": fields}
 
 
 def _version() -> str:

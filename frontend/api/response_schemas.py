@@ -6,7 +6,7 @@ Knows no routes. A test holds them against what a server really answers.
 from collections.abc import Mapping
 from typing import Any
 
-from frontend.api.fields import Schema
+from frontend.api.request_schema import Schema
 
 TEXT: Schema = {"type": "string"}
 WHOLE: Schema = {"type": "integer", "minimum": 0}

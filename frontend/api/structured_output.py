@@ -1,59 +1,83 @@
 """Structured output: the fields of OpenAI, vLLM and Anthropic that ask for it, and the one grammar they mean.
 
-Knows the fields; `frontend/text/grammar_builder.py` knows what they turn into. Reading a field looks at its JSON types
-only: `grammar` builds the grammar, and refuses it, off the event loop.
+Knows the fields; `frontend/text/grammar_builder.py` knows what they turn into. Decoding checks only their JSON types:
+`grammar` builds the grammar, and refuses it, off the event loop.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from frontend.api.fields import (
-    Field,
-    Reader,
-    Table,
-    anything,
-    boolean,
-    choice,
-    exactly,
-    list_of,
-    only,
-    out_of_range,
-    read,
-    reads,
-    record,
-    refused,
-    schema,
-    some_text,
-    wrong_type,
-)
+from frontend.api.decoding import RequestModel, out_of_range
+from frontend.api.request_types import Ignored, JsonSchemaValue, OpenAIFields, Refused, Text
 from frontend.errors import Unprocessable
 from frontend.text import grammar_builder
 
-MAX_CHOICES = 4096
 MAX_COPIED = 16 << 20  # characters of grammar that one request may send to the worker
+
+
+class PlainText(RequestModel, tag="text"):
+    json_schema: Refused = None
+
+
+class JsonObject(RequestModel, tag="json_object"):
+    json_schema: Refused = None
+
+
+class JsonSchema(RequestModel):
+    """`strict` changes nothing: an answer always keeps to the schema."""
+
+    schema: JsonSchemaValue
+    name: Text | None = None
+    description: Ignored = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(RequestModel, tag="json_schema"):
+    json_schema: JsonSchema
+
+
+class FlatJsonSchemaFormat(JsonSchema, tag="json_schema"):
+    """The same in OpenAI's responses."""
+
+
+ResponseFormat = PlainText | JsonObject | JsonSchemaFormat
+TextFormat = PlainText | JsonObject | FlatJsonSchemaFormat
+
+
+class TextOptions(RequestModel):
+    """`text` of OpenAI's responses."""
+
+    ONLY: ClassVar = {"verbosity": ("medium",)}
+
+    format: TextFormat | None = None
+
+
+class OutputFormat(RequestModel):
+    type: Literal["json_schema"]
+    schema: JsonSchemaValue
+
+
+class OutputConfig(RequestModel):
+    """Anthropic's."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A field that asks for a form, and how its grammar is grammar_builder."""
+    """The request field that asked for structured output, and the function that builds its grammar."""
 
     param: str
     make: Callable[[], str]
 
 
-@reads({"type": ["object", "boolean", "string"]})
-def json_schema(name: str, value: Any) -> StructuredOutput:
-    """A schema, or the text of one."""
-    if type(value) not in (dict, bool, str):
-        raise wrong_type(name, value, "a JSON schema")
-    return StructuredOutput(name, partial(_json_schema, value, name))
-
-
 def _json_schema(value: Any, name: str) -> str:
+    """`value`: a schema, or the text of one."""
     if type(value) is str:
         try:
             value = msgspec.json.decode(value)
@@ -64,118 +88,56 @@ def _json_schema(value: Any, name: str) -> str:
     return grammar_builder.json_schema(value, name)
 
 
-@reads(boolean.schema)
-def json_object(name: str, value: Any) -> StructuredOutput | None:
-    """vLLM's flag for any object."""
-    return StructuredOutput(name, partial(grammar_builder.json_object, name)) if boolean(name, value) else None
-
-
-@reads(some_text.schema)
-def regex(name: str, value: Any) -> StructuredOutput:
-    return StructuredOutput(name, partial(grammar_builder.regex, some_text(name, value), name))
-
-
-_options = list_of(exactly(str), MAX_CHOICES)
-
-
-@reads(_options.schema)
-def options(name: str, value: Any) -> StructuredOutput:
-    return StructuredOutput(name, partial(grammar_builder.one_of, _options(name, value), name))
-
-
-@reads(some_text.schema)
-def lark(name: str, value: Any) -> StructuredOutput:
-    return StructuredOutput(name, partial(grammar_builder.lark, some_text(name, value), name))
-
-
-_SCHEMA: Table = {
-    "name": Field(some_text),
-    "description": Field(anything),
-    "strict": Field(boolean),
-    "schema": Field(json_schema, required=True),
-}
-_OF_SCHEMA: Table = {"type": Field(choice("json_schema"), required=True)}
-OF_SCHEMA: Table = {**_OF_SCHEMA, "json_schema": Field(record(_SCHEMA), required=True)}
-FLAT_SCHEMA: Table = {**_OF_SCHEMA, **_SCHEMA}
-OF_NONE: Table = {"type": Field(choice("text", "json_object"), required=True)}
-
-
-def _format(of_schema: Table, of_none: Table, inside: Callable[[dict[str, Any]], Any]) -> Reader:
-    """OpenAI's, whose schema is found `inside`. `strict` changes nothing: an answer always keeps to the schema."""
-
-    @reads({"anyOf": [schema(of_schema), schema(of_none)]})
-    def reader(name: str, value: Any) -> Any:
-        if type(value) is not dict:
-            raise wrong_type(name, value, "an object")
-        if value.get("type") == "json_schema":
-            return inside(read(of_schema, value, f"{name}."))
-        return json_object(name, read(of_none, value, f"{name}.")["type"] == "json_object")
-
-    return reader
-
-
-response_format = _format(
-    OF_SCHEMA, {**OF_NONE, "json_schema": Field(refused)}, lambda said: said["json_schema"]["schema"]
-)
-text_format = _format(FLAT_SCHEMA, OF_NONE, lambda said: said["schema"])
-
-
-OUTPUTS: Table = {
-    "json": Field(json_schema),
-    "json_object": Field(json_object),
-    "regex": Field(regex),
-    "choice": Field(options),
-    "grammar": Field(lark),
-}
-
-GUIDED: Table = {
-    "guided_json": Field(json_schema),
-    "guided_regex": Field(regex),
-    "guided_choice": Field(options),
-    "guided_grammar": Field(lark),
-    "structured_outputs": Field(record(OUTPUTS), {}),  # vLLM's newer spelling
-}
-
-FIELDS: Table = {"response_format": Field(response_format), **GUIDED}
-
-TEXT: Table = {  # of OpenAI's responses
-    "format": Field(text_format),
-    "verbosity": Field(only("medium")),
-}
-
-OUTPUT_CONFIG: Table = {  # Anthropic's
-    "format": Field(
-        record({"type": Field(choice("json_schema"), required=True), "schema": Field(json_schema, required=True)})
-    ),
-    "effort": Field(choice("low", "medium", "high", "xhigh", "max")),
+GRAMMARS: dict[str, Callable[[Any, str], str]] = {
+    "json": _json_schema,
+    "regex": grammar_builder.regex,
+    "choice": grammar_builder.one_of,
+    "grammar": grammar_builder.lark,
 }
 
 
-def openai(values: Mapping[str, Any]) -> list[StructuredOutput]:
-    """Of a body whose table has FIELDS."""
-    return _given(values["response_format"], values)
+def openai(request: OpenAIFields, form: ResponseFormat | TextFormat | None, param: str) -> list[StructuredOutput]:
+    """Every structured output that a request asks for; `param`: the field that `form` came in."""
+    return [*_by_format(form, param), *_guided(request)]
 
 
-def responses(values: Mapping[str, Any]) -> list[StructuredOutput]:
-    """Of a body whose table has TEXT under `text`, and GUIDED."""
-    return _given(values["text"].get("format"), values)
+def _by_format(form: ResponseFormat | TextFormat | None, param: str) -> Iterator[StructuredOutput]:
+    match form:
+        case JsonObject():
+            yield StructuredOutput(param, partial(grammar_builder.json_object, param))
+        case JsonSchemaFormat(json_schema=JsonSchema(schema=schema)):
+            yield _made("json", schema, f"{param}.json_schema.schema")
+        case FlatJsonSchemaFormat(schema=schema):
+            yield _made("json", schema, f"{param}.schema")
 
 
-def _given(form: StructuredOutput | None, values: Mapping[str, Any]) -> list[StructuredOutput]:
-    named = [values[name] for name in GUIDED if name != "structured_outputs"]
-    return [one for one in (form, *named, *values["structured_outputs"].values()) if one is not None]
+def _guided(request: OpenAIFields) -> Iterator[StructuredOutput]:
+    for kind in GRAMMARS:
+        if (value := getattr(request, f"guided_{kind}")) is not None:
+            yield _made(kind, value, f"guided_{kind}")
+    if (outputs := request.structured_outputs) is None:
+        return
+    for kind in GRAMMARS:
+        if (value := getattr(outputs, kind)) is not None:
+            yield _made(kind, value, f"structured_outputs.{kind}")
+    if outputs.json_object:
+        param = "structured_outputs.json_object"
+        yield StructuredOutput(param, partial(grammar_builder.json_object, param))
 
 
-def anthropic(values: Mapping[str, Any]) -> list[StructuredOutput]:
-    """Of a body whose table has OUTPUT_CONFIG under `output_config`."""
-    wanted = values["output_config"].get("format")
-    return [wanted["schema"]] if wanted else []
+def anthropic(config: OutputConfig | None) -> list[StructuredOutput]:
+    form = config and config.format
+    return [_made("json", form.schema, "output_config.format.schema")] if form else []
+
+
+def _made(kind: str, value: Any, param: str) -> StructuredOutput:
+    return StructuredOutput(param, partial(GRAMMARS[kind], value, param))
 
 
 async def grammar(wanted: list[StructuredOutput], copies: int = 1) -> str:
     """The one grammar, empty for none; `copies`: how many sequences will bring it to the worker.
 
-    Raises Unprocessable when there are two, it is none, or so many copies are too much.
+    Raises Unprocessable for two grammars, an invalid one, and one that is too large for that many copies.
     """
     if len(wanted) > 1:
         names = " and ".join(f"`{one.param}`" for one in wanted)

@@ -1,37 +1,19 @@
-"""The tools of a request in all chat dialects, and what follows for its answer: its grammar, and how to read it.
+"""The tools of a request in all chat formats, and what follows for its answer: its grammar, and how to parse it.
 
 Knows the fields; frontend/output_parser knows what a call looks like. A budget for thinking (`budget_tokens`, the
 degrees of `reasoning_effort`) is accepted and cannot be enforced: a model thinks, or does not.
 """
 
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
 
 from frontend.api.common import ModelContext
-from frontend.api.fields import (
-    Field,
-    Reader,
-    Table,
-    anything,
-    boolean,
-    choice,
-    each,
-    exactly,
-    integer,
-    list_of,
-    only,
-    out_of_range,
-    read,
-    reads,
-    record,
-    schema,
-    some_text,
-    unknown_type,
-    wrong_type,
-)
+from frontend.api.decoding import FieldError, RequestModel
+from frontend.api.request_types import Ignored, Positive
 from frontend.errors import Unprocessable
 from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
 from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
@@ -40,190 +22,211 @@ from frontend.output_parser.tool_syntax import MARKS
 from frontend.text import grammar_builder
 
 MAX_TOOLS = 128
-NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-Wanted = tuple[Mode, frozenset[str] | None]  # None: any of those that are offered
+Wanted = tuple[Mode, frozenset[str] | None]  # None: any of the functions that are offered
+FunctionName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z", extra_json_schema={"pattern": "^[A-Za-z0-9_-]{1,128}$"})
+]
+Parameters = Annotated[dict[str, Any], Meta(extra_json_schema={"properties": {"type": {"const": "object"}}})]
 
 
-@reads({"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"})
-def function_name(name: str, value: Any) -> str:
-    if not NAME.fullmatch(some_text(name, value)):
-        raise out_of_range(name, value, "1 to 128 letters, digits, _ or -")
-    return str(value)
+def _check_parameters(name: str, parameters: dict[str, Any] | None) -> None:
+    if parameters and parameters.get("type", "object") != "object":
+        raise FieldError(f"{name}.type", "must be object")
 
 
-@reads({"type": "object", "properties": {"type": {"const": "object"}}})
-def parameters(name: str, value: Any) -> dict[str, Any]:
-    """A schema of an object; one that names no type is taken for one."""
-    if type(value) is not dict:
-        raise wrong_type(name, value, "a JSON schema")
-    if value.get("type", "object") != "object":
-        raise Unprocessable(f"`{name}.type` must be object", param=f"{name}.type", code="out_of_range")
-    return {"type": "object", **value}
+# the tools
 
 
-_function: Table = {
-    "name": Field(function_name, required=True),
-    "description": Field(exactly(str), ""),
-    "parameters": Field(parameters, NO_PARAMETERS),
-    "strict": Field(boolean, False),
-}
-_openai_tool = record({
-    "type": Field(choice("function"), required=True),
-    "function": Field(record(_function), required=True),
-})  # fmt: skip
-_flat_tool = record({
-    "type": Field(choice("function"), required=True),
-    **_function,
-    "async": Field(only(False)),
-    "defer_loading": Field(only(False)),
-    "allowed_callers": Field(only(["direct"])),
-})  # fmt: skip
-_anthropic_tool = record({
-    "type": Field(choice("custom")),
-    "name": Field(function_name, required=True),
-    "description": Field(exactly(str), ""),
-    "input_schema": Field(parameters, required=True),
-    "strict": Field(boolean, False),
-    "cache_control": Field(anything),
-    "eager_input_streaming": Field(boolean),
-    "input_examples": Field(list_of(exactly(dict), 64)),
-})  # fmt: skip
+class FunctionDefinition(RequestModel):
+    name: FunctionName
+    description: str | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_parameters("parameters", self.parameters)
 
 
-def _made(tool: Mapping[str, Any], param: str, schema: dict[str, Any]) -> Function:
-    shown = {"name": tool["name"], "description": tool["description"], "parameters": schema}
-    return Function(tool["name"], schema, tool["strict"], param, {"type": "function", "function": shown})
+class FunctionTool(RequestModel):
+    UNKNOWN_TYPE = "unsupported_field"
+
+    type: Literal["function"]
+    function: FunctionDefinition
 
 
-def _check_kind(name: str, value: Any, kind: str) -> None:
-    """Other kinds have fields of their own, none of which is to blame."""
-    given = value.get("type") if type(value) is dict else None
-    if type(given) is str and given != kind:
-        raise unknown_type(name, given, kind, "unsupported_field")
+class FlatFunctionTool(FunctionDefinition):
+    """A tool of OpenAI's responses."""
+
+    UNKNOWN_TYPE = "unsupported_field"
+    ONLY: ClassVar = {"async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"],)}
+
+    type: Literal["function"]
 
 
-@reads(_openai_tool.schema)
-def openai_tool(name: str, value: Any) -> Function:
-    _check_kind(name, value, "function")
-    tool = _openai_tool(name, value)["function"]
-    return _made(tool, f"{name}.function.parameters", tool["parameters"])
+class CustomTool(RequestModel):
+    """A tool of Anthropic's messages."""
+
+    UNKNOWN_TYPE = "unsupported_field"
+
+    name: FunctionName
+    input_schema: Parameters
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    cache_control: Ignored = None
+    eager_input_streaming: bool | None = None
+    input_examples: Annotated[list[dict[str, Any]], Meta(max_length=64)] | None = None
+
+    def __post_init__(self) -> None:
+        _check_parameters("input_schema", self.input_schema)
 
 
-@reads(_flat_tool.schema)
-def flat_tool(name: str, value: Any) -> Function:
-    """Of OpenAI's responses."""
-    _check_kind(name, value, "function")
-    tool = _flat_tool(name, value)
-    return _made(tool, f"{name}.parameters", tool["parameters"])
+def functions(tools: Sequence[FunctionTool | FlatFunctionTool | CustomTool] | None) -> tuple[Function, ...]:
+    return tuple([_function(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())])
 
 
-@reads(_anthropic_tool.schema)
-def anthropic_tool(name: str, value: Any) -> Function:
-    _check_kind(name, value, "custom")
-    tool = _anthropic_tool(name, value)
-    return _made(tool, f"{name}.input_schema", tool["input_schema"])
+def _function(tool: FunctionTool | FlatFunctionTool | CustomTool, path: str) -> Function:
+    definition = tool.function if isinstance(tool, FunctionTool) else tool
+    match tool:
+        case FunctionTool():
+            schema, param = tool.function.parameters, f"{path}.function.parameters"
+        case FlatFunctionTool():
+            schema, param = tool.parameters, f"{path}.parameters"
+        case CustomTool():
+            schema, param = tool.input_schema, f"{path}.input_schema"
+    schema = NO_PARAMETERS if schema is None else {"type": "object", **schema}
+    shown = {"name": definition.name, "description": definition.description or "", "parameters": schema}
+    return Function(definition.name, schema, bool(definition.strict), param, {"type": "function", "function": shown})
 
 
-_chosen: Table = {
-    "type": Field(choice("function"), required=True),
-    "function": Field(record({"name": Field(function_name, required=True)}), required=True),
-}
-_allowed: Table = {
-    "type": Field(choice("allowed_tools"), required=True),
-    "allowed_tools": Field(
-        record({
-            "mode": Field(choice("auto", "required"), required=True),
-            "tools": Field(each(record(_chosen), MAX_TOOLS), required=True),
-        }),
-        required=True,
-    ),
-}  # fmt: skip
-_flat_chosen: Table = {
-    "type": Field(choice("function"), required=True),
-    "name": Field(function_name, required=True),
-}
-_flat_allowed: Table = {
-    "type": Field(choice("allowed_tools"), required=True),
-    "mode": Field(choice("auto", "required"), required=True),
-    "tools": Field(each(record(_flat_chosen), MAX_TOOLS), required=True),
-}
-_mode = choice(*Mode)
+# the choice among them
 
 
-def _choice(chosen: Table, allowed: Table, inside: Callable[[dict[str, Any], str], dict[str, Any]]) -> Reader:
-    """`inside` finds what an object of a type says."""
-
-    @reads({"anyOf": [_mode.schema, schema(chosen), schema(allowed)]})
-    def reader(name: str, value: Any) -> Wanted:
-        if type(value) is not dict:
-            return Mode(_mode(name, value)), None
-        if value.get("type") == "allowed_tools":
-            said = inside(read(allowed, value, f"{name}."), "allowed_tools")
-            return Mode(said["mode"]), frozenset(inside(tool, "function")["name"] for tool in said["tools"])
-        return Mode.REQUIRED, frozenset([inside(read(chosen, value, f"{name}."), "function")["name"]])
-
-    return reader
+class NamedFunction(RequestModel):
+    name: FunctionName
 
 
-openai_choice = _choice(_chosen, _allowed, lambda said, kind: said[kind])
-flat_choice = _choice(_flat_chosen, _flat_allowed, lambda said, kind: said)
+class FunctionChoice(RequestModel, tag="function"):
+    function: NamedFunction
 
 
-_anthropic_modes = {"auto": Mode.AUTO, "any": Mode.REQUIRED, "none": Mode.NONE}
-_anthropic_any: Table = {
-    "type": Field(choice(*_anthropic_modes, "tool"), required=True),
-    "disable_parallel_tool_use": Field(boolean, False),
-}
-_anthropic_tool_choice: Table = {**_anthropic_any, "name": Field(function_name, required=True)}
-_is_tool = {"properties": {"type": {"const": "tool"}}}
+class AllowedFunction(RequestModel):
+    type: Literal["function"]
+    function: NamedFunction
 
 
-@reads({"anyOf": [{"allOf": [schema(_anthropic_tool_choice), _is_tool]},
-                  {"allOf": [schema(_anthropic_any), {"not": _is_tool}]}]})  # fmt: skip
-def anthropic_choice(name: str, value: Any) -> tuple[Wanted, bool]:
-    """Also whether several calls may be made."""
-    if type(value) is not dict:
-        raise wrong_type(name, value, "an object")
-    if value.get("type") == "tool":
-        chosen = read(_anthropic_tool_choice, value, f"{name}.")
-        return (Mode.REQUIRED, frozenset([chosen["name"]])), not chosen["disable_parallel_tool_use"]
-    wanted = read(_anthropic_any, value, f"{name}.")
-    return (_anthropic_modes[wanted["type"]], None), not wanted["disable_parallel_tool_use"]
+class AllowedTools(RequestModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-degree = choice("none", "minimal", "low", "medium", "high", "xhigh", "max")
-
-OPENAI_TOOLS: Table = {
-    "tools": Field(each(openai_tool, MAX_TOOLS, empty=True), ()),
-    "tool_choice": Field(openai_choice),
-    "parallel_tool_calls": Field(boolean, True),
-    "reasoning_effort": Field(degree),
-}
-
-FLAT_TOOLS: Table = {
-    "tools": Field(each(flat_tool, MAX_TOOLS, empty=True), ()),
-    "tool_choice": Field(flat_choice),
-    "parallel_tool_calls": Field(boolean, True),
-}
-
-ANTHROPIC_TOOLS: Table = {
-    "tools": Field(each(anthropic_tool, MAX_TOOLS, empty=True), ()),
-    "tool_choice": Field(anthropic_choice, (None, True)),
-    "thinking": Field(
-        record({
-            "type": Field(choice("enabled", "adaptive", "disabled"), required=True),
-            "budget_tokens": Field(integer(1)),
-            "display": Field(choice("summarized", "omitted")),
-        })
-    ),
-}  # fmt: skip
+class AllowedToolsChoice(RequestModel, tag="allowed_tools"):
+    allowed_tools: AllowedTools
 
 
-def offer(functions: tuple[Function, ...], wanted: Wanted | None, several: bool, context: ModelContext) -> ToolChoice:
+class FlatFunctionChoice(NamedFunction, tag="function"):
+    """The choices of OpenAI's responses are without the inner object."""
+
+
+class FlatAllowedFunction(NamedFunction):
+    type: Literal["function"]
+
+
+class FlatAllowedToolsChoice(RequestModel, tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatAllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class _AnthropicChoice(RequestModel):
+    disable_parallel_tool_use: bool = False
+
+
+class AutoChoice(_AnthropicChoice, tag="auto"):
+    """The model decides."""
+
+
+class AnyChoice(_AnthropicChoice, tag="any"):
+    """The model must call one of the tools."""
+
+
+class NoneChoice(_AnthropicChoice, tag="none"):
+    """The model must not call a tool."""
+
+
+class ToolNameChoice(_AnthropicChoice, tag="tool"):
+    name: FunctionName
+
+
+_ModeName = Literal["none", "auto", "required"]
+OpenAIChoice = _ModeName | FunctionChoice | AllowedToolsChoice | FlatFunctionChoice | FlatAllowedToolsChoice | None
+AnthropicChoice = AutoChoice | AnyChoice | NoneChoice | ToolNameChoice
+
+
+def openai_choice(choice: OpenAIChoice) -> Wanted:
+    match choice:
+        case None:
+            return Mode.AUTO, None
+        case FunctionChoice(function=function):
+            return Mode.REQUIRED, frozenset([function.name])
+        case FlatFunctionChoice(name=name):
+            return Mode.REQUIRED, frozenset([name])
+        case AllowedToolsChoice(allowed_tools=allowed):
+            return Mode(allowed.mode), frozenset([tool.function.name for tool in allowed.tools])
+        case FlatAllowedToolsChoice(mode=mode, tools=tools):
+            return Mode(mode), frozenset([tool.name for tool in tools])
+        case _:
+            return Mode(choice), None
+
+
+def anthropic_choice(choice: AnthropicChoice | None) -> Wanted:
+    match choice:
+        case ToolNameChoice(name=name):
+            return Mode.REQUIRED, frozenset([name])
+        case AnyChoice():
+            return Mode.REQUIRED, None
+        case NoneChoice():
+            return Mode.NONE, None
+        case _:
+            return Mode.AUTO, None
+
+
+# the fields
+
+
+class Thinking(RequestModel):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Positive | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+_tools, _choice = "Functions that the model may call", "Whether and which of the `tools` the model must call"
+FunctionTools = Annotated[Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None, Meta(description=_tools)]
+FlatFunctionTools = Annotated[
+    Annotated[list[FlatFunctionTool], Meta(max_length=MAX_TOOLS)] | None, Meta(description=_tools)
+]
+CustomTools = Annotated[Annotated[list[CustomTool], Meta(max_length=MAX_TOOLS)] | None, Meta(description=_tools)]
+FunctionToolChoice = Annotated[_ModeName | FunctionChoice | AllowedToolsChoice | None, Meta(description=_choice)]
+FlatToolChoice = Annotated[_ModeName | FlatFunctionChoice | FlatAllowedToolsChoice | None, Meta(description=_choice)]
+CustomToolChoice = Annotated[AnthropicChoice | None, Meta(description=_choice)]
+ParallelToolCalls = Annotated[bool, Meta(description="false: at most one call in an answer")]
+Degree = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ReasoningEffort = Annotated[
+    Degree | None, Meta(description="`none` and `minimal`: do not think; others: think; the degree is not enforced")
+]
+ThinkingField = Annotated[
+    Thinking | None,
+    Meta(description="Whether to think; `budget_tokens` is not enforced; with `display: omitted` the text is not sent"),
+]
+
+
+# what follows for the answer
+
+
+def offer(functions: tuple[Function, ...], wanted: Wanted, several: bool, context: ModelContext) -> ToolChoice:
     """Raises Unprocessable for a choice of a function that is not offered, and when the model cannot call any."""
-    mode, names = wanted or (Mode.AUTO, None)
+    mode, names = wanted
     known = frozenset(one.name for one in functions)
     twice = [name for name, times in Counter(one.name for one in functions).items() if times > 1]
     if twice:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any, TypedDict
 
 from frontend.api.common import ModelContext
+from frontend.api.decoding import convert
 from frontend.api.openai import chat, completions
+from frontend.api.openai.completions_input import MAX_PROMPTS
 from frontend.request import GenerationRequest
 
 Prompt = str | list[int]
@@ -17,7 +19,7 @@ Messages = list[dict[str, Any]]
 Chats = list[Messages]
 Read = Callable[[ModelContext], Awaitable[list[GenerationRequest]]]
 
-SLICE = completions.MAX_PROMPTS  # prompts that one body may have
+SLICE = MAX_PROMPTS  # prompts that one body may have
 
 
 class Sampled(TypedDict, total=False):
@@ -89,7 +91,7 @@ def of_prompts(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> Read:
         requests: list[GenerationRequest] = []
         for at in range(0, len(entries), SLICE):
             whole = {**body, "model": context.model, "prompt": entries[at : at + SLICE]}
-            request = await completions.parse(whole, context)
+            request = await completions.parse(convert(whole, completions.REQUEST), context)
             requests += [replace(request, prompts=(ids,)) for ids in request.prompts]
         return requests
 
@@ -103,7 +105,7 @@ def of_chats(chats: Chats, options: Mapping[str, Any]) -> Read:
 
     async def read(context: ModelContext) -> list[GenerationRequest]:
         return [
-            await chat.parse({**body, "model": context.model, "messages": messages}, context) for messages in entries
+            await chat.parse(convert({**body, "messages": messages}, chat.REQUEST), context) for messages in entries
         ]
 
     return read

@@ -14,6 +14,7 @@ from frontend.errors import SluiceError
 from frontend.text import grammar_builder as build
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context
+from tests.frontend.api.harness import parse
 from tests.patience import PATIENCE_S
 
 BYTES = LLTokenizer("byte")
@@ -108,8 +109,8 @@ def test_what_cannot_be_enforced_is_refused_with_the_reason(
 
 
 async def asked(tokenizer: Tokenizer, **more: Any) -> str:
-    chats = await chat.parse({"model": MODEL, "messages": HELLO, **more}, context(tokenizer))
-    plain = await completions.parse({"model": MODEL, "prompt": "hi", "max_tokens": 9, **more}, context(tokenizer))
+    chats = await parse(chat, {"model": MODEL, "messages": HELLO, **more}, context(tokenizer))
+    plain = await parse(completions, {"model": MODEL, "prompt": "hi", "max_tokens": 9, **more}, context(tokenizer))
     assert chats.sampling.grammar == plain.sampling.grammar
     return chats.sampling.grammar
 
@@ -165,16 +166,16 @@ async def test_refusals_name_their_field(body: dict[str, Any], status: int, para
 async def test_a_large_grammar_for_many_answers_is_refused(tokenizer: Tokenizer) -> None:
     body = {"model": MODEL, "prompt": ["x"] * 1000, "n": 1, "max_tokens": 1}
     with pytest.raises(SluiceError) as refused:
-        await completions.parse({**body, "guided_choice": ["x" * 20_000]}, context(tokenizer))
+        await parse(completions, {**body, "guided_choice": ["x" * 20_000]}, context(tokenizer))
     assert (refused.value.status, refused.value.param) == (422, "guided_choice")
 
 
 async def test_anthropic_says_it_in_output_config(tokenizer: Tokenizer) -> None:
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 9}
     schema = {"format": {"type": "json_schema", "schema": PERSON}}
-    request = await messages.parse({**body, "output_config": schema}, context(tokenizer))
+    request = await parse(messages, {**body, "output_config": schema}, context(tokenizer))
     assert request.sampling.grammar == build.json_schema(PERSON, "x")
-    assert not (await messages.parse({**body, "output_config": {}}, context(tokenizer))).sampling.grammar
+    assert not (await parse(messages, {**body, "output_config": {}}, context(tokenizer))).sampling.grammar
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"effort": "extreme"}, "output_config.effort"),
         ({"format": {"type": "json_schema", "schema": {"not": {}}}}, "output_config.format.schema"),
@@ -182,7 +183,7 @@ async def test_anthropic_says_it_in_output_config(tokenizer: Tokenizer) -> None:
     ]
     for config, param in wrong:
         with pytest.raises(SluiceError) as refused:
-            await messages.parse({**body, "output_config": config}, context(tokenizer))
+            await parse(messages, {**body, "output_config": config}, context(tokenizer))
         assert (refused.value.status, refused.value.param) == (422, param)
 
 

@@ -9,7 +9,6 @@ import schemathesis
 from jsonschema_rs import Draft202012Validator, meta
 from starlette.routing import Route
 
-from frontend.api.field_docs import MEANINGS
 from frontend.api.openapi import REQUESTS, document
 from frontend.api.response_schemas import SHAPES
 from frontend.text.tokenizer import Tokenizer
@@ -67,7 +66,11 @@ async def test_it_is_served_to_who_may_come_in(tokenizer: Tokenizer, tmp_path: P
     assert not valid({"model": "m"}) and not valid({"model": "m", "prompt": "a", "suffix": "b"})
 
 
-def test_every_field_says_what_it_means() -> None:
-    assert {name for table in REQUESTS.values() for name in table} == set(MEANINGS)
-    request = document()["components"]["schemas"]["MessageRequest"]
-    assert request["properties"]["priority"]["description"] == MEANINGS["priority"]
+def test_request_field_has_a_description() -> None:
+    schemas = document()["components"]["schemas"]
+    bare = [
+        (kind, name) for kind in REQUESTS for name, shape in schemas[kind]["properties"].items()
+        if not shape["description"]
+    ]  # fmt: skip
+    assert bare == []
+    assert "API key" in schemas["MessageRequest"]["properties"]["priority"]["description"]

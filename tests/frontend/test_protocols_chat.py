@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontend.api.decoding import convert
 from frontend.api.openai import chat
+from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
 from frontend.api.tokenize import tokenize
 from frontend.errors import BadRequest, SluiceError, Unprocessable
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
@@ -16,6 +18,7 @@ from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 from tests.fakes import MODEL, context
+from tests.frontend.api.harness import parse
 from tests.frontend.test_protocols_fields import JSON
 from tests.frontend.test_protocols_streams import FakeDeltas, last, lines, parse_sse, response_context
 
@@ -28,7 +31,7 @@ def body(**more: Any) -> dict[str, Any]:
 
 
 async def parsed(tokenizer: Tokenizer, **more: Any) -> GenerationRequest:
-    return await chat.parse(body(**more), context(tokenizer, max_seq_len=100))
+    return await parse(chat, body(**more), context(tokenizer, max_seq_len=100))
 
 
 async def shown(tokenizer: Tokenizer, *messages: Any, **more: Any) -> str:
@@ -47,11 +50,11 @@ async def refusal(tokenizer: Tokenizer, **more: Any) -> SluiceError:
 
 
 async def test_defaults_are_those_of_the_contract(tokenizer: Tokenizer) -> None:
-    request = await chat.parse({"model": MODEL, "messages": HELLO}, context(tokenizer))
+    request = await parse(chat, {"model": MODEL, "messages": HELLO}, context(tokenizer))
     (ids,) = request.prompts
     assert tokenizer.decode(ids, skip_special=False) == "<user>hi\n<assistant>"
     assert request.sampling == Sampling(max_tokens=64 - len(ids)), "to the context's end"
-    assert await chat.parse({"messages": HELLO}, context(tokenizer)) == request, "there is one model"
+    assert await parse(chat, {"messages": HELLO}, context(tokenizer)) == request, "there is one model"
     assert (request.n, request.stream, request.echo, request.timings, request.stops) == (1, False, (), False, ())
 
 
@@ -96,18 +99,18 @@ async def test_the_prompts_end_is_the_clients_choice(tokenizer: Tokenizer) -> No
 
 async def test_the_template_gets_its_arguments(tokenizer: Tokenizer) -> None:
     thinking = ChatTemplate({"default": "{{ enable_thinking }} {{ messages[0].content }}"}, {})
-    request = await chat.parse(
-        body(chat_template_kwargs={"enable_thinking": False}), context(tokenizer, template=thinking)
+    request = await parse(
+        chat, body(chat_template_kwargs={"enable_thinking": False}), context(tokenizer, template=thinking)
     )
     assert tokenizer.decode(request.prompts[0]) == "False hi"
 
 
 async def test_tokenize_gives_what_chat_sends(tokenizer: Tokenizer) -> None:
     fields = {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}]}, *HELLO]}
-    found = await tokenize(dict(fields), context(tokenizer))
+    found = await tokenize(convert(fields, TokenizeRequest), context(tokenizer))
     assert found["tokens"] == (await parsed(tokenizer, **fields)).prompts[0]
     with pytest.raises(Unprocessable):
-        await tokenize(fields | {"add_special_tokens": True}, context(tokenizer))
+        await tokenize(convert(fields | {"add_special_tokens": True}, TokenizeRequest), context(tokenizer))
 
 
 WRONG_TYPES: list[tuple[str, Any, str]] = [
@@ -169,8 +172,8 @@ async def test_codes_that_clients_look_for(tokenizer: Tokenizer) -> None:
 
 
 async def test_a_model_without_a_template_cannot_chat(tokenizer: Tokenizer) -> None:
-    for call in (chat.parse(body(), context(tokenizer, template=ChatTemplate({}, {}))),
-                 tokenize({"messages": HELLO}, context(tokenizer, template=ChatTemplate({}, {})))):  # fmt: skip
+    where = context(tokenizer, template=ChatTemplate({}, {}))
+    for call in (parse(chat, body(), where), tokenize(convert({"messages": HELLO}, TokenizeRequest), where)):
         with pytest.raises(Unprocessable, match="no chat template"):
             await call
 
@@ -178,17 +181,20 @@ async def test_a_model_without_a_template_cannot_chat(tokenizer: Tokenizer) -> N
 async def test_a_template_that_refuses_the_messages_says_why(tokenizer: Tokenizer) -> None:
     strict = ChatTemplate({"default": "{{ raise_exception('roles must alternate') }}"}, {})
     with pytest.raises(BadRequest, match="roles must alternate"):
-        await chat.parse(body(), context(tokenizer, template=strict))
+        await parse(chat, body(), context(tokenizer, template=strict))
 
 
 async def test_a_message_that_the_template_hides_cannot_be_continued(tokenizer: Tokenizer) -> None:
     hiding = ChatTemplate({"default": "nothing"}, {})
     with pytest.raises(Unprocessable, match="continued"):
-        await chat.parse(body(continue_final_message=True), context(tokenizer, template=hiding))
+        await parse(chat, body(continue_final_message=True), context(tokenizer, template=hiding))
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.dictionaries(st.sampled_from(sorted(chat.FIELDS)), JSON, max_size=4), st.none() | st.lists(JSON, max_size=2))
+@given(
+    st.dictionaries(st.sampled_from(sorted({*ChatRequest.__struct_fields__, *ChatRequest.ONLY})), JSON, max_size=4),
+    st.none() | st.lists(JSON, max_size=2),
+)
 async def test_no_body_whatever_raises_anything_but_a_refusal(
     tokenizer: Tokenizer, more: dict[str, Any], content: Any
 ) -> None:

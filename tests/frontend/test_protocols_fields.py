@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.api.fields import decode
+from frontend.api.decoding import decode
 from frontend.api.openai import completions, typed_events
+from frontend.api.openai.completions_input import CompletionRequest
 from frontend.errors import BadRequest, SluiceError, Unprocessable
 from frontend.request import GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context
+from tests.frontend.api.harness import parse
 
 
 def body(**more: Any) -> dict[str, Any]:
@@ -21,11 +23,11 @@ def body(**more: Any) -> dict[str, Any]:
 
 
 async def parsed(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> GenerationRequest:
-    return await completions.parse(dict(fields), context(tokenizer))
+    return await parse(completions, dict(fields), context(tokenizer))
 
 
 async def test_defaults_are_those_of_the_contract(tokenizer: Tokenizer) -> None:
-    request = await completions.parse({"model": MODEL, "prompt": "ab"}, context(tokenizer, max_seq_len=256))
+    request = await parse(completions, {"model": MODEL, "prompt": "ab"}, context(tokenizer, max_seq_len=256))
     assert request.prompts == ([264, *tokenizer.encode_now(["ab"], False)[0]],)
     assert (request.n, request.stream, request.echo, request.timings, request.stops) == (1, False, (), False, ())
     chosen = request.sampling
@@ -166,7 +168,7 @@ NO_OBJECTS = [b"", b"{", b"[]", b"5", b'"x"', b"null", b"NaN", b'{"a": Infinity}
 @pytest.mark.parametrize("raw", NO_OBJECTS)
 def test_what_is_no_json_object_is_400(raw: bytes) -> None:
     with pytest.raises(BadRequest):
-        decode(raw)
+        decode(raw, CompletionRequest)
 
 
 WORDS = st.text("aé0 \n", max_size=4)  # a small alphabet: hypothesis' own takes seconds to build
@@ -178,7 +180,11 @@ JSON = st.recursive(
 
 
 @settings(deadline=None)
-@given(st.dictionaries(st.sampled_from(sorted(completions.FIELDS)), JSON, max_size=5))
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted({*CompletionRequest.__struct_fields__, *CompletionRequest.ONLY})), JSON, max_size=5
+    )
+)
 async def test_no_body_whatever_raises_anything_but_a_refusal(tokenizer: Tokenizer, more: dict[str, Any]) -> None:
     try:
         request = await parsed(tokenizer, body(**more))
@@ -194,18 +200,21 @@ async def test_no_body_whatever_raises_anything_but_a_refusal(tokenizer: Tokeniz
 )
 async def test_typed_events_refuse_what_they_cannot_say(tokenizer: Tokenizer, more: dict[str, Any], param: str) -> None:
     with pytest.raises(Unprocessable) as refused:
-        await typed_events.parse(body(**more), context(tokenizer))
+        await parse(typed_events, body(**more), context(tokenizer))
     assert refused.value.param == param
 
 
 async def test_typed_events_are_always_a_stream(tokenizer: Tokenizer) -> None:
-    assert (await typed_events.parse(body(stream=False, stream_format="events"), context(tokenizer))).stream
+    assert (await parse(typed_events, body(stream=False, stream_format="events"), context(tokenizer))).stream
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_decoding_gives_an_object_or_a_refusal(raw: bytes) -> None:
+def test_decode_of_any_body_gives_a_request_or_a_refusal(raw: bytes) -> None:
+    """Only an object can be well-formed and not acceptable (422)."""
     try:
-        assert isinstance(decode(raw), dict)
+        assert isinstance(decode(raw, CompletionRequest), CompletionRequest)
     except BadRequest as refused:
         assert refused.status == 400
+    except Unprocessable as refused:
+        assert refused.status == 422 and isinstance(json.loads(raw), dict)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.api.anthropic import messages
-from frontend.api.anthropic.messages_input import marked
+from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest, marks_cache
+from frontend.api.decoding import convert
 from frontend.errors import (
     BadRequest,
     Internal,
@@ -27,6 +28,7 @@ from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 from tests.fakes import MODEL, context
+from tests.frontend.api.harness import parse
 from tests.frontend.test_protocols_fields import JSON
 from tests.frontend.test_protocols_streams import FakeDeltas, last, lines, response_context
 
@@ -38,7 +40,7 @@ def body(**more: Any) -> dict[str, Any]:
 
 
 async def parsed(tokenizer: Tokenizer, **more: Any) -> GenerationRequest:
-    return await messages.parse(body(**more), context(tokenizer, max_seq_len=100))
+    return await parse(messages, body(**more), context(tokenizer, max_seq_len=100))
 
 
 async def shown(tokenizer: Tokenizer, *said: Any, **more: Any) -> str:
@@ -95,7 +97,7 @@ async def test_a_systems_later_words_are_a_users_where_the_template_has_no_place
     strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}"
     strict += "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     where = replace(context(tokenizer, max_seq_len=100), template=ChatTemplate({"default": strict}, {}))
-    request = await messages.parse(body(messages=said, system="a"), where)
+    request = await parse(messages, body(messages=said, system="a"), where)
     assert tokenizer.decode(request.prompts[0], skip_special=False) == "<system>a<user>hi\nbe brief"
 
 
@@ -109,10 +111,10 @@ async def test_the_answer_goes_on_where_a_last_assistant_message_stops(tokenizer
 
 async def test_counting_is_what_the_prompt_has(tokenizer: Tokenizer) -> None:
     fields = {"model": MODEL, "messages": HELLO, "system": "be brief"}
-    count = await messages.count_tokens(dict(fields), context(tokenizer))
+    count = await messages.count_tokens(convert(fields, MessageCountRequest), context(tokenizer))
     assert count == {"input_tokens": len((await parsed(tokenizer, **fields)).prompts[0])}
     with pytest.raises(Unprocessable) as refused:
-        await messages.count_tokens(fields | {"max_tokens": 5}, context(tokenizer))
+        await messages.count_tokens(convert(fields | {"max_tokens": 5}, MessageCountRequest), context(tokenizer))
     assert refused.value.param == "max_tokens"
 
 
@@ -146,11 +148,16 @@ async def test_refusals_name_the_field(tokenizer: Tokenizer, name: str, value: A
 
 async def test_a_model_without_a_template_cannot_answer(tokenizer: Tokenizer) -> None:
     with pytest.raises(Unprocessable, match="no chat template"):
-        await messages.parse(body(), context(tokenizer, template=ChatTemplate({}, {})))
+        await parse(messages, body(), context(tokenizer, template=ChatTemplate({}, {})))
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.dictionaries(st.sampled_from(sorted(messages.FIELDS)), JSON, max_size=4), st.lists(JSON, max_size=2))
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted({*MessageRequest.__struct_fields__, *MessageRequest.ONLY})), JSON, max_size=4
+    ),
+    st.lists(JSON, max_size=2),
+)
 async def test_no_body_whatever_raises_anything_but_a_refusal(
     tokenizer: Tokenizer, more: dict[str, Any], content: list[Any]
 ) -> None:
@@ -191,13 +198,13 @@ async def test_transcript(tokenizer: Tokenizer) -> None:
     {"cache_control": {"type": "ephemeral"}},
     {"system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"ttl": "5m"}}]}]},
-    {"tools": [{"name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}}], "messages": []},
+    {"tools": [{"name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}}]},
 ])  # fmt: skip
 async def test_who_asks_for_a_cache_hears_of_it_apart(tokenizer: Tokenizer, where: dict[str, Any]) -> None:
-    asked = response_context(tokenizer, format_data={"caches": marked(body(**where))})
+    asked = response_context(tokenizer, format_data={"caches": marks_cache(convert(body(**where), MessageRequest))})
     told = json.loads(await messages.complete(asked, FakeDeltas([last()])))["usage"]
     assert (told["input_tokens"], told["cache_read_input_tokens"]) == (1, 2)
-    assert not marked(body(system="x", tools=None, cache_control=None))
+    assert not marks_cache(convert(body(system="x", tools=None, cache_control=None), MessageRequest))
     assert (await parsed(tokenizer, cache_control={"type": "ephemeral"})).format_data["caches"]
 
 

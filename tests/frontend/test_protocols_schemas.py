@@ -3,29 +3,39 @@
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator, meta
 
-from frontend.api import tokenize
-from frontend.api.anthropic import messages
-from frontend.api.fields import Field, Table, refused, schema
-from frontend.api.openai import chat, completions, responses
+from frontend.api.decoding import RequestModel, convert, decode, fields_of, read, type_info
+from frontend.api.openapi import REQUESTS
+from frontend.api.request_schema import refused_fields, request_schema
 from frontend.errors import SluiceError
 from tests.frontend.test_protocols_fields import JSON
 
-TABLES: dict[str, Table] = {
-    "completions": completions.FIELDS,
-    "chat": chat.FIELDS,
-    "responses": responses.FIELDS,
-    "input_tokens": responses.COUNTED,
-    "messages": messages.FIELDS,
-    "count_tokens": messages.COUNTED,
-    "tokenize": tokenize.TOKENIZE,
-    "detokenize": tokenize.DETOKENIZE,
+HELLO = [{"role": "user", "content": "a"}]
+REQUIRED: dict[str, Any] = {
+    "model": "a",
+    "prompt": "a",
+    "messages": HELLO,
+    "input": "a",
+    "max_tokens": 1,
+    "tokens": [1],
 }
-FIELDS = sorted({(name, id(field.reader)): field for table in TABLES.values() for name, field in table.items()}.items())
+
+
+def properties() -> dict[str, tuple[type[RequestModel], str]]:
+    """Every field of every request once for each schema that it has."""
+    found: dict[tuple[str, str], tuple[type[RequestModel], str]] = {}
+    for kind in REQUESTS.values():
+        for name, shape in request_schema(kind)["properties"].items():
+            found.setdefault((name, repr(shape)), (kind, name))
+    return {f"{kind.__name__}.{name}": (kind, name) for kind, name in found.values()}
+
+
+FIELDS = properties()
 CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
 BLOCKS = (
     {"type": "tool_use", "id": "1", "name": "f", "input": {}},
@@ -73,9 +83,13 @@ LIKELY = st.sampled_from(  # values near the borders of what fields take
 )
 
 
-def takes(field: Field, value: Any) -> bool:
+def smallest(kind: type[RequestModel]) -> dict[str, Any]:
+    return {name: REQUIRED[name] for name, field in fields_of(kind).items() if field.required}
+
+
+def takes(kind: type[RequestModel], name: str, value: Any) -> bool:
     try:
-        field.reader("field", value)
+        convert({**smallest(kind), name: value}, kind)
     except SluiceError:
         return False
     return True
@@ -94,36 +108,50 @@ def plain(value: Any) -> bool:
             return True
 
 
-@pytest.mark.parametrize("field", [field for _, field in FIELDS], ids=[name for (name, _), _ in FIELDS])
-def test_a_reader_takes_what_its_schema_allows_and_nothing_else(field: Field) -> None:
-    validator = Draft202012Validator(field.reader.schema)
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_takes_what_its_schema_allows_and_nothing_else(name: str) -> None:
+    kind, field = FIELDS[name]
+    validator = Draft202012Validator(request_schema(kind)["properties"][field])
 
     @settings(deadline=None, max_examples=60, database=None)
     @given((LIKELY | JSON).filter(plain).filter(lambda value: value is not None))
     def agree(value: Any) -> None:
-        assert takes(field, value) == validator.is_valid(value), value
+        assert takes(kind, field, value) == validator.is_valid(value), value
 
     agree()
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_says_what_is_required_and_leaves_out_what_is_refused(name: str) -> None:
-    table, said = TABLES[name], schema(TABLES[name])
-    meta.validate(said)
-    assert said["required"] == [name for name, field in table.items() if field.required]
-    assert set(table) - set(said["properties"]) == {name for name, field in table.items() if field.reader is refused}
-    valid = Draft202012Validator(said).is_valid
-    body = {name: "a" for name in said["required"]} | ({"max_tokens": 1} if "max_tokens" in said["required"] else {})
-    body |= {"messages": [{"role": "user", "content": "a"}]} if "messages" in table else {}
-    body |= {"input": "a"} if "input" in table else {}
-    body |= {"tokens": [1]} if "tokens" in table else {}
+@pytest.mark.parametrize("name", FIELDS)
+def test_both_ways_of_decoding_give_the_same_request(name: str) -> None:
+    """msgspec's, and the reading in Python of what it refuses."""
+    kind, field = FIELDS[name]
+
+    @settings(deadline=None, max_examples=30, database=None)
+    @given((LIKELY | JSON).filter(plain))
+    def agree(value: Any) -> None:
+        body = {**smallest(kind), field: value}
+        try:
+            fast = msgspec.json.decode(msgspec.json.encode(body), type=kind)
+        except msgspec.ValidationError:
+            return
+        assert fast == read(body, type_info(kind), "") == decode(msgspec.json.encode(body), kind)
+
+    agree()
+
+
+@pytest.mark.parametrize("kind", REQUESTS.values(), ids=REQUESTS)
+def test_a_schema_says_what_is_required_and_leaves_out_what_is_refused(kind: type[RequestModel]) -> None:
+    shape = request_schema(kind)
+    meta.validate(shape)
+    assert shape["required"] == [field.name for field in type_info(kind).fields if field.required]
+    assert {*kind.__struct_fields__, *kind.ONLY} - set(shape["properties"]) == set(refused_fields(kind))
+    valid = Draft202012Validator(shape).is_valid
+    body = smallest(kind)
     assert valid(body) and not valid(body | {"unknown": 1})
-    assert valid(
-        body | {name: None for name, field in table.items() if name in said["properties"] and not field.required}
-    )
+    assert valid(body | {name: None for name in shape["properties"] if name not in shape["required"]})
 
 
 def test_defaults_are_told_unless_they_could_not_be_sent() -> None:
-    told = schema(completions.FIELDS)["properties"]
+    told = request_schema(REQUESTS["CompletionRequest"])["properties"]
     assert (told["max_tokens"]["default"], told["temperature"]["default"], told["echo"]["default"]) == (128, 1.0, False)
     assert not any("default" in told[name] for name in ("top_k", "seed", "logit_bias", "stop", "logprobs"))

@@ -1,151 +1,259 @@
-"""Anthropic's messages and their content blocks, read as turns of a conversation.
+"""The request of Anthropic's messages, and the prompt that its messages and content blocks make.
 
-A message may become several turns: each result of a tool is a turn of its own.
+A message may become several chat messages: each result of a tool is one of its own.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from frontend.api.chat_prompt import MAX_PARTS, ChatMessage, call, content, turn
-from frontend.api.fields import (
-    Field,
-    Reader,
-    Table,
-    anything,
-    boolean,
-    choice,
-    each,
-    exactly,
-    only,
-    read,
-    reads,
-    record,
-    schema,
-    some_text,
-    unknown_type,
-    wrong_type,
+from msgspec import Meta
+
+from frontend.api.chat_prompt import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    ChatMessage,
+    Prompt,
+    call,
+    joined,
+    merge_same_role,
+    prompt,
+    turn,
 )
+from frontend.api.common import ModelContext
+from frontend.api.decoding import RequestModel, out_of_range
+from frontend.api.request_types import (
+    MAX_STOPS,
+    GenerationFields,
+    Ignored,
+    Positive,
+    Refused,
+    TemplateArguments,
+    Text,
+)
+from frontend.api.structured_output import OutputConfig
+from frontend.api.tools import CustomToolChoice, CustomTools, ThinkingField, thinking
+from frontend.output_parser.tool_choice import Function
+from frontend.text.chat_template import TemplateError
 
-text = content(empty=True, cache_control=anything, citations=only([]))
-_SHOWN = {"cache_control": Field(anything)}
+# the content blocks
 
-BLOCKS: Mapping[str, Table] = {
-    "text": {"text": Field(exactly(str), required=True), "citations": Field(only([])), **_SHOWN},
-    "tool_use": {
-        "id": Field(some_text, required=True),
-        "name": Field(some_text, required=True),
-        "input": Field(exactly(dict), required=True),
-        "caller": Field(anything),
-        **_SHOWN,
-    },
-    "thinking": {"thinking": Field(exactly(str), required=True), "signature": Field(exactly(str))},
-    "redacted_thinking": {"data": Field(exactly(str), required=True)},  # whose words nobody here can read
-    "tool_result": {
-        "tool_use_id": Field(some_text, required=True),
-        "content": Field(text, ""),
-        "is_error": Field(boolean, False),
-        **_SHOWN,
-    },
+
+class PlainTextBlock(RequestModel):
+    """A block where there is no other kind."""
+
+    UNKNOWN_TYPE = "unsupported_content"
+    ONLY: ClassVar = {"citations": ([],)}
+
+    type: Literal["text"]
+    text: str
+    cache_control: Ignored = None
+
+
+class SystemTextBlock(PlainTextBlock):
+    parsed_output: Ignored = None
+
+
+class _Block(RequestModel):
+    UNKNOWN_TYPE = "unsupported_content"
+
+    parsed_output: Ignored = None
+
+
+class TextBlock(_Block, tag="text"):
+    ONLY: ClassVar = {"citations": ([],)}
+
+    text: str
+    cache_control: Ignored = None
+
+
+class ToolUseBlock(_Block, tag="tool_use"):
+    id: Text
+    name: Text
+    input: dict[str, Any]
+    caller: Ignored = None
+    cache_control: Ignored = None
+
+
+class ThinkingBlock(_Block, tag="thinking"):
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(_Block, tag="redacted_thinking"):
+    data: str  # unreadable here
+
+
+class ToolResultBlock(_Block, tag="tool_result"):
+    tool_use_id: Text
+    content: str | Annotated[list[PlainTextBlock], Meta(max_length=MAX_PARTS)] | None = None
+    is_error: bool | None = None
+    cache_control: Ignored = None
+
+
+UserBlock = TextBlock | ToolResultBlock
+AssistantBlock = TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock
+_SomeParts = Meta(min_length=1, max_length=MAX_PARTS)
+
+
+# the messages
+
+
+class UserMessage(RequestModel, tag_field="role", tag="user"):
+    content: str | Annotated[list[UserBlock], _SomeParts]
+
+    def chat_messages(self) -> list[ChatMessage]:
+        """One for each tool result, and one for each run of texts between them."""
+        if isinstance(self.content, str):
+            return [turn("user", self.content)]
+        messages: list[ChatMessage] = []
+        for block in self.content:
+            match block:
+                case ToolResultBlock(tool_use_id=id, content=content, is_error=failed):
+                    result = f"Error: {joined(content)}" if failed else joined(content)
+                    messages.append(turn("tool", result) | {"tool_call_id": id})
+                case TextBlock(text=text) if messages and messages[-1]["role"] == "user":
+                    messages[-1]["content"] += text
+                case TextBlock(text=text):
+                    messages.append(turn("user", text))
+        return messages
+
+
+class AssistantMessage(RequestModel, tag_field="role", tag="assistant"):
+    content: str | Annotated[list[AssistantBlock], _SomeParts]
+
+    def chat_messages(self) -> list[ChatMessage]:
+        """One with all texts, all thoughts and all calls, as templates want them."""
+        if isinstance(self.content, str):
+            return [turn("assistant", self.content)]
+        texts, thoughts, calls = [], [], []
+        for block in self.content:
+            match block:
+                case TextBlock(text=text):
+                    texts.append(text)
+                case ThinkingBlock(thinking=thought):
+                    thoughts.append(thought)
+                case ToolUseBlock(id=id, name=name, input=arguments):
+                    calls.append(call(id, name, arguments))
+        return [turn("assistant", "".join(texts), "\n".join(thoughts), calls)]
+
+
+class SystemMessage(RequestModel, tag_field="role", tag="system"):
+    content: str | Annotated[list[SystemTextBlock], _SomeParts]
+
+    def chat_messages(self) -> list[ChatMessage]:
+        return [turn("system", joined(self.content))]
+
+
+# the request
+
+ModelField = Annotated[Text, Meta(description="The served name, see `/v1/models`; any other is refused")]
+Messages = Annotated[
+    Annotated[list[UserMessage | AssistantMessage | SystemMessage], Meta(min_length=1, max_length=MAX_MESSAGES)],
+    Meta(description="The conversation, oldest first"),
+]
+System = Annotated[
+    str | Annotated[list[PlainTextBlock], Meta(max_length=MAX_PARTS)] | None,
+    Meta(description="What stands before the conversation"),
+]
+CacheControl = Annotated[Any, Meta(description="Accepted, no effect: equal beginnings are always found")]
+OutputField = Annotated[
+    OutputConfig | None,
+    Meta(
+        description="`format`: a JSON schema that the answer keeps to; `effort`: passed to templates that know degrees"
+    ),
+]
+KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
+_ONLY: dict[str, Sequence[Any]] = {
+    "mcp_servers": ([],),
+    "context_management": ({"edits": []}, {"edits": [KEEP_THOUGHTS]}),  # values that keep the whole conversation
 }
-ROLES = {
-    "user": ("text", "tool_result"),
-    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
-    "system": ("text",),
-}
 
 
-def _blocks(kinds: Sequence[str]) -> Reader:
-    """A text, or an array of blocks of these kinds; always blocks afterwards."""
-    readers = {
-        kind: record({"type": Field(choice(kind), required=True), "parsed_output": Field(anything), **BLOCKS[kind]})
-        for kind in kinds
-    }
+class MessageCountRequest(RequestModel):
+    ONLY: ClassVar = _ONLY
 
-    @reads({"anyOf": [reader.schema for reader in readers.values()]})
-    def block(name: str, value: Any) -> Any:
-        kind = value.get("type") if type(value) is dict else None
-        if type(kind) is str and kind not in readers:
-            raise unknown_type(name, kind, f"one of {', '.join(readers)} here")
-        return readers[kind if type(kind) is str else "text"](name, value)
-
-    blocks = each(block, MAX_PARTS)
-
-    @reads({"anyOf": [{"type": "string"}, blocks.schema]})
-    def reader(name: str, value: Any) -> Any:
-        if type(value) is str:
-            return ({"type": "text", "text": value},)
-        if type(value) is not list:
-            raise wrong_type(name, value, "a string or an array of content blocks")
-        return blocks(name, value)
-
-    return reader
+    model: ModelField
+    messages: Messages
+    system: System = None
+    chat_template_kwargs: TemplateArguments = None
+    tools: CustomTools = None
+    tool_choice: CustomToolChoice = None
+    thinking: ThinkingField = None
+    cache_control: CacheControl = None
+    output_config: OutputField = None
 
 
-_messages: Mapping[str, Table] = {
-    role: {"role": Field(choice(*ROLES), required=True), "content": Field(_blocks(kinds), required=True)}
-    for role, kinds in ROLES.items()
-}
+class MessageRequest(GenerationFields):
+    ONLY: ClassVar = {**_ONLY, "speed": ("standard",)}
+
+    model: ModelField
+    messages: Messages
+    max_tokens: Annotated[Positive, Meta(description="Most tokens of the answer")]
+    system: System = None
+    stop_sequences: Annotated[
+        Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None,
+        Meta(description="Texts that end the answer; they are not part of it"),
+    ] = None
+    chat_template_kwargs: TemplateArguments = None
+    tools: CustomTools = None
+    tool_choice: CustomToolChoice = None
+    thinking: ThinkingField = None
+    cache_control: CacheControl = None
+    output_config: OutputField = None
+    inference_geo: Ignored = None
+    diagnostics: Ignored = None
+    thread: Refused = None
+    container: Refused = None
 
 
-@reads({"anyOf": [
-    {**schema(table), "properties": {**schema(table)["properties"], "role": {"const": role}}}
-    for role, table in _messages.items()
-]})  # fmt: skip
-def message(name: str, value: Any) -> list[ChatMessage]:
-    if type(value) is not dict:
-        raise wrong_type(name, value, "an object")
-    role = value.get("role")
-    table = _messages[role if type(role) is str and role in _messages else "user"]
-    said = read(table, value, f"{name}.")
-    return SPEAKERS[said["role"]](said["content"])
+def marks_cache(request: MessageRequest) -> bool:
+    """Whether a request has a `cache_control` somewhere."""
+    return any(getattr(part, "cache_control", None) is not None for part in _parts(request))
 
 
-def _assistants(blocks: Iterable[dict[str, Any]]) -> list[ChatMessage]:
-    """One turn: all texts, all thoughts and all calls of the message, as templates want them."""
-    texts, thoughts, calls = [], [], []
-    for block in blocks:
-        match block["type"]:
-            case "text":
-                texts.append(block["text"])
-            case "thinking":
-                thoughts.append(block["thinking"])
-            case "tool_use":
-                calls.append(call(block["id"], block["name"], block["input"]))
-    return [turn("assistant", "".join(texts), "\n".join(thoughts), calls)]
+def _parts(request: MessageRequest) -> Iterator[RequestModel]:
+    contents = (request.system, *[message.content for message in request.messages])
+    yield request
+    yield from request.tools or ()
+    for content in contents:
+        yield from content if isinstance(content, list) else ()
 
 
-def _users(blocks: Iterable[dict[str, Any]]) -> list[ChatMessage]:
-    """A turn for each tool result, and one for each run of texts between them."""
-    turns: list[ChatMessage] = []
-    for block in blocks:
-        if block["type"] == "tool_result":
-            result = f"Error: {block['content']}" if block["is_error"] else block["content"]
-            turns.append(turn("tool", result) | {"tool_call_id": block["tool_use_id"]})
-        elif turns and turns[-1]["role"] == "user":
-            turns[-1]["content"] += block["text"]
-        else:
-            turns.append(turn("user", block["text"]))
-    return turns
+async def message_prompt(
+    request: MessageRequest | MessageCountRequest, functions: Sequence[Function], context: ModelContext
+) -> Prompt:
+    """The prompt of a request's messages; it continues a last message of the assistant's.
+
+    Where a template accepts a system message at the beginning only, later ones become a user's. Raises BadRequest or
+    Unprocessable.
+    """
+    messages = list(chain.from_iterable(message.chat_messages() for message in request.messages))
+    if messages[0]["role"] == "system":
+        raise out_of_range("messages[0].role", "system", "user or assistant: what stands before is `system`")
+    system = [turn("system", joined(request.system))] if request.system else []
+    messages = merge_same_role([*system, *messages])
+    resume = messages[-1]["role"] == "assistant"
+    arguments = _template_arguments(request, context) | (request.chat_template_kwargs or {})
+    rest = arguments, functions, not resume, resume
+    try:
+        return await prompt(messages, context, *rest)
+    except TemplateError:
+        plain = merge_same_role(_later_systems_as_users(messages))
+        if plain == messages:
+            raise
+        return await prompt(plain, context, *rest)
 
 
-def _systems(blocks: Iterable[dict[str, Any]]) -> list[ChatMessage]:
-    return [turn("system", "".join([block["text"] for block in blocks]))]
+def _later_systems_as_users(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    return [one | {"role": "user"} if i and one["role"] == "system" else one for i, one in enumerate(messages)]
 
 
-SPEAKERS: Mapping[str, Callable[[Iterable[dict[str, Any]]], list[ChatMessage]]] = {
-    "user": _users,
-    "assistant": _assistants,
-    "system": _systems,
-}
-
-
-def marked(body: Mapping[str, Any]) -> bool:
-    """Whether a body that was read has a `cache_control` somewhere."""
-    several = (body.get("tools"), body.get("system"), *[message["content"] for message in body["messages"]])
-    blocks = [body, *chain.from_iterable(one for one in several if type(one) is list)]
-    return any(block.get("cache_control") is not None for block in blocks)
-
-
-def later_systems_as_users(turns: Iterable[ChatMessage]) -> list[ChatMessage]:
-    return [one | {"role": "user"} if i and one["role"] == "system" else one for i, one in enumerate(turns)]
+def _template_arguments(request: MessageRequest | MessageCountRequest, context: ModelContext) -> dict[str, Any]:
+    """Without `thinking` the model does not think; `adaptive` leaves it to the model, which may be unable to."""
+    style = context.style
+    kind = request.thinking.type if request.thinking else "disabled"
+    wanted = kind == "enabled" or (kind == "adaptive" and (style.has_reasoning or style.has_enable_thinking))
+    degree = request.output_config.effort if request.output_config else None
+    effort = {"reasoning_effort": degree} if degree is not None and style.has_reasoning_effort else {}
+    return effort | thinking(wanted, "thinking", context)

@@ -1,7 +1,7 @@
-"""OpenAI's API formats.
+"""OpenAI's API formats. Each `…_input` has the type of the request and its prompt, each `…_output` parsed answers.
 
-completions         text completions; chat completions stream the same kind of chunks
-typed_events        typed events, on the route of completions
-chat                chat completions; `chat_input` reads the messages, `chat_output` writes reasoning and tool calls
-responses           responses; `responses_input` reads the items, `responses_output` writes them
+completions, completions_input                 text completions
+typed_events                                   typed events, on the route of completions
+chat, chat_input, chat_output                  chat completions; they stream the same kind of chunks as completions
+responses, responses_input, responses_output   responses
 """

@@ -9,85 +9,61 @@ from typing import Any
 
 from frontend.api import structured_output
 from frontend.api.common import (
-    MAX_LOGPROBS,
-    OPENAI,
     AsyncDeltas,
     ModelContext,
     ResponseContext,
     Totals,
     check_length,
     check_model,
+    generation_request,
     openai_usage,
     sampling,
     to_json,
 )
-from frontend.api.fields import Field, Table, anything, boolean, integer, only, read, refused, some_text
-from frontend.api.openai.chat_input import OPENAI_CHAT, openai_prompt
+from frontend.api.openai.chat_input import ChatRequest, chat_prompt
 from frontend.api.openai.chat_output import ParsedChunkWriter, message, reason
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error
-from frontend.api.tools import answer_form, offer
+from frontend.api.tools import answer_form, functions, offer, openai_choice
 from frontend.errors import SluiceError, Unprocessable
 from frontend.output_parser.parsed import ParsedOutput
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
 
-__all__ = ["FIELDS", "NAME", "PREFIX", "complete", "error", "parse", "stream_error", "stream_writer"]
+__all__ = ["NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "stream_error", "stream_writer"]
 
 NAME, PREFIX = "chat", "chatcmpl"
+REQUEST = ChatRequest
 LEAST = -9999.0  # OpenAI's word for a log-probability of minus infinity, which JSON cannot say
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
 PARSED_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
 
-FIELDS: Table = {
-    **OPENAI,
-    **OPENAI_CHAT,
-    "model": Field(some_text),  # none given: the one that is served
-    "messages": Field(OPENAI_CHAT["messages"].reader, required=True),
-    "max_tokens": Field(integer(1)),
-    "max_completion_tokens": Field(integer(1)),
-    "logprobs": Field(boolean, False),
-    "top_logprobs": Field(integer(0, MAX_LOGPROBS)),
-    **structured_output.FIELDS,
-    "modalities": Field(only(["text"])),
-    "functions": Field(only([])),
-    "function_call": Field(only("none")),
-    "audio": Field(refused),
-    "prediction": Field(anything),
-    "moderation": Field(refused),
-    "verbosity": Field(only("medium")),
-    "web_search_options": Field(refused),
-}
 
-
-async def parse(body: dict[str, Any], context: ModelContext) -> GenerationRequest:
+async def parse(request: ChatRequest, context: ModelContext) -> GenerationRequest:
     """Raises BadRequest or Unprocessable, naming the field."""
-    values = read(FIELDS, body)
-    check_model(values["model"], context)
-    logprobs, most = _logprobs_asked(values), _max_tokens(values)
-    offered = offer(values["tools"], values["tool_choice"], values["parallel_tool_calls"], context)
-    ids, begins = await openai_prompt(values, context)
+    check_model(request.model, context)
+    logprobs, most = _logprobs_asked(request), _max_tokens(request)
+    known = functions(request.tools)
+    offered = offer(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
+    ids, begins = await chat_prompt(request, known, context)
     check_length("messages", len(ids), most or 1, context)
-    grammar = await structured_output.grammar(structured_output.openai(values), values["n"])
-    grammar, parser_config = await answer_form(offered, begins, grammar, context)
-    chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
-    options = values["stream_options"]
-    return GenerationRequest(
-        prompts=(ids,), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],
-        timings=values["timings"], model=context.model, parser_config=parser_config,
-        priority=values["priority"], deadline_ms=values["deadline_ms"], cache_salt=values["cache_salt"],
-        include_usage=options.get("include_usage", False),
-        continuous_usage=options.get("continuous_usage_stats", False),
-    )  # fmt: skip
+    wanted = structured_output.openai(request, request.response_format, "response_format")
+    grammar, parser_config = await answer_form(
+        offered, begins, await structured_output.grammar(wanted, request.n), context
+    )
+    chosen = sampling(request, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
+    return generation_request(
+        request, context, (ids,), chosen, stops=request.stops, n=request.n, parser_config=parser_config
+    )
 
 
-def _logprobs_asked(values: dict[str, Any]) -> int | None:
-    if values["top_logprobs"] and not values["logprobs"]:
+def _logprobs_asked(request: ChatRequest) -> int | None:
+    if request.top_logprobs and not request.logprobs:
         raise Unprocessable("`top_logprobs` needs `logprobs`", param="top_logprobs", code="out_of_range")
-    return (values["top_logprobs"] or 0) if values["logprobs"] else None
+    return (request.top_logprobs or 0) if request.logprobs else None
 
 
-def _max_tokens(values: dict[str, Any]) -> int | None:
+def _max_tokens(request: ChatRequest) -> int | None:
     """None: to the context's end."""
-    given = {values["max_tokens"], values["max_completion_tokens"]} - {None}
+    given = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(given) > 1:
         raise Unprocessable(
             "`max_tokens` and `max_completion_tokens` differ", param="max_completion_tokens", code="out_of_range"

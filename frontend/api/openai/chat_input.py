@@ -1,72 +1,74 @@
-"""The messages of OpenAI's chat completions as turns, and the prompt they make; `/tokenize` reads them, too."""
+"""The request of OpenAI's chat completions, and the prompt that its messages make; `/tokenize` shares them."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from frontend.api import tools
-from frontend.api.chat_prompt import MAX_MESSAGES, ROLES, ChatMessage, Prompt, call, content, parsed, prompt, turn
+from msgspec import Meta
+
+from frontend.api.chat_prompt import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    ROLES,
+    ChatMessage,
+    Prompt,
+    call,
+    joined,
+    parsed,
+    prompt,
+    turn,
+)
 from frontend.api.common import ModelContext
-from frontend.api.fields import (
-    Field,
-    Table,
-    anything,
-    boolean,
-    choice,
-    each,
-    exactly,
-    integer,
-    only,
-    reads,
-    record,
-    refused,
-    some_text,
+from frontend.api.decoding import FieldError, RequestModel
+from frontend.api.request_types import (
+    MAX_CHOICES,
+    Count,
+    Ignored,
+    ModelName,
+    OpenAIFields,
+    Positive,
+    Refused,
+    TemplateArguments,
+    Text,
+    TopLogprobs,
+)
+from frontend.api.structured_output import ResponseFormat
+from frontend.api.tools import (
+    FunctionToolChoice,
+    FunctionTools,
+    ParallelToolCalls,
+    ReasoningEffort,
+    effort,
 )
 from frontend.errors import BadRequest, Unprocessable
+from frontend.output_parser.tool_choice import Function
 
 MAX_CALLS = 128
-THOUGHTS = ("reasoning_content", "reasoning")  # two names of one thing
-
-_call = record({
-    "id": Field(some_text, required=True),
-    "type": Field(choice("function"), "function"),
-    "function": Field(
-        record({
-            "name": Field(some_text, required=True),
-            "arguments": Field(exactly(str), ""),
-            "parsed_arguments": Field(anything),  # the SDK's own
-        }),
-        required=True,
-    ),
-    "index": Field(integer(0)),  # of a stream
-})  # fmt: skip
+THOUGHTS = ("reasoning_content", "reasoning")  # two names of the same field
 
 
-@reads(_call.schema)
-def _called(name: str, value: Any) -> ChatMessage:
-    """As templates want it: the arguments as an object, unless they are none."""
-    read = _call(name, value)
-    function = read["function"]
-    return call(read["id"], function["name"], parsed(function["arguments"] or "{}"))
+class TextPart(RequestModel):
+    UNKNOWN_TYPE = "unsupported_content"
+
+    type: Literal["text"]
+    text: str
+    cache_control: Ignored = None
+    prompt_cache_breakpoint: Ignored = None
 
 
-_content = content(cache_control=anything, prompt_cache_breakpoint=anything)
-_message = record({
-    "role": Field(choice("system", "developer", "user", "assistant", "tool"), required=True),
-    "content": Field(_content),
-    "name": Field(some_text),
-    "tool_call_id": Field(some_text),
-    "tool_calls": Field(each(_called, MAX_CALLS, empty=True), ()),
-    **{name: Field(exactly(str)) for name in THOUGHTS},
-    "function_call": Field(refused),
-    "refusal": Field(refused),
-    "audio": Field(refused),
-    "annotations": Field(anything),
-    "parsed": Field(anything),  # the SDK's own
-    "type": Field(only("text", "message")),  # lm-evaluation-harness' and the Responses API's word for any message
-})  # fmt: skip
+class CalledFunction(RequestModel):
+    name: Text
+    arguments: str | None = None
+    parsed_arguments: Ignored = None  # the SDK's own
 
 
-def _having(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+class ToolCall(RequestModel):
+    id: Text
+    function: CalledFunction
+    type: Literal["function"] | None = None
+    index: Count | None = None  # of a stream
+
+
+def _having(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"required": [name], "properties": {name: schema}}
 
 
@@ -75,42 +77,116 @@ _thought: list[dict[str, Any]] = [_having(name, {"type": "string", "minLength": 
 _called_or_thought = {"anyOf": [_having("tool_calls", {"type": "array", "minItems": 1}), *_thought]}
 
 
-@reads({"allOf": [
-    _message.schema,
-    {"anyOf": [_having("content", {"not": {"type": "null"}}), {"allOf": [_from_assistant, _called_or_thought]}]},
-    {"anyOf": [_from_assistant, {"properties": {"tool_calls": {"maxItems": 0}}}]},
-]})  # fmt: skip
-def _turn(name: str, value: Any) -> ChatMessage:
+class MessageParam(RequestModel):
     """Only an assistant's message that calls or thinks may have no content."""
-    message = _message(name, value)
-    role, calls = message["role"], list(message["tool_calls"])
-    if calls and role != "assistant":
-        raise Unprocessable(
-            f"`{name}.tool_calls` belong to the assistant", param=f"{name}.tool_calls", code="out_of_range"
-        )
-    thought = next((message[name] for name in THOUGHTS if message[name]), None)
-    if message["content"] is None and not (role == "assistant" and (calls or thought)):
-        raise BadRequest(f"`{name}.content` is missing", param=f"{name}.content", code="missing_field")
-    also = {key: message[key] for key in ("name", "tool_call_id") if message[key] is not None}
-    return turn(ROLES.get(role, role), message["content"] or "", thought, calls) | also
+
+    ONLY: ClassVar = {"type": ("text", "message")}  # lm-evaluation-harness' and the Responses API's for any message
+    SCHEMA: ClassVar = (
+        {"anyOf": [_having("content", {"not": {"type": "null"}}), {"allOf": [_from_assistant, _called_or_thought]}]},
+        {"anyOf": [_from_assistant, {"properties": {"tool_calls": {"maxItems": 0}}}]},
+    )
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=MAX_PARTS)] | None = None
+    name: Text | None = None
+    tool_call_id: Text | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    function_call: Refused = None
+    refusal: Refused = None
+    audio: Refused = None
+    annotations: Ignored = None
+    parsed: Ignored = None  # the SDK's own
+
+    def __post_init__(self) -> None:
+        if self.tool_calls and self.role != "assistant":
+            raise FieldError("tool_calls", "belong to the assistant")
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.thought)):
+            raise FieldError("content", "is missing", BadRequest, "missing_field")
+
+    @property
+    def thought(self) -> str | None:
+        return self.reasoning_content or self.reasoning
+
+    def chat_message(self) -> ChatMessage:
+        """The message for chat templates, which want arguments as an object, unless they are none."""
+        calls = [
+            call(one.id, one.function.name, parsed(one.function.arguments or "{}")) for one in self.tool_calls or ()
+        ]
+        also = {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
+        return turn(ROLES.get(self.role, self.role), joined(self.content), self.thought, calls) | also
 
 
-OPENAI_CHAT: Table = {
-    "messages": Field(each(_turn, MAX_MESSAGES)),
-    "chat_template_kwargs": Field(exactly(dict), {}),
-    "add_generation_prompt": Field(boolean),
-    "continue_final_message": Field(boolean, False),
-    **tools.OPENAI_TOOLS,
-}
+Messages = Annotated[
+    Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES)],
+    Meta(description="The conversation, oldest first"),
+]
+AddGenerationPrompt = Annotated[bool | None, Meta(description="false: do not open the assistant's turn")]
+ContinueFinalMessage = Annotated[bool, Meta(description="Continue the last message instead of answering it")]
+_max_tokens = "Most tokens of the answer; absent: to the context's end"
 
 
-async def openai_prompt(values: Mapping[str, Any], context: ModelContext) -> Prompt:
-    """The prompt for fields read by the OPENAI_CHAT table."""
-    generate, resume = values["add_generation_prompt"], values["continue_final_message"]
+class ChatRequest(OpenAIFields):
+    ONLY: ClassVar = {
+        **OpenAIFields.ONLY,
+        "modalities": (["text"],),
+        "functions": ([],),  # the old name of `tools`
+        "function_call": ("none",),  # the old name of `tool_choice`
+        "verbosity": ("medium",),
+    }
+
+    messages: Messages
+    model: ModelName = None
+    max_tokens: Annotated[Positive | None, Meta(description=_max_tokens)] = None
+    max_completion_tokens: Annotated[Positive | None, Meta(description="The newer name of `max_tokens`")] = None
+    n: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)],
+        Meta(description="Answers to each prompt; their seeds are `seed`, `seed` + 1, …"),
+    ] = 1
+    logprobs: Annotated[bool, Meta(description="Log-probabilities of the answer's tokens")] = False
+    top_logprobs: TopLogprobs = None
+    response_format: Annotated[
+        ResponseFormat | None,
+        Meta(description="`text`, `json_object`, or `json_schema` with the schema that the answer keeps to"),
+    ] = None
+    chat_template_kwargs: TemplateArguments = None
+    add_generation_prompt: AddGenerationPrompt = None
+    continue_final_message: ContinueFinalMessage = False
+    tools: FunctionTools = None
+    tool_choice: FunctionToolChoice = None
+    parallel_tool_calls: ParallelToolCalls = True
+    reasoning_effort: ReasoningEffort = None
+    prediction: Ignored = None
+    audio: Refused = None
+    moderation: Refused = None
+    web_search_options: Refused = None
+
+
+class TokenizeRequest(RequestModel):
+    model: ModelName = None
+    prompt: Annotated[str | None, Meta(description="A text")] = None
+    add_special_tokens: Annotated[bool | None, Meta(description="false: without the tokenizer's special tokens")] = None
+    messages: Messages | None = None
+    chat_template_kwargs: TemplateArguments = None
+    add_generation_prompt: AddGenerationPrompt = None
+    continue_final_message: ContinueFinalMessage = False
+    tools: FunctionTools = None
+    tool_choice: FunctionToolChoice = None
+    parallel_tool_calls: ParallelToolCalls = True
+    reasoning_effort: ReasoningEffort = None
+
+
+async def chat_prompt(
+    request: ChatRequest | TokenizeRequest, functions: Sequence[Function], context: ModelContext
+) -> Prompt:
+    """The prompt of a request's messages. Raises BadRequest or Unprocessable."""
+    generate, resume = request.add_generation_prompt, request.continue_final_message
     if generate and resume:
         raise Unprocessable(
             "`continue_final_message` cannot go with `add_generation_prompt`",
             param="continue_final_message", code="out_of_range",
         )  # fmt: skip
-    kwargs = tools.effort(values["reasoning_effort"], "reasoning_effort", context) | values["chat_template_kwargs"]
-    return await prompt(values["messages"], context, kwargs, values["tools"], generate is not False, resume)
+    arguments = effort(request.reasoning_effort, "reasoning_effort", context) | (request.chat_template_kwargs or {})
+    messages = [message.chat_message() for message in request.messages or ()]
+    return await prompt(messages, context, arguments, functions, generate is not False, resume)

@@ -11,104 +11,50 @@ from typing import Any
 
 from frontend.api import structured_output
 from frontend.api.common import (
-    MAX_LOGPROBS,
-    OPENAI,
     AsyncDeltas,
     ModelContext,
     ResponseContext,
     Totals,
-    check_ids,
     check_length,
     check_model,
+    generation_request,
     openai_error,
     openai_usage,
     sampling,
     to_json,
 )
-from frontend.api.fields import Field, Table, boolean, choice, integer, only, read, reads, wrong_type
-from frontend.errors import BadRequest, SluiceError, Unprocessable
+from frontend.api.openai.completions_input import CompletionRequest, prompt_texts, tokenized
+from frontend.errors import SluiceError, Unprocessable
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
 
 NAME, PREFIX = "completions", "cmpl"
+REQUEST = CompletionRequest
 DONE = b"data: [DONE]\n\n"
-MAX_PROMPTS = 2048
 FINISH = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
 
-Prompt = str | list[int]
 
-
-_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-_PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, _IDS]}
-
-
-@reads({"anyOf": [*_PROMPT["anyOf"], {"type": "array", "items": _PROMPT, "minItems": 1, "maxItems": MAX_PROMPTS}]})
-def prompts(name: str, value: Any) -> list[Prompt]:
-    """Text, ids, or a list of either."""
-    if type(value) is str or (type(value) is list and value and type(value[0]) is int):
-        value = [value]
-    if type(value) is not list:
-        raise wrong_type(name, value, "a string, an array of token ids, or an array of either")
-    if len(value) > MAX_PROMPTS:
-        raise Unprocessable(f"`{name}` may have at most {MAX_PROMPTS} entries", param=name, code="out_of_range")
-    if not value or not all(value):
-        raise BadRequest(f"`{name}` is empty", param=name, code="empty_prompt")
-    for entry in value:
-        if type(entry) is not str and (type(entry) is not list or not all(type(token) is int for token in entry)):
-            raise wrong_type(name, entry, "a string, an array of token ids, or an array of either")
-    return value
-
-
-FIELDS: Table = {
-    **OPENAI,
-    "prompt": Field(prompts, required=True),
-    "max_tokens": Field(integer(0), 128),
-    "logprobs": Field(integer(0, MAX_LOGPROBS)),
-    "echo": Field(boolean, False),
-    **structured_output.FIELDS,
-    "best_of": Field(integer(1)),
-    "suffix": Field(only("")),
-    "stream_format": Field(choice("openai", "events")),
-}
-
-
-async def parse(body: dict[str, Any], context: ModelContext) -> GenerationRequest:
+async def parse(request: CompletionRequest, context: ModelContext) -> GenerationRequest:
     """Raises BadRequest or Unprocessable, naming the field."""
-    values = read(FIELDS, body)
-    check_model(values["model"], context)
-    if values["best_of"] not in (None, values["n"]):
+    check_model(request.model, context)
+    if request.best_of not in (None, request.n):
         raise Unprocessable("`best_of` other than `n` is not offered", param="best_of", code="unsupported_field")
-    if values["max_tokens"] == 0 and not values["echo"]:
+    if request.max_tokens == 0 and not request.echo:
         raise Unprocessable("`max_tokens` must be at least 1 without `echo`", param="max_tokens", code="out_of_range")
-    scores = {"logprobs": values["logprobs"], "prompt_logprobs": values["echo"] and values["logprobs"] is not None}
-    grammar = await structured_output.grammar(structured_output.openai(values), len(values["prompt"]) * values["n"])
-    chosen = sampling(values, values["max_tokens"], context, grammar=grammar, **scores)
-    tokens = await _tokens(values["prompt"], context)
+    prompts = request.prompts
+    grammar = await structured_output.grammar(
+        structured_output.openai(request, request.response_format, "response_format"), len(prompts) * request.n
+    )
+    chosen = sampling(
+        request, request.max_tokens, context, grammar=grammar, logprobs=request.logprobs,
+        prompt_logprobs=request.echo and request.logprobs is not None,
+    )  # fmt: skip
+    tokens = await tokenized(prompts, context)
     for ids in tokens:
         check_length("prompt", len(ids), chosen.max_tokens, context)
-    options = values["stream_options"]
-    return GenerationRequest(
-        prompts=tuple(tokens), sampling=chosen, stops=values["stop"], n=values["n"], stream=values["stream"],
-        timings=values["timings"], model=context.model, echo=_written(values["prompt"]) if values["echo"] else (),
-        priority=values["priority"], deadline_ms=values["deadline_ms"], cache_salt=values["cache_salt"],
-        include_usage=options.get("include_usage", False),
-        continuous_usage=options.get("continuous_usage_stats", False),
+    return generation_request(
+        request, context, tuple(tokens), chosen, stops=request.stops, n=request.n,
+        echo=prompt_texts(prompts) if request.echo else (),
     )  # fmt: skip
-
-
-def _written(prompts: list[Prompt]) -> tuple[str, ...]:
-    """Each as the client wrote it; empty where it gave ids."""
-    return tuple([prompt if isinstance(prompt, str) else "" for prompt in prompts])
-
-
-async def _tokens(given: list[Prompt], context: ModelContext) -> list[list[int]]:
-    texts = [prompt for prompt in given if isinstance(prompt, str)]
-    encoded = iter(await context.tokenizer.encode_batch(texts) if texts else [])
-    tokens = [next(encoded) if isinstance(prompt, str) else prompt for prompt in given]
-    for ids in tokens:
-        if not ids:
-            raise BadRequest("`prompt` has no tokens", param="prompt", code="empty_prompt")
-        check_ids("prompt", ids, context.vocab_size)
-    return tokens
 
 
 def stream_writer(context: ResponseContext) -> "ChunkWriter":

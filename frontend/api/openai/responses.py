@@ -5,53 +5,35 @@ the answer was cut off, response.incomplete. Nothing is stored: a request brings
 """
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from frontend.api import structured_output
-from frontend.api.chat_prompt import Prompt, merge_same_role, prompt, turn
 from frontend.api.common import (
-    MAX_LOGPROBS,
-    OPENAI,
     AsyncDeltas,
     ModelContext,
     ResponseContext,
     Totals,
     check_length,
     check_model,
+    generation_request,
     openai_error,
     sampling,
     to_json,
 )
-from frontend.api.fields import (
-    Field,
-    Table,
-    anything,
-    choice,
-    exactly,
-    flags,
-    integer,
-    list_of,
-    only,
-    read,
-    record,
-    refused,
-    some_text,
-)
-from frontend.api.openai.chat_input import OPENAI_CHAT
 from frontend.api.openai.completions import error
-from frontend.api.openai.responses_input import given
+from frontend.api.openai.responses_input import SCORES, ResponseCountRequest, ResponseRequest, response_prompt
 from frontend.api.openai.responses_output import BEGUN, CUT, DONE, Output, Step, numbered, step
-from frontend.api.tools import FLAT_TOOLS, answer_form, degree, effort, offer
+from frontend.api.structured_output import TextFormat
+from frontend.api.tools import answer_form, functions, offer, openai_choice
 from frontend.errors import SluiceError
+from frontend.output_parser.tool_choice import Function
 from frontend.request import Delta, Finish, GenerationRequest
 from shared.messages import Sampling
 
 __all__ = [
-    "COUNTED",
-    "FIELDS",
     "NAME",
     "PREFIX",
+    "REQUEST",
     "complete",
     "count_tokens",
     "error",
@@ -61,112 +43,61 @@ __all__ = [
 ]
 
 NAME, PREFIX = "responses", "resp"
-SCORES = "message.output_text.logprobs"
-INCLUDED = (
-    SCORES, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
-    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-)  # fmt: skip
+REQUEST = ResponseRequest
 OPENING = ("response.created", "response.in_progress")
-_summary = choice("auto", "concise", "detailed")
-
-COUNTED: Table = {
-    "model": Field(some_text),  # none given: the one that is served
-    "input": Field(given, required=True),
-    "instructions": Field(exactly(str), ""),
-    "chat_template_kwargs": OPENAI_CHAT["chat_template_kwargs"],
-    **FLAT_TOOLS,
-    "reasoning": Field(
-        record({
-            "effort": Field(degree),
-            "summary": Field(_summary),
-            "generate_summary": Field(_summary),
-            "context": Field(only("auto")),
-            "mode": Field(only("standard")),
-        }),
-        {},
-    ),
-    "text": Field(record(structured_output.TEXT), {}),
-    "truncation": Field(only("disabled")),
-    "previous_response_id": Field(refused),
-    "conversation": Field(refused),
-}  # fmt: skip
-
-FIELDS: Table = {
-    **{name: field for name, field in OPENAI.items() if name != "n"},
-    **COUNTED,
-    "max_output_tokens": Field(integer(1)),
-    "include": Field(list_of(choice(*INCLUDED), len(INCLUDED)), ()),
-    "top_logprobs": Field(integer(0, MAX_LOGPROBS)),
-    "stream_options": Field(flags("include_obfuscation", "include_usage"), {}),
-    **structured_output.GUIDED,
-    "background": Field(only(False)),
-    "max_tool_calls": Field(integer(1)),
-    "client_metadata": Field(anything),
-    "prompt": Field(refused),
-    "context_management": Field(only([])),
-    "moderation": Field(refused),
-}
 
 
-async def parse(body: dict[str, Any], context: ModelContext) -> GenerationRequest:
+async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRequest:
     """Raises BadRequest or Unprocessable, naming the field."""
-    values = read(FIELDS, body)
-    check_model(values["model"], context)
-    logprobs, most = _logprobs_asked(values), values["max_output_tokens"]
-    offered = offer(values["tools"], values["tool_choice"], values["parallel_tool_calls"], context)
-    ids, begins = await _prompt(values, context)
+    check_model(request.model, context)
+    logprobs, most = _logprobs_asked(request), request.max_output_tokens
+    known = functions(request.tools)
+    offered = offer(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
+    ids, begins = await response_prompt(request, known, context)
     check_length("input", len(ids), most or 1, context)
-    grammar = await structured_output.grammar(structured_output.responses(values))
-    grammar, parser_config = await answer_form(offered, begins, grammar, context)
-    chosen = sampling(values, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
-    return GenerationRequest(
-        prompts=(ids,), sampling=chosen, stops=values["stop"], stream=values["stream"],
-        timings=values["timings"], model=context.model, parser_config=parser_config,
-        priority=values["priority"], deadline_ms=values["deadline_ms"], cache_salt=values["cache_salt"],
-        format_data=_echoed(body, values, chosen),
+    wanted = structured_output.openai(request, _format(request), "text.format")
+    grammar, parser_config = await answer_form(offered, begins, await structured_output.grammar(wanted), context)
+    chosen = sampling(request, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
+    return generation_request(
+        request, context, (ids,), chosen, stops=request.stops, parser_config=parser_config,
+        format_data=_echoed(request, known, chosen),
     )  # fmt: skip
 
 
-def _logprobs_asked(values: Mapping[str, Any]) -> int | None:
-    """Who names a number of rivals wants scores, and need not say so twice."""
-    asked = SCORES in values["include"] or values["top_logprobs"]
-    return (values["top_logprobs"] or 0) if asked else None
+def _logprobs_asked(request: ResponseRequest) -> int | None:
+    """A number of rivals asks for log-probabilities, too."""
+    asked = SCORES in (request.include or ()) or request.top_logprobs
+    return (request.top_logprobs or 0) if asked else None
 
 
-async def _prompt(values: Mapping[str, Any], context: ModelContext) -> Prompt:
-    instructions = [turn("system", values["instructions"])] if values["instructions"] else []
-    turns = merge_same_role([*instructions, *values["input"]])
-    wanted = effort(values["reasoning"].get("effort"), "reasoning.effort", context)
-    return await prompt(turns, context, wanted | values["chat_template_kwargs"], values["tools"], param="input")
+def _format(request: ResponseRequest) -> TextFormat | None:
+    return request.text.format if request.text else None
 
 
-async def count_tokens(body: dict[str, Any], context: ModelContext) -> dict[str, Any]:
+async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> dict[str, Any]:
     """What the same body, sent as a request, would have as its `input_tokens`."""
-    values = read(COUNTED, body)
-    check_model(values["model"], context)
-    offer(values["tools"], values["tool_choice"], values["parallel_tool_calls"], context)
-    return {"object": "response.input_tokens", "input_tokens": len((await _prompt(values, context)).ids)}
+    check_model(request.model, context)
+    known = functions(request.tools)
+    offer(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
+    ids = (await response_prompt(request, known, context)).ids
+    return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
 
-def _echoed(body: Mapping[str, Any], values: Mapping[str, Any], chosen: Sampling) -> dict[str, Any]:
+def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampling) -> dict[str, Any]:
     """What a response says about its request."""
-    tools = [{"type": "function", **one.definition["function"], "strict": one.strict} for one in values["tools"]]
+    tools = [{"type": "function", **one.definition["function"], "strict": one.strict} for one in known]
     return {
-        "instructions": body.get("instructions"), "max_output_tokens": values["max_output_tokens"],
-        "max_tool_calls": values["max_tool_calls"], "metadata": values["metadata"] or {},
-        "parallel_tool_calls": values["parallel_tool_calls"],
-        "reasoning": {"effort": values["reasoning"].get("effort"), "summary": None},
-        "temperature": chosen.temperature, "text": {"format": _format(body)},
-        "tool_choice": body.get("tool_choice") or "auto", "tools": tools,
-        "top_logprobs": values["top_logprobs"] or 0, "top_p": chosen.top_p, "truncation": "disabled",
-        "user": values["user"], "service_tier": "default", "store": False, "background": False,
+        "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls, "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+        "temperature": chosen.temperature,
+        "text": {"format": _format(request) or {"type": "text"}},
+        "tool_choice": request.tool_choice or "auto", "tools": tools,
+        "top_logprobs": request.top_logprobs or 0, "top_p": chosen.top_p, "truncation": "disabled",
+        "user": request.user, "service_tier": "default", "store": False, "background": False,
         "previous_response_id": None,
     }  # fmt: skip
-
-
-def _format(body: Mapping[str, Any]) -> Any:
-    return (body.get("text") or {}).get("format") or {"type": "text"}
 
 
 def stream_writer(context: ResponseContext) -> "ResponseWriter":

@@ -1,112 +1,229 @@
-"""The input items of OpenAI's responses, read as turns of a conversation.
+"""The request of OpenAI's responses, and the prompt that its input items make.
 
-What the assistant thought, said and called in one turn comes as several items; `neighbours` joins them again.
+What the assistant thought, said and called in one turn comes as several items; `merge_same_role` joins them again.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from frontend.api.chat_prompt import MAX_MESSAGES, MAX_PARTS, ROLES, ChatMessage, call, content, parsed, turn
-from frontend.api.fields import (
-    Field,
-    Reader,
-    Table,
-    anything,
-    choice,
-    each,
-    exactly,
-    only,
-    read,
-    reads,
-    record,
-    schema,
-    some_text,
-    unknown_type,
-    wrong_type,
+from msgspec import Meta
+
+from frontend.api.chat_prompt import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    ROLES,
+    ChatMessage,
+    Prompt,
+    call,
+    joined,
+    merge_same_role,
+    parsed,
+    prompt,
+    turn,
 )
+from frontend.api.common import ModelContext
+from frontend.api.decoding import FieldError, RequestModel
+from frontend.api.request_types import (
+    Ignored,
+    ModelName,
+    OpenAIFields,
+    Positive,
+    Refused,
+    ResponseStreamOptions,
+    TemplateArguments,
+    Text,
+    TopLogprobs,
+)
+from frontend.api.structured_output import TextOptions
+from frontend.api.tools import Degree, FlatFunctionTools, FlatToolChoice, ParallelToolCalls, effort
 from frontend.errors import BadRequest
+from frontend.output_parser.tool_choice import Function
 
-text = content(
-    "input_text", "output_text", annotations=anything, logprobs=anything, prompt_cache_breakpoint=anything,
-    parsed=anything,
-)  # fmt: skip
-result = content("input_text", empty=True, prompt_cache_breakpoint=anything)
-status = choice("in_progress", "completed", "incomplete")
-_COMMON: Table = {"id": Field(exactly(str)), "status": Field(status)}
+SCORES = "message.output_text.logprobs"
+
+# the input items
 
 
-def _thoughts(kind: str) -> Reader:
-    """Parts of a thought; there may be none."""
-    part = record({"type": Field(choice(kind), required=True), "text": Field(exactly(str), required=True)})
-    parts = each(part, MAX_PARTS, empty=True)
+class _ContentPart(RequestModel):
+    UNKNOWN_TYPE = "unsupported_content"
 
-    @reads(parts.schema)
-    def reader(name: str, value: Any) -> str:
-        return "".join(part["text"] for part in parts(name, value))
-
-    return reader
+    text: str
+    prompt_cache_breakpoint: Ignored = None
 
 
-ITEMS: Mapping[str, Table] = {
-    "message": {
-        "type": Field(choice("message"), "message"),
-        "role": Field(choice("user", "assistant", "system", "developer"), required=True),
-        "content": Field(text, required=True),
-        "phase": Field(choice("commentary", "final_answer")),
-    },
-    "function_call": {
-        "type": Field(choice("function_call"), required=True),
-        "call_id": Field(some_text, required=True),
-        "name": Field(some_text, required=True),
-        "arguments": Field(exactly(str), ""),
-        "parsed_arguments": Field(anything),  # the SDK's own
-        "async": Field(only(False)),
-        "caller": Field(only({"type": "direct"})),
-    },
-    "function_call_output": {
-        "type": Field(choice("function_call_output"), required=True),
-        "call_id": Field(some_text, required=True),
-        "output": Field(result, required=True),
-        "name": Field(some_text),
-        "caller": Field(only({"type": "direct"})),
-    },
-    "reasoning": {
-        "type": Field(choice("reasoning"), required=True),
-        "summary": Field(_thoughts("summary_text"), ""),
-        "content": Field(_thoughts("reasoning_text"), ""),
-        "encrypted_content": Field(exactly(str)),  # whose words nobody here can read
-    },
-}  # fmt: skip
-_TABLES: Mapping[str, Table] = {kind: {**table, **_COMMON} for kind, table in ITEMS.items()}
+class TextPart(_ContentPart):
+    type: Literal["input_text", "output_text"]
+    annotations: Ignored = None
+    logprobs: Ignored = None
+    parsed: Ignored = None
 
 
-@reads({"anyOf": [schema(table) for table in _TABLES.values()]})
-def item(name: str, value: Any) -> ChatMessage:
-    if type(value) is not dict:
-        raise wrong_type(name, value, "an object")
-    kind = value.get("type")
-    if type(kind) is str and kind not in _TABLES:
-        raise unknown_type(name, kind, f"one of {', '.join(_TABLES)}")
-    said = read(_TABLES[kind if type(kind) is str else "message"], value, f"{name}.")
-    return _TURNS[said["type"]](said)
+class ResultPart(_ContentPart):
+    type: Literal["input_text"]
 
 
-_TURNS: Mapping[str, Callable[[Mapping[str, Any]], ChatMessage]] = {
-    "message": lambda said: turn(ROLES.get(said["role"], said["role"]), said["content"]),
-    "function_call": lambda said: turn(
-        "assistant", "", calls=[call(said["call_id"], said["name"], parsed(said["arguments"] or "{}"))]
-    ),
-    "function_call_output": lambda said: turn("tool", said["output"]) | {"tool_call_id": said["call_id"]},
-    "reasoning": lambda said: turn("assistant", "", said["content"] or said["summary"]),
-}
-_items = each(item, MAX_MESSAGES)
+class SummaryPart(RequestModel):
+    type: Literal["summary_text"]
+    text: str
 
 
-@reads({"anyOf": [{"type": "string", "minLength": 1}, _items.schema]})
-def given(name: str, value: Any) -> tuple[ChatMessage, ...]:
-    """A user's text, or items."""
+class ReasoningPart(RequestModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class _Item(RequestModel):
+    UNKNOWN_TYPE = "unsupported_content"
+
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class Message(_Item, tag="message"):
+    DEFAULT_TYPE = True
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=MAX_PARTS)]
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCall(_Item, tag="function_call"):
+    ONLY: ClassVar = {"async": (False,), "caller": ({"type": "direct"},)}
+
+    call_id: Text
+    name: Text
+    arguments: str | None = None
+    parsed_arguments: Ignored = None  # the SDK's own
+
+
+class FunctionCallOutput(_Item, tag="function_call_output"):
+    ONLY: ClassVar = {"caller": ({"type": "direct"},)}
+
+    call_id: Text
+    output: str | Annotated[list[ResultPart], Meta(max_length=MAX_PARTS)]
+    name: Text | None = None
+
+
+class Reasoning(_Item, tag="reasoning"):
+    summary: Annotated[list[SummaryPart], Meta(max_length=MAX_PARTS)] | None = None
+    content: Annotated[list[ReasoningPart], Meta(max_length=MAX_PARTS)] | None = None
+    encrypted_content: str | None = None  # unreadable here
+
+
+Item = Message | FunctionCall | FunctionCallOutput | Reasoning
+
+
+def _chat_message(item: Item) -> ChatMessage:
+    match item:
+        case Message(role=role, content=content):
+            return turn(ROLES.get(role, role), joined(content))
+        case FunctionCall(call_id=id, name=name, arguments=arguments):
+            return turn("assistant", "", calls=[call(id, name, parsed(arguments or "{}"))])
+        case FunctionCallOutput(call_id=id, output=output):
+            return turn("tool", joined(output)) | {"tool_call_id": id}
+        case Reasoning(content=content, summary=summary):
+            return turn("assistant", "", joined(content) or joined(summary))
+
+
+# the request
+
+
+class ReasoningOptions(RequestModel):
+    ONLY: ClassVar = {"context": ("auto",), "mode": ("standard",)}
+
+    effort: Degree | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+Input = Annotated[
+    Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+    | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)],
+    Meta(description="A user's text, or all items of the conversation, oldest first"),
+]
+Instructions = Annotated[str | None, Meta(description="What stands before the conversation")]
+ReasoningField = Annotated[
+    ReasoningOptions | None,
+    Meta(description="`effort`: as `reasoning_effort`; `summary` has no effect: thoughts are sent as they are"),
+]
+TextField = Annotated[
+    TextOptions | None, Meta(description="`format`: the same as `response_format`; `verbosity`: only `medium`")
+]
+Included = Literal[
+    "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
+    "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
+    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+]  # fmt: skip
+_COUNT_ONLY: dict[str, Sequence[Any]] = {"truncation": ("disabled",)}
+
+
+def _check_input(value: str | list[Item]) -> None:
     if value == "":
-        raise BadRequest(f"`{name}` is empty", param=name, code="empty_prompt")
-    if type(value) is not str and type(value) is not list:
-        raise wrong_type(name, value, "a string or an array of items")
-    return (turn("user", value),) if type(value) is str else _items(name, value)
+        raise FieldError("input", "is empty", BadRequest, "empty_prompt")
+
+
+class ResponseCountRequest(RequestModel):
+    ONLY: ClassVar = _COUNT_ONLY
+
+    input: Input
+    model: ModelName = None
+    instructions: Instructions = None
+    chat_template_kwargs: TemplateArguments = None
+    tools: FlatFunctionTools = None
+    tool_choice: FlatToolChoice = None
+    parallel_tool_calls: ParallelToolCalls = True
+    reasoning: ReasoningField = None
+    text: TextField = None
+    previous_response_id: Refused = None
+    conversation: Refused = None
+
+    def __post_init__(self) -> None:
+        _check_input(self.input)
+
+
+class ResponseRequest(OpenAIFields):
+    ONLY: ClassVar = {**OpenAIFields.ONLY, **_COUNT_ONLY, "background": (False,), "context_management": ([],)}
+
+    input: Input
+    model: ModelName = None
+    instructions: Instructions = None
+    max_output_tokens: Annotated[
+        Positive | None,
+        Meta(description="Most tokens of the answer, thoughts among them; absent: to the context's end"),
+    ] = None
+    include: Annotated[
+        Annotated[list[Included], Meta(max_length=8)] | None,
+        Meta(description=f"`{SCORES}`: log-probabilities of the text's tokens; the rest has no effect"),
+    ] = None
+    top_logprobs: TopLogprobs = None
+    stream_options: Annotated[ResponseStreamOptions | None, Meta(description="Accepted, no effect")] = None
+    chat_template_kwargs: TemplateArguments = None
+    tools: FlatFunctionTools = None
+    tool_choice: FlatToolChoice = None
+    parallel_tool_calls: ParallelToolCalls = True
+    reasoning: ReasoningField = None
+    text: TextField = None
+    max_tool_calls: Annotated[
+        Positive | None, Meta(description="A limit for built-in tools, of which there are none")
+    ] = None
+    client_metadata: Ignored = None
+    previous_response_id: Refused = None
+    conversation: Refused = None
+    prompt: Refused = None
+    moderation: Refused = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_input(self.input)
+
+
+async def response_prompt(
+    request: ResponseRequest | ResponseCountRequest, functions: Sequence[Function], context: ModelContext
+) -> Prompt:
+    """The prompt of a request's items. Raises BadRequest or Unprocessable."""
+    instructions = [turn("system", request.instructions)] if request.instructions else []
+    items = request.input
+    messages = [turn("user", items)] if isinstance(items, str) else [_chat_message(item) for item in items]
+    arguments = effort(request.reasoning.effort if request.reasoning else None, "reasoning.effort", context)
+    arguments |= request.chat_template_kwargs or {}
+    return await prompt(merge_same_role([*instructions, *messages]), context, arguments, functions, param="input")

@@ -5,18 +5,19 @@ Always a stream. One `token` event for every generated id, in order, then exactl
 
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any
 
 from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, Totals, to_json
 from frontend.api.openai import completions
+from frontend.api.openai.completions_input import CompletionRequest
 from frontend.errors import SluiceError, Unprocessable
 from frontend.request import Delta, GenerationRequest
 
 NAME, PREFIX = "events", completions.PREFIX
+REQUEST = CompletionRequest
 
 
-async def parse(body: dict[str, Any], context: ModelContext) -> GenerationRequest:
-    """As OpenAI's, less what these events have no place for."""
+async def parse(body: CompletionRequest, context: ModelContext) -> GenerationRequest:
+    """The same as completions, without what these events have no place for."""
     request = await completions.parse(body, context)
     if request.n > 1 or len(request.prompts) > 1:
         param = "n" if request.n > 1 else "prompt"

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 import frontend.api.app
-from frontend.api.openai import chat, completions
+from frontend.api.openai.chat_input import ChatRequest
+from frontend.api.openai.completions_input import CompletionRequest
 from frontend.observability.stats import stats
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, FakeLink
@@ -106,7 +107,8 @@ def test_the_fields_that_it_sends_are_known_to_both_dialects() -> None:
     sampling = inputs - {"probabilities", "system", "tools", "input"}
     sent = sampling | set(re.findall(r'^      (\w+): (?:"|\')', SCRIPTS["panel.js"], re.MULTILINE))
     assert {"temperature", "seed", "stop", "stream", "stream_options", "timings"} <= sent
-    assert sent <= set(chat.FIELDS) & set(completions.FIELDS) and "tools" in inputs & set(chat.FIELDS)
+    assert sent <= {*ChatRequest.__struct_fields__} & {*CompletionRequest.__struct_fields__}
+    assert "tools" in inputs & {*ChatRequest.__struct_fields__}
 
 
 def test_the_statistics_that_it_draws_exist() -> None:

@@ -1,0 +1,87 @@
+"""The request of OpenAI's text completions, and its prompts as token ids; typed events share it."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from frontend.api.common import ModelContext, check_ids
+from frontend.api.decoding import EXACT, FieldError
+from frontend.api.request_types import MAX_CHOICES, MAX_LOGPROBS, Count, OpenAIFields, Positive, Text
+from frontend.api.structured_output import ResponseFormat
+from frontend.errors import BadRequest
+
+MAX_PROMPTS = 2048
+SHAPES = "a string, an array of token ids, or an array of either"
+
+Prompt = str | list[int]
+
+_ids: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_one: list[dict[str, Any]] = [{"type": "string", "minLength": 1}, _ids]
+_several = {"type": "array", "items": {"anyOf": _one}, "minItems": 1, "maxItems": MAX_PROMPTS}
+_Token = Annotated[int, EXACT]
+
+
+class CompletionRequest(OpenAIFields):
+    ONLY: ClassVar = {**OpenAIFields.ONLY, "suffix": ("",)}
+
+    model: Annotated[Text, Meta(description="The served name, see `/v1/models`; any other is refused")]
+    prompt: Annotated[
+        str | list[str | _Token | list[_Token]],
+        Meta(description="A text, token ids, or several of either", extra_json_schema={"anyOf": [*_one, _several]}),
+    ]
+    max_tokens: Annotated[Count, Meta(description="Most tokens of the answer")] = 128
+    n: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)],
+        Meta(description="Answers to each prompt; their seeds are `seed`, `seed` + 1, …"),
+    ] = 1
+    best_of: Annotated[Positive | None, Meta(description="Must equal `n`")] = None
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,
+        Meta(description="Log-probabilities of the answer's tokens, and of this many of the most likely ones"),
+    ] = None
+    echo: Annotated[
+        bool, Meta(description="The prompt stands before the answer; with `logprobs` it is scored, too")
+    ] = False
+    response_format: Annotated[
+        ResponseFormat | None,
+        Meta(description="`text`, `json_object`, or `json_schema` with the schema that the answer keeps to"),
+    ] = None
+    stream_format: Annotated[
+        Literal["openai", "events"] | None,
+        Meta(description="`events`: typed events instead of OpenAI's chunks; null: `--completions-stream-format`"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        prompts = self.prompts
+        if not prompts or not all(prompts):
+            raise FieldError("prompt", "is empty", BadRequest, "empty_prompt")
+        if len(prompts) > MAX_PROMPTS:
+            raise FieldError("prompt", f"may have at most {MAX_PROMPTS} entries")
+        kinds = {*map(type, self.prompt)} if isinstance(self.prompt, list) else set()
+        if int in kinds and kinds != {int}:
+            raise FieldError("prompt", f"must be {SHAPES}", BadRequest, "wrong_type")
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """A list of prompts in any case."""
+        several: Any = self.prompt
+        single = type(several) is str or (bool(several) and type(several[0]) is int)
+        return [several] if single else several
+
+
+def prompt_texts(prompts: list[Prompt]) -> tuple[str, ...]:
+    """Each prompt as the client wrote it; empty for token ids."""
+    return tuple([prompt if isinstance(prompt, str) else "" for prompt in prompts])
+
+
+async def tokenized(prompts: list[Prompt], context: ModelContext) -> list[list[int]]:
+    """Raises BadRequest for a prompt without tokens, Unprocessable for ids outside the vocabulary."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = iter(await context.tokenizer.encode_batch(texts) if texts else [])
+    tokens = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    for ids in tokens:
+        if not ids:
+            raise BadRequest("`prompt` has no tokens", param="prompt", code="empty_prompt")
+        check_ids("prompt", ids, context.vocab_size)
+    return tokens
