@@ -1,4 +1,4 @@
-"""The workers' side of the wire that a test plays by hand: a fleet without sockets.
+"""A worker pool without sockets, which a test plays by hand.
 
 Streams are the real ones. `play` says what happens to each admitted sequence; without one the test feeds the
 streams itself with `say` and `end`.
@@ -32,7 +32,7 @@ READY_STATUS = m.Status(
 
 STATES = {workers.READY: ConnectionState.READY, workers.DRAINING: ConnectionState.DRAINING}
 
-Play = Callable[["FakeLink", Stream], None]
+Play = Callable[["FakePool", Stream], None]
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Submitted:
 
 
 @dataclass(eq=False)
-class FakeLink:
+class FakePool:
     """`refusals[i]`, if there is one, refuses the i-th submit; `delays[i]` is how long its admission takes."""
 
     play: Play | None = None
@@ -148,7 +148,7 @@ class FakeLink:
 def saying(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str = "", pause_s: float = 0.0) -> Play:
     """A play: the pieces one after another, with time for the frontend between them, then the end with the last."""
 
-    def play(link: FakeLink, stream: Stream) -> None:
+    def play(link: FakePool, stream: Stream) -> None:
         def step(i: int) -> None:
             if i < len(pieces):
                 link.say(stream, pieces[i])

@@ -19,13 +19,13 @@ from frontend.server.connection_limits import ConnectionLimits
 from frontend.server.http_protocol import LimitedHttpProtocol, enforce_timeouts
 from frontend.text.tokenizer import Tokenizer
 from shared.config import FrontendConfig, ModelConfig
-from tests.fakes import MODEL, FakeLink
+from tests.fakes import MODEL, FakePool
 from tests.patience import PATIENCE_S
 
 Refused = Callable[[str], None]
 
 
-def app_over(link: FakeLink, tokenizer: Tokenizer | None, **config: Any) -> Starlette:
+def app_over(link: FakePool, tokenizer: Tokenizer | None, **config: Any) -> Starlette:
     """`tokenizer` None: it is still loading. Needs a running loop."""
     loading: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     if tokenizer is not None:

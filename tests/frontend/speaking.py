@@ -11,7 +11,7 @@ from frontend.output_parser.formats import ModelFormat
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared import messages as m
-from tests.fakes import MODEL, FakeLink, context, saying
+from tests.fakes import MODEL, FakePool, context, saying
 from tests.frontend.serving import app_over, serving
 from tests.frontend.tokenizers_for_tests import byte_level, save
 
@@ -34,12 +34,12 @@ class Model:
     says: list[str] = field(default_factory=list)
     size: int = 3  # tokens that come at once
     outcome: m.Outcome = m.Outcome.EOS
-    link: FakeLink = field(init=False)
+    link: FakePool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.link = FakeLink(self._play, welcome=m.Welcome(1, 1, 4711, MODEL, "", LIMITS))
+        self.link = FakePool(self._play, welcome=m.Welcome(1, 1, 4711, MODEL, "", LIMITS))
 
-    def _play(self, link: FakeLink, stream: Stream) -> None:
+    def _play(self, link: FakePool, stream: Stream) -> None:
         (ids,) = self.tokenizer.encode_now([self.says.pop(0)], False)
         if stream.submit.sampling.logprobs is not None:
             link.score(stream, 0, [-0.5] * len(ids), k=stream.submit.sampling.logprobs)

@@ -17,21 +17,21 @@ from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import DRAINING, READY, not_ready
 from shared.config import ConfigError
 from shared.messages import Outcome, WorkerState
-from tests.fakes import MODEL, READY_STATUS, FakeLink, saying
+from tests.fakes import MODEL, READY_STATUS, FakePool, saying
 from tests.frontend.serving import app_over
 
 BODY = {"model": MODEL, "prompt": "abc", "max_tokens": 8}
 
 
 @asynccontextmanager
-async def client(link: FakeLink, tokenizer: Tokenizer | None, **config: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def client(link: FakePool, tokenizer: Tokenizer | None, **config: Any) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app_over(link, tokenizer, **config))
     async with httpx.AsyncClient(transport=transport, base_url="http://sluice") as http:
         yield http
 
 
-def play(tokenizer: Tokenizer, text: str = "hello", outcome: Outcome = Outcome.LENGTH) -> FakeLink:
-    return FakeLink(saying(tokenizer.encode_now([text], False)[0], outcome=outcome))
+def play(tokenizer: Tokenizer, text: str = "hello", outcome: Outcome = Outcome.LENGTH) -> FakePool:
+    return FakePool(saying(tokenizer.encode_now([text], False)[0], outcome=outcome))
 
 
 async def test_a_completion_in_one_piece(tokenizer: Tokenizer) -> None:
@@ -65,7 +65,7 @@ async def test_stream_headers(tokenizer: Tokenizer) -> None:
 
 
 async def test_every_answer_has_a_request_id_and_keeps_a_sane_one(tokenizer: Tokenizer) -> None:
-    async with client(FakeLink(), tokenizer) as http:
+    async with client(FakePool(), tokenizer) as http:
         ids = [(await http.get(path)).headers["x-request-id"] for path in ("/health", "/nowhere", "/stats")]
         own = await http.get("/health", headers={"X-Request-Id": "abc-1"})
         odd = await http.get("/health", headers={"X-Request-Id": "a b"})
@@ -91,7 +91,7 @@ async def test_every_answer_has_a_request_id_and_keeps_a_sane_one(tokenizer: Tok
 async def test_refusals_before_the_stream(
     tokenizer: Tokenizer, content: bytes, status: int, kind: str, param: str | None
 ) -> None:
-    link = FakeLink()
+    link = FakePool()
     async with client(link, tokenizer) as http:
         answer = await http.post("/v1/completions", content=content)
     error = answer.json()["error"]
@@ -100,13 +100,13 @@ async def test_refusals_before_the_stream(
 
 
 async def test_typed_events_have_their_own_envelope(tokenizer: Tokenizer) -> None:
-    async with client(FakeLink(), tokenizer) as http:
+    async with client(FakePool(), tokenizer) as http:
         answer = await http.post("/v1/completions", json=BODY | {"stream_format": "events", "temperature": -1})
     assert answer.status_code == 422 and list(answer.json()) == ["error"] and "temperature" in answer.json()["error"]
 
 
 async def test_unknown_routes_and_methods(tokenizer: Tokenizer) -> None:
-    async with client(FakeLink(), tokenizer) as http:
+    async with client(FakePool(), tokenizer) as http:
         missing, wrong = await http.post("/v1/nowhere"), await http.get("/v1/completions")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
     assert (wrong.status_code, wrong.json()["error"]["type"]) == (405, "not_found_error")
@@ -119,7 +119,7 @@ async def test_a_body_over_the_limit_is_413(tokenizer: Tokenizer, chunked: bool)
         for _ in range(10):
             yield b" " * 100
 
-    async with client(FakeLink(), tokenizer, max_body_bytes=999) as http:
+    async with client(FakePool(), tokenizer, max_body_bytes=999) as http:
         answer = await http.post("/v1/completions", content=pieces() if chunked else b" " * 1000)
         fits = await http.post("/v1/completions", content=b" " * 999)
     assert (answer.status_code, answer.json()["error"]["type"]) == (413, "invalid_request_error")
@@ -128,7 +128,7 @@ async def test_a_body_over_the_limit_is_413(tokenizer: Tokenizer, chunked: bool)
 
 @pytest.mark.parametrize(("after", "header"), [(0.0, "1"), (2.1, "3")])
 async def test_a_full_queue_is_503_with_retry_after(tokenizer: Tokenizer, after: float, header: str) -> None:
-    link = FakeLink(refusals={0: Overloaded("the queue is full", code="queue_full", retry_after=after)})
+    link = FakePool(refusals={0: Overloaded("the queue is full", code="queue_full", retry_after=after)})
     async with client(link, tokenizer) as http:
         answer = await http.post("/v1/completions", json=BODY | {"stream": True})
         metrics = (await http.get("/metrics")).text
@@ -138,7 +138,7 @@ async def test_a_full_queue_is_503_with_retry_after(tokenizer: Tokenizer, after:
 
 
 async def test_without_worker_or_tokenizer_it_is_503(tokenizer: Tokenizer) -> None:
-    for link, loaded in ((FakeLink(readiness=not_ready("worker lost")), tokenizer), (FakeLink(), None)):
+    for link, loaded in ((FakePool(readiness=not_ready("worker lost")), tokenizer), (FakePool(), None)):
         async with client(link, loaded) as http:
             answer = await http.post("/v1/completions", json=BODY)
             health = await http.get("/health")
@@ -149,7 +149,7 @@ async def test_without_worker_or_tokenizer_it_is_503(tokenizer: Tokenizer) -> No
 
 
 async def test_the_worker_may_refuse_for_good(tokenizer: Tokenizer) -> None:
-    link = FakeLink(refusals={0: Unprocessable("too long", code="context_length_exceeded")})
+    link = FakePool(refusals={0: Unprocessable("too long", code="context_length_exceeded")})
     async with client(link, tokenizer) as http:
         answer = await http.post("/v1/completions", json=BODY)
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "context_length_exceeded")
@@ -164,10 +164,10 @@ async def test_a_failed_step_is_500_in_one_piece(tokenizer: Tokenizer) -> None:
 async def test_our_own_mistake_is_500_with_an_id_and_a_trace(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(link: FakeLink, stream: object) -> None:
+    def broken(link: FakePool, stream: object) -> None:
         raise ZeroDivisionError("secret")
 
-    async with client(FakeLink(broken), tokenizer) as http:
+    async with client(FakePool(broken), tokenizer) as http:
         answer = await http.post("/v1/completions", json=BODY, headers={"X-Request-Id": "find-me"})
     assert answer.status_code == 500 and "secret" not in answer.text
     assert "find-me" in answer.json()["error"]["message"]
@@ -200,7 +200,7 @@ async def test_priority_deadline_and_salt_go_along_in_all_dialects(tokenizer: To
 async def test_a_deadline_is_504_before_the_headers_and_an_error_after(
     tokenizer: Tokenizer, path: str, kind: str
 ) -> None:
-    link = FakeLink(lambda link, stream: link.say(stream, [65]))  # and never ends: a worker that hangs, or is lost
+    link = FakePool(lambda link, stream: link.say(stream, [65]))  # and never ends: a worker that hangs, or is lost
     body = {"model": MODEL, "max_tokens": 8, "deadline_ms": 50}
     body |= {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "hi"}]}
     async with client(link, tokenizer) as http:
@@ -216,7 +216,7 @@ async def test_a_deadline_is_504_before_the_headers_and_an_error_after(
 
 
 async def test_a_deadline_holds_while_the_worker_has_not_admitted_it(tokenizer: Tokenizer) -> None:
-    link = FakeLink(delays={0: 60.0, 1: 60.0})
+    link = FakePool(delays={0: 60.0, 1: 60.0})
     async with client(link, tokenizer) as http:
         began = time.perf_counter()
         answer = await http.post("/v1/completions", json=BODY | {"deadline_ms": 50, "n": 2})
@@ -248,7 +248,7 @@ async def test_keys_guard_every_route_that_holds_data(tokenizer: Tokenizer, tmp_
 async def test_a_changed_file_of_keys_counts_at_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sk-old\n")
-    async with client(FakeLink(), tokenizer, api_keys=str(keys)) as http:
+    async with client(FakePool(), tokenizer, api_keys=str(keys)) as http:
         keys.write_text("sk-new\n")
         os.utime(keys, ns=(1, 1))
         old, new = [await http.get("/stats", headers={"X-Api-Key": key}) for key in ("sk-old", "sk-new")]
@@ -276,10 +276,10 @@ async def test_a_line_that_is_no_key_and_name_is_named_and_a_running_server_keep
     keys = tmp_path / "keys"
     keys.write_text("sk-one alice in wonderland\n")
     with pytest.raises(ConfigError, match="line 1") as problem:
-        app_over(FakeLink(), tokenizer, api_keys=str(keys))
+        app_over(FakePool(), tokenizer, api_keys=str(keys))
     assert "sk-one" not in str(problem.value)
     keys.write_text("sk-one alice\n")
-    async with client(FakeLink(), tokenizer, api_keys=str(keys)) as http:
+    async with client(FakePool(), tokenizer, api_keys=str(keys)) as http:
         keys.write_text("sk-two\nsk-three a/b\n")
         for _ in range(2):
             assert (await http.get("/stats", headers={"X-Api-Key": "sk-one"})).status_code == 200
@@ -290,14 +290,14 @@ async def test_a_file_without_keys_is_a_mistake_at_start(tokenizer: Tokenizer, t
     (tmp_path / "empty").write_text("# nothing\n")
     for name in ("missing", "empty"):
         with pytest.raises(ConfigError, match="--api-keys"):
-            app_over(FakeLink(), tokenizer, api_keys=str(tmp_path / name))
+            app_over(FakePool(), tokenizer, api_keys=str(tmp_path / name))
 
 
 # the small routes
 
 
 async def test_models(tokenizer: Tokenizer) -> None:
-    async with client(FakeLink(), tokenizer) as http:
+    async with client(FakePool(), tokenizer) as http:
         listing = (await http.get("/v1/models")).json()
         one = (await http.get(f"/v1/models/{MODEL}")).json()
         other = await http.get("/v1/models/org/other")
@@ -308,7 +308,7 @@ async def test_models(tokenizer: Tokenizer) -> None:
 
 
 async def test_nobody_claims_a_length_before_a_worker_has_told_it(tokenizer: Tokenizer) -> None:
-    link = FakeLink(readiness=not_ready("loading 42%"), welcome=None)
+    link = FakePool(readiness=not_ready("loading 42%"), welcome=None)
     async with client(link, tokenizer) as http:
         paths = ("/v1/models", f"/v1/models/{MODEL}")
         (listing, one) = [(await http.get(path)).json() for path in paths]
@@ -319,7 +319,7 @@ async def test_nobody_claims_a_length_before_a_worker_has_told_it(tokenizer: Tok
 
 async def test_ready_tells_progress(tokenizer: Tokenizer) -> None:
     loading = type(READY_STATUS)(0, 0, MODEL, "cpu", "float32", WorkerState.LOADING, 0.42)
-    link = FakeLink(readiness=not_ready("loading 42%"), status=loading)
+    link = FakePool(readiness=not_ready("loading 42%"), status=loading)
     async with client(link, tokenizer) as http:
         answer, health = await http.get("/ready"), await http.get("/health")
         assert answer.json() == {"status": "not_ready", "reason": "loading 42%", "progress": 0.42}
@@ -335,9 +335,9 @@ async def test_stats_have_one_shape_with_and_without_a_worker(tokenizer: Tokeniz
     def shape(value: Any) -> Any:
         return {key: shape(inner) for key, inner in value.items()} if isinstance(value, dict) else type(value)
 
-    async with client(FakeLink(), tokenizer) as http:
+    async with client(FakePool(), tokenizer) as http:
         there = (await http.get("/stats")).json()
-    async with client(FakeLink(status=None, welcome=None, readiness=not_ready("no worker yet")), tokenizer) as http:
+    async with client(FakePool(status=None, welcome=None, readiness=not_ready("no worker yet")), tokenizer) as http:
         absent = (await http.get("/stats")).json()
     assert shape(there) == shape(absent)
     assert there["pages"] == {"free": 6, "cached": 3, "owned": 1, "total": 10}
@@ -348,7 +348,7 @@ async def test_stats_have_one_shape_with_and_without_a_worker(tokenizer: Tokeniz
 
 
 async def test_tokenize_and_back(tokenizer: Tokenizer) -> None:
-    async with client(FakeLink(readiness=not_ready("worker lost")), tokenizer) as http:
+    async with client(FakePool(readiness=not_ready("worker lost")), tokenizer) as http:
         text = (await http.post("/tokenize", json={"prompt": "the €"})).json()
         bare = (await http.post("/tokenize", json={"prompt": "the €", "add_special_tokens": False})).json()
         back = (await http.post("/detokenize", json={"tokens": bare["tokens"]})).json()
@@ -362,6 +362,6 @@ async def test_tokenize_and_back(tokenizer: Tokenizer) -> None:
 
 
 async def test_the_page_needs_nothing_from_outside(tokenizer: Tokenizer) -> None:
-    async with client(FakeLink(), tokenizer) as http:
+    async with client(FakePool(), tokenizer) as http:
         page = await http.get("/")
     assert page.headers["content-type"].startswith("text/html") and "://" not in page.text

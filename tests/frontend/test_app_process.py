@@ -23,7 +23,7 @@ SERVER = """
 import socket, sys
 import frontend.__main__ as main
 from shared.config import ModelConfig, Settings, WorkerConfig
-from tests.fakes import FakeLink
+from tests.fakes import FakePool
 
 def play(link, stream):
     def say():
@@ -34,7 +34,7 @@ def play(link, stream):
             link.end(stream, "length")
     link.later(say)
 
-main.WorkerPool = lambda *_, **__: FakeLink(play)
+main.WorkerPool = lambda *_, **__: FakePool(play)
 settings = Settings(
     model=ModelConfig(model=sys.argv[1], served_model_name="tiny"),
     worker=WorkerConfig(drain_timeout=float(sys.argv[3])),

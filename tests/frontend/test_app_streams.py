@@ -12,7 +12,7 @@ from frontend.errors import Overloaded
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared.messages import Outcome
-from tests.fakes import MODEL, FakeLink, saying
+from tests.fakes import MODEL, FakePool, saying
 from tests.frontend.serving import Raw, app_over, serving, until
 from tests.patience import PATIENCE_S
 
@@ -29,7 +29,7 @@ def sdk(url: str) -> openai.AsyncOpenAI:
 
 async def test_the_sdk_streams_and_folds_to_the_whole(tokenizer: Tokenizer) -> None:
     pieces = [encode(tokenizer, text) for text in ("Hello", " the", " €uro")]
-    link = FakeLink(saying(*pieces, outcome=Outcome.LENGTH, pause_s=0.002))
+    link = FakePool(saying(*pieces, outcome=Outcome.LENGTH, pause_s=0.002))
     async with serving(app_over(link, tokenizer)) as url, sdk(url) as client:
         whole = await client.completions.create(model=MODEL, prompt="abc", max_tokens=100, seed=5)
         stream = await client.completions.create(
@@ -44,17 +44,17 @@ async def test_the_sdk_streams_and_folds_to_the_whole(tokenizer: Tokenizer) -> N
 
 
 async def test_the_sdk_takes_several_prompts_and_choices(tokenizer: Tokenizer) -> None:
-    def play(link: FakeLink, stream: Stream) -> None:
+    def play(link: FakePool, stream: Stream) -> None:
         link.say(stream, encode(tokenizer, f"#{stream.id}"))
         link.end(stream, Outcome.LENGTH)
 
-    async with serving(app_over(FakeLink(play), tokenizer)) as url, sdk(url) as client:
+    async with serving(app_over(FakePool(play), tokenizer)) as url, sdk(url) as client:
         answer = await client.completions.create(model=MODEL, prompt=["a", "b"], n=2, max_tokens=9)
     assert [choice.text for choice in answer.choices] == ["#1", "#2", "#3", "#4"]
 
 
 async def test_the_sdk_raises_what_was_refused(tokenizer: Tokenizer) -> None:
-    link = FakeLink(refusals={0: Overloaded("full", code="queue_full", retry_after=1.0)})
+    link = FakePool(refusals={0: Overloaded("full", code="queue_full", retry_after=1.0)})
     async with serving(app_over(link, tokenizer)) as url, sdk(url) as client:
         with pytest.raises(openai.UnprocessableEntityError) as refused:
             await client.completions.create(model=MODEL, prompt="a", temperature=-1)
@@ -66,7 +66,7 @@ async def test_the_sdk_raises_what_was_refused(tokenizer: Tokenizer) -> None:
 
 
 async def test_the_sdk_raises_on_a_failure_in_mid_stream(tokenizer: Tokenizer) -> None:
-    link = FakeLink(saying(encode(tokenizer, "half"), outcome=Outcome.ERROR, error="the step failed"))
+    link = FakePool(saying(encode(tokenizer, "half"), outcome=Outcome.ERROR, error="the step failed"))
     async with serving(app_over(link, tokenizer)) as url, sdk(url) as client:
         got = []
         with pytest.raises(openai.APIError, match="the step failed"):
@@ -77,7 +77,7 @@ async def test_the_sdk_raises_on_a_failure_in_mid_stream(tokenizer: Tokenizer) -
 
 @pytest.mark.parametrize(("stream_format", "marker"), [("openai", "[DONE]"), ("events", "event: done")])
 async def test_a_failed_stream_has_no_good_end(tokenizer: Tokenizer, stream_format: str, marker: str) -> None:
-    link = FakeLink(saying(encode(tokenizer, "half"), outcome=Outcome.SHUTDOWN))
+    link = FakePool(saying(encode(tokenizer, "half"), outcome=Outcome.SHUTDOWN))
     async with serving(app_over(link, tokenizer)) as url, httpx.AsyncClient() as http:
         body = BODY | {"stream": True, "stream_format": stream_format}
         answer = await http.post(f"{url}/v1/completions", json=body)
@@ -87,18 +87,18 @@ async def test_a_failed_stream_has_no_good_end(tokenizer: Tokenizer, stream_form
 
 
 async def test_a_mistake_in_mid_stream_is_an_error_event(tokenizer: Tokenizer) -> None:
-    def play(link: FakeLink, stream: Stream) -> None:
+    def play(link: FakePool, stream: Stream) -> None:
         link.later(lambda: link.say(stream, encode(tokenizer, "a")))
         link.later(lambda: link.say(stream, ["no id"]), 0.05)  # type: ignore[list-item]
 
-    async with serving(app_over(FakeLink(play), tokenizer)) as url, httpx.AsyncClient() as http:
+    async with serving(app_over(FakePool(play), tokenizer)) as url, httpx.AsyncClient() as http:
         answer = await http.post(f"{url}/v1/completions", json=BODY | {"stream": True})
     assert answer.text.count("data: ") == 2 and '"type":"internal_error"' in answer.text and "[DONE]" not in answer.text
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_has_its_request_aborted(tokenizer: Tokenizer, stream: bool) -> None:
-    link = FakeLink()
+    link = FakePool()
     app = app_over(link, tokenizer)
     async with serving(app) as url:
         client = await Raw.post(url, "/v1/completions", BODY | {"stream": stream, "n": 2})
@@ -112,7 +112,7 @@ async def test_a_client_that_leaves_has_its_request_aborted(tokenizer: Tokenizer
 
 
 async def test_a_client_that_leaves_before_admission_has_its_request_cancelled(tokenizer: Tokenizer) -> None:
-    link = FakeLink(delays={0: 60.0})
+    link = FakePool(delays={0: 60.0})
     async with serving(app_over(link, tokenizer)) as url:
         client = await Raw.post(url, "/v1/completions", BODY)
         await until(lambda: link.calls == 1)
@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_before_admission_has_its_request_cancelled(t
 
 
 async def test_deltas_for_a_client_that_does_not_read_become_one(tokenizer: Tokenizer) -> None:
-    link, gate = FakeLink(), asyncio.Event()
+    link, gate = FakePool(), asyncio.Event()
     written: list[bytes] = []
 
     async def receive() -> Message:
@@ -154,7 +154,7 @@ async def test_deltas_for_a_client_that_does_not_read_become_one(tokenizer: Toke
 
 
 async def test_silence_is_filled_with_comments(tokenizer: Tokenizer) -> None:
-    link = FakeLink()
+    link = FakePool()
     async with serving(app_over(link, tokenizer, keepalive_s=0.05)) as url:
         client = await Raw.post(url, "/v1/completions", BODY | {"stream": True})
         heard = await asyncio.wait_for(client.reader.readuntil(b": keep-alive\n\n"), PATIENCE_S)
@@ -167,7 +167,7 @@ async def test_silence_is_filled_with_comments(tokenizer: Tokenizer) -> None:
 
 
 async def test_one_write_for_all_that_came_at_once(tokenizer: Tokenizer) -> None:
-    link = FakeLink()
+    link = FakePool()
     async with serving(app_over(link, tokenizer)) as url:
         client = await Raw.post(url, "/v1/completions", BODY | {"stream": True, "stream_format": "events"})
         await until(lambda: link.submitted)
@@ -181,7 +181,7 @@ async def test_one_write_for_all_that_came_at_once(tokenizer: Tokenizer) -> None
 
 
 async def test_draining_ends_what_does_not_finish_and_says_so(tokenizer: Tokenizer) -> None:
-    link = FakeLink()
+    link = FakePool()
     app = app_over(link, tokenizer)
     async with serving(app) as url, httpx.AsyncClient(base_url=url) as http:
         slow = asyncio.create_task(http.post("/v1/completions", json=BODY | {"stream": True}))

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import MODEL, TEMPLATE, FakeLink, saying
+from tests.fakes import MODEL, TEMPLATE, FakePool, saying
 from tests.frontend.serving import app_over
 
 USER: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
@@ -62,7 +62,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
 
 
 async def status(tokenizer: Tokenizer, path: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
-    app = app_over(FakeLink(play=saying(tokenizer.encode_now(["hi"], False)[0])), tokenizer)
+    app = app_over(FakePool(play=saying(tokenizer.encode_now(["hi"], False)[0])), tokenizer)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
         answer = await http.post(path, json={"model": MODEL, most: 5} | body, headers=headers)
@@ -123,7 +123,7 @@ async def test_responses_of_codex(tokenizer: Tokenizer) -> None:
 
 
 async def test_a_harness_may_ask_for_the_tokenizer(tokenizer: Tokenizer) -> None:
-    transport = httpx.ASGITransport(app_over(FakeLink(), tokenizer))
+    transport = httpx.ASGITransport(app_over(FakePool(), tokenizer))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         info = (await http.get("/tokenizer_info")).json()
     assert info["bos_token"] == tokenizer.named_tokens.get("bos_token") and info["vocab_size"] == 269

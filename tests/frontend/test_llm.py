@@ -21,7 +21,7 @@ from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.codec import unpack_u32
-from tests.fakes import FakeLink, Play, context
+from tests.fakes import FakePool, Play, context
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 def echoing(seconds: Callable[[list[int]], float] = lambda prompt: 0.001) -> Play:
     """A play: the prompt (less its `<s>`) comes back token by token, `seconds(prompt)` apart."""
 
-    def play(link: FakeLink, stream: Stream) -> None:
+    def play(link: FakePool, stream: Stream) -> None:
         said = [token for token in prompt_of(stream) if token < 264]
         pause = seconds(said)
 
@@ -56,7 +56,7 @@ def echoing(seconds: Callable[[list[int]], float] = lambda prompt: 0.001) -> Pla
 
 
 @dataclass(eq=False)
-class Narrow(FakeLink):
+class Narrow(FakePool):
     """Has room for a few at a time, and remembers how many there were at most."""
 
     room: int = 1000
@@ -72,7 +72,7 @@ class Narrow(FakeLink):
 
 
 @contextmanager
-def over(link: FakeLink, tokenizer: Tokenizer, **more: Any) -> Iterator[LLM]:
+def over(link: FakePool, tokenizer: Tokenizer, **more: Any) -> Iterator[LLM]:
     @asynccontextmanager
     async def opening() -> AsyncIterator[BatchRunner]:
         loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
@@ -98,7 +98,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_a_prompt_gives_a_text_and_a_list_gives_a_list_in_its_order(tokenizer: Tokenizer) -> None:
-    link = FakeLink(play=echoing(lambda said: 0.01 / len(said)))  # the first is the last to end
+    link = FakePool(play=echoing(lambda said: 0.01 / len(said)))  # the first is the last to end
     with over(link, tokenizer) as llm:
         assert llm.generate("hello") == "hello"
         assert llm.generate(["a", "bcd", "efghij"]) == ["a", "bcd", "efghij"]
@@ -111,7 +111,7 @@ def test_a_prompt_gives_a_text_and_a_list_gives_a_list_in_its_order(tokenizer: T
 
 
 def test_streams_of_one_and_of_many(tokenizer: Tokenizer) -> None:
-    with over(FakeLink(play=echoing(lambda said: 0.005)), tokenizer) as llm:
+    with over(FakePool(play=echoing(lambda said: 0.005)), tokenizer) as llm:
         assert list(llm.generate("abc", stream=True)) == ["a", "b", "c"]
         pieces = list(llm.generate(["abc", "xy"], stream=True))
         assert ["".join(text for i, text in pieces if i == index) for index in (0, 1)] == ["abc", "xy"]
@@ -119,7 +119,7 @@ def test_streams_of_one_and_of_many(tokenizer: Tokenizer) -> None:
 
 
 async def test_an_event_loop_of_the_callers_own(tokenizer: Tokenizer) -> None:
-    with over(FakeLink(play=echoing()), tokenizer) as llm:
+    with over(FakePool(play=echoing()), tokenizer) as llm:
 
         async def read(prompt: str) -> list[str]:
             return [text async for text in llm.generate_async(prompt)]
@@ -132,7 +132,7 @@ async def test_an_event_loop_of_the_callers_own(tokenizer: Tokenizer) -> None:
 
 
 def test_a_chat_is_put_into_the_templates_words(tokenizer: Tokenizer) -> None:
-    with over(FakeLink(play=echoing()), tokenizer) as llm:
+    with over(FakePool(play=echoing()), tokenizer) as llm:
         first, second = [{"role": "user", "content": "q"}], [{"role": "system", "content": "s"}]
         assert llm.chat(first) == "<user>q\n<assistant>"
         assert llm.chat([first, second]) == ["<user>q\n<assistant>", "<system>s\n<assistant>"]
@@ -145,7 +145,7 @@ def test_a_chat_is_put_into_the_templates_words(tokenizer: Tokenizer) -> None:
 
 
 def test_all_that_is_known_of_an_answer(tokenizer: Tokenizer) -> None:
-    with over(FakeLink(play=echoing()), tokenizer) as llm:
+    with over(FakePool(play=echoing()), tokenizer) as llm:
         [answer] = llm.complete("one. two", seed=5, stop=". ")
         assert (answer.text, answer.finish, answer.stop) == ("one", "stop", ". ")
         assert list(answer.ids) == ids_of(tokenizer, "one. ")
@@ -155,7 +155,7 @@ def test_all_that_is_known_of_an_answer(tokenizer: Tokenizer) -> None:
 
 
 def test_options_reach_the_worker_as_the_http_apis(tokenizer: Tokenizer) -> None:
-    link = FakeLink(play=echoing())
+    link = FakePool(play=echoing())
     with over(link, tokenizer) as llm:
         llm.generate("a")
         llm.generate("a", max_tokens=7, top_k=3, temperature=None, stop_token_ids=(9,), logit_bias={4: 1.5}, seed=-1)
@@ -168,7 +168,7 @@ def test_options_reach_the_worker_as_the_http_apis(tokenizer: Tokenizer) -> None
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_progress_bar_for_who_asks(tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str], wanted: bool) -> None:
     pytest.importorskip("tqdm")
-    with over(FakeLink(play=echoing()), tokenizer) as llm:
+    with over(FakePool(play=echoing()), tokenizer) as llm:
         assert len(llm.generate(["a", "b", "c"], progress=wanted)) == 3
     assert ("3/3" in capsys.readouterr().err) is wanted
 
@@ -195,10 +195,10 @@ def test_no_more_than_the_width_are_on_their_way(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("code", ["worker_lost", "not_ready", "draining"])
 def test_a_worker_that_is_away_is_waited_for_a_while(tokenizer: Tokenizer, code: str) -> None:
     away: dict[int, SluiceError] = {0: Overloaded("away", code=code)}
-    with over(FakeLink(play=echoing(), refusals=away), tokenizer) as llm:
+    with over(FakePool(play=echoing(), refusals=away), tokenizer) as llm:
         assert llm.generate("abc") == "abc"
     with (
-        over(FakeLink(play=echoing(), refusals={i: away[0] for i in range(9)}), tokenizer, patience=0.05) as llm,
+        over(FakePool(play=echoing(), refusals={i: away[0] for i in range(9)}), tokenizer, patience=0.05) as llm,
         pytest.raises(Overloaded, match="away"),
     ):
         llm.generate("abc")
@@ -210,11 +210,11 @@ def test_a_worker_that_is_away_is_waited_for_a_while(tokenizer: Tokenizer, code:
 def test_one_failure_ends_all(tokenizer: Tokenizer) -> None:
     [bang] = ids_of(tokenizer, "!")
 
-    def play(link: FakeLink, stream: Stream) -> None:
+    def play(link: FakePool, stream: Stream) -> None:
         if prompt_of(stream)[-1] == bang:
             link.later(lambda: link.end(stream, m.Outcome.ERROR, "the step failed"), 0.02)
 
-    link = FakeLink(play=play)
+    link = FakePool(play=play)
     with over(link, tokenizer) as llm:
         with pytest.raises(SluiceError, match="the step failed"):
             llm.generate(["a", "b!", "c"])
@@ -222,7 +222,7 @@ def test_one_failure_ends_all(tokenizer: Tokenizer) -> None:
 
 
 def test_a_stream_that_is_left_is_aborted(tokenizer: Tokenizer) -> None:
-    link = FakeLink(play=lambda link, stream: link.say(stream, ids_of(tokenizer, "h")))
+    link = FakePool(play=lambda link, stream: link.say(stream, ids_of(tokenizer, "h")))
     with over(link, tokenizer) as llm:
         for text in llm.generate("abc", stream=True):
             assert text == "h"
@@ -232,7 +232,7 @@ def test_a_stream_that_is_left_is_aborted(tokenizer: Tokenizer) -> None:
 
 
 async def test_an_asynchronous_one_too(tokenizer: Tokenizer) -> None:
-    link = FakeLink(play=lambda link, stream: link.say(stream, ids_of(tokenizer, "h")))
+    link = FakePool(play=lambda link, stream: link.say(stream, ids_of(tokenizer, "h")))
     with over(link, tokenizer) as llm:
         stream = llm.generate_async("abc")
         assert await anext(stream) == "h"
@@ -241,7 +241,7 @@ async def test_an_asynchronous_one_too(tokenizer: Tokenizer) -> None:
 
 
 def test_closing_ends_what_runs_and_refuses_what_comes(tokenizer: Tokenizer) -> None:
-    link = FakeLink(play=lambda link, stream: link.say(stream, ids_of(tokenizer, "h")))
+    link = FakePool(play=lambda link, stream: link.say(stream, ids_of(tokenizer, "h")))
     with over(link, tokenizer) as llm:
         stream = llm.generate("abc", stream=True)
         assert next(stream) == "h"
@@ -260,7 +260,7 @@ def test_without_a_with_it_ends_when_nobody_has_it(tokenizer: Tokenizer) -> None
     async def opening() -> AsyncIterator[BatchRunner]:
         loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
         loaded.set_result(tokenizer)
-        yield BatchRunner(Service(FakeLink(play=echoing()), loaded), context(tokenizer, max_seq_len=160))
+        yield BatchRunner(Service(FakePool(play=echoing()), loaded), context(tokenizer, max_seq_len=160))
         closed.append(True)
 
     assert LLM.over(opening).generate("abc") == "abc"
@@ -282,7 +282,7 @@ def test_what_kept_it_from_opening_is_raised() -> None:
 
 
 def test_mistakes_are_the_http_apis(tokenizer: Tokenizer) -> None:
-    link = FakeLink(play=echoing())
+    link = FakePool(play=echoing())
     with over(link, tokenizer) as llm:
         with pytest.raises(BadRequest, match="empty"):
             llm.generate("")

@@ -12,14 +12,14 @@ from starlette.routing import Route
 from frontend.api.openapi import REQUESTS, document
 from frontend.api.response_schemas import SHAPES
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import FakeLink
+from tests.fakes import FakePool
 from tests.frontend.serving import app_over
 
 METHODS = {"get", "post", "put", "delete", "patch"}
 
 
 async def test_every_route_is_described_and_nothing_else(tokenizer: Tokenizer) -> None:
-    routes = [route for route in app_over(FakeLink(), tokenizer).routes if isinstance(route, Route)]
+    routes = [route for route in app_over(FakePool(), tokenizer).routes if isinstance(route, Route)]
     there = {(route.path.replace(":path", ""), method) for route in routes for method in route.methods or ()}
     told = {
         (path, method.upper()) for path, item in document()["paths"].items() for method in item if method in METHODS
@@ -53,7 +53,7 @@ def references(value: Any) -> list[str]:
 async def test_it_is_served_to_who_may_come_in(tokenizer: Tokenizer, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sk-one\n")
-    transport = httpx.ASGITransport(app_over(FakeLink(), tokenizer, api_keys=str(keys)))
+    transport = httpx.ASGITransport(app_over(FakePool(), tokenizer, api_keys=str(keys)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         denied, given = await asyncio.gather(
             http.get("/openapi.json"), http.get("/openapi.json", headers={"X-Api-Key": "sk-one"})

@@ -15,7 +15,7 @@ from frontend.errors import Overloaded, SluiceError
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import not_ready
 from shared.messages import Outcome
-from tests.fakes import MODEL, FakeLink, saying
+from tests.fakes import MODEL, FakePool, saying
 from tests.frontend.serving import app_over, serving
 from tests.frontend.test_app import client
 from tests.frontend.test_protocols_chat import fold as fold_chat
@@ -31,8 +31,8 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode_now([text], False)[0]
 
 
-def says(tokenizer: Tokenizer, *texts: str, outcome: Outcome = Outcome.EOS, error: str = "") -> FakeLink:
-    return FakeLink(saying(*[encode(tokenizer, text) for text in texts], outcome=outcome, error=error, pause_s=0.002))
+def says(tokenizer: Tokenizer, *texts: str, outcome: Outcome = Outcome.EOS, error: str = "") -> FakePool:
+    return FakePool(saying(*[encode(tokenizer, text) for text in texts], outcome=outcome, error=error, pause_s=0.002))
 
 
 # the table of errors
@@ -52,7 +52,7 @@ ROWS: list[tuple[bytes, int, str, str]] = [
 async def test_refusals_in_both_envelopes(
     tokenizer: Tokenizer, content: bytes, status: int, openai_kind: str, anthropic_kind: str
 ) -> None:
-    link = FakeLink()
+    link = FakePool()
     async with client(link, tokenizer, max_body_bytes=999) as http:
         chat, messages = [await http.post(path, content=content) for path in (CHAT, MESSAGES)]
     assert (chat.status_code, messages.status_code, link.calls) == (status, status, 0)
@@ -74,7 +74,7 @@ def in_anthropics_words(answer: httpx.Response, kind: str) -> None:
 
 
 async def test_routes_and_methods(tokenizer: Tokenizer) -> None:
-    async with client(FakeLink(), tokenizer) as http:
+    async with client(FakePool(), tokenizer) as http:
         missing = await http.post("/v1/messages/foo")
         assert missing.status_code == 404
         in_anthropics_words(missing, "not_found_error")
@@ -102,14 +102,14 @@ async def test_keys_in_either_header(tokenizer: Tokenizer, tmp_path: Path) -> No
 
 
 async def test_overload_and_our_own_mistakes(tokenizer: Tokenizer) -> None:
-    def broken(link: FakeLink, stream: object) -> None:
+    def broken(link: FakePool, stream: object) -> None:
         raise ZeroDivisionError("secret")
 
     full: dict[int, SluiceError] = {i: Overloaded("full", code="queue_full", retry_after=2.1) for i in range(2)}
     for link, status, chat_kind, messages_kind in (
-        (FakeLink(refusals=full), 503, "overloaded_error", "overloaded_error"),
-        (FakeLink(readiness=not_ready("worker lost")), 503, "overloaded_error", "overloaded_error"),
-        (FakeLink(broken), 500, "internal_error", "api_error"),
+        (FakePool(refusals=full), 503, "overloaded_error", "overloaded_error"),
+        (FakePool(readiness=not_ready("worker lost")), 503, "overloaded_error", "overloaded_error"),
+        (FakePool(broken), 500, "internal_error", "api_error"),
         (says(tokenizer, "a", outcome=Outcome.ERROR), 500, "internal_error", "api_error"),
     ):
         async with client(link, tokenizer) as http:
@@ -170,11 +170,11 @@ async def test_messages_streams_fold_to_whole_answers(
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, stops[0] if stops else None)
 
 
-def scored(tokenizer: Tokenizer) -> FakeLink:
+def scored(tokenizer: Tokenizer) -> FakePool:
     """Every sequence says the same, with log-probabilities where they were asked for."""
     pieces = [encode(tokenizer, text) for text in ("hel", "lo w", "€")]
 
-    def play(link: FakeLink, stream: Any) -> None:
+    def play(link: FakePool, stream: Any) -> None:
         def step(i: int) -> None:
             asked = stream.submit.sampling.logprobs
             if asked is not None:
@@ -187,7 +187,7 @@ def scored(tokenizer: Tokenizer) -> FakeLink:
 
         link.later(lambda: step(0))
 
-    return FakeLink(play)
+    return FakePool(play)
 
 
 def without_names(answer: dict[str, Any]) -> dict[str, Any]:
@@ -287,7 +287,7 @@ async def test_a_failed_stream_has_no_good_end(tokenizer: Tokenizer, path: str, 
 
 
 async def test_the_sdks_raise_what_was_refused(tokenizer: Tokenizer) -> None:
-    async with serving(app_over(FakeLink(), tokenizer)) as url:
+    async with serving(app_over(FakePool(), tokenizer)) as url:
         async with anthropic_sdk(url) as sdk:
             with pytest.raises(anthropic.UnprocessableEntityError, match="`temperature`"):
                 await sdk.messages.create(**ASKED, extra_body={"temperature": -1})

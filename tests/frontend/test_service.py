@@ -11,7 +11,7 @@ from frontend.request import Delta, Finish, GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import DRAINING, READY, not_ready
 from shared.messages import Outcome, Sampling
-from tests.fakes import FakeLink, saying
+from tests.fakes import FakePool, saying
 
 
 class Recorder(RequestMetrics):
@@ -33,7 +33,7 @@ class Recorder(RequestMetrics):
         self.aborts.append(reason)
 
 
-def service(tokenizer: Tokenizer, link: FakeLink) -> Service:
+def service(tokenizer: Tokenizer, link: FakePool) -> Service:
     loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     loaded.set_result(tokenizer)
     return Service(link, loaded, Recorder())
@@ -54,7 +54,7 @@ def encode(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
 
 async def test_one_sequence_becomes_deltas_that_join_to_its_text(tokenizer: Tokenizer) -> None:
     ids = encode(tokenizer)
-    link = FakeLink(saying(ids("Hello "), ids("the €"), [265]))
+    link = FakePool(saying(ids("Hello "), ids("the €"), [265]))
     generation = await service(tokenizer, link).start(generation_request())
     deltas = [delta for arrived in await collect(generation) for delta in arrived]
     assert "".join(delta.text for delta in deltas) == "Hello the €"
@@ -67,7 +67,7 @@ async def test_one_sequence_becomes_deltas_that_join_to_its_text(tokenizer: Toke
 
 
 async def test_what_came_while_the_consumer_was_busy_is_one_delta(tokenizer: Tokenizer) -> None:
-    link = FakeLink()
+    link = FakePool()
     generation = await service(tokenizer, link).start(generation_request())
     stream = link.submitted[0].stream
     deltas = generation.deltas()
@@ -84,7 +84,7 @@ async def test_what_came_while_the_consumer_was_busy_is_one_delta(tokenizer: Tok
 
 async def test_a_stop_string_ends_the_choice_and_aborts_at_once(tokenizer: Tokenizer) -> None:
     ids = encode(tokenizer)
-    link = FakeLink()
+    link = FakePool()
     served = service(tokenizer, link)
     generation = await served.start(generation_request(stops=("END",)))
     stream = link.submitted[0].stream
@@ -102,7 +102,7 @@ async def test_a_stop_string_ends_the_choice_and_aborts_at_once(tokenizer: Token
 
 
 async def test_a_stop_token_is_named_by_its_id(tokenizer: Tokenizer) -> None:
-    link = FakeLink(saying([65, 66], outcome=Outcome.STOP))
+    link = FakePool(saying([65, 66], outcome=Outcome.STOP))
     deltas = (await collect(await service(tokenizer, link).start(generation_request())))[-1]
     assert (deltas[0].finish, deltas[0].stop) == (Finish.STOP, 66)
 
@@ -119,7 +119,7 @@ async def test_a_stop_token_is_named_by_its_id(tokenizer: Tokenizer) -> None:
 async def test_a_failed_end_raises_after_what_came_before_it(
     tokenizer: Tokenizer, outcome: Outcome, kind: type[SluiceError], status: int
 ) -> None:
-    link = FakeLink(saying(encode(tokenizer)("half"), outcome=outcome, error="because"))
+    link = FakePool(saying(encode(tokenizer)("half"), outcome=outcome, error="because"))
     deltas = (await service(tokenizer, link).start(generation_request())).deltas()
     (delta,) = await anext(deltas)
     assert (delta.text, delta.finish) == ("half", None)
@@ -129,7 +129,7 @@ async def test_a_failed_end_raises_after_what_came_before_it(
 
 
 async def test_closing_early_aborts_all_streams(tokenizer: Tokenizer) -> None:
-    link = FakeLink()
+    link = FakePool()
     served = service(tokenizer, link)
     generation = await served.start(generation_request(n=3))
     deltas = generation.deltas()
@@ -141,7 +141,7 @@ async def test_closing_early_aborts_all_streams(tokenizer: Tokenizer) -> None:
 
 
 async def test_closing_without_ever_listening_aborts_too(tokenizer: Tokenizer) -> None:
-    link = FakeLink()
+    link = FakePool()
     generation = await service(tokenizer, link).start(generation_request())
     generation.close()
     generation.close()
@@ -149,7 +149,7 @@ async def test_closing_without_ever_listening_aborts_too(tokenizer: Tokenizer) -
 
 
 async def test_who_comes_while_it_drains_is_told_to_come_back_later(tokenizer: Tokenizer) -> None:
-    served = service(tokenizer, FakeLink())
+    served = service(tokenizer, FakePool())
     served.draining = True
     with pytest.raises(Overloaded) as refused:
         await served.start(generation_request())
@@ -157,7 +157,7 @@ async def test_who_comes_while_it_drains_is_told_to_come_back_later(tokenizer: T
 
 
 async def test_prompts_and_choices_are_told_apart_and_seeded(tokenizer: Tokenizer) -> None:
-    link = FakeLink()
+    link = FakePool()
     generation = await service(tokenizer, link).start(
         generation_request(prompts=([1], [2, 3]), n=2, sampling=Sampling(max_tokens=9, seed=2**64 - 1))
     )
@@ -176,7 +176,7 @@ async def test_prompts_and_choices_are_told_apart_and_seeded(tokenizer: Tokenize
 
 
 async def test_one_failed_choice_fails_the_request_and_ends_the_others(tokenizer: Tokenizer) -> None:
-    link = FakeLink()
+    link = FakePool()
     generation = await service(tokenizer, link).start(generation_request(n=2))
     link.end(link.submitted[1].stream, Outcome.ERROR, "broken")
     with pytest.raises(Internal, match="broken"):
@@ -185,7 +185,7 @@ async def test_one_failed_choice_fails_the_request_and_ends_the_others(tokenizer
 
 
 async def test_all_sequences_are_admitted_or_none(tokenizer: Tokenizer) -> None:
-    link = FakeLink(refusals={1: Overloaded("full", code="queue_full", retry_after=3.0)})
+    link = FakePool(refusals={1: Overloaded("full", code="queue_full", retry_after=3.0)})
     served = service(tokenizer, link)
     with pytest.raises(Overloaded, match="full"):
         await served.start(generation_request(n=3))
@@ -194,7 +194,7 @@ async def test_all_sequences_are_admitted_or_none(tokenizer: Tokenizer) -> None:
 
 
 async def test_leaving_during_admission_aborts_what_was_admitted(tokenizer: Tokenizer) -> None:
-    link = FakeLink(delays={1: 60.0})
+    link = FakePool(delays={1: 60.0})
     task = asyncio.create_task(service(tokenizer, link).start(generation_request(n=2)))
     await asyncio.sleep(0.01)
     task.cancel()
@@ -206,7 +206,7 @@ async def test_leaving_during_admission_aborts_what_was_admitted(tokenizer: Toke
 
 async def test_echo_puts_the_prompt_first_with_its_scores(tokenizer: Tokenizer) -> None:
     prompt = [264, *encode(tokenizer)("ab")]
-    link = FakeLink()
+    link = FakePool()
     sampling = Sampling(max_tokens=2, logprobs=1, prompt_logprobs=True)
     asked = generation_request(prompts=(prompt,), sampling=sampling, echo=("ab",))
     generation = await service(tokenizer, link).start(asked)
@@ -225,7 +225,7 @@ async def test_echo_puts_the_prompt_first_with_its_scores(tokenizer: Tokenizer) 
 
 async def test_scores_stay_with_their_tokens_while_a_stop_holds_some_back(tokenizer: Tokenizer) -> None:
     ids = encode(tokenizer)("aEb")
-    link = FakeLink()
+    link = FakePool()
     generation = await service(tokenizer, link).start(
         generation_request(stops=("END",), sampling=Sampling(max_tokens=9, logprobs=0))
     )
@@ -243,7 +243,7 @@ async def test_scores_stay_with_their_tokens_while_a_stop_holds_some_back(tokeni
 
 
 async def test_drain_refuses_new_ones_waits_and_then_tells_the_rest(tokenizer: Tokenizer) -> None:
-    link = FakeLink()
+    link = FakePool()
     served = service(tokenizer, link)
     quick, slow = await served.start(generation_request()), await served.start(generation_request())
     draining = asyncio.create_task(served.drain(0.2))
@@ -260,7 +260,7 @@ async def test_drain_refuses_new_ones_waits_and_then_tells_the_rest(tokenizer: T
 
 
 async def test_not_ready_reasons_come_in_order(tokenizer: Tokenizer) -> None:
-    link = FakeLink(readiness=not_ready("no worker yet"))
+    link = FakePool(readiness=not_ready("no worker yet"))
     loading: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     served = Service(link, loading)
     assert served.readiness == not_ready("loading the tokenizer")
@@ -277,7 +277,7 @@ async def test_not_ready_reasons_come_in_order(tokenizer: Tokenizer) -> None:
 
 
 async def test_a_request_waits_a_moment_for_a_worker_that_has_only_to_return_the_greeting(tokenizer: Tokenizer) -> None:
-    link = FakeLink(readiness=not_ready("greeting the worker"), handshaking=True)
+    link = FakePool(readiness=not_ready("greeting the worker"), handshaking=True)
     served = service(tokenizer, link)
 
     async def answer() -> None:
@@ -291,7 +291,7 @@ async def test_a_request_waits_a_moment_for_a_worker_that_has_only_to_return_the
 
 @pytest.mark.parametrize("handshaking", [True, False])
 async def test_but_not_for_long_and_not_for_one_that_is_loading(tokenizer: Tokenizer, handshaking: bool) -> None:
-    served = service(tokenizer, FakeLink(readiness=not_ready("no worker yet"), handshaking=handshaking))
+    served = service(tokenizer, FakePool(readiness=not_ready("no worker yet"), handshaking=handshaking))
     waiting = asyncio.create_task(served.wait_for_handshake())
     await asyncio.sleep(0.1)
     assert waiting.done() is not handshaking
@@ -300,6 +300,6 @@ async def test_but_not_for_long_and_not_for_one_that_is_loading(tokenizer: Token
 
 
 async def test_a_refusal_for_good_is_passed_on(tokenizer: Tokenizer) -> None:
-    link = FakeLink(refusals={0: Unprocessable("too long", code="context_length_exceeded")})
+    link = FakePool(refusals={0: Unprocessable("too long", code="context_length_exceeded")})
     with pytest.raises(Unprocessable, match="too long"):
         await service(tokenizer, link).start(generation_request())

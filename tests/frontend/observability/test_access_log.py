@@ -19,7 +19,7 @@ from frontend.observability.access_log import LogEntry, RequestRecord, as_json, 
 from frontend.text.tokenizer import Tokenizer
 from shared.line_writer import NonBlockingWriter
 from shared.messages import Outcome
-from tests.fakes import MODEL, FakeLink, saying
+from tests.fakes import MODEL, FakePool, saying
 from tests.frontend.serving import Raw, app_over, serving, until
 from tests.patience import PATIENCE_S
 
@@ -43,7 +43,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Sink:
     return sink
 
 
-def client(link: FakeLink, tokenizer: Tokenizer, **config: Any) -> httpx.AsyncClient:
+def client(link: FakePool, tokenizer: Tokenizer, **config: Any) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app_over(link, tokenizer, access_log="json", **config))
     return httpx.AsyncClient(transport=transport, base_url="http://sluice")
 
@@ -53,7 +53,7 @@ async def test_a_finished_request_is_told_of_once_with_all_that_is_known(
 ) -> None:
     (tmp_path / "keys").write_text("sk-secret alice")
     ids = tokenizer.encode_now(["hello"], False)[0]
-    link = FakeLink(saying(ids, outcome=Outcome.LENGTH))
+    link = FakePool(saying(ids, outcome=Outcome.LENGTH))
     headers = {"X-Api-Key": "sk-secret", "X-Request-Id": "mine-1"}
     async with client(link, tokenizer, api_keys=str(tmp_path / "keys")) as http:
         for stream in (False, True):
@@ -71,9 +71,9 @@ async def test_a_finished_request_is_told_of_once_with_all_that_is_known(
 
 
 async def test_refusals_and_failures_are_told_of_too(tokenizer: Tokenizer, told: Sink) -> None:
-    full = FakeLink(refusals={0: Overloaded("full", code="queue_full")})
-    broken = FakeLink(saying([65], outcome=Outcome.ERROR))
-    hanging = FakeLink(lambda link, stream: link.say(stream, [65]))
+    full = FakePool(refusals={0: Overloaded("full", code="queue_full")})
+    broken = FakePool(saying([65], outcome=Outcome.ERROR))
+    hanging = FakePool(lambda link, stream: link.say(stream, [65]))
     async with client(full, tokenizer) as http:
         await http.post("/v1/completions", json=BODY)
         await http.post("/v1/completions", json=BODY | {"top_p": 9})
@@ -100,7 +100,7 @@ async def test_refusals_and_failures_are_told_of_too(tokenizer: Tokenizer, told:
 
 
 async def test_a_client_that_leaves_and_a_server_that_stops_are_told_apart(tokenizer: Tokenizer, told: Sink) -> None:
-    link = FakeLink(lambda link, stream: link.say(stream, [65]))
+    link = FakePool(lambda link, stream: link.say(stream, [65]))
     app = app_over(link, tokenizer, access_log="json")
     async with serving(app) as url:
         for stream in (True, False):
@@ -167,7 +167,7 @@ async def test_nobody_waits_for_a_pipe_that_nobody_reads(tokenizer: Tokenizer, m
         assert outlet.dropped >= 1000 - 100 - 65, "what the pipe and the limit do not hold"
         await asyncio.sleep(0.1)  # the thread stands in a full pipe now
         async with asyncio.timeout(PATIENCE_S):
-            async with client(FakeLink(saying([65])), tokenizer) as http:
+            async with client(FakePool(saying([65])), tokenizer) as http:
                 assert (await http.post("/v1/completions", json=BODY)).status_code == 200
         got = bytearray()
         before = threading.active_count()

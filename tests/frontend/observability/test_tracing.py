@@ -20,14 +20,14 @@ from frontend.observability import hooks as observing
 from frontend.observability.tracing import Tracing
 from frontend.text.tokenizer import Tokenizer
 from shared.config import ConfigError
-from tests.fakes import MODEL, FakeLink, saying
+from tests.fakes import MODEL, FakePool, saying
 from tests.frontend.serving import app_over
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "secret"}], "max_tokens": 8}
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-async def ask(link: FakeLink, tokenizer: Tokenizer, *requests: dict[str, str], **config: str) -> None:
+async def ask(link: FakePool, tokenizer: Tokenizer, *requests: dict[str, str], **config: str) -> None:
     transport = httpx.ASGITransport(app_over(link, tokenizer, **config))
     async with httpx.AsyncClient(transport=transport, base_url="http://sluice") as http:
         for headers in requests:
@@ -39,7 +39,7 @@ async def test_a_request_is_a_span_with_its_phases_in_the_clients_trace(
 ) -> None:
     memory = InMemorySpanExporter()
     monkeypatch.setattr(Tracing, "over_http", lambda endpoint: Tracing(SimpleSpanProcessor(memory)))
-    link = FakeLink(saying([65]), refusals={1: Overloaded("full", code="queue_full")})
+    link = FakePool(saying([65]), refusals={1: Overloaded("full", code="queue_full")})
     parent = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     await ask(link, tokenizer, parent, {"traceparent": "00-nonsense"}, otlp_endpoint="http://x")
     *phases, span, refused = memory.get_finished_spans()
@@ -72,7 +72,7 @@ async def test_spans_reach_a_collector_by_http(tokenizer: Tokenizer) -> None:
 
     with HTTPServer(("127.0.0.1", 0), Collector) as collector:
         threading.Thread(target=collector.serve_forever, daemon=True).start()
-        app = app_over(FakeLink(saying([65])), tokenizer, otlp_endpoint=f"http://127.0.0.1:{collector.server_port}/")
+        app = app_over(FakePool(saying([65])), tokenizer, otlp_endpoint=f"http://127.0.0.1:{collector.server_port}/")
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
@@ -92,7 +92,7 @@ async def test_spans_reach_a_collector_by_http(tokenizer: Tokenizer) -> None:
 
 async def test_a_collector_that_is_away_disturbs_nobody_and_holds_no_exit_up(tokenizer: Tokenizer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections and never answers
-        app = app_over(FakeLink(saying([65])), tokenizer, otlp_endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        app = app_over(FakePool(saying([65])), tokenizer, otlp_endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),

@@ -13,7 +13,7 @@ import uvloop
 
 from frontend.server.connection_limits import ConnectionLimits
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import FakeLink, saying
+from tests.fakes import FakePool, saying
 from tests.frontend.serving import app_over, serving
 from tests.patience import PATIENCE_S
 
@@ -29,7 +29,7 @@ class Case:
     """A served app, its link, and what was refused."""
 
     url: str
-    link: FakeLink
+    link: FakePool
     refused: Counter[str]
     aborted: Counter[str]
     writers: list[asyncio.StreamWriter]
@@ -82,7 +82,7 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 async def case(
     tokenizer: Tokenizer, limits: ConnectionLimits = QUICK, play: Any = SAY_A, **config: Any
 ) -> AsyncIterator[Case]:
-    link, refused, aborted = FakeLink(play), Counter[str](), Counter[str]()
+    link, refused, aborted = FakePool(play), Counter[str](), Counter[str]()
     app = app_over(link, tokenizer, **config)
     app.state.service.meter.aborted = lambda reason: aborted.update([reason])
     async with serving(app, limits, lambda code: refused.update([code])) as url:

@@ -12,7 +12,7 @@ import pytest
 
 from frontend.server.http_compat import head_without_upgrade
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import FakeLink
+from tests.fakes import FakePool
 from tests.frontend.server.harness import BODY, HELLO, LAST, QUICK, SAY_A, case, on_uvloop, post, status, statuses
 from tests.frontend.serving import app_over, serving
 
@@ -67,7 +67,7 @@ def over_tls(url: str, certificate: Path, said: bytes) -> tuple[ssl.SSLSocket, b
 async def test_idle_tls_connection_does_not_delay_the_shutdown(
     tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    certificate, app = self_signed(tmp_path), app_over(FakeLink(SAY_A), tokenizer)
+    certificate, app = self_signed(tmp_path), app_over(FakePool(SAY_A), tokenizer)
     with contextlib.ExitStack() as clients:
 
         async def connect(url: str, said: bytes) -> tuple[ssl.SSLSocket, bytes]:

@@ -10,7 +10,7 @@ import pytest
 
 from frontend.server.connection_limits import ConnectionLimits
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import FakeLink, saying
+from tests.fakes import FakePool, saying
 from tests.frontend.server.harness import HELLO, LAST, case, on_uvloop, post, status, statuses
 from tests.frontend.serving import until
 from tests.patience import PATIENCE_S
@@ -64,7 +64,7 @@ async def test_slow_request_is_answered_408_and_idle_connection_is_closed(tokeni
 
 @on_uvloop
 async def test_client_that_never_reads_is_cut_off_and_its_request_aborted(tokenizer: Tokenizer) -> None:
-    def flood(link: FakeLink, stream: Any) -> None:
+    def flood(link: FakePool, stream: Any) -> None:
         def say() -> None:
             link.say(stream, [65] * 20_000)
             if stream.end is None:

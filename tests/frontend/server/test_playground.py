@@ -16,7 +16,7 @@ from frontend.api.openai.chat_input import ChatRequest
 from frontend.api.openai.completions_input import CompletionRequest
 from frontend.observability.stats import stats
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import MODEL, FakeLink
+from tests.fakes import MODEL, FakePool
 from tests.frontend.serving import app_over
 
 WEB = Path(frontend.api.app.__file__).parents[1] / "web"
@@ -47,7 +47,7 @@ class Tags(HTMLParser):
 
 @pytest.fixture
 async def http(tokenizer: Tokenizer) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app_over(FakeLink(), tokenizer)), base_url="http://sluice")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app_over(FakePool(), tokenizer)), base_url="http://sluice")
 
 
 async def test_the_page_is_served_with_a_strict_policy(http: httpx.AsyncClient) -> None:
@@ -97,7 +97,7 @@ def test_text_of_the_model_cannot_become_markup() -> None:
 
 async def test_the_routes_that_it_calls_exist(tokenizer: Tokenizer) -> None:
     called = set(re.findall(r'"(v1/[\w/]+|ready|stats|tokenize)"', ALL_JS))
-    routes = {route.path for route in app_over(FakeLink(), tokenizer).routes}  # type: ignore[attr-defined]
+    routes = {route.path for route in app_over(FakePool(), tokenizer).routes}  # type: ignore[attr-defined]
     assert called == {"ready", "stats", "v1/models", "v1/completions", "v1/chat/completions"}
     assert {f"/{path}" for path in called} <= routes
 
