@@ -8,7 +8,7 @@ import torch
 from shared import messages as m
 from shared.codec import pack_u32
 from tests.checkpoints import EOS, VOCAB, Checkpoints
-from tests.worker.test_loop import Bench, FakePool
+from tests.worker.test_loop import Bench, FakeServer
 from tests.worker.test_matrix import MAX_SEQ_LEN, decoder_of
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
@@ -30,7 +30,7 @@ class Real(Bench):
         dtype = decoder.weights.embed.dtype
         self.runner = Runner(decoder, Cache(decoder.spec, pages, 16, dtype, "cpu"), **options)  # type: ignore[assignment]
         config = SchedulerConfig(max_seq_len=MAX_SEQ_LEN, eos_token_ids=frozenset({EOS}), max_step_tokens=64)
-        self.scheduler, self.link = Scheduler(config, PagePool(pages, 16)), FakePool()
+        self.scheduler, self.link = Scheduler(config, PagePool(pages, 16)), FakeServer()
         self.stats, self.metrics = Stats(), Metrics()
         self.request_table = RequestTable(
             self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0)

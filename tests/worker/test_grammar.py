@@ -20,7 +20,7 @@ from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.patience import PATIENCE_S
 from tests.schemas import TEMPERATURES, WHOLE
-from tests.worker.test_loop import ME, YOU, FakePool
+from tests.worker.test_loop import ME, YOU, FakeServer
 from tests.worker.test_loop import Bench as Heard
 from worker.engine.load import Engine, load_engine
 from worker.engine.loop import Loop
@@ -47,7 +47,7 @@ class Bench(Heard):
 
     def __init__(self, engine: Engine) -> None:
         self.now, self.engine = 0.0, engine
-        self.scheduler, self.link = engine.scheduler, FakePool()
+        self.scheduler, self.link = engine.scheduler, FakeServer()
         stats, metrics = Stats(), Metrics()
         self.compiler = engine.compiler
         self.request_table = RequestTable(

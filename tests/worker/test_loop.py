@@ -25,7 +25,7 @@ ME, YOU = b"frontend", b"otherone"
 
 
 @dataclass
-class FakePool:
+class FakeServer:
     inbox: deque[tuple[bytes, m.Request | FrontendGone]] = field(default_factory=deque)
     sent: list[tuple[bytes, m.Step]] = field(default_factory=list)
 
@@ -59,7 +59,7 @@ class Bench:
         self.now = 0.0
         self.runner = FakeRunner(check)
         self.scheduler = Scheduler(SchedulerConfig(max_seq_len=512, max_waiting_requests=8), PagePool(129, 16))
-        self.stats, self.metrics, self.link = Stats(), Metrics(), FakePool()
+        self.stats, self.metrics, self.link = Stats(), Metrics(), FakeServer()
         self.request_table = RequestTable(
             self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0)
         )
