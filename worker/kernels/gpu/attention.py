@@ -119,7 +119,7 @@ def _attend_block(
     return highest, mass, total
 
 
-@triton.jit(do_not_specialize=["window", "pages_stride", "parts"])
+@triton.jit(do_not_specialize=["window", "page_table_stride", "parts"])
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, peak_ptr, mass_ptr, total_ptr, query_start_loc_ptr, seq_lens_ptr, page_table_ptr,
     scale, window, page_table_stride, q_stride, parts,
@@ -203,7 +203,7 @@ def _find_sequence(query_start_loc_ptr, sequences, tile, ROWS: tl.constexpr):
     return found - 1
 
 
-@triton.jit(do_not_specialize=["window", "pages_stride", "sequences"])
+@triton.jit(do_not_specialize=["window", "page_table_stride", "sequences"])
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, query_start_loc_ptr, seq_lens_ptr, page_table_ptr,
     scale, window, page_table_stride, q_stride, sequences,

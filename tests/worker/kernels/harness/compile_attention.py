@@ -18,7 +18,7 @@ from worker.kernels.gpu import attention
 X, F, N, F8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 KV_HEADS = 8
 MULTIPROCESSOR, PROGRAM, SYSTEM = 228 << 10, 227 << 10, 1 << 10  # bytes of shared memory; SYSTEM's part of a program
-UNKNOWN = ("pages_stride", "parts", "sequences", "window")  # no multiple of 16 that the compiler would know of
+UNKNOWN = ("page_table_stride", "parts", "sequences", "window")  # no multiple of 16 that the compiler would know of
 SHAPES = [(64, 4, 16), (128, 3, 32), (256, 4, 64)]  # head, query heads of a group, page
 
 
