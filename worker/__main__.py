@@ -74,7 +74,7 @@ def _serve(settings: Settings, engine: Engine, link: WireServer, state: "_State"
     )
     canary_s = settings.worker.canary_interval
     loop = Loop(engine.scheduler, engine.runner, request_table, link, state.stats, metrics, canary_s=canary_s)
-    link.step_progress = lambda: engine.runner.layers
+    link.step_progress = lambda: engine.runner.layers_started
     state.engine, state.metrics = engine, metrics
     state.heartbeat.phase = Phase.SERVING
     if settings.worker.worker_metrics_port:

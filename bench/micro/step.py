@@ -21,7 +21,7 @@ from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
 from worker.run.in_flight import HostCopy, InFlightStep
 from worker.run.inputs import build_inputs
-from worker.run.sampler import choose
+from worker.run.sampler import sample_rows
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Plan
@@ -61,7 +61,7 @@ class Empty:
         build_inputs(plan.chunks, PAGE_SIZE, CPU)
         packed = time.perf_counter()
         rows = plan.rows
-        ids = choose(self.logits[: len(rows)], rows, (2,)).fill_(7)
+        ids = sample_rows(self.logits[: len(rows)], rows, (2,)).fill_(7)
         self.packing_s += packed - begun
         self.sampling_s += time.perf_counter() - packed
         return InFlightStep(plan, False, ids, HostCopy(ids))

@@ -44,7 +44,7 @@ class Done:
 
     plan: Plan
     sampled: StepOutput
-    ahead: bool = False
+    may_overlap: bool = False
 
     def read(self) -> StepOutput:
         return self.sampled

@@ -14,6 +14,7 @@ from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import Cache
+from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
@@ -28,7 +29,8 @@ class Real(Bench):
     def __init__(self, decoder: Decoder, pages: int = 100, **options: bool) -> None:
         self.now = 0.0
         dtype = decoder.weights.embed.dtype
-        self.runner = Runner(decoder, Cache(decoder.spec, pages, 16, dtype, "cpu"), **options)  # type: ignore[assignment]
+        cache = Cache(decoder.spec, pages, 16, dtype, "cpu")
+        self.runner = Runner(fastest_decoder(decoder, cache), cache, **options)  # type: ignore[assignment]
         config = SchedulerConfig(max_seq_len=MAX_SEQ_LEN, eos_token_ids=frozenset({EOS}), max_step_tokens=64)
         self.scheduler, self.link = Scheduler(config, PagePool(pages, 16)), FakeServer()
         self.stats, self.metrics = Stats(), Metrics()

@@ -222,14 +222,14 @@ def test_only_an_idle_device_is_asked_to_prove_itself() -> None:
 def test_the_canary_leaves_no_trace_and_tells_a_broken_device(checkpoints: Checkpoints) -> None:
     folder = str(checkpoints("llama"))
     engine = load_engine(ModelConfig(model=folder), WorkerConfig(device="cpu", kv_cache_gb=0.01), lambda *_: None)
-    cache, layers = engine.runner._cache, engine.runner.layers
+    cache, layers = engine.runner._cache, engine.runner.layers_started
     cache.k.fill_(7.0)
     before = (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.status.prefix_queries)
     engine.runner.check_device()
     assert (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.status.prefix_queries) == before
     changed = torch.unique((cache.k != 7.0).nonzero()[:, 1])  # [layer, page, …]
     assert changed.tolist() == [0], "only the scratch page"
-    assert engine.runner.layers - layers == len(engine.spec.layers), "a sign of life for each layer"
+    assert engine.runner.layers_started - layers == len(engine.spec.layers), "a sign of life for each layer"
     engine.runner._forward = None  # type: ignore[assignment]
     with pytest.raises(DeviceBroken, match="cpu cannot compute: TypeError"):
         engine.runner.check_device()

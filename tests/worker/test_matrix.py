@@ -30,11 +30,12 @@ from worker.kernels.cpu import bindings
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import Cache
 from worker.model.checkpoint import read_config
+from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
 from worker.model.weights import load
 from worker.run.runner import Runner
-from worker.run.sampler import choose
+from worker.run.sampler import sample_rows
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Row, Sequence
@@ -97,7 +98,7 @@ class Recorder:
         for row, (sequence, output) in zip(logits, rows, strict=True):
             if sequence.key == (b"target", 0):
                 self.rows[output] = row.clone()
-        return choose(logits, rows, *how)
+        return sample_rows(logits, rows, *how)
 
 
 def run(
@@ -114,9 +115,9 @@ def run(
     dtype = decoder.weights.embed.dtype
     kv = Cache(decoder.spec, pages, page_size, dtype, "cpu")
     scheduler = Scheduler(mode.config(), PagePool(pages, page_size))
-    runner = Runner(decoder, kv)
+    runner = Runner(fastest_decoder(decoder, kv), kv)
     recorder = Recorder()
-    monkeypatch.setattr(worker.run.runner, "choose", recorder)
+    monkeypatch.setattr(worker.run.runner, "sample_rows", recorder)
     target = _sequence(b"target", 0, PROMPT, seed=5)
     others = _crowd(target)[: FEW if mode.drafts else OTHERS] if mode.company == "crowd" else []
     target.drafter = Prophet([*target.tokens, *(foretold or [])])

@@ -22,7 +22,7 @@ class Under:
     plan: Plan
     number: int
     tokens: dict[Sequence, list[int]]  # of those that sampled, the new one included
-    ahead: bool = True
+    may_overlap: bool = True
 
     def read(self) -> StepOutput:
         self.device.said.append(("read", self.number))

@@ -23,6 +23,7 @@ from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import PoolSize, configured_budget, longest_sequence, size_pool
 from worker.kv_cache.tensors import Cache, kv_format
 from worker.model.checkpoint import CheckpointError, read_config, resolve, stored_bytes, tokenizer_ends
+from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder, Weights
 from worker.model.device import check_format, computable, pick_device
 from worker.model.families import spec_from_config
@@ -31,7 +32,7 @@ from worker.model.spec import ModelSpec
 from worker.model.weights import load
 from worker.run.kernel_check import choose_operations
 from worker.run.runner import Runner
-from worker.run.warmup import Bounds, first_decodes, warm_up
+from worker.run.warmup import StepLimits, first_decodes, warm_up
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 
@@ -97,7 +98,7 @@ def load_engine(
     pool = PagePool(size.pages, size.page_size)
     runner = _runner(decoder, cache, worker, on_gpu=gpu is not None)
     if gpu is not None:
-        warm_up(runner, first_decodes(Bounds.of(worker, size.max_seq_len)), moved)
+        warm_up(runner, first_decodes(StepLimits.of(worker, size.max_seq_len)), moved)
     return Engine(
         runner=runner,
         scheduler=Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pool),
@@ -176,7 +177,7 @@ def _prepare(cache: Cache) -> None:
 
 def _runner(decoder: Decoder, cache: Cache, worker: WorkerConfig, *, on_gpu: bool) -> Runner:
     return Runner(
-        decoder,
+        fastest_decoder(decoder, cache),
         cache,
         max_batch_size=worker.max_batch_size,
         overlap=worker.overlap and on_gpu,

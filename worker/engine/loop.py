@@ -109,7 +109,7 @@ class Loop:
         for part in parts:
             self._launch(Plan(part))
             ahead = len(parts) == 1 and not part[0].sequence.crashes
-            self._land(keep=1 if ahead and self._in_flight and self._in_flight[-1].ahead else 0)
+            self._land(keep=1 if ahead and self._in_flight and self._in_flight[-1].may_overlap else 0)
             if part[0].sequence.crashes and part[0].samples:
                 self._request_table.crash_journal.clear(part[0].sequence)
         self._last_computed = self._clock()

@@ -2,7 +2,8 @@
 
 forward_inputs      the input of a forward
 spec                a model as data: sizes, norms, biases, layers
-decoder             the forward
+decoder             the forward: one plain loop over the layers
+cpu_decoder         the same with its loop in C, on the CPU
 rope                tables of rotary embeddings
 families, rope_settings     from config.json to a spec
 checkpoint, staging         tensors by name; reading files ahead into device memory

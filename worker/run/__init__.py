@@ -1,12 +1,18 @@
 """A step on the device. Every module that knows both plans and tensors is here.
 
-runner              launch(plan): inputs, forward, sampling
-inputs              a plan laid out as tensors
-sampler             sampling parameters of a batch
+Inputs, from a plan to tensors:
+inputs              a plan as ForwardInputs
+sampler             the sampling parameters of a batch
 grammar_mask        bitmasks of the tokens that grammars allow
+graph_inputs        the inputs of a captured decode, at fixed addresses
+
+Execution, from tensors to ids:
+runner              launch(plan): inputs, forward, sampling
+in_flight           a step that has been launched and not read
 logprobs            log-probabilities
-in_flight           a step that is launched and not read yet
-graphs, graph_inputs    decode steps recorded as CUDA graphs; their inputs at fixed addresses
-warmup              compiles and measures before serving
-kernel_check        compares Triton's kernels with plain PyTorch before serving
+graphs, graph_capture       decodes as CUDA graphs; one decode of fixed shape and its capture
+
+Before serving:
+warmup              dummy steps compile every kernel and measure memory
+kernel_check        compares Triton's kernels with plain PyTorch
 """

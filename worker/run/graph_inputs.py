@@ -1,7 +1,8 @@
-"""The inputs of a decode that is recorded once and replayed: columns at fixed places of one block of memory.
+"""The inputs of a captured decode: columns at fixed places of one block of memory.
 
-The host fills a block and sends it in one copy; the device reads the same columns from its own. Knows sequences and
-tensors; no graphs. What a step has fewer rows than the block is padding: it computes token 0 in the scratch page.
+The host fills a block and sends it in one copy; the device reads the same columns from its own block. Rows of the
+block that a step does not need are padding: they compute token 0 in the scratch page. Knows sequences and tensors,
+and no graphs.
 """
 
 from array import array
@@ -16,17 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.kernels.params import PlainParams
-from worker.run.inputs import UNKNOWN, pending_tokens
-from worker.run.sampler import signed
+from worker.run.inputs import PLACEHOLDER, pending_tokens
+from worker.run.sampler import signed_seed
 from worker.schedule.sequence import Chunk, Sequence
 
-ALIGN = 128  # bytes, of a column's first: kernels are compiled for what an address is a multiple of
+ALIGN = 128  # bytes, of the start of a column: kernels are specialized for the alignment of addresses
 KNOWN = -1  # as a source: the token is in `token_ids`
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """Of B rows with room for P pages each."""
+class GraphInputs:
+    """Columns of B rows, with up to P pages a row."""
 
     token_ids: Tensor  # [B] int64
     sources: Tensor  # [B] int64: which of the last step's ids the token is, or KNOWN
@@ -39,13 +40,13 @@ class Columns:
     top_p: Tensor  # [B] float32
     min_p: Tensor  # [B] float32
     seeds: Tensor  # [B] int64
-    output_positions: Tensor  # [B] int64: how many output tokens there are so far
+    output_positions: Tensor  # [B] int64: the number of output tokens so far
 
     @classmethod
-    def of(cls, block: Tensor, batch: int, pages: int) -> "Columns":
+    def of(cls, block: Tensor, batch: int, pages: int) -> "GraphInputs":
         """Views of a block of `block_bytes(batch, pages)` uint8."""
         views, begin = {}, 0
-        for name, (dtype, shape) in _columns(batch, pages).items():
+        for name, (dtype, shape) in _layout(batch, pages).items():
             size = _bytes(dtype, shape)
             views[name] = block[begin : begin + size].view(dtype).view(shape)
             begin += _aligned(size)
@@ -57,10 +58,10 @@ class Columns:
 
 
 def block_bytes(batch: int, pages: int) -> int:
-    return sum(_aligned(_bytes(dtype, shape)) for dtype, shape in _columns(batch, pages).values())
+    return sum(_aligned(_bytes(dtype, shape)) for dtype, shape in _layout(batch, pages).values())
 
 
-def _columns(batch: int, pages: int) -> Mapping[str, tuple[torch.dtype, tuple[int, ...]]]:
+def _layout(batch: int, pages: int) -> Mapping[str, tuple[torch.dtype, tuple[int, ...]]]:
     longs = ("token_ids", "sources", "positions", "slot_mapping", "top_k", "seeds", "output_positions")
     return {
         **dict.fromkeys(longs, (torch.int64, (batch,))),
@@ -79,70 +80,76 @@ def _aligned(size: int) -> int:
 
 
 class HostBlock:
-    """One block on the host. A row is written anew when another sequence has it; else only what moves."""
+    """One block on the host. A row is written in full when its sequence changes, and otherwise only where it moves."""
 
     def __init__(self, batch: int, pages: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
         self._block = torch.zeros(block_bytes(batch, pages), dtype=torch.uint8, pin_memory=on_gpu)
         self._sent = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-        views = Columns.of(self._block, batch, pages)
-        self._at: dict[str, NDArray[Any]] = {item.name: getattr(views, item.name).numpy() for item in fields(Columns)}
-        self._prompts = np.zeros(batch, np.int64)  # their lengths
-        self._held: list[array[int] | None] = [None] * batch  # whose pages a row of the table has
-        self._used = [0] * batch  # how many of them
+        views = GraphInputs.of(self._block, batch, pages)
+        self._columns: dict[str, NDArray[Any]] = {
+            item.name: getattr(views, item.name).numpy() for item in fields(GraphInputs)
+        }
+        self._prompt_lens = np.zeros(batch, np.int64)
+        self._row_pages: list[array[int] | None] = [None] * batch  # the sequence's own pages: they identify it
+        self._page_counts = [0] * batch  # how many of these pages a row of the table has
         self._rows = batch
         self._pad(0)
 
     def fill(self, chunks: Seq[Chunk], before: Seq[Chunk], page_size: int) -> None:
-        """Decodes of one token each; `before` are the chunks of the step before, for tokens not known yet."""
+        """Lays out decodes of one token each. before: the chunks of the step before, for tokens not known yet."""
         if self._sent is not None:
-            self._sent.synchronize()  # nobody reads it any more
-        n, at = len(chunks), self._at
+            self._sent.synchronize()  # the last copy has been made: the block may be overwritten
+        n, columns = len(chunks), self._columns
         begins = [chunk.start for chunk in chunks]
         starts = np.array(begins, np.int64)
         for row, (chunk, last) in enumerate(zip(chunks, (starts // page_size).tolist(), strict=True)):
-            if self._held[row] is not chunk.sequence.pages:
-                self._take(row, chunk.sequence)
-            if self._used[row] <= last:
-                self._list_pages(row, chunk.sequence.pages, last + 1)
+            if self._row_pages[row] is not chunk.sequence.pages:
+                self._replace_row(row, chunk.sequence)
+            if self._page_counts[row] <= last:
+                self._add_pages(row, chunk.sequence.pages, last + 1)
         self._pad(n)
         known = [(chunk.sequence.tokens, start) for chunk, start in zip(chunks, begins, strict=True)]
-        at["token_ids"][:n] = [tokens[start] if start < len(tokens) else UNKNOWN for tokens, start in known]
-        at["sources"][:n] = KNOWN
+        columns["token_ids"][:n] = [tokens[start] if start < len(tokens) else PLACEHOLDER for tokens, start in known]
+        columns["sources"][:n] = KNOWN
         rows, sources = pending_tokens(chunks, before)
-        at["sources"][rows] = sources
-        at["positions"][:n] = starts
-        at["seq_lens"][:n] = starts + 1
-        at["output_positions"][:n] = starts + 1 - self._prompts[:n]
-        at["slot_mapping"][:n] = at["page_table"][np.arange(n), starts // page_size].astype(np.int64) * page_size
-        at["slot_mapping"][:n] += starts % page_size
+        columns["sources"][rows] = sources
+        columns["positions"][:n] = starts
+        columns["seq_lens"][:n] = starts + 1
+        columns["output_positions"][:n] = starts + 1 - self._prompt_lens[:n]
+        slots = columns["slot_mapping"]
+        slots[:n] = columns["page_table"][np.arange(n), starts // page_size].astype(np.int64) * page_size
+        slots[:n] += starts % page_size
 
     def send(self, block: Tensor) -> None:
-        """To the device's block, in its stream's order."""
+        """Copies this block to the device's, in the order of its stream."""
         block.copy_(self._block, non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
-    def _take(self, row: int, sequence: Sequence) -> None:
-        at, sampling = self._at, sequence.sampling
-        at["page_table"][row, : self._used[row]] = 0
-        self._held[row], self._used[row], self._prompts[row] = sequence.pages, 0, sequence.prompt_len
-        at["temperature"][row], at["top_k"][row] = sampling.temperature, sampling.top_k
-        at["top_p"][row], at["min_p"][row] = sampling.top_p, sampling.min_p
-        at["seeds"][row] = signed(sequence.seed)
+    def _replace_row(self, row: int, sequence: Sequence) -> None:
+        columns, sampling = self._columns, sequence.sampling
+        columns["page_table"][row, : self._page_counts[row]] = 0
+        self._row_pages[row], self._page_counts[row] = sequence.pages, 0
+        self._prompt_lens[row] = sequence.prompt_len
+        columns["temperature"][row], columns["top_k"][row] = sampling.temperature, sampling.top_k
+        columns["top_p"][row], columns["min_p"][row] = sampling.top_p, sampling.min_p
+        columns["seeds"][row] = signed_seed(sequence.seed)
 
-    def _list_pages(self, row: int, pages: "array[int]", used: int) -> None:
-        begin = self._used[row]
-        self._at["page_table"][row, begin:used] = np.frombuffer(pages, np.int32, used - begin, begin * pages.itemsize)
-        self._used[row] = used
+    def _add_pages(self, row: int, pages: "array[int]", count: int) -> None:
+        begin = self._page_counts[row]
+        new = np.frombuffer(pages, np.int32, count - begin, begin * pages.itemsize)
+        self._columns["page_table"][row, begin:count] = new
+        self._page_counts[row] = count
 
     def _pad(self, rows: int) -> None:
-        """From `rows` on it is padding: token 0 at position 0 of the scratch page, alone and greedy."""
-        gone = slice(rows, self._rows)
+        """Makes the rows from `rows` on padding: token 0 at position 0 of the scratch page, sampled greedily."""
+        freed = slice(rows, self._rows)
         if rows < self._rows:
-            for column in self._at.values():
-                column[gone] = 0
-            self._at["sources"][gone], self._at["seq_lens"][gone], self._at["top_p"][gone] = KNOWN, 1, 1.0
-            self._held[gone] = [None] * (self._rows - rows)
-            self._used[gone] = [0] * (self._rows - rows)
+            columns = self._columns
+            for column in columns.values():
+                column[freed] = 0
+            columns["sources"][freed], columns["seq_lens"][freed], columns["top_p"][freed] = KNOWN, 1, 1.0
+            self._row_pages[freed] = [None] * (self._rows - rows)
+            self._page_counts[freed] = [0] * (self._rows - rows)
         self._rows = rows

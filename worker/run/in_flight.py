@@ -1,4 +1,4 @@
-"""A step under way: launched, its ids not read yet."""
+"""A step in flight: it has been launched, and its ids have not been read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,17 +9,19 @@ from torch import Tensor
 from shared import messages as m
 from worker.schedule.sequence import Plan, Sequence
 
+StepLogprobs = list[tuple[Sequence, m.Logprobs]]
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """An id for each of the plan's rows, in their order, and the log-probabilities that were asked for."""
+    """An id for each of the plan's rows, in their order, and the log-probabilities that requests asked for."""
 
     ids: list[int]
-    logprobs: list[tuple[Sequence, m.Logprobs]] = field(default_factory=list)
+    logprobs: StepLogprobs = field(default_factory=list)
 
 
 class HostCopy:
-    """A tensor on its way to the host; what it was copied from may be written again by later work of its stream."""
+    """A copy of a tensor to the host, in flight. Later work of the tensor's stream may overwrite the original."""
 
     def __init__(self, values: Tensor) -> None:
         self._event = torch.cuda.Event() if values.is_cuda else None  # type: ignore[no-untyped-call]
@@ -31,28 +33,28 @@ class HostCopy:
             self._event.record()
 
     def read(self) -> Tensor:
-        """Waits until it is there."""
+        """Waits for the copy."""
         if self._event is not None:
             self._event.synchronize()
         return self._host
 
 
-def nothing() -> list[tuple[Sequence, m.Logprobs]]:
+def no_logprobs() -> StepLogprobs:
     return []
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """`ahead`: the next step may be launched before this one is read."""
+    """`may_overlap`: the next step may be launched before this one is read."""
 
     plan: Plan
-    ahead: bool
-    ids: Tensor  # [R] int64 on the device, in the order of plan.rows; the next step reads them, and may write there
+    may_overlap: bool
+    ids: Tensor  # [R] int64 on the device, in the order of plan.rows; the next step reads them and may overwrite them
     host_ids: HostCopy
-    logprobs: Callable[[], list[tuple[Sequence, m.Logprobs]]] = nothing
+    read_logprobs: Callable[[], StepLogprobs] = no_logprobs
 
     @torch.inference_mode()
     def read(self) -> StepOutput:
-        """Waits for it; raises whatever the device raises."""
+        """Waits for the step; raises whatever the device raises."""
         ids: list[int] = self.host_ids.read().tolist()
-        return StepOutput(ids, self.logprobs())
+        return StepOutput(ids, self.read_logprobs())

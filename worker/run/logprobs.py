@@ -1,6 +1,6 @@
-"""The log-probabilities that requests ask for, as messages. Knows logits, sequences and plans; decides nothing.
+"""The log-probabilities that requests ask for, as messages.
 
-They are computed with the step and come to the host in one copy, whoever asked for them.
+They are computed with the step and come to the host in one copy for all requests.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,27 +14,25 @@ from torch import Tensor
 from shared import messages as m
 from shared.codec import pack_f32, pack_u32
 from worker.kernels.sample import logprobs as row_logprobs
-from worker.run.in_flight import HostCopy
-from worker.run.inputs import SamplingInputs, to_device
+from worker.run.in_flight import HostCopy, StepLogprobs
+from worker.run.inputs import LogitsUse, to_device
 from worker.schedule.sequence import Plan, Sequence
-
-Told = list[tuple[Sequence, m.Logprobs]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Rows [first, first + count) of a block, with their `top` best tokens, are one message."""
+    """Rows [first, first + count) of a block, with their `top` most likely tokens, become one message."""
 
     sequence: Sequence
     first: int
     count: int
     top: int
-    start: int | None = None  # index of the first row's token in the prompt; None: it is the output's next
+    prompt_index: int | None = None  # of the first row's token in the prompt; None: it is the next output token
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Of N rows, the log-probabilities of one token and of the T most likely."""
+    """The log-probabilities of one token and of the T most likely tokens, for N rows."""
 
     chosen: Tensor  # [N] float32
     ids: Tensor  # [N, T] int64
@@ -48,31 +46,31 @@ class _Block:
 
 
 def launch_logprobs(
-    plan: Plan, wanted: SamplingInputs, logits: Tensor, sampled: Tensor, ids: Tensor
-) -> Callable[[], Told]:
-    """What is asked of this step; call the result, once the step before has been committed, to wait for it.
+    plan: Plan, use: LogitsUse, logits: Tensor, sampled: Tensor, ids: Tensor
+) -> Callable[[], StepLogprobs]:
+    """Computes what the step's requests ask for. The result waits for it; call it once the step before is applied.
 
-    logits [R, V] float32; sampled, the rows of it that are sampled from, and ids, what was sampled, in the order of
-    plan.rows.
+    logits: [R, V] float32; sampled: the rows of logits that ids are sampled from; ids: the sampled ids, both in the
+    order of plan.rows.
     """
-    outputs = _outputs(sampled, ids, [sequence for sequence, _ in plan.rows])
-    blocks = [*outputs, *_prompts(logits, wanted, plan)]
+    outputs = _output_blocks(sampled, ids, [sequence for sequence, _ in plan.rows])
+    blocks = [*outputs, *_prompt_blocks(logits, use, plan)]
     shapes = [(block.ids.shape, block.entries) for block in blocks]
-    host_ids = HostCopy(torch.cat([block.bits() for block in blocks]))
+    on_host = HostCopy(torch.cat([block.bits() for block in blocks]))
 
-    def read() -> Told:
-        bits, told = host_ids.read().numpy(), Told()
+    def read() -> StepLogprobs:
+        bits, messages = on_host.read().numpy(), StepLogprobs()
         for (rows, top), entries in shapes:
             block, bits = np.split(bits, [rows * (1 + 2 * top)])
             chosen, values, best = np.split(block, [rows, rows * (1 + top)])
             columns = chosen.view(np.float32), best.reshape(rows, top), values.view(np.float32).reshape(rows, top)
-            told.extend((entry.sequence, _message(entry, *columns)) for entry in entries)
-        return told
+            messages.extend((entry.sequence, _message(entry, *columns)) for entry in entries)
+        return messages
 
     return read
 
 
-def _outputs(logits: Tensor, ids: Tensor, sequences: list[Sequence]) -> Iterator[_Block]:
+def _output_blocks(logits: Tensor, ids: Tensor, sequences: list[Sequence]) -> Iterator[_Block]:
     asking = [(row, sequence) for row, sequence in enumerate(sequences) if sequence.sampling.logprobs is not None]
     if asking:
         rows = to_device(np.array([row for row, _ in asking]), logits.device)
@@ -80,8 +78,8 @@ def _outputs(logits: Tensor, ids: Tensor, sequences: list[Sequence]) -> Iterator
         yield _Block(*row_logprobs(logits[rows], ids[rows], max(entry.top for entry in entries)), entries)
 
 
-def _prompts(logits: Tensor, wanted: SamplingInputs, plan: Plan) -> Iterator[_Block]:
-    for index, first, count in wanted.prompts:
+def _prompt_blocks(logits: Tensor, use: LogitsUse, plan: Plan) -> Iterator[_Block]:
+    for index, first, count in use.prompts:
         chunk = plan.chunks[index]
         sequence, start = chunk.sequence, chunk.start + 1
         targets = to_device(np.array(sequence.tokens[start : start + count]), logits.device)
@@ -95,10 +93,10 @@ def _message(
     rows = slice(entry.first, entry.first + entry.count)
     return m.Logprobs(
         entry.sequence.key[1],
-        entry.sequence.output_len if entry.start is None else entry.start,
+        entry.sequence.output_len if entry.prompt_index is None else entry.prompt_index,
         pack_f32(chosen[rows].tolist()),
         entry.top,
         pack_u32(ids[rows, : entry.top].flatten().tolist()),
         pack_f32(values[rows, : entry.top].flatten().tolist()),
-        entry.start is not None,
+        entry.prompt_index is not None,
     )

@@ -1,7 +1,7 @@
-"""What a batch of sequences asks of the sampling kernel, gathered into columns. Knows sequences; decides no token.
+"""The parameters of the sampling kernel for a batch of sequences, an entry a row. Chooses no token itself.
 
-A row's columns come from its own sequence alone, and its randomness from (seed, output position): who shares the
-batch, and how often the sequence was preempted or resumed, changes nothing.
+The parameters of a row come from its own sequence alone, and its randomness from (seed, output position). The other
+sequences of the batch, preemptions and resumptions change nothing.
 """
 
 import math
@@ -17,45 +17,40 @@ from worker.kernels.sample import sample, sample_plain
 from worker.run.inputs import to_device
 from worker.schedule.sequence import Row, Sequence
 
-COLUMN = 32  # entries, 128 bytes or more: kernels are compiled for what an address is a multiple of
+COLUMN_ALIGN = 32  # entries, 128 bytes or more: kernels are specialized for the alignment of addresses
 
 
-def choose(
+def sample_rows(
     logits: Tensor,
     rows: list[Row],
     eos_ids: tuple[int, ...],
-    choose_plain: Callable[..., Tensor] = sample_plain,
+    plain_kernel: Callable[..., Tensor] = sample_plain,
 ) -> Tensor:
-    """The id that each row samples: logits [R, V] float32 -> [R] int64 on their device, without waiting for it."""
+    """Samples an id for each row: logits [R, V] float32 -> [R] int64 on the same device, without waiting for it."""
     if all(not sequence.sampling.temperature and is_plain(sequence) for sequence, _ in rows):
         return logits.argmax(-1)
-    return sample(logits, columns(rows, eos_ids, logits.device), choose_plain)
+    return sample(logits, sampling_params(rows, eos_ids, logits.device), plain_kernel)
 
 
 def is_plain(sequence: Sequence) -> bool:
-    """Whether its logits are sampled as they are: no penalty, bias, grammar or min_tokens adjusts them.
+    """Whether the sequence's logits are sampled unadjusted: by no penalty, bias, grammar or min_tokens.
 
-    So its next token depends on no text and can be sampled before the last one is known. Once it is so, it stays so.
+    The next token then depends on no text, so that it can be sampled before the last one is known on the host. A
+    sequence that is plain remains plain.
     """
-    sequence.plain = sequence.plain or not (
-        sequence.constraint is not None
-        or sequence.sampling.logit_bias
-        or sequence.sampling.penalized
-        or _held_back(sequence, sequence.output_len)
-    )
-    return sequence.plain
+    return len(sequence.tokens) >= sequence.plain_from and sequence.constraint is None
 
 
-def columns(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
+def sampling_params(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
     """The sampling parameters of rows, an entry a row."""
     params = [sequence.sampling for sequence, _ in rows]
-    wanted = [
+    floats = [
         (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params
     ]
-    counts = [(sequence.sampling.top_k, signed(sequence.seed), output) for sequence, output in rows]
-    temperature, top_p, min_p, repetition, presence, frequency = _columns(np.array(wanted, np.float32), device)
-    top_k, seeds, positions = _columns(np.array(counts, np.int64), device)
-    hot = [p for p in params if p.temperature > 0]
+    integers = [(sequence.sampling.top_k, signed_seed(sequence.seed), output) for sequence, output in rows]
+    temperature, top_p, min_p, repetition, presence, frequency = _columns(np.array(floats, np.float32), device)
+    top_k, seeds, positions = _columns(np.array(integers, np.int64), device)
+    random = [p for p in params if p.temperature > 0]
     return SampleParams(
         PlainParams(temperature, top_k, top_p, min_p, seeds, positions),
         repetition,
@@ -64,24 +59,24 @@ def columns(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> 
         _history([sequence for sequence, _ in rows], device),
         _bias(rows, eos_ids, device),
         Stages(
-            all_greedy=not hot,
-            any_greedy=len(hot) < len(params),
-            any_top_k=any(p.top_k for p in hot),
-            any_top_p=any(p.top_p < 1 for p in hot),
-            any_min_p=any(p.min_p for p in hot),
+            all_greedy=not random,
+            any_greedy=len(random) < len(params),
+            any_top_k=any(p.top_k for p in random),
+            any_top_p=any(p.top_p < 1 for p in random),
+            any_min_p=any(p.min_p for p in random),
         ),
     )
 
 
 def _columns(rows: NDArray[np.generic], device: torch.device) -> tuple[Tensor, ...]:
-    """The columns of [R, C], in one copy. Each begins at a multiple of COLUMN entries, as kernels like it."""
+    """The columns of [R, C] on the device, in one copy. Each begins at a multiple of COLUMN_ALIGN entries."""
     count, width = rows.shape
-    columns = np.zeros((width, -(-count // COLUMN) * COLUMN), rows.dtype)
+    columns = np.zeros((width, -(-count // COLUMN_ALIGN) * COLUMN_ALIGN), rows.dtype)
     columns[:, :count] = rows.T
     return to_device(columns, device)[:, :count].unbind(0)
 
 
-def signed(seed: int) -> int:
+def signed_seed(seed: int) -> int:
     """An unsigned 64-bit seed with the same bits as int64."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
@@ -101,30 +96,28 @@ def _history(sequences: list[Sequence], device: torch.device) -> History | None:
 
 
 def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bias | None:
-    entries = [(at, id, value) for at, row in enumerate(rows) for id, value in _biases(row, eos_ids).items()]
+    entries = [(at, id, value) for at, row in enumerate(rows) for id, value in _row_biases(row, eos_ids).items()]
     if not entries:
         return None
     places, ids, values = zip(*entries, strict=True)
-    at_rows, at_ids = to_device(np.array([places, ids], np.int64), device)
-    return Bias(at_rows, at_ids, to_device(np.array(values, np.float32), device))
+    bias_rows, bias_ids = to_device(np.array([places, ids], np.int64), device)
+    return Bias(bias_rows, bias_ids, to_device(np.array(values, np.float32), device))
 
 
-def _biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
-    """The request's own, and while it may not end yet, what would end it is forbidden."""
+def _row_biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
+    """The request's own biases, and before min_tokens -inf for every token that would end the sequence.
+
+    Where there is a grammar, GrammarMask applies min_tokens, because it knows which other tokens are allowed.
+    """
     sequence, output = row
     biases = dict(sequence.sampling.logit_bias)
-    if _held_back(sequence, output):
+    if output < sequence.sampling.min_tokens and sequence.constraint is None:
         biases.update(dict.fromkeys(stop_ids(sequence, eos_ids), -math.inf))
     return biases
 
 
-def _held_back(sequence: Sequence, output: int) -> bool:
-    """Whether that token may not end it; where there is a grammar, `constrain` sees to it, who knows what is left."""
-    return output < sequence.sampling.min_tokens and sequence.constraint is None
-
-
 def stop_ids(sequence: Sequence, eos_ids: tuple[int, ...]) -> Iterator[int]:
-    """Tokens that end it."""
+    """The tokens that end the sequence."""
     yield from sequence.sampling.stop_token_ids
     if not sequence.sampling.ignore_eos:
         yield from eos_ids

@@ -3,6 +3,7 @@
 Plain data: knows no policy, no queue, no tensors and no clock.
 """
 
+import sys
 from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -73,7 +74,7 @@ class Sequence:
     pending_outputs: int = 0  # ids, at least, that these steps sample and that the scheduler does not know yet
     constraint: Constraint | None = None
     drafter: Drafter | None = None  # set when it may have drafts for the first time, see speculation.py
-    plain: bool = False  # known to be sampled from its logits alone, see worker/run/sampler.py
+    plain_from: int = field(init=False)  # with so many tokens or more, only a grammar can adjust its logits
 
     # memory
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # C ints, which worker/run/inputs.py copies whole
@@ -90,6 +91,11 @@ class Sequence:
     crashes: int = 0  # of workers, which it is suspected of having caused
     resumed: bool = False  # it was admitted by a worker that is gone
     original_id: int = 0  # its request id at its first worker; 0: this is its first
+
+    def __post_init__(self) -> None:
+        sampling = self.sampling
+        adjusted = sampling.penalized or bool(sampling.logit_bias)  # at every token; min_tokens only at the first
+        self.plain_from = sys.maxsize if adjusted else self.prompt_len + sampling.min_tokens
 
     @property
     def original_key(self) -> Key:

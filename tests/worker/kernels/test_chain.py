@@ -157,7 +157,7 @@ def all_triton(model: Decoder) -> Decoder:
     from worker.kernels.gpu.sample import sample_triton
 
     most = on_triton(model)
-    return most.using(replace(most.operations, attention=attention_triton, sample_plain=sample_triton))
+    return most.with_operations(replace(most.operations, attention=attention_triton, sample_plain=sample_triton))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in")

@@ -6,6 +6,7 @@ import torch
 from tests.checkpoints import KINDS, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier  # noqa: F401
 from tests.worker.model.harness import Row, cache_for, decoder_of, pack, prompts_of, rows_for
+from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 LENGTHS = [1, 5, 16, 17, 40, 70]
@@ -20,13 +21,13 @@ def advance(rows: list[Row], chunk: int) -> list[tuple[Row, int]]:
 def test_the_stack_gives_the_bits_of_the_loop(checkpoints: Checkpoints, kind: str, dtype: torch.dtype) -> None:
     decoder = decoder_of(checkpoints(kind), dtype=dtype)
     caches = [cache_for(decoder, tokens=512) for _ in range(2)]
-    forward = decoder.on(caches[1])
+    cpu_decoder = fastest_decoder(decoder, caches[1])
     rows = rows_for(caches[0], prompts_of(LENGTHS), 0)
     with torch.inference_mode():
         for number, chunk in enumerate([33, 1, 1, 33, 33]):  # prompts, decodes, both; some steps want no row at all
             chunks = advance(rows, chunk)
             packed = pack(chunks, caches[0].page_size, all_rows=number == 3)
-            assert torch.equal(forward(packed), decoder.forward(packed, caches[0]))
+            assert torch.equal(cpu_decoder.forward(packed, caches[1]), decoder.forward(packed, caches[0]))
             for row, length in chunks:
                 row.computed += length
     for ours, plain in ((caches[1].k, caches[0].k), (caches[1].v, caches[0].v)):
@@ -36,7 +37,8 @@ def test_the_stack_gives_the_bits_of_the_loop(checkpoints: Checkpoints, kind: st
 def test_the_stack_is_what_a_native_decoder_runs(checkpoints: Checkpoints) -> None:
     decoder = decoder_of(checkpoints("llama"))
     cache = cache_for(decoder, tokens=64)
-    assert decoder._stack(cache) is not None
+    cpu_decoder = fastest_decoder(decoder, cache)
+    assert isinstance(cpu_decoder, CpuDecoder)
     row = rows_for(cache, prompts_of([3]), 0)[0]
     packed = pack([(row, 2)], cache.page_size)
-    assert decoder.on(cache)(packed).shape == (0, decoder.spec.vocab_size)
+    assert cpu_decoder.forward(packed, cache).shape == (0, decoder.spec.vocab_size)

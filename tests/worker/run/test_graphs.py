@@ -13,10 +13,11 @@ from tests.checkpoints import Checkpoints
 from tests.worker.test_ahead import OTHERS, PLAIN, Real, scores, traffic
 from tests.worker.test_matrix import decoder_of
 from worker.model.decoder import Decoder
-from worker.run.graphs import Eager, Graphs, sizes
+from worker.run.graph_capture import EagerGraph
+from worker.run.graphs import DecodeGraphs, batch_sizes
 
 
-class Counted(Eager):
+class Counted(EagerGraph):
     """A stand-in that keeps count: of those that were recorded, and of replays."""
 
     def __init__(self, body: Callable[[], object], counts: dict[str, int]) -> None:
@@ -33,10 +34,10 @@ def decoder(checkpoints: Checkpoints) -> Decoder:
     return decoder_of(checkpoints("llama"), torch.float32)
 
 
-def recording(decoder: Decoder, *, overlap: bool = False) -> tuple[Real, Graphs, dict[str, int]]:
+def recording(decoder: Decoder, *, overlap: bool = False) -> tuple[Real, DecodeGraphs, dict[str, int]]:
     bench = Real(decoder, overlap=overlap, graphs=True)
     graphs, counts = bench.runner._graphs, {"records": 0, "replays": 0}  # type: ignore[attr-defined]
-    graphs._record = lambda body: Counted(body, counts)
+    graphs._capture = lambda body: Counted(body, counts)
     return bench, graphs, counts
 
 
@@ -50,7 +51,7 @@ def test_replayed_decodes_change_no_bit(
     plain, (bench, graphs, counts) = Real(decoder), recording(decoder, overlap=overlap)
     for one in (plain, bench):
         traffic(one, samplings)
-    assert graphs.on and counts["replays"] > 30 and counts["records"] == len(graphs._shapes)
+    assert graphs.on and counts["replays"] > 30 and counts["records"] == len(graphs._decodes)
     assert bench.heard()[0] == plain.heard()[0] and len(bench.heard()[1]) == len(samplings)
     assert scores(bench) == scores(plain)
     assert bench.most == overlap
@@ -68,9 +69,9 @@ def test_a_crowd_is_padded_to_few_sizes(decoder: Decoder) -> None:
     bench, graphs, _ = recording(decoder)
     bench.say(*(m.Submit(i, pack_u32([i + 1] * 3), m.Sampling(3 + i, seed=i, ignore_eos=True)) for i in range(20)))
     bench.drain()
-    assert {batch for batch, _ in graphs._shapes} == {1, 2, 4, 8, 16, 24}
-    assert sizes(64) == [1, 2, 4, 8, 16, 24, 32, 48, 64] and sizes(3) == [1, 2, 3] and sizes(1) == [1]
-    assert sizes(600)[-4:] == [256, 384, 512, 600]
+    assert {batch for batch, _ in graphs._decodes} == {1, 2, 4, 8, 16, 24}
+    assert batch_sizes(64) == [1, 2, 4, 8, 16, 24, 32, 48, 64] and batch_sizes(3) == [1, 2, 3] and batch_sizes(1) == [1]
+    assert batch_sizes(600)[-4:] == [256, 384, 512, 600]
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -81,14 +82,14 @@ def test_what_cannot_be_recorded_is_served_without(decoder: Decoder, caplog: pyt
     for allowed in (0, 1, 2):  # the first one is that of the comparison
         caplog.clear()
         plain, (bench, graphs, counts) = Real(decoder), recording(decoder, overlap=True)
-        record = graphs._record
+        record = graphs._capture
 
-        def refuse(body: Callable[[], object], allowed: int = allowed) -> Eager:
+        def refuse(body: Callable[[], object], allowed: int = allowed) -> EagerGraph:
             if counts["records"] == allowed:  # noqa: B023
                 raise RuntimeError("operation not permitted when stream is capturing")
             return record(body)  # type: ignore[return-value]  # noqa: B023
 
-        graphs._record = refuse
+        graphs._capture = refuse
         for one in (plain, bench):
             traffic(one, PLAIN)
         assert bench.heard()[0] == plain.heard()[0] and not graphs.on
@@ -102,11 +103,11 @@ def test_a_graph_that_computes_something_else_is_never_used(
 ) -> None:
     plain, (bench, graphs, counts) = Real(decoder), recording(decoder, overlap=True)
 
-    def replays(body: Callable[[], object]) -> Eager:
+    def replays(body: Callable[[], object]) -> EagerGraph:
         if wrong == "nothing":
-            return Eager(lambda: None)
+            return EagerGraph(lambda: None)
         if wrong == "logits":
-            return Eager(lambda: body().add_(1e-3))  # type: ignore[attr-defined]
+            return EagerGraph(lambda: body().add_(1e-3))  # type: ignore[attr-defined]
         result, ids = body().clone(), graphs._ids.clone()  # type: ignore[attr-defined]
 
         def again() -> None:
@@ -114,31 +115,31 @@ def test_a_graph_that_computes_something_else_is_never_used(
             body().copy_(result)  # type: ignore[attr-defined]
             graphs._ids.copy_(ids)
 
-        return Eager(again)
+        return EagerGraph(again)
 
-    graphs._record = replays
+    graphs._capture = replays
     for one in (plain, bench):
         traffic(one, PLAIN)
     assert not graphs.on and not counts["replays"]
     assert bench.heard()[0] == plain.heard()[0]
     (said,) = warnings(caplog)
-    assert "is not what is sampled without" in said or "are not those without" in said
+    assert "a replay samples other ids" in said or "a replay computes other logits" in said
 
 
 def test_a_replay_that_fails_is_tried_again_without(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
     plain, (bench, graphs, counts) = Real(decoder), recording(decoder, overlap=True)
-    record = graphs._record
+    record = graphs._capture
 
-    def breaks(body: Callable[[], object]) -> Eager:
+    def breaks(body: Callable[[], object]) -> EagerGraph:
         def replay() -> None:
             if counts["replays"] == 9:
                 raise RuntimeError("unlucky")
             inner.replay()
 
         inner = record(body)
-        return Eager(replay)
+        return EagerGraph(replay)
 
-    graphs._record = breaks
+    graphs._capture = breaks
     for one in (plain, bench):
         traffic(one, PLAIN)
     assert bench.heard()[0] == plain.heard()[0] and counts["replays"] == 9
@@ -149,12 +150,12 @@ def test_a_replay_that_fails_is_tried_again_without(decoder: Decoder, caplog: py
 def test_a_replay_shows_as_work_that_moves(decoder: Decoder) -> None:
     bench, graphs, counts = recording(decoder)
     told: list[int] = []
-    count = graphs._replayed
-    graphs._replayed = lambda: (told.append(bench.runner.layers), count())[1]  # type: ignore[attr-defined]
+    count = graphs._count_replayed
+    graphs._count_replayed = lambda: (told.append(bench.runner.layers_started), count())[1]  # type: ignore[attr-defined]
     bench.say(m.Submit(1, pack_u32([5]), m.Sampling(9, ignore_eos=True)))
     bench.drain()
     assert len(told) == counts["replays"] - 1, "all but the one of the comparison"
-    assert told == sorted(set(told)) and bench.runner.layers >= told[-1] + len(decoder.weights.layers)  # type: ignore[attr-defined]
+    assert told == sorted(set(told)) and bench.runner.layers_started >= told[-1] + len(decoder.weights.layers)  # type: ignore[attr-defined]
 
 
 def test_what_nobody_computed_leaves_no_trace(decoder: Decoder) -> None:
@@ -163,5 +164,5 @@ def test_what_nobody_computed_leaves_no_trace(decoder: Decoder) -> None:
     cache = bench.runner._cache  # type: ignore[attr-defined]
     cache.k[:, 1:], cache.v[:, 1:] = 7.0, 7.0
     with torch.inference_mode():
-        graphs._compare()
+        graphs._self_test()
     assert graphs.on and (cache.k[:, 1:] == 7).all() and (cache.v[:, 1:] == 7).all()

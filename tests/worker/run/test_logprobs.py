@@ -7,7 +7,7 @@ import worker.run.logprobs
 from shared.codec import unpack_f32, unpack_u32
 from shared.messages import Logprobs, Sampling
 from worker.run.in_flight import HostCopy
-from worker.run.inputs import SamplingInputs
+from worker.run.inputs import LogitsUse
 from worker.run.logprobs import launch_logprobs
 from worker.schedule.sequence import Chunk, Plan, Sequence
 
@@ -47,7 +47,7 @@ def test_each_message_has_its_own_rows_and_all_come_in_one_copy(monkeypatch: pyt
         Chunk(begun, 0, 2, False),
     ]
     logits = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
-    wanted = SamplingInputs(sampled=[0, 1, 4], prompts=[(2, 2, 2), (3, 5, 2)])
+    wanted = LogitsUse(sampled=[0, 1, 4], prompts=[(2, 2, 2), (3, 5, 2)])
     ids = torch.tensor([11, 12, 13])
     told = launch_logprobs(Plan(chunks), wanted, logits, logits[wanted.sampled], ids)()
     assert [(who, one.id, one.start, one.prompt) for who, one in told] == [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.messages import Sampling
-from worker.run.sampler import choose, columns
+from worker.run.sampler import sample_rows, sampling_params
 from worker.schedule.sequence import Sequence
 
 V, EOS = 50, (3,)
@@ -18,7 +18,7 @@ def sequence(tokens: list[int], prompt_len: int, seed: int = 1, **options: objec
 
 
 def sample(logits: torch.Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
-    ids: list[int] = choose(logits, [(one, one.next_output) for one in sequences], eos_ids).tolist()
+    ids: list[int] = sample_rows(logits, [(one, one.next_output) for one in sequences], eos_ids).tolist()
     return ids
 
 
@@ -67,7 +67,7 @@ def test_each_row_of_a_sequence_is_for_an_output_of_its_own() -> None:
     options = {"temperature": 0.8, "min_tokens": 5, "stop_token_ids": (4,), "logit_bias": ((11, 2.0),)}
     one_by_one = [sample(logits[i : i + 1], [sequence([1, *ids[:i]], 1, **options)], EOS)[0] for i in range(6)]
     asked = sequence([1], 1, **options)
-    assert choose(logits, [(asked, i) for i in range(6)], EOS).tolist() == one_by_one
+    assert sample_rows(logits, [(asked, i) for i in range(6)], EOS).tolist() == one_by_one
     assert not {3, 4} & {*one_by_one[:5]} and one_by_one[5] == 3
 
 
@@ -109,7 +109,7 @@ def test_draws_follow_the_distribution() -> None:
 @pytest.mark.parametrize("rows", [1, 3, 31, 32, 33])
 def test_columns_are_whole_and_begin_where_kernels_like_it(rows: int) -> None:
     asked = [(sequence([0], 1, seed=i, temperature=0.5, top_k=i), 0) for i in range(rows)]
-    params = columns(asked, EOS, torch.device("cpu"))
+    params = sampling_params(asked, EOS, torch.device("cpu"))
     plain, others = params.plain, (params.repetition, params.presence, params.frequency)
     floats, ints = (plain.temperature, plain.top_p, plain.min_p, *others), (plain.top_k, plain.seeds, plain.positions)
     for group in (floats, ints):

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import Sampling
-from worker.run.graph_inputs import ALIGN, KNOWN, Columns, HostBlock, block_bytes
+from worker.run.graph_inputs import ALIGN, KNOWN, GraphInputs, HostBlock, block_bytes
 from worker.run.inputs import build_inputs
-from worker.run.sampler import columns
+from worker.run.sampler import sampling_params
 from worker.schedule.sequence import Chunk, Plan, Sequence
 
 CPU = torch.device("cpu")
@@ -46,20 +46,20 @@ def test_a_step_is_the_same_as_packed(data: st.DataObject, page_size: int) -> No
         chunks = decodes(running)
         staging.fill(chunks, [], page_size)
         staging.send(block)
-        check(Columns.of(block, BATCH, PAGES), chunks, running, page_size)
+        check(GraphInputs.of(block, BATCH, PAGES), chunks, running, page_size)
         for one in running:
             one.tokens.append(len(one.tokens))
             if len(one.tokens) > len(one.pages) * page_size:
                 one.pages.append(1000 + one.key[1])
 
 
-def check(got: Columns, chunks: list[Chunk], running: list[Sequence], page_size: int) -> None:
+def check(got: GraphInputs, chunks: list[Chunk], running: list[Sequence], page_size: int) -> None:
     packed, _ = build_inputs(chunks, page_size, CPU)
     n, width = packed.page_table.shape
     for name in ("token_ids", "positions", "slot_mapping", "seq_lens"):
         assert torch.equal(getattr(got, name)[:n], getattr(packed, name)), name
     assert torch.equal(got.page_table[:n, :width], packed.page_table) and not got.page_table[:, width:].any()
-    wanted = columns(Plan(chunks).rows, (), CPU).plain
+    wanted = sampling_params(Plan(chunks).rows, (), CPU).plain
     for item in fields(wanted):
         assert torch.equal(getattr(got.sampling, item.name)[:n], getattr(wanted, item.name)), item.name
     assert (got.sources == KNOWN).all()
@@ -75,7 +75,7 @@ def test_a_token_that_is_not_known_yet_has_its_place_among_the_last_ids() -> Non
     staging, block = HostBlock(BATCH, PAGES, CPU), torch.zeros(block_bytes(BATCH, PAGES), dtype=torch.uint8)
     staging.fill(decodes([c, a, b]), before, 16)
     staging.send(block)
-    got = Columns.of(block, BATCH, PAGES)
+    got = GraphInputs.of(block, BATCH, PAGES)
     assert got.sources.tolist() == [2, KNOWN, 1, *[KNOWN] * 3]
     assert got.token_ids[1] == a.tokens[-1] and got.positions[:3].tolist() == [5, 4, 5]
     assert got.output_positions[:3].tolist() == [5, 4, 5], "as many as there are when it is sampled"
@@ -85,7 +85,7 @@ def test_columns_begin_where_kernels_like_it_and_share_no_byte() -> None:
     for batch in (1, 3, 64):
         size = block_bytes(batch, 5)
         block = torch.zeros(size, dtype=torch.uint8)
-        views = [getattr(Columns.of(block, batch, 5), item.name) for item in fields(Columns)]
+        views = [getattr(GraphInputs.of(block, batch, 5), item.name) for item in fields(GraphInputs)]
         for view in views:
             assert (view.data_ptr() - block.data_ptr()) % ALIGN == 0
             view.fill_(1)

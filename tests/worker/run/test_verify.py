@@ -42,7 +42,7 @@ def decoder(checkpoints: Checkpoints) -> Decoder:
 def changed(decoder: Decoder, name: str, change: Change) -> Decoder:
     """With this operation as `change` makes it: it gets the sound one, and all that it is called with."""
     sound = getattr(FAST, name)
-    return decoder.using(replace(FAST, **{name: lambda *args, **how: change(sound, *args, **how)}))
+    return decoder.with_operations(replace(FAST, **{name: lambda *args, **how: change(sound, *args, **how)}))
 
 
 def one_row_off(sound: Change, *args: Any, **how: Any) -> Any:
@@ -221,7 +221,7 @@ def test_too_little_memory_is_no_disagreement(decoder: Decoder, caplog: pytest.L
         raise torch.OutOfMemoryError("CUDA out of memory. Tried")
 
     assert find_wrong_operations(changed(decoder, "linear", full), worker(), LENGTH) == ""
-    assert "is not known: OutOfMemoryError" in caplog.text
+    assert "does: OutOfMemoryError" in caplog.text
     with pytest.raises(torch.OutOfMemoryError):
         choose_operations(changed(decoder, "linear", full), worker(), LENGTH, Memory(), lambda: None)
 

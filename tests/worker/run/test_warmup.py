@@ -18,16 +18,17 @@ from worker.engine.load import _no_room, _sized
 from worker.kv_cache.sizing import GIB, RESERVED_BYTES, GpuMemory
 from worker.kv_cache.tensors import Cache
 from worker.model.checkpoint import read_config
+from worker.model.cpu_decoder import fastest_decoder
 from worker.model.families import spec_from_config
 from worker.model.weights import load
 from worker.run.runner import Runner
 from worker.run.warmup import (
-    FAR,
     FEW_TOKENS,
-    PROMPT,
-    PROMPTED,
+    LONG_CONTEXT,
+    PROMPT_LOGPROBS,
+    PROMPT_LOGPROBS_TOKENS,
     SAMPLINGS,
-    Bounds,
+    StepLimits,
     first_decodes,
     profile_memory,
     sizes,
@@ -70,7 +71,7 @@ class Memory:
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_no_step_is_larger_than_requests_could_cause(settings: dict[str, Any], length: int) -> None:
     worker = with_default_sizes(WorkerConfig(**settings), on_gpu=True)
-    bounds = Bounds.of(worker, length)
+    bounds = StepLimits.of(worker, length)
     for plan in (*steps(bounds), *first_decodes(bounds), bounds.largest()):
         assert plan.chunks
         for chunk in plan.chunks:
@@ -80,13 +81,15 @@ def test_no_step_is_larger_than_requests_could_cause(settings: dict[str, Any], l
 
 
 def test_the_largest_step_has_every_row_and_all_tokens() -> None:
-    plan = Bounds.of(WorkerConfig(max_batch_size=8, max_step_tokens=512), 2000).largest()
+    plan = StepLimits.of(WorkerConfig(max_batch_size=8, max_step_tokens=512), 2000).largest()
     assert (len(plan.sampling), plan.tokens) == (8, 512)
     assert {len(chunk.sequence.tokens) for chunk in plan.chunks} == {2000}, "attention over all that can be"
-    short = Bounds.of(WorkerConfig(max_batch_size=8, max_step_tokens=512), 20).largest()
+    short = StepLimits.of(WorkerConfig(max_batch_size=8, max_step_tokens=512), 20).largest()
     assert [chunk.length for chunk in short.chunks] == [20] * 8
-    whole = Bounds.of(WorkerConfig(max_batch_size=8, max_step_tokens=512, use_chunked_prefill=False), 2000).largest()
-    assert whole.tokens == 512 + 2000 - 1, "a prompt that is not cut may exceed the budget"
+    unchunked = WorkerConfig(max_batch_size=8, max_step_tokens=512, use_chunked_prefill=False)
+    assert StepLimits.of(unchunked, 2000).largest().tokens == 512 + 2000 - 1, (
+        "a prompt that is not cut may exceed the budget"
+    )
 
 
 @pytest.mark.parametrize("most", [1, 2, 15, 64, 300, 8192])
@@ -98,14 +101,15 @@ def test_sizes_leave_no_gap(most: int) -> None:
 
 
 def test_all_kinds_of_steps_are_there() -> None:
-    plans = list(steps(Bounds.of(WorkerConfig(max_batch_size=256, max_step_tokens=2048), 4000)))
+    plans = list(steps(StepLimits.of(WorkerConfig(max_batch_size=256, max_step_tokens=2048), 4000)))
     assert {len(plan.chunks) for plan in plans if plan.tokens == len(plan.chunks)} >= set(sizes(256))
     alone = [plan.chunks[0] for plan in plans if len(plan.chunks) == 1]
     assert {chunk.length for chunk in alone if not chunk.start} >= set(sizes(2048))
-    assert {chunk.length for chunk in alone if chunk.start == FAR} >= {1, *FEW_TOKENS}
+    assert {chunk.length for chunk in alone if chunk.start == LONG_CONTEXT} >= {1, *FEW_TOKENS}
     asked = {chunk.sequence.sampling for plan in plans for chunk in plan.chunks}
     assert asked >= set(SAMPLINGS)
-    assert {plan.tokens for plan in plans for chunk in plan.chunks if chunk.sequence.sampling is PROMPT} == {*PROMPTED}
+    prompts = [plan for plan in plans if any(chunk.sequence.sampling is PROMPT_LOGPROBS for chunk in plan.chunks)]
+    assert {plan.tokens for plan in prompts} == {*PROMPT_LOGPROBS_TOKENS}
     assert len(plans) < 130, "each is a few milliseconds of every start"
 
 
@@ -127,7 +131,7 @@ def test_a_rehearsal_runs_on_the_scratch_page_and_counts_every_step(checkpoints:
     worker = WorkerConfig(max_batch_size=20, max_step_tokens=64, prefill_chunk_size=64)
     budget = profile_memory(decoder, worker, 300, memory, lambda: moved.append(1))
     assert budget.nbytes == memory.device.available - GIB // 2 - GIB // 8 - RESERVED_BYTES
-    assert len(moved) == len(list(steps(Bounds.of(worker, 300)))) + 3 and memory.marks == 3
+    assert len(moved) == len(list(steps(StepLimits.of(worker, 300)))) + 3 and memory.marks == 3
 
 
 def test_a_real_cache_keeps_all_but_its_scratch_page(checkpoints: Checkpoints) -> None:
@@ -135,8 +139,8 @@ def test_a_real_cache_keeps_all_but_its_scratch_page(checkpoints: Checkpoints) -
     cache = Cache(decoder.spec, 4, 32, torch.float32, CPU)
     for part in (cache.k, cache.v):
         part[:, 1:] = 7.0
-    bounds = Bounds.of(WorkerConfig(max_batch_size=4, max_step_tokens=64), 200)
-    warm_up(Runner(decoder, cache), [*steps(bounds), bounds.largest()], lambda: None)
+    bounds = StepLimits.of(WorkerConfig(max_batch_size=4, max_step_tokens=64), 200)
+    warm_up(Runner(fastest_decoder(decoder, cache), cache), [*steps(bounds), bounds.largest()], lambda: None)
     assert all((part[:, 1:] == 7.0).all() and part[:, 0].isfinite().all() for part in (cache.k, cache.v))
 
 
@@ -148,7 +152,7 @@ def test_a_device_that_fails_is_not_passed_over() -> None:
     with pytest.raises(RuntimeError, match="no kernel image"):
         warm_up(
             Broken(),
-            steps(Bounds.of(with_default_sizes(WorkerConfig(), on_gpu=True), 100)),
+            steps(StepLimits.of(with_default_sizes(WorkerConfig(), on_gpu=True), 100)),
             lambda: pytest.fail("it has not moved"),
         )
 

@@ -1,7 +1,7 @@
-"""The decoder's loop over its layers as one call of the C library, with buffers that live from step to step.
+"""The decoder's loop over its layers as one call of the C library, with buffers that are reused from step to step.
 
-It gives the bits of the plain loop in model/decoder.py. Knows tensors and addresses; the structures here are those of
-csrc/decoder.c, field by field.
+The loop gives the bits of the plain one in model/decoder.py. This module knows tensors and addresses only; its
+structures are those of csrc/decoder.c, field by field.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ class _Model(Structure):
         *((name, c_long) for name in ("num_layers", "hidden_size", "inner_size", "heads", "kv_heads", "d")),
         ("page_size", c_long), ("element_size", c_long),
         *((name, c_float) for name in ("eps", "offset", "scale")), ("gelu", c_int),
-        ("is_bf16", c_int), ("paired", c_int), ("layers_begun", POINTER(c_uint64)),
+        ("is_bf16", c_int), ("paired", c_int), ("layers_started", POINTER(c_uint64)),
     ]  # fmt: skip
 
 
@@ -71,7 +71,7 @@ class _Step(Structure):
 
 
 class DecoderC:
-    """Layers on the CPU, over one cache. Not for two threads at once: the buffers are its own."""
+    """All layers of a model over one cache. Not thread-safe: every call uses the same buffers."""
 
     def __init__(
         self,
@@ -82,15 +82,18 @@ class DecoderC:
         offset: bool,
         scale: float,
         activation: str,
-        done: c_uint64,
+        layers_started: c_uint64,
     ) -> None:
-        """eps, offset: of the norms; scale: of attention; activation: silu or gelu_tanh; done: grows by one a layer."""
-        found = library()
-        assert found is not None
-        first, self._library = layers[0], found
+        """eps, offset: of the norms; scale: of attention; activation: silu or gelu_tanh.
+
+        layers_started: grows by one with every layer.
+        """
+        loaded = library()
+        assert loaded is not None
+        first, self._library = layers[0], loaded
         page_size, kv_heads, d = first.cache_k.shape[1:]
         dtype = first.before_attention.dtype
-        self._kept = (tuple(layers), last_norm, done)  # whose memory the addresses are
+        self._referenced = (tuple(layers), last_norm, layers_started)  # the library holds addresses: keep them alive
         self._hidden, self._dtype = len(last_norm), dtype
         self._layers = (_Layer * len(layers))(*map(_addresses, layers))
         self._widths = (
@@ -100,13 +103,12 @@ class DecoderC:
             _functions(dtype), self._layers, last_norm.data_ptr(),
             len(layers), self._hidden, first.down.k, first.o.k // d, kv_heads, d, page_size, dtype.itemsize,
             eps, float(offset), scale, activation == "gelu_tanh", dtype == torch.bfloat16,
-            bindings.v_is_paired(first.cache_v),
-            ctypes.pointer(done),
+            bindings.v_is_paired(first.cache_v), ctypes.pointer(layers_started),
         )  # fmt: skip
         self._buffers: list[Tensor] = []
 
-    def embedded(self, rows: int) -> Tensor:
-        """[rows, H], to be filled with the embedded tokens before `run`."""
+    def embeddings(self, rows: int) -> Tensor:
+        """The buffer [rows, H] that the caller fills with the embedded tokens before `run`."""
         if not self._buffers or len(self._buffers[0]) < rows:
             size = 1 << (rows - 1).bit_length()
             self._buffers = [bindings.huge_pages(torch.empty(size, width, dtype=self._dtype)) for width in self._widths]
@@ -124,7 +126,7 @@ class DecoderC:
         """The normed output [R, H] of `logits_indices`, valid until the next step; K/V of every row are written.
 
         positions, slot_mapping [T] int64; query_start_loc [S+1], seq_lens [S], page_table [S, P] int32; logits_indices
-        [R] int64 ascending. Raises MemoryError when a kernel's scratch cannot be had.
+        [R] int64 ascending. Raises MemoryError when a kernel's scratch memory cannot be allocated.
         """
         for indices in (positions, slot_mapping, logits_indices):
             assert indices.dtype == torch.int64 and indices.is_contiguous()
@@ -144,8 +146,8 @@ class DecoderC:
 
 def _functions(dtype: torch.dtype) -> "ctypes.Array[c_void_p]":
     """The addresses of KERNELS for tensors of `dtype`."""
-    own = kernels()[dtype]
-    return (c_void_p * len(KERNELS))(*(ctypes.cast(getattr(own, name), c_void_p) for name in KERNELS))
+    functions = kernels()[dtype]
+    return (c_void_p * len(KERNELS))(*(ctypes.cast(getattr(functions, name), c_void_p) for name in KERNELS))
 
 
 def _addresses(layer: DecoderCLayer) -> _Layer:
@@ -154,11 +156,13 @@ def _addresses(layer: DecoderCLayer) -> _Layer:
         layer.before_attention, layer.q_norm, layer.k_norm, layer.after_attention, layer.before_mlp, layer.after_mlp,
     )  # fmt: skip
     caches = (layer.cos, layer.sin, layer.cache_k, layer.cache_v)
-    assert all(norm is None or norm.is_contiguous() for norm in norms) and all(one.is_contiguous() for one in caches)
+    assert all(norm is None or norm.is_contiguous() for norm in norms) and all(
+        tensor.is_contiguous() for tensor in caches
+    )
     return _Layer(
         *map(bindings.address, norms),
         *(weight.panels.data_ptr() for weight in weights),
         *(bindings.address(weight.bias) for weight in weights),
-        *(one.data_ptr() for one in caches),
+        *(tensor.data_ptr() for tensor in caches),
         layer.window,
     )

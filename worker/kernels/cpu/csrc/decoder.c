@@ -48,7 +48,7 @@ typedef struct {
     long num_layers, hidden_size, inner_size, heads, kv_heads, d, page_size, element_size;
     float eps, offset, scale;
     int gelu, is_bf16, paired;
-    volatile uint64_t *layers_begun; /* counts over all steps: shows that a long step makes progress */
+    volatile uint64_t *layers_started; /* counts over all steps: shows that a long step makes progress */
 } Model;
 
 typedef struct {
@@ -110,7 +110,7 @@ __attribute__((visibility("default"))) int decoder_forward(const Model *m, const
     rms_norm(m, s, s->x, m->layers[0].before_attention, s->h);
     for (long i = 0; i < m->num_layers; i++) {
         const Layer *l = &m->layers[i];
-        ++*m->layers_begun;
+        ++*m->layers_started;
         if (attention_block(m, s, l)) return 1;
         if (i + 1 == m->num_layers) { /* all K/V are written: only the output rows are needed from here on */
             move_rows_to_front(s->inner, s, m->heads * m->d * m->element_size);
