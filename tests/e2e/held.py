@@ -95,7 +95,7 @@ def make_holdable(hold: Hold) -> None:
             most, *step_s = hold.file.read_text().split()
         except FileNotFoundError:
             return plain(self, now)
-        if all(sequence.output_len < int(most) for sequence in self._state.running):
+        if all(sequence.output_len < int(most) for sequence in self.sequences()):
             return plain(self, now)
         hold.reached.touch()
         time.sleep(float(step_s[0]) if step_s else NAP_S)
