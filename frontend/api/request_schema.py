@@ -107,8 +107,10 @@ def _property(kind: type[RequestModel], field: nodes.Field) -> Schema:
 
 def description(field: nodes.Field) -> str:
     """A field's meaning; empty where its name says it."""
-    extra = field.type.extra_json_schema if isinstance(field.type, nodes.Metadata) else None
-    return str((extra or {}).get("description", ""))
+    for node in (field.type, *alternatives(field.type)):
+        if isinstance(node, nodes.Metadata) and "description" in (node.extra_json_schema or {}):
+            return str((node.extra_json_schema or {})["description"])
+    return ""
 
 
 def _default(kind: type[RequestModel], field: nodes.Field) -> Any:

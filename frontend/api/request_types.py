@@ -1,6 +1,6 @@
 """The fields that API formats share, as types; each format's own request types build on them.
 
-A field's type says what it accepts, its default and, in `Meta(description=...)`, what it means. The API description
+A field's type says what it accepts, its default and, in `doc(...)`, what it means. The API description
 and the tables of docs/api.md are made from these types.
 """
 
@@ -14,20 +14,32 @@ MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 
+
+def doc(description: str) -> Meta:
+    return Meta(description=description)
+
+
 Text = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=0, le=MOST)]
 Positive = Annotated[int, Meta(ge=1, le=MOST)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Ignored = Annotated[Any, Meta(description="Accepted, no effect")]
+PositiveShare = Annotated[float, Meta(ge=SMALLEST, le=1)]
+Temperature = Annotated[float, Meta(ge=0, le=LARGEST)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
+Rivals = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]  # the most likely tokens beside the chosen one
+TokenIds = Annotated[list[Count], Meta(max_length=1024)]
+StopTexts = Annotated[list[Text], Meta(max_length=MAX_STOPS)]
+Ignored = Annotated[Any, doc("Accepted, no effect")]
 Refused: TypeAlias = None  # a field that is known and not offered: only null is accepted
 
-ModelName = Annotated[Text | None, Meta(description="The served name, see `/v1/models`; absent: the served model")]
-TemplateArguments = Annotated[
-    dict[str, Any] | None, Meta(description="Variables that are passed to the model's chat template")
-]
+ModelName = Annotated[Text | None, doc("The served name, see `/v1/models`; absent: the served model")]
+TemplateArguments = Annotated[dict[str, Any] | None, doc("Variables that are passed to the model's chat template")]
 TopLogprobs = Annotated[
-    Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,
-    Meta(description="How many of the most likely tokens come with each token; a chat needs `logprobs`, too"),
+    Rivals | None, doc("The number of the likeliest tokens with each; a chat needs `logprobs`, too")
+]
+ChoiceCount = Annotated[
+    int, Meta(ge=1, le=MAX_CHOICES), doc("Answers to each prompt; their seeds are `seed`, `seed` + 1, …")
 ]
 _LOW64, _HIGH64 = -(1 << 63), (1 << 64) - 1
 _Seed = Annotated[int, Meta(extra_json_schema={"minimum": _LOW64, "maximum": _HIGH64})]
@@ -46,53 +58,31 @@ class ResponseStreamOptions(StreamOptions):
 class GenerationFields(RequestModel):
     """The fields of every format that generates; null or absence of a sampling field means the model's default."""
 
-    temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=LARGEST)] | None,
-        Meta(description="0: the most likely token; higher values draw more randomly"),
-    ] = None
+    temperature: Annotated[Temperature | None, doc("0: the likeliest token; higher values draw more randomly")] = None
     top_p: Annotated[
-        Annotated[float, Meta(ge=SMALLEST, le=1)] | None,
-        Meta(description="Draw from the most likely tokens that together have this probability"),
+        PositiveShare | None, doc("Draw from the likeliest tokens that together have this probability")
     ] = None
-    top_k: Annotated[
-        Positive | None, Meta(description="Draw from this many of the most likely tokens; null: from all")
-    ] = None
+    top_k: Annotated[Positive | None, doc("Draw from this many of the likeliest tokens; null: from all")] = None
     seed: Annotated[
-        _Seed | None,
-        Meta(description="The same seed gives the same bytes; absent: one is drawn and reported in the answer"),
+        _Seed | None, doc("The same seed gives the same bytes; absent: drawn, and reported in the answer")
     ] = None
-    min_tokens: Annotated[
-        Count | None, Meta(description="The model may not end its answer before this many tokens")
-    ] = None
-    ignore_eos: Annotated[
-        bool | None, Meta(description="Continue until `max_tokens` where the model would end its answer")
-    ] = None
-    stop_token_ids: Annotated[
-        Annotated[list[Count], Meta(max_length=1024)] | None, Meta(description="Token ids that end the answer")
-    ] = None
-    stream: Annotated[bool, Meta(description="Answer in server-sent events")] = False
+    min_tokens: Annotated[Count | None, doc("The model may not end its answer before this many tokens")] = None
+    ignore_eos: Annotated[bool | None, doc("Continue until `max_tokens` where the model would end")] = None
+    stop_token_ids: Annotated[TokenIds | None, doc("Token ids that end the answer")] = None
+    stream: Annotated[bool, doc("Answer in server-sent events")] = False
     stream_options: Annotated[
         StreamOptions | None,
-        Meta(
-            description="`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk"
-        ),
+        doc("`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk"),
     ] = None
     timings: Annotated[
-        bool,
-        Meta(
-            description="Add `timings`: queue, prefill and decode in ms, cached tokens, time between tokens (p50, p99)"
-        ),
+        bool, doc("Add `timings`: queue, prefill and decode in ms, cached tokens, time between tokens (p50, p99)")
     ] = False
-    cache_salt: Annotated[
-        Text | None, Meta(description="The prefix cache is shared only with requests that have the same salt")
-    ] = None
+    cache_salt: Annotated[Text | None, doc("The prefix cache is shared only with requests of the same salt")] = None
     priority: Annotated[
-        Annotated[int, Meta(ge=-MOST - 1, le=MOST)],
-        Meta(description="Lower goes first, among requests of the same API key's name"),
+        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower goes first, among requests of one API key's name")
     ] = 0
     deadline_ms: Annotated[
-        Positive | None,
-        Meta(description="Time limit of the whole request, from its arrival; then 504, or the stream's error event"),
+        Positive | None, doc("Time limit from the request's arrival; then 504, or the stream's error event")
     ] = None
     user: Ignored = None
     metadata: Ignored = None
@@ -106,8 +96,8 @@ class GenerationFields(RequestModel):
 
 JsonSchemaValue = dict[str, Any] | bool | str
 _Choices = Annotated[list[str], Meta(max_length=4096)]
-_BIAS = Annotated[float, Meta(ge=-100, le=100)]
-_TOKEN_ID = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # the vocabulary is checked where it is known
+_Bias = Annotated[float, Meta(ge=-100, le=100)]
+_TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # the vocabulary is checked where it is known
 
 
 class StructuredOutputs(RequestModel):
@@ -125,51 +115,29 @@ class OpenAIFields(GenerationFields):
 
     # Features of other servers that are not offered, with the values that ask for what happens here in any case.
     ONLY: ClassVar = {
-        "use_beam_search": (False,),
+        **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output", "no_stop_trim"), (False,)),
+        **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),
+        **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+        **dict.fromkeys(("include_reasoning", "separate_reasoning", "stream_reasoning"), (True,)),
+        **dict.fromkeys(("bad_words", "logits_processors"), ([],)),
         "length_penalty": (1.0,),
-        "early_stopping": (False,),
-        "include_stop_str_in_output": (False,),
-        "no_stop_trim": (False,),
-        "skip_special_tokens": (True,),
-        "spaces_between_special_tokens": (True,),
-        "return_token_ids": (False,),
-        "return_tokens_as_token_ids": (False,),
-        "include_reasoning": (True,),
-        "separate_reasoning": (True,),
-        "stream_reasoning": (True,),
-        "bad_words": ([],),
-        "logits_processors": ([],),
     }
 
-    min_p: Annotated[
-        Share | None, Meta(description="Draw from tokens that are at least this share as likely as the most likely one")
-    ] = None
-    repetition_penalty: Annotated[
-        Annotated[float, Meta(ge=1e-6, le=1e6)] | None,
-        Meta(description="Above 1: makes tokens of the prompt and the answer less likely, by division"),
-    ] = None
-    presence_penalty: Annotated[
-        Annotated[float, Meta(ge=-2, le=2)] | None,
-        Meta(description="Subtracted from the logit of every token that the answer has"),
-    ] = None
+    min_p: Annotated[Share | None, doc("Draw from tokens at least this share as likely as the likeliest")] = None
+    repetition_penalty: Annotated[Factor | None, doc("Above 1: divides down tokens of the prompt and the answer")] = (
+        None
+    )
+    presence_penalty: Annotated[Penalty | None, doc("Subtracted from the logit of every token in the answer")] = None
     frequency_penalty: Annotated[
-        Annotated[float, Meta(ge=-2, le=2)] | None,
-        Meta(description="Subtracted from a token's logit for every time that the answer has it"),
+        Penalty | None, doc("Subtracted from a token's logit for each time it is in the answer")
     ] = None
-    logit_bias: Annotated[
-        dict[_TOKEN_ID, _BIAS] | None, Meta(description="Token ids and what is added to their logits")
-    ] = None
-    stop: Annotated[
-        Text | Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None,
-        Meta(description="Texts that end the answer; they are not part of it"),
-    ] = None
-    guided_json: Annotated[
-        JsonSchemaValue | None, Meta(description="A JSON schema (or the text of one) that the answer keeps to")
-    ] = None
-    guided_regex: Annotated[Text | None, Meta(description="A regular expression that the whole answer matches")] = None
-    guided_choice: Annotated[_Choices | None, Meta(description="The answer is one of these texts")] = None
-    guided_grammar: Annotated[Text | None, Meta(description="A grammar (Lark or GBNF) that the answer keeps to")] = None
-    structured_outputs: Annotated[StructuredOutputs | None, Meta(description="The same by vLLM's newer names")] = None
+    logit_bias: Annotated[dict[_TokenId, _Bias] | None, doc("Token ids and what is added to their logits")] = None
+    stop: Annotated[Text | StopTexts | None, doc("Texts that end the answer; they are not part of it")] = None
+    guided_json: Annotated[JsonSchemaValue | None, doc("A JSON schema (or its text) that the answer keeps to")] = None
+    guided_regex: Annotated[Text | None, doc("A regular expression that the whole answer matches")] = None
+    guided_choice: Annotated[_Choices | None, doc("The answer is one of these texts")] = None
+    guided_grammar: Annotated[Text | None, doc("A grammar (Lark or GBNF) that the answer keeps to")] = None
+    structured_outputs: Annotated[StructuredOutputs | None, doc("The same by vLLM's newer names")] = None
     prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None

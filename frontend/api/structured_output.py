@@ -7,12 +7,12 @@ Knows the fields; `frontend/text/grammar_builder.py` knows what they turn into. 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from frontend.api.decoding import RequestModel, out_of_range
-from frontend.api.request_types import Ignored, JsonSchemaValue, OpenAIFields, Refused, Text
+from frontend.api.request_types import Ignored, JsonSchemaValue, OpenAIFields, Refused, Text, doc
 from frontend.errors import Unprocessable
 from frontend.text import grammar_builder
 
@@ -45,6 +45,9 @@ class FlatJsonSchemaFormat(JsonSchema, tag="json_schema"):
 
 
 ResponseFormat = PlainText | JsonObject | JsonSchemaFormat
+ResponseFormatField = Annotated[
+    ResponseFormat | None, doc("`text`, `json_object`, or `json_schema` with the schema that the answer keeps to")
+]
 TextFormat = PlainText | JsonObject | FlatJsonSchemaFormat
 
 

@@ -7,13 +7,13 @@ from msgspec import Meta
 from frontend.api.common import ModelContext, check_ids, check_model
 from frontend.api.decoding import RequestModel
 from frontend.api.openai.chat_input import TokenizeRequest, chat_prompt
-from frontend.api.request_types import Count, ModelName
+from frontend.api.request_types import Count, ModelName, doc
 from frontend.api.tools import functions
 from frontend.errors import BadRequest, Unprocessable
 
 
 class DetokenizeRequest(RequestModel):
-    tokens: Annotated[Annotated[list[Count], Meta(max_length=1 << 24)], Meta(description="Token ids")]
+    tokens: Annotated[list[Count], Meta(max_length=1 << 24), doc("Token ids")]
     model: ModelName = None
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from frontend.api.common import ModelContext
 from frontend.api.decoding import FieldError, RequestModel
-from frontend.api.request_types import Ignored, Positive
+from frontend.api.request_types import Ignored, Positive, doc
 from frontend.errors import Unprocessable
 from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
 from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
@@ -202,22 +202,20 @@ class Thinking(RequestModel):
 
 
 _tools, _choice = "Functions that the model may call", "Whether and which of the `tools` the model must call"
-FunctionTools = Annotated[Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None, Meta(description=_tools)]
-FlatFunctionTools = Annotated[
-    Annotated[list[FlatFunctionTool], Meta(max_length=MAX_TOOLS)] | None, Meta(description=_tools)
-]
-CustomTools = Annotated[Annotated[list[CustomTool], Meta(max_length=MAX_TOOLS)] | None, Meta(description=_tools)]
-FunctionToolChoice = Annotated[_ModeName | FunctionChoice | AllowedToolsChoice | None, Meta(description=_choice)]
-FlatToolChoice = Annotated[_ModeName | FlatFunctionChoice | FlatAllowedToolsChoice | None, Meta(description=_choice)]
-CustomToolChoice = Annotated[AnthropicChoice | None, Meta(description=_choice)]
-ParallelToolCalls = Annotated[bool, Meta(description="false: at most one call in an answer")]
+FunctionTools = Annotated[Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None, doc(_tools)]
+FlatFunctionTools = Annotated[Annotated[list[FlatFunctionTool], Meta(max_length=MAX_TOOLS)] | None, doc(_tools)]
+CustomTools = Annotated[Annotated[list[CustomTool], Meta(max_length=MAX_TOOLS)] | None, doc(_tools)]
+FunctionToolChoice = Annotated[_ModeName | FunctionChoice | AllowedToolsChoice | None, doc(_choice)]
+FlatToolChoice = Annotated[_ModeName | FlatFunctionChoice | FlatAllowedToolsChoice | None, doc(_choice)]
+CustomToolChoice = Annotated[AnthropicChoice | None, doc(_choice)]
+ParallelToolCalls = Annotated[bool, doc("false: at most one call in an answer")]
 Degree = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ReasoningEffort = Annotated[
-    Degree | None, Meta(description="`none` and `minimal`: do not think; others: think; the degree is not enforced")
+    Degree | None, doc("`none` and `minimal`: do not think; others: think; the degree is not enforced")
 ]
 ThinkingField = Annotated[
     Thinking | None,
-    Meta(description="Whether to think; `budget_tokens` is not enforced; with `display: omitted` the text is not sent"),
+    doc("Whether to think; `budget_tokens` is not enforced; with `display: omitted` the text is not sent"),
 ]
 
 

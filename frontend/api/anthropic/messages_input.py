@@ -23,13 +23,14 @@ from frontend.api.chat_prompt import (
 from frontend.api.common import ModelContext
 from frontend.api.decoding import RequestModel, out_of_range
 from frontend.api.request_types import (
-    MAX_STOPS,
     GenerationFields,
     Ignored,
     Positive,
     Refused,
+    StopTexts,
     TemplateArguments,
     Text,
+    doc,
 )
 from frontend.api.structured_output import OutputConfig
 from frontend.api.tools import CustomToolChoice, CustomTools, ThinkingField, thinking
@@ -147,21 +148,18 @@ class SystemMessage(RequestModel, tag_field="role", tag="system"):
 
 # the request
 
-ModelField = Annotated[Text, Meta(description="The served name, see `/v1/models`; any other is refused")]
+ModelField = Annotated[Text, doc("The served name, see `/v1/models`; any other is refused")]
 Messages = Annotated[
     Annotated[list[UserMessage | AssistantMessage | SystemMessage], Meta(min_length=1, max_length=MAX_MESSAGES)],
-    Meta(description="The conversation, oldest first"),
+    doc("The conversation, oldest first"),
 ]
 System = Annotated[
-    str | Annotated[list[PlainTextBlock], Meta(max_length=MAX_PARTS)] | None,
-    Meta(description="What stands before the conversation"),
+    str | Annotated[list[PlainTextBlock], Meta(max_length=MAX_PARTS)] | None, doc("What stands before the conversation")
 ]
-CacheControl = Annotated[Any, Meta(description="Accepted, no effect: equal beginnings are always found")]
+CacheControl = Annotated[Any, doc("Accepted, no effect: equal beginnings are always found")]
 OutputField = Annotated[
     OutputConfig | None,
-    Meta(
-        description="`format`: a JSON schema that the answer keeps to; `effort`: passed to templates that know degrees"
-    ),
+    doc("`format`: a JSON schema that the answer keeps to; `effort`: passed to templates that know degrees"),
 ]
 KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
 _ONLY: dict[str, Sequence[Any]] = {
@@ -189,12 +187,9 @@ class MessageRequest(GenerationFields):
 
     model: ModelField
     messages: Messages
-    max_tokens: Annotated[Positive, Meta(description="Most tokens of the answer")]
+    max_tokens: Annotated[Positive, doc("Most tokens of the answer")]
     system: System = None
-    stop_sequences: Annotated[
-        Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None,
-        Meta(description="Texts that end the answer; they are not part of it"),
-    ] = None
+    stop_sequences: Annotated[StopTexts | None, doc("Texts that end the answer; they are not part of it")] = None
     chat_template_kwargs: TemplateArguments = None
     tools: CustomTools = None
     tool_choice: CustomToolChoice = None

@@ -20,7 +20,7 @@ from frontend.api.chat_prompt import (
 from frontend.api.common import ModelContext
 from frontend.api.decoding import FieldError, RequestModel
 from frontend.api.request_types import (
-    MAX_CHOICES,
+    ChoiceCount,
     Count,
     Ignored,
     ModelName,
@@ -30,8 +30,9 @@ from frontend.api.request_types import (
     TemplateArguments,
     Text,
     TopLogprobs,
+    doc,
 )
-from frontend.api.structured_output import ResponseFormat
+from frontend.api.structured_output import ResponseFormatField
 from frontend.api.tools import (
     FunctionToolChoice,
     FunctionTools,
@@ -119,12 +120,10 @@ class MessageParam(RequestModel):
 
 
 Messages = Annotated[
-    Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES)],
-    Meta(description="The conversation, oldest first"),
+    list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES), doc("The conversation, oldest first")
 ]
-AddGenerationPrompt = Annotated[bool | None, Meta(description="false: do not open the assistant's turn")]
-ContinueFinalMessage = Annotated[bool, Meta(description="Continue the last message instead of answering it")]
-_max_tokens = "Most tokens of the answer; absent: to the context's end"
+AddGenerationPrompt = Annotated[bool | None, doc("false: do not open the assistant's turn")]
+ContinueFinalMessage = Annotated[bool, doc("Continue the last message instead of answering it")]
 
 
 class ChatRequest(OpenAIFields):
@@ -138,18 +137,12 @@ class ChatRequest(OpenAIFields):
 
     messages: Messages
     model: ModelName = None
-    max_tokens: Annotated[Positive | None, Meta(description=_max_tokens)] = None
-    max_completion_tokens: Annotated[Positive | None, Meta(description="The newer name of `max_tokens`")] = None
-    n: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES)],
-        Meta(description="Answers to each prompt; their seeds are `seed`, `seed` + 1, …"),
-    ] = 1
-    logprobs: Annotated[bool, Meta(description="Log-probabilities of the answer's tokens")] = False
+    max_tokens: Annotated[Positive | None, doc("Most tokens of the answer; absent: to the context's end")] = None
+    max_completion_tokens: Annotated[Positive | None, doc("The newer name of `max_tokens`")] = None
+    n: ChoiceCount = 1
+    logprobs: Annotated[bool, doc("Log-probabilities of the answer's tokens")] = False
     top_logprobs: TopLogprobs = None
-    response_format: Annotated[
-        ResponseFormat | None,
-        Meta(description="`text`, `json_object`, or `json_schema` with the schema that the answer keeps to"),
-    ] = None
+    response_format: ResponseFormatField = None
     chat_template_kwargs: TemplateArguments = None
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = False
@@ -165,8 +158,8 @@ class ChatRequest(OpenAIFields):
 
 class TokenizeRequest(RequestModel):
     model: ModelName = None
-    prompt: Annotated[str | None, Meta(description="A text")] = None
-    add_special_tokens: Annotated[bool | None, Meta(description="false: without the tokenizer's special tokens")] = None
+    prompt: Annotated[str | None, doc("A text")] = None
+    add_special_tokens: Annotated[bool | None, doc("false: without the tokenizer's special tokens")] = None
     messages: Messages | None = None
     chat_template_kwargs: TemplateArguments = None
     add_generation_prompt: AddGenerationPrompt = None

@@ -6,8 +6,8 @@ from msgspec import Meta
 
 from frontend.api.common import ModelContext, check_ids
 from frontend.api.decoding import EXACT, FieldError
-from frontend.api.request_types import MAX_CHOICES, MAX_LOGPROBS, Count, OpenAIFields, Positive, Text
-from frontend.api.structured_output import ResponseFormat
+from frontend.api.request_types import ChoiceCount, Count, OpenAIFields, Positive, Rivals, Text, doc
+from frontend.api.structured_output import ResponseFormatField
 from frontend.errors import BadRequest
 
 MAX_PROMPTS = 2048
@@ -24,31 +24,22 @@ _Token = Annotated[int, EXACT]
 class CompletionRequest(OpenAIFields):
     ONLY: ClassVar = {**OpenAIFields.ONLY, "suffix": ("",)}
 
-    model: Annotated[Text, Meta(description="The served name, see `/v1/models`; any other is refused")]
+    model: Annotated[Text, doc("The served name, see `/v1/models`; any other is refused")]
     prompt: Annotated[
         str | list[str | _Token | list[_Token]],
         Meta(description="A text, token ids, or several of either", extra_json_schema={"anyOf": [*_one, _several]}),
     ]
-    max_tokens: Annotated[Count, Meta(description="Most tokens of the answer")] = 128
-    n: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES)],
-        Meta(description="Answers to each prompt; their seeds are `seed`, `seed` + 1, …"),
-    ] = 1
-    best_of: Annotated[Positive | None, Meta(description="Must equal `n`")] = None
+    max_tokens: Annotated[Count, doc("Most tokens of the answer")] = 128
+    n: ChoiceCount = 1
+    best_of: Annotated[Positive | None, doc("Must equal `n`")] = None
     logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,
-        Meta(description="Log-probabilities of the answer's tokens, and of this many of the most likely ones"),
+        Rivals | None, doc("Log-probabilities of the answer's tokens, and of this many of the likeliest")
     ] = None
-    echo: Annotated[
-        bool, Meta(description="The prompt stands before the answer; with `logprobs` it is scored, too")
-    ] = False
-    response_format: Annotated[
-        ResponseFormat | None,
-        Meta(description="`text`, `json_object`, or `json_schema` with the schema that the answer keeps to"),
-    ] = None
+    echo: Annotated[bool, doc("The prompt stands before the answer; with `logprobs` it is scored, too")] = False
+    response_format: ResponseFormatField = None
     stream_format: Annotated[
         Literal["openai", "events"] | None,
-        Meta(description="`events`: typed events instead of OpenAI's chunks; null: `--completions-stream-format`"),
+        doc("`events`: typed events instead of OpenAI's chunks; null: `--completions-stream-format`"),
     ] = None
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ from frontend.api.request_types import (
     TemplateArguments,
     Text,
     TopLogprobs,
+    doc,
 )
 from frontend.api.structured_output import TextOptions
 from frontend.api.tools import Degree, FlatFunctionTools, FlatToolChoice, ParallelToolCalls, effort
@@ -139,16 +140,14 @@ class ReasoningOptions(RequestModel):
 Input = Annotated[
     Annotated[str, Meta(extra_json_schema={"minLength": 1})]
     | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)],
-    Meta(description="A user's text, or all items of the conversation, oldest first"),
+    doc("A user's text, or all items of the conversation, oldest first"),
 ]
-Instructions = Annotated[str | None, Meta(description="What stands before the conversation")]
+Instructions = Annotated[str | None, doc("What stands before the conversation")]
 ReasoningField = Annotated[
     ReasoningOptions | None,
-    Meta(description="`effort`: as `reasoning_effort`; `summary` has no effect: thoughts are sent as they are"),
+    doc("`effort`: as `reasoning_effort`; `summary` has no effect: thoughts are sent as they are"),
 ]
-TextField = Annotated[
-    TextOptions | None, Meta(description="`format`: the same as `response_format`; `verbosity`: only `medium`")
-]
+TextField = Annotated[TextOptions | None, doc("`format`: the same as `response_format`; `verbosity`: only `medium`")]
 Included = Literal[
     "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
     "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
@@ -188,24 +187,21 @@ class ResponseRequest(OpenAIFields):
     model: ModelName = None
     instructions: Instructions = None
     max_output_tokens: Annotated[
-        Positive | None,
-        Meta(description="Most tokens of the answer, thoughts among them; absent: to the context's end"),
+        Positive | None, doc("Most tokens of the answer, thoughts among them; absent: to the context's end")
     ] = None
     include: Annotated[
         Annotated[list[Included], Meta(max_length=8)] | None,
-        Meta(description=f"`{SCORES}`: log-probabilities of the text's tokens; the rest has no effect"),
+        doc(f"`{SCORES}`: log-probabilities of the text's tokens; the rest has no effect"),
     ] = None
     top_logprobs: TopLogprobs = None
-    stream_options: Annotated[ResponseStreamOptions | None, Meta(description="Accepted, no effect")] = None
+    stream_options: Annotated[ResponseStreamOptions | None, doc("Accepted, no effect")] = None
     chat_template_kwargs: TemplateArguments = None
     tools: FlatFunctionTools = None
     tool_choice: FlatToolChoice = None
     parallel_tool_calls: ParallelToolCalls = True
     reasoning: ReasoningField = None
     text: TextField = None
-    max_tool_calls: Annotated[
-        Positive | None, Meta(description="A limit for built-in tools, of which there are none")
-    ] = None
+    max_tool_calls: Annotated[Positive | None, doc("A limit for built-in tools, of which there are none")] = None
     client_metadata: Ignored = None
     previous_response_id: Refused = None
     conversation: Refused = None
