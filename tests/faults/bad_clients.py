@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.e2e.server import PATIENCE_S
 from tests.faults.fault import Fault, Recovered, at_once
 from tests.faults.server import ServerPlan, ServerUnderTest, idle
+from tests.patience import PATIENCE_S
 
 BATCH = 100
 FREE_S = 1.0  # how long requests may run after the last client of a batch has left

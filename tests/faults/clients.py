@@ -16,7 +16,7 @@ import anthropic
 import httpx
 import openai
 
-from tests.e2e.server import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 End = Literal["whole", "error", "cut", "lost"]
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.e2e.server import PATIENCE_S
 from tests.faults import bad_clients
 from tests.faults.catalog import FAULTS
 from tests.faults.clients import KINDS, Call, Outcome, mixed_calls
 from tests.faults.fault import Fault
 from tests.faults.server import ResourceUsage, ServerPlan, ServerUnderTest, running
 from tests.faults.trial import Row, one_round, without_faults
+from tests.patience import PATIENCE_S
 
 
 @dataclass(frozen=True)

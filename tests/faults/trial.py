@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any
 
-from tests.e2e.server import PATIENCE_S
 from tests.faults.clients import Call, Outcome, mixed_calls, send_all, sequences
 from tests.faults.fault import Fault
 from tests.faults.server import ResourceUsage, ServerUnderTest, running
+from tests.patience import PATIENCE_S
 
 SETTLE_S = 60.0  # at most, for connections to be closed and memory to be counted
 
