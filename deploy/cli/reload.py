@@ -22,7 +22,7 @@ def reload(words: list[str]) -> int:
     pids = running_servers(folder)
     if not pids:
         raise CliError(
-            f"no server runs in {folder}" if folder else "no server of this user runs here; see --run-dir", 1
+            f"no server runs in {folder}" if folder else "no server runs here; see --run-dir", 1
         )
     if len(pids) > 1:
         processes = ", ".join(map(str, pids))

@@ -1,15 +1,15 @@
-"""The processes of a server, started and kept alive.
+"""Starts the processes of a server and keeps them running.
 
 serve               `sluice serve`: from settings to running processes
 supervisor          starts children, restarts them, stops them
 child_process       one child: its process, its restarts, its backoff
 child_command       the command line of a child
-watchdog            notices children that hang
-readiness           waits until the server is ready and says so
+watchdog            detects children that hang
+readiness           polls /ready
 placement           which worker gets which GPU, threads and port
 listen_sockets      the listening sockets, shared by frontends and kept across restarts
 run_dir             the folder of sockets, heartbeats and logs
 console             log lines of children
 parent_death        children end when their parent dies
-embedded_worker     a worker owned by a Python process, for `LLM`
+embedded_worker     a worker owned by one Python process, for `LLM`
 """

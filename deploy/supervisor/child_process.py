@@ -1,7 +1,6 @@
-"""One supervised process: started, its lines relayed, started again with growing pauses until told to stop.
+"""One supervised child process: starts it, relays its output, and restarts it with growing pauses until stopped.
 
-Knows no roles: what to run comes as a `ChildSpec`, which exit codes are final comes as a function, and what a hang
-is, watchdog.py knows.
+Knows no roles: a `ChildSpec` says what to run, a function which exit codes are final, and watchdog.py what a hang is.
 """
 
 import asyncio
@@ -16,19 +15,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from deploy.supervisor.console import Console, LineSplitter
-from deploy.supervisor.watchdog import TICK_S, Watchdog, is_stopped
+from deploy.supervisor.watchdog import CHECK_INTERVAL_S, Watchdog, is_stopped
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What a child is: its name in the log, its command, and what it inherits."""
+    """A child's name in the log, its command, and what it inherits."""
 
     name: str
     command: Callable[[int], list[str]]  # by incarnation: 1, 2, …
     environment: Callable[[int], Mapping[str, str]]
     fds: tuple[int, ...] = ()
-    watch: Watchdog | None = None  # its sign of life; none: it is left alone as long as it lives
-    successor: "Callable[[], ChildSpec] | None" = None  # who can take its place while it still serves
+    watchdog: Watchdog | None = None  # None: a hang is not detected
+    successor: "Callable[[], ChildSpec] | None" = None  # makes the child that can replace it while it still serves
 
 
 @dataclass(slots=True)
@@ -37,115 +36,129 @@ class Backoff:
 
     first: float = 0.5
     longest: float = 30.0
-    healthy: float = 60.0  # a life this long was no crash loop
+    healthy: float = 60.0  # a process that lived this long is not in a crash loop
     _next: float = 0.0
 
     def after(self, lived: float) -> float:
-        """The pause before the next start, of a process that lived this long."""
+        """The pause before the next start of a process that lived for `lived` seconds."""
         pause = self.first if lived >= self.healthy or not self._next else self._next
         self._next = min(pause * 2, self.longest)
         return pause
 
 
 class Child:
-    """The processes of one role, one after another."""
+    """The successive processes of one `ChildSpec`."""
 
-    def __init__(self, role: ChildSpec, console: Console, backoff: Backoff, gone: Callable[[int], None]) -> None:
-        """`gone` is called with the pid of every process that ended."""
-        self.role = role
+    def __init__(self, spec: ChildSpec, console: Console, backoff: Backoff, on_exit: Callable[[int], None]) -> None:
+        """`on_exit` is called with the pid of every process that ended."""
+        self.spec = spec
         self.incarnation = 0
         self.last_line = ""
         self._console = console
         self._backoff = backoff
-        self._gone = gone
+        self._on_exit = on_exit
         self._process: Process | None = None
         self._stopping = asyncio.Event()
-        self._leaving = False
-        self._served = False
-        self._condemned = False  # killed as hanging
-        self._hung = False
-        self._heard = 0  # bytes it wrote
+        self._draining = False
+        self._was_ready = False
+        self._killed_as_hanging = False
+        self._hung = False  # as above, and of its own work
+        self._output_bytes = 0
 
-    async def keep(self, final: Callable[[int], bool]) -> int:
-        """Runs until `stop`, or until an exit code is final; returns the last one (-9: killed by signal 9)."""
+    @property
+    def pid(self) -> int | None:
+        """The process that runs now."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    @property
+    def last_error(self) -> str:
+        """The message of the last line: "no weights" of "sluice worker: no weights"."""
+        prefix, _, message = self.last_line.partition(": ")
+        return message or prefix
+
+    async def run(self, is_final: Callable[[int], bool]) -> int:
+        """Restarts the process until `stop`, or until an exit code is final.
+
+        Returns the last exit code (-9: killed by signal 9).
+        """
         while True:
             started = time.monotonic()
-            code = await self._live()
-            if self._stopping.is_set() or self._leaving or final(code):
+            code = await self._run_once()
+            if self._stopping.is_set() or self._draining or is_final(code):
                 return code
-            pause = self._backoff.after(math.inf if self._served else time.monotonic() - started)
-            self._console.say(f"{self.role.name} {_how(code)}; starting it again in {pause:g} s")
+            pause = self._backoff.after(math.inf if self._was_ready else time.monotonic() - started)
+            self._console.print(f"{self.spec.name} {_describe_exit(code)}; restarting in {pause:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
                 return code
 
-    def served(self) -> None:
-        """The process that runs did its work: should it die, that is no crash loop."""
-        self._served = True
+    def mark_ready(self) -> None:
+        """Records that the current process has served: if it dies, that is not a crash loop."""
+        self._was_ready = True
 
     def stop(self) -> None:
-        """Asks the process to end and starts no other; a second call changes nothing."""
+        """Sends SIGTERM and starts no further process; a second call has no effect."""
         if not self._stopping.is_set():
             self._stopping.set()
             self._signal(signal.SIGTERM)
 
-    def leave(self) -> None:
-        """Asks the process to serve those it is connected with, and then to end; no other is started."""
-        self._leaving = True
-        if self._process is None or self._process.returncode is not None:
+    def drain(self) -> None:
+        """Tells the process to serve its connections and then exit; starts no further process."""
+        self._draining = True
+        if self.pid is None:
             self.stop()
         self._signal(signal.SIGHUP)
 
-    def look(self, elapsed: float) -> None:
-        """Kills the process if it hangs, so that it is started again; `elapsed` seconds since the last look."""
-        ending = self._condemned or self._leaving or self._stopping.is_set()
-        if self.role.watch is None or ending or self._process is None or self._process.returncode is not None:
+    def check(self, elapsed: float) -> None:
+        """Kills the process if it hangs, so that it is restarted; `elapsed`: seconds since the last check."""
+        ending = self._killed_as_hanging or self._draining or self._stopping.is_set()
+        if self.spec.watchdog is None or ending or self.pid is None:
             return
-        if why := self.role.watch.look(elapsed, self._heard):
-            self._condemned = True
-            stopped = is_stopped(self._process.pid)
-            self._hung = not stopped  # whoever was stopped by somebody did not hang of its work
-            self._console.say(f"{self.role.name} hangs: {why}{' (it is stopped)' if stopped else ''}; killing it")
+        if reason := self.spec.watchdog.check(elapsed, self._output_bytes):
+            self._killed_as_hanging = True
+            stopped = is_stopped(self.pid)
+            self._hung = not stopped  # a process that was stopped from outside does not hang of its own work
+            self._console.print(f"{self.spec.name} hangs: {reason}{' (it is stopped)' if stopped else ''}; killing it")
             self.kill()
 
     def kill(self) -> None:
-        """Ends the process and what it started, at once. Without `stop` before, it is started again."""
+        """Kills the process and its children. Without a `stop` before, it is restarted."""
         self._signal(signal.SIGKILL)
 
-    async def _live(self) -> int:
+    async def _run_once(self) -> int:
         self.incarnation += 1
-        self._served = self._condemned = self._hung = False
-        if self.role.watch is not None:
-            self.role.watch.begin()
-        async with self._log() as end:
+        self._was_ready = self._killed_as_hanging = self._hung = False
+        if self.spec.watchdog is not None:
+            self.spec.watchdog.start()
+        async with self._output_pipe() as pipe:
             try:
-                self._process = await self._start(end)
+                self._process = await self._start(pipe)
             except OSError as error:
-                self._console.line(self.role.name, f"cannot start: {error}")
+                self._console.line(self.spec.name, f"cannot start: {error}")
                 return 1
             finally:
-                os.close(end)
+                os.close(pipe)
             if self._stopping.is_set():
                 self._signal(signal.SIGTERM)
             code = await self._process.wait()
-            if self.role.watch is not None:
-                self.role.watch.ended(code, hung=self._hung)
-            self._gone(self._process.pid)
+            if self.spec.watchdog is not None:
+                self.spec.watchdog.ended(code, hung=self._hung)
+            self._on_exit(self._process.pid)
             return code
 
     async def _start(self, output: int) -> Process:
         return await asyncio.create_subprocess_exec(
-            *self.role.command(self.incarnation),
+            *self.spec.command(self.incarnation),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=self.role.fds,
-            env=dict(self.role.environment(self.incarnation)),
-            start_new_session=True,  # a Ctrl-C at the terminal reaches the launcher only, which passes it on
+            pass_fds=self.spec.fds,
+            env=dict(self.spec.environment(self.incarnation)),
+            start_new_session=True,  # a Ctrl-C at the terminal reaches only the launcher, which passes it on
         )
 
     def _signal(self, signum: int) -> None:
-        if self._process is None or self._process.returncode is not None:
+        if self._process is None or self.pid is None:
             return
         with contextlib.suppress(ProcessLookupError):
             if signum == signal.SIGKILL:
@@ -154,49 +167,49 @@ class Child:
                 self._process.send_signal(signum)
 
     @asynccontextmanager
-    async def _log(self) -> AsyncIterator[int]:
-        """The writing end of a pipe whose lines go to the console.
+    async def _output_pipe(self) -> AsyncIterator[int]:
+        """Yields the write end of a pipe whose lines go to the console.
 
-        A pipe of our own: asyncio's would make `wait` wait for whoever else holds it open.
+        Not a pipe of asyncio: its `wait` would also wait for other processes that hold the pipe open.
         """
-        reading, writing = os.pipe()
+        read_end, write_end = os.pipe()
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", 0)
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
         )
         relay = asyncio.create_task(self._relay(reader))
         try:
-            yield writing
+            yield write_end
         finally:
             await asyncio.wait([relay], timeout=1.0)
             relay.cancel()
             transport.close()
 
     async def _relay(self, reader: asyncio.StreamReader) -> None:
-        lines = LineSplitter()
+        splitter = LineSplitter()
         while data := await reader.read(1 << 16):
-            self._heard += len(data)
-            self._show(lines.feed(data))
-        self._show(lines.close())
+            self._output_bytes += len(data)
+            self._show(splitter.feed(data))
+        self._show(splitter.close())
 
     def _show(self, lines: list[str]) -> None:
         for line in lines:
-            self._console.line(self.role.name, line)
+            self._console.line(self.spec.name, line)
             self.last_line = line or self.last_line
 
 
 async def watch_children(children: Collection[Child]) -> None:
-    """Looks at all that are in the collection, for ever, so that none of them hangs."""
-    before = time.monotonic()
+    """Checks every child in the collection, which may change, in an endless loop."""
+    last = time.monotonic()
     while True:
-        await asyncio.sleep(TICK_S)
+        await asyncio.sleep(CHECK_INTERVAL_S)
         now = time.monotonic()
         for child in list(children):
-            child.look(now - before)
-        before = now
+            child.check(now - last)
+        last = now
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     with contextlib.suppress(ValueError):

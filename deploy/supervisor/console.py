@@ -1,6 +1,6 @@
-"""What the person at the terminal sees: every process's lines under its name, and a progress bar while loading.
+"""The launcher's output: every process's lines with its name, and a progress bar while loading.
 
-Knows nothing of processes; a reader that went away (a closed pipe) is no reason to stop serving.
+Knows no processes. A closed pipe does not stop the server.
 """
 
 import contextlib
@@ -9,12 +9,12 @@ import sys
 from typing import Protocol
 
 _COLOURS = ("36", "35", "33", "34", "32", "31")
-_BAR = 30  # columns
-_CLEAR = "\r\x1b[K"
+_BAR_COLUMNS = 30
+_CLEAR_LINE = "\r\x1b[K"
 
 
 class Sink(Protocol):
-    """The part of a text stream that a console needs."""
+    """The methods of a text stream that a console needs."""
 
     def write(self, text: str, /) -> int: ...
     def flush(self) -> None: ...
@@ -22,68 +22,75 @@ class Sink(Protocol):
 
 
 class LineSplitter:
-    """Bytes in, whole lines out, however they were cut; of a line drawn over with \\r only the last state counts."""
+    """Splits arbitrary chunks of bytes into lines. Of a line redrawn with \\r, only the last state is kept."""
 
     def __init__(self, limit: int = 1 << 16) -> None:
         self._rest = b""
         self._limit = limit
 
     def feed(self, data: bytes) -> list[str]:
-        *whole, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > self._limit:
-            whole.append(self._rest)
+            lines.append(self._rest)
             self._rest = b""
-        return [_text(line) for line in whole]
+        return [_text(line) for line in lines]
 
     def close(self) -> list[str]:
-        """The last line, if it did not end."""
+        """Returns the last line if it is unterminated."""
         rest, self._rest = self._rest, b""
         return [_text(rest)] if rest else []
 
 
 class Console:
-    """Writes whole lines; on a terminal with colours and a bar that stays below them."""
+    """Writes whole lines; on a terminal in colours, with a progress bar that stays below them."""
 
     def __init__(self, stream: Sink, names: tuple[str, ...] = (), data: Sink | None = None) -> None:
-        """`data`: where lines of JSON go, which are for machines; None: stdout."""
+        """Writes to `stream`.
+
+        names: of all processes, for the width of the label and its colours.
+        data: receives lines of JSON, which are for programs; None: stdout.
+        """
         self._stream = stream
         self._data = data
-        self._terminal = stream.isatty()
+        self._is_terminal = stream.isatty()
         self._width = max((len(name) for name in names), default=0)
         self._colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
-        self._bar = ""  # drawn now, on a terminal
-        self._told = ""  # last progress line, elsewhere
+        self._bar = ""  # as drawn now, on a terminal
+        self._last_progress = ""  # the last progress line, elsewhere
 
     def line(self, name: str, text: str) -> None:
-        """One line of the process `name`; an object of JSON stays as it is."""
+        """Writes one line of the process `name`; a JSON object is written without a label."""
         if text.startswith('{"') and text.endswith("}"):
             return self._put(self._data or sys.stdout, text + "\n")
         label = f"{name:<{self._width}} |"
-        if self._terminal and name in self._colours:
+        if self._is_terminal and name in self._colours:
             label = f"\x1b[{self._colours[name]}m{label}\x1b[0m"
-        self.say(f"{label} {text}")
+        self.print(f"{label} {text}")
 
-    def say(self, text: str) -> None:
-        self._write(f"{_CLEAR}{text}\n{self._bar}" if self._bar else f"{text}\n")
+    def print(self, text: str) -> None:
+        self._write(f"{_CLEAR_LINE}{text}\n{self._bar}" if self._bar else f"{text}\n")
 
-    def progress(self, share: float, reason: str) -> None:
-        """`share` from 0 to 1; a bar on a terminal, elsewhere a line for every tenth."""
-        percent = round(100 * min(max(share, 0.0), 1.0))
-        what = re.sub(r"\s*\d+\s*%", "", reason)  # we say that ourselves
-        if self._terminal:
-            done = percent * _BAR // 100
-            self._bar = f"{_CLEAR}{'█' * done}{'░' * (_BAR - done)} {percent:3d} %  {what}"
+    def progress(self, fraction: float, reason: str) -> None:
+        """Shows progress: a bar on a terminal, elsewhere a line for every 10 %.
+
+        fraction: from 0 to 1.
+        """
+        percent = round(100 * min(max(fraction, 0.0), 1.0))
+        activity = re.sub(r"\s*\d+\s*%", "", reason)  # the percentage is added below
+        if self._is_terminal:
+            done = percent * _BAR_COLUMNS // 100
+            self._bar = f"{_CLEAR_LINE}{'█' * done}{'░' * (_BAR_COLUMNS - done)} {percent:3d} %  {activity}"
             self._write(self._bar)
-        elif (told := f"{what}: {percent // 10 * 10} %" if percent else what) != self._told:
-            self._told = told
-            self.say(told)
+        elif (line := f"{activity}: {percent // 10 * 10} %" if percent else activity) != self._last_progress:
+            self._last_progress = line
+            self.print(line)
 
-    def done(self) -> None:
-        """Takes the bar away."""
+    def clear_progress(self) -> None:
+        """Removes the progress bar."""
         if self._bar:
             self._bar = ""
-            self._write(_CLEAR)
-        self._told = ""
+            self._write(_CLEAR_LINE)
+        self._last_progress = ""
 
     def _write(self, text: str) -> None:
         self._put(self._stream, text)

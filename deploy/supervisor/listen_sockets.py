@@ -1,7 +1,7 @@
-"""The listening sockets of one port: one for each frontend, all made and held by the launcher.
+"""The listening sockets of one port: one per frontend, all opened and held by the launcher.
 
-The kernel spreads new connections over them. Since the launcher holds them open, connections to a frontend that
-died wait in its queue for the next one.
+The kernel distributes new connections over them. The launcher keeps them open, so connections to a frontend that died
+wait in its queue for the next one.
 """
 
 import errno
@@ -10,15 +10,15 @@ import socket
 
 
 class ListenError(Exception):
-    """One sentence on why the port cannot be had."""
+    """One sentence that says why the port cannot be opened."""
 
 
 def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
-    """`count` sockets listening on the same port; port 0 picks a free one. Raises ListenError."""
+    """Opens `count` sockets that listen on the same port; port 0 picks a free one. Raises ListenError."""
     family, address = _resolve(host, port)
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            _bind(probe, address, shared=False)  # would fail if anybody has it, even one who shares
+            _bind(probe, address, shared=False)  # fails if any process has the port, even one that shares it
         sockets: list[socket.socket] = []
         for _ in range(count):
             sockets.append(_listening(family, (address[0], sockets[0].getsockname()[1]) if sockets else address))
@@ -38,26 +38,26 @@ def is_taken(host: str, port: int) -> bool:
 
 
 def url(listener: socket.socket, *, secure: bool = False) -> str:
-    """Where a browser on this machine finds a listening socket."""
+    """The URL under which a browser on this machine reaches a listening socket."""
     scheme = "https" if secure else "http"
     host, port = reachable(listener)
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def reachable(listener: socket.socket) -> tuple[str, int]:
-    """An address that can be connected to: 0.0.0.0 and :: become loopback."""
+    """The address to connect to: 0.0.0.0 and :: become loopback."""
     host, port = listener.getsockname()[:2]
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 
 def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except UnicodeError as error:
-        raise ListenError(f"cannot listen on --host {host}: that is no name of a host") from error
+        raise ListenError(f"cannot listen on --host {host}: that is not a host name") from error
     except OSError as error:
         raise ListenError(f"cannot listen on --host {host}: {error.strerror or error}") from error
-    return found[0], (str(found[4][0]), port)
+    return info[0], (str(info[4][0]), port)
 
 
 def _listening(family: int, address: tuple[str, int]) -> socket.socket:
@@ -81,5 +81,5 @@ def _bind(target: socket.socket, address: tuple[str, int], *, shared: bool) -> N
 
 def _reason(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is already in use (on {host}; stop what has it, or take another with --port)"
+        return f"port {port} is already in use (on {host}; stop the process that has it, or choose another with --port)"
     return f"cannot listen on {host} port {port}: {os.strerror(error.errno) if error.errno else error}"

@@ -1,6 +1,6 @@
-"""How several workers share a machine: who gets which GPU, how many threads, how much memory, which port and folder.
+"""Divides a machine among several workers: GPUs, threads, memory, ports and folders.
 
-Knows settings; starts nothing. A single worker gets everything as it was asked for.
+Knows settings; starts nothing. A single worker gets everything as the settings say.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,19 +15,20 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
-    """One worker's share."""
+    """One worker's share of the machine."""
 
     name: str
-    heartbeat: str  # file in the run folder; all begin with "worker", see worker/engine/crash_journal.py
+    heartbeat: str  # file name in the run folder; begins with "worker", see worker/engine/crash_journal.py
     settings: Settings
     environment: dict[str, str]
 
 
 def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[int], int]) -> list[WorkerPlacement]:
-    """The workers that `settings` ask for, in a run folder that they name.
+    """Places the workers of `settings`, which name a run folder.
 
-    `gpus` are words for CUDA_VISIBLE_DEVICES; `free_port(port)` is that port, or another if it is taken.
-    Raises ConfigError when there are GPUs, but too few, or none that are asked for.
+    gpus: devices as in CUDA_VISIBLE_DEVICES.
+    free_port: returns the given port, or another one if it is taken.
+    Raises ConfigError if there are too few GPUs.
     """
     count, port = settings.launch.workers, settings.worker.worker_metrics_port
     if count == 1:
@@ -37,10 +38,14 @@ def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[
         return []
     devices = [] if settings.worker.device == "cpu" else list(gpus)
     if len(devices) < count and (devices or settings.worker.device == "cuda"):
-        raise ConfigError(f"--workers {count} needs a GPU each, and there are {len(devices)}; or --device cpu")
+        raise ConfigError(
+            f"--workers {count} needs one GPU per worker, but there are {len(devices)}; or use --device cpu"
+        )
     if set(settings.wire.run_dir) & set(", \t\n"):
-        raise ConfigError(f"--run-dir {settings.wire.run_dir!r} must have no comma or space with several --workers")
-    shared = _share(settings, count, on_cpu=not devices)
+        raise ConfigError(
+            f"--run-dir {settings.wire.run_dir!r} must not contain a comma or space with several --workers"
+        )
+    shared = _divide(settings, count, on_cpu=not devices)
     return [
         WorkerPlacement(
             f"worker {i}",
@@ -56,23 +61,23 @@ def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[
 
 
 def folder(settings: Settings, index: int) -> Path:
-    """Where worker `index` of several has its sockets."""
+    """The folder of the sockets of worker `index`, where there are several."""
     return Path(settings.wire.run_dir) / f"w{index}"
 
 
 def addresses(settings: Settings) -> str:
-    """For the frontends: all workers, ours first; empty when there is only the one under --run-dir."""
-    elsewhere, count = settings.frontend.worker_addresses, settings.launch.workers
+    """The frontends' --worker-addresses: own workers first; empty for a single worker under --run-dir."""
+    external, count = settings.frontend.worker_addresses, settings.launch.workers
     if count == 1:
-        several = elsewhere or settings.frontend.workers_file
-        ours = [f"ipc://{settings.wire.run_dir}"] if several else []
+        has_external = external or settings.frontend.workers_file
+        own = [f"ipc://{settings.wire.run_dir}"] if has_external else []
     else:
-        ours = [f"ipc://{folder(settings, i)}" for i in range(count)]
-    return ",".join([*ours, *([elsewhere] if elsewhere else [])])
+        own = [f"ipc://{folder(settings, i)}" for i in range(count)]
+    return ",".join([*own, *([external] if external else [])])
 
 
-def _share(settings: Settings, count: int, *, on_cpu: bool) -> Settings:
-    """Equal parts: of the threads, and on the CPU of the memory, so that all can hold sequences equally long."""
+def _divide(settings: Settings, count: int, *, on_cpu: bool) -> Settings:
+    """Divides the threads, and on the CPU the memory, equally, so that all workers can hold equally long sequences."""
     worker = settings.worker
     values: dict[str, object] = {"threads": max(1, (worker.threads or usable_cores()) // count)}
     if on_cpu and not worker.kv_cache_gb:

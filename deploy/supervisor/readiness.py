@@ -1,7 +1,4 @@
-"""Asks a running server how it is: one small HTTP GET, and the words for a server that answers.
-
-Knows /ready and nothing else of the frontends.
-"""
+"""Polls a server's /ready, and writes the message for a server that is ready. Knows no other route."""
 
 import asyncio
 import contextlib
@@ -13,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What /ready said. `progress` is of loading, 0 to 1."""
+    """The answer of /ready; `progress` of loading is from 0 to 1."""
 
     ready: bool = False
     reason: str = "starting"
@@ -21,14 +18,14 @@ class Readiness:
 
 
 async def poll_ready(host: str, port: int, timeout: float = 2.0, *, secure: bool = False) -> Readiness | None:
-    """GET /ready, over TLS if `secure`; None when nothing sensible came in `timeout` seconds."""
+    """Requests /ready, over TLS if `secure`; None without a valid answer within `timeout` seconds."""
     with contextlib.suppress(OSError, ValueError, TimeoutError):
-        return _understand(await asyncio.wait_for(_get(host, port, _tls() if secure else None), timeout))
+        return _parse(await asyncio.wait_for(_get(host, port, _tls() if secure else None), timeout))
     return None
 
 
 def _tls() -> ssl.SSLContext:
-    """Takes any certificate: it is our own server, on an address that is hardly the certificate's name."""
+    """Accepts any certificate: this is our own server, by an address that the certificate hardly names."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
@@ -43,27 +40,27 @@ async def _get(host: str, port: int, tls: ssl.SSLContext | None) -> bytes:
         writer.close()
 
 
-def _understand(answer: bytes) -> Readiness:
-    head, _, body = answer.partition(b"\r\n\r\n")
+def _parse(response: bytes) -> Readiness:
+    head, _, body = response.partition(b"\r\n\r\n")
     status = int(head.split(b" ", 2)[1]) if head.startswith(b"HTTP/") else 0
-    said = json.loads(body)
-    if not isinstance(said, dict) or status not in (200, 503):
+    fields = json.loads(body)
+    if not isinstance(fields, dict) or status not in (200, 503):
         raise ValueError("not an answer of /ready")
-    return Readiness(status == 200, str(said.get("reason", "")), float(said.get("progress") or 0.0))
+    return Readiness(status == 200, str(fields.get("reason", "")), float(fields.get("progress") or 0.0))
 
 
 def ready_message(url: str, model: str, *, keys: bool) -> str:
-    """What to do with a server that is ready, in lines that can be pasted."""
+    """How to use a server that is ready, as commands to paste."""
     body = {"model": model, "prompt": "Once upon a time", "max_tokens": 48}
     auth = ' -H "Authorization: Bearer $API_KEY"' if keys else ""
-    trust = " -k" if url.startswith("https:") else ""  # leave it out where the certificate is trusted
-    curl = f"  curl -N{trust} {url}/v1/completions -H 'Content-Type: application/json'{auth} -d "
+    insecure = " -k" if url.startswith("https:") else ""  # not needed where the certificate is trusted
+    curl = f"  curl -N{insecure} {url}/v1/completions -H 'Content-Type: application/json'{auth} -d "
     return "\n".join(
         [
-            f"\n{model} is ready at {url} (open it in a browser to play with it)\n",
-            "OpenAI's stream:",
+            f"\n{model} is ready at {url} (open it in a browser for a playground)\n",
+            "stream in OpenAI's format:",
             curl + shlex.quote(json.dumps(body | {"stream": True})),
-            "one typed event a token:",
+            "stream of typed events, one per token:",
             curl + shlex.quote(json.dumps(body | {"stream_format": "events"})) + "\n",
         ]
     )

@@ -1,7 +1,7 @@
-"""The run folder: sockets and metrics of one server, private to its user, gone when it ends.
+"""The run folder: sockets, heartbeats and metrics of one server, private to its user, removed when it ends.
 
-A lock in it says that its server lives. A folder whose server was killed without a chance to clean up is removed
-by the next server that starts.
+A lock in it shows that its server is alive. If a server is killed without a chance to clean up, the next server that
+starts removes its folder.
 """
 
 import contextlib
@@ -13,40 +13,40 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PREFIX = "sluice-run-"
-_METRICS_ROOM = 1 << 18  # bytes a file; ten times what is counted without labels
-_SOCKET_PATH_LIMIT = 100  # the system's is 107 bytes with the socket's own name
+_METRICS_FILE_BYTES = 1 << 18  # ten times what metrics without labels need
+_SOCKET_PATH_LIMIT = 100  # the system's limit is 107 bytes including the socket's name
 
 
 class RunDirError(Exception):
-    """One sentence on why the run folder cannot be used."""
+    """One sentence that says why the run folder cannot be used."""
 
 
 @contextlib.contextmanager
-def run_dir(given: str = "") -> Iterator[Path]:
-    """A locked folder of mode 0700 with a `metrics` folder in it; a temporary one unless `given`.
+def run_dir(path: str = "") -> Iterator[Path]:
+    """Yields a locked folder of mode 0700 with a `metrics` folder in it. Raises RunDirError.
 
-    Raises RunDirError.
+    path: the folder; empty: a temporary one.
     """
-    _sweep()
-    folder = Path(given).absolute() if given else _temporary_one()
+    _remove_dead()
+    folder = Path(path).absolute() if path else _make_temporary()
     try:
         with _locked(_private(folder)) as lock:
-            _furnish(folder, lock)
+            _prepare(folder, lock)
             yield folder
     finally:
-        if not given:
+        if not path:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _temporary_one() -> Path:
+def _make_temporary() -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix=_PREFIX))
     except OSError as error:
-        raise RunDirError(f"no folder for sockets can be made ({error.strerror}); name one with --run-dir") from error
+        raise RunDirError(f"cannot make a folder for sockets ({error.strerror}); name one with --run-dir") from error
 
 
-def _furnish(folder: Path, lock: int) -> None:
-    with _usable(folder):
+def _prepare(folder: Path, lock: int) -> None:
+    with _as_run_dir_error(folder):
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
         shutil.rmtree(folder / "metrics", ignore_errors=True)
@@ -54,21 +54,21 @@ def _furnish(folder: Path, lock: int) -> None:
 
 
 @contextlib.contextmanager
-def _usable(folder: Path) -> Iterator[None]:
+def _as_run_dir_error(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise RunDirError(f"cannot use --run-dir {folder}: {error.strerror}") from error
 
 
-def running_servers(given: str = "") -> list[int]:
-    """Process ids of servers that live: the one in the folder `given`, else this user's in temporary ones."""
-    folders = [Path(given)] if given else [folder for folder in _temporary() if folder.stat().st_uid == os.getuid()]
-    return [pid for folder in folders if (pid := _living(folder))]
+def running_servers(path: str = "") -> list[int]:
+    """Process ids of running servers: of the folder `path`, else of this user's temporary folders."""
+    folders = [Path(path)] if path else [folder for folder in _temporary() if folder.stat().st_uid == os.getuid()]
+    return [pid for folder in folders if (pid := _server_pid(folder))]
 
 
-def _living(folder: Path) -> int:
-    """Whose run folder it is; 0: nobody's who lives."""
+def _server_pid(folder: Path) -> int:
+    """The process id of the folder's server; 0 if it is not running."""
     with contextlib.suppress(OSError, ValueError):
         try:
             with (folder / "lock").open() as lock:
@@ -81,25 +81,25 @@ def _living(folder: Path) -> int:
 def _temporary() -> Iterable[Path]:
     try:
         return Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")
-    except OSError:  # there is no place for temporary files at all
+    except OSError:  # the system has no folder for temporary files
         return ()
 
 
 def reserve_metrics(folder: Path, name: str) -> bool:
-    """Takes the room for the metrics of process `name` in advance; False when there is none.
+    """Allocates the metrics files of process `name` in advance; False if the disk has no room.
 
-    prometheus-client maps its files sparsely: on a full disk, counting one more request would end the process. What an
-    earlier process of this name has counted stays in them.
+    prometheus-client maps its files sparsely: on a full disk, counting one more request would kill the process. Counts
+    of an earlier process of this name are kept.
     """
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in (folder / f"{kind}_{name}.db" for kind in ("counter", "histogram", "gauge_max")):
-            made += [] if file.exists() else [file]
+            created += [] if file.exists() else [file]
             with file.open("ab") as out:
-                os.posix_fallocate(out.fileno(), 0, _METRICS_ROOM)
+                os.posix_fallocate(out.fileno(), 0, _METRICS_FILE_BYTES)
     except OSError:
-        for file in made:
+        for file in created:
             file.unlink(missing_ok=True)
         return False
     return True
@@ -107,8 +107,8 @@ def reserve_metrics(folder: Path, name: str) -> bool:
 
 def _private(folder: Path) -> Path:
     if len(os.fsencode(folder / "requests.sock")) > _SOCKET_PATH_LIMIT:
-        raise RunDirError(f"--run-dir {folder} is too long a path for sockets; name a shorter one")
-    with _usable(folder):
+        raise RunDirError(f"--run-dir {folder} is too long for a socket path; name a shorter one")
+    with _as_run_dir_error(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
     return folder
@@ -116,33 +116,35 @@ def _private(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[int]:
-    with _usable(folder):
+    with _as_run_dir_error(folder):
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with _kept(folder):
+        with _locked_against_cleanup(folder):
             yield lock
     except BlockingIOError as error:
-        raise RunDirError(f"--run-dir {folder} belongs to a server that is running") from error
+        raise RunDirError(f"--run-dir {folder} belongs to a running server") from error
     finally:
         os.close(lock)
 
 
 @contextlib.contextmanager
-def _kept(folder: Path) -> Iterator[None]:
-    """Locks the folder itself, too: whoever clears old files out of temporary folders passes over one that is."""
+def _locked_against_cleanup(folder: Path) -> Iterator[None]:
+    """Locks the folder itself, too: programs that clean up temporary files skip locked folders."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # not every file system can
+        with contextlib.suppress(OSError):  # not every file system supports it
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)
 
 
-def _sweep() -> None:
+def _remove_dead() -> None:
     for folder in _temporary():
         with contextlib.suppress(OSError, RunDirError):
-            if folder.stat().st_uid == os.getuid() and (folder / "lock").stat().st_size:  # else it is being made
+            if (
+                folder.stat().st_uid == os.getuid() and (folder / "lock").stat().st_size
+            ):  # an empty lock: its server is just starting
                 with _locked(folder):
                     shutil.rmtree(folder, ignore_errors=True)

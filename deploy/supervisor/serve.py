@@ -1,8 +1,8 @@
-"""The supervisor behind `sluice serve`: N workers and M frontends, kept alive until told to stop.
+"""The launcher behind `sluice serve`: keeps N workers and M frontends running until it is stopped.
 
-Holds what must outlive its children (the run folder, the listening sockets) and knows nothing of what they
-compute: it sees exit codes, log lines, signs of life (guard.py) and /ready. Children die with it, however it dies
-(tether.py). SIGHUP replaces the frontends, one after another, without a request being refused.
+Owns what must outlive its children (the run folder, the listening sockets). It sees only their exit codes, log lines,
+heartbeats (watchdog.py) and /ready. Children die with it, however it dies (parent_death.py). SIGHUP replaces the
+frontends, one after another, without refusing a request.
 """
 
 import asyncio
@@ -12,9 +12,8 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS
-from deploy.supervisor.child_command import command as _command
-from deploy.supervisor.child_command import environment as _environment
+from deploy.supervisor import child_command
+from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS, child_environment
 from deploy.supervisor.child_process import ChildSpec
 from deploy.supervisor.console import Console
 from deploy.supervisor.listen_sockets import is_taken, listen, reachable, url
@@ -29,75 +28,74 @@ from shared.line_writer import NonBlockingStream
 from shared.machine import visible_gpus
 
 
-async def follow(
+async def report_readiness(
     supervisor: Supervisor,
     console: Console,
     address: tuple[str, int],
-    text: str,
+    ready_text: str,
     *,
-    calm: float = 2.0,
+    interval: float = 2.0,
     secure: bool = False,
 ) -> None:
-    """Shows loading, prints `text` once the server is ready, and afterwards every change of mind.
+    """Shows the loading progress, prints `ready_text` when the server is ready, and then every change of readiness.
 
-    Asks five times a second until it is ready, then every `calm` seconds.
+    interval: seconds between polls of a server that is ready; before, it polls five times a second.
     """
-    before = Readiness()
+    last = Readiness()
     while True:
-        health = await poll_ready(*address, secure=secure) or Readiness()
-        if health.ready and not before.ready:
-            console.done()
-            console.say("ready again" if supervisor.ready_once else text)
-        elif before.ready and not health.ready:
-            console.say(f"not ready: {health.reason}")
-        elif not health.ready and not supervisor.ready_once:
-            console.progress(health.progress, health.reason)
-        if health.ready:
-            supervisor.served()
-        before = health
-        await asyncio.sleep(calm if health.ready else 0.2)
+        now = await poll_ready(*address, secure=secure) or Readiness()
+        if now.ready and not last.ready:
+            console.clear_progress()
+            console.print("ready again" if supervisor.ready_once else ready_text)
+        elif last.ready and not now.ready:
+            console.print(f"not ready: {now.reason}")
+        elif not now.ready and not supervisor.ready_once:
+            console.progress(now.progress, now.reason)
+        if now.ready:
+            supervisor.mark_ready()
+        last = now
+        await asyncio.sleep(interval if now.ready else 0.2)
 
 
-def serve(settings: Settings, asked: Collection[str]) -> int:
-    """Runs until SIGTERM or Ctrl-C; returns the exit code. Raises ListenError, RunDirError and ConfigError.
+def serve(settings: Settings, explicit: Collection[str]) -> int:
+    """Runs until SIGTERM or Ctrl-C and returns the exit code. Raises ListenError, RunDirError and ConfigError.
 
-    `asked` names the settings that somebody gave: a metrics port that nobody asked for and somebody else has
-    is replaced by a free one.
+    explicit: names of the settings that the user gave: a default metrics port that is taken is replaced by a free one.
     """
     listeners = listen(settings.frontend.host, settings.frontend.port, settings.launch.frontends)
     with contextlib.ExitStack() as stack:
         stack.callback(_close, listeners)
         folder = stack.enter_context(run_dir(settings.wire.run_dir))
         settings = with_values(settings, {"run_dir": str(folder)})
-        workers = place_workers(settings, visible_gpus(), lambda port: _metrics_port(settings, port, asked))
+        workers = place_workers(settings, visible_gpus(), lambda port: _metrics_port(settings, port, explicit))
         return asyncio.run(_supervise(settings, listeners, workers, folder))
 
 
 async def _supervise(
     settings: Settings, listeners: list[socket.socket], workers: list[WorkerPlacement], folder: Path
 ) -> int:
-    roles = [*_frontends(settings, listeners, folder), *(_worker(place, folder) for place in workers)]
+    specs = [*_frontend_specs(settings, listeners, folder), *(_worker_spec(worker, folder) for worker in workers)]
     with (
-        contextlib.closing(NonBlockingStream(sys.stderr)) as people,
-        contextlib.closing(NonBlockingStream(sys.stdout)) as machines,
+        contextlib.closing(NonBlockingStream(sys.stderr)) as stderr,
+        contextlib.closing(NonBlockingStream(sys.stdout)) as stdout,
     ):
-        console = Console(people, tuple(role.name for role in roles), machines)
-        return await _supervise_over(console, roles, settings, listeners, folder)
+        console = Console(stderr, tuple(spec.name for spec in specs), stdout)
+        return await _run_supervisor(console, specs, settings, listeners, folder)
 
 
-async def _supervise_over(
-    console: Console, roles: list[ChildSpec], settings: Settings, listeners: list[socket.socket], folder: Path
+async def _run_supervisor(
+    console: Console, specs: list[ChildSpec], settings: Settings, listeners: list[socket.socket], folder: Path
 ) -> int:
-    following: list[asyncio.Task[None]] = []
+    reporting: list[asyncio.Task[None]] = []
 
     def on_stop() -> None:
-        """No new connections wait in our queues, and nobody asks whether it is ready."""
+        """Closes the sockets, so that no new connections wait in their queues, and ends the readiness report."""
         _close(listeners)
-        following[0].cancel()
-        console.done()
+        reporting[0].cancel()
+        console.clear_progress()
 
     supervisor = Supervisor(
-        roles,
+        specs,
         console,
         stop_timeout=settings.launch.stop_timeout,
         on_stop=on_stop,
@@ -105,20 +103,20 @@ async def _supervise_over(
     )
     secure = bool(settings.frontend.ssl_certfile)
     text = ready_message(url(listeners[0], secure=secure), settings.model.name, keys=bool(settings.frontend.api_keys))
-    watching = follow(supervisor, console, reachable(listeners[0]), text, secure=secure)
-    following.append(asyncio.create_task(watching))
+    report = report_readiness(supervisor, console, reachable(listeners[0]), text, secure=secure)
+    reporting.append(asyncio.create_task(report))
     return await supervisor.run()
 
 
-def _metrics_port(settings: Settings, port: int, asked: Collection[str]) -> int:
-    """This one for a worker's /metrics, or a free one if it is taken and nobody asked for it."""
+def _metrics_port(settings: Settings, port: int, explicit: Collection[str]) -> int:
+    """Returns `port` for a worker's /metrics, or a free one if it is taken and only a default."""
     host = settings.worker.worker_host
     if not is_taken(host, port):
         return port
-    if "worker_metrics_port" in asked:
-        listen(host, port)  # raises the sentence
+    if "worker_metrics_port" in explicit:
+        listen(host, port)  # raises the error
     free = _free_port(host)
-    print(f"port {port} is in use: the worker's /metrics is on port {free}", file=sys.stderr)
+    print(f"port {port} is in use; the worker's /metrics is on port {free} instead", file=sys.stderr)
     return free
 
 
@@ -128,7 +126,7 @@ def _free_port(host: str) -> int:
 
 
 def watchdog_for(settings: Settings, folder: Path, name: str) -> Watchdog:
-    """For the child whose `--heartbeat` is the file `name` in the run folder `folder`. Raises RunDirError."""
+    """Makes the heartbeat file `name` in the run folder, and a watchdog that reads it. Raises RunDirError."""
     try:
         heartbeat = Heartbeat(folder / name)
     except OSError as error:
@@ -136,36 +134,48 @@ def watchdog_for(settings: Settings, folder: Path, name: str) -> Watchdog:
     return Watchdog(heartbeat, Timeouts(settings.frontend.stall_timeout, settings.launch.load_timeout))
 
 
-def _worker(place: WorkerPlacement, folder: Path) -> ChildSpec:
-    watch = watchdog_for(place.settings, folder, place.heartbeat)
-    command = [*_command("worker", place.settings, WORKER_FLAGS), f"--heartbeat={watch.heartbeat.file}"]
-    metrics = (
-        folder / "metrics" / place.heartbeat.removesuffix(".heartbeat")
-    )  # apart from others', which count the same things
+def _worker_spec(worker: WorkerPlacement, folder: Path) -> ChildSpec:
+    watchdog = watchdog_for(worker.settings, folder, worker.heartbeat)
+    argv = [
+        *child_command.command_line("worker", worker.settings, WORKER_FLAGS),
+        f"--heartbeat={watchdog.heartbeat.file}",
+    ]
+    # Each worker writes its own folder: workers count the same metrics.
+    metrics = folder / "metrics" / worker.heartbeat.removesuffix(".heartbeat")
     metrics.mkdir(parents=True, exist_ok=True)
-    own = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)} | place.environment
+    variables = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)} | worker.environment
     return ChildSpec(
-        place.name, lambda _: command, lambda n: _environment() | own | {"SLUICE_EPOCH": str(n)}, watch=watch
+        worker.name,
+        lambda _: argv,
+        lambda n: child_environment() | variables | {"SLUICE_EPOCH": str(n)},
+        watchdog=watchdog,
     )
 
 
-def _frontends(settings: Settings, listeners: list[socket.socket], folder: Path) -> list[ChildSpec]:
-    told = with_values(settings, {"worker_addresses": addresses(settings)})
-    return [_frontend(i, told, listener.fileno(), folder) for i, listener in enumerate(listeners)]
+def _frontend_specs(settings: Settings, listeners: list[socket.socket], folder: Path) -> list[ChildSpec]:
+    settings = with_values(settings, {"worker_addresses": addresses(settings)})
+    return [_frontend_spec(i, settings, listener.fileno(), folder) for i, listener in enumerate(listeners)]
 
 
-def _frontend(index: int, settings: Settings, fd: int, folder: Path, generation: int = 0) -> ChildSpec:
-    """A successor accepts nobody before it can serve; from its second life on it is a frontend like others."""
-    watch = watchdog_for(settings, folder, f"frontend-{index}-{generation % 2}.heartbeat")
-    command = [*_command("frontend", settings, FRONTEND_FLAGS), f"--fd={fd}", f"--heartbeat={watch.heartbeat.file}"]
-    metrics = {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
+def _frontend_spec(index: int, settings: Settings, fd: int, folder: Path, generation: int = 0) -> ChildSpec:
+    """The frontend of one socket; `generation` counts its replacements.
+
+    The first process of a successor accepts no connection before it can serve (`--hold`).
+    """
+    watchdog = watchdog_for(settings, folder, f"frontend-{index}-{generation % 2}.heartbeat")
+    argv = [
+        *child_command.command_line("frontend", settings, FRONTEND_FLAGS),
+        f"--fd={fd}",
+        f"--heartbeat={watchdog.heartbeat.file}",
+    ]
+    variables = {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
     return ChildSpec(
         f"frontend {index}",
-        lambda n: [*command, *["--hold"] * (generation > 0 and n == 1)],
-        lambda _: _environment() | metrics,
+        lambda n: [*argv, *["--hold"] * (generation > 0 and n == 1)],
+        lambda _: child_environment() | variables,
         (fd,),
-        watch,
-        lambda: _frontend(index, settings, fd, folder, generation + 1),
+        watchdog,
+        lambda: _frontend_spec(index, settings, fd, folder, generation + 1),
     )
 
 

@@ -1,10 +1,10 @@
-"""Judges by its heartbeat whether a process hangs, and by its exit code whether it died of its work.
+"""Judges from its heartbeat whether a process hangs, and from its exit code whether it died of its own work.
 
-Knows counters that stand still and how long to bear that; kills nobody. Time is that of the looks: a machine that
-was asleep, or a supervisor that was stopped, is no evidence against a process.
+Knows counters that stand still and for how long that is acceptable; kills no process. Time is the sum of the check
+intervals, each capped: a machine that was asleep, or a stopped launcher, is no evidence against a process.
 
-    serving    it talks (beats) and its work goes on (turns): one of them standing still for `stall_s` is a hang
-    before     a load that does not move (turns) and of which nothing is heard for `load_s`
+    serving          `alive` or `progress` standing still for `stall_s` is a hang
+    before serving   no `progress` and no output for `load_s` is a hang
 """
 
 import signal
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from shared.heartbeat import Heartbeat, Phase
 
-TICK_S = 0.5
-GOOD_ENDS = (0, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+CHECK_INTERVAL_S = 0.5
+CLEAN_EXITS = (0, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,66 +27,68 @@ class Timeouts:
 
 @dataclass(slots=True)
 class StallTimer:
-    """For how long a number has not changed."""
+    """Measures for how long a counter has not changed."""
 
-    seen: int = -1
+    value: int = -1
     seconds: float = 0.0
 
-    def look(self, value: int, elapsed: float) -> float:
-        self.seconds = self.seconds + elapsed if value == self.seen else 0.0
-        self.seen = value
+    def update(self, value: int, elapsed: float) -> float:
+        self.seconds = self.seconds + elapsed if value == self.value else 0.0
+        self.value = value
         return self.seconds
 
 
 class Watchdog:
-    """One role's processes, one after another."""
+    """Watches the successive processes of one child."""
 
-    def __init__(self, heartbeat: Heartbeat, patience: Timeouts, oom_kills: Callable[[], int] | None = None) -> None:
+    def __init__(self, heartbeat: Heartbeat, timeouts: Timeouts, oom_kills: Callable[[], int] | None = None) -> None:
+        """`oom_kills`: returns how many processes the system has killed for lack of memory."""
         self.heartbeat = heartbeat
-        self._patience = patience
-        self._oom_kills = oom_kills or _oom_kills
-        self.begin()
+        self._timeouts = timeouts
+        self._oom_kills = oom_kills or _system_oom_kills
+        self.start()
 
     @property
     def serving(self) -> bool:
         return self.heartbeat.phase is Phase.SERVING
 
-    def begin(self) -> None:
-        """A new process."""
+    def start(self) -> None:
+        """Begins to watch a new process."""
         self.heartbeat.start()
-        self._beats, self._turns = StallTimer(), StallTimer()
-        self._oom = self._oom_kills()
+        self._alive, self._progress = StallTimer(), StallTimer()
+        self._oom_kills_before = self._oom_kills()
 
-    def look(self, elapsed: float, heard: int) -> str:
-        """In what way it hangs; empty: it does not.
+    def check(self, elapsed: float, output_bytes: int) -> str:
+        """Describes how the process hangs; empty: it does not.
 
-        `elapsed` is the time since the last look in seconds, `heard` grows with everything it prints.
+        elapsed: seconds since the last check.
+        output_bytes: a count that grows with everything that the process prints.
         """
-        serving, elapsed = self.serving, min(elapsed, 2 * TICK_S)
-        silent = self._beats.look(self.heartbeat.alive_count, elapsed)
-        stuck = self._turns.look(self.heartbeat.progress_count + (0 if serving else heard), elapsed)
+        serving, elapsed = self.serving, min(elapsed, 2 * CHECK_INTERVAL_S)
+        silent = self._alive.update(self.heartbeat.alive_count, elapsed)
+        stuck = self._progress.update(self.heartbeat.progress_count + (0 if serving else output_bytes), elapsed)
         if not serving:
-            return f"its loading has not moved for {stuck:.0f} s" if stuck > self._patience.load_s else ""
-        if silent > self._patience.stall_s:
+            return f"no loading progress for {stuck:.0f} s" if stuck > self._timeouts.load_s else ""
+        if silent > self._timeouts.stall_s:
             return f"no sign of life for {silent:.0f} s"
-        return f"its work has not moved for {stuck:.0f} s" if stuck > self._patience.stall_s else ""
+        return f"no progress for {stuck:.0f} s" if stuck > self._timeouts.stall_s else ""
 
     def ended(self, code: int, *, hung: bool) -> None:
-        """Notes for the next process whether this one died of its own work; a `kill -9` from outside is no guilt."""
+        """Records for the next process whether this one died of its own work, which a `kill -9` from outside is not."""
         if self.serving:
-            own = code != -signal.SIGKILL or hung or self._oom_kills() > self._oom
-            self.heartbeat.blamed = own and code not in GOOD_ENDS
+            own_work = code != -signal.SIGKILL or hung or self._oom_kills() > self._oom_kills_before
+            self.heartbeat.blamed = own_work and code not in CLEAN_EXITS
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether somebody stopped it with a signal or a debugger (on Linux; elsewhere nobody ever did)."""
+    """Whether a signal or a debugger has stopped the process. Always False outside Linux."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     return False
 
 
-def _oom_kills() -> int:
-    """How many processes the system has killed for want of memory; 0 where it does not say."""
+def _system_oom_kills() -> int:
+    """The system's count of processes killed for lack of memory; 0 where it has none."""
     with suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):

@@ -19,16 +19,16 @@ HOLD = "log.hold"  # of whom serving() writes the log to that folder
 
 
 def serve(folder: str, words: list[str]) -> int:
-    import deploy.supervisor.serve
     from deploy.cli.main import main
+    from deploy.supervisor import child_command
 
-    plain = deploy.supervisor.serve._command
+    plain = child_command.command_line
 
     def command(role: str, *rest: Any) -> list[str]:
         words = plain(role, *rest)
         return [words[0], HERE, folder, *words[words.index(role) :]] if role == "worker" else words
 
-    deploy.supervisor.serve._command = command  # type: ignore[assignment]
+    child_command.command_line = command
     return main(words)
 
 

@@ -99,7 +99,7 @@ def test_a_taken_port_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_pa
 LAUNCHER = """
 import os
 import sys
-from deploy.supervisor import serve as launch
+from deploy.supervisor import child_command
 from deploy.cli.main import main
 
 def command(role, settings, flags):
@@ -123,7 +123,7 @@ while True:
     client.sendall(b"HTTP/1.1 200 OK\\\\r\\\\n\\\\r\\\\n{}")
     client.close()
 '''
-launch._command = command
+child_command.command_line = command
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -186,7 +186,7 @@ def test_a_server_comes_up_restarts_its_worker_and_goes_down_clean(tmp_path: Pat
         pids = run.pids(3)
         [worker] = [int(pid) for pid in re.findall(r"worker +\| pid (\d+)", run.text)]
         os.kill(worker, signal.SIGKILL)
-        run.until("worker was killed by SIGKILL; starting it again in 0.5 s")
+        run.until("worker was killed by SIGKILL; restarting in 0.5 s")
         run.until("epoch 2")
         assert "epoch 1" in run.text
         [folder] = tmp_path.glob("sluice-run-*")

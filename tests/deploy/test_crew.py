@@ -46,7 +46,7 @@ def test_each_gets_a_gpu_of_its_own() -> None:
     assert [place.environment for place in places] == [{"CUDA_VISIBLE_DEVICES": "GPU-a"}, {"CUDA_VISIBLE_DEVICES": "5"}]
     assert {place.settings.worker.kv_cache_gb for place in places} == {0.0}
     assert not place_workers(given(workers=2, device="cpu"), ["0"], same)[0].environment
-    with pytest.raises(ConfigError, match="--workers 3 needs a GPU each, and there are 2"):
+    with pytest.raises(ConfigError, match="--workers 3 needs one GPU per worker, but there are 2"):
         place_workers(given(workers=3), ["0", "1"], same)
     with pytest.raises(ConfigError, match="--workers 2 needs a GPU each, and there are 0"):
         place_workers(given(workers=2, device="cuda"), [], same)

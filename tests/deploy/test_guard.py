@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.supervisor.child_process import ChildSpec, watch_children
-from deploy.supervisor.watchdog import TICK_S, Timeouts, Watchdog, is_stopped
+from deploy.supervisor.watchdog import CHECK_INTERVAL_S, Timeouts, Watchdog, is_stopped
 from shared.heartbeat import Heartbeat, Phase
 from tests.deploy.test_launch import lasting, running, script, until
 
@@ -18,7 +18,7 @@ PATIENCE = Timeouts(stall_s=2.0, load_s=10.0)
 
 
 class Looked:
-    """A watch that is looked at every TICK_S; `seconds(n)` returns what it says after them."""
+    """A watch that is looked at every CHECK_INTERVAL_S; `seconds(n)` returns what it says after them."""
 
     def __init__(self, phase: Phase = Phase.SERVING) -> None:
         self.oom = 0
@@ -27,11 +27,11 @@ class Looked:
         self.watch.heartbeat.phase = phase
 
     def seconds(self, count: float, *, beats: bool = False, turns: bool = False, heard: bool = False) -> str:
-        for _ in range(int(count / TICK_S)):
+        for _ in range(int(count / CHECK_INTERVAL_S)):
             self.watch.heartbeat.alive() if beats else None
             self.watch.heartbeat.progress() if turns else None
             self.heard += heard
-            if said := self.watch.look(TICK_S, self.heard):
+            if said := self.watch.check(CHECK_INTERVAL_S, self.heard):
                 return said
         return ""
 
@@ -39,7 +39,7 @@ class Looked:
 def test_who_serves_must_talk_and_move() -> None:
     assert Looked().seconds(60, beats=True, turns=True) == ""
     assert "no sign of life for 2 s" in Looked().seconds(4)
-    assert "its work has not moved for 2 s" in Looked().seconds(4, beats=True)
+    assert "no progress for 2 s" in Looked().seconds(4, beats=True)
     looked = Looked()
     assert [looked.seconds(1.5, beats=True), looked.seconds(0.5, turns=True, beats=True)] * 2 == [""] * 4
 
@@ -47,13 +47,13 @@ def test_who_serves_must_talk_and_move() -> None:
 def test_who_loads_must_move_or_say_something() -> None:
     looked = Looked(Phase.LOADING)
     assert looked.seconds(60, turns=True) == looked.seconds(60, heard=True) == looked.seconds(9) == ""
-    assert "its loading has not moved for 1" in looked.seconds(9, beats=True)
+    assert "no loading progress for 1" in looked.seconds(9, beats=True)
 
 
 def test_a_supervisor_that_was_away_blames_nobody() -> None:
     looked = Looked()
     looked.seconds(0.5)
-    assert looked.watch.look(3600.0, 0) == ""
+    assert looked.watch.check(3600.0, 0) == ""
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_death_of_its_own_work(code: int, hung: bool, oom: int, blamed: bool) 
 def test_who_never_served_says_nothing_of_those_before_it() -> None:
     looked = Looked()
     looked.watch.ended(-signal.SIGSEGV, hung=False)
-    looked.watch.begin()
+    looked.watch.start()
     looked.watch.ended(-signal.SIGKILL, hung=False)
     assert looked.watch.heartbeat.blamed
 
@@ -134,18 +134,18 @@ def beating(file: Path, *, good: bool = True, leaving: float = 0.0, successor: C
     code = LIVES.format(root=str(Path(__file__).parents[2]), file=str(file), good=good, leaving=leaving)
     plain = script("frontend 0", code)
     watch = Watchdog(Heartbeat(file), Timeouts(0.6, 60.0))
-    return ChildSpec(plain.name, plain.command, plain.environment, watch=watch, successor=lambda: successor or plain)
+    return ChildSpec(plain.name, plain.command, plain.environment, watchdog=watch, successor=lambda: successor or plain)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("deploy.supervisor.child_process.TICK_S", 0.1)
+    monkeypatch.setattr("deploy.supervisor.child_process.CHECK_INTERVAL_S", 0.1)
     yield
 
 
 async def test_who_hangs_is_killed_once_and_started_again(tmp_path: Path, quick: None) -> None:
     async with running(beating(tmp_path / "p", good=False), lasting()) as run:
-        await run.until("life 1", "hangs: its work has not moved for", "was killed by SIGKILL", "life 2")
+        await run.until("life 1", "hangs: no progress for", "was killed by SIGKILL", "life 2")
         await asyncio.sleep(1.0)
         assert run.text.count("hangs") == run.text.count("was killed") == 1
         assert run.text.count("up") == 1, "whoever has no heartbeat is left alone"
@@ -155,12 +155,13 @@ async def test_who_was_stopped_did_not_hang_of_its_work(tmp_path: Path, quick: N
     role = beating(tmp_path / "p")
     async with running(role) as run:
         await run.until("life 1")
-        child = run.supervisor._children[0]
-        assert child._process is not None
-        os.kill(child._process.pid, signal.SIGSTOP)
-        await until(lambda: is_stopped(child._process.pid))  # type: ignore[union-attr]
+        child = run.supervisor.children[0]
+        pid = child.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: is_stopped(pid))
         await run.until("(it is stopped); killing it", "life 2")
-        assert role.watch is not None and not role.watch.heartbeat.blamed
+        assert role.watchdog is not None and not role.watchdog.heartbeat.blamed
 
 
 async def test_the_next_one_serves_before_the_last_one_leaves(tmp_path: Path) -> None:
@@ -170,18 +171,18 @@ async def test_the_next_one_serves_before_the_last_one_leaves(tmp_path: Path) ->
         os.kill(os.getpid(), signal.SIGHUP)
         await run.until("leaving", "frontend 0 was replaced")
         assert run.text.index("leaving") > run.text.rindex("life 1") > run.text.index("life 1")
-        assert "starting it again" not in run.text and len(run.supervisor._tasks) == 2
-        run.supervisor.ask_to_stop()
+        assert "restarting" not in run.text and run.supervisor.running == 2
+        run.supervisor.request_stop()
         assert await run.result() == 0
 
 
 async def test_a_successor_that_does_not_come_up_changes_nothing(tmp_path: Path) -> None:
     broken = script("frontend 0", "raise SystemExit(2)")
-    broken = ChildSpec(broken.name, broken.command, broken.environment, watch=Watchdog(Heartbeat(), PATIENCE))
+    broken = ChildSpec(broken.name, broken.command, broken.environment, watchdog=Watchdog(Heartbeat(), PATIENCE))
     async with running(beating(tmp_path / "p", successor=broken)) as run:
         await run.until("life 1")
         await run.supervisor.reload()
-        await run.until("the next one does not come up, so the old one stays")
+        await run.until("its replacement did not start, so the old one stays")
         assert "leaving" not in run.text and not run.task.done()
 
 
@@ -191,7 +192,7 @@ async def test_a_stop_in_the_middle_of_a_replacement_ends_all_three(tmp_path: Pa
         await run.until("life 1")
         reloading = asyncio.create_task(run.supervisor.reload())
         await run.until("leaving")
-        run.supervisor.ask_to_stop()
+        run.supervisor.request_stop()
         await run.result()
         await reloading
         assert len(run.gone) == 3
@@ -201,7 +202,7 @@ async def test_looking_goes_on_for_those_who_come_later(quick: None) -> None:
     seen: list[float] = []
 
     class Seen:
-        def look(self, elapsed: float) -> None:
+        def check(self, elapsed: float) -> None:
             seen.append(elapsed)
 
     children: dict[Seen, None] = {}

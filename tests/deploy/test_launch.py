@@ -21,7 +21,7 @@ from deploy.supervisor.console import Console
 from deploy.supervisor.listen_sockets import listen, reachable
 from deploy.supervisor.placement import WorkerPlacement
 from deploy.supervisor.run_dir import RunDirError, reserve_metrics
-from deploy.supervisor.serve import follow, watchdog_for
+from deploy.supervisor.serve import report_readiness, watchdog_for
 from deploy.supervisor.supervisor import Supervisor
 from shared.config import Settings, with_values
 from shared.flags import Parser, add_flags, read
@@ -53,7 +53,7 @@ class Running:
             Console(self.output, tuple(role.name for role in roles)),
             stop_timeout=stop_timeout,
             backoff=lambda: Backoff(first=0.01, longest=0.02),
-            gone=self.gone.append,
+            on_exit=self.gone.append,
         )
         self.task = asyncio.create_task(self.supervisor.run())
 
@@ -81,8 +81,8 @@ async def running(*roles: ChildSpec, stop_timeout: float = 10.0) -> AsyncIterato
     try:
         yield started
     finally:
-        started.supervisor.ask_to_stop()
-        started.supervisor.ask_to_stop()
+        started.supervisor.request_stop()
+        started.supervisor.request_stop()
         await asyncio.wait_for(asyncio.wait([started.task]), PATIENCE_S)
 
 
@@ -92,7 +92,7 @@ async def test_what_dies_is_started_again_with_the_next_number() -> None:
     )
     async with running(flaky, lasting("frontend 0")) as run:
         await run.until("life 1", "life 2", "life 3")
-        assert run.text.count("worker ended with exit code 1; starting it again in") == 2
+        assert run.text.count("worker ended with exit code 1; restarting in") == 2
         assert run.text.count("up") == 1, "the frontend was left alone"
         assert len(set(run.gone)) == 2
 
@@ -100,7 +100,7 @@ async def test_what_dies_is_started_again_with_the_next_number() -> None:
 async def test_a_child_killed_by_a_signal_is_started_again_and_the_log_says_how_it_went() -> None:
     async with running(lasting()) as run:
         await run.until("up")
-        run.supervisor._children[0].kill()
+        run.supervisor.children[0].kill()
         await run.until("worker was killed by SIGKILL")
         await until(lambda: run.text.count("up") == 2)
 
@@ -114,12 +114,12 @@ def test_pauses_double_up_to_a_limit_and_shrink_after_a_healthy_life() -> None:
 async def test_who_served_is_started_again_at_once() -> None:
     dying = script("worker", "import time; print('life', N, flush=True); time.sleep(0.3); raise SystemExit(1)")
     async with running(dying) as run:
-        child = run.supervisor._children[0]
+        child = run.supervisor.children[0]
         child._backoff = Backoff(first=0.01, longest=3600.0, _next=3600.0)
         for n in range(1, 4):  # without it the second life would begin in an hour
             await run.until(f"life {n}")
-            run.supervisor.served()
-        run.supervisor.ask_to_stop()
+            run.supervisor.mark_ready()
+        run.supervisor.request_stop()
 
 
 @pytest.mark.parametrize("code", [2, 3])
@@ -142,13 +142,13 @@ async def test_a_signal_is_passed_on_and_a_good_end_is_zero(signum: int) -> None
         await until(lambda: run.text.count("up") == 2)
         os.kill(os.getpid(), signum)
         assert await run.result() == 0
-        assert "starting it again" not in run.text
+        assert "restarting" not in run.text
 
 
 async def test_a_bad_end_is_not_zero() -> None:
     async with running(lasting(code=7), lasting("frontend 0")) as run:
         await until(lambda: run.text.count("up") == 2)
-        run.supervisor.ask_to_stop()
+        run.supervisor.request_stop()
         assert await run.result() == 1
 
 
@@ -160,7 +160,7 @@ STUBBORN = (
 async def test_who_does_not_end_in_time_is_killed() -> None:
     async with running(script("worker", STUBBORN), stop_timeout=0.1) as run:
         await run.until("up")
-        run.supervisor.ask_to_stop()
+        run.supervisor.request_stop()
         assert await run.result() == 1
         assert "killing" in run.text
 
@@ -176,16 +176,16 @@ async def test_a_second_signal_kills_at_once() -> None:
 
 async def test_a_stop_in_a_pause_starts_nothing_more() -> None:
     async with running(script("worker", "raise SystemExit(1)")) as run:
-        run.supervisor._children[0]._backoff.first = 3600.0
-        await run.until("starting it again in 3600 s")
-        run.supervisor.ask_to_stop()
+        run.supervisor.children[0]._backoff.first = 3600.0
+        await run.until("restarting in 3600 s")
+        run.supervisor.request_stop()
         assert await run.result() == 1
         assert len(run.gone) == 1
 
 
 async def test_a_command_that_cannot_be_started_is_tried_again() -> None:
     async with running(ChildSpec("worker", lambda n: ["/no/such/program"], lambda n: {})) as run:
-        await run.until("worker | cannot start: ", "starting it again")
+        await run.until("worker | cannot start: ", "restarting")
         await until(lambda: run.text.count("cannot start") > 1)
 
 
@@ -231,7 +231,7 @@ async def test_it_shows_progress_then_how_to_use_it_then_every_change() -> None:
     supervisor = Supervisor([], Console(output), stop_timeout=1)
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         address = server.sockets[0].getsockname()
-        task = asyncio.create_task(follow(supervisor, Console(output), address, "use it so", calm=0.01))
+        task = asyncio.create_task(report_readiness(supervisor, Console(output), address, "use it so", interval=0.01))
         await until(lambda: "ready again" in output.getvalue(), output.getvalue)
         task.cancel()
     assert output.getvalue().splitlines() == ["loading: 40 %", "use it so", "not ready: stalled", "ready again"]
@@ -240,9 +240,9 @@ async def test_it_shows_progress_then_how_to_use_it_then_every_change() -> None:
 def test_children_are_told_everything_by_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_PORT", "1")
     settings = check(with_values(Settings(), {"max_step_tokens": 32, "prefix_cache": False, "port": 9, "model": "a/b"}))
-    worker = serve._worker(WorkerPlacement("worker", "worker.heartbeat", settings, {}), tmp_path)
+    worker = serve._worker_spec(WorkerPlacement("worker", "worker.heartbeat", settings, {}), tmp_path)
     with socket.socket() as one, socket.socket() as other:
-        first, second = serve._frontends(settings, [one, other], tmp_path)
+        first, second = serve._frontend_specs(settings, [one, other], tmp_path)
     for role, flags in ((worker, WORKER_FLAGS), (first, FRONTEND_FLAGS)):
         words = role.command(1)[role.command(1).index("deploy.cli.main") + 2 :]
         parser = Parser()

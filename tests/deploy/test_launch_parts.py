@@ -67,8 +67,8 @@ def test_a_terminal_has_colours_and_a_bar_below_the_lines() -> None:
     console = Console(output, ("worker",))
     console.progress(0.5, "loading")
     console.line("worker", "a")
-    console.done()
-    console.say("b")
+    console.clear_progress()
+    console.print("b")
     text = output.getvalue()
     assert text.index("50 %  loading") < text.index("worker |") < text.rindex("50 %  loading")
     assert "\x1b[36mworker |" in text
@@ -87,7 +87,7 @@ def test_a_reader_that_went_away_is_no_reason_to_stop() -> None:
     output = io.StringIO()
     console = Console(output)
     output.close()
-    console.say("nobody reads this")
+    console.print("nobody reads this")
 
 
 def test_sockets_share_one_port_that_nobody_else_may_have() -> None:
@@ -119,7 +119,7 @@ def test_an_address_that_is_not_ours_is_one_sentence() -> None:
         listen("203.0.113.1", 80)
     with pytest.raises(ListenError, match="cannot listen on --host"):
         listen("no such host", 80)
-    with pytest.raises(ListenError, match=r"cannot listen on --host a\.\.b: that is no name"):
+    with pytest.raises(ListenError, match=r"cannot listen on --host a\.\.b: that is not a host name"):
         listen("a..b", 80)
 
 
@@ -145,7 +145,7 @@ def test_the_run_folder_is_private_and_goes_with_its_server(temporary: Path) -> 
 
 def test_a_given_run_folder_stays_and_belongs_to_one_server(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "run"
-    with run_dir(str(folder)), pytest.raises(RunDirError, match="belongs to a server"), run_dir(str(folder)):
+    with run_dir(str(folder)), pytest.raises(RunDirError, match="belongs to a running server"), run_dir(str(folder)):
         pass
     assert folder.is_dir()
     with run_dir(str(folder)) as again:

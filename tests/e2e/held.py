@@ -69,10 +69,10 @@ class Hold:
 
 
 def serve(hold: Hold, words: list[str]) -> int:
-    import deploy.supervisor.serve
     from deploy.cli.main import main
+    from deploy.supervisor import child_command
 
-    deploy.supervisor.serve._command = hold.command(deploy.supervisor.serve._command)
+    child_command.command_line = hold.command(child_command.command_line)
     return main(words)
 
 
