@@ -48,7 +48,7 @@ def test_each_gets_a_gpu_of_its_own() -> None:
     assert not place_workers(given(workers=2, device="cpu"), ["0"], same)[0].environment
     with pytest.raises(ConfigError, match="--workers 3 needs one GPU per worker, but there are 2"):
         place_workers(given(workers=3), ["0", "1"], same)
-    with pytest.raises(ConfigError, match="--workers 2 needs a GPU each, and there are 0"):
+    with pytest.raises(ConfigError, match="--workers 2 needs one GPU per worker, but there are 0"):
         place_workers(given(workers=2, device="cuda"), [], same)
 
 
