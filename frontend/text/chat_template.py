@@ -1,7 +1,7 @@
-"""A checkpoint's chat template: messages in, prompt text out. Knows Jinja, not tokens.
+"""Renders messages as the text of a prompt, with a checkpoint's chat template. Knows Jinja, not tokens.
 
 The environment is the one Hugging Face templates are written for (sandboxed, trimmed blocks, `raise_exception`,
-`strftime_now`, plain `tojson`, `{% break %}`, `{% generation %}`); a test holds it to `apply_chat_template`.
+`strftime_now`, plain `tojson`, `{% break %}`, `{% generation %}`); a test compares it with `apply_chat_template`.
 """
 
 import json
@@ -26,7 +26,7 @@ class TemplateError(BadRequest):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant said, for training; here it is only a block."""
+    """`{% generation %}` marks the assistant's words for training; here it is a block without effect."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own type)
 
@@ -66,8 +66,10 @@ def _environment() -> jinja2.Environment:
 class ChatTemplate:
     """The named templates of one checkpoint ("default", "tool_use"), each compiled when it is first rendered.
 
-    `specials` are the special tokens a template may write (`bos_token`, `eos_token`, ...). No template at all, or one
-    that does not compile, is fine until the first `render`: completions need none.
+    templates: sources by name
+    specials: the special tokens that a template may write (`bos_token`, `eos_token`, ...)
+
+    A missing template, or one that does not compile, raises at the first `render` only: completions need none.
     """
 
     def __init__(self, templates: Mapping[str, str], specials: Mapping[str, str]) -> None:
@@ -77,7 +79,7 @@ class ChatTemplate:
         self._specials = dict(specials)
 
     def __bool__(self) -> bool:
-        """Whether the model can chat at all."""
+        """Whether the model has a template."""
         return bool(self._templates)
 
     def render(
@@ -90,18 +92,21 @@ class ChatTemplate:
     ) -> str:
         """The prompt for `messages`, special tokens included: encode it without adding any.
 
-        `kwargs` reach the template as they are (`enable_thinking=False`) and replace anything but the messages, so a
-        client's `chat_template_kwargs` may be passed on unread. Raises TemplateError with the template's own words
-        when it refuses the messages.
+        kwargs: variables of the template (`enable_thinking=False`); they replace anything but the messages, so that a
+            client's `chat_template_kwargs` can be passed on unchecked
+
+        Raises TemplateError with the template's own words when it refuses the messages.
         """
         if "messages" in kwargs:
             raise TemplateError("the chat template's messages cannot be replaced", param="chat_template_kwargs")
-        offered: dict[str, object] = {"add_generation_prompt": add_generation_prompt, "tools": tools, "documents": None}
-        variables = {**self._specials, **offered, **kwargs, "messages": messages}
+        defaults: dict[str, object] = {
+            "add_generation_prompt": add_generation_prompt, "tools": tools, "documents": None,
+        }  # fmt: skip
+        variables = {**self._specials, **defaults, **kwargs, "messages": messages}
         template = self._choose(variables["tools"] is not None)
         try:
             return template.render(variables)
-        except Exception as exc:  # a template is a program: on unexpected messages it fails in any way it likes
+        except Exception as exc:  # a template is a program: unexpected messages can make it raise anything
             raise TemplateError(f"the model's chat template refused the messages: {exc}") from exc
 
     def _choose(self, with_tools: bool) -> jinja2.Template:

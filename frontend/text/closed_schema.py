@@ -1,24 +1,24 @@
-"""JSON schemas whose objects may have no properties but those they name.
+"""Closes JSON schemas: their objects may have no properties except the named ones.
 
-By a schema's own rules an object may have any others unless `additionalProperties` forbids them; few who leave it out
-mean that, and a model may go on inventing for ever. What the closed schema allows, the given one allows.
+JSON Schema allows any other property unless `additionalProperties` forbids it. Few clients that leave it out mean that,
+and a model could go on inventing properties forever. Everything that the closed schema allows, the original allows.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-MANY = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")  # name → schema
-SEVERAL = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-ONE = ("items", "additionalProperties", "contains", "then", "else")  # not what is denied, or a condition
-OWN = {"properties", "required", "patternProperties", "additionalProperties"}  # what a schema says of an object itself
+BY_NAME = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")  # name → subschema
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+SINGLE = ("items", "additionalProperties", "contains", "then", "else")  # without `not` and `if`
+OWN = {"properties", "required", "patternProperties", "additionalProperties"}  # describe the object itself
 ELSEWHERE = {"anyOf", "oneOf", "allOf", "if", "then", "else", "dependentSchemas", "$ref", "$dynamicRef", "not"}
 OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"}
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema itself where one object is described in several places at once, of which each is a part only.
+    """The closed schema; the original if several of its parts describe one object together.
 
-    Raises RecursionError.
+    Raises RecursionError for a schema that is nested too deeply.
     """
     return schema if any(map(_combines, _walk(schema))) else _closed(schema)
 
@@ -26,42 +26,43 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
-    inner = {key: _inside(key, value) for key, value in schema.items()}
+    inner = {key: _closed_value(key, value) for key, value in schema.items()}
     return inner | {"additionalProperties": False} if _may_close(schema) else inner
 
 
-def _inside(key: str, value: Any) -> Any:
-    if key in MANY and isinstance(value, dict):
-        return {name: _closed(one) for name, one in value.items()}
-    if key in SEVERAL and isinstance(value, list):
-        return [_closed(one) for one in value]
-    return _closed(value) if key in ONE else value
+def _closed_value(key: str, value: Any) -> Any:
+    if key in BY_NAME and isinstance(value, dict):
+        return {name: _closed(subschema) for name, subschema in value.items()}
+    if key in LISTS and isinstance(value, list):
+        return [_closed(subschema) for subschema in value]
+    return _closed(value) if key in SINGLE else value
 
 
 def _may_close(schema: Mapping[str, Any]) -> bool:
-    """Not where it needs a property that it does not name."""
-    named, least, required = schema.get("properties"), schema.get("minProperties", 0), schema.get("required", [])
-    if not isinstance(named, dict) or not isinstance(required, list) or not isinstance(least, int):
+    """Whether an object of named properties only can satisfy the schema."""
+    named, at_least, required = schema.get("properties"), schema.get("minProperties", 0), schema.get("required", [])
+    if not isinstance(named, dict) or not isinstance(required, list) or not isinstance(at_least, int):
         return False
-    return OPEN.isdisjoint(schema) and least <= len(named) and all(name in named for name in required)
+    return OPEN.isdisjoint(schema) and at_least <= len(named) and all(name in named for name in required)
 
 
 def _combines(schema: Mapping[str, Any]) -> bool:
+    """Whether several parts of the schema describe one object together."""
     parts = schema.get("allOf")
     return isinstance(parts, list) and len(parts) > 1 if OWN.isdisjoint(schema) else not ELSEWHERE.isdisjoint(schema)
 
 
 def _walk(schema: Any) -> Iterator[dict[str, Any]]:
-    """It and all schemas in it."""
+    """The schema and all its subschemas."""
     if not isinstance(schema, dict):
         return
     yield schema
     for key, value in schema.items():
-        if key in MANY and isinstance(value, dict):
+        if key in BY_NAME and isinstance(value, dict):
             inner = list(value.values())
-        elif key in SEVERAL and isinstance(value, list):
+        elif key in LISTS and isinstance(value, list):
             inner = value
         else:
-            inner = [value] if key in ONE else []
-        for one in inner:
-            yield from _walk(one)
+            inner = [value] if key in SINGLE else []
+        for subschema in inner:
+            yield from _walk(subschema)

@@ -1,7 +1,7 @@
-"""From token ids to text as they arrive: incremental detokenizing and stop strings. Pure: no I/O, no tokenizer.
+"""Turns token ids into text as they arrive, and finds stop strings in it. Pure: no I/O, no tokenizer.
 
-A detokenizer belongs to one stream and gives one text per id, together exactly what decoding all ids at once
-gives. `OutputText` adds stop strings: what it releases can never be taken back, and no part of a stop gets out.
+A detokenizer belongs to one stream and returns one text per id; joined, they equal what decoding all ids at once gives.
+`OutputText` adds stop strings: text that it releases is never taken back, and no part of a stop string is released.
 """
 
 from codecs import utf_8_decode
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from frontend.text.stop_strings import Search, Stops
 
-PARTIAL = "\udc80"  # in place of a text: look at the bytes. A lone surrogate, which no token can contain
+PARTIAL = "\udc80"  # stands for a text that only the bytes tell; a lone surrogate, which no token can contain
 REPLACEMENT = "\ufffd"
 
 
@@ -21,13 +21,14 @@ class Detokenizer(Protocol):
         """One text per id, empty while a character is incomplete or where the id is not shown."""
 
     def flush(self) -> str:
-        """What is left at the end: replacement characters for bytes that never became a character."""
+        """The text that is left at the end: replacement characters for bytes that never became a character."""
 
 
 class ByteLevelText:
-    """Tokens are bytes, the text is their UTF-8: GPT-2's scheme, and Llama 3's and Qwen's.
+    """For tokens that are bytes of UTF-8: GPT-2's scheme, and Llama 3's and Qwen's.
 
-    `texts[id]` is the token's text, or PARTIAL where its bytes are not whole characters; `raw[id]` its bytes.
+    texts: an id's text, or PARTIAL where its bytes are not complete characters
+    raw: an id's bytes
     """
 
     __slots__ = ("_pending", "_raw", "_text")
@@ -61,11 +62,14 @@ class ByteLevelText:
 
 
 class ByteFallbackText:
-    """Tokens are text, and bytes stand in for characters that have no token: Gemma, Llama 2.
+    """For tokens that are text, with byte tokens for characters that have no token: Gemma, Llama 2.
 
     The decoder judges a run of byte tokens as a whole: all of its characters, or one U+FFFD per byte if any byte
-    is wrong. So a run is held until a token that is not a byte ends it. `texts[id]` is PARTIAL for a byte token.
-    The first `strip` characters of the text are dropped as far as they are spaces.
+    is wrong. A run is therefore held until a token that is not a byte ends it.
+
+    texts: an id's text; PARTIAL for a byte token
+    raw: an id's bytes
+    strip: how many characters at the beginning of the text are dropped if they are spaces
     """
 
     __slots__ = ("_raw", "_run", "_strip", "_text")
@@ -110,21 +114,21 @@ class ByteFallbackText:
 
 
 class WindowText:
-    """Any other decoder: decodes a short window with and without the new ids and gives the difference.
+    """For any other decoder: decodes a short window with and without the new ids and returns the difference.
 
-    The window begins at an id whose text is already out, since decoders treat the first token specially. Text
-    that ends in U+FFFD may be half a character and waits, for at most `PATIENCE` ids.
+    The window begins at an id whose text has been returned, as decoders treat the first token specially. Text that ends
+    in U+FFFD may be a partial character and waits, for at most `MAX_WAITING` ids.
     """
 
-    PATIENCE = 16
+    MAX_WAITING = 16
 
-    __slots__ = ("_decode", "_hidden", "_read", "_window")
+    __slots__ = ("_decode", "_hidden", "_returned", "_window")
 
     def __init__(self, decode: Callable[[list[int]], str], hidden: Callable[[int], bool]) -> None:
         self._decode = decode
         self._hidden = hidden  # special and unknown ids: a window must not begin with one
         self._window: list[int] = []
-        self._read = 0  # how many of the window's ids are already out
+        self._returned = 0  # the text of so many ids of the window has been returned
 
     def push(self, ids: list[int]) -> list[str]:
         return [self._one(token) for token in ids]
@@ -133,33 +137,33 @@ class WindowText:
         if self._hidden(token):
             return ""
         self._window.append(token)
-        text = self._news()
-        waiting = len(self._window) - self._read
-        if not text or (text.endswith(REPLACEMENT) and waiting < self.PATIENCE):
+        text = self._new_text()
+        waiting = len(self._window) - self._returned
+        if not text or (text.endswith(REPLACEMENT) and waiting < self.MAX_WAITING):
             return ""
-        del self._window[: self._read]
-        self._read = waiting
+        del self._window[: self._returned]
+        self._returned = waiting
         return text
 
     def flush(self) -> str:
-        text = self._news()
-        self._window, self._read = [], 0
+        text = self._new_text()
+        self._window, self._returned = [], 0
         return text
 
-    def _news(self) -> str:
-        return self._decode(self._window)[len(self._decode(self._window[: self._read])) :]
+    def _new_text(self) -> str:
+        return self._decode(self._window)[len(self._decode(self._window[: self._returned])) :]
 
 
-# Ids and what each adds to the text, from one boundary; and the stop string that ended the stream. A plain tuple, as
-# one is made for each token. Only `OutputText.finish` may give one text more than ids: the end of one that is out.
+# Ids, the text that each adds, and the stop string that ended the stream. A plain tuple, as one is made for each token.
+# Only `OutputText.finish` may return one text more than ids: the rest of a text that was released before.
 Released = tuple[list[int], list[str], str | None]
 
 
 class OutputText:
     """One choice's text: detokenized, ended before the first stop string.
 
-    An id is released when no stop can touch its text any more; the ids up to the one that completed a stop are
-    released with it, their texts cut. Once a stop is found all further ids are ignored, and every answer says so.
+    An id is released when no stop string can touch its text any more. When one is complete, the ids up to there are
+    released, with their texts cut. All further ids are ignored then, and each call returns the stop string.
     """
 
     __slots__ = ("_detokenizer", "_ids", "_position", "_search", "_texts", "consumed", "stop")
@@ -167,14 +171,14 @@ class OutputText:
     def __init__(self, detokenizer: Detokenizer, stops: Stops | None = None) -> None:
         self._detokenizer = detokenizer
         self._search = None if stops is None else Search(stops)
-        self._ids: list[int] = []  # held back, with their texts
+        self._ids: list[int] = []  # held back, like their texts
         self._texts: list[str] = []
         self._position = 0  # characters released
-        self.consumed = 0  # ids released: what usage counts
+        self.consumed = 0  # ids released, which usage counts
         self.stop: str | None = None  # the stop string that ended the stream
 
     def push(self, ids: list[int]) -> Released:
-        """Takes the next ids and gives what has become certain; without stops that is all of them, uncopied."""
+        """Adds ids and returns what is certain now; without stop strings these are all ids, uncopied."""
         texts = self._detokenizer.push(ids)
         if self._search is None:
             self.consumed += len(ids)
@@ -186,7 +190,7 @@ class OutputText:
         return self._watch(self._search, ids, texts)
 
     def finish(self, ids: list[int] | None = None) -> Released:
-        """Takes the last ids, if any, and gives all that was held; incomplete bytes join the last text."""
+        """Adds the last ids, if any, and returns all that was held back; incomplete bytes join the last text."""
         if self.stop is not None:
             return [], [], self.stop
         texts = self._detokenizer.push(ids or [])
@@ -227,12 +231,12 @@ class OutputText:
         return ids, texts, None
 
     def _cut(self, search: Search) -> Released:
-        keep = search.start - self._position
+        left = search.start - self._position  # characters before the stop string
         count = self._safe_count(search.end - 1) + 1  # up to the id that completed the stop
         ids, texts, _ = self._release(count)
         for index, text in enumerate(texts):
-            texts[index] = text[: max(0, keep)]
-            keep -= len(text)
+            texts[index] = text[: max(0, left)]
+            left -= len(text)
         self._ids, self._texts = [], []
         self.stop = search.stop
         return ids, texts, self.stop

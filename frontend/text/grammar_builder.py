@@ -1,12 +1,11 @@
-"""Schemas, regular expressions and the like as one grammar in llguidance's format, checked before a worker sees it.
+"""Builds the text of a grammar, in llguidance's format, from schemas, regular expressions and the like, and checks it.
 
-Knows neither dialects nor tokens. The worker compiles the same text against
-the model's vocabulary. Each function takes `param`, the field that the client wrote, and raises Unprocessable naming it
-with the library's own reason. A check costs up to 0.1 s (256 KiB of schema), without the GIL: `apart` is for the
-event loop.
+Knows neither API formats nor tokens; the worker (worker/grammar) compiles the same text against the model's vocabulary.
+Each function takes `param`, the request field that the client wrote, and raises Unprocessable with its name and the
+library's own reason. A check costs up to 0.1 s (256 KiB of schema), without the GIL: an event loop calls `in_thread`.
 
 White space in JSON: none, one space, or a line break with up to 24 spaces or 6 tabs, wherever JSON allows any. Models
-write `{"a": 1}` and indented JSON as they like, and none can go on for ever with blanks.
+may write `{"a": 1}` or indented JSON, and none can go on with blanks forever.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ def json_object(param: str = "response_format") -> str:
 
 
 def json_schema(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
-    """JSON that a schema allows; keywords that the library cannot enforce are refused or, if `lenient`, passed over."""
+    """JSON that a schema allows; keywords that the library cannot enforce are refused or, if `lenient`, ignored."""
     return _checked(_grammars(f'{{"json_schema":{embedded(schema, param, lenient=lenient)}}}'), param)
 
 
@@ -39,7 +38,7 @@ def regex(pattern: str, param: str) -> str:
     from llguidance import regex_to_lark
 
     _check_text(pattern, param)
-    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:  # which the library would drop
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:  # the library would drop the last one
         raise _refused(param, "it ends in a lone backslash")
     start = f"start: /{regex_to_lark(pattern, '')}/" if pattern else 'start: ""'
     return _checked(_of_lark(start), param)
@@ -59,13 +58,13 @@ def lark(text: str, param: str) -> str:
     _check_text(text, param)
     try:
         text = any_to_lark(text)
-    except Exception as error:  # it raises what its parser happens to trip over
+    except Exception as error:  # its parser raises anything
         raise _refused(param, f"neither Lark nor GBNF: {error}") from None
     return _checked(_of_lark(text), param)
 
 
 def composed(text: str, param: str, answer: str = "") -> str:
-    """Lark that we wrote ourselves; it may speak of `answer`, a grammar made by one of the above, as `@answer`."""
+    """Our own Lark; it may refer to `answer`, a grammar built by a function above, as `@answer`."""
     if not answer:
         return _checked(_of_lark(text), param)
     (part,) = msgspec.json.decode(answer)["grammars"]
@@ -73,8 +72,7 @@ def composed(text: str, param: str, answer: str = "") -> str:
 
 
 def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
-    """A schema with our rules for white space and for objects, to stand in a grammar: as `%json <this>` in Lark. Not
-    checked."""
+    """A schema with our rules for white space and objects, to be embedded in Lark as `%json <schema>`. Not checked."""
     try:
         plain = closed(schema) if isinstance(schema, dict) else {"enum": []} if schema is False else {}
     except RecursionError as error:
@@ -84,7 +82,7 @@ def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False
 
 
 async def in_thread(make: Callable[[], str]) -> str:
-    """One of the functions above, called on another thread: an event loop has no time for it."""
+    """Calls one of the functions above on another thread, as it would block an event loop."""
     return await asyncio.to_thread(make)
 
 
@@ -105,7 +103,7 @@ def _of_lark(text: str) -> str:
 
 def _checked(grammar: str, param: str) -> str:
     _check_text(grammar, param)
-    if reason := _complaint(grammar):
+    if reason := _error(grammar):
         raise _refused(param, reason)
     return grammar
 
@@ -120,8 +118,11 @@ def _check_text(text: str, param: str) -> None:
 
 
 @lru_cache(maxsize=64)
-def _complaint(grammar: str) -> str:
-    """The library's reason, empty when there is none. It is imported here: most processes never need its 10 MB."""
+def _error(grammar: str) -> str:
+    """The library's error message; empty when the grammar is valid.
+
+    The import is here because most processes never need the library's 10 MB.
+    """
     from llguidance import LLMatcher, LLParserLimits
 
     return LLMatcher.validate_grammar(grammar, limits=LLParserLimits(verbose_errors=False))

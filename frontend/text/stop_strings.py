@@ -1,8 +1,8 @@
 """Finding stop strings in a text that arrives in pieces. Knows characters and positions, not tokens.
 
 The automaton (Aho and Corasick, 1975, https://doi.org/10.1145/360825.360855) is built once per request; each
-choice walks it with its own `Search`, whose whole memory is one state and two numbers. A state's depth is the
-length of the longest suffix of the text that can still become a stop: just what has to be held back.
+choice walks it with its own `Search`, which remembers one state and a few positions. A state's depth is the length
+of the longest suffix of the text that can still become a stop string: exactly this much has to be held back.
 """
 
 import re
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 
 class Stops:
-    """Stop strings compiled once, shared by all streams of a request; memory grows with their joined length.
+    """The compiled stop strings of a request, shared by its streams; memory grows with their joined length.
 
-    Raises ValueError for an empty stop string, which would end every answer before it begins.
+    Raises ValueError for an empty stop string, which would end every output before it begins.
     """
 
     __slots__ = ("depth", "fail", "first", "next", "stop")
@@ -24,7 +24,7 @@ class Stops:
         self.next: list[dict[str, int]] = [{}]  # state -> character -> state; state 0 is the root
         self.fail = [0]  # state -> the state of its longest proper suffix
         self.depth = [0]  # state -> length of the text it stands for
-        self.stop = [""]  # state -> the longest stop that ends here
+        self.stop = [""]  # state -> the longest stop string that ends here
         self.first = re.compile("[" + "".join({re.escape(string[0]) for string in strings}) + "]")
         for string in strings:
             self._add(string)
@@ -43,16 +43,16 @@ class Stops:
         self.stop[state] = string
 
     def _link(self) -> None:
-        todo = deque(self.next[0].values())
-        while todo:
-            state = todo.popleft()
+        queue = deque(self.next[0].values())  # breadth first: a state's failure link is shallower than the state
+        while queue:
+            state = queue.popleft()
             self.stop[state] = self.stop[state] or self.stop[self.fail[state]]
             for char, child in self.next[state].items():
                 self.fail[child] = self.step(self.fail[state], char)
-                todo.append(child)
+                queue.append(child)
 
     def step(self, state: int, char: str) -> int:
-        """The state after `char`: that of the longest suffix which is a prefix of a stop."""
+        """The state after `char`: the longest suffix of the text that is a prefix of a stop string."""
         while char not in self.next[state]:
             if not state:
                 return 0
@@ -61,10 +61,10 @@ class Stops:
 
 
 class Search:
-    """One text's walk through a `Stops`. Positions count characters from the text's beginning.
+    """The search for stop strings in one text. Positions count characters from the text's beginning.
 
-    The stop that begins earliest wins, and of those that begin together the one complete first: the outcome
-    depends on the text alone, never on how it was cut into pieces. So where one stop lies inside another
+    The stop string that begins earliest wins; among those that begin together, the one that is complete first. The
+    outcome depends on the text alone, never on how it was cut into pieces. Where one stop string lies inside another
     ("bc" in "abcd"), the inner one is decided only when the outer one can no longer come.
     """
 
@@ -74,31 +74,31 @@ class Search:
         self._automaton = automaton
         self._first = automaton.first.search
         self._state = 0
-        self.at = 0  # characters read
-        self.safe = 0  # characters that no stop can touch any more
-        self.stop = ""  # the best stop so far, at text[start:end]
+        self.at = 0  # characters searched
+        self.safe = 0  # characters that no stop string can touch any more
+        self.stop = ""  # the winning stop string so far, at text[start:end]
         self.start = 0
         self.end = 0
-        self.decided = False  # nothing can beat `stop` any more; the rest of the text is not read
+        self.decided = False  # nothing can beat `stop` any more; the rest of the text is not searched
 
     def passes(self, text: str) -> bool:
-        """Reads on if no stop has to do with `text`: none is on its way, none begins there. Else reads nothing."""
+        """Whether `text` certainly has no part of a stop string; if so, it is searched, else nothing has happened."""
         if self._state or self.stop or self._first(text):
             return False
         self.at = self.safe = self.at + len(text)
         return True
 
     def feed(self, text: str) -> None:
-        """Reads on; afterwards `safe`, `stop` and `decided` hold for all text so far. Time is O(len(text))."""
+        """Searches `text`; afterwards `safe`, `stop` and `decided` hold for all text so far. Takes O(len(text))."""
         automaton, state, base = self._automaton, self._state, self.at
         first, follow, stops = automaton.first, automaton.next, automaton.stop
         index, size = 0, len(text)
         while index < size:
             if not state:
-                found = first.search(text, index)
-                if found is None:
+                match = first.search(text, index)
+                if match is None:
                     break
-                index = found.start()
+                index = match.start()
             char = text[index]
             state = follow[state].get(char) or automaton.step(state, char)
             index += 1

@@ -1,7 +1,7 @@
-"""A checkpoint's tokenizer: text to ids off the event loop, ids to text, special tokens, templates' sources.
+"""A checkpoint's tokenizer: text to ids off the event loop, ids to text, special tokens, sources of chat templates.
 
-Speaks to the `tokenizers` library alone (importing transformers would load torch). How ids become text while
-they stream is told in `text`; here is only what each single id stands for.
+Uses the `tokenizers` library only (importing transformers would load torch). This module knows what each single id
+stands for; `detokenizer` knows how ids become text while they stream.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ __all__ = ["Tokenizer", "TokenizerError"]
 T = TypeVar("T")
 
 # Measured by bench/micro/text.py: 0.25 µs a character. Another thread adds 0.04 ms when the loop is idle and 2 to 15 ms
-# when it is busy, for it has to wait for the GIL. So what keeps the loop for a millisecond at most is encoded on it.
+# when it is busy, as it has to wait for the GIL. So text that takes up to a millisecond is encoded on the loop.
 INLINE_CHARS = 4096
 THREADS = 2
-# From here on one call at a time, apart from shorter ones: while it encodes, the library takes 0.2 KB a character.
+# Longer texts are encoded one at a time, apart from shorter ones: encoding takes 0.2 KB of memory a character.
 HUGE_CHARS = 1 << 18
-IDS = 2**32  # no id reaches this
+MAX_IDS = 2**32  # no id reaches this
 
 
 class Lazy(dict[int, T]):
-    """id -> what `make(id)` gives, made when first asked for; what is empty (unknown ids) is not remembered."""
+    """Maps an id to `make(id)`, made at the first access; empty values (unknown ids) are not kept."""
 
     def __init__(self, make: Callable[[int], T]) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def byte_fallback(token: str) -> bytes:
 
 
 def return_memory() -> None:
-    """Gives freed memory that glibc keeps back to the system; does nothing with other libraries."""
+    """Returns the freed memory that glibc keeps to the system; does nothing with other C libraries."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -81,8 +81,11 @@ def return_memory() -> None:
 class Tokenizer:
     """One model's tokenizer, shared by all streams of a process.
 
-    `hash` is the hex SHA-256 of tokenizer.json, `eos_ids` the ids that end an answer; `templates` (sources by
-    name) and `named_tokens` ("bos_token", ...) are what a `ChatTemplate` takes; `generation` is generation_config.json.
+    hash: the hex SHA-256 of tokenizer.json
+    eos_ids: the ids that end an output
+    templates: sources of chat templates by name
+    named_tokens: special tokens by name ("bos_token", ...), for the templates
+    generation: generation_config.json
     """
 
     def __init__(self, source: TokenizerFiles) -> None:
@@ -104,14 +107,14 @@ class Tokenizer:
     def load(cls, folder: Path, template: str = "") -> Self:
         """Reads the checkpoint in `folder`; raises TokenizerError saying what is missing or broken.
 
-        `template`: a file in place of its chat templates.
+        template: a file that replaces the checkpoint's chat templates
         """
         return cls(TokenizerFiles.read(folder, template))
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`; with `add_special_tokens` the tokenizer adds its own (BOS), as completions want it.
+        """The ids of `text`; with `add_special_tokens` the tokenizer adds its own (BOS), as completions need it.
 
-        Chat prompts already contain them: pass False. Raises BadRequest for text that is not Unicode.
+        Chat prompts contain them already: pass False. Raises BadRequest for text that is not Unicode.
         """
         return (await self.encode_batch([text], add_special_tokens))[0]
 
@@ -140,38 +143,38 @@ class Tokenizer:
             return_memory()
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of all `ids` at once; unknown ids have none."""
-        known = [token for token in ids if 0 <= token < IDS]
+        """The text of all `ids` together; unknown ids have none."""
+        known = [token for token in ids if 0 <= token < MAX_IDS]
         text: str = self._engine.decode(known, skip_special_tokens=skip_special)
         return text
 
     def detokenizer(self) -> Detokenizer:
-        """For a new stream; its texts joined equal `decode` of all ids."""
+        """A detokenizer for a new stream; its texts joined equal `decode` of all ids."""
         match self._decoding.kind:
             case "bytes":
                 return ByteLevelText(self._texts, self._raw)
             case "fallback":
                 return ByteFallbackText(self._texts, self._raw, self._decoding.strip)
             case _:
-                return WindowText(self.decode, lambda token: self._shown(token) is None)
+                return WindowText(self.decode, lambda token: self._spelling(token) is None)
 
     def token_bytes(self, token: int) -> bytes:
-        """What the id adds to the text, as bytes; nothing for special and unknown ids."""
+        """The bytes that the id adds to a text; none for special and unknown ids."""
         return self._raw[token]
 
     def token_text(self, token: int) -> str:
-        """The id alone, for people to read: special tokens are spelled out, half a character reads as U+FFFD."""
+        """The text of the id alone, for people: special tokens are spelled out, a partial character reads as U+FFFD."""
         if token in self.special_ids:
             return self.decode([token], skip_special=False)
         return self._raw[token].decode(errors="replace")
 
     def special_id(self, text: str) -> int | None:
-        """The id of `text` if that is one special token, which an answer never shows."""
+        """The id of `text` if it is a special token, which no output shows."""
         id: int | None = self._engine.token_to_id(text) if text in self._special_texts else None
         return id
 
     def close(self) -> None:
-        """Ends the encoding threads, waiting for the texts they are at."""
+        """Ends the encoding threads after the texts that they are encoding."""
         self._pool.shutdown()
         self._huge_pool.shutdown()
 
@@ -183,13 +186,13 @@ class Tokenizer:
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
 
-    def _shown(self, token: int) -> str | None:
-        """The vocabulary's spelling of an id that has a text."""
-        spelling: str | None = self._engine.id_to_token(token) if 0 <= token < IDS else None
+    def _spelling(self, token: int) -> str | None:
+        """The vocabulary's spelling of an id; None for ids that have no text."""
+        spelling: str | None = self._engine.id_to_token(token) if 0 <= token < MAX_IDS else None
         return None if spelling in self._special_texts else spelling
 
     def _make_bytes(self, token: int) -> bytes:
-        spelling = self._shown(token)
+        spelling = self._spelling(token)
         if spelling is None:
             return b""
         match self._decoding.kind:
@@ -201,7 +204,7 @@ class Tokenizer:
                 return self.decode([token]).encode()
 
     def _make_text(self, token: int) -> str:
-        if self._decoding.kind == "fallback" and self._shown(token) in BYTE_TOKENS:
+        if self._decoding.kind == "fallback" and self._spelling(token) in BYTE_TOKENS:
             return PARTIAL
         try:
             return self._raw[token].decode()

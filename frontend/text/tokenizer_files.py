@@ -1,6 +1,6 @@
-"""What a Hugging Face checkpoint folder says about text: tokenizer, special tokens, chat templates, eos ids.
+"""The text-related files of a Hugging Face checkpoint: tokenizer, special tokens, chat templates, eos ids.
 
-Only reads and checks; what it means to encode and decode is told in `tokenizer`.
+Reads and checks them only; `tokenizer` encodes and decodes.
 """
 
 import json
@@ -23,7 +23,11 @@ class TokenizerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How tokens become text: "bytes", "fallback" (drop `strip` leading spaces) or "other"."""
+    """How tokens become text.
+
+    kind: "bytes", "fallback" or "other"
+    strip: for "fallback": how many leading spaces are dropped
+    """
 
     kind: str
     strip: int = 0
@@ -31,7 +35,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What the folder's files say, agreed among them."""
+    """The contents of a checkpoint's files, combined."""
 
     data: bytes  # of tokenizer.json
     engine: Engine  # neither truncates nor pads
@@ -43,11 +47,13 @@ class TokenizerFiles:
 
     @classmethod
     def read(cls, folder: Path, template: str = "") -> Self:
-        """`template`: a file in place of all chat templates of the folder, where only tokenizer.json must be.
+        """Reads the folder, which needs no other file than tokenizer.json.
+
+        template: a file that replaces all chat templates of the folder
 
         Raises TokenizerError saying what is missing or broken; ConfigError for a `template` that cannot be read.
         """
-        data, engine, how = read_engine(folder / "tokenizer.json")
+        data, engine, decoding = read_engine(folder / "tokenizer.json")
         config = read_settings(folder / "tokenizer_config.json")
         names = named_tokens(config, read_settings(folder / "special_tokens_map.json"))
         model = read_settings(folder / "config.json")
@@ -60,11 +66,11 @@ class TokenizerFiles:
         engine.add_special_tokens(missing_specials(engine, config, names))
         eos_ids = first_ids("eos_token_id", settings) or ids_of(engine.token_to_id(names.get("eos_token", "")))
         templates = given_template(Path(template)) if template else chat_templates(folder, config)
-        return cls(data, engine, how, templates, names, eos_ids, generation)
+        return cls(data, engine, decoding, templates, names, eos_ids, generation)
 
 
 class _File(msgspec.Struct):
-    """The one part of tokenizer.json that is read here; the rest is the library's."""
+    """The only part of tokenizer.json that is read here; the library reads the rest."""
 
     decoder: Settings | None = None
 
@@ -94,7 +100,7 @@ def read_settings(path: Path) -> Settings:
 
 
 def read_engine(path: Path) -> tuple[bytes, Engine, Decoding]:
-    """tokenizer.json: its bytes, the library's tokenizer (never truncating nor padding) and its way of decoding."""
+    """Reads tokenizer.json: its bytes, the library's tokenizer (without truncation and padding), its decoding."""
     try:
         source = path.read_bytes()
     except FileNotFoundError:
@@ -108,11 +114,11 @@ def read_engine(path: Path) -> tuple[bytes, Engine, Decoding]:
         raise TokenizerError(f"{path} is not a tokenizer: {exc}") from exc
     engine.no_truncation()
     engine.no_padding()
-    return source, engine, decoding(decoder)
+    return source, engine, decoding_of(decoder)
 
 
-def decoding(decoder: Settings | None) -> Decoding:
-    """Recognizes the two decoders whose tokens can be turned into text one by one."""
+def decoding_of(decoder: Settings | None) -> Decoding:
+    """Recognizes the two decoders whose tokens can become text one by one."""
     match decoder:
         case {"type": "ByteLevel"} | {"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}:
             return Decoding("bytes")
@@ -139,7 +145,7 @@ def _fallback(rest: list[Settings]) -> Decoding:
 
 
 def named_tokens(*settings: Settings) -> dict[str, str]:
-    """`bos_token`, `eos_token`, ... by name; later settings give way to earlier ones."""
+    """`bos_token`, `eos_token`, ... by name; earlier settings win."""
     names: dict[str, str] = {}
     for each in settings:
         for name, value in each.items():
@@ -150,7 +156,7 @@ def named_tokens(*settings: Settings) -> dict[str, str]:
 
 
 def token_text(value: object) -> str | None:
-    """A token's text, written plainly or as a record with `content`; None for anything else."""
+    """The text of a token that is a string or an object with `content`; None for anything else."""
     match value:
         case str(text) | {"content": str(text)}:
             return text
@@ -158,9 +164,9 @@ def token_text(value: object) -> str | None:
 
 
 def missing_specials(engine: Engine, config: Settings, names: dict[str, str]) -> list[AddedToken]:
-    """Vocabulary entries that tokenizer_config.json calls special and tokenizer.json has not added as tokens.
+    """The vocabulary entries that tokenizer_config.json calls special and tokenizer.json does not list as added tokens.
 
-    An added token stays what tokenizer.json says, special or not, as with transformers.
+    tokenizer.json decides whether an added token is special, as with transformers.
     """
     listed = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     texts = {*names.values(), *(text for text in map(token_text, listed) if text)}
@@ -179,7 +185,7 @@ def given_template(file: Path) -> dict[str, str]:
 
 
 def chat_templates(folder: Path, config: Settings) -> dict[str, str]:
-    """Sources by name; files of their own win over tokenizer_config.json."""
+    """The sources of chat templates by name; separate files win over tokenizer_config.json."""
     templates = _listed(config.get("chat_template"))
     templates |= _listed(read_settings(folder / "chat_template.json").get("chat_template"))
     source = read_text(folder / "chat_template.jinja")
@@ -211,7 +217,7 @@ def _entry(entry: object) -> tuple[str, str]:
 
 
 def ids_of(value: object) -> tuple[int, ...]:
-    """`eos_token_id` and the like: one id, several, or none."""
+    """The ids in `eos_token_id` and similar settings: one, several, or none."""
     match value:
         case int(token) if token >= 0:
             return (token,)
@@ -221,5 +227,5 @@ def ids_of(value: object) -> tuple[int, ...]:
 
 
 def first_ids(name: str, settings: list[Settings]) -> tuple[int, ...]:
-    """The ids of the first settings that name any."""
+    """The ids that the first settings with any have under `name`."""
     return next((ids for each in settings if (ids := ids_of(each.get(name)))), ())

@@ -164,4 +164,4 @@ def test_the_window_of_other_decoders_stays_short() -> None:
 
     texts = WindowText(decode, lambda token: False).push([0] * 50 + [1] * 50 + [0])
     assert "".join(texts) == "a" * 50 + "\ufffd" * 50 + "a"
-    assert max(sizes) <= 2 * WindowText.PATIENCE
+    assert max(sizes) <= 2 * WindowText.MAX_WAITING
