@@ -1,7 +1,7 @@
-"""The frontend's vocabulary: what every dialect's request becomes, and what its answer is made of.
+"""The frontend's vocabulary: a validated request in any API format, and the deltas that its response is made of.
 
-A file of `api/` parses bytes into a `GenerationRequest`; the service turns that into a stream of `Delta`; the same file
-of `api/` writes the Deltas in its format. No other module knows both HTTP and tokens.
+A module of `api/` parses bytes into a `GenerationRequest`; `generation/` turns that into lists of `Delta`; the same
+module of `api/` writes the Deltas in its format. No other module knows both HTTP and tokens.
 """
 
 import enum
@@ -14,7 +14,7 @@ from shared.messages import Sampling, Timings
 
 
 class Finish(enum.StrEnum):
-    """Why a choice ended well (failures are exceptions, never a Finish)."""
+    """Why a choice ended with success (failures are exceptions, never a Finish)."""
 
     EOS = "eos"
     STOP = "stop"
@@ -23,9 +23,9 @@ class Finish(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One HTTP request, whatever its dialect, tokenized and validated.
+    """One HTTP request in any API format, tokenized and validated.
 
-    Choice `i` of the answer belongs to prompt `i // n`.
+    Choice `i` of the response belongs to prompt `i // n`.
     """
 
     prompts: tuple[list[int], ...]  # token ids, none empty
@@ -33,16 +33,16 @@ class GenerationRequest:
     stops: tuple[str, ...] = ()
     n: int = 1
     stream: bool = False
-    echo: tuple[str, ...] = ()  # what stands before each prompt's answers: the prompt; "" where it was given as ids
-    timings: bool = False  # the answer has them
-    include_usage: bool = False  # in a last chunk
-    continuous_usage: bool = False  # in every chunk
+    echo: tuple[str, ...] = ()  # each prompt's text, to precede its choices; "" for a prompt of ids
+    timings: bool = False  # the response includes them
+    include_usage: bool = False  # in a last chunk of a stream
+    continuous_usage: bool = False  # in every chunk of a stream
     model: str = ""
-    cache_salt: str = ""  # as the next two: see shared.messages.Submit
+    cache_salt: str = ""  # this and the next two: see shared.messages.Submit
     deadline_ms: int = 0
     priority: int = 0
-    tenant: str = ""  # the name of the API key of the HTTP request
-    parser_config: ParserConfig | None = None  # what to look for in the answer's text; None: it is the answer
+    tenant: str = ""  # the name of the request's API key
+    parser_config: ParserConfig | None = None  # None: all of the output is text
     format_data: dict[str, object] = field(default_factory=dict)  # what only this API format's response needs
 
 
@@ -59,7 +59,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token's log-probability and its likeliest rivals, most likely first."""
+    """The log-probability of a token, and the likeliest tokens in its place (`top`), most likely first."""
 
     token_id: int
     logprob: float
@@ -67,10 +67,10 @@ class TokenLogprob:
 
 
 class Delta(msgspec.Struct, gc=False):
-    """What one choice gained since the last Delta. Ids and texts are released from the same boundary.
+    """What one choice gained since its last Delta.
 
-    `texts[i]` is what token `ids[i]` added to the text: empty while a character is incomplete, cut where a
-    stop string began. The last Delta of a choice has `finish`; `stop` is the string or id that ended it.
+    `texts[i]` is what token `ids[i]` added to the text: empty while a character is incomplete, cut where a stop string
+    began. The last Delta of a choice has `finish`, `timings` and `seed`; `stop` is the string or id that ended it.
     """
 
     index: int

@@ -30,7 +30,8 @@ from frontend.api.openai.chat_input import TokenizeRequest
 from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.openapi import document
 from frontend.errors import SluiceError, TooLarge
-from frontend.generation.service import Generation, Service
+from frontend.generation.generation import Generation
+from frontend.generation.service import Service
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.hooks import EndHooks, observers
 from frontend.observability.metrics import PrometheusMetrics
@@ -129,7 +130,7 @@ class Api:
         self.service = service
         self._config = config
         self._name = model.name
-        self._fleet = service.fleet
+        self._fleet = service.pool
         self._meters = meters
         self._observers = observers
         self._created = int(time.time())

@@ -1,5 +1,6 @@
 """One admitted request, without HTTP.
 
-service             starts a request's sequences on the workers; `Generation` hands out their deltas
+service             submits the sequences of all requests; knows which requests are alive, and drains them
+generation          one admitted request: notifies, and is polled for the deltas of its choices
 choice              one choice: its stream of tokens becomes deltas of text
 """

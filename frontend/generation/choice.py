@@ -1,4 +1,4 @@
-"""One choice of an answer: what its stream brings becomes Deltas. Knows no other choice, and waits for nothing."""
+"""One choice of a request: turns what its stream has received into Deltas. Knows no other choice; never waits."""
 
 import math
 
@@ -12,18 +12,18 @@ from shared.messages import End, Logprobs, Outcome, Timings
 
 FINISH = {Outcome.EOS: Finish.EOS, Outcome.STOP: Finish.STOP, Outcome.LENGTH: Finish.LENGTH}
 
-Scores = dict[int, TokenLogprob]  # by offset
+LogprobsByOffset = dict[int, TokenLogprob]
 
 
 class Choice:
-    """Takes batches and gives deltas until `done`; then `finish` says how, or is None after a failure."""
+    """Turns batches into deltas until it is `done`; then `finish` says how it ended, None after a failure."""
 
     __slots__ = (
         "_echo",
         "_index",
-        "_out",
+        "_output_logprobs",
         "_prompt",
-        "_prompt_scores",
+        "_prompt_logprobs",
         "_released",
         "_request",
         "_text",
@@ -38,40 +38,40 @@ class Choice:
         self.stream = stream
         self.done = False
         self.finish: Finish | None = None
-        self.first_at = 0.0  # when its first tokens came, in seconds
-        self.last_at = 0.0  # when its last tokens came, 0 before the first
+        self.first_at = 0.0  # when its first tokens arrived, in seconds
+        self.last_at = 0.0  # when its last tokens arrived; 0 before the first
         self._index = index
         self._request = request
         self._prompt = request.prompts[index // request.n]
         self._text = text
-        self._released = 0  # ids handed on
-        self._out: Scores = {}
-        self._prompt_scores: Scores = {}
+        self._released = 0  # ids in deltas so far
+        self._output_logprobs: LogprobsByOffset = {}
+        self._prompt_logprobs: LogprobsByOffset = {}
         self._echo: tuple[list[int], list[str]] | None = None
 
     @property
     def consumed(self) -> int:
-        """Output tokens up to and including the one that completed a stop."""
+        """How many output tokens there are, up to the one that completed a stop string."""
         return self._text.consumed
 
     def echo(self, text: OutputText) -> None:
         """Puts the prompt before the output, as the client wrote it."""
         ids, texts, _ = text.finish(self._prompt)
         exact = self._request.echo[self._index // self._request.n]
-        if exact and "".join(texts) != exact:  # a tokenizer that does not give back what it was given
+        if exact and "".join(texts) != exact:  # a tokenizer that does not round-trip
             texts = [exact, *[""] * (len(ids) - 1)]
         self._echo = ids, texts
 
-    def take(self, batch: Batch) -> Delta | None:
-        """None when nothing became certain."""
+    def add(self, batch: Batch) -> Delta | None:
+        """The delta that the batch makes certain; None when there is none yet."""
         for logprobs in batch.logprobs:
-            self._keep(logprobs, self._prompt_scores if logprobs.prompt else self._out)
+            self._store(logprobs, self._prompt_logprobs if logprobs.prompt else self._output_logprobs)
         end = batch.end
         if not batch.tokens and end is None:
             return None
-        ids, texts, found = self._text.push(batch.tokens) if end is None else self._text.finish(batch.tokens)
-        stop: str | int | None = found
-        if found is not None:
+        ids, texts, stop_string = self._text.push(batch.tokens) if end is None else self._text.finish(batch.tokens)
+        stop: str | int | None = stop_string
+        if stop_string is not None:
             self.finish = Finish.STOP
         elif end is not None:
             self.finish = FINISH.get(end.outcome)
@@ -83,19 +83,21 @@ class Choice:
         return self.stream.output[-1] if end.outcome is Outcome.STOP and self.stream.output else None
 
     def _delta(self, ids: list[int], texts: list[str], stop: str | int | None, end: End | None) -> Delta | None:
-        scores = None if self._request.sampling.logprobs is None else self._scores(self._out, ids, self._released)
+        logprobs: list[TokenLogprob] | None = None
+        if self._request.sampling.logprobs is not None:
+            logprobs = self._take_logprobs(self._output_logprobs, ids, self._released)
         self._released += len(ids)
         if self._echo is not None:
             prompt, pieces = self._echo
             self._echo = None
-            scores = None if scores is None else self._scores(self._prompt_scores, prompt, 0) + scores
+            logprobs = None if logprobs is None else self._take_logprobs(self._prompt_logprobs, prompt, 0) + logprobs
             ids, texts = prompt + ids, pieces + texts
         if self.finish is not None:
-            return self._last(Delta(self._index, ids, texts, self.finish, stop, logprobs=scores), end)
+            return self._last(Delta(self._index, ids, texts, self.finish, stop, logprobs=logprobs), end)
         if not ids and not texts:
             return None
         usage = Usage(len(self._prompt), self._text.consumed) if self._request.continuous_usage else None
-        return Delta(self._index, ids, texts, usage=usage, logprobs=scores)
+        return Delta(self._index, ids, texts, usage=usage, logprobs=logprobs)
 
     def _last(self, delta: Delta, end: End | None) -> Delta:
         timings = self.timings(end)
@@ -105,22 +107,25 @@ class Choice:
         return delta
 
     def timings(self, end: End | None) -> Timings:
-        """The worker's, from its `end`; None where a stop string ended the choice: then from its first token."""
+        """The worker's timings.
+
+        end: None when a stop string ended the choice: its timings count from its first token then
+        """
         if end is not None:
             return end.timings
         return msgspec.structs.replace(self.stream.started, decode_ms=1e3 * (self.last_at - self.first_at))
 
-    def _keep(self, logprobs: Logprobs, into: Scores) -> None:
+    def _store(self, logprobs: Logprobs, into: LogprobsByOffset) -> None:
         chosen = unpack_f32(logprobs.chosen)
         ids, values, k = unpack_u32(logprobs.top_ids), unpack_f32(logprobs.top_logprobs), logprobs.top
         for i, logprob in enumerate(chosen):
             top = tuple(zip(ids[i * k : i * k + k], values[i * k : i * k + k], strict=True))
             into[logprobs.start + i] = TokenLogprob(-1, logprob, top)
 
-    def _scores(self, scores: Scores, ids: list[int], start: int) -> list[TokenLogprob]:
-        """One per id; what was never scored (a prompt's first token) is NaN."""
-        found = [scores.pop(start + i, None) for i in range(len(ids))]
+    def _take_logprobs(self, logprobs: LogprobsByOffset, ids: list[int], start: int) -> list[TokenLogprob]:
+        """Removes and returns one per id; NaN for a token that was never scored (a prompt's first)."""
+        taken = [logprobs.pop(start + i, None) for i in range(len(ids))]
         return [
-            TokenLogprob(id, math.nan) if score is None else TokenLogprob(id, score.logprob, score.top)
-            for id, score in zip(ids, found, strict=True)
+            TokenLogprob(id, math.nan) if entry is None else TokenLogprob(id, entry.logprob, entry.top)
+            for id, entry in zip(ids, taken, strict=True)
         ]

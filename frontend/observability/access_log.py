@@ -13,7 +13,7 @@ import msgspec
 
 from frontend.errors import DeadlineExceeded, Overloaded, SluiceError
 from frontend.generation.choice import Choice
-from frontend.generation.service import Generation
+from frontend.generation.generation import Generation
 from frontend.request import GenerationRequest
 from shared.config import FrontendConfig
 from shared.line_writer import NonBlockingWriter

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from frontend.generation.service import RequestMetrics
+from frontend.generation.generation import RequestMetrics
 from frontend.request import Finish
 from frontend.workers.connection import WireCounters
 from frontend.workers.status import WorkerStatus

@@ -4,5 +4,5 @@ llm                 `LLM`: starts a worker and generates
 inputs              prompts and options as requests
 batch               runs many requests with bounded concurrency
 loop_thread         an event loop in a thread, for synchronous callers
-text_stream         the text of an answer as an iterator
+text_stream         the text of an output as an iterator
 """

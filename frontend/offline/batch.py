@@ -1,6 +1,6 @@
-"""Many requests through one service: as many at a time as keep its worker busy, and patient when it is full.
+"""Runs many requests through one service: as many at a time as keep its worker busy, and waits while it is full.
 
-Knows Asks and Deltas; knows neither threads nor processes. Runs on the service's own event loop.
+Knows GenerationRequests and Deltas; knows neither threads nor processes. Runs on the service's own event loop.
 """
 
 import asyncio
@@ -10,138 +10,160 @@ from dataclasses import dataclass, field
 
 from frontend.api.common import ModelContext
 from frontend.errors import Overloaded
-from frontend.generation.service import Generation, Service
-from frontend.offline.inputs import Read
-from frontend.offline.loop_thread import Put, Work
+from frontend.generation.generation import Generation
+from frontend.generation.service import Service
+from frontend.offline.inputs import ReadRequests
+from frontend.offline.loop_thread import Emit, Job
+from frontend.offline.text_stream import TextPiece
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
 from shared.messages import Refusal, Timings
 
-Take = Callable[[int, Delta], None]
+OnDelta = Callable[[int, Delta], None]  # the index of the request, and what its output gained
 
-FULL = frozenset({Refusal.QUEUE_FULL.value})  # passes as soon as one of those that run ends
-AWAY = frozenset({Refusal.DRAINING.value, "not_ready", "worker_lost"})  # passes when the worker is back
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
+FULL = frozenset({Refusal.QUEUE_FULL.value})  # passes as soon as a running request ends
+UNAVAILABLE = frozenset({Refusal.DRAINING.value, "not_ready", "worker_lost"})  # passes when a worker is back
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One finished answer. `text` ends where a stop string began; `ids` hold the tokens that completed it, too."""
+    """One finished output. `text` ends where a stop string began; `ids` include the tokens that completed it."""
 
     text: str
     ids: tuple[int, ...]
     finish: Finish  # a str: "eos", "stop" or "length"
     usage: Usage
-    seed: int  # asks for the same answer again
+    seed: int  # a request with it gets the same output
     stop: str | int | None = None  # the stop string or id that ended it
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per id
     timings: Timings = field(default_factory=Timings)
 
 
-async def follow(
-    service: Service, requests: Sequence[GenerationRequest], take: Take, *, width: int, patience: float = 120.0
+async def run_all(
+    service: Service,
+    requests: Sequence[GenerationRequest],
+    on_delta: OnDelta,
+    *,
+    concurrency: int,
+    recovery_timeout: float = 120.0,
 ) -> None:
-    """Runs all of `asks`, each of one prompt and one choice, `width` at a time in their order.
+    """Runs all `requests`, each of one prompt and one choice, in their order.
 
-    `take(i, delta)` gets what the answer to `asks[i]` gains. A full queue is waited for without limit, a worker that
-    is away `patience` seconds. Raises the first SluiceError; then, as when cancelled, the others are aborted.
+    on_delta: called with the index of a request and each of its deltas
+    concurrency: how many requests run at a time
+    recovery_timeout: seconds to wait for a worker that is unavailable; the wait for a full queue has no limit
+
+    Raises the first SluiceError; then, and when it is cancelled, all other requests are aborted.
     """
-    jobs = iter(enumerate(requests))
-    hands = [asyncio.create_task(_work(service, jobs, take, patience)) for _ in range(min(width, len(requests)))]
+    queue = iter(enumerate(requests))
+    tasks = [
+        asyncio.create_task(_run_queue(service, queue, on_delta, recovery_timeout))
+        for _ in range(min(concurrency, len(requests)))
+    ]
     try:
-        await asyncio.gather(*hands)
+        await asyncio.gather(*tasks)
     finally:
-        for hand in hands:
-            hand.cancel()
-        await asyncio.gather(*hands, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _work(service: Service, jobs: Iterator[tuple[int, GenerationRequest]], take: Take, patience: float) -> None:
-    for index, request in jobs:
-        generation = await _admitted(service, request, patience)
+async def _run_queue(
+    service: Service, queue: Iterator[tuple[int, GenerationRequest]], on_delta: OnDelta, recovery_timeout: float
+) -> None:
+    for index, request in queue:
+        generation = await _start(service, request, recovery_timeout)
         try:
             async for deltas in generation.deltas():
                 for delta in deltas:
-                    take(index, delta)
+                    on_delta(index, delta)
         finally:
             generation.close()
 
 
-async def _admitted(service: Service, request: GenerationRequest, patience: float) -> Generation:
-    pause, away_since = FIRST_PAUSE_S, 0.0
+async def _start(service: Service, request: GenerationRequest, recovery_timeout: float) -> Generation:
+    """The admitted request; waits as long as no worker admits it for a reason that passes."""
+    pause, unavailable_since = FIRST_PAUSE_S, 0.0
     while True:
         try:
             return await service.start(request)
         except Overloaded as refusal:
             now = time.monotonic()
-            if refusal.code in AWAY:
-                away_since = away_since or now
-                if now - away_since > patience:
+            if refusal.code in UNAVAILABLE:
+                unavailable_since = unavailable_since or now
+                if now - unavailable_since > recovery_timeout:
                     raise
             elif refusal.code in FULL:
-                away_since = 0.0
+                unavailable_since = 0.0
             else:
                 raise
         await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
+        pause = min(2 * pause, MAX_PAUSE_S)
 
 
 class Answers:
-    """Folds deltas into answers; `done(i, answer)` is called when answer `i` is whole."""
+    """Collects deltas into answers; `on_answer(i, answer)` is called when answer `i` is complete."""
 
-    def __init__(self, done: Callable[[int, Answer], None]) -> None:
-        self._done = done
-        self._parts: dict[int, list[Delta]] = {}
+    def __init__(self, on_answer: Callable[[int, Answer], None]) -> None:
+        self._on_answer = on_answer
+        self._deltas: dict[int, list[Delta]] = {}
 
-    def take(self, index: int, delta: Delta) -> None:
-        self._parts.setdefault(index, []).append(delta)
+    def add(self, index: int, delta: Delta) -> None:
+        self._deltas.setdefault(index, []).append(delta)
         if delta.finish is not None:
-            self._done(index, _fold(self._parts.pop(index), delta.finish))
+            self._on_answer(index, _answer(self._deltas.pop(index), delta.finish))
 
 
-def _fold(parts: list[Delta], finish: Finish) -> Answer:
-    last = parts[-1]
-    scored = last.logprobs is not None
+def _answer(deltas: list[Delta], finish: Finish) -> Answer:
+    last = deltas[-1]
+    has_logprobs = last.logprobs is not None
     return Answer(
-        text="".join([part.text for part in parts]),
-        ids=tuple([token for part in parts for token in part.ids]),
+        text="".join([delta.text for delta in deltas]),
+        ids=tuple([token for delta in deltas for token in delta.ids]),
         finish=finish,
         usage=last.usage or Usage(0, 0),
         seed=last.seed or 0,
         stop=last.stop,
-        logprobs=tuple([score for part in parts for score in part.logprobs or ()]) if scored else None,
+        logprobs=tuple([entry for delta in deltas for entry in delta.logprobs or ()]) if has_logprobs else None,
         timings=last.timings or Timings(),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRunner:
-    """A service that is ready, and what must be known to ask it."""
+    """A service that is ready, and what is needed to run requests on it.
+
+    concurrency: how many requests run at a time
+    recovery_timeout: seconds to wait for a worker that is unavailable
+    """
 
     service: Service
     context: ModelContext
-    width: int = 128  # requests that are on their way at a time
-    patience: float = 120.0  # seconds for which a worker that is away is waited for
+    concurrency: int = 128
+    recovery_timeout: float = 120.0
 
-    def texts(self, read: Read) -> Work[tuple[int, str]]:
-        """What each answer's text gains, as it comes."""
+    def texts(self, read: ReadRequests) -> Job[TextPiece]:
+        """Emits the text that each output gains, as it arrives."""
 
-        async def work(put: Put[tuple[int, str]]) -> None:
-            def take(index: int, delta: Delta) -> None:
+        async def job(emit: Emit[TextPiece]) -> None:
+            def on_delta(index: int, delta: Delta) -> None:
                 if text := delta.text:
-                    put((index, text))
+                    emit((index, text))
 
-            await self._run(read, take)
+            await self._run(read, on_delta)
 
-        return work
+        return job
 
-    def answers(self, read: Read) -> Work[tuple[int, Answer]]:
-        """Each answer when it is whole."""
+    def answers(self, read: ReadRequests) -> Job[tuple[int, Answer]]:
+        """Emits each answer when it is complete."""
 
-        async def work(put: Put[tuple[int, Answer]]) -> None:
-            await self._run(read, Answers(lambda index, answer: put((index, answer))).take)
+        async def job(emit: Emit[tuple[int, Answer]]) -> None:
+            await self._run(read, Answers(lambda index, answer: emit((index, answer))).add)
 
-        return work
+        return job
 
-    async def _run(self, read: Read, take: Take) -> None:
+    async def _run(self, read: ReadRequests, on_delta: OnDelta) -> None:
         requests = await read(self.context)
-        await follow(self.service, requests, take, width=self.width, patience=self.patience)
+        await run_all(
+            self.service, requests, on_delta, concurrency=self.concurrency, recovery_timeout=self.recovery_timeout
+        )

@@ -1,6 +1,6 @@
-"""A Python caller's prompts, conversations and options as Asks, read by the tables of the HTTP dialects.
+"""A Python caller's prompts, conversations and options as GenerationRequests, parsed by the HTTP API's own code.
 
-So what is valid, what a default is and what an error says are the same on both roads. Knows nothing of running them.
+Validation, defaults and error messages are therefore the same in Python and over HTTP. Knows nothing of running them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ Prompt = str | list[int]
 Prompts = list[str] | list[list[int]] | list[Prompt]
 Messages = list[dict[str, Any]]
 Chats = list[Messages]
-Read = Callable[[ModelContext], Awaitable[list[GenerationRequest]]]
+ReadRequests = Callable[[ModelContext], Awaitable[list[GenerationRequest]]]
 
-SLICE = MAX_PROMPTS  # prompts that one body may have
+SLICE = MAX_PROMPTS  # how many prompts one request body may have
 
 
-class Sampled(TypedDict, total=False):
-    """How tokens are chosen and when an answer ends; what is left out or None has the HTTP API's default."""
+class CommonOptions(TypedDict, total=False):
+    """How tokens are chosen and when an output ends; an option that is absent or None has the HTTP API's default."""
 
     max_tokens: int | None
     temperature: float | None  # 0 is greedy
@@ -39,30 +39,30 @@ class Sampled(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     min_tokens: int | None
-    response_format: Mapping[str, Any] | None  # one of these six says what an answer must look like
+    response_format: Mapping[str, Any] | None  # at most one of these six constrains the output
     guided_json: Mapping[str, Any] | str | None
     guided_regex: str | None
     guided_choice: Sequence[str] | None
     guided_grammar: str | None
     structured_outputs: Mapping[str, Any] | None
-    cache_salt: str | None  # the prefix cache is shared with equals only
-    priority: int | None  # lower goes first
-    deadline_ms: int | None  # the whole answer must be there by then
+    cache_salt: str | None  # the prefix cache is shared between equal values only
+    priority: int | None  # lower is served first
+    deadline_ms: int | None  # the whole output must be complete by then
 
 
-class Options(Sampled, total=False):
-    """Of a completion: 128 tokens at most unless `max_tokens` says otherwise."""
+class Options(CommonOptions, total=False):
+    """Options of a completion; `max_tokens` is 128 by default."""
 
-    logprobs: int | None  # the chosen token's and as many of its rivals'
+    logprobs: int | None  # of the chosen token and of so many likely tokens in its place
 
 
-class ChatOptions(Sampled, total=False):
-    """Of a chat: to the context's end unless `max_tokens` says otherwise."""
+class ChatOptions(CommonOptions, total=False):
+    """Options of a chat; `max_tokens` reaches to the end of the context by default."""
 
     logprobs: bool | None
     top_logprobs: int | None
     chat_template_kwargs: Mapping[str, Any] | None
-    tools: Sequence[Mapping[str, Any]] | None  # a call is in the answer's text, in the model's own words
+    tools: Sequence[Mapping[str, Any]] | None  # a call is in the output's text, as the model writes it
     tool_choice: str | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     reasoning_effort: str | None
@@ -70,36 +70,39 @@ class ChatOptions(Sampled, total=False):
     continue_final_message: bool | None
 
 
-def several_prompts(given: Prompt | Prompts) -> tuple[list[Prompt], bool]:
-    """A list of prompts in any case, and whether it was a single one."""
-    one = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
-    return ([given] if one else list(given)), one  # type: ignore[list-item, arg-type]
+def as_prompts(prompts: Prompt | Prompts) -> tuple[list[Prompt], bool]:
+    """The prompts as a list, and whether a single prompt was passed."""
+    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return ([prompts] if single else list(prompts)), single  # type: ignore[list-item, arg-type]
 
 
-def several_chats(given: Messages | Chats) -> tuple[Chats, bool]:
-    """The same for conversations."""
-    one = len(given) > 0 and isinstance(given[0], Mapping)
-    return ([given] if one else list(given)), one  # type: ignore[list-item, arg-type]
+def as_chats(chats: Messages | Chats) -> tuple[Chats, bool]:
+    """The conversations as a list, and whether a single one was passed."""
+    single = len(chats) > 0 and isinstance(chats[0], Mapping)
+    return ([chats] if single else list(chats)), single  # type: ignore[list-item, arg-type]
 
 
-def of_prompts(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> Read:
-    """One Ask a prompt. Raises TypeError for an option that a completion does not have; reading raises SluiceError."""
+def prompt_requests(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> ReadRequests:
+    """A function that makes one request per prompt.
+
+    Raises TypeError for an option that a completion does not have. The function raises SluiceError for invalid values.
+    """
     body = _body(options, Options)
     entries = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
 
     async def read(context: ModelContext) -> list[GenerationRequest]:
         requests: list[GenerationRequest] = []
         for at in range(0, len(entries), SLICE):
-            whole = {**body, "model": context.model, "prompt": entries[at : at + SLICE]}
-            request = await completions.parse(convert(whole, completions.REQUEST), context)
+            prompts_body = {**body, "model": context.model, "prompt": entries[at : at + SLICE]}
+            request = await completions.parse(convert(prompts_body, completions.REQUEST), context)
             requests += [replace(request, prompts=(ids,)) for ids in request.prompts]
         return requests
 
     return read
 
 
-def of_chats(chats: Chats, options: Mapping[str, Any]) -> Read:
-    """One Ask a conversation; the rest as `of_prompts`."""
+def chat_requests(chats: Chats, options: Mapping[str, Any]) -> ReadRequests:
+    """A function that makes one request per conversation. Raises as `prompt_requests` does."""
     body = _body(options, ChatOptions)
     entries = [list(map(dict, messages)) for messages in chats]
 
@@ -112,13 +115,13 @@ def of_chats(chats: Chats, options: Mapping[str, Any]) -> Read:
 
 
 def _body(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """As JSON would have it."""
+    """The options as a JSON body has them."""
     if unknown := options.keys() - kind.__annotations__.keys():
         raise TypeError(f"there is no option {', '.join(map(repr, sorted(unknown)))}")
-    return {name: _plain(value) for name, value in options.items()}
+    return {name: _as_json(value) for name, value in options.items()}
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     match value:
         case tuple():
             return list(value)

@@ -6,13 +6,12 @@
         for text in llm.generate("Hello", stream=True): ...
         for index, text in llm.generate(["A", "B"], stream=True): ...
         async for text in llm.generate_async("Hello"): ...
-        llm.chat([{"role": "user", "content": "Hi"}])                           # the same forms
+        llm.chat([{"role": "user", "content": "Hi"}])                           # in the same forms
         llm.generate_with_request({"messages": [...], "temperature": 0})        # the same as `chat`
         llm.complete(["A", "B"])                                                # list[Answer]: ids, finish, usage, seed
 
-Requests are read, checked and run by the same code as the server's, so that equal requests get equal answers. The
-worker is another process (see deploy/supervisor/embedded_worker.py); this one loads no torch. All methods may be
-called from any thread.
+The server's own code parses, validates and runs the requests, so that equal requests get equal outputs. The worker is
+another process (deploy/supervisor/embedded_worker.py); this one does not load torch. Any thread may call any method.
 """
 
 import asyncio
@@ -38,14 +37,14 @@ from frontend.offline.inputs import (
     Options,
     Prompt,
     Prompts,
-    Read,
-    of_chats,
-    of_prompts,
-    several_chats,
-    several_prompts,
+    ReadRequests,
+    as_chats,
+    as_prompts,
+    chat_requests,
+    prompt_requests,
 )
 from frontend.offline.loop_thread import Closed, LoopThread
-from frontend.offline.text_stream import Piece, TextStream, only_text, progress_bar
+from frontend.offline.text_stream import TextPiece, TextStream, only_text, progress_bar
 from frontend.request import Finish, Usage
 from frontend.text.tokenizer import Tokenizer, TokenizerError
 from frontend.workers.pool import WorkerPool
@@ -63,50 +62,50 @@ SETTINGS = {
     flag.name: flag
     for flag in select(("model", "worker"), ("run_dir", "stall_timeout", "recovery_timeout", "log_level"))
 }
-DEFAULTS = {"worker_metrics_port": 0}  # nobody scrapes it
+DEFAULTS = {"worker_metrics_port": 0}  # no Prometheus scrapes an embedded worker
 
 
 class CannotStart(SluiceError):
-    """The worker, or the model's tokenizer, could not be loaded; says why."""
+    """The worker or the model's tokenizer could not be loaded; the message says why."""
 
 
-Opening = Callable[[], AbstractAsyncContextManager[BatchRunner]]
+OpenRunner = Callable[[], AbstractAsyncContextManager[BatchRunner]]
 
 
 class LLM:
     """A model in a worker process of its own.
 
-    Ends with `close`, with the `with` that it heads, when it is no longer referenced, or with this process. A worker
-    that crashes is started again, and what was running goes on where it was.
+    `close`, the end of a `with` block, the garbage collector or the end of this process ends the worker. A worker that
+    crashes is restarted, and its requests continue where they were.
     """
 
     def __init__(self, model: str | Path = "demo", **settings: Any) -> None:
         """Returns when the model is loaded.
 
-        `settings` are those of `sluice worker` by their names in shared/config.py (`max_batch_size=8`,
-        `dtype="float32"`, `threads=1`, ...); SLUICE_ variables are not read.
+        settings: the flags of `sluice worker` by their names in shared/config.py (`max_batch_size=8`,
+            `dtype="float32"`, `threads=1`, ...); SLUICE_ variables are not read
 
         Raises:
-            ConfigError: a setting is unknown, of the wrong type or out of range, or two do not fit.
-            CannotStart: the model cannot be served; the worker's last words.
+            ConfigError: a setting is unknown, of the wrong type or out of range, or contradicts another.
+            CannotStart: the model cannot be served; the message is the worker's.
         """
-        self._begin(_prepared(str(model), settings))
+        self._start(_prepared(str(model), settings))
 
     @classmethod
-    def over(cls, opening: Opening) -> Self:
-        """The same on what `opening` opens, instead of a worker of its own."""
+    def over(cls, open_runner: OpenRunner) -> Self:
+        """An LLM on the runner that `open_runner` opens, instead of a worker of its own."""
         llm = cls.__new__(cls)
-        llm._begin(opening)
+        llm._start(open_runner)
         return llm
 
-    def _begin(self, opening: Opening) -> None:
-        self._background = LoopThread(opening)
-        self._served = self._background.held
-        self._end = weakref.finalize(self, self._background.close)
+    def _start(self, open_runner: OpenRunner) -> None:
+        self._loop_thread = LoopThread(open_runner)
+        self._runner = self._loop_thread.resource
+        self._finalize = weakref.finalize(self, self._loop_thread.close)
 
     def close(self) -> None:
-        """Ends the worker; what runs raises `Closed`, and so does what is asked afterwards. Idempotent."""
-        self._end()
+        """Ends the worker. Requests that run, and later calls, raise `Closed`. Idempotent."""
+        self._finalize()
 
     def __enter__(self) -> Self:
         return self
@@ -116,14 +115,14 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self._served.context.tokenizer
+        return self._runner.context.tokenizer
 
     @property
     def max_seq_len(self) -> int:
-        """Most tokens of prompt and answer together."""
-        return self._served.context.max_seq_len
+        """How many tokens prompt and output may have together."""
+        return self._runner.context.max_seq_len
 
-    # what is asked
+    # requests
 
     # fmt: off
     @overload
@@ -137,21 +136,25 @@ class LLM:
     @overload
     def generate(self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[Options]) -> Generator[str]: ...
     @overload
-    def generate(self, prompt: Prompts, *, stream: Literal[True], **options: Unpack[Options]) -> Generator[Piece]: ...
+    def generate(
+        self, prompt: Prompts, *, stream: Literal[True], **options: Unpack[Options]
+    ) -> Generator[TextPiece]: ...
     # fmt: on
     def generate(self, prompt: Any, *, stream: bool = False, progress: bool | None = None, **options: Any) -> Any:
-        """Continues a prompt (a text, or token ids) or each of a list of them.
+        """Continues a prompt (a text, or token ids), or each prompt of a list.
 
-        Whole: the text, or the list of texts. With `stream` a generator of pieces of text, or of (index of the
-        prompt, piece) as they come; to close it aborts what still runs. `progress`: a bar on stderr for many prompts
-        (None: on a terminal, for more than 8). Options and their defaults are those of `/v1/completions`.
+        Returns the text, or the list of texts. With `stream`: a generator of pieces of text, or of (index of the
+        prompt, piece), as they arrive; closing it aborts the requests that still run.
+
+        progress: show a bar on stderr; None: on a terminal, for more than 8 prompts
+        options: those of `/v1/completions`, with the same defaults
 
         Raises:
             TypeError: an option is unknown.
-            SluiceError: the HTTP API's own refusals and failures; when one prompt fails the others are aborted.
+            SluiceError: an error of the HTTP API; when one prompt fails, the others are aborted.
         """
-        prompts, one = several_prompts(prompt)
-        return self._text(of_prompts(prompts, options), len(prompts), one, stream, progress)
+        prompts, single = as_prompts(prompt)
+        return self._text(prompt_requests(prompts, options), len(prompts), single, stream, progress)
 
     # fmt: off
     @overload
@@ -167,82 +170,86 @@ class LLM:
     @overload
     def chat(self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]) -> Generator[str]: ...
     @overload
-    def chat(self, messages: Chats, *, stream: Literal[True], **options: Unpack[ChatOptions]) -> Generator[Piece]: ...
+    def chat(
+        self, messages: Chats, *, stream: Literal[True], **options: Unpack[ChatOptions]
+    ) -> Generator[TextPiece]: ...
     # fmt: on
     def chat(self, messages: Any, *, stream: bool = False, progress: bool | None = None, **options: Any) -> Any:
-        """As `generate`, for one conversation (dicts with `role` and `content`) or a list of them, put into words by
-        the model's chat template. Options and their defaults are those of `/v1/chat/completions`."""
+        """Like `generate`, for a conversation (dicts with `role` and `content`) or a list, in the model's template.
+
+        options: those of `/v1/chat/completions`, with the same defaults
+        """
         return self._chat(messages, stream, progress, options)
 
     def generate_with_request(self, request: Mapping[str, Any], *, progress: bool | None = None) -> Any:
-        """As `chat`, with all of it in one mapping: `messages`, `stream` and options."""
+        """Like `chat`, with `messages`, `stream` and the options in one mapping."""
         options = {name: value for name, value in request.items() if name not in ("messages", "stream")}
         return self._chat(request["messages"], bool(request.get("stream")), progress, options)
 
     def complete(
         self, prompts: Prompt | Prompts, *, progress: bool | None = None, **options: Unpack[Options]
     ) -> list[Answer]:
-        """As `generate`, with all that is known of each answer; a single prompt gives a list of one."""
-        several, _ = several_prompts(prompts)
-        return self._whole(of_prompts(several, options), len(several), progress)
+        """Like `generate`, with ids, finish, usage and seed of each output; a single prompt returns a list of one."""
+        prompt_list, _ = as_prompts(prompts)
+        return self._answers(prompt_requests(prompt_list, options), len(prompt_list), progress)
 
     def complete_chat(
         self, messages: Messages | Chats, *, progress: bool | None = None, **options: Unpack[ChatOptions]
     ) -> list[Answer]:
-        """As `chat`, with all that is known of each answer."""
-        several, _ = several_chats(messages)
-        return self._whole(of_chats(several, options), len(several), progress)
+        """Like `chat`, with ids, finish, usage and seed of each output."""
+        chats, _ = as_chats(messages)
+        return self._answers(chat_requests(chats, options), len(chats), progress)
 
     def generate_async(self, prompt: Prompt, **options: Unpack[Options]) -> "TextStream":
-        """As `generate` with `stream`, for a caller in an event loop: `async for text in llm.generate_async("Hi")`."""
-        return TextStream(self._background.pieces_async(self._served.texts(of_prompts([prompt], options))))
+        """Like `generate` with `stream`, for a caller in an event loop: `async for text in llm.generate_async("A")`."""
+        return TextStream(self._loop_thread.iterate_async(self._runner.texts(prompt_requests([prompt], options))))
 
     def chat_async(self, messages: Messages, **options: Unpack[ChatOptions]) -> "TextStream":
-        """As `chat` with `stream`, for a caller in an event loop."""
-        return TextStream(self._background.pieces_async(self._served.texts(of_chats([messages], options))))
+        """Like `chat` with `stream`, for a caller in an event loop."""
+        return TextStream(self._loop_thread.iterate_async(self._runner.texts(chat_requests([messages], options))))
 
-    # how it is answered
+    # running them
 
     def _chat(self, messages: Any, stream: bool, progress: bool | None, options: Mapping[str, Any]) -> Any:
-        chats, one = several_chats(messages)
-        return self._text(of_chats(chats, options), len(chats), one, stream, progress)
+        chats, single = as_chats(messages)
+        return self._text(chat_requests(chats, options), len(chats), single, stream, progress)
 
-    def _text(self, read: Read, total: int, one: bool, stream: bool, progress: bool | None) -> Any:
+    def _text(self, read: ReadRequests, total: int, single: bool, stream: bool, progress: bool | None) -> Any:
         if stream:
-            pieces = self._background.pieces(self._served.texts(read))
-            return only_text(pieces) if one else pieces
-        texts = [answer.text for answer in self._whole(read, total, progress)]
-        return texts[0] if one else texts
+            pieces = self._loop_thread.iterate(self._runner.texts(read))
+            return only_text(pieces) if single else pieces
+        texts = [answer.text for answer in self._answers(read, total, progress)]
+        return texts[0] if single else texts
 
-    def _whole(self, read: Read, total: int, progress: bool | None) -> list[Answer]:
+    def _answers(self, read: ReadRequests, total: int, progress: bool | None) -> list[Answer]:
         answers: dict[int, Answer] = {}
         with (
             progress_bar(total, progress) as tick,
-            closing(self._background.pieces(self._served.answers(read))) as finished,
+            closing(self._loop_thread.iterate(self._runner.answers(read))) as indexed_answers,
         ):
-            for index, answer in finished:
+            for index, answer in indexed_answers:
                 answers[index] = answer
                 tick()
         return [answers[index] for index in range(total)]
 
 
-# how it is opened
+# starting the worker
 
 
-def _prepared(model: str, given: dict[str, Any]) -> Opening:
-    if unknown := given.keys() - SETTINGS.keys():
+def _prepared(model: str, settings_by_name: dict[str, Any]) -> OpenRunner:
+    if unknown := settings_by_name.keys() - SETTINGS.keys():
         raise ConfigError(f"there is no setting {', '.join(sorted(unknown))}")
-    values = {name: _typed(SETTINGS[name], value) for name, value in given.items()}
+    values = {name: _typed(SETTINGS[name], value) for name, value in settings_by_name.items()}
     settings = check(with_values(Settings(), {"model": model, **DEFAULTS, **values}), {"model", *values})
     try:
-        placed = with_local_model(settings)
+        local_settings = with_local_model(settings)
     except CliError as error:
         raise CannotStart(str(error)) from error
-    return lambda: _open(placed)
+    return lambda: _open(local_settings)
 
 
 def _typed(flag: Flag, value: Any) -> Any:
-    """Read as on the command line: the right type, or a ConfigError that names the setting."""
+    """The value as the command line reads it; raises ConfigError, which names the setting, for a wrong type."""
     return flag.value(str(value), flag.name)
 
 
@@ -251,22 +258,23 @@ async def _open(settings: Settings) -> AsyncIterator[BatchRunner]:
     try:
         async with embedded_worker(settings) as worker:
             config = settings.frontend
-            fleet = WorkerPool(
-                worker.wire, stall_timeout=config.stall_timeout, recovery_timeout=config.recovery_timeout
-            )
-            await fleet.start()
+            pool = WorkerPool(worker.wire, stall_timeout=config.stall_timeout, recovery_timeout=config.recovery_timeout)
+            await pool.start()
             try:
                 tokenizer = await _tokenizer(settings)
                 with closing(tokenizer):
-                    yield await _ready(worker, fleet, tokenizer, settings)
+                    yield await _ready(worker, pool, tokenizer, settings)
             finally:
-                await fleet.close()
+                await pool.close()
     except (CliError, RunDirError, TokenizerError) as error:
         raise CannotStart(str(error)) from error
 
 
 async def _tokenizer(settings: Settings) -> Tokenizer:
-    """Loaded while the worker starts. The thread is our own: asyncio's cannot be ended while Python exits."""
+    """The tokenizer, loaded while the worker starts.
+
+    The thread is our own, as asyncio's threads cannot be ended while Python exits.
+    """
     template = settings.frontend.chat_template
     with ThreadPoolExecutor(1) as thread:
         return await asyncio.get_running_loop().run_in_executor(
@@ -274,15 +282,15 @@ async def _tokenizer(settings: Settings) -> Tokenizer:
         )
 
 
-async def _ready(worker: EmbeddedWorker, fleet: WorkerPool, tokenizer: Tokenizer, settings: Settings) -> BatchRunner:
+async def _ready(worker: EmbeddedWorker, pool: WorkerPool, tokenizer: Tokenizer, settings: Settings) -> BatchRunner:
     loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     loaded.set_result(tokenizer)
-    service = Service(fleet, loaded)
-    while fleet.membership.welcome is None or not service.readiness.ready:
+    service = Service(pool, loaded)
+    while pool.membership.welcome is None or not service.readiness.ready:
         worker.raise_if_ended()
         await asyncio.sleep(POLL_S)
     worker.mark_ready()
     sizes = with_default_sizes(settings.worker, on_gpu=settings.worker.device != "cpu" and bool(visible_gpus()))
-    context = ModelContext.of(settings.model.name, tokenizer, settings.frontend).within(fleet.membership.welcome.limits)
-    width = sizes.max_batch_size + min(sizes.max_batch_size, sizes.max_waiting_requests)
-    return BatchRunner(service, context, width, settings.frontend.recovery_timeout)
+    context = ModelContext.of(settings.model.name, tokenizer, settings.frontend).within(pool.membership.welcome.limits)
+    concurrency = sizes.max_batch_size + min(sizes.max_batch_size, sizes.max_waiting_requests)
+    return BatchRunner(service, context, concurrency, settings.frontend.recovery_timeout)

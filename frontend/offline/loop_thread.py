@@ -1,7 +1,10 @@
-"""An event loop in a thread of its own, for callers that have none or another one. Knows no requests.
+"""An event loop in a thread of its own, for callers without one or with another one. Knows no requests.
 
-Work is handed over as a function that is given `put`; what it puts comes out, in order, of a generator on the
-caller's side, which raises what the work raised. Closing the generator cancels the work.
+A job is an async function that calls `emit` with items. The caller gets the items, in order, from a generator that
+raises what the job raised. Closing the generator cancels the job.
+
+anyio's blocking portal does less: it knows neither forks, nor a close by the garbage collector in the loop's own
+thread, nor a Ctrl-C while the loop still opens its resource.
 """
 
 import asyncio
@@ -17,40 +20,40 @@ from typing import Any, Generic, TypeVar
 R = TypeVar("R")
 T = TypeVar("T")
 
-Put = Callable[[T], None]
-Work = Callable[[Put[T]], Coroutine[Any, Any, None]]
+Emit = Callable[[T], None]
+Job = Callable[[Emit[T]], Coroutine[Any, Any, None]]
 
 
 class Closed(Exception):
-    """It was closed before the work was done."""
+    """The loop was closed before the job was done."""
 
 
 class LoopThread(Generic[R]):
-    """Holds what `opening` opens, on its own loop, until `close`."""
+    """Opens a resource on its own loop, and keeps it open until `close`."""
 
-    def __init__(self, opening: Callable[[], AbstractAsyncContextManager[R]]) -> None:
-        """Returns when it is open; raises what kept it from opening."""
+    def __init__(self, open_resource: Callable[[], AbstractAsyncContextManager[R]]) -> None:
+        """Returns when the resource is open; raises what kept it from opening."""
         self._opened: Future[R] = Future()
-        self._jobs: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._running = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(opening,), name="sluice", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(open_resource,), name="sluice", daemon=True)
         self._thread.start()
         try:
-            self.held = self._opened.result()
+            self.resource = self._opened.result()
         except BaseException:  # Ctrl-C too
             self.close()
             raise
 
     def close(self) -> None:
-        """Cancels what runs, closes what is open, ends the thread. Idempotent."""
-        if os.getpid() != self._pid:  # in a fork: the thread is not here
+        """Cancels all jobs, closes the resource, ends the thread. Idempotent."""
+        if os.getpid() != self._pid:  # in a fork, which does not have the thread
             return
-        if threading.current_thread() is self._thread:  # the collector came by in the very thread that is to end
+        if threading.current_thread() is self._thread:  # the garbage collector runs in the thread that is to end
             threading.Thread(target=self.close).start()
             return
         with self._lock:
@@ -60,11 +63,11 @@ class LoopThread(Generic[R]):
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
-    def pieces(self, work: Work[T]) -> Generator[T]:
-        """What the work puts, as it comes, for a caller that may block."""
+    def iterate(self, job: Job[T]) -> Generator[T]:
+        """The items that `job` emits, for a caller that may block."""
         outbox: SimpleQueue[Any] = SimpleQueue()
-        future = self._submit(work, outbox.put)
-        future.add_done_callback(outbox.put)  # after all that was put
+        future = self._submit(job, outbox.put)
+        future.add_done_callback(outbox.put)  # the future follows all items
         try:
             while (item := outbox.get()) is not future:
                 yield item
@@ -72,17 +75,17 @@ class LoopThread(Generic[R]):
         finally:
             future.cancel()
 
-    async def pieces_async(self, work: Work[T]) -> AsyncGenerator[T]:
-        """The same for a caller in an event loop, whichever it is."""
-        here = asyncio.get_running_loop()
+    async def iterate_async(self, job: Job[T]) -> AsyncGenerator[T]:
+        """The items that `job` emits, for a caller in any event loop."""
+        caller_loop = asyncio.get_running_loop()
         outbox: asyncio.Queue[Any] = asyncio.Queue()
 
-        def put(item: object) -> None:
+        def emit(item: object) -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop is gone
-                here.call_soon_threadsafe(outbox.put_nowait, item)
+                caller_loop.call_soon_threadsafe(outbox.put_nowait, item)
 
-        future = self._submit(work, put)
-        future.add_done_callback(put)
+        future = self._submit(job, emit)
+        future.add_done_callback(emit)
         try:
             while (item := await outbox.get()) is not future:
                 yield item
@@ -90,45 +93,45 @@ class LoopThread(Generic[R]):
         finally:
             future.cancel()
 
-    def _submit(self, work: Work[T], put: Put[Any]) -> Future[None]:
+    def _submit(self, job: Job[T], emit: Emit[Any]) -> Future[None]:
         with self._lock:
             if self._closed:
                 raise Closed("it is closed")
-            return asyncio.run_coroutine_threadsafe(self._job(work, put), self._loop)
+            return asyncio.run_coroutine_threadsafe(self._run_job(job, emit), self._loop)
 
-    async def _job(self, work: Work[T], put: Put[Any]) -> None:
+    async def _run_job(self, job: Job[T], emit: Emit[Any]) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._jobs.add(task)
+        self._tasks.add(task)
         try:
-            await work(put)
+            await job(emit)
         finally:
-            self._jobs.discard(task)
+            self._tasks.discard(task)
 
-    def _run(self, opening: Callable[[], AbstractAsyncContextManager[R]]) -> None:
+    def _run(self, open_resource: Callable[[], AbstractAsyncContextManager[R]]) -> None:
         try:
-            asyncio.run(self._main(opening))
+            asyncio.run(self._main(open_resource))
         except BaseException as error:
             if self._opened.done():
                 raise
             self._opened.set_exception(error)
 
-    async def _main(self, opening: Callable[[], AbstractAsyncContextManager[R]]) -> None:
+    async def _main(self, open_resource: Callable[[], AbstractAsyncContextManager[R]]) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._running.set()
         opener = asyncio.current_task()
         assert opener is not None
-        interrupt = asyncio.create_task(self._interrupt(opener))
-        async with opening() as held:
+        interrupt = asyncio.create_task(self._cancel_opening(opener))
+        async with open_resource() as resource:
             interrupt.cancel()
-            self._opened.set_result(held)
+            self._opened.set_result(resource)
             await self._stop.wait()
-            for job in self._jobs:
-                job.cancel()
-            await asyncio.gather(*self._jobs, return_exceptions=True)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _interrupt(self, opener: "asyncio.Task[Any]") -> None:
-        """Closed while it opens: nobody waits for it any more."""
+    async def _cancel_opening(self, opener: "asyncio.Task[Any]") -> None:
+        """Cancels `opener` when the loop is closed while the resource still opens."""
         await self._stop.wait()
         opener.cancel()
 

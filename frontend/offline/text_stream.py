@@ -1,4 +1,4 @@
-"""How a Python caller gets pieces of answers: as text only, awaited or not; and the progress bar."""
+"""Pieces of text for a Python caller, awaited or not; and the progress bar."""
 
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
@@ -6,15 +6,18 @@ from contextlib import closing, contextmanager
 from importlib import import_module, util
 from typing import Any, Self
 
-Piece = tuple[int, str]  # which answer, what it gained
-MANY = 8  # answers; more of them get a progress bar on a terminal
+TextPiece = tuple[int, str]  # the index of the request, and the text that its output gained
+MAX_WITHOUT_BAR = 8  # more outputs get a progress bar on a terminal
 
 
 class TextStream(AsyncGenerator[str]):
-    """Pieces of one answer's text, as they come. Awaiting it gives itself, so that both
-    `async for text in llm.generate_async(...)` and `stream = await llm.generate_async(...)` are right."""
+    """Pieces of one output's text, as they arrive.
 
-    def __init__(self, pieces: AsyncGenerator[Piece]) -> None:
+    Awaiting it returns itself: `async for text in llm.generate_async(...)` works, and so does
+    `stream = await llm.generate_async(...)`.
+    """
+
+    def __init__(self, pieces: AsyncGenerator[TextPiece]) -> None:
         self._pieces = pieces
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -31,8 +34,8 @@ class TextStream(AsyncGenerator[str]):
         await self._pieces.aclose()
 
 
-def only_text(pieces: Generator[Piece]) -> Generator[str]:
-    """Of a single answer."""
+def only_text(pieces: Generator[TextPiece]) -> Generator[str]:
+    """The texts of pieces that belong to one output."""
     with closing(pieces):
         for _, text in pieces:
             yield text
@@ -40,9 +43,12 @@ def only_text(pieces: Generator[Piece]) -> Generator[str]:
 
 @contextmanager
 def progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], object]]:
-    """Gives what to call after each answer; a bar if tqdm is there and it is `wanted` (None: on a terminal)."""
+    """Yields a function to call after each output.
+
+    wanted: show a bar, if tqdm is installed; None: on a terminal, for many outputs
+    """
     if wanted is None:
-        wanted = total > MANY and sys.stderr.isatty()
+        wanted = total > MAX_WITHOUT_BAR and sys.stderr.isatty()
     if not wanted or util.find_spec("tqdm") is None:
         yield lambda: None
         return

@@ -144,7 +144,7 @@ SCRIPT = """
 import sys, time
 from sluice import LLM
 llm = LLM("demo", threads=1)
-print(llm._served.service.fleet.membership.statuses()[0].status.pid, flush=True)
+print(llm._runner.service.pool.membership.statuses()[0].status.pid, flush=True)
 print(llm.generate("Once upon a time", max_tokens=4, temperature=0), flush=True)
 time.sleep(float(sys.argv[1]))
 """

@@ -179,7 +179,7 @@ def test_a_progress_bar_for_who_asks(tokenizer: Tokenizer, capsys: pytest.Captur
 def test_a_full_queue_is_waited_for(tokenizer: Tokenizer) -> None:
     link = Narrow(play=echoing(), room=2)
     prompts = [f"p{i}" for i in range(12)]
-    with over(link, tokenizer, width=6) as llm:
+    with over(link, tokenizer, concurrency=6) as llm:
         assert llm.generate(prompts) == prompts
     assert link.most <= 2 < link.calls - 12, "some were refused and came again"
 
@@ -187,7 +187,7 @@ def test_a_full_queue_is_waited_for(tokenizer: Tokenizer) -> None:
 def test_no_more_than_the_width_are_on_their_way(tokenizer: Tokenizer) -> None:
     link = Narrow(play=echoing())
     prompts = [f"p{i}" for i in range(20)]
-    with over(link, tokenizer, width=3) as llm:
+    with over(link, tokenizer, concurrency=3) as llm:
         assert llm.generate(prompts) == prompts
     assert (link.most, link.calls) == (3, 20)
 
@@ -198,7 +198,9 @@ def test_a_worker_that_is_away_is_waited_for_a_while(tokenizer: Tokenizer, code:
     with over(FakePool(play=echoing(), refusals=away), tokenizer) as llm:
         assert llm.generate("abc") == "abc"
     with (
-        over(FakePool(play=echoing(), refusals={i: away[0] for i in range(9)}), tokenizer, patience=0.05) as llm,
+        over(
+            FakePool(play=echoing(), refusals={i: away[0] for i in range(9)}), tokenizer, recovery_timeout=0.05
+        ) as llm,
         pytest.raises(Overloaded, match="away"),
     ):
         llm.generate("abc")

@@ -13,6 +13,7 @@ from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRe
 from frontend.api.decoding import convert
 from frontend.errors import (
     BadRequest,
+    DeadlineExceeded,
     Internal,
     MethodNotAllowed,
     NotFound,
@@ -22,7 +23,6 @@ from frontend.errors import (
     Unauthorized,
     Unprocessable,
 )
-from frontend.generation.service import DeadlineExceeded
 from frontend.request import Delta, Finish, GenerationRequest, Usage
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError, Unprocessable
-from frontend.generation.service import Generation, RequestMetrics, Service
+from frontend.generation.generation import Generation, RequestMetrics
+from frontend.generation.service import Service
 from frontend.request import Delta, Finish, GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import DRAINING, READY, not_ready
@@ -98,7 +99,7 @@ async def test_a_stop_string_ends_the_choice_and_aborts_at_once(tokenizer: Token
     assert last.usage is not None and last.usage.completion_tokens == len(ids("some END"))
     assert await anext(deltas, None) is None
     assert served.generations == set()
-    assert served.meter.aborts == ["stop"] and served.meter.finishes == [Finish.STOP]  # type: ignore[attr-defined]
+    assert served.metrics.aborts == ["stop"] and served.metrics.finishes == [Finish.STOP]  # type: ignore[attr-defined]
 
 
 async def test_a_stop_token_is_named_by_its_id(tokenizer: Tokenizer) -> None:
@@ -137,7 +138,7 @@ async def test_closing_early_aborts_all_streams(tokenizer: Tokenizer) -> None:
     await anext(deltas)
     await deltas.aclose()
     assert sorted(link.aborted) == [1, 2, 3]
-    assert served.meter.aborts == ["client"] * 3 and served.generations == set()  # type: ignore[attr-defined]
+    assert served.metrics.aborts == ["client"] * 3 and served.generations == set()  # type: ignore[attr-defined]
 
 
 async def test_closing_without_ever_listening_aborts_too(tokenizer: Tokenizer) -> None:

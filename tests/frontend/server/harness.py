@@ -84,7 +84,7 @@ async def case(
 ) -> AsyncIterator[Case]:
     link, refused, aborted = FakePool(play), Counter[str](), Counter[str]()
     app = app_over(link, tokenizer, **config)
-    app.state.service.meter.aborted = lambda reason: aborted.update([reason])
+    app.state.service.metrics.aborted = lambda reason: aborted.update([reason])
     async with serving(app, limits, lambda code: refused.update([code])) as url:
         it = Case(url, link, refused, aborted, [])
         try:

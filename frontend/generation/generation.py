@@ -1,0 +1,192 @@
+"""An admitted request: its choices, polled for what has arrived, until every choice has ended or one has failed.
+
+Knows tokens and text; knows neither an API format nor a socket. Each poll returns one list for all that has arrived: a
+client that reads slowly, or a busy loop, makes the pieces larger and not more.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError
+from frontend.generation.choice import Choice
+from frontend.request import Delta, Finish
+from frontend.workers.pool import WorkerPool
+from frontend.workers.stream import Batch, ignore
+from shared.messages import End, Outcome
+
+
+class RequestMetrics:
+    """What the service reports about its requests, in under a microsecond a call; this one keeps nothing."""
+
+    def admitted(self, prompt_tokens: int) -> None: ...
+    def first_tokens(self, seconds: float, tokens: int) -> None: ...
+    def next_tokens(self, seconds: float, tokens: int) -> None: ...
+    def finished(self, finish: Finish, seconds: float) -> None: ...
+    def aborted(self, reason: str) -> None: ...
+
+
+class Generation:
+    """An admitted request. Poll it, or iterate over `deltas()`, once; `close()` it in any case.
+
+    `on_ready` and `poll` need no task: a stream (frontend/server/sse.py) is called back, and polls. `deltas()` awaits
+    the same polls, for complete responses and the Python API.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        pool: WorkerPool,
+        metrics: RequestMetrics,
+        live: set["Generation"],
+        *,
+        arrived_at: float,
+    ) -> None:
+        """
+        choices: choice `i` belongs to prompt `i // n`
+        live: the generations of this process that are not closed; this one adds and removes itself
+        arrived_at: when the request arrived, by `time.perf_counter()`
+        """
+        self.choices = choices
+        self._pool = pool
+        self._metrics = metrics
+        self._live = live
+        self._arrived_at = arrived_at
+        self.ended = False  # the last `poll` returned the last deltas
+        self.error: SluiceError | None = None  # why it ended without success
+        self.reason = ""  # why it was closed before every choice had its finish
+        self._failure: SluiceError | None = None  # what `fail` was called with
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._open = len(choices)  # choices that are not done
+        self._scheduled = False  # the loop will call `_notify`
+        self._callback: Callable[[], None] = ignore
+        live.add(self)
+
+    def fail_after(self, seconds: float) -> None:
+        """Fails the request if it has not ended by then, whatever state its worker is in."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, deadline_error())
+
+    def fail(self, error: SluiceError) -> None:
+        """Ends the request with `error` at once."""
+        self._failure = error
+        self._pool.abort([choice.stream for choice in self.choices])
+
+    def close(self, reason: str = "client") -> None:
+        """Idempotent and immediate. Aborts every choice that has not ended, and counts it under `reason`."""
+        if self not in self._live:
+            return
+        self._live.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        unfinished = [choice for choice in self.choices if not choice.done]
+        if not all([choice.finish for choice in self.choices]):
+            self.reason = reason
+        self._pool.abort([choice.stream for choice in unfinished])
+        for _ in unfinished:
+            self._metrics.aborted(reason)
+
+    def on_ready(self, callback: Callable[[], None]) -> None:
+        """Has the event loop call `callback` in its next turn, and then after each arrival."""
+        self._callback = callback
+        for choice in self.choices:
+            choice.stream.on_fresh = self._schedule_notify
+        self._schedule_notify()
+
+    def _schedule_notify(self) -> None:
+        """Notifies once in a turn of the loop, however much arrives."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._notify)
+
+    def _notify(self) -> None:
+        self._scheduled = False
+        self._callback()
+
+    def poll(self) -> list[Delta]:
+        """All deltas since the last call, perhaps none. With the last ones it sets `ended`, and closes the generation.
+
+        The generation ends when every choice has its finish, or when one failed: then `error` says why.
+        """
+        now = time.perf_counter()
+        deltas: list[Delta] = []
+        failed: End | None = None
+        for choice in self.choices:
+            if choice.done or not choice.stream.fresh:
+                continue
+            batch = choice.stream.gather()
+            if batch.tokens:
+                self._measure(choice, len(batch.tokens), now)
+            delta = choice.add(batch)
+            if delta is not None:
+                deltas.append(delta)
+            if choice.done:
+                self._open -= 1
+                if choice.finish is not None:
+                    self._finished(choice, batch, now)
+                else:
+                    failed = batch.end
+        if failed is not None:
+            self._end_with(self._failure or error_of(failed), failed)
+        elif not self._open:
+            self.ended = True
+            self.close()
+        return deltas
+
+    async def deltas(self) -> AsyncGenerator[list[Delta]]:
+        """Awaits each list of deltas that is not empty.
+
+        Raises:
+            SluiceError: a choice failed; its last deltas have been yielded before.
+        """
+        ready = asyncio.Event()
+        self.on_ready(ready.set)
+        try:
+            while not self.ended:
+                await ready.wait()
+                ready.clear()
+                if deltas := self.poll():
+                    yield deltas
+        except GeneratorExit:
+            self.close()
+            raise
+        if self.error is not None:
+            raise self.error
+
+    def _end_with(self, error: SluiceError, end: End) -> None:
+        self.ended = True
+        self.error = error
+        reason = error.code or end.outcome.value
+        self._metrics.aborted(reason)
+        self.close(reason)
+
+    def _measure(self, choice: Choice, tokens: int, now: float) -> None:
+        if choice.last_at:
+            self._metrics.next_tokens(now - choice.last_at, tokens)
+        else:
+            self._metrics.first_tokens(now - self._arrived_at, tokens)
+            choice.first_at = now
+        choice.last_at = now
+
+    def _finished(self, choice: Choice, batch: Batch, now: float) -> None:
+        if batch.end is None:
+            self._pool.abort([choice.stream])
+            self._metrics.aborted("stop")
+        self._metrics.finished(choice.finish or Finish.STOP, now - self._arrived_at)
+
+
+def deadline_error(message: str = "") -> DeadlineExceeded:
+    return DeadlineExceeded(message or "the request's deadline has passed", code="deadline_exceeded")
+
+
+def error_of(end: End) -> SluiceError:
+    """The error that a client gets for an end without success."""
+    match end.outcome:
+        case Outcome.DEADLINE:
+            return deadline_error(end.error)
+        case Outcome.SHUTDOWN:
+            return Overloaded(end.error or "the server is shutting down", code="shutdown", retry_after=1.0)
+        case Outcome.ABORTED:
+            return Internal(end.error or "the request was aborted by the server", code="aborted")
+        case _:
+            return Internal(end.error or "the worker failed", code="worker_error")
