@@ -24,7 +24,7 @@ from shared.default_sizes import with_default_sizes
 from shared.messages import Sampling
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import EMULATED, HERE, tier  # noqa: F401
-from tests.worker.schedule.harness import Prophet, commit
+from tests.worker.schedule.harness import OracleDrafter, commit
 from worker.grammar.compiler import Grammar, GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kv_cache.pages import PagePool
@@ -120,7 +120,7 @@ def run(
     monkeypatch.setattr(worker.run.runner, "sample_rows", recorder)
     target = _sequence(b"target", 0, PROMPT, seed=5)
     others = _crowd(target)[: FEW if mode.drafts else OTHERS] if mode.company == "crowd" else []
-    target.drafter = Prophet([*target.tokens, *(foretold or [])])
+    target.drafter = OracleDrafter([*target.tokens, *(foretold or [])])
     for sequence in [target, *others[::2]] if grammar else []:
         sequence.constraint = grammar.new_matcher()
     for sequence in [*others[:8], target, *others[8:]]:

@@ -64,6 +64,14 @@ def commit(scheduler: Scheduler, plan: Plan, ids: list[int], now: float) -> list
     return scheduler.update(plan, ids, now)
 
 
+def shape(plan: Plan) -> list[tuple[Sequence, int, int]]:
+    return [(chunk.sequence, chunk.start, chunk.length) for chunk in plan.chunks]
+
+
+def members(plan: Plan) -> list[Sequence]:
+    return [chunk.sequence for chunk in plan.chunks]
+
+
 class Rig:
     """A scheduler with its pool and fake model; every step checks what must hold of any plan.
 
@@ -75,7 +83,7 @@ class Rig:
     ) -> None:
         self.overlap = overlap
         self.token_s = token_s
-        self.flights: deque[tuple[Plan, list[int]]] = deque()  # launched, not settled
+        self.in_flight: deque[tuple[Plan, list[int]]] = deque()  # launched, not settled
         self.config = SchedulerConfig(**{"max_seq_len": 64, **settings})
         self.pool = PagePool(pages, page_size)
         self.scheduler = Scheduler(self.config, self.pool)
@@ -124,33 +132,33 @@ class Rig:
             return self.commit(plan, self.run(plan))
         if plan:
             self.launch(plan)
-        return self.land(keep=1 if plan else 0)
+        return self.finish_steps(keep=1 if plan else 0)
 
     def launch(self, plan: Plan) -> None:
         """The device computes it at once, and the ids are told later: a stream's order."""
         ids = self.run(plan)
         self.scheduler.launched(plan)
-        self.flights.append((plan, ids))
+        self.in_flight.append((plan, ids))
         self.scheduler.check()
 
-    def land(self, keep: int = 0) -> list[SequenceUpdate]:
-        advances: list[SequenceUpdate] = []
-        while len(self.flights) > keep:
-            plan, ids = self.flights.popleft()
-            advances += self.told(self.scheduler.update(plan, ids, self.now))
-        return advances
+    def finish_steps(self, keep: int = 0) -> list[SequenceUpdate]:
+        updates: list[SequenceUpdate] = []
+        while len(self.in_flight) > keep:
+            plan, ids = self.in_flight.popleft()
+            updates += self.check_updates(self.scheduler.update(plan, ids, self.now))
+        return updates
 
     def commit(self, plan: Plan, ids: list[int]) -> list[SequenceUpdate]:
-        return self.told(commit(self.scheduler, plan, ids, self.now))
+        return self.check_updates(commit(self.scheduler, plan, ids, self.now))
 
-    def told(self, advances: list[SequenceUpdate]) -> list[SequenceUpdate]:
+    def check_updates(self, updates: list[SequenceUpdate]) -> list[SequenceUpdate]:
         self.scheduler.check()
-        for advance in advances:
-            if advance.outcome is not None:
-                assert advance.sequence not in self.ends, "a second end"
-                self.ends[advance.sequence] = advance.outcome
-                assert (advance.sequence.tokens, advance.outcome) == reference(advance.sequence, self.config)
-        return advances
+        for update in updates:
+            if update.outcome is not None:
+                assert update.sequence not in self.ends, "a second end"
+                self.ends[update.sequence] = update.outcome
+                assert (update.sequence.tokens, update.outcome) == reference(update.sequence, self.config)
+        return updates
 
     def finish(self, steps: int) -> set[Sequence]:
         """Steps until nothing is left, time passing as the scheduler wishes; at most `steps`. Whose deadline passed."""
@@ -169,7 +177,7 @@ class Rig:
     def tokens(self, sequence: Sequence) -> list[int]:
         """As the device knows them."""
         due = []
-        for plan, ids in self.flights:
+        for plan, ids in self.in_flight:
             due += [id for (sampled, _), id in zip(plan.rows, ids, strict=True) if sampled is sequence]
         return sequence.tokens + due[len(due) - sequence.pending_outputs :]
 
@@ -256,8 +264,33 @@ class Rig:
                 assert len(sequence.tokens) + drafts < self.config.max_seq_len, "a row beyond its length"
 
 
-class Prophet(NgramDrafter):
-    """Proposes what will come, as `tokens` have it, but for every few of them; and something after their end."""
+def feed(rig: Rig, sequence: Sequence, ids: list[int]) -> Outcome | None:
+    """Runs steps in which the model samples `ids`; the outcome, None if there is none yet."""
+    outcome = None
+    for token in ids:
+        assert outcome is None, "it has ended already"
+        (update,) = commit(rig.scheduler, rig.scheduler.plan(rig.now), [token], rig.now)
+        rig.scheduler.check()
+        assert update.sequence is sequence and update.tokens == [token]
+        outcome = update.outcome
+    return outcome
+
+
+def join_order(rig: Rig, steps: int = 500) -> list[Sequence]:
+    """Runs until all sequences have ended; returns them in the order in which they first ran."""
+    joined: dict[Sequence, None] = {}
+    for _ in range(steps):
+        if not rig.scheduler.has_work:
+            return list(joined)
+        rig.now += 1.0
+        plan = rig.plan()
+        joined |= dict.fromkeys(members(plan))
+        rig.commit(plan, rig.run(plan))
+    raise AssertionError("it does not end")
+
+
+class OracleDrafter(NgramDrafter):
+    """Proposes the true next tokens, given as `tokens`, except some of them; and other tokens after their end."""
 
     def __init__(self, tokens: list[int], salt: int = 0) -> None:
         super().__init__()

@@ -1,27 +1,29 @@
-"""Claims: what a sequence needs, what it may take, and when asking again is worth a look."""
+"""Pages of sequences: claims, refusals, and prefixes shared through the cache."""
 
 from tests.worker.schedule.harness import Rig
 from worker.kv_cache.pages import PagePool
 from worker.schedule.paging import Paging
+from worker.schedule.sequence import Sequence
 
-PROMPT = list(range(12))  # three pages of 4
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]  # two and a half pages of 4
+THREE_PAGES = list(range(12))
 
 
-def test_a_refused_claim_takes_nothing_and_is_looked_up_again_only_when_pages_came_free() -> None:
+def test_claim_refused_takes_nothing_and_is_repeated_only_after_pages_were_freed() -> None:
     rig, paging = Rig(), Paging(PagePool(6, 4), prefix_cache=True, watermark=0.0)
-    other, late = rig.sequence(12), rig.sequence(PROMPT)
+    other, late = rig.sequence(12), rig.sequence(THREE_PAGES)
     assert paging.claim(other, alone=True) and not paging.claim(late, alone=False)
     assert not late.pages and paging.pool.available == 2 and paging.prefix and paging.prefix.queries == 12
-    late.tokens = late.tokens[:5]  # would fit, if anybody looked
+    late.tokens = late.tokens[:5]  # would fit now, if it were looked up
     assert not paging.claim(late, alone=False)
     paging.free(other)
     assert paging.claim(late, alone=True) and len(late.pages) == 2
     paging.check([late])
 
 
-def test_a_refusal_is_forgotten_once_the_claim_was_granted() -> None:
+def test_claim_granted_forgets_the_refusal() -> None:
     rig, paging = Rig(), Paging(PagePool(5, 4), prefix_cache=True, watermark=0.0)
-    other, twin, late = rig.sequence(8), rig.sequence(PROMPT), rig.sequence(PROMPT)
+    other, twin, late = rig.sequence(8), rig.sequence(THREE_PAGES), rig.sequence(THREE_PAGES)
     assert paging.claim(other, alone=True) and not paging.claim(late, alone=False)
     paging.free(other)
     assert paging.claim(late, alone=True)
@@ -33,12 +35,98 @@ def test_a_refusal_is_forgotten_once_the_claim_was_granted() -> None:
     paging.check([twin, late])
 
 
-def test_cached_pages_of_nobody_count_as_taken() -> None:
+def test_claim_counts_revived_cached_pages_against_the_watermark() -> None:
     rig, paging = Rig(), Paging(PagePool(5, 4), prefix_cache=True, watermark=0.25)
-    first, again = rig.sequence(PROMPT), rig.sequence([*PROMPT, 1])
+    first, again = rig.sequence(THREE_PAGES), rig.sequence([*THREE_PAGES, 1])
     assert paging.claim(first, alone=True)
     paging.publish(first, 0, 12)
     paging.free(first)
     assert not paging.claim(again, alone=False), "three cached and a fresh one leave no watermark"
     assert paging.pool.counts().cached == 3
-    assert paging.claim(rig.sequence([*PROMPT, 1]), alone=True)
+    assert paging.claim(rig.sequence([*THREE_PAGES, 1]), alone=True)
+
+
+def test_claim_equal_prompt_shares_its_full_pages() -> None:
+    rig = Rig()
+    a, b = rig.submit(PROMPT), None
+    rig.step()
+    b = rig.submit(PROMPT)
+    plan = rig.plan()
+    assert [(chunk.sequence, chunk.start, chunk.length) for chunk in plan.chunks] == [(a, 10, 1), (b, 8, 2)]
+    assert a.pages[:2] == b.pages[:2] and a.pages[2] != b.pages[2]
+    assert (b.cached_tokens, rig.scheduler.status.prefix_queries, rig.scheduler.status.prefix_hits) == (8, 20, 8)
+    rig.finish(40)
+    assert a.tokens == b.tokens
+
+
+def test_claim_fully_cached_prompt_still_computes_its_last_token() -> None:
+    rig = Rig()
+    rig.submit(PROMPT[:8], max_tokens=2)
+    rig.finish(5)
+    b = rig.submit(PROMPT[:8], max_tokens=2)
+    assert [(chunk.start, chunk.length) for chunk in rig.plan().chunks] == [(4, 4)]
+    assert b.cached_tokens == 4
+
+
+def test_claim_next_chat_turn_finds_the_answer_too() -> None:
+    rig = Rig()
+    a = rig.submit(PROMPT, max_tokens=12)
+    rig.finish(40)
+    b = rig.submit([*a.tokens, 8, 8], max_tokens=1)
+    rig.plan()
+    assert b.cached_tokens == 20, "of 22 tokens, the last without K/V"
+
+
+def test_publish_happens_only_after_the_step_was_updated() -> None:
+    rig = Rig(max_batch_size=1)
+    a, b = rig.submit(PROMPT), rig.submit(PROMPT)
+    rig.plan()
+    rig.scheduler.abort(a.key)
+    assert rig.pool.counts().cached == 0
+    rig.plan()
+    assert b.cached_tokens == 0
+
+
+def test_claim_with_another_cache_salt_shares_nothing() -> None:
+    rig = Rig()
+    rig.submit(PROMPT, cache_salt="one")
+    rig.finish(40)
+    b = rig.submit(PROMPT, cache_salt="two")
+    rig.plan()
+    assert b.cached_tokens == 0
+
+
+def computed_by(rig: Rig, sequence: Sequence) -> int:
+    """Tokens computed from here to the sequence's end."""
+    total = 0
+    while sequence not in rig.ends:
+        plan = rig.plan()
+        total += sum(chunk.length for chunk in plan.chunks if chunk.sequence is sequence)
+        rig.commit(plan, rig.run(plan))
+    return total
+
+
+def test_claim_with_prompt_logprobs_computes_the_whole_prompt() -> None:
+    rig = Rig()
+    rig.submit(PROMPT)
+    rig.finish(40)
+    b = rig.submit(PROMPT, prompt_logprobs=True)
+    assert computed_by(rig, b) == len(PROMPT) + 7
+
+
+def test_claim_without_prefix_cache_shares_nothing() -> None:
+    rig = Rig(prefix_cache=False)
+    for _ in range(2):
+        rig.submit(PROMPT)
+        rig.finish(40)
+    assert rig.scheduler.status.prefix_queries == 0 and rig.pool.counts().cached == 0
+    assert rig.scheduler.status.prefill_tokens == 20
+
+
+def test_cached_tokens_count_prompt_tokens_only() -> None:
+    rig = Rig()
+    first = rig.submit(PROMPT, max_tokens=12)
+    rig.finish(40)
+    goes_on = rig.submit(PROMPT, max_tokens=12, generated=tuple(first.tokens[10:21]))
+    rig.plan()
+    assert (goes_on.computed_tokens, goes_on.cached_tokens) == (20, 10)

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.worker.schedule.harness import EOS, Prophet, Rig, reference
+from tests.worker.schedule.harness import EOS, OracleDrafter, Rig, reference
 from worker.schedule import step_time
 from worker.schedule.admission import QueueFull, TooLong
 from worker.schedule.sequence import Plan, Sequence
@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
         sequence = rig.sequence(base[:length] + tail, deadline=rig.now + wait, **options)
         done, _ = reference(sequence, rig.config)
         sequence.tokens = done[: sequence.prompt_len + generated]  # a stream that goes on brings true output
-        sequence.drafter = Prophet(done, rig.count)
+        sequence.drafter = OracleDrafter(done, rig.count)
         waiting, tokens = rig.scheduler.status.waiting, rig.scheduler.status.waiting_tokens
         try:
             rig.scheduler.submit(sequence, rig.now)
@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
     def step(self, times: int) -> None:
         for _ in range(times):
             if self.rig.overlap:
-                self.land(keep=1 if self.launch() else 0)
+                self.finish_steps(keep=1 if self.launch() else 0)
             else:
                 plan = self.plan()
                 self.note_ends(plan, self.rig.run(plan))
@@ -126,31 +126,31 @@ class Machine(RuleBasedStateMachine):
     def step_while_one_leaves(self, number: int) -> None:
         self.launch()
         self.abort(number)
-        self.land()
+        self.finish_steps()
 
     @rule(number=st.integers(0, 50))
     def step_after_one_left(self, number: int) -> None:
         self.abort(number)
-        self.land(keep=1 if self.launch() and self.rig.overlap else 0)
+        self.finish_steps(keep=1 if self.launch() and self.rig.overlap else 0)
 
     @rule()
     def step_that_raises(self) -> None:
         plan = self.plan()
         self.rig.run(plan)  # what it wrote must do no harm
-        self.land()
+        self.finish_steps()
 
     @rule(again=st.booleans())
     def steps_under_way_are_lost(self, again: bool) -> None:
         """The first of them is tried again, or planned again."""
         self.launch()
-        lost = [plan for plan, _ in self.rig.flights]
+        lost = [plan for plan, _ in self.rig.in_flight]
         self.abandon()
         if lost and again:
             rest = Plan(self.rig.scheduler.retryable(lost[0].chunks))
             self.note_ends(rest, self.rig.run(rest))
 
     def abandon(self) -> None:
-        self.rig.flights.clear()
+        self.rig.in_flight.clear()
         self.rig.scheduler.discard_in_flight()
         self.rig.scheduler.check()
 
@@ -183,8 +183,8 @@ class Machine(RuleBasedStateMachine):
         self.left.update(due)
         self.rig.scheduler.check()
 
-    def land(self, keep: int = 0) -> None:
-        self.left.update(advance.sequence for advance in self.rig.land(keep) if advance.outcome)
+    def finish_steps(self, keep: int = 0) -> None:
+        self.left.update(advance.sequence for advance in self.rig.finish_steps(keep) if advance.outcome)
 
     def note_ends(self, plan: Plan, ids: list[int]) -> None:
         scheduler = self.rig.scheduler

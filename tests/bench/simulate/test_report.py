@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from bench.simulate.report import ROWS, numbers, outcome, peaks, plot, timeline
-from tests.worker.simulate.harness import simulated, traffic
+from tests.bench.simulate.harness import simulated, traffic
 
 
-def test_a_slice_of_time_shows_the_peak_in_it() -> None:
+def test_peaks_are_those_of_each_slice_of_time() -> None:
     result = simulated(traffic((0, 4, 4), (1.5, 4, 2), (7, 4, 1)))  # steps at 0 1 2 3, nothing until 7, a step
     assert result.end == 8
     assert peaks(result, ROWS["batch"], 8)[4:6] == [0, 0]
@@ -15,7 +15,7 @@ def test_a_slice_of_time_shows_the_peak_in_it() -> None:
     assert peaks(result, ROWS["pages free"], 1) == [64]
 
 
-def test_a_timeline_has_a_row_for_each_quantity_and_its_maximum() -> None:
+def test_timeline_has_a_row_for_each_quantity_and_its_maximum() -> None:
     result = simulated(traffic(*[(0.0, 4, 8)] * 10), max_batch_size=4)
     lines = timeline(result, 40).splitlines()
     assert len({len(line.rpartition("|")[0]) for line in lines}) == 1, "the rows are not aligned"
@@ -27,17 +27,17 @@ def test_a_timeline_has_a_row_for_each_quantity_and_its_maximum() -> None:
     assert timeline(result, 40).isascii()
 
 
-def test_nothing_at_all_has_a_timeline_too() -> None:
+def test_timeline_of_an_empty_replay_is_drawn() -> None:
     assert timeline(simulated(traffic()), 20).count("\n") == len(ROWS)
 
 
-def test_refusals_are_told_apart() -> None:
+def test_outcome_distinguishes_refusals() -> None:
     flags = {"max_batch_size": 1, "max_waiting_requests": 1}
     result = simulated(traffic((0, 4, 4), (0.5, 4, 1), (0.6, 4, 1), (0.7, 4, 5000)), **flags)
     assert outcome(result) == "2 finished, 1 refused with 503, 1 impossible, 0 preemptions, 5 steps in 5.0 s"
 
 
-def test_numbers_are_all_there_and_fit_json() -> None:
+def test_numbers_are_complete_and_fit_json() -> None:
     told = json.loads(json.dumps(numbers(simulated(traffic((0, 4, 3), (4, 4, 1))))))
     assert (told["end"], told["steps"], told["preemptions"], told["refused"]) == (5, 4, 0, 0)
     assert [request["stamps"] for request in told["requests"]] == [[1, 2, 3], [5]]
@@ -45,7 +45,7 @@ def test_numbers_are_all_there_and_fit_json() -> None:
     assert {len(column) for column in told["timeline"].values()} == {5}
 
 
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
+def test_plot_writes_a_picture(tmp_path: Path) -> None:
     path = tmp_path / "timeline.svg"
     plot({"first": simulated(traffic((0, 4, 3))), "second": simulated(traffic((0, 4, 5000)))}, path)
     assert "first" in path.read_text() or path.stat().st_size > 10_000

@@ -39,7 +39,7 @@ def engine(pages: int, max_seq_len: int, page_size: int = 16) -> Engine:
     )
 
 
-def test_it_times_decodes_of_every_batch_and_chunks_of_every_size() -> None:
+def test_observe_times_decodes_of_every_batch_and_chunks_of_every_size() -> None:
     machine = engine(2048, 4096)
     steps = observe(machine)
     decodes = {(step.sequences, step.kv_tokens // step.sequences) for step in steps if step.tokens == step.sequences}
@@ -50,7 +50,7 @@ def test_it_times_decodes_of_every_batch_and_chunks_of_every_size() -> None:
 
 
 @pytest.mark.parametrize(("pages", "max_seq_len"), [(2048, 200), (70, 4096), (30, 4096)])
-def test_it_leaves_out_what_the_machine_cannot_hold(pages: int, max_seq_len: int) -> None:
+def test_observe_skips_what_the_machine_cannot_hold(pages: int, max_seq_len: int) -> None:
     machine = engine(pages, max_seq_len)
     steps = observe(machine)
     assert len(steps) >= 4

@@ -1,4 +1,4 @@
-"""The prefix cache: equal beginnings of one tenant are found, nothing else is, and no token is hashed twice."""
+"""The prefix cache: finds equal prefixes of one cache salt and nothing else, and hashes no token twice."""
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ PAGE = 4
 
 
 def publish(cache: PrefixCache, tokens: list[int], salt: str = "") -> list[int]:
-    """Computes `tokens` on pages of their own, publishes the full ones, lets them go; the pages."""
+    """Puts `tokens` on new pages, publishes the full ones and releases all; returns the pages."""
     digests: list[bytes] = []
     pages = cache.pool.acquire(cache.pool.pages_for(len(tokens))) or []
     full = len(tokens) // PAGE
@@ -26,7 +26,7 @@ def match(cache: PrefixCache, tokens: list[int], salt: str = "") -> list[int]:
     return cache.match([], tokens, salt)
 
 
-def test_the_longest_full_page_prefix_is_found() -> None:
+def test_match_finds_the_longest_prefix_of_full_pages() -> None:
     cache = PrefixCache(PagePool(20, PAGE))
     pages = publish(cache, list(range(10)))
     assert match(cache, list(range(10))) == pages[:2]
@@ -35,7 +35,7 @@ def test_the_longest_full_page_prefix_is_found() -> None:
     assert match(cache, [*range(3), 99, 4, 5, 6, 7, 8]) == []
 
 
-def test_at_least_one_token_is_left_to_compute() -> None:
+def test_match_leaves_at_least_one_token_to_compute() -> None:
     cache = PrefixCache(PagePool(20, PAGE))
     pages = publish(cache, list(range(8)))
     assert match(cache, list(range(8))) == pages[:1]
@@ -44,14 +44,14 @@ def test_at_least_one_token_is_left_to_compute() -> None:
     assert match(cache, [0]) == []
 
 
-def test_equal_pages_behind_different_beginnings_are_different() -> None:
+def test_match_of_equal_pages_behind_different_prefixes_finds_none() -> None:
     cache = PrefixCache(PagePool(20, PAGE))
     publish(cache, [1, 1, 1, 1, 5, 6, 7, 8])
     assert match(cache, [5, 6, 7, 8, 9]) == []
     assert match(cache, [2, 2, 2, 2, 5, 6, 7, 8, 9]) == []
 
 
-def test_only_equal_salts_share() -> None:
+def test_match_needs_an_equal_cache_salt() -> None:
     cache = PrefixCache(PagePool(20, PAGE))
     pages = publish(cache, list(range(8)), salt="tenant")
     assert match(cache, list(range(9))) == []
@@ -59,7 +59,7 @@ def test_only_equal_salts_share() -> None:
     assert match(cache, list(range(9)), salt="tenant") == pages
 
 
-def test_an_evicted_beginning_hides_what_hangs_on_it_until_it_is_back() -> None:
+def test_match_of_an_evicted_prefix_finds_none_until_it_is_published_again() -> None:
     pool = PagePool(4, PAGE)
     cache = PrefixCache(pool)
     pages = publish(cache, list(range(12)))
@@ -75,7 +75,7 @@ def test_an_evicted_beginning_hides_what_hangs_on_it_until_it_is_back() -> None:
     pool.check()
 
 
-def test_no_page_is_hashed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extend_hashes_no_page_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bytes] = []
     digest = prefix_cache._digest
 
@@ -95,13 +95,13 @@ def test_no_page_is_hashed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=60, deadline=None, database=None)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=24), min_size=1, max_size=6), st.integers(1, 24))
-def test_a_match_is_exactly_the_longest_published_prefix(published: list[list[int]], length: int) -> None:
+def test_match_is_exactly_the_longest_published_prefix(published: list[list[int]], length: int) -> None:
     cache = PrefixCache(PagePool(100, PAGE))
     for tokens in published:
         publish(cache, tokens)
-    asked = (published[0] * 24)[:length]
+    query = (published[0] * 24)[:length]
     chunks = {tuple(tokens[:end]) for tokens in published for end in range(PAGE, len(tokens) + 1, PAGE)}
     longest = 0
-    while longest + PAGE < len(asked) and tuple(asked[: longest + PAGE]) in chunks:
+    while longest + PAGE < len(query) and tuple(query[: longest + PAGE]) in chunks:
         longest += PAGE
-    assert len(match(cache, asked)) * PAGE == longest
+    assert len(match(cache, query)) * PAGE == longest

@@ -1,18 +1,18 @@
-"""A replay is right to the second, the same every time, and loses nobody."""
+"""Replays: right to the second, the same every time, and no request is lost."""
 
 import random
 
 import pytest
 
 from bench.simulate.replay import Stuck, build, replay
-from bench.simulate.traffic import Arrival, Synthetic, Traffic
+from bench.simulate.traffic import Arrival, Traffic
 from shared.config import WorkerConfig
 from shared.default_sizes import with_default_sizes
-from tests.worker.simulate.harness import CPU, SECOND, simulated, traffic, workload
+from tests.bench.simulate.harness import CPU, SECOND, simulated, traffic, workload
 from worker.schedule.state import SchedulerState
 
 
-def test_times_are_those_of_the_steps() -> None:
+def test_replay_times_are_those_of_its_steps() -> None:
     result = simulated(traffic((0, 4, 3), (0.5, 4, 1)))
     first, second = result.requests
     assert first.stamps == [1, 2, 3] and first.gaps == [1, 1] and first.done == 3
@@ -21,7 +21,7 @@ def test_times_are_those_of_the_steps() -> None:
     assert result.end == 3
 
 
-def test_the_clock_jumps_over_idle_time() -> None:
+def test_replay_clock_jumps_over_idle_time() -> None:
     result = simulated(traffic((10, 4, 1), (20, 4, 1)))
     assert [(sample.at, sample.seconds, sample.batch) for sample in result.timeline] == [
         (0, 10, 0), (10, 1, 1), (11, 9, 0), (20, 1, 1),
@@ -29,12 +29,12 @@ def test_the_clock_jumps_over_idle_time() -> None:
     assert result.steps == 2
 
 
-def test_sequential_requests_wait_for_each_other() -> None:
+def test_replay_sequential_requests_wait_for_each_other() -> None:
     result = simulated(traffic((0, 4, 2), (0, 4, 2), (7, 4, 1), sequential=True))
     assert [(request.sent, request.done) for request in result.requests] == [(0, 2), (2, 4), (7, 8)]
 
 
-def test_a_refusal_is_told_and_does_not_stop_the_others() -> None:
+def test_replay_records_a_refusal_and_goes_on() -> None:
     result = simulated(
         traffic((0, 4, 4), (0.5, 4, 1), (0.6, 4, 1), (0.7, 4, 5000)), max_batch_size=1, max_waiting_requests=1
     )
@@ -44,51 +44,28 @@ def test_a_refusal_is_told_and_does_not_stop_the_others() -> None:
     assert len(result.finished) == 2
 
 
-def test_traffic_that_is_refused_whole_ends_as_well() -> None:
+def test_replay_whose_requests_are_all_refused_ends() -> None:
     result = simulated(traffic((1, 4, 5000), (2, 4, 5000)))
     assert all(request.refused for request in result.requests) and result.steps == 0
     assert [request.done for request in result.requests] == [1, 2]
 
 
-def test_static_batching_waits_for_its_batch_in_virtual_time() -> None:
+def test_replay_static_batch_waits_in_virtual_time() -> None:
     flags = {"batching_mode": "static", "use_chunked_prefill": False, "batch_wait_timeout_s": 5.0}
     result = simulated(traffic((1, 4, 2), (2, 4, 1)), **flags)
     assert [request.stamps[0] for request in result.requests] == [7, 7]
 
 
 @pytest.mark.parametrize("name", ["continuous_batching", "chunked_prefill", "prefix_caching", "paged_attention"])
-def test_the_same_traffic_gives_the_same_replay(name: str) -> None:
+def test_replay_of_the_same_traffic_is_the_same(name: str) -> None:
     one, other = (simulated(workload(name, length=0.25), CPU, pages=300) for _ in range(2))
     assert one == other
     assert one.preemptions == other.preemptions
 
 
-def test_synthetic_traffic_is_what_was_described() -> None:
-    synthetic = Synthetic(rate=50, duration=20, prompt=(3, 9), output=(1, 4), seed=7)
-    made = synthetic.make()
-    assert made == synthetic.make() and made != Synthetic(rate=50, duration=20, prompt=(3, 9), output=(1, 4)).make()
-    assert 800 < len(made.arrivals) < 1200
-    assert {len(one.prompt) for one in made.arrivals} == set(range(3, 10))
-    assert {one.max_tokens for one in made.arrivals} == set(range(1, 5))
-    assert all(0 < a.at < b.at < 20 for a, b in zip(made.arrivals, made.arrivals[1:], strict=False))
-
-
-def test_faster_traffic_is_the_same_in_less_time() -> None:
-    made = traffic((2, 4, 1), (8, 4, 1)).faster(4)
-    assert [one.at for one in made.arrivals] == [0.5, 2]
-
-
-def test_text_is_not_traffic() -> None:
-    class Call:
-        at, prompt, max_tokens = 0.0, "Once upon a time", 4
-
-    with pytest.raises(ValueError, match="ids"):
-        Traffic.of([Call()])
-
-
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("backend", ["paged", "contiguous"])
-def test_every_request_finishes_or_is_refused(seed: int, backend: str) -> None:
+def test_replay_every_request_finishes_or_is_refused(seed: int, backend: str) -> None:
     rng = random.Random(seed)
     arrivals = [
         Arrival(rng.uniform(0, 30), [rng.randrange(3)] * rng.randint(1, 90), rng.randint(1, 60)) for _ in range(80)
@@ -107,14 +84,14 @@ def test_every_request_finishes_or_is_refused(seed: int, backend: str) -> None:
         assert sample.owned + sample.cached + sample.free == result.timeline[0].free
 
 
-def test_a_scheduler_that_stops_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_whose_scheduler_stops_raises_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SchedulerState, "join", lambda self, sequence, now: False)
     scheduler, pool = build(with_default_sizes(WorkerConfig(), on_gpu=False), 64)
     with pytest.raises(Stuck, match="1 wait"):
         replay(traffic((0, 4, 1)), scheduler, pool, SECOND)
 
 
-def test_contiguous_gets_the_same_memory() -> None:
+def test_build_contiguous_gets_the_same_memory() -> None:
     _, paged = build(with_default_sizes(WorkerConfig(), on_gpu=False), 512, 1000)
     _, contiguous = build(
         with_default_sizes(WorkerConfig(kv_cache_backend="contiguous", prefix_cache=False), on_gpu=False), 512, 1000

@@ -1,4 +1,4 @@
-"""`sluice simulate` as a person meets it."""
+"""The `sluice simulate` command."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ def simulate(*words: str) -> int:
     return main.main(["simulate", *words])
 
 
-def test_every_workload_is_replayed_into_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_all_workloads_prints_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate("--workload", "all", "--length-scale", "0.1", "--rate-scale", "4") == 0
     out = capsys.readouterr().out
     for name, workload in WORKLOADS.items():
@@ -27,21 +27,21 @@ def test_every_workload_is_replayed_into_one_table(capsys: pytest.CaptureFixture
     assert out.count("pages owned") == len(WORKLOADS)
 
 
-def test_flags_are_the_workers_and_numbers_go_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_takes_the_worker_s_flags_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     words = "--workload synthetic --rate 50 --duration 2 --prompt-tokens 5-30 --output-tokens 4"
     words += f" --max-batch-size 3 --page-size 4 --pages 100 --cost cpu-qwen3-0.6b --json {out}"
     assert simulate(*words.split()) == 0
-    told = json.loads(out.read_text())
-    replayed = told["workloads"]["synthetic"]
-    assert told["about"]["worker"]["max_batch_size"] == max(replayed["timeline"]["running"]) == 3
+    content = json.loads(out.read_text())
+    replayed = content["workloads"]["synthetic"]
+    assert content["about"]["worker"]["max_batch_size"] == max(replayed["timeline"]["running"]) == 3
     assert replayed["timeline"]["free"][0] <= 100
     assert {len(request["stamps"]) for request in replayed["requests"]} == {4}
     assert replayed["summary"]["requests"] == len(replayed["requests"]) > 50
     assert f"| synthetic | {len(replayed['requests'])} | 0 |" in capsys.readouterr().out
 
 
-def test_faster_traffic_meets_a_longer_queue(tmp_path: Path) -> None:
+def test_simulate_faster_traffic_has_a_longer_queue(tmp_path: Path) -> None:
     waiting = []
     for times in ("1", "64"):
         out = tmp_path / f"{times}.json"
@@ -52,7 +52,7 @@ def test_faster_traffic_meets_a_longer_queue(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "error"),
     [
         ("--pages 0", "--pages: must be a whole number above 0, not '0'"),
         ("--rate x", "--rate: must be a number above 0, not 'x'"),
@@ -65,18 +65,20 @@ def test_faster_traffic_meets_a_longer_queue(tmp_path: Path) -> None:
         ("--port 3", "unknown flag --port"),
     ],
 )
-def test_mistakes_are_one_sentence_and_exit_2(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_mistake_is_one_sentence_and_exits_2(
+    words: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert simulate(*words.split()) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("sluice simulate: ") and says in said and said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("sluice simulate: ") and error in stderr and stderr.count("\n") == 1
 
 
-def test_a_model_that_is_not_there_cannot_be_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrate_missing_model_exits_with_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate("--calibrate", "/no/such/folder") == 3
     assert "/no/such/folder" in capsys.readouterr().err
 
 
-def test_a_calibration_can_be_simulated_with(
+def test_calibrate_writes_a_cost_that_simulate_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     true = CostModel(0.02, 1e-3, 1e-6, 1e-4)
@@ -94,7 +96,7 @@ def test_a_calibration_can_be_simulated_with(
     assert "| baseline | 10 | 0 |" in capsys.readouterr().out
 
 
-def test_a_replay_needs_none_of_the_heavy_libraries() -> None:
+def test_simulate_imports_no_heavy_libraries() -> None:
     check = (
         "import sys; from deploy.cli.main import main\n"
         "assert main(['simulate', '--workload', 'baseline', '--length-scale', '0.02']) == 0\n"

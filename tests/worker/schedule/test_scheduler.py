@@ -1,20 +1,16 @@
-"""Continuous batching and chunked prefill: who joins, who advances, in which order, within which limits."""
+"""The scheduler: which sequences join and update, in which order, within which limits, and how they leave."""
 
 import pytest
 
-from tests.worker.schedule.harness import Rig
-from worker.schedule.sequence import Plan, Sequence
+from shared.messages import Outcome
+from tests.worker.schedule.harness import EOS, Rig, commit, feed, members, shape
+from worker.schedule.sequence import Plan
+
+STOP = 7
+OTHER = 5
 
 
-def shape(plan: Plan) -> list[tuple[Sequence, int, int]]:
-    return [(chunk.sequence, chunk.start, chunk.length) for chunk in plan.chunks]
-
-
-def members(plan: Plan) -> list[Sequence]:
-    return [chunk.sequence for chunk in plan.chunks]
-
-
-def test_new_ones_join_finished_ones_leave_at_every_step() -> None:
+def test_plan_new_sequences_join_and_finished_ones_leave_at_every_step() -> None:
     rig = Rig()
     a, b, c = rig.submit(3, max_tokens=2), rig.submit(4), rig.submit(5)
     assert shape(rig.plan()) == [(a, 0, 3), (b, 0, 4), (c, 0, 5)]
@@ -26,14 +22,14 @@ def test_new_ones_join_finished_ones_leave_at_every_step() -> None:
     assert set(rig.ends) == {a}
 
 
-def test_a_single_request_starts_at_once() -> None:
+def test_plan_single_request_starts_at_once() -> None:
     rig = Rig(max_batch_size=8)
     a = rig.submit(3)
     assert rig.scheduler.next_wakeup(0.0) == 0.0
     assert members(rig.plan()) == [a]
 
 
-def test_at_most_max_batch_size_run() -> None:
+def test_plan_runs_at_most_max_batch_size() -> None:
     rig = Rig(max_batch_size=2)
     a, b, c = rig.submit(3, max_tokens=1), rig.submit(3), rig.submit(3)
     assert members(rig.plan()) == [a, b]
@@ -47,7 +43,7 @@ def test_at_most_max_batch_size_run() -> None:
     assert rig.scheduler.status.waiting_tokens == 0
 
 
-def test_has_work_from_the_first_submit_to_the_last_end() -> None:
+def test_has_work_from_first_submit_to_last_end() -> None:
     rig = Rig(prefill_chunk_size=2)
     assert not rig.scheduler.has_work and not rig.plan()
     rig.submit(5, max_tokens=1)
@@ -57,7 +53,7 @@ def test_has_work_from_the_first_submit_to_the_last_end() -> None:
     assert not rig.scheduler.has_work and not rig.plan()
 
 
-def test_short_requests_do_not_wait_for_long_ones() -> None:
+def test_short_request_beside_a_long_one_ends_first() -> None:
     rig = Rig()
     long, short = rig.submit(4, max_tokens=20), rig.submit(4, max_tokens=2)
     rig.step()
@@ -66,7 +62,7 @@ def test_short_requests_do_not_wait_for_long_ones() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "chunks"), [(1, [1]), (3, [3]), (4, [4]), (5, [4, 1]), (8, [4, 4]), (9, [4, 4, 1])])
-def test_a_prompt_is_cut_and_only_its_last_chunk_samples(prompt: int, chunks: list[int]) -> None:
+def test_plan_long_prompt_is_cut_and_only_its_last_chunk_samples(prompt: int, chunks: list[int]) -> None:
     rig = Rig(prefill_chunk_size=4)
     a = rig.submit(prompt)
     for index, length in enumerate(chunks):
@@ -78,7 +74,7 @@ def test_a_prompt_is_cut_and_only_its_last_chunk_samples(prompt: int, chunks: li
     assert a.output_len == 1
 
 
-def test_running_prompts_go_on_before_new_ones_start() -> None:
+def test_plan_running_prompts_go_before_new_ones() -> None:
     rig = Rig(prefill_chunk_size=4, max_step_tokens=6)
     a, b = rig.submit(8), rig.submit(8)
     assert shape(rig.plan()) == [(a, 0, 4), (b, 0, 2)]
@@ -89,7 +85,7 @@ def test_running_prompts_go_on_before_new_ones_start() -> None:
     assert shape(rig.plan()) == [(a, 8, 1), (b, 4, 4), (c, 0, 1)]
 
 
-def test_prompts_at_different_progress_share_a_step_with_decodes() -> None:
+def test_plan_mixes_decodes_with_prompts_at_different_progress() -> None:
     rig = Rig(prefill_chunk_size=4)
     a = rig.submit(2)
     rig.step()
@@ -99,7 +95,7 @@ def test_prompts_at_different_progress_share_a_step_with_decodes() -> None:
     assert shape(rig.plan()) == [(a, 3, 1), (b, 4, 4), (c, 0, 4)]
 
 
-def test_at_most_max_prefill_chunks_per_step_prompts_advance() -> None:
+def test_plan_has_at_most_max_prefill_chunks_per_step() -> None:
     rig = Rig(prefill_chunk_size=4, max_prefill_chunks_per_step=2)
     a, b, c = rig.submit(6), rig.submit(12), rig.submit(3)
     assert members(rig.plan()) == [a, b] and rig.scheduler.status.waiting == 1
@@ -109,68 +105,7 @@ def test_at_most_max_prefill_chunks_per_step_prompts_advance() -> None:
     assert shape(rig.plan()) == [(a, 6, 1), (b, 8, 4), (c, 0, 3)]
 
 
-def test_unchunked_prompts_are_whole_and_only_the_last_exceeds_the_budget() -> None:
-    rig = Rig(use_chunked_prefill=False, max_step_tokens=10)
-    a, b, c = rig.submit(8), rig.submit(30), rig.submit(3)
-    assert shape(rig.plan()) == [(a, 0, 8), (b, 0, 30)]
-    rig.step()
-    assert shape(rig.plan()) == [(a, 8, 1), (b, 30, 1), (c, 0, 3)]
-
-
-def test_fcfs_decodes_come_before_prompts() -> None:
-    rig = Rig(max_step_tokens=4)
-    a, b = rig.submit(1), rig.submit(1)
-    rig.step()
-    c = rig.submit(10)
-    assert shape(rig.plan()) == [(a, 1, 1), (b, 1, 1), (c, 0, 2)]
-
-
-def test_prefill_first_gives_prompts_the_step_and_decodes_the_rest() -> None:
-    rig = Rig(max_step_tokens=4, scheduler_policy="prefill_first")
-    a, b = rig.submit(1), rig.submit(1)
-    rig.step()
-    c = rig.submit(7)
-    assert shape(rig.plan()) == [(c, 0, 4)]
-    rig.step()
-    assert shape(rig.plan()) == [(a, 1, 1), (c, 4, 3)], "decodes stand first in the step all the same"
-    rig.step()
-    assert members(rig.plan()) == [a, b, c]
-
-
-def test_round_robin_decodes_advance_in_turn_when_the_step_is_too_small() -> None:
-    rig = Rig(max_step_tokens=3, scheduler_policy="decode_round_robin")
-    everyone = [rig.submit(1, max_tokens=20) for _ in range(5)]
-    while any(sequence.output_len == 0 for sequence in everyone):
-        rig.step()
-    before = [sequence.output_len for sequence in everyone]
-    for _ in range(5):
-        assert len(rig.step()) == 3
-    gained = [sequence.output_len - had for sequence, had in zip(everyone, before, strict=True)]
-    assert sum(gained) == 15 and max(gained) - min(gained) <= 2
-
-
-def test_round_robin_leaves_prompts_half_of_a_full_step() -> None:
-    rig = Rig(max_step_tokens=4, scheduler_policy="decode_round_robin")
-    decodes = [rig.submit(1, max_tokens=20) for _ in range(4)]
-    rig.step()
-    prompt = rig.submit(4)
-    plan = rig.plan()
-    assert shape(plan)[-1] == (prompt, 0, 2) and members(plan)[:-1] == decodes[:2]
-    rig.commit(plan, rig.run(plan))
-    plan = rig.plan()
-    assert shape(plan)[-1] == (prompt, 2, 2) and members(plan)[:-1] == decodes[2:]
-
-
-def test_round_robin_decodes_use_what_prompts_leave() -> None:
-    rig = Rig(max_step_tokens=4, scheduler_policy="decode_round_robin")
-    decodes = [rig.submit(1, max_tokens=20) for _ in range(4)]
-    rig.step()
-    assert members(rig.plan()) == decodes
-    rig.submit(1)
-    assert len(members(rig.plan())) == 4
-
-
-def test_fcfs_a_later_request_that_would_fit_does_not_overtake() -> None:
+def test_plan_later_request_that_fits_does_not_overtake() -> None:
     rig = Rig(pages=9, watermark=0.0, prefix_cache=False)
     a = rig.submit(20)
     rig.step()
@@ -180,7 +115,7 @@ def test_fcfs_a_later_request_that_would_fit_does_not_overtake() -> None:
     assert members(rig.plan()) == [big, small]
 
 
-def test_new_sequences_leave_the_watermark_to_running_ones_but_not_to_nobody() -> None:
+def test_plan_new_sequences_respect_the_watermark_unless_alone() -> None:
     rig = Rig(pages=11, watermark=0.2, prefix_cache=False)
     a = rig.submit(36, max_tokens=1)  # 9 of 10 pages
     assert members(rig.plan()) == [a], "alone, a sequence may take what it needs"
@@ -191,14 +126,14 @@ def test_new_sequences_leave_the_watermark_to_running_ones_but_not_to_nobody() -
     assert rig.scheduler.get(d.key) is d and rig.scheduler.status.waiting == 1
 
 
-def test_a_whole_prompt_gets_its_pages_when_it_joins() -> None:
+def test_plan_joining_prompt_gets_all_its_pages() -> None:
     rig = Rig(prefill_chunk_size=4, prefix_cache=False)
     a = rig.submit(18)
     rig.plan()
     assert len(a.pages) == 5
 
 
-def test_decodes_get_pages_one_at_a_time() -> None:
+def test_plan_decodes_get_pages_one_at_a_time() -> None:
     rig = Rig(page_size=3, prefix_cache=False)
     a = rig.submit(3, max_tokens=6)
     sizes = []
@@ -208,7 +143,7 @@ def test_decodes_get_pages_one_at_a_time() -> None:
     assert sizes == [1, 2, 2, 2, 3, 0]
 
 
-def test_contiguous_is_one_page_a_sequence() -> None:
+def test_plan_contiguous_backend_uses_one_page_per_sequence() -> None:
     rig = Rig(pages=3, page_size=64, prefix_cache=False, watermark=0.0)
     a, b, c = (rig.submit(10, max_tokens=54) for _ in range(3))
     assert members(rig.plan()) == [a, b], "every page can be used"
@@ -216,7 +151,7 @@ def test_contiguous_is_one_page_a_sequence() -> None:
     assert c in rig.ends and a.preemptions == b.preemptions == c.preemptions == 0
 
 
-def test_times_are_those_of_the_first_admission_and_the_first_token() -> None:
+def test_sequence_times_are_first_admission_and_first_token() -> None:
     rig = Rig(prefill_chunk_size=4)
     a = rig.submit(6)
     for rig.now in (1.0, 2.0, 3.0):
@@ -224,7 +159,7 @@ def test_times_are_those_of_the_first_admission_and_the_first_token() -> None:
     assert (a.admitted, a.first_token) == (1.0, 2.0)
 
 
-def test_a_step_that_raised_is_planned_again_and_publishes_nothing() -> None:
+def test_plan_after_a_failed_step_repeats_it_and_publishes_nothing() -> None:
     rig = Rig(prefill_chunk_size=4)
     a, b = rig.submit([1] * 9), rig.submit(3)
     first = rig.plan()
@@ -236,7 +171,7 @@ def test_a_step_that_raised_is_planned_again_and_publishes_nothing() -> None:
     assert members(rig.plan()) == [b]
 
 
-def test_a_plan_can_be_committed_in_part() -> None:
+def test_update_of_part_of_a_plan_applies_only_that_part() -> None:
     rig = Rig()
     a, b = rig.submit(3), rig.submit(3)
     plan = rig.plan()
@@ -246,17 +181,17 @@ def test_a_plan_can_be_committed_in_part() -> None:
     assert shape(rig.plan()) == [(a, 3, 1), (b, 0, 3)]
 
 
-def test_a_sequence_that_left_during_the_step_is_passed_over() -> None:
+def test_update_skips_a_sequence_that_left_during_the_step() -> None:
     rig = Rig()
     a, b = rig.submit(3), rig.submit(4)
     plan = rig.plan()
     ids = rig.run(plan)
     rig.scheduler.abort(a.key)
-    assert [advance.sequence for advance in rig.commit(plan, ids)] == [b]
+    assert [update.sequence for update in rig.commit(plan, ids)] == [b]
     assert a.output_len == 0
 
 
-def test_ids_that_do_not_fit_and_plans_committed_twice_are_errors() -> None:
+def test_update_with_wrong_ids_or_a_repeated_plan_raises() -> None:
     rig = Rig()
     a = rig.submit(3)
     plan = rig.plan()
@@ -269,3 +204,83 @@ def test_ids_that_do_not_fit_and_plans_committed_twice_are_errors() -> None:
     with pytest.raises(ValueError, match="moved on"):
         rig.scheduler.launched(plan)
     assert a.output_len == 1
+
+
+@pytest.mark.parametrize("prompt", [1, 5, 9])
+def test_max_tokens_0_computes_the_prompt_and_samples_nothing(prompt: int) -> None:
+    rig = Rig(prefill_chunk_size=4)
+    sequence = rig.submit(prompt, max_tokens=0)
+    updates = []
+    while rig.scheduler.has_work:
+        plan = rig.plan()
+        assert not plan.sampling
+        updates += rig.commit(plan, [])
+    ((only),) = updates
+    assert (only.sequence, only.tokens, only.outcome) == (sequence, [], Outcome.LENGTH)
+    assert sequence.computed_tokens == prompt and sequence.first_token == 0.0
+
+
+def test_resumed_stream_computes_its_output_and_samples_the_next_token() -> None:
+    rig = Rig(prefill_chunk_size=4)
+    sequence = rig.submit(3, max_tokens=6, generated=(OTHER, OTHER, OTHER, OTHER))
+    assert [chunk.length for chunk in rig.plan().chunks] == [4]
+    commit(rig.scheduler, rig.plan(), [], 0.0)
+    assert feed(rig, sequence, [OTHER]) is None
+    assert feed(rig, sequence, [OTHER]) == Outcome.LENGTH
+    assert sequence.output_len == 6
+
+
+@pytest.mark.parametrize(
+    ("generated", "outcome"),
+    [((OTHER, OTHER), Outcome.LENGTH), ((EOS,), Outcome.EOS), ((STOP,), Outcome.STOP), ((EOS, OTHER), Outcome.LENGTH)],
+)
+def test_resumed_complete_stream_ends_without_another_token(generated: tuple[int, ...], outcome: Outcome) -> None:
+    rig = Rig(eos_token_ids=frozenset({EOS}))
+    rig.submit(3, max_tokens=2, generated=generated, stop_token_ids=(STOP,))
+    plan = rig.plan()
+    assert plan and not plan.sampling
+    (update,) = commit(rig.scheduler, plan, [], 0.0)
+    assert (update.tokens, update.outcome) == ([], outcome)
+
+
+def test_abort_frees_pages_at_once_and_is_idempotent() -> None:
+    rig = Rig(max_batch_size=1)
+    runs, waits = rig.submit(9), rig.submit(9)
+    rig.plan()
+    assert rig.scheduler.abort(waits.key) is waits and rig.scheduler.status.waiting_tokens == 0
+    assert rig.scheduler.abort(runs.key) is runs and rig.pool.counts().owned == 0
+    assert rig.scheduler.abort(runs.key) is None
+    assert rig.scheduler.abort((b"nobody", 1)) is None
+    rig.scheduler.check()
+    assert not rig.scheduler.has_work
+
+
+def test_fail_of_a_sequence_that_left_does_nothing() -> None:
+    rig = Rig()
+    gone = rig.submit(3)
+    rig.scheduler.abort(gone.key)
+    again = rig.sequence(3)
+    again.key = gone.key
+    rig.scheduler.submit(again, 0.0)
+    rig.scheduler.fail(gone)
+    assert rig.scheduler.get(again.key) is again
+
+
+def test_expire_ends_waiting_and_running_sequences() -> None:
+    rig = Rig(max_batch_size=1)
+    runs, waits, free = rig.submit(3, deadline=2.0), rig.submit(3, deadline=1.0), rig.submit(3)
+    rig.step()
+    assert rig.scheduler.expire(0.9) == []
+    assert rig.scheduler.expire(1.0) == [waits]
+    assert rig.scheduler.expire(5.0) == [runs]
+    assert rig.scheduler.expire(9.0) == [] and rig.scheduler.sequences() == [free]
+    rig.scheduler.check()
+
+
+def test_next_wakeup_of_a_forming_batch_is_its_first_deadline() -> None:
+    rig = Rig(batching_mode="static", batch_wait_timeout_s=3.0)
+    assert rig.scheduler.next_wakeup(0.0) == float("inf")
+    rig.submit(3, deadline=2.0)
+    assert not rig.plan() and rig.scheduler.next_wakeup(0.0) == 2.0
+    rig.scheduler.expire(2.0)
+    assert rig.scheduler.next_wakeup(2.0) == float("inf")

@@ -1,4 +1,4 @@
-"""Populating ahead of use: how far, in which order, and that it stops."""
+"""Prefaulting ahead of use: how far, in which order, and that it stops."""
 
 import mmap
 import threading
@@ -30,7 +30,7 @@ def memory() -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(-1, 2 << 22), dtype=torch.uint8).view(2, 64, 16, 1 << 12)
 
 
-def test_it_stays_ahead_of_the_highest_page_and_goes_no_further(
+def test_prefaulter_stays_ahead_of_the_highest_page_and_goes_no_further(
     memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefault, "AHEAD_TOKENS", 16 * 10)
@@ -45,35 +45,35 @@ def test_it_stays_ahead_of_the_highest_page_and_goes_no_further(
     assert int(memory.sum()) == 0  # touched, not changed
 
 
-def test_where_memory_cannot_be_touched_it_gives_up(memory: torch.Tensor) -> None:
-    asked: list[int] = []
+def test_prefaulter_whose_touch_fails_gives_up(memory: torch.Tensor) -> None:
+    addresses: list[int] = []
 
     def refuse(start: int, nbytes: int) -> bool:
-        asked.append(start)
+        addresses.append(start)
         return False
 
     prefaulter = Prefaulter(refuse, list(memory))
-    wait_until(lambda: bool(asked))
+    wait_until(lambda: bool(addresses))
     prefaulter.reach(40)
     time.sleep(0.05)
-    assert len(asked) == 2  # once each
+    assert len(addresses) == 2  # once each
 
 
-def test_touching_changes_nothing() -> None:
+def test_touch_pages_changes_no_bytes() -> None:
     memory = torch.randint(0, 255, (3 << 12,), dtype=torch.uint8)
     before = memory.clone()
     assert touch_pages(memory.data_ptr() // 4 * 4, memory.nbytes)
     assert torch.equal(memory, before)
 
 
-def test_its_thread_ends_with_it(memory: torch.Tensor) -> None:
+def test_prefaulter_thread_ends_with_it(memory: torch.Tensor) -> None:
     def threads() -> int:
         return sum(thread.name == "prefault" for thread in threading.enumerate())
 
-    wait_until(lambda: threads() == 0)  # those of the tests before
+    wait_until(lambda: threads() == 0)  # of earlier tests
     before = threads()
-    held = [Prefaulter(touch_pages, list(memory))]
+    prefaulters = [Prefaulter(touch_pages, list(memory))]
     assert threads() == before + 1
-    wait_until(lambda: held[0].prefaulted == 64)
-    held.clear()
+    wait_until(lambda: prefaulters[0].prefaulted == 64)
+    prefaulters.clear()
     wait_until(lambda: threads() == before)

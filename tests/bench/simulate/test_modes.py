@@ -1,4 +1,4 @@
-"""What each mode is for, shown on the workload that was made for it; and that none of them starves anybody."""
+"""Each scheduling mode on the workload that shows its purpose; and no mode starves a request."""
 
 from itertools import product
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from bench.simulate.cost import CostModel
 from bench.simulate.replay import Replay
 from bench.simulate.traffic import Synthetic
-from tests.worker.simulate.harness import CPU, gaps, p99, simulated, traffic, workload
+from tests.bench.simulate.harness import CPU, gaps, p99, simulated, traffic, workload
 
 STATIC = {"batching_mode": "static", "use_chunked_prefill": False}
 POLICIES = ("fcfs", "prefill_first", "decode_round_robin")
@@ -25,50 +25,50 @@ def ttfts(result: Replay) -> list[float]:
 
 
 def test_continuous_batching_answers_sooner_than_static() -> None:
-    calls = workload("continuous_batching", rate=0.1)
-    continuous, static = (simulated(calls, CPU, 4096, **flags) for flags in ({}, STATIC))
+    requests = workload("continuous_batching", rate=0.1)
+    continuous, static = (simulated(requests, CPU, 4096, **flags) for flags in ({}, STATIC))
     assert p99(ttfts(continuous)) * 4 < p99(ttfts(static))
 
 
 def test_chunked_prefill_keeps_streams_flowing() -> None:
-    calls = workload("chunked_prefill", rate=0.05)
-    chunked = simulated(calls, CPU, 8192, prefill_chunk_size=128, max_step_tokens=256)
-    whole = simulated(calls, CPU, 8192, use_chunked_prefill=False)
+    requests = workload("chunked_prefill", rate=0.05)
+    chunked = simulated(requests, CPU, 8192, prefill_chunk_size=128, max_step_tokens=256)
+    whole = simulated(requests, CPU, 8192, use_chunked_prefill=False)
     assert 2 * p99(gaps(chunked.requests)) <= p99(gaps(whole.requests))
 
 
 @pytest.mark.parametrize("rate", [0.02, 1.0])
-def test_a_shared_prefix_is_not_computed_again(rate: float) -> None:
-    calls = workload("prefix_caching", rate)
-    cached, plain = (simulated(calls, CPU, 8192, prefix_cache=on) for on in (True, False))
+def test_prefix_cache_computes_a_shared_prefix_once(rate: float) -> None:
+    requests = workload("prefix_caching", rate)
+    cached, plain = (simulated(requests, CPU, 8192, prefix_cache=on) for on in (True, False))
     assert 2 * sum(ttfts(cached)) < sum(ttfts(plain))
     assert sum(request.cached_tokens >= 1008 for request in cached.requests) >= 40
     assert not any(request.cached_tokens for request in plain.requests)
 
 
-def test_pages_hold_more_sequences_than_slots_in_the_same_memory() -> None:
-    calls = workload("paged_attention")
-    paged = simulated(calls, CPU, 512, 1024)
-    contiguous = simulated(calls, CPU, 512, 1024, kv_cache_backend="contiguous", prefix_cache=False)
+def test_paged_backend_holds_more_sequences_than_contiguous() -> None:
+    requests = workload("paged_attention")
+    paged = simulated(requests, CPU, 512, 1024)
+    contiguous = simulated(requests, CPU, 512, 1024, kv_cache_backend="contiguous", prefix_cache=False)
     most = [max(sample.running for sample in result.timeline) for result in (paged, contiguous)]
     assert most[1] == 16 and most[0] >= 2 * most[1]
     assert paged.end < contiguous.end
 
 
-def test_decodes_take_turns_when_a_step_cannot_hold_them_all() -> None:
-    calls, flags = traffic(*[(0.0, 1, 20)] * 8), {"max_step_tokens": 4, "max_batch_size": 8}
-    turns, first = (simulated(calls, scheduler_policy=policy, **flags) for policy in ("decode_round_robin", "fcfs"))
+def test_decode_round_robin_shares_steps_that_cannot_hold_all() -> None:
+    requests, flags = traffic(*[(0.0, 1, 20)] * 8), {"max_step_tokens": 4, "max_batch_size": 8}
+    turns, first = (simulated(requests, scheduler_policy=policy, **flags) for policy in ("decode_round_robin", "fcfs"))
     assert max(gaps(turns.requests)) <= 4
     assert max(ttfts(turns)) < max(ttfts(first))
 
 
 @pytest.mark.parametrize("flags", MODES, ids=lambda flags: "-".join(map(str, flags.values())))
-def test_nobody_starves_under_sustained_overload(flags: dict[str, Any]) -> None:
-    """Nobody waits longer than all who may be ahead need one after another; the overload lasts much longer."""
+def test_every_mode_under_sustained_overload_starves_no_request(flags: dict[str, Any]) -> None:
+    """No request waits longer than all that may be ahead take one after another; the overload lasts much longer."""
     cost, places = CostModel(overhead=0.01, token=1e-4, kv_token=0.0), 6
-    calls = Synthetic(rate=60, duration=30, prompt=(1, 60), output=(1, 40)).make()
+    requests = Synthetic(rate=60, duration=30, prompt=(1, 60), output=(1, 40)).make()
     result = simulated(
-        calls, cost, 24, 100, every_step=True, page_size=16, max_batch_size=places, max_waiting_requests=places,
+        requests, cost, 24, 100, every_step=True, page_size=16, max_batch_size=places, max_waiting_requests=places,
         max_step_tokens=20, **flags,
     )  # fmt: skip
     alone = 40 * cost.seconds(1, 0, 1) + 4 * cost.seconds(20, 0, 1)  # the longest request with the worker to itself

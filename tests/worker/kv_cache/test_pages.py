@@ -1,4 +1,4 @@
-"""The page pool: hand out, share, take back, remember; oldest cached page evicted last of all spare ones."""
+"""The page pool: acquire, share, release, publish; free pages go first, then the oldest cached ones."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +8,7 @@ from shared.messages import Pages
 from worker.kv_cache.pages import PagePool
 
 
-def test_the_scratch_page_is_never_handed_out() -> None:
+def test_acquire_never_hands_out_the_scratch_page() -> None:
     pool = PagePool(5, 16)
     pages = pool.acquire(4)
     assert pages is not None and sorted(pages) == [1, 2, 3, 4]
@@ -23,7 +23,7 @@ def test_acquire_gives_all_or_none() -> None:
     assert pool.acquire(0) == []
 
 
-def test_a_released_page_is_free_again_unless_published() -> None:
+def test_release_frees_a_page_unless_it_is_published() -> None:
     pool = PagePool(4, 1)
     pages = pool.acquire(3) or []
     pool.publish(pages[0], b"a")
@@ -33,7 +33,7 @@ def test_a_released_page_is_free_again_unless_published() -> None:
     pool.check()
 
 
-def test_plain_pages_are_handed_out_before_cached_ones_and_the_oldest_cached_before_younger_ones() -> None:
+def test_acquire_takes_free_pages_first_then_the_oldest_cached() -> None:
     pool = PagePool(6, 1)
     first, second = pool.acquire(1) or [], pool.acquire(1) or []
     pool.publish(first[0], b"first")
@@ -47,7 +47,7 @@ def test_plain_pages_are_handed_out_before_cached_ones_and_the_oldest_cached_bef
     pool.check()
 
 
-def test_a_chain_is_evicted_from_its_end() -> None:
+def test_acquire_evicts_a_chain_from_its_end() -> None:
     pool = PagePool(4, 1)
     pages = pool.acquire(3) or []
     for page, digest in zip(pages, (b"1", b"12", b"123"), strict=True):
@@ -56,7 +56,7 @@ def test_a_chain_is_evicted_from_its_end() -> None:
     assert [pool.acquire(1) for _ in range(3)] == [[page] for page in reversed(pages)]
 
 
-def test_using_a_cached_page_makes_it_young_again() -> None:
+def test_share_of_a_cached_page_makes_it_the_youngest() -> None:
     pool = PagePool(3, 1)
     old, young = pool.acquire(2) or []
     pool.publish(old, b"old")
@@ -68,7 +68,7 @@ def test_using_a_cached_page_makes_it_young_again() -> None:
     assert pool.acquire(1) == [young]
 
 
-def test_a_shared_page_is_freed_by_its_last_owner() -> None:
+def test_release_by_the_last_owner_frees_a_shared_page() -> None:
     pool = PagePool(2, 1)
     pages = pool.acquire(1) or []
     pool.publish(pages[0], b"a")
@@ -80,7 +80,7 @@ def test_a_shared_page_is_freed_by_its_last_owner() -> None:
     pool.check()
 
 
-def test_the_first_to_publish_a_digest_wins() -> None:
+def test_publish_of_a_digest_twice_keeps_the_first_page() -> None:
     pool = PagePool(3, 1)
     first, second = pool.acquire(2) or []
     assert pool.publish(first, b"a")
@@ -92,7 +92,7 @@ def test_the_first_to_publish_a_digest_wins() -> None:
     pool.check()
 
 
-def test_misuse_is_an_error() -> None:
+def test_misuse_raises() -> None:
     pool = PagePool(3, 1)
     with pytest.raises(ValueError, match="not published"):
         pool.share(1)
@@ -126,7 +126,7 @@ def test_check_sees_a_lost_digest() -> None:
 
 @settings(max_examples=100, deadline=None, database=None)
 @given(st.lists(st.tuples(st.sampled_from(["acquire", "release", "publish", "share"]), st.integers(0, 7)), max_size=60))
-def test_invariants_hold_under_random_use(operations: list[tuple[str, int]]) -> None:
+def test_random_use_keeps_the_invariants(operations: list[tuple[str, int]]) -> None:
     pool, held, named = PagePool(7, 2), list[list[int]](), dict[int, bytes]()
     for kind, number in operations:
         if kind == "acquire":

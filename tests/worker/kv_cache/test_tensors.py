@@ -6,25 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.worker.kv_cache.harness import SPEC
 from worker.kv_cache.tensors import Cache, bytes_per_page
-from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
-
-SPEC = ModelSpec(
-    model_type="llama", vocab_size=8, hidden_size=64, intermediate_size=64, heads=4, kv_heads=2, head_dim=16,
-    layers=(LayerSpec(0, 0),) * 3, ropes=(RopeSpec("default", 1e4),), max_positions=64, norm_eps=1e-6,
-    attention_scale=0.25, activation="silu", tied=True, eos_ids=(), dtype="float32",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-def test_layout_and_size(dtype: torch.dtype) -> None:
+def test_cache_has_layout_and_size(dtype: torch.dtype) -> None:
     cache = Cache(SPEC, pages=5, page_size=16, dtype=dtype, device="cpu")
     assert cache.k.shape == cache.v.shape == (3, 5, 16, 2, 16) and cache.k.dtype == cache.v.dtype == dtype
     assert cache.k.nbytes + cache.v.nbytes == 5 * bytes_per_page(SPEC, 16, dtype)
     assert not cache.k.view(torch.uint8).any() and not cache.v.view(torch.uint8).any()
 
 
-def test_a_layer_is_a_view() -> None:
+def test_cache_layer_is_a_view() -> None:
     cache = Cache(SPEC, pages=2, page_size=4, dtype=torch.float32, device="cpu")
     k, v = cache.layer(1)
     k[1, 3] = 7.0
@@ -37,12 +31,12 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_pages_that_no_one_wrote_cost_no_memory() -> None:
+def test_cache_pages_never_written_take_no_memory() -> None:
     before = resident_bytes()
     cache = Cache(SPEC, pages=1 << 15, page_size=16, dtype=torch.float32, device="cpu")
     cache.k[:, 7] = 1.0
     assert resident_bytes() - before < 64 << 20 < cache.k.nbytes
 
 
-def test_bytes_of_a_page() -> None:
+def test_bytes_per_page_counts_k_and_v_of_all_layers() -> None:
     assert bytes_per_page(SPEC, 16, torch.bfloat16) == 2 * 3 * 16 * 2 * 16 * 2

@@ -1,13 +1,12 @@
-"""A step planned while another is under way: it goes on from there, and what that one brings changes nothing twice."""
+"""The scheduler with steps in flight: the next plan goes on from them, and nothing is applied twice."""
 
 import pytest
 
 from shared.messages import Outcome
-from tests.worker.schedule.harness import EOS, Rig
-from tests.worker.schedule.test_continuous import members, shape
+from tests.worker.schedule.harness import EOS, Rig, members, shape
 
 
-def test_it_goes_on_from_where_the_one_under_way_will_have_come() -> None:
+def test_plan_goes_on_from_where_the_step_in_flight_will_end() -> None:
     rig = Rig(prefill_chunk_size=4, overlap=True)
     a, b = rig.submit(3), rig.submit(6)
     rig.step()
@@ -19,18 +18,18 @@ def test_it_goes_on_from_where_the_one_under_way_will_have_come() -> None:
 
 
 @pytest.mark.parametrize(("max_tokens", "max_seq_len"), [(1, 64), (2, 64), (3, 64), (3, 8)])
-def test_no_row_is_computed_beyond_a_length_that_ends_it(max_tokens: int, max_seq_len: int) -> None:
+def test_plan_computes_no_row_beyond_the_final_length(max_tokens: int, max_seq_len: int) -> None:
     rig = Rig(overlap=True, max_seq_len=max_seq_len, max_batch_size=1)
     sequence = rig.submit(5, max_tokens, ignore_eos=True)
     rows = 0
     while rig.scheduler.has_work:
         rows += rig.plan().tokens
         rig.step()
-    assert rig.ends == {sequence: Outcome.LENGTH} and not rig.flights
+    assert rig.ends == {sequence: Outcome.LENGTH} and not rig.in_flight
     assert rows == len(sequence.tokens) - 1
 
 
-def test_a_prompt_that_samples_nothing_ends_once() -> None:
+def test_prompt_that_samples_nothing_ends_once() -> None:
     rig = Rig(overlap=True)
     sequence = rig.submit(5, max_tokens=0)
     rig.step()
@@ -39,14 +38,14 @@ def test_a_prompt_that_samples_nothing_ends_once() -> None:
     assert (end.sequence, end.tokens, end.outcome) == (sequence, [], Outcome.LENGTH)
 
 
-def test_an_eos_costs_one_row_whose_result_is_dropped() -> None:
+def test_update_after_an_eos_drops_the_one_row_computed_behind_it() -> None:
     rig = Rig(pages=4, page_size=2, overlap=True, prefix_cache=False)
     sequence = rig.submit(3, max_tokens=3)
     other = rig.sequence(2, max_tokens=2)
     rig.launch(rig.plan())
     rig.launch(rig.plan())
-    (first, _), (second, _) = rig.flights
-    rig.flights.clear()
+    (first, _), (second, _) = rig.in_flight
+    rig.in_flight.clear()
     told = rig.scheduler.update(first, [EOS], rig.now)
     assert told[0].outcome is None, "the rig has no eos: this one goes on"
     assert rig.scheduler.abort(sequence.key) and rig.pool.counts().owned == 0
@@ -59,16 +58,16 @@ def test_an_eos_costs_one_row_whose_result_is_dropped() -> None:
     rig.scheduler.check()
 
 
-def test_a_sequence_ends_at_its_eos_whatever_was_launched_behind() -> None:
+def test_update_ends_at_the_eos_whatever_was_launched_behind() -> None:
     rig = Rig(overlap=True, eos_token_ids=frozenset({EOS}), max_seq_len=64)
     every = [rig.submit([i, 3 * i % 7, 5], max_tokens=50) for i in range(1, 20)]
     rig.finish(400)
     outcomes = set(rig.ends.values())
-    assert set(rig.ends) == set(every) and outcomes == {Outcome.EOS}, "as the reference has it, in told()"
+    assert set(rig.ends) == set(every) and outcomes == {Outcome.EOS}, "as the reference has it, in check_updates()"
     assert rig.pool.counts().owned == 0
 
 
-def test_who_is_preempted_loses_what_is_under_way_and_makes_it_again() -> None:
+def test_preempted_sequence_loses_ids_in_flight_and_samples_them_again() -> None:
     rig = Rig(pages=5, page_size=2, overlap=True, prefix_cache=False, watermark=0.0)
     old, new = rig.submit([1, 2, 3], max_tokens=6, ignore_eos=True), rig.submit([4, 5, 6], 4, ignore_eos=True)
     rig.step()
@@ -76,37 +75,37 @@ def test_who_is_preempted_loses_what_is_under_way_and_makes_it_again() -> None:
     plan = rig.plan()
     assert plan.preempted == [new] and members(plan) == [old] and new.output_len == 1
     rig.launch(plan)
-    assert [advance.sequence for advance in rig.land(keep=1)] == [old], "the step under way had both"
+    assert [update.sequence for update in rig.finish_steps(keep=1)] == [old], "the step under way had both"
     assert new.output_len == 1 and not new.pages
     rig.finish(60)
     assert set(rig.ends) == {old, new}, "with the reference's tokens"
 
 
-def test_a_full_page_is_published_when_it_is_settled() -> None:
+def test_full_page_is_published_by_update() -> None:
     rig = Rig(page_size=4, overlap=True)
     rig.submit([1, 2, 3, 4, 5], max_tokens=8, ignore_eos=True)
     rig.launch(rig.plan())
     assert rig.scheduler.submit(second := rig.sequence([1, 2, 3, 4, 5], 2, ignore_eos=True), rig.now) is None
     rig.launch(rig.plan())
     assert second.cached_tokens == 0, "nobody knows yet whether the step goes well"
-    rig.land()
+    rig.finish_steps()
     rig.scheduler.submit(third := rig.sequence([1, 2, 3, 4, 5], 2, ignore_eos=True), rig.now)
     rig.plan()
     assert third.cached_tokens == 4
 
 
-def test_what_is_abandoned_is_planned_again() -> None:
+def test_discard_in_flight_plans_the_same_work_again() -> None:
     rig = Rig(overlap=True)
     a, b = rig.submit(3), rig.submit(6)
     rig.step()
-    first = shape(rig.flights[0][0])
+    first = shape(rig.in_flight[0][0])
     rig.launch(rig.plan())
     rig.scheduler.discard_in_flight()
-    rig.flights.clear()
+    rig.in_flight.clear()
     assert shape(rig.plan()) == first and (a.output_len, b.output_len) == (0, 0)
 
 
-def test_a_plan_that_does_not_go_on_from_the_last_step_is_an_error() -> None:
+def test_launched_plan_that_does_not_continue_raises() -> None:
     rig = Rig(overlap=True)
     a = rig.submit(3)
     plan = rig.plan()
@@ -116,4 +115,4 @@ def test_a_plan_that_does_not_go_on_from_the_last_step_is_an_error() -> None:
     assert (a.in_flight_tokens, a.pending_outputs) == (3, 1)
     with pytest.raises(ValueError, match="samples 1 tokens, but 2"):
         rig.scheduler.update(plan, [1, 2], rig.now)
-    assert len(rig.land()) == 1
+    assert len(rig.finish_steps()) == 1

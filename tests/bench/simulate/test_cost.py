@@ -22,20 +22,20 @@ def observed(cost: CostModel, noise: float = 0.0) -> list[Observation]:
     return steps
 
 
-def test_a_step_costs_what_its_chunks_add_up_to() -> None:
+def test_cost_of_a_step_is_the_sum_of_its_chunks() -> None:
     sequence = Sequence((b"a", 1), [1] * 50, 50, Sampling(8), 0, 0.0)
     plan = Plan([Chunk(sequence, 9, 1, True), Chunk(sequence, 16, 4, False)])
     assert CostModel(1000.0, 100.0, 1.0, 10.0).of(plan) == 1000 + 5 * 100 + (10 + 20) * 1 + 2 * 10
 
 
-def test_fit_finds_the_coefficients_again() -> None:
+def test_fit_recovers_the_coefficients() -> None:
     found = fit(observed(TRUE))
     assert (found.overhead, found.token) == (pytest.approx(TRUE.overhead), pytest.approx(TRUE.token))
     assert (found.kv_token, found.sequence) == (pytest.approx(TRUE.kv_token), pytest.approx(TRUE.sequence))
     assert worst_error(found, observed(TRUE)) < 1e-6
 
 
-def test_fit_sees_through_noise() -> None:
+def test_fit_of_noisy_steps_is_close() -> None:
     found = fit(observed(TRUE, noise=0.02))
     assert found.overhead == pytest.approx(TRUE.overhead, rel=0.1)
     assert found.token == pytest.approx(TRUE.token, rel=0.1)
@@ -48,12 +48,12 @@ def test_fit_has_no_negative_coefficients() -> None:
 
 
 @pytest.mark.parametrize("steps", [[], observed(TRUE)[:3], [Observation(1, 1, 1, 0.0)] * 5])
-def test_fit_wants_enough_to_fit(steps: list[Observation]) -> None:
+def test_fit_of_too_few_steps_raises(steps: list[Observation]) -> None:
     with pytest.raises(ValueError, match="four steps"):
         fit(steps)
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_load_reads_what_save_wrote(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     save(path, TRUE, observed(TRUE), model="demo")
     assert load(str(path)) == TRUE
@@ -76,20 +76,20 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         '{"cost": {"overhead": Infinity, "token": 1, "kv_token": 0}}',
     ],
 )
-def test_a_file_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+def test_load_of_an_invalid_file_names_it(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cost.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"--cost .*cost\.json cannot be read"):
         load(str(path))
 
 
-def test_presets_go_by_name() -> None:
+def test_load_of_a_preset_is_by_name() -> None:
     assert load("h200-3b") is PRESETS["h200-3b"]
     with pytest.raises(ConfigError, match="h200-3b"):
         load("h300")
 
 
-def test_the_gpu_preset_is_the_arithmetic_it_says() -> None:
+def test_gpu_preset_follows_its_arithmetic() -> None:
     cost = PRESETS["h200-3b"]
     assert cost.overhead == pytest.approx(1.87e-3, rel=0.01)
     assert cost.token == pytest.approx(13.5e-6, rel=0.01)
