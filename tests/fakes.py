@@ -15,7 +15,7 @@ from frontend.errors import SluiceError
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers import status as workers
-from frontend.workers.connection import WireCounters
+from frontend.workers.listener import WireCounters
 from frontend.workers.status import ConnectionState, Readiness, WorkerStatus
 from frontend.workers.stream import Stream
 from shared import messages as m
@@ -120,14 +120,14 @@ class FakePool:
 
     def say(self, stream: Stream, ids: Iterable[int]) -> None:
         if stream.end is None:
-            stream.take(len(stream.output), list(ids))
+            stream.add_tokens(len(stream.output), list(ids))
 
     def score(self, stream: Stream, start: int, logprobs: list[float], *, prompt: bool = False, k: int = 0) -> None:
         """Each token's rivals are the ids 1 to k, equally likely."""
         ids = list(range(1, k + 1)) * len(logprobs)
         values = [logprob for logprob in logprobs for _ in range(k)]
         columns = pack_f32(logprobs), k, pack_u32(ids), pack_f32(values)
-        stream.take_logprobs(m.Logprobs(stream.id, start, *columns, prompt))
+        stream.add_logprobs(m.Logprobs(stream.id, start, *columns, prompt))
 
     def end(self, stream: Stream, outcome: m.Outcome = m.Outcome.EOS, error: str = "", cached: int = 0) -> None:
         timings = m.Timings(queue_ms=1.0, prefill_ms=2.0, decode_ms=3.0, cached_tokens=cached)

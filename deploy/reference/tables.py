@@ -24,7 +24,7 @@ from frontend.api.openapi import ERRORS, REQUESTS, document
 from frontend.api.request_schema import Schema, ignored_fields, refused_fields, request_schema
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.server import http_protocol
-from frontend.workers.connection import WireCounters
+from frontend.workers.listener import WireCounters
 from frontend.workers.pool import rejection_error
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared import messages as m

@@ -16,7 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from frontend.generation.generation import RequestMetrics
 from frontend.request import Finish
-from frontend.workers.connection import WireCounters
+from frontend.workers.listener import WireCounters
 from frontend.workers.status import WorkerStatus
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)

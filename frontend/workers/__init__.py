@@ -5,6 +5,7 @@ discovery           worker addresses from flags, a file or DNS
 membership          which workers belong to the pool, and whether they are compatible
 routing             which worker gets a request: load and prefix affinity
 connection          the connection to one worker: handshake, leases, repair
+listener            what a connection reports to the pool
 stream              the output of one sequence, in order and without gaps
 status              what each worker last reported
 """

@@ -1,12 +1,12 @@
-"""The wire to one worker: greets it, submits streams, receives their output, and asks again for what was lost.
+"""The connection to one worker: handshake, submits, output, leases, and repair of what was lost on the way.
 
-Knows ids, offsets and epochs; knows nothing of text, HTTP or other workers. What becomes of a stream whose worker
-is lost, or refuses it, the owner decides (fleet.py). Lives in the event loop's thread: ZeroMQ is read through its
-file descriptor until it is empty, which costs a tenth of an asyncio-wrapped socket.
+Knows ids, offsets and epochs; nothing of text, HTTP or other workers. Its listener (pool.py) decides what happens to a
+stream whose worker is lost or rejects it. It lives in the event loop's thread: ZeroMQ is read through its file
+descriptor until it is empty, which costs a tenth of an asyncio-wrapped socket.
 
-    Hello → Welcome      until then nothing is submitted; again after every silence
-    Submit → Step        `_unanswered`: submitted again until it is admitted or rejected
-    Resync → Step        `_missing`: asked again until the hole in a stream's output is filled
+    Hello → Welcome      nothing is submitted before; repeated after every silence
+    Submit → Step        `_unanswered`: sent again until the stream is admitted or rejected
+    Resync → Step        `_missing`: sent again until the gap in a stream's output is filled
     Lease                each second: which streams this frontend still wants
 """
 
@@ -16,13 +16,12 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import zmq
 
-from frontend.workers.status import DRAINING, READY, REPORTED, ConnectionState, Readiness, not_ready
+from frontend.workers.listener import ConnectionListener, WireCounters
+from frontend.workers.status import REPORTED, ConnectionState, Readiness, readiness_of
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.address import Address
@@ -31,38 +30,9 @@ from shared.config import WireConfig
 from shared.sockets import connect
 
 LEASE_S = 1.0
-RETRY_S, LONGEST_RETRY_S = 1.0, 8.0  # until a Submit that nobody answers is sent again; doubles
-SILENCE_S = 2.0  # Status comes every 0.25 s; this much silence means that the worker is gone
-NO_EPOCH = -1  # epoch of a worker that holds nothing of ours
-
-
-@dataclass(slots=True)
-class WireCounters:
-    """What the wire went through, for /metrics."""
-
-    gaps: int = 0
-    resyncs: int = 0
-    resumed: int = 0
-    lost: int = 0
-    garbage: int = 0
-    moved: int = 0  # of the resumed ones, those that went to another worker
-
-
-class ConnectionListener(Protocol):
-    """Decides what a link only notices."""
-
-    def connected(self, link: "WorkerConnection") -> None:
-        """The worker can be used, and has none of `link.streams`: it is a new one, or has given up on us."""
-
-    def connection_lost(self, link: "WorkerConnection") -> None:
-        """It does not answer. It may come back with all its streams, or under a new epoch with none."""
-
-    def stream_rejected(self, link: "WorkerConnection", stream: Stream, rejected: m.Rejected) -> None: ...
-
-    def stream_unknown(self, stream: Stream) -> None:
-        """Its worker lives, but does not know the stream, which is in no link now."""
-
-    def stream_ended(self, stream: Stream, end: m.End) -> None: ...
+RETRY_S, MAX_RETRY_S = 1.0, 8.0  # until an unanswered Submit is sent again; doubles each time
+SILENCE_S = 2.0  # without a Status, which comes every 0.25 s: the worker is lost
+NO_EPOCH = -1  # the worker holds none of our streams
 
 
 class WorkerConnection:
@@ -77,11 +47,15 @@ class WorkerConnection:
         *,
         stall_timeout: float,
     ) -> None:
+        """
+        id: of this frontend; the topic of its events
+        stall_timeout: seconds without progress of the compute loop after which the worker gets nothing new
+        """
         self.address = address
-        self.status: m.Status | None = None
-        self.welcome: m.Welcome | None = None
-        self.incompatible = ""  # set by the roster: why this worker does not fit to the others
-        self.leaving = False  # set by the roster: it gets nothing new
+        self.status: m.Status | None = None  # the latest one
+        self.welcome: m.Welcome | None = None  # None: no handshake, or the worker was lost since
+        self.incompatible = ""  # why the worker cannot be used; set by the membership
+        self.leaving = False  # its address is no longer configured; set by the membership
         self.streams: dict[int, Stream] = {}
         self.epoch = NO_EPOCH  # of the worker that holds our streams
         self.lost_since = time.monotonic()
@@ -89,18 +63,20 @@ class WorkerConnection:
         self._listener = listener
         self._counters = counters
         self._stall_timeout = stall_timeout
-        self._missing: dict[int, int] = {}  # streams with a hole, and the first frame that can come after it
-        self._unanswered: dict[int, tuple[float, float]] = {}  # when to submit again, and the wait after that
-        self._last_id = 0  # of those submitted here; ids only grow
-        self._orphans: dict[int, Stream] = {}  # released while the worker could not be told: aborted when it is back
-        self._seq = 0
+        self._missing: dict[int, int] = {}  # id of a stream with a gap → number of the first frame that can fill it
+        self._unanswered: dict[int, tuple[float, float]] = {}  # id → when to submit again, and the pause after that
+        self._last_id = 0  # of the latest Submit here; ids only grow
+        self._orphans: dict[int, Stream] = {}  # released while the worker was away; aborted when it is back
+        self._seq = 0  # of the next Step
         self._nonce = secrets.randbits(48)
-        self._heard = 0.0  # last Status
-        self._leased = 0.0
+        self._heard_at = 0.0  # time of the last Status
+        self._leased_at = 0.0  # time of the last Lease
         self._requests: zmq.Socket[bytes]
         self._events: zmq.Socket[bytes]
 
-    # life
+    def __repr__(self) -> str:
+        state = f"{self.state.name}, epoch {self.epoch}, {len(self.streams)} streams"
+        return f"<WorkerConnection [{self.address.name}, {state}]>"
 
     def open(self, context: "zmq.Context[zmq.Socket[bytes]]", wire: WireConfig) -> None:
         self._requests = connect(context, zmq.DEALER, self.address.requests, wire, identity=self._id)
@@ -113,6 +89,8 @@ class WorkerConnection:
         asyncio.get_running_loop().remove_reader(self._events.fileno())
         self._requests.close(linger=200)
         self._events.close(linger=0)
+
+    # state
 
     @property
     def state(self) -> ConnectionState:
@@ -131,72 +109,48 @@ class WorkerConnection:
     @property
     def readiness(self) -> Readiness:
         """Whether new requests can be served now and, if not, why."""
-        match self.state:
-            case ConnectionState.READY:
-                return READY
-            case ConnectionState.DRAINING:
-                return DRAINING
-            case ConnectionState.CONNECTING:
-                return not_ready("no worker yet")
-            case ConnectionState.LOADING:
-                return not_ready(_loading(self.status))
-            case ConnectionState.FAILED:
-                return not_ready(f"the worker failed: {self.status.error if self.status else ''}")
-            case ConnectionState.LOST:
-                return not_ready("worker lost")
-            case ConnectionState.HANDSHAKE:
-                return not_ready("greeting the worker")
-            case ConnectionState.INCOMPATIBLE:
-                return not_ready(self.incompatible)
-            case ConnectionState.LEAVING:
-                return not_ready("leaving")
-            case ConnectionState.STALLED:
-                return not_ready(f"stalled: the last step was {self._age():.0f} s ago")
-
-    def __repr__(self) -> str:
-        state = f"{self.state.name}, epoch {self.epoch}, {len(self.streams)} streams"
-        return f"<WorkerConnection [{self.address.name}, {state}]>"
+        return readiness_of(self.state, self.status, self.incompatible, self._step_age())
 
     @property
     def stalled(self) -> bool:
-        """It is there, but its compute loop has not turned for too long."""
-        return self.status is not None and self.welcome is not None and self._age() > self._stall_timeout
+        """The worker answers, but its compute loop has made no progress for too long."""
+        return self.status is not None and self.welcome is not None and self._step_age() > self._stall_timeout
 
-    def _age(self) -> float:
-        """Seconds since its compute loop last turned, as far as it is known."""
-        said = self.status.last_step_age_s if self.status else 0.0
-        return said + max(0.0, time.monotonic() - self._heard - SILENCE_S)
+    def _step_age(self) -> float:
+        """Seconds since the compute loop last made progress, as far as is known."""
+        age = self.status.last_step_age_s if self.status else 0.0
+        return age + max(0.0, time.monotonic() - self._heard_at - SILENCE_S)
 
     def _silent(self) -> bool:
-        return time.monotonic() - self._heard > SILENCE_S
+        return time.monotonic() - self._heard_at > SILENCE_S
 
     # streams
 
     def submit(self, stream: Stream) -> bool:
-        """Send its `submit`, again and again until it is answered. False when there is no connection now."""
+        """Sends the stream's `submit`, repeatedly until it is answered. False: there is no connection now."""
         self.streams[stream.id] = stream
         self._last_id = stream.id
         self._unanswered[stream.id] = time.monotonic() + RETRY_S, 2 * RETRY_S
         return self._send(stream.submit)
 
     def release(self, streams: Iterable[Stream]) -> None:
-        """Abort these there; they are the caller's again. Never blocks: a worker that is away hears of it on return."""
-        gone = {stream.id: stream for stream in streams if self.streams.pop(stream.id, None) is not None}
-        if not gone:
+        """Aborts these streams at the worker and drops them here. Never blocks: a worker that is away is told later."""
+        released = {stream.id: stream for stream in streams if self.streams.pop(stream.id, None) is not None}
+        if not released:
             return
         if self.welcome is None or self.stalled:
-            self._orphans |= gone
-        self._send(m.Abort(tuple(gone)))
+            self._orphans |= released
+        self._send(m.Abort(tuple(released)))
 
     def _send(self, message: m.Request) -> bool:
-        """False when there is no connection; the tick repairs that."""
+        """False: there is no connection; `tick` sends again."""
         try:
             self._requests.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
 
-    # time
+    # periodic work
 
     def tick(self, now: float) -> None:
         """To be called ten times a second, with `time.monotonic()`."""
@@ -204,23 +158,23 @@ class WorkerConnection:
         self._keep_alive(now)
         self._missing = {id: seq for id, seq in self._missing.items() if id in self.streams}
         for id in self._missing:
-            self._ask(self.streams[id])
-        self._submit_again(now)
+            self._send_resync(self.streams[id])
+        self._submit_unanswered(now)
 
     def _keep_alive(self, now: float) -> None:
-        if self.welcome is not None and (self._silent() or not self._connected()):
+        if self.welcome is not None and (self._silent() or not self._has_peer()):
             self._lose(now)
         if self.welcome is None:
             self._send(m.Hello(self._nonce, os.getpid(), host=socket.gethostname()))
             return
         if self._orphans and not self.stalled:
             self._abort_orphans()
-        if now - self._leased > LEASE_S:
-            self._leased = now
+        if now - self._leased_at > LEASE_S:
+            self._leased_at = now
             self._send(m.Lease(len(self.streams), self._last_id, pack_u32(self.streams)))
 
-    def _connected(self) -> bool:
-        """A worker that died closes its end at once; a host that vanished is noticed by its silence."""
+    def _has_peer(self) -> bool:
+        """A worker that died closes its socket at once; a host that vanished is detected by its silence."""
         return bool(int(self._requests.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def _lose(self, now: float) -> None:
@@ -229,12 +183,23 @@ class WorkerConnection:
         self._listener.connection_lost(self)
 
     def _abort_orphans(self) -> None:
-        """The worker had not died: it does not count as a death, and what was released from it ends there, too."""
+        """The worker had not died: this is no death in the record of its streams, and those released end there, too."""
         for stream in self._orphans.values():
             stream.deaths.discard((self.address.name, self.epoch))
         if self._orphans:
             self._send(m.Abort(tuple(self._orphans)))
             self._orphans.clear()
+
+    def _submit_unanswered(self, now: float) -> None:
+        """A worker that gets a Submit twice answers twice and runs it once."""
+        if self.welcome is None:
+            return
+        for id, (due, pause) in list(self._unanswered.items()):
+            if id not in self.streams:
+                del self._unanswered[id]
+            elif due < now:
+                self._unanswered[id] = now + pause, min(2 * pause, MAX_RETRY_S)
+                self._send(self.streams[id].submit)
 
     # events
 
@@ -246,8 +211,7 @@ class WorkerConnection:
             except zmq.Again:
                 return
             try:
-                event = decode_event(frames[-1])
-                self._on_event(event)
+                self._on_event(decode_event(frames[-1]))
             except (msgspec.DecodeError, ValueError):
                 self._counters.garbage += 1
 
@@ -262,30 +226,30 @@ class WorkerConnection:
 
     def _on_status(self, status: m.Status) -> None:
         now = time.monotonic()
-        self.status, self._heard = status, now
+        self.status, self._heard_at = status, now
         if self.welcome is not None and status.epoch != self.welcome.epoch:
             self._lose(now)
         if self.welcome is None:
             if status.state is m.WorkerState.READY:
                 self._keep_alive(now)
             return
-        me = self._id.hex()
-        seq = next((peer.seq for peer in status.frontends if peer.id == me), None)
-        if seq is None:  # our lease ran out and the worker reaped our requests
-            self._forgotten()
+        own_id = self._id.hex()
+        seq = next((frontend.seq for frontend in status.frontends if frontend.id == own_id), None)
+        if seq is None:  # our lease expired and the worker freed our requests
+            self._drop_epoch()
             self._lose(now)
-        elif seq != self._seq:  # the last frames before this Status were lost, or it has begun to count anew
+        elif seq != self._seq:  # the last frames before this Status were lost, or the worker counts from zero again
             self._seq = seq
-            self._gap(seq)
+            self._on_gap(seq)
 
     def _on_welcome(self, welcome: m.Welcome) -> None:
         if welcome.nonce != self._nonce or self.welcome is not None:
             return
         if welcome.epoch == self.epoch and welcome.seq < self._seq:
-            self._forgotten()  # while we could not hear it
-        same = welcome.epoch == self.epoch
+            self._drop_epoch()  # it dropped this frontend while we could not hear it
+        known = welcome.epoch == self.epoch
         self.welcome, self._seq = welcome, welcome.seq
-        if same:
+        if known:
             self._abort_orphans()
             self._resync_all(welcome.seq)
             return
@@ -293,8 +257,8 @@ class WorkerConnection:
         self._listener.connected(self)
         self.epoch = welcome.epoch
 
-    def _forgotten(self) -> None:
-        """The worker has given up on this frontend, and with it on all its streams."""
+    def _drop_epoch(self) -> None:
+        """The worker has dropped this frontend and all its streams."""
         self.epoch = NO_EPOCH
         self._orphans.clear()
 
@@ -302,15 +266,12 @@ class WorkerConnection:
         if step.epoch != self.epoch:
             return
         if step.seq > self._seq:
-            self._gap(step.seq)
+            self._on_gap(step.seq)
         self._seq = max(self._seq, step.seq + 1)
         for admitted in step.admitted:
             self._unanswered.pop(admitted.id, None)
             if stream := self.streams.get(admitted.id):
-                stream.acknowledged = True
-                if not stream.admission.done():
-                    stream.seed = admitted.seed
-                    stream.admission.set_result(admitted.seed)
+                stream.admitted(admitted.seed)
         for rejected in step.rejected:
             if refused := self.streams.pop(rejected.id, None):
                 self._listener.stream_rejected(self, refused, rejected)
@@ -319,29 +280,29 @@ class WorkerConnection:
                 stream.started = started.timings
         for logprobs in step.logprobs:
             if stream := self.streams.get(logprobs.id):
-                stream.take_logprobs(logprobs)
+                stream.add_logprobs(logprobs)
         if step.ids:
-            self._take_tokens(step)
+            self._on_tokens(step)
         for end in step.ends:
             self._on_end(end, step.seq)
-        for unknown in step.unknown:
-            if unknown not in self._unanswered and (stream := self.streams.pop(unknown, None)):
+        for id in step.unknown:
+            if id not in self._unanswered and (stream := self.streams.pop(id, None)):
                 self._listener.stream_unknown(stream)
 
-    def _take_tokens(self, step: m.Step) -> None:
+    def _on_tokens(self, step: m.Step) -> None:
         tokens = unpack_u32(step.tokens).tolist()
         streams, missing, at = self.streams, self._missing, 0
         for id, start, count in zip(
             unpack_u32(step.ids), unpack_u32(step.starts), unpack_u32(step.counts), strict=True
         ):
-            run = tokens[at : at + count]
+            new = tokens[at : at + count]
             at += count
             stream = streams.get(id)
             if stream is None:
                 continue
-            if not stream.take(start, run):
+            if not stream.add_tokens(start, new):
                 self._resync(stream, step.seq + 1)
-            elif missing and step.seq >= missing.get(id, 0):  # a late frame from before the hole fills nothing
+            elif missing and step.seq >= missing.get(id, 0):  # a late frame from before the gap does not fill it
                 missing.pop(id, None)
 
     def _on_end(self, end: m.End, seq: int) -> None:
@@ -356,8 +317,8 @@ class WorkerConnection:
 
     # repair
 
-    def _gap(self, seq: int) -> None:
-        """Of the frames before `seq` some are missing."""
+    def _on_gap(self, seq: int) -> None:
+        """Some of the frames before number `seq` are missing."""
         self._counters.gaps += 1
         self._resync_all(seq)
 
@@ -366,31 +327,12 @@ class WorkerConnection:
             self._resync(stream, seq)
 
     def _resync(self, stream: Stream, seq: int) -> None:
-        """Ask for what is missing, and go on asking (see tick) until a frame from `seq` on continues what is here."""
+        """Requests missing output, repeatedly (see `tick`) until a frame numbered `seq` or later continues it."""
         self._missing[stream.id] = max(seq, self._missing.get(stream.id, 0))
-        self._ask(stream)
+        self._send_resync(stream)
 
-    def _ask(self, stream: Stream) -> None:
+    def _send_resync(self, stream: Stream) -> None:
         if stream.may_resync(time.monotonic()):
             self._counters.resyncs += 1
-            unanswered = stream.id in self._unanswered  # perhaps it never arrived
+            unanswered = stream.id in self._unanswered  # the Submit may not have arrived
             self._send(stream.submit if unanswered else m.Resync(stream.id, len(stream.output)))
-
-    def _submit_again(self, now: float) -> None:
-        """What was not answered. A worker that gets a Submit twice answers twice and runs it once."""
-        if self.welcome is None:
-            return
-        for id, (due, pause) in list(self._unanswered.items()):
-            if id not in self.streams:
-                del self._unanswered[id]
-            elif due < now:
-                self._unanswered[id] = now + pause, min(2 * pause, LONGEST_RETRY_S)
-                self._send(self.streams[id].submit)
-
-
-def _loading(status: m.Status | None) -> str:
-    if status is None:
-        return ""
-    if status.state is m.WorkerState.DOWNLOADING:
-        return f"downloading {status.progress:.0%}"
-    return f"loading {status.progress:.0%}" if status.progress < 1 else "loaded, preparing to compute"

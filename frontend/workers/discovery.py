@@ -1,6 +1,6 @@
-"""Where the workers are, now: the addresses given, the lines of a file, and all that a host's name stands for.
+"""Worker addresses from the flags, from the lines of a file, and from DNS.
 
-Knows no sockets. What cannot be read or looked up at the moment leaves things as they were, and is logged once.
+Knows no sockets. A file or name that cannot be read at the moment leaves the addresses as they were and is logged once.
 """
 
 import logging
@@ -10,17 +10,17 @@ from pathlib import Path
 
 from shared.address import Address, parse_all
 
-log = logging.getLogger("sluice.fleet")
+log = logging.getLogger("sluice.pool")
 
 
 def look_up(host: str) -> list[str]:
     """The IPv4 addresses of a host, in a stable order; raises OSError."""
-    found = socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
-    return sorted({str(entry[4][0]) for entry in found})
+    entries = socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+    return sorted({str(entry[4][0]) for entry in entries})
 
 
 class Discovery:
-    """`look()` blocks (a file, the resolver): call it off the event loop when `changing`."""
+    """Finds the workers' addresses. `resolve` blocks (file, DNS): call it off the event loop if they are `changing`."""
 
     def __init__(
         self, fixed: list[Address], file: Path | None = None, look_up: Callable[[str], list[str]] = look_up
@@ -29,45 +29,46 @@ class Discovery:
         self._fixed = fixed
         self._file = file
         self._look_up = look_up
-        self._seen = (0, 0)  # the file's time and size
-        self._said: list[Address] = []
-        self._hosts: dict[str, list[str]] = {}
-        self._trouble = ""
+        self._stamp = (0, 0)  # the file's time and size
+        self._from_file: list[Address] = []
+        self._ips: dict[str, list[str]] = {}  # by host name
+        self._problem = ""
 
-    def look(self) -> list[Address]:
-        """Every worker's address, each once, in order."""
-        trouble: list[str] = []
-        given = [*self._fixed, *self._lines(trouble)]
-        found = list(dict.fromkeys(at for address in given for at in self._resolved(address, trouble)))
-        self._report("; ".join(trouble))
-        return found
+    def resolve(self) -> list[Address]:
+        """The address of every worker, each once, in order."""
+        problems: list[str] = []
+        configured = [*self._fixed, *self._read_file(problems)]
+        resolved = list(dict.fromkeys(each for address in configured for each in self._expand(address, problems)))
+        self._report("; ".join(problems))
+        return resolved
 
-    def _lines(self, trouble: list[str]) -> list[Address]:
+    def _read_file(self, problems: list[str]) -> list[Address]:
         if self._file is None:
             return []
         try:
-            now = self._file.stat()
-            if (now.st_mtime_ns, now.st_size) != self._seen:
+            stat = self._file.stat()
+            if (stat.st_mtime_ns, stat.st_size) != self._stamp:
                 lines = (line.partition("#")[0] for line in self._file.read_text().splitlines())
-                self._said = [address for line in lines for address in parse_all(line)]
-                self._seen = now.st_mtime_ns, now.st_size
+                self._from_file = [address for line in lines for address in parse_all(line)]
+                self._stamp = stat.st_mtime_ns, stat.st_size
         except OSError as error:
-            trouble.append(f"--workers-file {self._file}: {error.strerror or error}")
+            problems.append(f"--workers-file {self._file}: {error.strerror or error}")
         except ValueError as error:
-            trouble.append(f"--workers-file {self._file}: {error}")
-        return self._said
+            problems.append(f"--workers-file {self._file}: {error}")
+        return self._from_file
 
-    def _resolved(self, address: Address, trouble: list[str]) -> Iterator[Address]:
+    def _expand(self, address: Address, problems: list[str]) -> Iterator[Address]:
+        """The address itself, or one for each IP address of its host name."""
         if not (host := address.host):
             yield address
             return
         try:
-            self._hosts[host] = self._look_up(host)
+            self._ips[host] = self._look_up(host)
         except OSError as error:
-            trouble.append(f"cannot look up {host}: {error}")
-        yield from (address.at(ip) for ip in self._hosts.get(host, []))
+            problems.append(f"cannot look up {host}: {error}")
+        yield from (address.at(ip) for ip in self._ips.get(host, []))
 
-    def _report(self, trouble: str) -> None:
-        if trouble and trouble != self._trouble:
-            log.warning("%s", trouble)
-        self._trouble = trouble
+    def _report(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            log.warning("%s", problem)
+        self._problem = problem

@@ -1,7 +1,7 @@
-"""Which workers there are: one connection for each address that is configured now; and whether they fit together.
+"""The workers of the pool: one connection for each configured address, and whether the workers are compatible.
 
-Knows addresses, links and what workers say of themselves; nothing of streams, except that a worker whose address is
-gone stays until its last one has ended.
+Knows addresses, connections and what workers report; nothing of streams, except that a worker whose address is gone
+stays until its last stream has ended.
 """
 
 import asyncio
@@ -18,62 +18,62 @@ from shared import messages as m
 from shared.address import Address
 from shared.config import ConfigError, WireConfig
 
-log = logging.getLogger("sluice.fleet")
+log = logging.getLogger("sluice.pool")
 
-LOOK_S = 3.0  # how often files and host names are read again
+RESOLVE_S = 3.0  # between two reads of files and host names
 
 
 class Membership:
-    """`connections` are the workers of now, in the order of joining."""
+    """The workers in the order of joining: `connections`. All serve what `welcome` says, or are not used."""
 
     def __init__(
         self,
         wire: WireConfig,
-        places: Discovery | None,
-        make: Callable[[Address], WorkerConnection],
+        discovery: Discovery | None,
+        connect: Callable[[Address], WorkerConnection],
         *,
         model: str,
         tokenizer_hash: Callable[[], str],
-        look_s: float,
+        resolve_s: float,
     ) -> None:
         self.connections: list[WorkerConnection] = []
-        self.welcome: m.Welcome | None = None  # what all of them must agree with
+        self.welcome: m.Welcome | None = None  # what every worker must match; None until the first handshake
         self._wire = wire
-        self._places = places or Discovery([Address(wire.requests, wire.requests, wire.events)])
-        self._make = make
+        self._discovery = discovery or Discovery([Address(wire.requests, wire.requests, wire.events)])
+        self._connect = connect
         self._model = model
         self._tokenizer_hash = tokenizer_hash
-        self._look_s = look_s
+        self._resolve_s = resolve_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._watching: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self._update(await self._addresses())
-        if self._places.changing:
-            self._watching = asyncio.create_task(self._watch())
+        if self._discovery.changing:
+            self._watcher = asyncio.create_task(self._watch())
 
     def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         for connection in self.connections:
             connection.close()
         self._context.destroy(linger=0)
 
-    # how they are
+    # readiness
 
-    def ready(self, but: Collection[WorkerConnection] = ()) -> list[WorkerConnection]:
-        """Those that can serve new requests now."""
+    def ready(self, excluding: Collection[WorkerConnection] = ()) -> list[WorkerConnection]:
+        """The workers that can serve new requests now."""
         return [
             connection
             for connection in self.connections
-            if connection.state is ConnectionState.READY and connection not in but
+            if connection.state is ConnectionState.READY and connection not in excluding
         ]
 
     @property
     def readiness(self) -> Readiness:
-        """Whether one of them can and, if not, why."""
+        """Whether a worker can serve new requests now and, if not, why."""
         each = [connection.readiness for connection in self.connections]
-        if any(one.ready for one in each):
+        if any(readiness.ready for readiness in each):
             return READY
         if len(each) < 2:
             return each[0] if each else not_ready("no worker is known")
@@ -82,25 +82,27 @@ class Membership:
 
     @property
     def handshaking(self) -> bool:
-        """Whether none of them can, but one may be able to at any moment."""
+        """No worker can serve requests, but one may be able to at any moment."""
         return not self.ready() and any(connection.state in STARTING for connection in self.connections)
 
     def statuses(self) -> list[WorkerStatus]:
         return [_status(connection) for connection in self.connections]
 
-    # who belongs
+    # members
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(self._resolve_s)
             self._update(await self._addresses())
 
     async def _addresses(self) -> list[Address]:
-        """Off the loop where it could block."""
-        return await asyncio.to_thread(self._places.look) if self._places.changing else self._places.look()
+        """Resolves in a thread where that could block the event loop."""
+        return (
+            await asyncio.to_thread(self._discovery.resolve) if self._discovery.changing else self._discovery.resolve()
+        )
 
     def _update(self, addresses: list[Address]) -> None:
-        """Joins new workers; one whose address is gone is to leave."""
+        """Connects to new addresses; a worker whose address is gone leaves when its streams have ended."""
         known = {connection.address: connection for connection in self.connections}
         for address in addresses:
             if address in known:
@@ -109,52 +111,52 @@ class Membership:
                 self._join(address)
         for address in known.keys() - set(addresses):
             if not known[address].leaving:
-                log.info("worker %s leaves when its streams have ended", address.name)
+                log.info("worker %s leaves the pool when its streams have ended", address.name)
             known[address].leaving = True
 
     def _join(self, address: Address) -> None:
-        connection = self._make(address)
+        connection = self._connect(address)
         try:
             connection.open(self._context, self._wire)
-        except ConfigError as error:  # no keys for it
-            if not self._places.changing:
+        except ConfigError as error:  # there are no keys for it
+            if not self._discovery.changing:
                 raise
             log.warning("the worker at %s cannot be used: %s", address.name, error)
             return
         self.connections.append(connection)
-        if self._places.changing:
-            log.info("worker %s joins", address.name)
+        if self._discovery.changing:
+            log.info("worker %s joins the pool", address.name)
 
     def remove(self, connection: WorkerConnection) -> None:
         self.connections.remove(connection)
         connection.close()
 
-    # whether they fit
+    # compatibility
 
-    def check_fit(self) -> None:
-        """All must serve the same. The first worker decides what; when none of its kind is left, the next."""
-        fit = [
+    def check_compatible(self) -> None:
+        """All workers must serve the same. The first one decides what; when none of its kind is left, the next one."""
+        usable = [
             connection.welcome
             for connection in self.connections
-            if connection.welcome and not self._misfit(connection.welcome)
+            if connection.welcome and not self._unusable(connection.welcome)
         ]
-        if fit and all(_differs(welcome, self.welcome) for welcome in fit):
-            self.welcome = fit[0]
+        if usable and all(_difference(welcome, self.welcome) for welcome in usable):
+            self.welcome = usable[0]
         for connection in self.connections:
             if connection.welcome is not None:
-                problem = self._misfit(connection.welcome) or _differs(connection.welcome, self.welcome)
+                problem = self._unusable(connection.welcome) or _difference(connection.welcome, self.welcome)
                 if problem and problem != connection.incompatible:
                     log.warning("the worker at %s is not used: %s", connection.address.name, problem)
                 connection.incompatible = problem
 
-    def _misfit(self, welcome: m.Welcome) -> str:
-        """Why a frontend like this one cannot use a worker; empty: it can."""
-        ours = self._tokenizer_hash()
+    def _unusable(self, welcome: m.Welcome) -> str:
+        """Why this frontend cannot use the worker; empty: it can."""
+        own_hash = self._tokenizer_hash()
         if welcome.version != m.PROTOCOL_VERSION:
             return f"the worker speaks protocol {welcome.version}, this frontend {m.PROTOCOL_VERSION}"
         if self._model and welcome.model != self._model:
             return f"the worker serves {welcome.model!r}, this frontend {self._model!r}; see --served-model-name"
-        if ours and welcome.tokenizer_hash and welcome.tokenizer_hash != ours:
+        if own_hash and welcome.tokenizer_hash and welcome.tokenizer_hash != own_hash:
             return "the worker has another tokenizer"
         return ""
 
@@ -172,10 +174,10 @@ def _status(connection: WorkerConnection) -> WorkerStatus:
     )
 
 
-def _differs(welcome: m.Welcome, others: m.Welcome | None) -> str:
-    """In what a worker does not fit to the others; empty: in nothing."""
+def _difference(welcome: m.Welcome, others: m.Welcome | None) -> str:
+    """How a worker differs from the others; empty: not at all."""
     if others is None:
-        return "it is the first"
+        return "it is the first one"
     pairs = (
         ("model", welcome.model, others.model),
         ("tokenizer", welcome.tokenizer_hash[:12], others.tokenizer_hash[:12]),

@@ -1,5 +1,4 @@
-"""Which of several workers gets a request: the least loaded, unless one that has its prompt's beginning in its prefix
-cache is nearly as free.
+"""Chooses the worker for a request: the least loaded one, or one nearly as free that has cached a prefix of the prompt.
 
 Pure: counts and names in, a choice out. Load is in tokens that may still have to be computed.
 """
@@ -10,68 +9,70 @@ from collections.abc import Collection, Iterable, Sequence
 from frontend.workers.stream import Stream
 from shared.messages import Status
 
-DEPTHS = (16384, 4096, 1024, 256, 64)  # tokens; beginnings of these lengths are remembered
-REMEMBERED = 20_000  # beginnings
-MARGIN = 1024  # tokens more than the least loaded's that a known beginning is worth; or a quarter of its load
-EXPECTED = 1024  # most new tokens that a request is expected to need: few use all of their max_tokens
-STRANGER = 256  # tokens that another frontend's running request may need
+PREFIX_LENGTHS = (16384, 4096, 1024, 256, 64)  # tokens; prefixes of these lengths are remembered
+MAX_PREFIXES = 20_000
+AFFINITY_MARGIN = 1024  # tokens of load above the least that a cached prefix is worth; or a quarter of the least load
+EXPECTED_TOKENS = 1024  # a request is expected to need no more new tokens: few use all of their max_tokens
+OTHER_REQUEST_TOKENS = 256  # that another frontend's request is expected to need
 
 
 def load(streams: Iterable[Stream], status: Status | None) -> int:
-    """Tokens that a worker has before it: ours to the token, other frontends' by what Status says of them."""
+    """Tokens that a worker has to compute: exact for our `streams`, estimated from `status` for other frontends."""
     count = ours = prompts = 0
     for stream in streams:
         count += 1
-        ours += min(EXPECTED, max(0, stream.submit.sampling.max_tokens - len(stream.output)))
+        ours += min(EXPECTED_TOKENS, max(0, stream.submit.sampling.max_tokens - len(stream.output)))
         if not stream.output:
             prompts += len(stream.submit.prompt) // 4
     if status is None:
         return ours + prompts
-    strangers = max(0, status.running + status.waiting - count)
-    return ours + prompts + strangers * STRANGER + max(0, status.waiting_tokens - prompts)
+    others = max(0, status.running + status.waiting - count)
+    return ours + prompts + others * OTHER_REQUEST_TOKENS + max(0, status.waiting_tokens - prompts)
 
 
-def choose(loads: Sequence[int], knowing: Iterable[Collection[int]] = (), turn: int = 0) -> int:
+def choose(loads: Sequence[int], cached_by: Iterable[Collection[int]] = (), turn: int = 0) -> int:
     """Index of the worker to take.
 
-    `loads[i]` is worker i's load; `knowing` names the workers that computed the request's beginning, the longest
-    beginning first. Of equals the one whose turn it is: the first at or after `turn`, around the circle.
+    loads: `loads[i]` is the load of worker i
+    cached_by: the workers that computed a prefix of the request, for the longest prefix first
+    turn: among equals the first worker at or after this index is taken, cyclically
     """
     least = min(loads)
-    bearable = least + max(MARGIN, least // 4)
-    for workers in knowing:
-        near = [i for i in workers if loads[i] <= bearable]
+    limit = least + max(AFFINITY_MARGIN, least // 4)
+    for workers in cached_by:
+        near = [i for i in workers if loads[i] <= limit]
         if near:
             return min(near, key=lambda i: (loads[i], i))
     return min(range(len(loads)), key=lambda i: (loads[i], (i - turn) % len(loads)))
 
 
 def prefix_hashes(prompt: bytes, cache_salt: str) -> list[int]:
-    """Hashes of a packed prompt's beginnings, the longest first; equal salts share."""
-    return [hash((cache_salt, prompt[: 4 * depth])) for depth in DEPTHS if len(prompt) >= 4 * depth]
+    """Hashes of the prefixes of a packed prompt, the longest first; requests with equal salts share prefixes."""
+    return [hash((cache_salt, prompt[: 4 * length])) for length in PREFIX_LENGTHS if len(prompt) >= 4 * length]
 
 
 class PrefixAffinity:
-    """Who computed what lately: the most recent `size` beginnings, each with the names of its workers."""
+    """Which workers computed which prefix lately: the `size` most recent prefixes."""
 
-    def __init__(self, size: int = REMEMBERED) -> None:
+    def __init__(self, size: int = MAX_PREFIXES) -> None:
         self._size = size
-        self._known: OrderedDict[int, set[str]] = OrderedDict()
+        self._workers: OrderedDict[int, set[str]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._workers)
 
-    def knowing(self, keys: Iterable[int]) -> list[Collection[str]]:
-        return [self._known[key] for key in keys if key in self._known]
+    def workers_with(self, hashes: Iterable[int]) -> list[Collection[str]]:
+        """The names of the workers for each known prefix, in the order of `hashes`."""
+        return [self._workers[prefix] for prefix in hashes if prefix in self._workers]
 
-    def remember(self, keys: Iterable[int], worker: str) -> None:
-        for key in keys:
-            self._known.setdefault(key, set()).add(worker)
-            self._known.move_to_end(key)
-        while len(self._known) > self._size:
-            self._known.popitem(last=False)
+    def remember(self, hashes: Iterable[int], worker: str) -> None:
+        for prefix in hashes:
+            self._workers.setdefault(prefix, set()).add(worker)
+            self._workers.move_to_end(prefix)
+        while len(self._workers) > self._size:
+            self._workers.popitem(last=False)
 
     def forget(self, worker: str) -> None:
-        """Its cache is gone."""
-        for workers in self._known.values():
+        """The worker's cache is gone."""
+        for workers in self._workers.values():
             workers.discard(worker)

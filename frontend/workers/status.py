@@ -1,4 +1,4 @@
-"""What /ready, /stats and /metrics know of the workers: each as a `WorkerStatus`, and all of them as one."""
+"""The state of each worker for /ready, /stats and /metrics, as a `WorkerStatus` each or as one Status of all."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,15 +29,15 @@ def not_ready(text: str) -> Readiness:
 class ConnectionState(Enum):
     """The state of the connection to one worker. New requests go to READY ones only."""
 
-    CONNECTING = auto()  # the worker has not been heard yet
+    CONNECTING = auto()  # nothing was received from the worker yet
     LOADING = auto()  # it downloads or loads its model
-    HANDSHAKE = auto()  # it is ready, and its Welcome is on the way
+    HANDSHAKE = auto()  # it is ready, and its Welcome is awaited
     READY = auto()
     STALLED = auto()  # it answers, but its compute loop makes no progress
     LOST = auto()  # it fell silent, or its connection broke
-    INCOMPATIBLE = auto()  # it serves something else than this frontend or the other workers
+    INCOMPATIBLE = auto()  # it does not serve what this frontend and the other workers serve
     LEAVING = auto()  # its address is no longer configured; its streams finish
-    DRAINING = auto()  # it is shutting down; its streams finish
+    DRAINING = auto()  # it shuts down; its streams finish
     FAILED = auto()  # it reported an error from which it cannot recover
 
 
@@ -47,12 +47,48 @@ REPORTED = {
     m.WorkerState.DRAINING: ConnectionState.DRAINING,
     m.WorkerState.FAILED: ConnectionState.FAILED,
 }
-STARTING = (ConnectionState.CONNECTING, ConnectionState.HANDSHAKE)  # may be READY at any moment
+STARTING = (ConnectionState.CONNECTING, ConnectionState.HANDSHAKE)  # may become READY at any moment
+TEXTS = {
+    ConnectionState.CONNECTING: "no worker yet",
+    ConnectionState.HANDSHAKE: "greeting the worker",
+    ConnectionState.LOST: "worker lost",
+    ConnectionState.LEAVING: "leaving",
+}
+
+
+def readiness_of(state: ConnectionState, status: m.Status | None, incompatible: str, step_age: float) -> Readiness:
+    """The readiness of one worker.
+
+    status: the worker's latest
+    incompatible: why the worker cannot be used, in that state
+    step_age: seconds since the worker's compute loop made progress
+    """
+    match state:
+        case ConnectionState.READY:
+            return READY
+        case ConnectionState.DRAINING:
+            return DRAINING
+        case ConnectionState.INCOMPATIBLE:
+            return not_ready(incompatible)
+        case ConnectionState.STALLED:
+            return not_ready(f"stalled: the last step was {step_age:.0f} s ago")
+        case ConnectionState.FAILED if status is not None:
+            return not_ready(f"the worker failed: {status.error}")
+        case ConnectionState.LOADING if status is not None:
+            return not_ready(_progress(status))
+        case _:
+            return not_ready(TEXTS[state])
+
+
+def _progress(status: m.Status) -> str:
+    if status.state is m.WorkerState.DOWNLOADING:
+        return f"downloading {status.progress:.0%}"
+    return f"loading {status.progress:.0%}" if status.progress < 1 else "loaded, preparing to compute"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker, as this frontend sees it now."""
+    """One worker as this frontend sees it now."""
 
     address: str
     state: ConnectionState
@@ -67,14 +103,14 @@ class WorkerStatus:
         return self.state is ConnectionState.READY
 
 
-def aggregate(members: Iterable[WorkerStatus]) -> m.Status | None:
-    """All workers as if they were one: counts and speeds added up, ages and latencies those of the worst.
+def aggregate(workers: Iterable[WorkerStatus]) -> m.Status | None:
+    """The workers as if they were one: counts and rates are sums, ages and latencies those of the slowest.
 
-    Who it is (pid, epoch, device, ...) is the first one's. What was lost does not count while another is there.
+    Its identity (pid, epoch, device, ...) is the first worker's. Lost workers count only if all are lost.
     """
-    known = [member for member in members if member.status is not None]
-    connected = [member for member in known if member.connected] or known[:1]
-    statuses = [member.status for member in connected if member.status is not None]
+    known = [worker for worker in workers if worker.status is not None]
+    connected = [worker for worker in known if worker.connected] or known[:1]
+    statuses = [worker.status for worker in connected if worker.status is not None]
     if len(statuses) < 2:
         return statuses[0] if statuses else None
     return msgspec.structs.replace(
@@ -93,7 +129,7 @@ def aggregate(members: Iterable[WorkerStatus]) -> m.Status | None:
         ttft=_worst([s.ttft for s in statuses]),
         itl=_worst([s.itl for s in statuses]),
         e2e=_worst([s.e2e for s in statuses]),
-        frontends=_peers(peer for s in statuses for peer in s.frontends),
+        frontends=_frontends(frontend for s in statuses for frontend in s.frontends),
     )
 
 
@@ -110,10 +146,10 @@ def _worst(quantiles: Sequence[m.Quantiles]) -> m.Quantiles:
     return m.Quantiles(max(q.p50 for q in quantiles), max(q.p95 for q in quantiles), max(q.p99 for q in quantiles))
 
 
-def _peers(peers: Iterable[m.ConnectedFrontend]) -> tuple[m.ConnectedFrontend, ...]:
-    """A frontend is known to every worker; its streams are those at all of them."""
-    found: dict[str, m.ConnectedFrontend] = {}
-    for peer in peers:
-        streams = peer.streams + (found[peer.id].streams if peer.id in found else 0)
-        found[peer.id] = m.ConnectedFrontend(peer.id, peer.pid, streams)
-    return tuple(found.values())
+def _frontends(frontends: Iterable[m.ConnectedFrontend]) -> tuple[m.ConnectedFrontend, ...]:
+    """Each frontend once, with its streams at all workers."""
+    merged: dict[str, m.ConnectedFrontend] = {}
+    for frontend in frontends:
+        streams = frontend.streams + (merged[frontend.id].streams if frontend.id in merged else 0)
+        merged[frontend.id] = m.ConnectedFrontend(frontend.id, frontend.pid, streams)
+    return tuple(merged.values())

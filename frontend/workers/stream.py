@@ -1,9 +1,9 @@
-"""One sequence's output as it arrives at a frontend: in order, without holes, ending once.
+"""The output of one sequence as it arrives at a frontend: in order, without gaps, ending once.
 
-Its truth is `have`, how many output tokens are here. Every run of tokens names its start, so
-    start == have   the next ones
-    start <  have   a duplicate, whose overlap is dropped
-    start >  have   something is missing: the run is left alone and the link asks for it again
+The length of `output` is the offset expected next. Every run of tokens names its start, so
+    start == length   the run continues the output
+    start <  length   the run is a duplicate, or overlaps; what is already here is dropped
+    start >  length   tokens are missing: the run is ignored, and the connection requests the output again
 """
 
 import asyncio
@@ -16,15 +16,15 @@ import msgspec
 from shared import messages as m
 from shared.codec import pack_u32
 
-RESYNC_S = 0.25  # at most one Resync in this time
+RESYNC_INTERVAL_S = 0.25  # a stream requests missing output at most once in this time
 
 
 def ignore() -> None:
-    """For a stream that nobody listens to."""
+    """The callback of a stream without a listener."""
 
 
 class Batch(msgspec.Struct, gc=False):
-    """All that a stream gained since it was last asked."""
+    """Everything a stream received since the last `gather`."""
 
     tokens: list[int]
     start: int  # output offset of tokens[0]
@@ -34,7 +34,7 @@ class Batch(msgspec.Struct, gc=False):
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One sequence's output as it arrives. Ends with exactly one `End`."""
+    """The output of one sequence. Ends with exactly one `End`."""
 
     submit: m.Submit
     admission: asyncio.Future[int]
@@ -43,91 +43,99 @@ class Stream:
     started: m.Timings = field(default_factory=m.Timings)  # as of its first token
     end: m.End | None = None
     deaths: set[tuple[str, int]] = field(default_factory=set)  # workers (address, epoch) lost since its last token
-    submitted: float = field(default_factory=time.monotonic)
-    acknowledged: bool = False  # by the worker where it is now
+    submitted_at: float = field(default_factory=time.monotonic)
+    acknowledged: bool = False  # admitted by the worker where it is now
     fresh: bool = False  # there is something to gather
-    on_fresh: Callable[[], None] = ignore  # called when it becomes so, or has more
-    _crashed_at: int = -1
-    _taken: int = 0
+    on_fresh: Callable[[], None] = ignore  # called whenever something arrives
+    _output_at_death: int = -1  # length of the output at the latest death
+    _gathered: int = 0  # length of the output at the last `gather`
     _logprobs: list[m.Logprobs] = field(default_factory=list)
-    _scored: list[int] = field(default_factory=lambda: [0, 1])  # next offset in output, in prompt (its first has none)
-    _resynced: float = 0.0
+    _next_logprob: list[int] = field(default_factory=lambda: [0, 1])  # offset in output, in prompt (its first has none)
+    _resynced_at: float = 0.0
 
     @property
     def id(self) -> int:
-        """Of its latest Submit: it gets another each time it goes to a worker."""
+        """The id of its latest Submit: it gets a new one each time it is sent to a worker."""
         return self.submit.id
 
+    def admitted(self, seed: int) -> None:
+        """The worker has admitted it and computes with this seed."""
+        self.acknowledged = True
+        if not self.admission.done():
+            self.seed = seed
+            self.admission.set_result(seed)
+
     def resubmit(self, id: int) -> None:
-        """Makes `submit` the one that continues after what was received, under a new id."""
+        """Makes `submit` the message that continues after the received output, under a new id."""
         sampling, now = self.submit.sampling, time.monotonic()
         if self.admission.done():
             sampling = msgspec.structs.replace(sampling, seed=self.seed)
         self.submit = msgspec.structs.replace(
             self.submit, id=id, sampling=sampling, generated=pack_u32(self.output), crashes=len(self.deaths),
-            deadline_ms=self._left(now), original_id=self.submit.original_id or self.submit.id,
+            deadline_ms=self._remaining_ms(now), original_id=self.submit.original_id or self.submit.id,
         )  # fmt: skip
-        self.submitted, self.acknowledged = now, False
+        self.submitted_at, self.acknowledged = now, False
 
-    def _left(self, now: float) -> int:
-        """What is left of the milliseconds it was given, at least 1; 0: it was given none."""
-        given = self.submit.deadline_ms
-        return max(1, given - int(1e3 * (now - self.submitted))) if given else 0
+    def _remaining_ms(self, now: float) -> int:
+        """What remains of the deadline, at least 1; 0: it has none."""
+        deadline = self.submit.deadline_ms
+        return max(1, deadline - int(1e3 * (now - self.submitted_at))) if deadline else 0
 
     def gather(self) -> Batch:
-        """All news since the last time; empty when it is not `fresh`."""
+        """Everything received since the last call; empty unless `fresh`."""
         self.fresh = False
-        start, self._taken = self._taken, len(self.output)
+        start, self._gathered = self._gathered, len(self.output)
         logprobs = self._logprobs
         if logprobs:
             self._logprobs = []
         return Batch(self.output[start:], start, logprobs, self.end)
 
-    def take(self, start: int, run: list[int]) -> bool:
-        """False when tokens before `start` are missing."""
-        have = len(self.output)
-        if start > have:
+    def add_tokens(self, start: int, tokens: list[int]) -> bool:
+        """False: tokens before `start` are missing."""
+        length = len(self.output)
+        if start > length:
             return False
-        if start + len(run) > have:
-            self.output += run[have - start :]
-            self.wake()
+        if start + len(tokens) > length:
+            self.output += tokens[length - start :]
+            self._notify()
         return True
 
-    def wake(self) -> None:
-        self.fresh = True
-        self.on_fresh()
+    def add_logprobs(self, logprobs: m.Logprobs) -> None:
+        """Keeps what continues those already here; the rest is a duplicate, or arrives again after a Resync."""
+        expected = self._next_logprob[logprobs.prompt]
+        end = logprobs.start + len(logprobs.chosen) // 4
+        if logprobs.start <= expected < end:
+            self._logprobs.append(_without_first(logprobs, expected - logprobs.start))
+            self._next_logprob[logprobs.prompt] = end
+            self._notify()
 
     def finish(self, end: m.End) -> None:
         if self.end is None:
             self.end = end
-            self.wake()
+            self._notify()
 
-    def take_logprobs(self, logprobs: m.Logprobs) -> None:
-        """Keeps what continues those already here; the rest is a duplicate, or comes again after a Resync."""
-        have = self._scored[logprobs.prompt]
-        end = logprobs.start + len(logprobs.chosen) // 4
-        if logprobs.start <= have < end:
-            self._logprobs.append(_skip(logprobs, have - logprobs.start))
-            self._scored[logprobs.prompt] = end
-            self.wake()
+    def _notify(self) -> None:
+        self.fresh = True
+        self.on_fresh()
 
     def lost_worker(self, worker: tuple[str, int]) -> None:
-        """Notes a worker that was lost with it. Only those since its last token count, and none that never had it."""
+        """Records that its worker was lost. Only workers that admitted it count, and only since its last token."""
         if not self.acknowledged:
             return
-        if len(self.output) != self._crashed_at:
+        if len(self.output) != self._output_at_death:
             self.deaths.clear()
         self.deaths.add(worker)
-        self._crashed_at = len(self.output)
+        self._output_at_death = len(self.output)
 
     def may_resync(self, now: float) -> bool:
-        due = now - self._resynced > RESYNC_S
+        due = now - self._resynced_at > RESYNC_INTERVAL_S
         if due:
-            self._resynced = now
+            self._resynced_at = now
         return due
 
 
-def _skip(logprobs: m.Logprobs, n: int) -> m.Logprobs:
+def _without_first(logprobs: m.Logprobs, n: int) -> m.Logprobs:
+    """The same without the first `n` tokens."""
     if not n:
         return logprobs
     return msgspec.structs.replace(

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.monitoring import dashboard
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.workers.connection import WireCounters
+from frontend.workers.listener import WireCounters
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared.messages import Status
 from tests.fakes import READY_STATUS

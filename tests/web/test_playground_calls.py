@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from playwright.sync_api import expect
 
 from frontend.errors import Overloaded
-from frontend.workers.status import READY, WorkerStatus, not_ready
+from frontend.workers.status import READY, ConnectionState, WorkerStatus, not_ready
 from shared.messages import Outcome
 from tests.fakes import READY_STATUS
 from tests.frontend.speaking import Model
@@ -207,8 +207,9 @@ def test_a_server_that_goes_and_comes_back(scripted: Model, opened: Opens) -> No
 def test_several_workers_are_counted_and_told_apart(scripted: Model, opened: Opens) -> None:
     pages = replace(READY_STATUS.pages, free=9, cached=0, owned=1)
     statuses = {"a": replace(READY_STATUS, pages=pages), "b": replace(READY_STATUS, pages=pages, epoch=5)}
-    scripted.link.members = lambda: [  # type: ignore[method-assign]
-        WorkerStatus(name, name == "a", "", status) for name, status in statuses.items()
+    scripted.link.statuses = lambda: [  # type: ignore[method-assign]
+        WorkerStatus(name, ConnectionState.READY if name == "a" else ConnectionState.LOST, "", status)
+        for name, status in statuses.items()
     ]
     with served(scripted) as url, opened(url) as page:
         page.open()

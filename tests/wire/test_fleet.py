@@ -241,7 +241,7 @@ async def test_workers_join_and_leave_by_a_file(tmp_path: Path) -> None:
     file = tmp_path / "workers"
     file.write_text(f"ipc://{tmp_path}/a\n")
     with Worker(tmp_path / "a", runner=slow()) as a, Worker(tmp_path / "b", runner=slow()) as b:
-        async with fleet(a, file=file, look_s=0.05) as made:
+        async with fleet(a, file=file, resolve_s=0.05) as made:
             streams = await start(made, 4)
             file.write_text(f"ipc://{tmp_path}/b  # the only one now\n")
             await until(lambda: [link.leaving for link in made.membership.connections] == [True, False])

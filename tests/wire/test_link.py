@@ -184,7 +184,7 @@ async def test_owner_priority_and_what_is_left_of_the_deadline_outlive_a_worker(
     with first:
         async with linked(first.wire) as link:
             stream = await link.submit(PROMPT, sampling(1000), tenant="alice", priority=3, deadline_ms=90_000)
-            stream.submitted -= 60.0  # so long ago
+            stream.submitted_at -= 60.0  # so long ago
             first.kill()
             with Worker(tmp_path, epoch=2, runner=FakeRunner(delay=0.005)) as second:
                 await until(lambda: bool(second.scheduler.sequences()))
@@ -209,7 +209,7 @@ async def test_a_frontend_that_leaves_is_reaped(tmp_path: Path) -> None:
         async with linked(worker.wire) as link:
             await link.submit(PROMPT, sampling(1500))
             assert [peer.pid for peer in worker.link.status().frontends] == [os.getpid()]
-            link._homes.clear()  # as if killed: no Abort is said
+            link._placement.clear()  # as if killed: no Abort is said
             await link.close()
             await until(lambda: not worker.scheduler.has_work)
             worker.scheduler.check()

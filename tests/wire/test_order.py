@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import zmq
 
-from frontend.workers.connection import WireCounters, WorkerConnection
+from frontend.workers.connection import WorkerConnection
+from frontend.workers.listener import WireCounters
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.address import Address

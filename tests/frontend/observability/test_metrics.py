@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.reference import tables
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
-from frontend.workers.connection import WireCounters
+from frontend.workers.listener import WireCounters
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared.messages import Status
 from tests.fakes import READY_STATUS
@@ -115,7 +115,7 @@ def test_api_keys_beyond_the_limit_share_a_label() -> None:
 
 PROCESS = """
 import sys
-from frontend.workers.connection import WireCounters
+from frontend.workers.listener import WireCounters
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
 from frontend.workers.status import ConnectionState, WorkerStatus

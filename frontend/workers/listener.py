@@ -1,0 +1,41 @@
+"""What a connection reports: events to its listener, and counts for /metrics."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from frontend.workers.stream import Stream
+from shared import messages as m
+
+if TYPE_CHECKING:
+    from frontend.workers.connection import WorkerConnection
+
+
+@dataclass(slots=True)
+class WireCounters:
+    """Events of all connections since the process started."""
+
+    gaps: int = 0  # numbers missing in the frames of a worker
+    resyncs: int = 0  # streams whose output was requested again
+    resumed: int = 0  # streams submitted again after their worker was lost
+    moved: int = 0  # resumed streams that went to another worker
+    lost: int = 0  # streams that could not be resumed
+    garbage: int = 0  # frames that could not be decoded
+
+
+class ConnectionListener(Protocol):
+    """Decides what happens to streams when their connection changes; the pool implements it."""
+
+    def connected(self, connection: "WorkerConnection") -> None:
+        """The worker can be used and has none of `connection.streams`: it is new, or it dropped this frontend."""
+
+    def connection_lost(self, connection: "WorkerConnection") -> None:
+        """The worker does not answer. It may return with all its streams, or under a new epoch with none."""
+
+    def stream_rejected(self, connection: "WorkerConnection", stream: Stream, rejected: m.Rejected) -> None:
+        """The worker did not admit the stream, which has left the connection."""
+
+    def stream_unknown(self, stream: Stream) -> None:
+        """The worker does not know the stream, which has left the connection."""
+
+    def stream_ended(self, stream: Stream, end: m.End) -> None:
+        """The stream is complete and has left the connection."""
