@@ -6,7 +6,7 @@ Knows the keywords of the schemas of requests; another keyword raises KeyError, 
 import json
 from collections.abc import Iterator, Mapping
 
-from frontend.api.decoding import MOST, SMALLEST
+from frontend.api.request_model import MOST, SMALLEST
 from frontend.api.request_schema import Schema
 
 BOUNDLESS = 1e9  # a bound beyond it is not worth mentioning

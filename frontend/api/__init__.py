@@ -7,7 +7,8 @@
 
 The formats share these modules:
 
-    decoding            decodes a body into its type; every refusal names its field
+    request_model       the base of all request types, and the refusals that name a field
+    decoding            decodes a body into its type, or refuses it
     request_types       the fields that the formats share, as types
     common              the model's facts, sampling, usage and timings
     chat_prompt         chat messages as a prompt

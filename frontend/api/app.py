@@ -24,11 +24,12 @@ from frontend.api import models, tokenize
 from frontend.api.anthropic import messages
 from frontend.api.anthropic.messages_input import MessageCountRequest
 from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, to_json
-from frontend.api.decoding import RequestModel, decode
+from frontend.api.decoding import decode
 from frontend.api.openai import chat, completions, responses, typed_events
 from frontend.api.openai.chat_input import TokenizeRequest
 from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.openapi import document
+from frontend.api.request_model import RequestModel
 from frontend.errors import SluiceError, TooLarge
 from frontend.generation.generation import Generation
 from frontend.generation.service import Service

@@ -13,7 +13,8 @@ from typing import Any, Self
 
 import msgspec
 
-from frontend.api.decoding import SMALLEST, fields_of, read
+from frontend.api.decoding import reader
+from frontend.api.request_model import SMALLEST, fields_of
 from frontend.api.request_types import GenerationFields, OpenAIFields
 from frontend.errors import SluiceError, Unprocessable
 from frontend.output_parser.formats import ModelFormat
@@ -142,7 +143,7 @@ def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
     for name in RECOMMENDED:
         with suppress(SluiceError):
             if (value := generation.get(name)) is not None:
-                found[name] = read(value, fields_of(OpenAIFields)[name].type, name)
+                found[name] = reader(fields_of(OpenAIFields)[name].type)(value, name)
     return found
 
 

@@ -8,10 +8,10 @@ from importlib import metadata
 from typing import Any
 
 from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest
-from frontend.api.decoding import RequestModel
 from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
 from frontend.api.openai.completions_input import CompletionRequest
 from frontend.api.openai.responses_input import ResponseCountRequest, ResponseRequest
+from frontend.api.request_model import RequestModel
 from frontend.api.request_schema import Schema, request_schema
 from frontend.api.response_schemas import SHAPES, ref
 from frontend.api.tokenize import DetokenizeRequest

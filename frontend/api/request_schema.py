@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect as nodes
 
-from frontend.api.decoding import RequestModel, alternatives, bare, fields_of, read, type_info
+from frontend.api.decoding import reader
+from frontend.api.request_model import RequestModel, alternatives, bare, fields_of, type_info
 from frontend.api.request_types import GenerationFields
 from frontend.errors import SluiceError
 from shared.messages import Sampling
@@ -119,6 +120,6 @@ def _default(kind: type[RequestModel], field: nodes.Field) -> Any:
     if value is None and issubclass(kind, GenerationFields):
         value = SAMPLING_DEFAULTS.get(field.name)
     try:
-        return None if value is None else read(value, field.type, field.name)
+        return None if value is None else reader(field.type)(value, field.name)
     except SluiceError:
         return None

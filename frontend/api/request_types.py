@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from msgspec import Meta
 
-from frontend.api.decoding import LARGEST, MOST, SMALLEST, FieldError, RequestModel
+from frontend.api.request_model import LARGEST, MOST, SMALLEST, FieldError, RequestModel
 
 MAX_STOPS = 16
 MAX_LOGPROBS = 20

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from frontend.api.decoding import RequestModel, out_of_range
+from frontend.api.request_model import RequestModel, out_of_range
 from frontend.api.request_types import Ignored, JsonSchemaValue, OpenAIFields, Refused, Text, doc
 from frontend.errors import Unprocessable
 from frontend.text import grammar_builder

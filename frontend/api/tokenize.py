@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from frontend.api.common import ModelContext, check_ids, check_model
-from frontend.api.decoding import RequestModel
 from frontend.api.openai.chat_input import TokenizeRequest, chat_prompt
+from frontend.api.request_model import RequestModel
 from frontend.api.request_types import Count, ModelName, doc
 from frontend.api.tools import functions
 from frontend.errors import BadRequest, Unprocessable

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from frontend.api.common import ModelContext
-from frontend.api.decoding import FieldError, RequestModel
+from frontend.api.request_model import FieldError, RequestModel
 from frontend.api.request_types import Ignored, Positive, doc
 from frontend.errors import Unprocessable
 from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat

@@ -21,7 +21,7 @@ from frontend.api.chat_prompt import (
     turn,
 )
 from frontend.api.common import ModelContext
-from frontend.api.decoding import RequestModel, out_of_range
+from frontend.api.request_model import RequestModel, out_of_range
 from frontend.api.request_types import (
     GenerationFields,
     Ignored,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from frontend.api.common import ModelContext, check_ids
-from frontend.api.decoding import EXACT, FieldError
+from frontend.api.request_model import EXACT, FieldError
 from frontend.api.request_types import ChoiceCount, Count, OpenAIFields, Positive, Rivals, Text, doc
 from frontend.api.structured_output import ResponseFormatField
 from frontend.errors import BadRequest

@@ -22,7 +22,7 @@ from frontend.api.chat_prompt import (
     turn,
 )
 from frontend.api.common import ModelContext
-from frontend.api.decoding import FieldError, RequestModel
+from frontend.api.request_model import FieldError, RequestModel
 from frontend.api.request_types import (
     Ignored,
     ModelName,

@@ -1,0 +1,99 @@
+"""The base of all request types, what msgspec knows about such a type, and the refusals that name a field.
+
+Knows no API format and no field.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar, dataclass_transform
+
+import msgspec
+from msgspec import inspect as nodes
+
+from frontend.errors import BadRequest, SluiceError, Unprocessable
+
+MOST = (1 << 31) - 1  # the largest integer of most fields: no tensor and no counter wraps
+LARGEST, SMALLEST = 3.4e38, 2.0**-126  # of a number: the range of float32, in which the worker computes
+TYPE_NAMES: Mapping[type, str] = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+    type(None): "null",
+}
+EXACT = msgspec.Meta(extra={"exact": True})  # an integer that may not be written as 8.0
+
+
+class _RequestMeta(msgspec.StructMeta):
+    """Makes all fields keyword-only, so that a type may add required fields to its base's optional ones."""
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        return super().__new__(mcls, name, bases, namespace, kw_only=True, **options)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)  # for type checkers
+class RequestModel(msgspec.Struct, metaclass=_RequestMeta, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
+    """Base of all types that a request is decoded into.
+
+    ONLY: fields of features that are not offered, each with the values that leave the feature off.
+    UNKNOWN_TYPE: the code of the refusal of an object whose `type` (or other tag) is unknown.
+    DEFAULT_TYPE: an object without a tag is taken for one of this type.
+    SCHEMA: what JSON Schema must say about an object besides its fields.
+    """
+
+    ONLY: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    UNKNOWN_TYPE: ClassVar[str] = "out_of_range"
+    DEFAULT_TYPE: ClassVar[bool] = False
+    SCHEMA: ClassVar[Sequence[Mapping[str, Any]]] = ()
+
+
+class FieldError(ValueError):
+    """Raised in `__post_init__` of a RequestModel for a field whose value does not fit the others, or its syntax."""
+
+    def __init__(self, field: str, problem: str, error: type[SluiceError] = Unprocessable, code: str = "out_of_range"):
+        super().__init__(f"`{field}` {problem}")
+        self.field, self.problem, self.error, self.code = field, problem, error, code
+
+    def at(self, path: str) -> SluiceError:
+        return self.error(f"`{path}{self.field}` {self.problem}", param=path + self.field, code=self.code)
+
+
+def wrong_type(path: str, value: Any, expected: str) -> BadRequest:
+    found = TYPE_NAMES.get(type(value), "something else")
+    return BadRequest(f"`{path}` must be {expected}, not {found}", param=path, code="wrong_type")
+
+
+def out_of_range(path: str, value: Any, expected: str) -> Unprocessable:
+    return Unprocessable(f"`{path}` must be {expected}, got {value!r:.80}", param=path, code="out_of_range")
+
+
+@cache
+def type_info(kind: type[RequestModel]) -> nodes.StructType:
+    node = nodes.type_info(kind)
+    assert isinstance(node, nodes.StructType)
+    return node
+
+
+@cache
+def fields_of(kind: type[RequestModel]) -> Mapping[str, nodes.Field]:
+    """By name in JSON."""
+    return {field.encode_name: field for field in type_info(kind).fields}
+
+
+def bare(node: nodes.Type) -> nodes.Type:
+    """Without its metadata."""
+    while isinstance(node, nodes.Metadata):
+        node = node.type
+    return node
+
+
+def alternatives(node: nodes.Type) -> Iterator[nodes.Type]:
+    """What a value may be, null aside."""
+    union = bare(node)
+    for one in union.types if isinstance(union, nodes.UnionType) else (node,):
+        if isinstance(bare(one), nodes.UnionType):
+            yield from alternatives(one)
+        elif not isinstance(bare(one), nodes.NoneType):
+            yield one
