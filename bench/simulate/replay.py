@@ -1,7 +1,7 @@
 """Runs traffic through the real scheduler and page pool in virtual time: no tensors, no sockets, no waiting.
 
-Turns go as in worker/engine/loop.py (receive, plan, compute, update), but computing only asks a cost model how long it
-takes. Tokens are made up; a sequence ends at its max_tokens. The same traffic gives the same result, to the bit.
+The loop is that of worker/engine/loop.py (receive, plan, compute, update), but computing only asks a cost model how long
+it takes. Tokens are made up; a sequence ends at its max_tokens. The same traffic gives the same result, to the bit.
 """
 
 from collections import deque
@@ -118,7 +118,7 @@ def replay(
     """
     run = _Run(traffic, scheduler, pool, cost)
     while run.busy:
-        sample = run.turn()
+        sample = run.step()
         if sample is not None:
             on_step(sample)
     return Replay(list(run.requests.values()), run.timeline, run.now, scheduler.status.preemptions)
@@ -140,14 +140,14 @@ class _Run:
     def busy(self) -> bool:
         return bool(self._arrivals) or self._scheduler.has_work
 
-    def turn(self) -> Sample | None:
+    def step(self) -> Sample | None:
         """One step, or one jump of the clock to the next time at which there may be something to do."""
         self._receive()
         if not self.busy:  # the last ones were refused
             return None
         plan = self._scheduler.plan(self.now)
         if plan:
-            return self._step(plan)
+            return self._compute(plan)
         return None if plan.preempted else self._wait()  # the preempted pages are free for the next plan
 
     def _receive(self) -> None:
@@ -172,7 +172,7 @@ class _Run:
             request.refused, request.full = str(refused), isinstance(refused, QueueFull)
             request.done = self._last_end = self.now
 
-    def _step(self, plan: Plan) -> Sample:
+    def _compute(self, plan: Plan) -> Sample:
         sample = self._sample(plan, self._cost.of(plan))
         self.now += sample.seconds
         self._scheduler.launched(plan)

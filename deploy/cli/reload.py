@@ -21,9 +21,7 @@ def reload(words: list[str]) -> int:
     folder = parser().read(words).run_dir or os.environ.get("SLUICE_RUN_DIR", "")
     pids = running_servers(folder)
     if not pids:
-        raise CliError(
-            f"no server runs in {folder}" if folder else "no server runs here; see --run-dir", 1
-        )
+        raise CliError(f"no server runs in {folder}" if folder else "no server runs here; see --run-dir", 1)
     if len(pids) > 1:
         processes = ", ".join(map(str, pids))
         raise CliError(f"{len(pids)} servers run here; send SIGHUP to one of the processes {processes}", 1)

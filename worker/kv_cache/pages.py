@@ -43,7 +43,7 @@ class PagePool:
         return Pages(free=spare - self._cached, cached=self._cached, owned=self.usable - spare, total=self.usable)
 
     def acquire(self, count: int) -> list[int] | None:
-        """`count` pages for one new owner, all or none; cached ones are evicted only when no free one is left."""
+        """Hands out `count` pages to one owner, all or none; evicts cached pages only when no free one is left."""
         spare = self._spare
         if count > len(spare):
             return None
@@ -63,7 +63,7 @@ class PagePool:
         self._owners[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        """Takes one owner off each page; `pages` in the order of their tokens.
+        """Removes one owner from each page. pages: in the order of their tokens.
 
         The tail goes first: a page's digest depends on the pages before it, so chains are evicted from their ends.
         """
@@ -81,7 +81,7 @@ class PagePool:
                 self._cached += 1
 
     def publish(self, page: int, digest: bytes) -> bool:
-        """Makes an owned page findable. False, and nothing changes, when another page has the digest already."""
+        """Makes an owned page findable. False, and nothing changes, if another page has the digest already."""
         holder = self._published.get(digest)
         if holder is not None:
             return holder == page

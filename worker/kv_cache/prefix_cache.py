@@ -24,7 +24,7 @@ class PrefixCache:
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self.queries = 0  # tokens of sequences that got pages, counted each time they did
-        self.hits = 0  # tokens of those whose K/V was found
+        self.hits = 0  # the part of them whose K/V was found
 
     def extend(self, digests: list[bytes], tokens: list[int], cache_salt: str, pages: int) -> None:
         """Extends `digests` to those of the first `pages` pages, at least."""

@@ -2,7 +2,7 @@
 
 A tenant (the name of an API key; "" where there are none) has an account of the tokens computed for it, and the tenant
 with the least goes next: a virtual token counter, Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
-A tenant that comes back after a pause starts no lower than those that wait already: a pause neither earns nor costs.
+A tenant that comes back after a pause starts no lower than the waiting ones: a pause neither earns nor costs anything.
 
 A sequence is charged with the tokens that it has to compute when it joins, not with those found in the prefix cache;
 with its output when it stops running, or as soon as tenants have to be compared while it runs. With one tenant nothing

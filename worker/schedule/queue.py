@@ -1,8 +1,8 @@
 """The waiting sequences, and which of them joins next: first come, first served, with three exceptions.
 
-Preempted sequences go before all others. Of the sequences of one prompt (a group, n > 1) the first one, the leader,
-computes that prompt; the others, its followers, wait until it has, and then go to the front: they find its pages in the
-prefix cache. Tenants share fairly, and within a tenant priority goes first (fair_queue.py).
+Preempted sequences go before all others. The sequences of one prompt form a group (n > 1): the first one, the
+leader, computes that prompt; the others, its followers, wait until it has, and then go to the front: they find its
+pages in the prefix cache. Tenants share fairly, and within a tenant priority goes first (fair_queue.py).
 
 Knows nothing of pages, budgets or time. Everything is O(1) a sequence while there is one tenant.
 """

@@ -91,9 +91,6 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.state.live)
 
-    def get(self, key: Key) -> Sequence | None:
-        return self.state.live.get(key)
-
     def sequences(self) -> list[Sequence]:
         """All live sequences, in order of arrival."""
         return list(self.state.live.values())

@@ -134,7 +134,7 @@ class NgramIndex:
         return self._after.get(tuple(tokens[-length:]))
 
     def draft_length(self, limit: int, cost: float) -> int:
-        """How many tokens to draft, if a draft is worth it whose probability to be accepted is above `cost`."""
+        """How many tokens to draft: a draft is worth it if its probability of being accepted is above `cost`."""
         count, probability = 0, self.acceptance
         while count < limit and probability > cost:
             count += 1

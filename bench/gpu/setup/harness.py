@@ -89,7 +89,7 @@ class Rig:
             self._sink.inbox.append((FRONTEND, Submit(self._next, pack_u32(list(prompt)), sampling)))
             self._next += 1
         self._request_table.receive(self._sink.inbox, 0.0)
-        found = [self.scheduler.get((FRONTEND, id)) for id in range(first, self._next)]
+        found = [self.scheduler.state.live.get((FRONTEND, id)) for id in range(first, self._next)]
         taken = [sequence for sequence in found if sequence is not None]
         assert len(taken) == len(prompts), "a sequence was refused"
         return taken

@@ -13,7 +13,7 @@ from worker.schedule.sequence import Plan
 
 
 class Runner:
-    """Remembers which slots were written, and by whom."""
+    """Records which sequence wrote each slot."""
 
     def __init__(self, page_size: int) -> None:
         self.written: dict[tuple[int, int], int] = {}
@@ -25,8 +25,8 @@ class Runner:
             assert end <= len(chunk.sequence.tokens) and max(chunk.sequence.tokens[:end]) < 50
             for position in range(end):
                 slot = chunk.sequence.pages[position // self._size], position % self._size
-                owner = self.written.setdefault(slot, chunk.sequence.key[1]) if position >= chunk.start else None
-                assert owner in (None, chunk.sequence.key[1]), "two sequences share a slot"
+                writer = self.written.setdefault(slot, chunk.sequence.key[1]) if position >= chunk.start else None
+                assert writer in (None, chunk.sequence.key[1]), "two sequences share a slot"
                 assert slot in self.written, f"position {position} is read before it was computed"
         return StepOutput([0] * len(plan.sampling))
 

@@ -57,9 +57,11 @@ def test_paged_backend_holds_more_sequences_than_contiguous() -> None:
 
 def test_decode_round_robin_shares_steps_that_cannot_hold_all() -> None:
     requests, flags = traffic(*[(0.0, 1, 20)] * 8), {"max_step_tokens": 4, "max_batch_size": 8}
-    turns, first = (simulated(requests, scheduler_policy=policy, **flags) for policy in ("decode_round_robin", "fcfs"))
-    assert max(gaps(turns.requests)) <= 4
-    assert max(ttfts(turns)) < max(ttfts(first))
+    round_robin, fcfs = (
+        simulated(requests, scheduler_policy=policy, **flags) for policy in ("decode_round_robin", "fcfs")
+    )
+    assert max(gaps(round_robin.requests)) <= 4
+    assert max(ttfts(round_robin)) < max(ttfts(fcfs))
 
 
 @pytest.mark.parametrize("flags", MODES, ids=lambda flags: "-".join(map(str, flags.values())))

@@ -38,11 +38,11 @@ def test_outcome_distinguishes_refusals() -> None:
 
 
 def test_numbers_are_complete_and_fit_json() -> None:
-    told = json.loads(json.dumps(numbers(simulated(traffic((0, 4, 3), (4, 4, 1))))))
-    assert (told["end"], told["steps"], told["preemptions"], told["refused"]) == (5, 4, 0, 0)
-    assert [request["stamps"] for request in told["requests"]] == [[1, 2, 3], [5]]
-    assert told["timeline"]["at"] == [0, 1, 2, 3, 4]
-    assert {len(column) for column in told["timeline"].values()} == {5}
+    content = json.loads(json.dumps(numbers(simulated(traffic((0, 4, 3), (4, 4, 1))))))
+    assert (content["end"], content["steps"], content["preemptions"], content["refused"]) == (5, 4, 0, 0)
+    assert [request["stamps"] for request in content["requests"]] == [[1, 2, 3], [5]]
+    assert content["timeline"]["at"] == [0, 1, 2, 3, 4]
+    assert {len(column) for column in content["timeline"].values()} == {5}
 
 
 def test_plot_writes_a_picture(tmp_path: Path) -> None:

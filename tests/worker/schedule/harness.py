@@ -43,7 +43,7 @@ def next_id(last: int) -> int:
 
 
 def reference(sequence: Sequence, config: SchedulerConfig) -> tuple[list[int], Outcome]:
-    """All tokens and the outcome, by the plainest loop: no pages, no steps, no company."""
+    """All tokens and the outcome, by the plainest loop: no pages, no steps, no other sequences."""
     sampling, prompt = sequence.sampling, sequence.prompt_len
     tokens = sequence.tokens[:prompt]
     while True:
@@ -75,7 +75,7 @@ def members(plan: Plan) -> list[Sequence]:
 class Rig:
     """A scheduler with its pool and fake model; every step checks what must hold of any plan.
 
-    `overlap`: step() leaves the last step that it launched under way. `token_s`: what computing a token takes.
+    overlap: step() leaves the last step that it launched in flight; token_s: seconds that computing a token takes.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Rig:
     ) -> None:
         self.overlap = overlap
         self.token_s = token_s
-        self.in_flight: deque[tuple[Plan, list[int]]] = deque()  # launched, not settled
+        self.in_flight: deque[tuple[Plan, list[int]]] = deque()  # launched, not updated, with their ids
         self.config = SchedulerConfig(**{"max_seq_len": 64, **settings})
         self.pool = PagePool(pages, page_size)
         self.scheduler = Scheduler(self.config, self.pool)
@@ -97,7 +97,7 @@ class Rig:
         cache_salt: str = "", group: int = 0, deadline: float = inf, tenant: str = "", priority: int = 0,
         **sampling: Any,
     ) -> Sequence:  # fmt: skip
-        """A new sequence; an int as prompt is the length of one that no other sequence begins like."""
+        """A new sequence; an int as prompt is the length of one that shares no prefix with any other."""
         self.count += 1
         tokens = [1000 + self.count] * prompt if isinstance(prompt, int) else prompt
         return Sequence(
@@ -135,7 +135,7 @@ class Rig:
         return self.finish_steps(keep=1 if plan else 0)
 
     def launch(self, plan: Plan) -> None:
-        """The device computes it at once, and the ids are told later: a stream's order."""
+        """Computes the step at once; finish_steps() passes its ids to the scheduler later."""
         ids = self.run(plan)
         self.scheduler.launched(plan)
         self.in_flight.append((plan, ids))
@@ -161,7 +161,7 @@ class Rig:
         return updates
 
     def finish(self, steps: int) -> set[Sequence]:
-        """Steps until nothing is left, time passing as the scheduler wishes; at most `steps`. Whose deadline passed."""
+        """Runs at most `steps` until nothing is left, at the scheduler's own times; returns the expired sequences."""
         late: set[Sequence] = set()
         for _ in range(steps):
             late.update(self.scheduler.expire(self.now))
@@ -175,11 +175,11 @@ class Rig:
         return late
 
     def tokens(self, sequence: Sequence) -> list[int]:
-        """As the device knows them."""
-        due = []
+        """The tokens as the device knows them, with ids in flight."""
+        pending = []
         for plan, ids in self.in_flight:
-            due += [id for (sampled, _), id in zip(plan.rows, ids, strict=True) if sampled is sequence]
-        return sequence.tokens + due[len(due) - sequence.pending_outputs :]
+            pending += [id for (sampled, _), id in zip(plan.rows, ids, strict=True) if sampled is sequence]
+        return sequence.tokens + pending[len(pending) - sequence.pending_outputs :]
 
     def run(self, plan: Plan) -> list[int]:
         """The forward: reads and writes K/V through the pages, returns the sampled ids."""
@@ -213,11 +213,11 @@ class Rig:
 
     def check_read(self, sequence: Sequence, end: int) -> None:
         expected = chain(self.tokens(sequence)[:end], sequence.cache_salt)
-        held = [self.store.get(self.slot(sequence, position)) for position in range(end)]
-        assert held == expected, f"{sequence.key} would read another sequence's K/V"
+        found = [self.store.get(self.slot(sequence, position)) for position in range(end)]
+        assert found == expected, f"{sequence.key} would read another sequence's K/V"
 
     def check_plan(self, plan: Plan) -> None:
-        """A chunk with drafts is one without, and the drafts are beyond it."""
+        """Checks each chunk as if it had no drafts; check_drafts() checks those."""
         if plan.drafts:
             self.check_drafts(plan)
         config = self.config
@@ -258,7 +258,7 @@ class Rig:
             assert chunk.length == 1 + drafts and drafts <= self.config.max_draft_tokens, "a prompt's step has drafts"
             if drafts:
                 assert chunk.samples and chunk.start == len(sequence.tokens) - 1 >= sequence.prompt_len
-                assert not sequence.in_flight_tokens, "nobody knows what they would follow"
+                assert not sequence.in_flight_tokens, "the token before them is not known yet"
                 assert chunk.start + chunk.length <= len(sequence.pages) * self.pool.page_size, "no page to write to"
                 assert sequence.output_len + drafts < sequence.sampling.max_tokens, "a row beyond its length"
                 assert len(sequence.tokens) + drafts < self.config.max_seq_len, "a row beyond its length"

@@ -29,15 +29,15 @@ def test_submit_to_a_full_queue_raises() -> None:
 
 def test_submit_running_sequences_do_not_count_as_waiting() -> None:
     rig = Rig(max_waiting_requests=4, max_batch_size=2)
-    taken = 0
+    accepted = 0
     for _ in range(8):
         rig.plan()
         try:
             rig.submit(3)
-            taken += 1
+            accepted += 1
         except QueueFull:
             pass
-    assert taken == 6
+    assert accepted == 6
 
 
 def test_submit_to_a_queue_of_zero_accepts_only_immediate_starts() -> None:
@@ -71,13 +71,13 @@ def test_submit_of_an_impossible_sequence_raises_too_long() -> None:
 def test_submit_of_an_empty_prompt_or_a_live_id_is_invalid() -> None:
     rig = Rig()
     assert refusal(rig.scheduler, rig.sequence([])) == Refusal.INVALID
-    taken, again = rig.submit(3), rig.sequence(3)
-    again.key = taken.key
+    accepted, again = rig.submit(3), rig.sequence(3)
+    again.key = accepted.key
     assert refusal(rig.scheduler, again) == Refusal.INVALID
 
 
 def fill(rig: Rig, tenant: str, prompt: int = 2) -> int:
-    """How many more of an owner are taken."""
+    """Submits requests of a tenant until one is refused; returns how many were accepted."""
     for count in range(1000):
         try:
             rig.submit(prompt, tenant=tenant)
@@ -94,8 +94,8 @@ def test_submit_of_one_tenant_leaves_places_for_the_next() -> None:
     rig.submit(2, max_tokens=9, tenant="a")
     rig.step()
     assert fill(rig, "a") == 56
-    taken = [fill(rig, name) for name in "bcdefgh"]
-    assert taken[:3] == [7, 1, 0] or all(taken[:2]), taken
+    accepted = [fill(rig, name) for name in "bcdefgh"]
+    assert accepted[:3] == [7, 1, 0] or all(accepted[:2]), accepted
     assert rig.scheduler.status.waiting <= 64
 
 

@@ -41,7 +41,7 @@ def test_tenant_that_pauses_earns_nothing() -> None:
         rig.step()
     b = [rig.submit(8, max_tokens=8, tenant="b") for _ in range(3)]
     join_order(rig)
-    assert list(rig.ends).index(a[5]) < list(rig.ends).index(b[2]), "a had four, which is no debt to b"
+    assert list(rig.ends).index(a[5]) < list(rig.ends).index(b[2]), "a ran four alone, which b may not make up for"
 
 
 def test_priority_orders_requests_of_one_tenant_only() -> None:
@@ -107,7 +107,7 @@ requests = st.tuples(st.integers(1, 30), st.integers(1, 20))  # lengths of promp
 def test_flood_delays_other_tenants_by_a_few_times_their_share(
     flood: list[tuple[int, int]], others: list[list[tuple[int, int]]], places: int, ahead: int
 ) -> None:
-    """In tokens computed between a request's arrival and its end: its own and those of as many owners."""
+    """Measured in tokens computed between a request's arrival and its end."""
     rig = Rig(pages=400, max_batch_size=places, max_step_tokens=12, prefill_chunk_size=8)
     for prompt, output in flood:
         rig.submit(prompt, max_tokens=output, tenant="flood")
@@ -136,7 +136,7 @@ def test_flood_delays_other_tenants_by_a_few_times_their_share(
 @settings(max_examples=25, deadline=None, database=None)
 @given(data=st.data(), places=st.integers(1, 5), pages=st.sampled_from([20, 60]))
 def test_random_tenants_keep_accounts_consistent(data: st.DataObject, places: int, pages: int) -> None:
-    """Rig checks accounts, queue and pages after each act, and each output against the plainest loop."""
+    """The rig checks accounts, queue and pages after each event, and each output against the plainest loop."""
     rig = Rig(pages=pages, max_batch_size=places, max_step_tokens=9, prefill_chunk_size=4)
     for _ in range(60):
         act = data.draw(st.sampled_from("ssspppat"))

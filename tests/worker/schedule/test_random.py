@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
         rig = self.rig
         sequence = rig.sequence(base[:length] + tail, deadline=rig.now + wait, **options)
         done, _ = reference(sequence, rig.config)
-        sequence.tokens = done[: sequence.prompt_len + generated]  # a stream that goes on brings true output
+        sequence.tokens = done[: sequence.prompt_len + generated]  # a resumed stream brings true output
         sequence.drafter = OracleDrafter(done, rig.count)
         waiting, tokens = rig.scheduler.status.waiting, rig.scheduler.status.waiting_tokens
         try:
@@ -103,11 +103,11 @@ class Machine(RuleBasedStateMachine):
         alone = [sequence for sequence in fresh if not sequence.group and sequence not in self.left]
         joined = [bool(sequence.pages) for sequence in alone]
         assert joined == sorted(joined, reverse=True), "a later sequence overtook an earlier one"
-        assert not (plan.preempted and any(joined)), "a new sequence joined where another had to go"
+        assert not (plan.preempted and any(joined)), "a new sequence joined in a step that preempted another"
         return plan
 
     def launch(self) -> Plan:
-        """Plans a step and has it computed, behind the one under way if there is one."""
+        """Plans and launches a step, behind the one in flight if there is one."""
         plan = self.plan()
         if plan:
             self.rig.launch(plan)
@@ -120,7 +120,7 @@ class Machine(RuleBasedStateMachine):
                 self.finish_steps(keep=1 if self.launch() else 0)
             else:
                 plan = self.plan()
-                self.note_ends(plan, self.rig.run(plan))
+                self.commit(plan, self.rig.run(plan))
 
     @rule(number=st.integers(0, 50))
     def step_while_one_leaves(self, number: int) -> None:
@@ -136,20 +136,20 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def step_that_raises(self) -> None:
         plan = self.plan()
-        self.rig.run(plan)  # what it wrote must do no harm
+        self.rig.run(plan)  # the K/V that it wrote must do no harm
         self.finish_steps()
 
     @rule(again=st.booleans())
-    def steps_under_way_are_lost(self, again: bool) -> None:
-        """The first of them is tried again, or planned again."""
+    def steps_in_flight_are_lost(self, again: bool) -> None:
+        """The first of them is retried, or planned again."""
         self.launch()
         lost = [plan for plan, _ in self.rig.in_flight]
-        self.abandon()
+        self.discard()
         if lost and again:
             rest = Plan(self.rig.scheduler.retryable(lost[0].chunks))
-            self.note_ends(rest, self.rig.run(rest))
+            self.commit(rest, self.rig.run(rest))
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         self.rig.in_flight.clear()
         self.rig.scheduler.discard_in_flight()
         self.rig.scheduler.check()
@@ -157,14 +157,14 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 50))
     def step_whose_culprit_fails(self, number: int) -> None:
         plan = self.launch()
-        self.abandon()
+        self.discard()
         chunks = self.rig.scheduler.retryable(plan.chunks)
         if chunks:
             culprit = chunks[number % len(chunks)].sequence
             self.rig.scheduler.fail(culprit)
             self.left.add(culprit)
             rest = Plan([chunk for chunk in chunks if chunk.sequence is not culprit])
-            self.note_ends(rest, self.rig.run(rest))
+            self.commit(rest, self.rig.run(rest))
 
     @rule(number=st.integers(0, 50))
     def abort(self, number: int) -> None:
@@ -186,7 +186,7 @@ class Machine(RuleBasedStateMachine):
     def finish_steps(self, keep: int = 0) -> None:
         self.left.update(advance.sequence for advance in self.rig.finish_steps(keep) if advance.outcome)
 
-    def note_ends(self, plan: Plan, ids: list[int]) -> None:
+    def commit(self, plan: Plan, ids: list[int]) -> None:
         scheduler = self.rig.scheduler
         before = scheduler.status.generation_tokens - scheduler.status.accepted_tokens
         advances = self.rig.commit(plan, ids)
@@ -194,8 +194,10 @@ class Machine(RuleBasedStateMachine):
         self.left.update(advance.sequence for advance in advances if advance.outcome)
 
     def teardown(self) -> None:
-        """Everything ends: run one after the other it takes a step a token, and at worst each token of the oldest
-        waits for a turn of all others; then no page is owned."""
+        """Runs until everything has ended; then no page is owned.
+
+        At worst each token takes a step of its own, and each token of the oldest sequence waits for one of all others.
+        """
         if not hasattr(self, "rig"):
             return
         try:
@@ -206,8 +208,8 @@ class Machine(RuleBasedStateMachine):
     def end(self) -> None:
         live = self.rig.scheduler.sequences()
         most = sum(sequence.prompt_len + sequence.sampling.max_tokens + 3 for sequence in live)
-        turns = 3 if self.rig.overlap else 2  # who is preempted loses the token under way
-        self.left |= self.rig.finish(turns * most * (self.rig.config.max_batch_size + 1) + 5)
+        steps = 3 if self.rig.overlap else 2  # a preempted sequence loses the token in flight
+        self.left |= self.rig.finish(steps * most * (self.rig.config.max_batch_size + 1) + 5)
         assert set(self.order) == self.left | self.rig.ends.keys()
         assert self.rig.pool.counts().owned == 0 == self.rig.scheduler.status.waiting_tokens
 

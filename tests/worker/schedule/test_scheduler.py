@@ -58,7 +58,7 @@ def test_short_request_beside_a_long_one_ends_first() -> None:
     long, short = rig.submit(4, max_tokens=20), rig.submit(4, max_tokens=2)
     rig.step()
     rig.step()
-    assert set(rig.ends) == {short} and rig.scheduler.get(long.key) is long
+    assert set(rig.ends) == {short} and rig.scheduler.state.live.get(long.key) is long
 
 
 @pytest.mark.parametrize(("prompt", "chunks"), [(1, [1]), (3, [3]), (4, [4]), (5, [4, 1]), (8, [4, 4]), (9, [4, 4, 1])])
@@ -69,7 +69,7 @@ def test_plan_long_prompt_is_cut_and_only_its_last_chunk_samples(prompt: int, ch
         plan = rig.plan()
         last = index == len(chunks) - 1
         assert [chunk.length for chunk in plan.chunks] == [length] and bool(plan.sampling) == last
-        assert len(rig.commit(plan, rig.run(plan))) == last, "nothing is told of a prompt that is not through"
+        assert len(rig.commit(plan, rig.run(plan))) == last, "a prompt that is not complete has no update"
         assert a.computed_tokens == sum(chunks[: index + 1])
     assert a.output_len == 1
 
@@ -123,7 +123,7 @@ def test_plan_new_sequences_respect_the_watermark_unless_alone() -> None:
     b, c = rig.submit(28), rig.submit(4)  # 7 pages, and 1 more would leave 2
     d = rig.submit(4)
     assert members(rig.plan()) == [b, c]
-    assert rig.scheduler.get(d.key) is d and rig.scheduler.status.waiting == 1
+    assert rig.scheduler.state.live.get(d.key) is d and rig.scheduler.status.waiting == 1
 
 
 def test_plan_joining_prompt_gets_all_its_pages() -> None:
@@ -250,7 +250,7 @@ def test_abort_frees_pages_at_once_and_is_idempotent() -> None:
     assert rig.scheduler.abort(waits.key) is waits and rig.scheduler.status.waiting_tokens == 0
     assert rig.scheduler.abort(runs.key) is runs and rig.pool.counts().owned == 0
     assert rig.scheduler.abort(runs.key) is None
-    assert rig.scheduler.abort((b"nobody", 1)) is None
+    assert rig.scheduler.abort((b"unknown", 1)) is None
     rig.scheduler.check()
     assert not rig.scheduler.has_work
 
@@ -263,7 +263,7 @@ def test_fail_of_a_sequence_that_left_does_nothing() -> None:
     again.key = gone.key
     rig.scheduler.submit(again, 0.0)
     rig.scheduler.fail(gone)
-    assert rig.scheduler.get(again.key) is again
+    assert rig.scheduler.state.live.get(again.key) is again
 
 
 def test_expire_ends_waiting_and_running_sequences() -> None:

@@ -10,7 +10,7 @@ def test_plan_goes_on_from_where_the_step_in_flight_will_end() -> None:
     rig = Rig(prefill_chunk_size=4, overlap=True)
     a, b = rig.submit(3), rig.submit(6)
     rig.step()
-    assert (a.computed_tokens, a.output_len, a.next_output) == (0, 0, 1), "nothing counts before it is settled"
+    assert (a.computed_tokens, a.output_len, a.next_output) == (0, 0, 1), "nothing counts before update()"
     assert shape(rig.plan()) == [(a, 3, 1), (b, 4, 2)]
     (first,) = rig.step()
     assert first.sequence is a and a.output_len == 1 and (a.in_flight_tokens, a.pending_outputs) == (1, 1)
@@ -33,7 +33,7 @@ def test_prompt_that_samples_nothing_ends_once() -> None:
     rig = Rig(overlap=True)
     sequence = rig.submit(5, max_tokens=0)
     rig.step()
-    assert not rig.plan(), "its end is under way"
+    assert not rig.plan(), "its end is in flight"
     (end,) = rig.step()
     assert (end.sequence, end.tokens, end.outcome) == (sequence, [], Outcome.LENGTH)
 
@@ -46,8 +46,8 @@ def test_update_after_an_eos_drops_the_one_row_computed_behind_it() -> None:
     rig.launch(rig.plan())
     (first, _), (second, _) = rig.in_flight
     rig.in_flight.clear()
-    told = rig.scheduler.update(first, [EOS], rig.now)
-    assert told[0].outcome is None, "the rig has no eos: this one goes on"
+    updates = rig.scheduler.update(first, [EOS], rig.now)
+    assert updates[0].outcome is None, "the rig has no eos: this one goes on"
     assert rig.scheduler.abort(sequence.key) and rig.pool.counts().owned == 0
     rig.scheduler.submit(other, rig.now)
     taken = rig.plan()
@@ -75,7 +75,7 @@ def test_preempted_sequence_loses_ids_in_flight_and_samples_them_again() -> None
     plan = rig.plan()
     assert plan.preempted == [new] and members(plan) == [old] and new.output_len == 1
     rig.launch(plan)
-    assert [update.sequence for update in rig.finish_steps(keep=1)] == [old], "the step under way had both"
+    assert [update.sequence for update in rig.finish_steps(keep=1)] == [old], "the step in flight had both"
     assert new.output_len == 1 and not new.pages
     rig.finish(60)
     assert set(rig.ends) == {old, new}, "with the reference's tokens"
@@ -87,7 +87,7 @@ def test_full_page_is_published_by_update() -> None:
     rig.launch(rig.plan())
     assert rig.scheduler.submit(second := rig.sequence([1, 2, 3, 4, 5], 2, ignore_eos=True), rig.now) is None
     rig.launch(rig.plan())
-    assert second.cached_tokens == 0, "nobody knows yet whether the step goes well"
+    assert second.cached_tokens == 0, "the step may still fail"
     rig.finish_steps()
     rig.scheduler.submit(third := rig.sequence([1, 2, 3, 4, 5], 2, ignore_eos=True), rig.now)
     rig.plan()

@@ -99,7 +99,7 @@ def speculating(**settings: Any) -> Rig:
 
 
 def submit(rig: Rig, prompt: list[int], max_tokens: int = 24, *, right: int = 99, **options: Any) -> Sequence:
-    """Of its drafts the first `right` output tokens are true ones, and no others."""
+    """Submits a sequence whose drafts are right for the first `right` output tokens only."""
     sequence = rig.submit(prompt, max_tokens, **{"ignore_eos": True, **options})
     sequence.drafter = PartlyRight(reference(sequence, rig.config)[0], sequence.prompt_len + right)
     return sequence
