@@ -1,6 +1,6 @@
 """One worker process: bind, load, serve, drain. The command is `sluice worker`; see deploy/cli/process_commands.py.
 
-The sockets are up before the weights are: every frontend shows the loading's progress from the first second.
+The sockets are bound before the weights are loaded, so that every frontend shows the progress from the first second.
 """
 
 import gc
@@ -10,193 +10,117 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 
 import torch
 
 from shared.config import ConfigError, Settings
 from shared.heartbeat import Heartbeat, Phase
-from shared.messages import Outcome, Status, WorkerState
+from shared.messages import Outcome
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.load import Engine, load_engine
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
+from worker.engine.status import StatusReporter
 from worker.observability.metrics import Metrics
-from worker.observability.stats import Stats
-from worker.schedule.scheduler import SchedulerStatus
 from worker.transport.server import Identity, WireServer
 
 log = logging.getLogger("sluice.worker")
 
 
 def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. `again`: in place of one that died, so with the same weights.
+    """Serves until SIGTERM or SIGINT, then drains.
+
+    again: this worker replaces one that died, so it prefers the same, cached weights.
 
     Raises:
         ConfigError, CheckpointError: this model cannot be served with these settings.
-        DeviceBroken: the device cannot compute any more; live requests were told nothing, so that they go on
-            with the next worker.
+        DeviceBroken: the device cannot compute any more. Frontends got no End for live requests, so that these
+            continue in the next worker.
     """
     torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
-    stop = _Stop.on_signals()
-    state = _State(settings, epoch, heartbeat)
+    stop = StopSignal.install()
+    reporter = StatusReporter(settings, epoch, heartbeat)
     identity = Identity(epoch, settings.model.name)
-    link = WireServer(settings.wire, identity, settings.worker.lease_timeout, state.status, heartbeat)
-    state.wire = link.totals
-    link.start()
+    server = WireServer(settings.wire, identity, settings.worker.lease_timeout, reporter.status, heartbeat)
+    reporter.wire_totals = server.totals
+    server.start()
     heartbeat.phase = Phase.LOADING
     try:
-        engine = load_engine(settings.model, settings.worker, state.loading, state.downloading, prefer_cache=again)
+        engine = load_engine(
+            settings.model, settings.worker, reporter.on_load, reporter.on_download, prefer_cache=again
+        )
         engine.runner.check_device()
         stop.serving = True
-        _serve(settings, engine, link, state, stop)
+        _serve(settings, engine, server, reporter, stop)
     except Exception as error:
-        state.failed = str(error)
+        reporter.failed = str(error)
         raise
     finally:
-        link.close()
+        server.close()
 
 
-def _serve(settings: Settings, engine: Engine, link: WireServer, state: "_State", stop: "_Stop") -> None:
+def _serve(
+    settings: Settings, engine: Engine, server: WireServer, reporter: StatusReporter, stop: "StopSignal"
+) -> None:
     metrics = Metrics(settings.frontend.metrics_prefix)
     seeds = random.Random(settings.worker.seed) if settings.worker.seed >= 0 else random.SystemRandom()
-    engine.compiler.wake = link.awake.set
+    engine.compiler.wake = server.awake.set
     request_table = RequestTable(
         engine.scheduler,
-        state.stats,
+        reporter.stats,
         metrics,
         vocab_size=engine.limits.vocab_size,
         seeds=seeds,
-        crash_journal=CrashJournal(state.heartbeat),
+        crash_journal=CrashJournal(reporter.heartbeat),
         compiler=engine.compiler,
     )
     canary_s = settings.worker.canary_interval
-    loop = Loop(engine.scheduler, engine.runner, request_table, link, state.stats, metrics, canary_s=canary_s)
-    link.step_progress = lambda: engine.runner.layers_started
-    state.engine, state.metrics = engine, metrics
-    state.heartbeat.phase = Phase.SERVING
+    loop = Loop(engine.scheduler, engine.runner, request_table, server, reporter.stats, metrics, canary_s=canary_s)
+    server.step_progress = lambda: engine.runner.layers_started
+    reporter.engine, reporter.metrics = engine, metrics
+    reporter.heartbeat.phase = Phase.SERVING
     if settings.worker.worker_metrics_port:
-        _open_metrics(metrics, link, settings)
-    link.identity = Identity(link.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits)
+        _serve_metrics(metrics, server, settings)
+    server.identity = Identity(server.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits)
     log.info("ready: %s", settings.model.name)
     gc.collect()
-    gc.freeze()  # torch's modules and the model live for ever: no step pauses to look through them again
-    loop.run(lambda: stop.asked)
+    gc.freeze()  # torch's modules and the model live until the end: no step pauses to scan them again
+    loop.run(lambda: stop.requested)
     log.info("draining for at most %g s", settings.worker.drain_timeout)
-    request_table.draining = state.draining = True
+    request_table.draining = reporter.draining = True
     deadline = time.monotonic() + settings.worker.drain_timeout
     loop.run(lambda: not engine.scheduler.has_work or time.monotonic() > deadline)
     engine.compiler.close()
     request_table.end_all(Outcome.SHUTDOWN, time.monotonic(), "the server shut down before this was done")
-    request_table.publish(link, time.monotonic())
+    request_table.publish(server, time.monotonic())
 
 
-def _open_metrics(metrics: Metrics, link: WireServer, settings: Settings) -> None:
+def _serve_metrics(metrics: Metrics, server: WireServer, settings: Settings) -> None:
     host, port = settings.worker.worker_host, settings.worker.worker_metrics_port
     try:
-        metrics.serve(link, host, port)
+        metrics.serve(server, host, port)
     except OSError as error:
         raise ConfigError(f"--worker-metrics-port {port}: cannot listen on {host}: {error.strerror}") from error
 
 
 @dataclass(slots=True)
-class _Stop:
-    """Turned true by the first SIGTERM or SIGINT. Before there is somebody to serve, the process ends then."""
+class StopSignal:
+    """`requested` becomes true with the first SIGTERM or SIGINT. Before serving, the process exits at once instead."""
 
-    asked: bool = False
+    requested: bool = False
     serving: bool = False
 
     @classmethod
-    def on_signals(cls) -> "_Stop":
+    def install(cls) -> "StopSignal":
         stop = cls()
 
-        def ask(number: int, frame: FrameType | None) -> None:
-            stop.asked = True
+        def handle(number: int, frame: FrameType | None) -> None:
+            stop.requested = True
             if not stop.serving:
                 sys.exit(0)
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, ask)
+            signal.signal(number, handle)
         return stop
-
-
-@dataclass(slots=True)
-class _State:
-    """What Status and the scrape tell; read in other threads, where a count may be one step old."""
-
-    settings: Settings
-    epoch: int
-    heartbeat: Heartbeat
-    phase: WorkerState = WorkerState.LOADING
-    progress: float = 0.0
-    draining: bool = False
-    engine: Engine | None = None
-    stats: Stats = field(default_factory=Stats)
-    failed: str = ""
-    metrics: Metrics | None = None
-    wire: Callable[[], dict[str, int]] = dict
-
-    def loading(self, done: int, total: int) -> None:
-        self._moved(WorkerState.LOADING, done, total)
-
-    def downloading(self, done: int, total: int) -> None:
-        self._moved(WorkerState.DOWNLOADING, done, total)
-
-    def _moved(self, phase: WorkerState, done: int, total: int) -> None:
-        self.heartbeat.progress()
-        self.phase, self.progress = phase, done / max(1, total)
-
-    def status(self) -> Status:
-        model, engine = self.settings.model.name, self.engine
-        if engine is None:
-            device, dtype = self.settings.worker.device, self.settings.worker.dtype
-            phase = WorkerState.FAILED if self.failed else self.phase
-            return Status(self.epoch, os.getpid(), model, device, dtype, phase, self.progress, error=self.failed)
-        now, scheduler, stats = time.monotonic(), engine.scheduler.status, self.stats
-        self._count(scheduler)
-        return Status(
-            self.epoch,
-            os.getpid(),
-            model,
-            engine.device,
-            engine.dtype,
-            self._state(),
-            max_seq_len=engine.limits.max_seq_len,
-            running=scheduler.running,
-            waiting=scheduler.waiting,
-            waiting_tokens=scheduler.waiting_tokens,
-            pages=engine.pool.counts(),
-            prefix_queries=scheduler.prefix_queries,
-            prefix_hits=scheduler.prefix_hits,
-            prompt_tokens_s=stats.prompt.per_second(now),
-            generation_tokens_s=stats.generation.per_second(now),
-            ttft=stats.ttft.quantiles(),
-            itl=stats.itl.quantiles(),
-            e2e=stats.e2e.quantiles(),
-            error=self.failed,
-            kernels=engine.kernels,
-            pace=scheduler.prefill_budget,
-            draft_tokens=scheduler.draft_tokens,
-            accepted_tokens=scheduler.accepted_tokens,
-        )
-
-    def _state(self) -> WorkerState:
-        if self.failed:
-            return WorkerState.FAILED
-        return WorkerState.DRAINING if self.draining else WorkerState.READY
-
-    def _count(self, scheduler: SchedulerStatus) -> None:
-        """Brings counters up to date that others keep: Status is made several times a second, and for each scrape."""
-        if self.metrics is not None:
-            self.metrics.update_totals(
-                {
-                    "prefix_cache_queries": scheduler.prefix_queries,
-                    "prefix_cache_hits": scheduler.prefix_hits,
-                    "num_preemptions": scheduler.preemptions,
-                    "spec_decode_num_draft_tokens": scheduler.draft_tokens,
-                    "spec_decode_num_accepted_tokens": scheduler.accepted_tokens,
-                    **self.wire(),
-                }
-            )

@@ -80,12 +80,12 @@ def measure(sequences: int, context: int) -> dict[str, float]:
         prompt = [random.randrange(1000) for _ in range(context)]
         sink.inbox.append((b"frontend", Submit(id, pack_u32(prompt), sampling)))
     while scheduler.status.generation_tokens < 8 * sequences:
-        loop.turn()
+        loop.iterate()
     sink.encoding_s = runner.packing_s = runner.sampling_s = 0.0
     times = []
     for _ in range(STEPS):
         begun = time.perf_counter()
-        loop.turn()
+        loop.iterate()
         times.append(time.perf_counter() - begun)
     parts = {"pack": runner.packing_s, "sample": runner.sampling_s, "encode": sink.encoding_s}
     return {"whole": 1e6 * statistics.median(times), **{name: 1e6 * s / STEPS for name, s in parts.items()}}

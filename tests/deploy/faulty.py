@@ -45,7 +45,7 @@ def work(folder: Path, words: list[str]) -> int:
         file = folder / fault
         return file.exists() and file.read_text() == os.environ["SLUICE_EPOCH"]
 
-    turn, launch, load = Loop.turn, Runner.launch, worker.__main__.load_engine
+    turn, launch, load = Loop.iterate, Runner.launch, worker.__main__.load_engine
 
     def faulty_turn(self: Any) -> bool:
         while suffers("hang"):
@@ -67,7 +67,7 @@ def work(folder: Path, words: list[str]) -> int:
             time.sleep(0.3)
         return load(model, settings, lambda *_: None, *more, **known)  # its own would begin again at 0
 
-    Loop.turn, Runner.launch, worker.__main__.load_engine = faulty_turn, faulty_launch, slow_load  # type: ignore[method-assign]
+    Loop.iterate, Runner.launch, worker.__main__.load_engine = faulty_turn, faulty_launch, slow_load  # type: ignore[method-assign]
     return main(words)
 
 

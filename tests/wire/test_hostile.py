@@ -79,7 +79,7 @@ class Bench:
     def __init__(self, worker: Worker) -> None:
         self.worker, self.ears = worker, Ears()
         worker.kill()  # its threads; the parts stay
-        worker.loop._link = self.ears  # type: ignore[assignment]
+        worker.loop._server = self.ears  # type: ignore[assignment]
 
     @property
     def told(self) -> dict[bytes, list[m.Step]]:
@@ -89,12 +89,12 @@ class Bench:
         """Seconds that a turn takes which hears this."""
         self.ears.inbox.extend((sender, request) for request in requests)
         begun = time.perf_counter()
-        self.worker.loop.turn()
+        self.worker.loop.iterate()
         return time.perf_counter() - begun
 
     def finish(self) -> None:
         for _ in range(3000):
-            if not self.worker.loop.turn():
+            if not self.worker.loop.iterate():
                 return
         raise AssertionError("it never ends")
 

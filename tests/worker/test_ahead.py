@@ -45,8 +45,8 @@ class Real(Bench):
     def drain(self) -> None:
         for _ in range(600):
             self.turn()
-            self.most = max(self.most, len(self.loop._in_flight))
-            if not self.scheduler.has_work and not self.loop._in_flight:
+            self.most = max(self.most, self.loop.in_flight)
+            if not self.scheduler.has_work and not self.loop.in_flight:
                 return
         raise AssertionError("it runs for ever")
 
@@ -75,7 +75,7 @@ def traffic(bench: Real, samplings: list[m.Sampling]) -> None:
         prompt = [draw.randrange(3, VOCAB) for _ in range(draw.choice([1, 5, 17, 64, 80]))]
         bench.say(m.Submit(id, pack_u32(prompt), sampling))
         bench.turn(3)
-        bench.most = max(bench.most, len(bench.loop._in_flight))
+        bench.most = max(bench.most, bench.loop.in_flight)
     bench.drain()
 
 

@@ -17,7 +17,7 @@ from tests.wire.harness import expected
 from tests.worker.test_loop import ME, Bench, submit
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.load import load_engine
-from worker.engine.requests import QUARANTINE
+from worker.engine.requests import QUARANTINE_CRASHES
 from worker.run.runner import DeviceBroken
 from worker.schedule.sequence import Chunk, Sequence
 
@@ -59,7 +59,7 @@ def test_strikes_outlive_deaths_until_there_is_progress(tmp_path: Path) -> None:
     crash_journal.clear(innocent)
     crash_journal.record_step([poison])
     crash_journal = death(heartbeat)
-    assert [crash_journal.crash_count(one.key, 1) for one in (innocent, poison)] == [0, QUARANTINE]
+    assert [crash_journal.crash_count(one.key, 1) for one in (innocent, poison)] == [0, QUARANTINE_CRASHES]
 
 
 def test_nobody_is_blamed_for_a_kill_from_outside_or_a_death_at_rest(tmp_path: Path) -> None:

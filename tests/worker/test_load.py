@@ -36,7 +36,7 @@ def test_on_the_cpu_float16_is_widened_unless_somebody_wants_it(
 def test_tokens_are_guessed_for_models_that_caches_do_not_hold_unless_somebody_says(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, asked: str, cached: int, most: int
 ) -> None:
-    monkeypatch.setattr(load, "CACHED", cached)
+    monkeypatch.setattr(load, "PROCESSOR_CACHE_BYTES", cached)
     worker = WorkerConfig(device="cpu", speculation=asked, kv_cache_gb=0.0005)
     engine = load_engine(ModelConfig(model=str(checkpoints("llama")), max_seq_len=64), worker)
     assert engine.scheduler.config.max_draft_tokens == most

@@ -79,7 +79,7 @@ class Bench:
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
             self.now += 1.0
-            self.loop.turn()
+            self.loop.iterate()
         self.scheduler.check()
 
     def heard(self, who: bytes = ME) -> tuple[dict[int, list[int]], dict[int, m.End]]:

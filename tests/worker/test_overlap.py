@@ -63,7 +63,7 @@ class Overlapped(Bench):
     def drain(self) -> None:
         for _ in range(400):
             self.turn()
-            if not self.scheduler.has_work and not self.loop._in_flight:
+            if not self.scheduler.has_work and not self.loop.in_flight:
                 return
         raise AssertionError("it runs for ever")
 
@@ -112,7 +112,7 @@ def test_a_step_that_must_not_be_followed_is_read_at_once() -> None:
     bench.turn(2)
     bench.say(submit(2, [2], 2))
     bench.turn()
-    assert bench.device.said[-3:] == [("launch", 3), ("read", 2), ("read", 3)] and not bench.loop._in_flight
+    assert bench.device.said[-3:] == [("launch", 3), ("read", 2), ("read", 3)] and not bench.loop.in_flight
     bench.drain()
     assert bench.heard()[0] == {1: expected([1], 6), 2: expected([2], 2)}
 
@@ -207,8 +207,8 @@ def test_resync_knows_nothing_of_what_is_not_settled() -> None:
     told = bench.heard()[0][1]
     bench.link.sent.clear()
     bench.say(m.Resync(1, 0))
-    bench.loop._request_table.receive(bench.link.inbox, bench.now)  # type: ignore[arg-type]
-    bench.loop._request_table.publish(bench.link, bench.now)  # type: ignore[arg-type]
+    bench.request_table.receive(bench.link.inbox, bench.now)  # type: ignore[arg-type]
+    bench.request_table.publish(bench.link, bench.now)  # type: ignore[arg-type]
     assert bench.heard()[0][1] == told and len(told) == 3
 
 
@@ -248,6 +248,6 @@ def test_nothing_is_under_way_when_the_loop_stops() -> None:
     bench.say(submit(1, [1], 100))
     turns = iter([False] * 5 + [True])
     bench.loop.run(lambda: next(turns))
-    assert not bench.loop._in_flight and bench.heard()[0][1] == expected([1], 5)
+    assert not bench.loop.in_flight and bench.heard()[0][1] == expected([1], 5)
     bench.loop.run(lambda: not bench.scheduler.has_work)
-    assert bench.heard()[0][1] == expected([1], 100) and not bench.loop._in_flight
+    assert bench.heard()[0][1] == expected([1], 100) and not bench.loop.in_flight

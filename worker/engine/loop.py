@@ -1,14 +1,18 @@
-"""The compute loop: receive, plan, launch, settle, publish; a turn launches one step and settles one.
+"""The compute loop. An iteration receives messages, plans and launches one step, applies results, and publishes them.
 
-Knows the scheduler, the runner, the desk and the link by their few methods. Where a step may run ahead, the one that
-is settled is the one before it: the device computes while its last ids are read, told, and planned with. Otherwise it
-is settled in the turn that launched it.
+Where a step may overlap with the next one, the results applied in an iteration are those of the step before: the
+device computes while the last ids are read, published and planned with. Otherwise the results of a step are applied in
+the iteration that launched it.
 
-A step that raises is cut in halves until the culprit stands alone: only it fails, and only after the device has shown
-that it still computes for others. A step that runs out of memory shrinks in the same way, down to single tokens, before
-it fails anybody. What was launched behind a step that raised is forgotten, and planned again. Who is suspected of
-having killed a worker (ledger.py) is run alone. A device that cannot compute ends the loop: nobody is told of a failure
-that is not theirs, and what runs goes on in the next worker.
+How failures are isolated:
+- A step that raises is bisected until one sequence is left. Only that sequence fails, and only after the device has
+  computed a dummy step, which shows that it still works for others.
+- A step that runs out of memory is bisected likewise, and then the chunk of its one sequence is halved, down to a
+  single token, before any sequence fails.
+- Steps launched after a failed one are discarded and planned again.
+- Requests suspected of having crashed a worker (crash_journal.py) run in steps of their own.
+- A device that fails the dummy step ends the loop with DeviceBroken. No request is reported as failed, and the running
+  ones go on in the next worker.
 """
 
 import logging
@@ -30,8 +34,8 @@ from worker.transport.server import WireServer
 
 log = logging.getLogger("sluice.loop")
 
-IDLE_S = 0.05
-GAP_SAMPLES = 8  # inter-token gaps kept of one step
+MAX_IDLE_WAIT_S = 0.05
+MAX_ITL_SAMPLES = 8  # inter-token latencies recorded per step
 
 
 class Loop:
@@ -40,57 +44,59 @@ class Loop:
         scheduler: Scheduler,
         runner: Runner,
         request_table: RequestTable,
-        link: WireServer,
+        server: WireServer,
         stats: Stats,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
         *,
         canary_s: float = 0.0,
     ) -> None:
-        """`canary_s`: after so long without a step the device is asked for one that is nobody's; 0: never."""
+        """canary_s: after so long without a step, the device is checked with a dummy step; 0: never."""
         self._scheduler = scheduler
         self._runner = runner
         self._request_table = request_table
-        self._link = link
+        self._server = server
         self._stats = stats
         self._metrics = metrics
         self._clock = clock
         self._canary_s = canary_s
-        self._last_computed = clock()  # when the device last computed
-        self._in_flight: deque[InFlightStep] = deque()  # launched, not settled; two at most, and one between turns
+        self._last_computed = clock()
+        self._in_flight: deque[InFlightStep] = deque()  # at most two, and at most one between iterations
+
+    @property
+    def in_flight(self) -> int:
+        """Steps that have been launched and whose results have not been applied."""
+        return len(self._in_flight)
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Until `stopped()`, and what is under way is settled; a turn without work waits for the inbox.
-
-        Raises DeviceBroken.
-        """
+        """Iterates until `stopped()`, then drains. Iterations without work wait for messages. Raises DeviceBroken."""
         while not stopped():
-            if not self.turn():
+            if not self.iterate():
                 now = self._clock()
-                self._link.wait(max(0.0, min(IDLE_S, self._scheduler.next_wakeup(now) - now)))
-        self._land()
-        self._request_table.publish(self._link, self._clock())
+                self._server.wait(max(0.0, min(MAX_IDLE_WAIT_S, self._scheduler.next_wakeup(now) - now)))
+        self._drain()
+        self._request_table.publish(self._server, self._clock())
 
-    def turn(self) -> bool:
-        """One step; False when there was nothing to compute."""
+    def iterate(self) -> bool:
+        """Launches or drains one step; False if there was nothing to compute."""
         began = self._clock()
-        self._link.progress()
-        self._request_table.receive(self._link.inbox, began)
+        self._server.progress()
+        self._request_table.receive(self._server.inbox, began)
         plan = self._scheduler.plan(began)
         planned = self._clock()
         busy = bool(plan) or bool(self._in_flight)
         if plan:
             self._stats.speed.work(began)
-            self._request_table.publish(self._link, began)  # admissions need not wait for the step
+            self._request_table.publish(self._server, began)  # admissions need not wait for the step
             self._compute(plan.chunks)
             self._metrics.step(plan, planned - began, self._clock() - planned)
         elif busy:
-            self._land()
+            self._drain()
         else:
             self._idle(began)
-        self._request_table.publish(self._link, began)
+        self._request_table.publish(self._server, began)
         if busy and not self._scheduler.has_work:
-            self._link.refresh()
+            self._server.refresh()
         return busy
 
     def _idle(self, now: float) -> None:
@@ -104,125 +110,132 @@ class Loop:
         self._last_computed = self._clock()
 
     def _compute(self, chunks: list[Chunk]) -> None:
-        """One step; where there are suspects, one for all others and then one for each of them."""
-        parts = _apart(chunks)
-        for part in parts:
-            self._launch(Plan(part))
-            ahead = len(parts) == 1 and not part[0].sequence.crashes
-            self._land(keep=1 if ahead and self._in_flight and self._in_flight[-1].may_overlap else 0)
-            if part[0].sequence.crashes and part[0].samples:
-                self._request_table.crash_journal.clear(part[0].sequence)
+        """Computes the chunks in one step; if some are of suspects, in one step for all others and one per suspect."""
+        steps = _isolate_suspects(chunks)
+        for step in steps:
+            self._launch(Plan(step))
+            suspect = step[0].sequence if step[0].sequence.crashes else None
+            overlaps = len(steps) == 1 and suspect is None and bool(self._in_flight) and self._in_flight[-1].may_overlap
+            self._drain(leave=1 if overlaps else 0)
+            if suspect is not None and step[0].samples:
+                self._request_table.crash_journal.clear(suspect)
         self._last_computed = self._clock()
 
     def _launch(self, plan: Plan) -> None:
-        """Puts a step behind those under way, or does what is to be done when that fails."""
+        """Launches a step after those in flight, or recovers when the launch fails."""
         before = self._in_flight[-1] if self._in_flight else None
-        self._request_table.crash_journal.record_step(_members(plan, before.plan if before is not None else None))
+        self._request_table.crash_journal.record_step(_sequences(plan, before.plan if before is not None else None))
         try:
-            flight = self._runner.launch(plan, before)
+            step = self._runner.launch(plan, before)
         except Exception as error:
-            if before is not None:  # whose fault it is shows when it is tried again with nothing under way
+            if before is not None:  # either step may be at fault: this one is planned again with nothing in flight
                 log.exception("a step behind another one could not be launched")
-                self._land()
+                self._drain()
             else:
                 self._recover(plan, error)
             return
         self._scheduler.launched(plan)
-        self._in_flight.append(flight)
+        self._in_flight.append(step)
 
-    def _land(self, keep: int = 0) -> None:
-        """Settles steps, in their order, until no more than `keep` are under way."""
-        while len(self._in_flight) > keep:
-            flight = self._in_flight.popleft()
+    def _drain(self, leave: int = 0) -> None:
+        """Reads and applies the results of steps, in their order, until at most `leave` are in flight."""
+        while len(self._in_flight) > leave:
+            step = self._in_flight.popleft()
             try:
-                sampled = flight.read()
+                output = step.read()
             except Exception as error:
                 self._in_flight.clear()
                 self._scheduler.discard_in_flight()
-                self._recover(flight.plan, error)
+                self._recover(step.plan, error)
                 return
             now = self._clock()
-            self._report(flight.plan, sampled, self._scheduler.update(flight.plan, sampled.ids, now), now)
+            self._report(step.plan, output, self._scheduler.update(step.plan, output.ids, now), now)
 
     def _recover(self, plan: Plan, error: Exception) -> None:
-        """Nothing is under way, and nothing of this step was settled: any part of it can be tried again as it is."""
+        """Bisects a failed step. Nothing is in flight and nothing was applied, so any part of it can be retried."""
         log.error("a step of %d sequences, %d tokens failed", len(plan.chunks), plan.tokens, exc_info=error)
         chunks = self._scheduler.retryable(plan.chunks)
         if not chunks:
             return
-        if len(chunks) < len(plan.chunks) or plan.drafts:  # what left meanwhile may have been at fault
-            self._execute(chunks)
+        if len(chunks) < len(plan.chunks) or plan.drafts:  # the error may have been of a sequence or draft now gone
+            self._retry(chunks)
         elif len(chunks) > 1:
-            for part in _halves(chunks):
-                self._execute(part)
+            for part in _bisect(chunks):
+                self._retry(part)
         elif chunks[0].length > 1 and isinstance(error, MemoryError | torch.OutOfMemoryError):
-            self._execute([_shorter(chunks[0])])
+            self._retry([_first_half(chunks[0])])
         else:
-            self._check_device()  # before anybody is told
+            self._check_device()  # raises before the sequence is reported as failed
             self._fail(chunks[0].sequence, error)
 
-    def _execute(self, chunks: list[Chunk]) -> None:
+    def _retry(self, chunks: list[Chunk]) -> None:
         self._launch(Plan(chunks))
-        self._land()
+        self._drain()
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         self._scheduler.fail(sequence)
         self._request_table.end(sequence, m.Outcome.ERROR, self._clock(), f"{type(error).__name__}: {error}")
 
-    def _report(self, plan: Plan, sampled: StepOutput, advances: list[SequenceUpdate], now: float) -> None:
-        for sequence, logprobs in sampled.logprobs:
-            self._request_table.logprobs(sequence, logprobs)
-        gaps: list[float] = []
-        generated = begun = 0
-        for advance in advances:
-            sequence = advance.sequence
-            if advance.tokens:
-                begun += not sequence.last_token  # its row was the prompt's last, not one of the answer's
-                generated += len(advance.tokens)
-                self._request_table.tokens(sequence, advance.tokens)
-                self._time(sequence, len(advance.tokens), now, gaps)
-            if advance.outcome is not None:
-                self._request_table.end(sequence, advance.outcome, now, _why(advance))
-        prompt = plan.tokens - len(sampled.ids) + begun
-        self._stats.tokens(now, prompt, generated)
-        self._stats.gaps(gaps)
-        self._metrics.tokens(prompt, generated)
+    def _report(self, plan: Plan, output: StepOutput, updates: list[SequenceUpdate], now: float) -> None:
+        for sequence, logprobs in output.logprobs:
+            self._request_table.add_logprobs(sequence, logprobs)
+        latencies: list[float] = []
+        generated = prompts_done = 0
+        for update in updates:
+            sequence = update.sequence
+            if update.tokens:
+                prompts_done += not sequence.last_token  # its row was the last of the prompt, not one of the output
+                generated += len(update.tokens)
+                self._request_table.add_tokens(sequence, update.tokens)
+                self._record_latency(sequence, len(update.tokens), now, latencies)
+            if update.outcome is not None:
+                self._request_table.end(sequence, update.outcome, now, _grammar_error(update))
+        prompt_tokens = plan.tokens - len(output.ids) + prompts_done
+        self._stats.tokens(now, prompt_tokens, generated)
+        self._stats.gaps(latencies)
+        self._metrics.tokens(prompt_tokens, generated)
 
-    def _time(self, sequence: Sequence, tokens: int, now: float, gaps: list[float]) -> None:
+    def _record_latency(self, sequence: Sequence, tokens: int, now: float, latencies: list[float]) -> None:
         if not sequence.last_token:
             self._stats.ttft.add(now - sequence.arrival)
-        elif len(gaps) < GAP_SAMPLES:
-            gaps.append((now - sequence.last_token) / tokens)
+        elif len(latencies) < MAX_ITL_SAMPLES:
+            latencies.append((now - sequence.last_token) / tokens)
         sequence.last_token = now
 
 
-def _members(plan: Plan, before: Plan | None) -> list[Sequence]:
-    """Who is in a step, or in the one before, which is under way; each once."""
-    members = [chunk.sequence for chunk in plan.chunks]
-    return members if before is None else list(dict.fromkeys([*members, *(one.sequence for one in before.chunks)]))
+def _sequences(plan: Plan, before: Plan | None) -> list[Sequence]:
+    """The sequences of a step, and of the step before if it is in flight; each once."""
+    sequences = [chunk.sequence for chunk in plan.chunks]
+    if before is None:
+        return sequences
+    return list(dict.fromkeys([*sequences, *(chunk.sequence for chunk in before.chunks)]))
 
 
-def _apart(chunks: list[Chunk]) -> list[list[Chunk]]:
+def _isolate_suspects(chunks: list[Chunk]) -> list[list[Chunk]]:
     suspects = [[chunk] for chunk in chunks if chunk.sequence.crashes]
     others = [chunk for chunk in chunks if not chunk.sequence.crashes] if suspects else chunks
     return [others, *suspects] if others else suspects
 
 
-def _why(advance: SequenceUpdate) -> str:
-    """A sequence that ends in an error without an exception is one whose grammar has no way on."""
-    failed = advance.outcome is m.Outcome.ERROR and advance.sequence.constraint
+def _grammar_error(update: SequenceUpdate) -> str:
+    """Why a sequence ended in an error without an exception: its grammar allows no token."""
+    failed = update.outcome is m.Outcome.ERROR and update.sequence.constraint
     return failed.error if failed else ""
 
 
-def _shorter(chunk: Chunk) -> Chunk:
-    """Its first half; the rest is planned again."""
+def _first_half(chunk: Chunk) -> Chunk:
+    """The first half of a chunk; the rest is planned again."""
     return Chunk(chunk.sequence, chunk.start, chunk.length // 2, False)
 
 
-def _halves(chunks: list[Chunk]) -> tuple[list[Chunk], list[Chunk]]:
-    """What ran well before and what is new; or, where that says nothing, two halves."""
-    old = [chunk for chunk in chunks if chunk.start > 0 and chunk.sequence.output_len > 0]
-    if 0 < len(old) < len(chunks):
-        return old, [chunk for chunk in chunks if not (chunk.start > 0 and chunk.sequence.output_len > 0)]
+def _bisect(chunks: list[Chunk]) -> tuple[list[Chunk], list[Chunk]]:
+    """Splits a step into sequences that have run well before and new ones; if all are of one kind, into halves."""
+    proven = [chunk for chunk in chunks if _has_run(chunk)]
+    if 0 < len(proven) < len(chunks):
+        return proven, [chunk for chunk in chunks if not _has_run(chunk)]
     middle = len(chunks) // 2
     return chunks[:middle], chunks[middle:]
+
+
+def _has_run(chunk: Chunk) -> bool:
+    return chunk.start > 0 and chunk.sequence.output_len > 0

@@ -1,7 +1,8 @@
-"""Turns frontends' messages into scheduler calls, and what came of them into messages.
+"""The request table: frontends' messages become scheduler calls, and the results become messages.
 
-Keeps every request from its Submit to its one End, and KEEP_S longer, so that a frontend that lost a frame can ask for
-its output again. Computes nothing. What a turn has to tell each frontend is collected in a Frame and sent once.
+Every request is kept from its Submit to its one End, and KEEP_FINISHED_S longer, so that a frontend that lost a frame
+can ask for its output again. What an iteration of the loop has for one frontend is collected in a StepBuilder and sent
+once. Computes nothing.
 """
 
 import random
@@ -22,15 +23,15 @@ from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Key, Sequence
 from worker.transport.server import FrontendGone, WireServer
 
-KEEP_FINISHED_S = 30.0  # how long a finished request's output can still be asked for
-LONGEST_WAIT_S = 120.0  # that a client is told to wait
-QUARANTINE = 2  # a request that was in the step of this many crashes, without progress, is not tried again
+KEEP_FINISHED_S = 30.0  # how long a frontend can still ask for the output of a finished request
+MAX_RETRY_AFTER_S = 120.0
+QUARANTINE_CRASHES = 2  # a request that was in the step of so many crashes, without progress, is refused
 MAX_COMPILING = 256  # requests that wait for their grammars
 
 
 @dataclass(slots=True)
-class Record:
-    """A request as its frontend knows it; kept a while after its end."""
+class RequestRecord:
+    """A request as its frontend knows it; kept for some time after its end."""
 
     sequence: Sequence
     end: m.End | None = None
@@ -38,7 +39,7 @@ class Record:
 
 
 class RequestTable:
-    """`now` is the loop's clock, in seconds, everywhere."""
+    """All requests of this worker. `now` is the time of the loop's clock, in seconds, in every method."""
 
     def __init__(
         self,
@@ -57,108 +58,114 @@ class RequestTable:
         self._stats = stats
         self._metrics = metrics
         self._vocab_size = vocab_size
-        self._backlog = (-1.0, 1.0)  # when it was computed last, and how many seconds it would take
+        self._backlog = (-1.0, 1.0)  # when it was last estimated, and the seconds that it takes to compute
         self._seeds = seeds
         self._compiler = compiler
         self._compiling = PendingGrammars()
-        self._records: dict[Key, Record] = {}
+        self._records: dict[Key, RequestRecord] = {}
         self._ended: deque[tuple[float, Key]] = deque()
-        self._frames: defaultdict[bytes, StepBuilder] = defaultdict(StepBuilder)
+        self._builders: defaultdict[bytes, StepBuilder] = defaultdict(StepBuilder)
 
-    # what frontends say
+    # messages from frontends
 
     def receive(self, inbox: deque[tuple[bytes, m.Request | FrontendGone]], now: float) -> None:
-        """Takes what is in the inbox now, queues requests whose grammars are ready, ends those that are too late."""
-        for _ in range(len(inbox)):  # what comes meanwhile waits for the next turn
+        """Handles what the inbox holds now, queues requests whose grammars are ready, ends those past deadlines."""
+        for _ in range(len(inbox)):  # later messages wait for the next iteration
             sender, request = inbox.popleft()
             match request:
                 case m.Submit():
                     self._submit(sender, request, now)
                 case m.Abort():
-                    for key in self._own(sender, request.ids):
+                    for key in self._keys_of(sender, request.ids):
                         self._abort(key, now)
                 case m.Resync():
                     self._resync(sender, request.id, request.offset)
                 case m.Lease():
-                    self._disown(sender, request, now)
+                    self._abort_unleased(sender, request, now)
                 case FrontendGone():
-                    for key in [key for key in (*self._records, *self._compiling) if key[0] == sender]:
-                        self._abort(key, now)
-                        self._records.pop(key, None)
-                    self._frames.pop(sender, None)  # if it comes back, it shall ask again and not hear of aborts
+                    self._forget_frontend(sender, now)
         if self._compiling:
-            self._compiled(now)
+            self._enqueue_compiled(now)
         for sequence in self._scheduler.expire(now):
             self.end(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
 
-    def _own(self, sender: bytes, ids: tuple[int, ...]) -> list[Key]:
-        """Keys of these ids; of a list longer than all requests here only those that are known."""
+    def _keys_of(self, sender: bytes, ids: tuple[int, ...]) -> list[Key]:
+        """The keys of these ids. If there are more ids than requests here, only the keys of known requests."""
         if len(ids) <= len(self._records) + len(self._compiling):
             return [(sender, id) for id in ids]
         wanted = frozenset(ids)
         return [key for key in (*self._records, *self._compiling) if key[0] == sender and key[1] in wanted]
 
+    def _forget_frontend(self, sender: bytes, now: float) -> None:
+        for key in [key for key in (*self._records, *self._compiling) if key[0] == sender]:
+            self._abort(key, now)
+            self._records.pop(key, None)
+        self._builders.pop(sender, None)  # a frontend that returns asks again, and must not hear of these aborts
+
     def _submit(self, sender: bytes, submit: m.Submit, now: float) -> None:
         key = (sender, submit.id)
         known = self._records.get(key)
-        if known is not None:  # said twice, as the answer was lost
+        if known is not None:  # sent again, because the answer was lost
             self._resync(sender, submit.id, len(submit.generated) // 4)
             return
-        if key in self._compiling:  # said twice; the answer will come
+        if key in self._compiling:  # sent again; the answer follows when the grammar is ready
             return
         crash_count = self.crash_journal.crash_count((sender, submit.original_id or submit.id), submit.crashes)
-        refusal = self._refusal(submit, crash_count)
-        if refusal is None:
+        rejected = self._check(submit, crash_count)
+        if rejected is None:
             sequence = self._sequence(key, submit, now)
             sequence.crashes, sequence.resumed = crash_count, submit.crashes > 0
-            refusal = self._compile(sequence) if submit.sampling.grammar else self._enqueue(sequence, now)
-        if refusal is not None:
-            self._reject(sender, refusal)
+            rejected = self._compile(sequence) if submit.sampling.grammar else self._enqueue(sequence, now)
+        if rejected is not None:
+            self._reject(sender, rejected)
 
     def _compile(self, sequence: Sequence) -> m.Rejected | None:
-        """Has its grammar compiled. Until that is done it is neither admitted nor rejected."""
+        """Starts compiling the sequence's grammar. Until that is done, the request is neither admitted nor rejected."""
         id = sequence.key[1]
         if self._compiler is None:
-            return m.Rejected(id, m.Refusal.INVALID, "this worker knows no vocabulary to hold to a grammar")
+            return m.Rejected(id, m.Refusal.INVALID, "this worker cannot compile grammars")
         if len(self._compiling) >= MAX_COMPILING and not sequence.resumed:
             return m.Rejected(id, m.Refusal.QUEUE_FULL, f"{MAX_COMPILING} grammars are being compiled", 1.0)
         self._compiling.add(sequence, self._compiler.compile(sequence.sampling.grammar))
         return None
 
-    def _compiled(self, now: float) -> None:
-        """Queues those whose grammars have become ready; ends those that came too late."""
+    def _enqueue_compiled(self, now: float) -> None:
+        """Queues sequences whose grammars have become ready; ends those past their deadlines."""
         for sequence in self._compiling.expire(now):
             self._end_unqueued(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
-        for sequence, wrong in self._compiling.take_ready():
+        for sequence, problem in self._compiling.take_ready():
             sender, id = sequence.key
-            invalid = m.Rejected(id, m.Refusal.INVALID, wrong) if wrong else None
-            refusal = invalid or self._closed(id) or self._enqueue(sequence, now)
-            if refusal is not None:
-                self._reject(sender, refusal)
+            invalid = m.Rejected(id, m.Refusal.INVALID, problem) if problem else None
+            rejected = invalid or self._reject_if_draining(id) or self._enqueue(sequence, now)
+            if rejected is not None:
+                self._reject(sender, rejected)
 
     def _end_unqueued(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
-        """Admitted and ended at once."""
-        sender, id = sequence.key
-        self._records[sequence.key] = Record(sequence)
-        self._frames[sender].admitted.append(m.Admitted(id, sequence.seed))
+        """Admits and ends, in one message, a sequence that was never queued."""
+        self._admit(sequence)
         self.end(sequence, outcome, now, error)
 
-    def _reject(self, sender: bytes, refusal: m.Rejected) -> None:
-        self._metrics.rejected(refusal.reason)
-        self._frames[sender].rejected.append(refusal)
+    def _admit(self, sequence: Sequence) -> None:
+        sender, id = sequence.key
+        self._records[sequence.key] = RequestRecord(sequence)
+        self._builders[sender].admitted.append(m.Admitted(id, sequence.seed))
 
-    def _refusal(self, submit: m.Submit, crash_count: int) -> m.Rejected | None:
-        if closed := self._closed(submit.id):
-            return closed
-        if crash_count >= QUARANTINE:
+    def _reject(self, sender: bytes, rejected: m.Rejected) -> None:
+        self._metrics.rejected(rejected.reason)
+        self._builders[sender].rejected.append(rejected)
+
+    def _check(self, submit: m.Submit, crash_count: int) -> m.Rejected | None:
+        if rejected := self._reject_if_draining(submit.id):
+            return rejected
+        if crash_count >= QUARANTINE_CRASHES:
             return m.Rejected(submit.id, m.Refusal.INVALID, f"quarantined: in flight in {crash_count} worker crashes")
         longest = self._scheduler.config.max_seq_len
         if len(submit.prompt) + len(submit.generated) > 4 * longest:  # bytes
             return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"more than {longest} tokens")
-        wrong = check_submit(submit, self._vocab_size)
-        return m.Rejected(submit.id, m.Refusal.INVALID, wrong) if wrong else None
+        problem = check_submit(submit, self._vocab_size)
+        return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else None
 
-    def _closed(self, id: int) -> m.Rejected | None:
+    def _reject_if_draining(self, id: int) -> m.Rejected | None:
         return m.Rejected(id, m.Refusal.DRAINING, "the server is shutting down", 5.0) if self.draining else None
 
     def _sequence(self, key: Key, submit: m.Submit, now: float) -> Sequence:
@@ -181,25 +188,23 @@ class RequestTable:
         )
 
     def _enqueue(self, sequence: Sequence, now: float) -> m.Rejected | None:
-        sender, id = sequence.key
         try:
             self._scheduler.submit(sequence, now)
         except Refused as refused:
             full = refused.reason is m.Refusal.QUEUE_FULL
-            return m.Rejected(id, refused.reason, str(refused), self._retry_after(now) if full else 0.0)
-        self._records[sequence.key] = Record(sequence)
-        self._frames[sender].admitted.append(m.Admitted(id, sequence.seed))
+            return m.Rejected(sequence.key[1], refused.reason, str(refused), self._retry_after(now) if full else 0.0)
+        self._admit(sequence)
         return None
 
     def _retry_after(self, now: float) -> float:
-        """Seconds until the present backlog is computed at the measured speed; at least one. Computed once a turn."""
-        at, seconds = self._backlog
-        if at != now:
+        """Seconds to compute the present backlog at the measured speed, at least one. Estimated once an iteration."""
+        estimated, seconds = self._backlog
+        if estimated != now:
             live = self._scheduler.sequences()
             outputs = sum(sequence.sampling.max_tokens - sequence.output_len for sequence in live)
             backlog = self._scheduler.status.waiting_tokens + outputs
             speed = self._stats.speed.per_second()
-            seconds = min(LONGEST_WAIT_S, max(1.0, backlog / speed)) if speed else 1.0
+            seconds = min(MAX_RETRY_AFTER_S, max(1.0, backlog / speed)) if speed else 1.0
             self._backlog = now, seconds
         return seconds
 
@@ -210,65 +215,65 @@ class RequestTable:
         elif unqueued := self._compiling.remove(key):
             self._end_unqueued(unqueued, m.Outcome.ABORTED, now)
 
-    def _disown(self, sender: bytes, lease: m.Lease, now: float) -> None:
-        """End what its frontend no longer has: the Abort was lost, or overtook the Submit."""
-        owned = {*unpack_u32(lease.ids)}  # of the ids up to lease.last_id; ids are 32-bit numbers that wrap around
-        live = [id for (who, id), record in self._records.items() if who == sender and record.end is None]
-        for id in [*live, *(id for who, id in self._compiling if who == sender)]:
-            if id not in owned and (lease.last_id - id) % (1 << 32) < 1 << 31:
+    def _abort_unleased(self, sender: bytes, lease: m.Lease, now: float) -> None:
+        """Aborts requests that their frontend no longer has: the Abort was lost, or overtook the Submit."""
+        leased = {*unpack_u32(lease.ids)}  # of the ids up to lease.last_id; ids are 32-bit numbers that wrap around
+        live = [id for (frontend, id), record in self._records.items() if frontend == sender and record.end is None]
+        for id in [*live, *(id for frontend, id in self._compiling if frontend == sender)]:
+            if id not in leased and (lease.last_id - id) % (1 << 32) < 1 << 31:
                 self._abort((sender, id), now)
 
-    def _resync(self, sender: bytes, id: int, have: int) -> None:
-        """Everything from `have` on, its end included."""
-        if (sender, id) in self._compiling:  # nothing was said of it yet
+    def _resync(self, sender: bytes, id: int, offset: int) -> None:
+        """Sends again the whole output from token `offset` on, and the end."""
+        if (sender, id) in self._compiling:  # nothing has been sent about it yet
             return
         record = self._records.get((sender, id))
-        frame = self._frames[sender]
-        if id in frame.repaired:
+        builder = self._builders[sender]
+        if id in builder.repaired:
             return
-        frame.repaired.add(id)
+        builder.repaired.add(id)
         if record is None:
-            frame.unknown.append(id)
+            builder.unknown.append(id)
             return
         sequence = record.sequence
-        frame.admitted.append(m.Admitted(id, sequence.seed))
-        frame.logprobs += [lp for lp in record.logprobs if lp.prompt or lp.start + len(lp.chosen) // 4 > have]
-        frame.add(id, have, sequence.tokens[sequence.prompt_len + have :])
+        builder.admitted.append(m.Admitted(id, sequence.seed))
+        builder.logprobs += [lp for lp in record.logprobs if lp.prompt or lp.start + len(lp.chosen) // 4 > offset]
+        builder.add(id, offset, sequence.tokens[sequence.prompt_len + offset :])
         if record.end is not None:
-            frame.ends.append(record.end)
+            builder.ends.append(record.end)
 
-    # what they are told
+    # results for frontends
 
-    def tokens(self, sequence: Sequence, tokens: list[int]) -> None:
-        """Those at the end of `sequence.tokens`."""
+    def add_tokens(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Adds new output tokens, which are the last ones of `sequence.tokens`."""
         sender, id = sequence.key
-        frame = self._frames[sender]
-        frame.add(id, sequence.output_len - len(tokens), tokens)
+        builder = self._builders[sender]
+        builder.add(id, sequence.output_len - len(tokens), tokens)
         if not sequence.last_token:
-            frame.started.append(m.Started(id, _timings(sequence, sequence.first_token)))
+            builder.started.append(m.Started(id, _timings(sequence, sequence.first_token)))
 
-    def logprobs(self, sequence: Sequence, logprobs: m.Logprobs) -> None:
-        """Those of a step's tokens; before the tokens themselves."""
+    def add_logprobs(self, sequence: Sequence, logprobs: m.Logprobs) -> None:
+        """Adds the log-probabilities of a step's tokens; call it before add_tokens()."""
         record = self._records.get(sequence.key)
         if record is not None:
             record.logprobs.append(logprobs)
-            self._frames[sequence.key[0]].logprobs.append(logprobs)
+            self._builders[sequence.key[0]].logprobs.append(logprobs)
 
     def end(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
-        """Once; later calls change nothing."""
+        """Ends a request. Later calls for the same request change nothing."""
         sender, id = sequence.key
         record = self._records.get(sequence.key)
         if record is None or record.end is not None:
             return
         record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now))
-        self._frames[sender].ends.append(record.end)
+        self._builders[sender].ends.append(record.end)
         self._ended.append((now, sequence.key))
         self._metrics.ended(outcome, sequence, now)
         if outcome in (m.Outcome.EOS, m.Outcome.STOP, m.Outcome.LENGTH):
             self._stats.e2e.add(now - sequence.arrival)
 
     def end_all(self, outcome: m.Outcome, now: float, error: str) -> None:
-        """Every request that has not ended; those that were not admitted yet are refused."""
+        """Ends every request that has not ended; requests that were not admitted yet are rejected."""
         for record in [record for record in self._records.values() if record.end is None]:
             self._scheduler.abort(record.sequence.key)
             self.end(record.sequence, outcome, now, error)
@@ -276,16 +281,16 @@ class RequestTable:
             self._compiling.remove((sender, id))
             self._reject(sender, m.Rejected(id, m.Refusal.DRAINING, error, 5.0))
 
-    def publish(self, link: WireServer, now: float) -> None:
-        """Send what this turn has to say and forget what nobody will ask for any more."""
+    def publish(self, server: WireServer, now: float) -> None:
+        """Sends what this iteration has collected, and forgets requests that ended KEEP_FINISHED_S ago."""
         while self._ended and self._ended[0][0] < now - KEEP_FINISHED_S:
             self._records.pop(self._ended.popleft()[1], None)
-        if not self._frames:
+        if not self._builders:
             return
-        for sender, frame in self._frames.items():
-            link.publish(sender, frame.step())
-        self._frames.clear()
-        link.flush()
+        for sender, builder in self._builders.items():
+            server.publish(sender, builder.build())
+        self._builders.clear()
+        server.flush()
 
 
 def _timings(sequence: Sequence, now: float) -> m.Timings:

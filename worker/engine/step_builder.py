@@ -1,4 +1,4 @@
-"""All that one turn of the loop tells one frontend, until it is sent as a single Step. Knows messages only."""
+"""The Step message of one loop iteration for one frontend, while it is being filled."""
 
 from dataclasses import dataclass, field
 
@@ -8,8 +8,6 @@ from shared.codec import pack_u32
 
 @dataclass(slots=True)
 class StepBuilder:
-    """A Step being filled for one frontend."""
-
     ids: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -19,18 +17,18 @@ class StepBuilder:
     ends: list[m.End] = field(default_factory=list)
     logprobs: list[m.Logprobs] = field(default_factory=list)
     started: list[m.Started] = field(default_factory=list)
-    repaired: set[int] = field(default_factory=set)  # asked for again in this turn; once is enough
+    repaired: set[int] = field(default_factory=set)  # resynced in this iteration; once is enough
     unknown: list[int] = field(default_factory=list)
 
     def add(self, id: int, start: int, tokens: list[int]) -> None:
-        """Output tokens of request `id`, the first of which is output token `start`."""
+        """Adds output tokens of request `id`, the first of which is output token `start`."""
         self.ids.append(id)
         self.starts.append(start)
         self.counts.append(len(tokens))
         self.tokens += tokens
 
-    def step(self) -> m.Step:
-        """The message; the link fills in its epoch and number."""
+    def build(self) -> m.Step:
+        """The message, without epoch and sequence number, which the server fills in."""
         return m.Step(
             0, 0, pack_u32(self.ids), pack_u32(self.starts), pack_u32(self.counts), pack_u32(self.tokens),
             tuple(self.admitted), tuple(self.rejected), tuple(self.ends), tuple(self.logprobs),

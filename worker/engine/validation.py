@@ -1,6 +1,6 @@
-"""Checks the values of a Submit (its types were checked when it was decoded), so that no frontend can harm the worker.
+"""Checks the values of a Submit, whose types were checked when it was decoded, so that no frontend can harm the worker.
 
-Frontends check all of this before, and say it better; but a frontend may be faulty or hostile.
+Frontends check all of this before, with better messages; but a frontend may be faulty or hostile.
 """
 
 import math
@@ -8,29 +8,29 @@ import math
 from shared import messages as m
 from shared.codec import unpack_u32
 
-MOST_STOPS, MOST_LOGPROBS, MAX_TENANT_CHARS = 1024, 1024, 1024  # beyond what any frontend lets through
+MAX_STOP_IDS, MAX_LOGPROBS, MAX_TENANT_CHARS = 1024, 1024, 1024  # more than any frontend accepts
 
 
 def check_submit(submit: m.Submit, vocab_size: int) -> str:
-    """What is wrong with the request, in words; empty: nothing, and no step will raise because of its values."""
+    """What is wrong with the request; empty: nothing, and no step will raise because of the request's values."""
     sampling = submit.sampling
     try:
         prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)
     except ValueError:
-        return "the prompt is not a whole number of ids"
+        return "the prompt is not a whole number of token ids"
     biases = [value for _, value in sampling.logit_bias]
     columns = (prompt, generated, sampling.stop_token_ids, [id for id, _ in sampling.logit_bias])
     if not prompt or any(ids and not 0 <= min(ids) <= max(ids) < vocab_size for ids in columns):
-        return "the prompt is empty, or an id lies beyond the vocabulary"
-    if len(sampling.stop_token_ids) > MOST_STOPS or len(biases) > vocab_size or len(submit.tenant) > MAX_TENANT_CHARS:
-        return "too many stop ids or biases, or too long a tenant name"
+        return "the prompt is empty, or a token id is outside the vocabulary"
+    if len(sampling.stop_token_ids) > MAX_STOP_IDS or len(biases) > vocab_size or len(submit.tenant) > MAX_TENANT_CHARS:
+        return "too many stop_token_ids or logit_bias entries, or the tenant name is too long"
     if sampling.max_tokens < 0 or (sampling.seed is not None and not 0 <= sampling.seed < 1 << 64):
         return "max_tokens or seed is out of range"
-    if not 0 <= (sampling.logprobs or 0) <= min(vocab_size, MOST_LOGPROBS) or not 0 <= sampling.top_k < 1 << 31:
+    if not 0 <= (sampling.logprobs or 0) <= min(vocab_size, MAX_LOGPROBS) or not 0 <= sampling.top_k < 1 << 31:
         return "logprobs or top_k is out of range"
     numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
     if not all(math.isfinite(number) and number >= 0 for number in numbers) or not sampling.repetition_penalty:
         return "a sampling parameter is out of range"
     if not all(map(math.isfinite, (sampling.presence_penalty, sampling.frequency_penalty, *biases))):
-        return "a penalty or a bias is no finite number"
+        return "a penalty or a bias is not a finite number"
     return ""

@@ -120,11 +120,11 @@ class Rig:
 
     def turns(self, count: int) -> None:
         for _ in range(count):
-            self._loop.turn()
+            self._loop.iterate()
 
     def drain(self) -> None:
         """Until every sequence has ended, and every step."""
-        while self._loop.turn():
+        while self._loop.iterate():
             pass
 
     def contexts(self) -> list[int]:

@@ -93,11 +93,11 @@ class Served:
     def drain(self) -> None:
         """Until all have been answered."""
         while len(self.link.ended) < self._next:
-            if not self._loop.turn():
+            if not self._loop.iterate():
                 time.sleep(0.001)  # a grammar is being compiled
 
     def turn(self) -> None:
-        self._loop.turn()
+        self._loop.iterate()
 
 
 def traffic(served: Served) -> Iterator[str]:

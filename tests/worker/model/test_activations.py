@@ -12,7 +12,8 @@ from torch import Tensor
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, all_logits, cache_for, prompts_of
-from worker.engine.load import _format, load_engine
+from worker.engine.formats import dtype_name
+from worker.engine.load import load_engine
 from worker.kernels.linear import PackedLinear
 from worker.kernels.quantize import Scheme
 from worker.model import quantization, weights
@@ -118,8 +119,8 @@ def test_what_is_said_of_them_is_true(stored: Stored | None, scheme: str, device
 
 
 def test_the_status_names_the_scheme() -> None:
-    assert _format(torch.bfloat16, Scheme("fp8", dynamic=True)) == "bfloat16, fp8-dynamic weights"
-    assert _format(torch.float16, None) == "float16"
+    assert dtype_name(torch.bfloat16, Scheme("fp8", dynamic=True)) == "bfloat16, fp8-dynamic weights"
+    assert dtype_name(torch.float16, None) == "float16"
 
 
 def test_on_the_cpu_they_stay_as_they_are(checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from shared.config import Settings
 from shared.heartbeat import Heartbeat
 from shared.hf_hub import HubError, fetch
 from tests.hub_server import Hub
-from worker.__main__ import _State
+from worker.engine.status import StatusReporter
 from worker.model.checkpoint import Checkpoint, CheckpointError, read_config, resolve
 
 FILES = {
@@ -128,8 +128,8 @@ def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
 
 
 def test_ready_tells_a_download_from_a_load() -> None:
-    state = _State(Settings(), 1, Heartbeat())
-    state.downloading(30, 100)
+    state = StatusReporter(Settings(), 1, Heartbeat())
+    state.on_download(30, 100)
     assert (state.status().state, state.status().progress, state.heartbeat.progress_count) == ("downloading", 0.3, 1)
-    state.loading(0, 10)
+    state.on_load(0, 10)
     assert (state.status().state, state.status().progress) == ("loading", 0.0)

@@ -15,7 +15,8 @@ from tests.worker.kernels.test_chain import SANDWICH
 from tests.worker.kernels.test_chain import decoder_of as random_decoder
 from tests.worker.model.harness import CPU, decoder_of
 from tests.worker.run.test_warmup import Memory
-from worker.engine.load import _kernels, _runner
+from worker.engine.formats import kernels_name
+from worker.engine.load import make_runner
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, TORCH, Operations
 from worker.kv_cache.tensors import Cache
@@ -169,13 +170,13 @@ def test_a_key_that_lands_elsewhere_is_seen(decoder: Decoder) -> None:
 def test_the_plain_forms_serve_instead(decoder: Decoder, change: Change, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     served, budget = choose_operations(changed(decoder, "attention", change), worker(), LENGTH, Memory(), lambda: None)
-    assert served.operations is TORCH and budget.nbytes > 0 and _kernels(served, torch.float32) == "torch"
+    assert served.operations is TORCH and budget.nbytes > 0 and kernels_name(served, torch.float32) == "torch"
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     said = "fails (RuntimeError: out of resource: shared memory)" if change is failing else "is off by 0.0"
     assert f"on Fake GPU attention {said}" in warning
     cache = Cache(served.spec, 2, 32, torch.float32, CPU)
-    assert _runner(served, cache, worker(), on_gpu=True)._graphs is None
-    assert _runner(decoder, cache, worker(), on_gpu=True)._graphs is not None
+    assert make_runner(served, cache, worker(), on_gpu=True)._graphs is None
+    assert make_runner(decoder, cache, worker(), on_gpu=True)._graphs is not None
 
 
 def test_sound_ones_stay(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.default_sizes import with_default_sizes
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, decoder_of
-from worker.engine.load import _no_room, _sized
+from worker.engine.load import explain_out_of_memory, size_pool_and_decoder
 from worker.kv_cache.sizing import GIB, RESERVED_BYTES, GpuMemory
 from worker.kv_cache.tensors import Cache
 from worker.model.checkpoint import read_config
@@ -162,7 +162,7 @@ def sized(folder: Path, memory: Memory, max_seq_len: int = 0, **settings: Any) -
     weights = load(folder, spec, torch.float32, CPU, invariant=True)
     worker = WorkerConfig(max_batch_size=2, max_step_tokens=32, prefill_chunk_size=32, **settings)
     model = ModelConfig(model=str(folder), max_seq_len=max_seq_len)
-    return _sized(spec, weights, torch.float32, model, worker, memory, lambda: None)  # type: ignore[arg-type]
+    return size_pool_and_decoder(spec, weights, torch.float32, model, worker, memory, lambda: None)  # type: ignore[arg-type]
 
 
 def test_a_gpus_pool_is_what_the_rehearsal_leaves(checkpoints: Checkpoints) -> None:
@@ -191,9 +191,9 @@ def test_a_gpus_pool_is_what_the_rehearsal_leaves(checkpoints: Checkpoints) -> N
     ],
 )
 def test_a_gpu_that_is_full_is_one_sentence(error: Exception, words: str) -> None:
-    with pytest.raises(ConfigError) as caught, _no_room(Memory()):  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as caught, explain_out_of_memory(Memory()):  # type: ignore[arg-type]
         raise error
     assert "Fake GPU has no room" in str(caught.value) and words in str(caught.value)
     assert "\n" not in str(caught.value)
-    with pytest.raises(RuntimeError, match="no kernel image"), _no_room(Memory()):  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="no kernel image"), explain_out_of_memory(Memory()):  # type: ignore[arg-type]
         raise RuntimeError("no kernel image")

@@ -1,0 +1,87 @@
+"""The number formats of a model: of its computation, of the K/V cache, and of quantized weights."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from shared.config import WorkerConfig
+from worker.kernels.cpu import bindings
+from worker.kernels.operations import TORCH
+from worker.kernels.quantize import Scheme
+from worker.kv_cache.tensors import kv_format
+from worker.model.decoder import Decoder
+from worker.model.device import check_format, computable
+from worker.model.quantization import describe, scheme_in_memory
+from worker.model.spec import ModelSpec
+
+log = logging.getLogger("sluice.load")
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """dtype: what the model computes with; kv_dtype: of the cache; scheme: of linears quantized in memory, if any."""
+
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    scheme: Scheme | None
+
+    @property
+    def all_in_c(self) -> bool:
+        """Whether the CPU's C kernels compute everything, so that a row has the same bits in any step."""
+        return self.kv_dtype is self.dtype and bindings.available(self.dtype)
+
+
+def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) -> Formats:
+    """Raises ConfigError when the flags do not fit the checkpoint or the device."""
+    dtype = _weights_dtype(spec, worker.dtype, device)
+    kv_dtype = kv_format(worker.kv_cache_dtype, dtype)
+    for needed in (dtype, kv_dtype):
+        check_format(device, needed)
+    scheme = computable(scheme_in_memory(spec.stored, worker.quantization), device, worker.quantization)
+    if quantized := describe(spec.stored, scheme, dtype, device):
+        log.info("%s", quantized)
+    return Formats(dtype, kv_dtype, scheme)
+
+
+def _weights_dtype(spec: ModelSpec, flag: str, device: torch.device) -> torch.dtype:
+    """The checkpoint's format unless the flag names another. On the CPU, which has no kernels for it, float16 becomes
+    float32."""
+    if flag == "auto" and spec.dtype == "float16" and device.type == "cpu":
+        log.info("the checkpoint's float16 is computed in float32 here; --dtype bfloat16 takes half the memory")
+        return torch.float32
+    dtype: torch.dtype = getattr(torch, spec.dtype if flag == "auto" else flag)
+    return dtype
+
+
+def warn_about_cpu(worker: WorkerConfig, formats: Formats) -> None:
+    """Logs which flags do nothing on the CPU, and what plain PyTorch computes there for lack of C kernels."""
+    if worker.kernels != "auto":
+        log.warning(
+            "--kernels %s is for GPUs: the CPU has C kernels, or plain PyTorch with SLUICE_NATIVE=0", worker.kernels
+        )
+    if worker.batch_invariant and not bindings.available(formats.dtype):
+        log.warning(
+            "--batch-invariant: there are no C kernels for %s here, so bits may depend on the other requests of a step",
+            formats.dtype,
+        )
+    if formats.kv_dtype is not formats.dtype:
+        log.warning(
+            "--kv-cache-dtype saves memory here, not time: plain PyTorch computes attention because no C kernels read "
+            "%s, and bits may depend on the other requests of a step", formats.kv_dtype,
+        )  # fmt: skip
+
+
+def dtype_name(dtype: torch.dtype, scheme: Scheme | None) -> str:
+    """The format of the weights in memory, as Status reports it."""
+    plain = str(dtype).removeprefix("torch.")
+    return f"{plain}, {scheme} weights" if scheme else plain
+
+
+def kernels_name(decoder: Decoder, dtype: torch.dtype) -> str:
+    """What computes the model, as Status reports it."""
+    if decoder.operations is TORCH:
+        return "torch"
+    if decoder.weights.embed.is_cuda:
+        return "triton"
+    return "c" if bindings.available(dtype) else "torch"

@@ -1,0 +1,94 @@
+"""The Status of this worker, from its first second on: loading, serving, draining or failed."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shared.config import Settings
+from shared.heartbeat import Heartbeat
+from shared.messages import Status, WorkerState
+from worker.engine.load import Engine
+from worker.observability.metrics import Metrics
+from worker.observability.stats import Stats
+from worker.schedule.scheduler import SchedulerStatus
+
+
+@dataclass(slots=True)
+class StatusReporter:
+    """Other threads call status(), for frontends and for each scrape; a count may then be one step old."""
+
+    settings: Settings
+    epoch: int
+    heartbeat: Heartbeat
+    phase: WorkerState = WorkerState.LOADING
+    progress: float = 0.0
+    draining: bool = False
+    engine: Engine | None = None
+    stats: Stats = field(default_factory=Stats)
+    failed: str = ""
+    metrics: Metrics | None = None
+    wire_totals: Callable[[], dict[str, int]] = dict
+
+    def on_load(self, done: int, total: int) -> None:
+        self._progressed(WorkerState.LOADING, done, total)
+
+    def on_download(self, done: int, total: int) -> None:
+        self._progressed(WorkerState.DOWNLOADING, done, total)
+
+    def _progressed(self, phase: WorkerState, done: int, total: int) -> None:
+        self.heartbeat.progress()
+        self.phase, self.progress = phase, done / max(1, total)
+
+    def status(self) -> Status:
+        model, engine = self.settings.model.name, self.engine
+        if engine is None:
+            device, dtype = self.settings.worker.device, self.settings.worker.dtype
+            phase = WorkerState.FAILED if self.failed else self.phase
+            return Status(self.epoch, os.getpid(), model, device, dtype, phase, self.progress, error=self.failed)
+        now, scheduler, stats = time.monotonic(), engine.scheduler.status, self.stats
+        self._update_totals(scheduler)
+        return Status(
+            self.epoch,
+            os.getpid(),
+            model,
+            engine.device,
+            engine.dtype,
+            self._state(),
+            max_seq_len=engine.limits.max_seq_len,
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            waiting_tokens=scheduler.waiting_tokens,
+            pages=engine.pool.counts(),
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            prompt_tokens_s=stats.prompt.per_second(now),
+            generation_tokens_s=stats.generation.per_second(now),
+            ttft=stats.ttft.quantiles(),
+            itl=stats.itl.quantiles(),
+            e2e=stats.e2e.quantiles(),
+            error=self.failed,
+            kernels=engine.kernels,
+            pace=scheduler.prefill_budget,
+            draft_tokens=scheduler.draft_tokens,
+            accepted_tokens=scheduler.accepted_tokens,
+        )
+
+    def _state(self) -> WorkerState:
+        if self.failed:
+            return WorkerState.FAILED
+        return WorkerState.DRAINING if self.draining else WorkerState.READY
+
+    def _update_totals(self, scheduler: SchedulerStatus) -> None:
+        """Updates the counters that the scheduler and the server keep. Runs several times a second and per scrape."""
+        if self.metrics is not None:
+            self.metrics.update_totals(
+                {
+                    "prefix_cache_queries": scheduler.prefix_queries,
+                    "prefix_cache_hits": scheduler.prefix_hits,
+                    "num_preemptions": scheduler.preemptions,
+                    "spec_decode_num_draft_tokens": scheduler.draft_tokens,
+                    "spec_decode_num_accepted_tokens": scheduler.accepted_tokens,
+                    **self.wire_totals(),
+                }
+            )
