@@ -90,9 +90,9 @@ def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Ten
     """gate(linear(x)) for x [T, K] and the weights of gate and up, one above the other, [2 I, K] -> [T, I]."""
     if x.is_cuda and packed.invariant:
         from worker.kernels.gpu.linear import gated_linear_triton
-        from worker.kernels.gpu.tiles import uncut
+        from worker.kernels.gpu.tiles import is_single_chain
 
-        if uncut(packed.weight):
+        if is_single_chain(packed.weight):
             return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic)
     return act_and_mul(linear(x, packed), activation)
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-import worker.kernels
+import worker.kernels.gpu
 from tests.worker.kernels.harness.adverse import Order, adverse
 from tests.worker.kernels.harness.cases import batch, poisoned, random
 from tests.worker.kernels.test_rotary import tables
@@ -122,20 +122,23 @@ def samples() -> Iterable[Tensor]:
         Row(temperature=0), Row(top_k=40), Row(top_p=0.5, min_p=0.1), Row(top_k=9), Row(top_p=0.3), Row(),
         Row(top_k=300), Row(top_p=0.99, top_k=200), Row(top_k=1),
     ]  # fmt: skip
-    for sizes in ({"part": 128, "few": 16, "listed": 256}, {"part": 512, "few": 0, "listed": 3}):
+    for sizes in (
+        {"part_size": 128, "max_one_pass": 16, "max_listed": 256},
+        {"part_size": 512, "max_one_pass": 0, "max_listed": 3},
+    ):
         yield sample_triton(logits, params_of(wishes).plain, EVERY, **sizes)
 
 
 KERNELS: dict[Run, set[str]] = {
-    norms: {"_norm_kernel"},
-    gates: {"_gate_kernel"},
-    writes: {"_rotary_kernel", "_write_kernel"},
-    heads: {"_heads_kernel"},
-    products: {"_linear_kernel", "_tokens_kernel"},
-    gated_products: {"_gated_kernel", "_tokens_kernel"},
+    norms: {"_rms_norm_kernel"},
+    gates: {"_act_and_mul_kernel"},
+    writes: {"_rotary_kernel", "_store_kv_kernel"},
+    heads: {"_qkv_rope_write_kernel"},
+    products: {"_linear_kernel", "_quantize_tokens_kernel"},
+    gated_products: {"_gated_linear_kernel", "_quantize_tokens_kernel"},
     attentions: {"_combine_kernel", "_decode_kernel", "_prefill_kernel"},
     samples: {
-        "_collect_kernel", "_count_kernel", "_mass_kernel", "_peak_kernel", "_pick_kernel", "_settle_kernel",
+        "_collect_kernel", "_count_kernel", "_weight_sum_kernel", "_max_kernel", "_draw_kernel", "_limit_kernel",
     },
 }  # fmt: skip
 
@@ -152,10 +155,10 @@ def test_order_and_neighbours_do_not_show(run: Run) -> None:
 
 
 def test_every_kernel_is_among_them() -> None:
-    folder = Path(next(iter(worker.kernels.__path__)))
+    folder = Path(next(iter(worker.kernels.gpu.__path__)))
     kernels = {
         line.split("(")[0].removeprefix("def ")
-        for file in folder.glob("*_triton.py")
+        for file in folder.glob("*.py")
         for line in file.read_text().splitlines()
         if line.startswith("def _") and "_kernel(" in line
     }
@@ -236,7 +239,7 @@ def test_rows_farther_apart_than_32_bits_count() -> None:
     weight, wishes = random(16, 64), params_of([Row(), Row(top_k=3, top_p=0.9), Row(temperature=0)]).plain
     runs: list[tuple[int, Callable[[Tensor], Tensor]]] = [
         (3, lambda x: rms_norm_triton(x, weight[0], 1e-6, offset=False)),
-        (3, lambda x: sample_triton(x, wishes, EVERY, part=32)),
+        (3, lambda x: sample_triton(x, wishes, EVERY, part_size=32)),
         (300, lambda x: linear_triton(x, weight, None)),
     ]
     for rows, run in runs:

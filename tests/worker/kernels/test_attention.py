@@ -66,8 +66,8 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of 128, 512 and 2,048 positions: a short sequence has all three kinds."""
     from worker.kernels.gpu import attention
 
-    monkeypatch.setattr(attention, "SPLIT", 128)
-    monkeypatch.setattr(attention, "NEAR", 4)
+    monkeypatch.setattr(attention, "SPLIT_SIZE", 128)
+    monkeypatch.setattr(attention, "SHORT_SPLITS", 4)
 
 
 @pytest.fixture
@@ -217,8 +217,8 @@ def test_triton_bits_do_not_depend_on_bounds_workers_or_padding(
         seq_lens=torch.cat((case.seq_lens, torch.ones(2, dtype=torch.int32))),
         page_table=F.pad(case.page_table, (0, 300, 0, 2)),
     )  # fmt: skip
-    monkeypatch.setattr(attention, "DECODE_PROGRAMS", 1)
-    monkeypatch.setattr(attention, "LEAST_WORKERS", 2)
+    monkeypatch.setattr(attention, "MAX_DECODE_PROGRAMS", 1)
+    monkeypatch.setattr(attention, "MIN_WORKERS", 2)
     assert torch.equal(run_triton(padded, 0.2, window, device, longer=5000)[:2], exact)
 
 

@@ -113,13 +113,13 @@ def on_triton(model: Decoder) -> Decoder:
     from worker.kernels.gpu.linear import gated_linear_triton, linear_triton
     from worker.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
     from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
-    from worker.kernels.gpu.tiles import uncut
+    from worker.kernels.gpu.tiles import is_single_chain
 
     def linear(x: Tensor, packed: PackedLinear, **how: bool) -> Tensor:
         return linear_triton(x, packed.weight, packed.bias, packed.scale, dynamic=packed.dynamic, **how)
 
     def gated_linear(x: Tensor, packed: PackedLinear, activation: str) -> Tensor:
-        assert uncut(packed.weight)
+        assert is_single_chain(packed.weight)
         return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic)
 
     triton: Operations = replace(

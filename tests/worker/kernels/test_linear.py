@@ -64,13 +64,15 @@ def test_gated_triton(rows: int, activation: Activation, dtype: torch.dtype, dev
 
 
 def test_a_product_is_cut_by_the_weights_shape_alone_and_only_where_it_is_narrow() -> None:
-    from worker.kernels.gpu.tiles import MAX_CHAINS, chain_length, uncut
+    from worker.kernels.gpu.tiles import MAX_CHAINS, chain_length, is_single_chain
 
     for columns, depth in ((3072, 8192), (2560, 9728), (1152, 6912), (1152, 1024), (5120, 3072), (33, 70)):
         chain = chain_length(columns, depth)
         assert chain % 128 == 0 and -(-depth // chain) <= MAX_CHAINS
         assert depth < 512 or -(-depth // chain) * -(-columns // 64) >= 72  # programs
-    assert all(uncut(torch.empty(shape, device="meta")) for shape in ((16384, 3072), (128256, 3072), (13824, 1152)))
+    assert all(
+        is_single_chain(torch.empty(shape, device="meta")) for shape in ((16384, 3072), (128256, 3072), (13824, 1152))
+    )
 
 
 @pytest.mark.usefixtures("dot_in_order")

@@ -53,10 +53,10 @@ def wish(dice: host_random.Random, width: int) -> Row:
 @pytest.mark.parametrize(
     ("width", "sizes"),
     [
-        (1, {"part": 32}),
-        (130, {"part": 256}),  # one part, not full
-        (500, {"part": 128, "few": 16, "listed": 256}),
-        (500, {"part": 128, "few": 0, "listed": 3}),  # every row looked at twice, no list long enough
+        (1, {"part_size": 32}),
+        (130, {"part_size": 256}),  # one part, not full
+        (500, {"part_size": 128, "max_one_pass": 16, "max_listed": 256}),
+        (500, {"part_size": 128, "max_one_pass": 0, "max_listed": 3}),  # every row looked at twice, no list long enough
     ],
 )
 def test_every_row_gets_the_twins_token(width: int, sizes: dict[str, int], grain: float, device: str) -> None:
@@ -70,7 +70,9 @@ def test_every_row_gets_the_twins_token(width: int, sizes: dict[str, int], grain
 def test_top_p_takes_its_share_of_what_top_k_leaves(device: str) -> None:
     """Nearly flat, so that the two cuts lie far apart."""
     logits = torch.linspace(0, -0.5, 500).expand(6, -1)
-    drawn = check(logits, [Row(top_k=100, top_p=0.3, seed=seed) for seed in range(6)], device, part=256, few=8)
+    drawn = check(
+        logits, [Row(top_k=100, top_p=0.3, seed=seed) for seed in range(6)], device, part_size=256, max_one_pass=8
+    )
     assert max(drawn) < 31
 
 
@@ -83,18 +85,18 @@ def test_rows_that_no_draw_is_made_from(device: str) -> None:
     logits[5, 100] = -0.0
     logits[6, 5:9] = torch.tensor([-3.0, -2.0, -torch.nan, 7.0])
     logits[7, 11], logits[7, 12] = -0.0, 0.0
-    assert check(logits, [Row(temperature=0)] * 8, device, part=128) == [0, 200, 17, 40, 250, 0, 7, 11]
-    drawn = check(logits, [Row(top_k=1, top_p=0.9)] * 8, device, part=128)
+    assert check(logits, [Row(temperature=0)] * 8, device, part_size=128) == [0, 200, 17, 40, 250, 0, 7, 11]
+    drawn = check(logits, [Row(top_k=1, top_p=0.9)] * 8, device, part_size=128)
     assert drawn == [0, 200, 17, 0, 0, 0, 0, 11]
 
 
 def test_what_the_host_knows_saves_work_and_changes_nothing(device: str) -> None:
     logits = random(3, 300)
     rows = [Row(seed=seed, min_p=0.1) for seed in range(3)]
-    uncut = check(logits, rows, device, Stages(any_greedy=False, any_top_k=False, any_top_p=False), part=128)
-    assert uncut == check(logits, rows, device, part=128)
+    uncut = check(logits, rows, device, Stages(any_greedy=False, any_top_k=False, any_top_p=False), part_size=128)
+    assert uncut == check(logits, rows, device, part_size=128)
     cold = [replace(row, temperature=0) for row in rows]
-    assert check(logits, cold, device, Stages(all_greedy=True), part=128) == logits.argmax(1).tolist()
+    assert check(logits, cold, device, Stages(all_greedy=True), part_size=128) == logits.argmax(1).tolist()
 
 
 def test_frequencies_are_the_probabilities(device: str) -> None:
@@ -103,7 +105,7 @@ def test_frequencies_are_the_probabilities(device: str) -> None:
     logits = torch.full((120, 40), -torch.inf)
     logits[:, [3, 30, 31, 39]] = shares.log()
     rows = [Row(seed=seed // 12, position=seed % 12) for seed in range(120)]
-    drawn = check(logits, rows, device, Stages(any_top_k=False, any_top_p=False), part=32)
+    drawn = check(logits, rows, device, Stages(any_top_k=False, any_top_p=False), part_size=32)
     seen = torch.bincount(torch.tensor(drawn), minlength=40)[[3, 30, 31, 39]]
     assert int(seen.sum()) == 120
     assert float(((seen - 120 * shares) ** 2 / (120 * shares)).sum()) < 21

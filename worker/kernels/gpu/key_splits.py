@@ -1,8 +1,10 @@
-"""Where attention cuts a sequence's keys into splits that can be attended apart: at positions of no batch's choosing.
+"""How attention cuts the keys of a sequence into splits that are computed separately, at positions that no batch
+affects.
 
-Splits are `split` positions long, all of them where EVEN (windows see few). Otherwise only the first `near` are; then
-come 3/4 `near` four times as long, and then ones of 16 times: long sequences need no finer cut to fill a GPU, and each
-split leaves a partial sum in memory. split is a power of two, near a multiple of four.
+With UNIFORM (sliding windows, which see few keys), all splits have SPLIT_SIZE positions. Otherwise the first
+SHORT_SPLITS have that size, the next 3/4 SHORT_SPLITS are four times as long, and later ones 16 times: long sequences
+fill a GPU with fewer splits, and each split stores a partial result. SPLIT_SIZE is a power of two, SHORT_SPLITS a
+multiple of four.
 """
 
 import triton
@@ -10,38 +12,46 @@ import triton.language as tl
 
 
 @triton.jit
-def split_index(position, SPLIT: tl.constexpr, NEAR: tl.constexpr, EVEN: tl.constexpr):
-    """Which split a position lies in."""
-    index = position // SPLIT
-    if not EVEN:
-        far = tl.where(index < 4 * NEAR, index // 4 + NEAR * 3 // 4, index // 16 + NEAR * 3 // 2)
-        index = tl.where(index < NEAR, index, far)
+def split_index(position, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
+    """The split that contains a position."""
+    index = position // SPLIT_SIZE
+    if not UNIFORM:
+        later = tl.where(
+            index < 4 * SHORT_SPLITS, index // 4 + SHORT_SPLITS * 3 // 4, index // 16 + SHORT_SPLITS * 3 // 2
+        )
+        index = tl.where(index < SHORT_SPLITS, index, later)
     return index
 
 
 @triton.jit
-def split_start(index, SPLIT: tl.constexpr, NEAR: tl.constexpr, EVEN: tl.constexpr):
+def split_start(index, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
     """The first position of a split."""
     start = index
-    if not EVEN:
-        far = tl.where(index < NEAR * 7 // 4, 4 * (index - NEAR * 3 // 4), 16 * (index - NEAR * 3 // 2))
-        start = tl.where(index < NEAR, index, far)
-    return start * SPLIT
+    if not UNIFORM:
+        later = tl.where(
+            index < SHORT_SPLITS * 7 // 4, 4 * (index - SHORT_SPLITS * 3 // 4), 16 * (index - SHORT_SPLITS * 3 // 2)
+        )
+        start = tl.where(index < SHORT_SPLITS, index, later)
+    return start * SPLIT_SIZE
 
 
 @triton.jit
-def begins_split(position, SPLIT: tl.constexpr, NEAR: tl.constexpr, EVEN: tl.constexpr):
-    """Whether a split begins there."""
-    size = SPLIT
-    if not EVEN:
-        size = tl.where(position < NEAR * SPLIT, SPLIT, tl.where(position < 4 * NEAR * SPLIT, 4 * SPLIT, 16 * SPLIT))
+def begins_split(position, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
+    """Whether a split begins at the position."""
+    size = SPLIT_SIZE
+    if not UNIFORM:
+        size = tl.where(
+            position < SHORT_SPLITS * SPLIT_SIZE,
+            SPLIT_SIZE,
+            tl.where(position < 4 * SHORT_SPLITS * SPLIT_SIZE, 4 * SPLIT_SIZE, 16 * SPLIT_SIZE),
+        )
     return position % size == 0
 
 
-def count_splits(max_kv_len: int, window: int, split: int, near: int) -> int:
-    """The most splits that a row with up to `max_kv_len` keys looks into; window 0: none."""
-    index = (max_kv_len - 1) // split
+def count_splits(max_kv_len: int, window: int, split_size: int, short_splits: int) -> int:
+    """The maximum number of splits that a row with up to `max_kv_len` keys sees. window 0: no window."""
+    index = (max_kv_len - 1) // split_size
     if window:
-        return min(index, triton.cdiv(window, split)) + 1
-    far = index // 4 + near * 3 // 4 if index < 4 * near else index // 16 + near * 3 // 2
-    return (index if index < near else far) + 1
+        return min(index, triton.cdiv(window, split_size)) + 1
+    later = index // 4 + short_splits * 3 // 4 if index < 4 * short_splits else index // 16 + short_splits * 3 // 2
+    return (index if index < short_splits else later) + 1

@@ -1,7 +1,7 @@
-"""The Triton kernel of norm.py: one program takes one row through everything, in one pass.
+"""Triton kernel for RMS norm: one program computes one row in one pass.
 
-A row's bits must not depend on whether it came as terms, so the compiler may not fuse a product into a sum, and every
-variant adds up the squares in the same layout: BLOCK and the warps follow from the row's size alone.
+The bits of a row must not depend on whether x is split-K partial sums. So the compiler may not fuse a product into a
+sum, and all variants add the squares in the same layout: BLOCK and the number of warps depend on the row's size only.
 """
 
 import torch
@@ -13,40 +13,40 @@ from worker.kernels.gpu.split_k import load_split_k, split_k_shape
 
 
 @triton.jit
-def normed(x, weight, size, eps, OFFSET: tl.constexpr):
-    """x / rms(x) * weight of one row, zero beyond `size`; in x's dtype."""
-    wide = x.to(tl.float32)
-    return weighted(wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps), weight, x.dtype, OFFSET)
+def rms_norm_row(x, weight, size, eps, OFFSET: tl.constexpr):
+    """x / rms(x) * weight for one row, in x's dtype; zeros beyond `size`."""
+    x_fp32 = x.to(tl.float32)
+    return apply_weight(x_fp32 * tl.rsqrt(tl.sum(x_fp32 * x_fp32, axis=0) / size + eps), weight, x.dtype, OFFSET)
 
 
 @triton.jit
-def weighted(scaled, weight, dtype: tl.constexpr, OFFSET: tl.constexpr):
-    """The two roundings of norm.py."""
-    wide = weight.to(tl.float32)
-    out = scaled * (1.0 + wide) if OFFSET else scaled.to(dtype).to(tl.float32) * wide
+def apply_weight(scaled, weight, dtype: tl.constexpr, OFFSET: tl.constexpr):
+    """Multiplies by the weight with one of the two roundings that norm.py one folder above describes."""
+    weight_fp32 = weight.to(tl.float32)
+    out = scaled * (1.0 + weight_fp32) if OFFSET else scaled.to(dtype).to(tl.float32) * weight_fp32
     return out.to(dtype)
 
 
 @triton.jit
-def _norm_kernel(
+def _rms_norm_kernel(
     x_ptr, x_norm_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr,
-    token_stride, term_stride, heads, size, eps,
-    TERMS: tl.constexpr, X_NORM: tl.constexpr, ADD: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+    token_stride, partial_stride, heads, size, eps,
+    SPLIT_K: tl.constexpr, X_NORM: tl.constexpr, ADD: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    inside = columns < size
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
-    at = x_ptr + (row // heads) * token_stride + (row % heads) * size + columns
-    x = load_split_k(at, inside, term_stride, dtype, TERMS)
+    mask = columns < size
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    x_ptrs = x_ptr + (row // heads) * token_stride + (row % heads) * size + columns
+    x = load_split_k(x_ptrs, mask, partial_stride, dtype, SPLIT_K)
     if X_NORM:
-        x = normed(x, tl.load(x_norm_ptr + columns, mask=inside, other=0.0), size, eps, OFFSET)
+        x = rms_norm_row(x, tl.load(x_norm_ptr + columns, mask=mask, other=0.0), size, eps, OFFSET)
     if ADD:
-        residual = tl.load(residual_ptr + row * size + columns, mask=inside, other=0.0)
+        residual = tl.load(residual_ptr + row * size + columns, mask=mask, other=0.0)
         x = (x.to(tl.float32) + residual.to(tl.float32)).to(dtype)
-        tl.store(sum_ptr + row * size + columns, x, mask=inside)
-    tl.store(out_ptr + row * size + columns, normed(x, weight, size, eps, OFFSET), mask=inside)
+        tl.store(sum_ptr + row * size + columns, x, mask=mask)
+    tl.store(out_ptr + row * size + columns, rms_norm_row(x, weight, size, eps, OFFSET), mask=mask)
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, *, offset: bool) -> Tensor:
@@ -61,27 +61,27 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, *, offset: bool) -> T
 def add_rms_norm_triton(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool, x_norm: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    terms, term_stride = split_k_shape(x, residual.ndim, residual.dtype)
+    split_k, partial_stride = split_k_shape(x, residual.ndim, residual.dtype)
     assert x.shape[-residual.ndim :] == residual.shape and residual.ndim in (2, 3)
     assert x.is_contiguous() and residual.is_contiguous()
     out, total = torch.empty_like(residual), torch.empty_like(residual)
     heads = residual.shape[1] if residual.ndim == 3 else 1
-    _launch(x, x_norm, residual, weight, out, total, terms, term_stride, heads, eps, offset)
+    _launch(x, x_norm, residual, weight, out, total, split_k, partial_stride, heads, eps, offset)
     return out, total
 
 
 def _launch(
     x: Tensor, x_norm: Tensor | None, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor | None,
-    terms: int, term_stride: int, heads: int, eps: float, offset: bool,
+    split_k: int, partial_stride: int, heads: int, eps: float, offset: bool,
 ) -> None:  # fmt: skip
     size = out.shape[-1]
     assert weight.shape == (size,) and weight.is_contiguous()
     assert x_norm is None or (x_norm.shape == (size,) and x_norm.is_contiguous())
-    token_stride = x.stride(0) if terms == 1 else heads * size
+    token_stride = x.stride(0) if split_k == 1 else heads * size
     block = triton.next_power_of_2(size)
-    _norm_kernel[(out.numel() // size,)](
+    _rms_norm_kernel[(out.numel() // size,)](
         x, x_norm if x_norm is not None else weight, residual if residual is not None else out, weight,
-        out, total if total is not None else out, token_stride, term_stride, heads, size, eps,
-        TERMS=terms, X_NORM=x_norm is not None, ADD=residual is not None, OFFSET=offset, BLOCK=block,
+        out, total if total is not None else out, token_stride, partial_stride, heads, size, eps,
+        SPLIT_K=split_k, X_NORM=x_norm is not None, ADD=residual is not None, OFFSET=offset, BLOCK=block,
         num_warps=min(8, max(1, block // 512)), enable_fp_fusion=False,
     )  # fmt: skip

@@ -1,8 +1,9 @@
-"""Eight-bit numbers in Triton kernels: weights widened in registers, exactly, on their way into a product; tokens
+"""Eight-bit numbers in Triton kernels: weights are converted exactly, in registers, right before a product; tokens are
 quantized before it.
 
-int8 and e4m3 are exact in bfloat16 and float16, so the products are those that quantize.py means. A cast would use
-conversions, which a multiprocessor has few units for; this takes two to three plain instructions for each number.
+int8 and e4m3 values are exact in bfloat16 and float16, so products are those that quantize.py one folder above defines.
+A cast would use conversion instructions, for which a multiprocessor has few units; this code takes two to three plain
+instructions per number.
 """
 
 import torch
@@ -12,12 +13,12 @@ from torch import Tensor
 
 from worker.kernels.quantize import KINDS, LARGEST
 
-CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # a kernel's FORMAT; 0: not quantized
+FORMAT_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # values of FORMAT in kernels; 0: not quantized
 
-FAST = tl.constexpr(not triton.knobs.runtime.interpret)  # whether a GPU's instructions can be had
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)  # inline assembly needs a GPU
 
-# Two bytes in, one register of two numbers out; prmt lays each byte into a half of its own. Two, because that is what
-# a thread loads at a time on the way to the tensor core.
+# Two bytes in, one register with two numbers out; prmt moves each byte to its own half. Two, because a thread loads two
+# at a time for the tensor core.
 _INT8_BF16 = tl.constexpr("""{
     .reg .b32 pair, low, sign, less;  // 128 + the low seven bits, less 128 or, with the sign bit, 256
     mov.b32 less, 0xbf80bf80;
@@ -61,27 +62,27 @@ _FP8_F16 = tl.constexpr("""{
 
 @triton.jit
 def widen(raw, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """Bytes (int8) to the numbers they are in FORMAT (see CODES), exactly."""
+    """Converts bytes (int8) to the numbers they encode in FORMAT (see FORMAT_CODES), exactly."""
     if FORMAT == 0:
         return raw
-    elif FAST and dtype == tl.bfloat16:
+    elif COMPILED and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(_INT8_BF16 if FORMAT == 1 else _FP8_BF16, "=r,h", [raw], tl.bfloat16, True, 2)
-    elif FAST and dtype == tl.float16:
+    elif COMPILED and dtype == tl.float16:
         return tl.inline_asm_elementwise(_INT8_F16 if FORMAT == 1 else _FP8_F16, "=r,h", [raw], tl.float16, True, 2)
     elif FORMAT == 1:
         return raw.to(dtype)
-    else:  # e4m3 in the upper bits of a float, whose bias is greater by 120
+    else:  # e4m3 in the upper bits of a float32, whose exponent bias is greater by 120
         bits = raw.to(tl.int32)
-        wide = ((bits & 0x7F) << 20) | ((bits & 0x80) << 24)
-        return (wide.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)
+        bits_fp32 = ((bits & 0x7F) << 20) | ((bits & 0x80) << 24)
+        return (bits_fp32.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)
 
 
 @triton.jit
-def narrow(scaled, dtype: tl.constexpr):
-    """Numbers within dtype's range to the nearest that it has, of two the even one: int8 or float8e4nv."""
+def round_to(scaled, dtype: tl.constexpr):
+    """Rounds numbers within dtype's range to nearest even. dtype: int8 or float8e4nv."""
     if dtype == tl.int8:
-        return ((scaled + 12582912.0) - 12582912.0).to(dtype)  # 1.5 * 2^23: float32 has whole numbers only there
-    if not FAST:  # the interpreter's cast is right for what needs no rounding: three bits of mantissa, down to 2^-9
+        return ((scaled + 12582912.0) - 12582912.0).to(dtype)  # 1.5 * 2^23: float32 has only integers at that size
+    if not COMPILED:  # the interpreter's cast does not round: round to three bits of mantissa, down to 2^-9
         power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         whole = tl.maximum(power, 0.015625) * 1572864.0  # 1.5 * 2^23 steps of 2^-3
         scaled = (scaled + whole) - whole
@@ -89,27 +90,27 @@ def narrow(scaled, dtype: tl.constexpr):
 
 
 @triton.jit
-def _tokens_kernel(x_ptr, out_ptr, scale_ptr, size, stride, MOST: tl.constexpr, BLOCK: tl.constexpr):
-    """One program quantizes one token."""
+def _quantize_tokens_kernel(x_ptr, out_ptr, scale_ptr, size, stride, LARGEST_VALUE: tl.constexpr, BLOCK: tl.constexpr):
+    """One program: quantizes one token."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    inside = columns < size
-    x = tl.load(x_ptr + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
+    mask = columns < size
+    x = tl.load(x_ptr + row * stride + columns, mask=mask, other=0.0).to(tl.float32)
     largest = tl.max(tl.where(x == x, tl.abs(x), float("inf")), axis=0)
-    scale = tl.maximum(tl.math.div_rn(largest, MOST), 1.1754943508222875e-38)
-    scaled = tl.minimum(tl.maximum(x * tl.math.div_rn(1.0, scale), -MOST), MOST)
-    tl.store(out_ptr + row * size + columns, narrow(scaled, out_ptr.dtype.element_ty), mask=inside)
+    scale = tl.maximum(tl.math.div_rn(largest, LARGEST_VALUE), 1.1754943508222875e-38)
+    scaled = tl.minimum(tl.maximum(x * tl.math.div_rn(1.0, scale), -LARGEST_VALUE), LARGEST_VALUE)
+    tl.store(out_ptr + row * size + columns, round_to(scaled, out_ptr.dtype.element_ty), mask=mask)
     tl.store(scale_ptr + row, scale)
 
 
 def quantize_tokens_triton(x: Tensor, format: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x [T, K] -> values [T, K] of `format`, scale [T]: see quantize.py."""
+    """x [T, K] -> values [T, K] of `format`, scale [T], as `quantize_tokens` one folder above."""
     rows, size = x.shape
     assert rows and (x.stride(1) == 1 or size == 1)
     out, scale = torch.empty(rows, size, dtype=format, device=x.device), torch.empty(rows, device=x.device)
     block = triton.next_power_of_2(size)
-    _tokens_kernel[(rows,)](
-        x, out, scale, size, x.stride(0), MOST=LARGEST[KINDS[format]], BLOCK=block,
+    _quantize_tokens_kernel[(rows,)](
+        x, out, scale, size, x.stride(0), LARGEST_VALUE=LARGEST[KINDS[format]], BLOCK=block,
         num_warps=min(max(block // 512, 1), 16), enable_fp_fusion=False,
     )  # fmt: skip
     return out, scale

@@ -1,4 +1,4 @@
-"""The Triton kernel of rotary.py: one program turns all query and key heads of one token."""
+"""Triton kernel for rotary embedding: one program rotates all query and key heads of one token."""
 
 import torch
 import triton
@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 @triton.jit
-def _turn(x_ptr, out_ptr, cos_low, cos_high, sin_low, sin_high, heads, head, column, HALF: tl.constexpr):
-    """heads x HALF at x_ptr, contiguous: low' = low cos - high sin, high' = high cos + low sin."""
-    inside = (head < heads)[:, None] & (column < HALF)[None, :]
-    at = head[:, None] * (2 * HALF) + column[None, :]
-    low = tl.load(x_ptr + at, mask=inside, other=0.0)
-    high = tl.load(x_ptr + at + HALF, mask=inside, other=0.0)
-    low_wide, high_wide = low.to(tl.float32), high.to(tl.float32)
-    tl.store(out_ptr + at, (low_wide * cos_low - high_wide * sin_low).to(low.dtype), mask=inside)
-    tl.store(out_ptr + at + HALF, (high_wide * cos_high + low_wide * sin_high).to(low.dtype), mask=inside)
+def _rotate_heads(x_ptr, out_ptr, cos_low, cos_high, sin_low, sin_high, heads, head, column, HALF: tl.constexpr):
+    """Rotates heads [heads, 2 * HALF] at x_ptr, contiguous: low' = low cos - high sin, high' = high cos + low sin."""
+    mask = (head < heads)[:, None] & (column < HALF)[None, :]
+    offsets = head[:, None] * (2 * HALF) + column[None, :]
+    low = tl.load(x_ptr + offsets, mask=mask, other=0.0)
+    high = tl.load(x_ptr + offsets + HALF, mask=mask, other=0.0)
+    low_fp32, high_fp32 = low.to(tl.float32), high.to(tl.float32)
+    tl.store(out_ptr + offsets, (low_fp32 * cos_low - high_fp32 * sin_low).to(low.dtype), mask=mask)
+    tl.store(out_ptr + offsets + HALF, (high_fp32 * cos_high + low_fp32 * sin_high).to(low.dtype), mask=mask)
 
 
 @triton.jit
@@ -26,17 +26,17 @@ def _rotary_kernel(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    inside = column < HALF
+    mask = column < HALF
     row = tl.load(positions_ptr + token) * (2 * HALF)
-    cos_low = tl.load(cos_ptr + row + column, mask=inside, other=0.0)[None, :]
-    cos_high = tl.load(cos_ptr + row + HALF + column, mask=inside, other=0.0)[None, :]
-    sin_low = tl.load(sin_ptr + row + column, mask=inside, other=0.0)[None, :]
-    sin_high = tl.load(sin_ptr + row + HALF + column, mask=inside, other=0.0)[None, :]
-    _turn(
+    cos_low = tl.load(cos_ptr + row + column, mask=mask, other=0.0)[None, :]
+    cos_high = tl.load(cos_ptr + row + HALF + column, mask=mask, other=0.0)[None, :]
+    sin_low = tl.load(sin_ptr + row + column, mask=mask, other=0.0)[None, :]
+    sin_high = tl.load(sin_ptr + row + HALF + column, mask=mask, other=0.0)[None, :]
+    _rotate_heads(
         q_ptr + token * q_stride, q_out_ptr + token * q_heads * (2 * HALF),
         cos_low, cos_high, sin_low, sin_high, q_heads, tl.arange(0, Q_BLOCK), column, HALF,
     )  # fmt: skip
-    _turn(
+    _rotate_heads(
         k_ptr + token * k_stride, k_out_ptr + token * k_heads * (2 * HALF),
         cos_low, cos_high, sin_low, sin_high, k_heads, tl.arange(0, K_BLOCK), column, HALF,
     )  # fmt: skip

@@ -1,13 +1,13 @@
-"""The Triton kernels of sample.py: each row's vocabulary is dealt out in parts, so that few rows fill the device too.
+"""Triton kernels for sampling. The vocabulary of a row is divided into parts, so that a few rows fill the device too.
 
-Every sum is of integers, so neither the parts nor the order in which atomics arrive can show. The launches:
+All sums are of integers, so neither the parts nor the order of atomics affects a result. Kernels, in order:
 
-    _peak   each part's highest logit
-    cut     three kernels in cut_triton.py, where some row may ask for top-k or top-p
-    _mass   the mass of what each part keeps
-    _pick   the part that holds the drawn point, then the token
+    _max_kernel         the highest logit of each part
+    top_k_top_p.py      three kernels, if some row may use top-k or top-p
+    _weight_sum_kernel  the sum of the weights that remain in each part
+    _draw_kernel        chooses the part that contains the drawn point, then the token
 
-Each reads from the device what a row wants, and leaves alone the rows it has nothing to do for.
+Every kernel reads a row's parameters on the device and skips rows that it does not apply to.
 """
 
 import torch
@@ -15,53 +15,71 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.softmax_weights import LOW_31, LOWEST, by_row, gaps, is_drawn, kept, ordered, row_peak
-from worker.kernels.gpu.top_k_top_p import FEW, LISTED, STATS, TopKTopP, find_top_k_top_p
+from worker.kernels.gpu.softmax_weights import (
+    LOW_31_BITS,
+    LOWEST_INT64,
+    is_sampled,
+    jit_unaligned_columns,
+    logit_gaps,
+    min_p_weight,
+    row_max,
+    sortable_bits,
+)
+from worker.kernels.gpu.top_k_top_p import (
+    MAX_LISTED_KEYS,
+    MAX_ONE_PASS_CANDIDATES,
+    STATS_PER_ROW,
+    TopKTopP,
+    find_top_k_top_p,
+)
 from worker.kernels.params import PlainParams, Stages
 
-PART = 2048  # tokens a program looks at
+PART_SIZE = 2048  # tokens of one program
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
 MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
 MIX_2 = tl.constexpr(0x94D049BB133111EB - (1 << 64))
 
 
 @triton.jit
-def _peak_kernel(
-    logits_ptr, best_ptr, low_ptr, stats_ptr, listed_ptr, stride, width, parts,
-    CUT: tl.constexpr, STATS: tl.constexpr, PART: tl.constexpr,
+def _max_kernel(
+    logits_ptr, part_max_ptr, part_min_ptr, stats_ptr, listed_ptr, stride, width, parts,
+    FILTERED: tl.constexpr, STATS_PER_ROW: tl.constexpr, PART_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """One part: its highest logit and the lowest id that has it, in one integer; its lowest finite logit."""
+    """One part: its highest logit with the lowest id that has it, as one integer; its lowest finite logit."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    at = part * PART + tl.arange(0, PART)
-    x = tl.load(logits_ptr + row * stride + at, mask=at < width, other=float("-inf"))
-    best = tl.where(at < width, (ordered(x).to(tl.int64) << 32) | (at ^ LOW_31), LOWEST)
-    tl.store(best_ptr + row * parts + part, tl.max(best, axis=0))
-    if CUT:
-        low = tl.min(tl.where(tl.abs(x) < float("inf"), x, float("inf")), axis=0)
-        tl.store(low_ptr + row * parts + part, low)
+    token_ids = part * PART_SIZE + tl.arange(0, PART_SIZE)
+    x = tl.load(logits_ptr + row * stride + token_ids, mask=token_ids < width, other=float("-inf"))
+    packed = (sortable_bits(x).to(tl.int64) << 32) | (token_ids ^ LOW_31_BITS)
+    part_max = tl.where(token_ids < width, packed, LOWEST_INT64)
+    tl.store(part_max_ptr + row * parts + part, tl.max(part_max, axis=0))
+    if FILTERED:
+        part_min = tl.min(tl.where(tl.abs(x) < float("inf"), x, float("inf")), axis=0)
+        tl.store(part_min_ptr + row * parts + part, part_min)
         if part == 0:
-            tl.store(stats_ptr + row * STATS + tl.arange(0, STATS), tl.zeros((STATS,), tl.int64))
+            stats = stats_ptr + row * STATS_PER_ROW + tl.arange(0, STATS_PER_ROW)
+            tl.store(stats, tl.zeros((STATS_PER_ROW,), tl.int64))
             tl.store(listed_ptr + row, 0)
 
 
-@by_row
-def _mass_kernel(
-    logits_ptr, best_ptr, limit_ptr, mass_ptr, tied_ptr, temperature_ptr, min_p_ptr, stride, width, parts,
-    CUT: tl.constexpr, LIBRARY: tl.constexpr, PART: tl.constexpr, BLOCK_S: tl.constexpr,
+@jit_unaligned_columns
+def _weight_sum_kernel(
+    logits_ptr, part_max_ptr, limit_ptr, weight_sums_ptr, ties_ptr, temperature_ptr, min_p_ptr, stride, width, parts,
+    FILTERED: tl.constexpr, USE_LIBDEVICE: tl.constexpr, PART_SIZE: tl.constexpr, BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One part: the mass of its tokens below the limit, and how many are at it."""
+    """One part: the sum of the weights below the limit, and the number of tokens at the limit."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
-    peak, _ = row_peak(best_ptr, row, parts, BLOCK_S)
-    if is_drawn(peak, temperature):
-        gap = gaps(logits_ptr, row, stride, part * PART + tl.arange(0, PART), width, peak, temperature)
-        weight = kept(gap, tl.load(min_p_ptr + row), LIBRARY)
-        if CUT:
+    max_logit, _ = row_max(part_max_ptr, row, parts, BLOCK_PARTS)
+    if is_sampled(max_logit, temperature):
+        token_ids = part * PART_SIZE + tl.arange(0, PART_SIZE)
+        gap = logit_gaps(logits_ptr, row, stride, token_ids, width, max_logit, temperature)
+        weight = min_p_weight(gap, tl.load(min_p_ptr + row), USE_LIBDEVICE)
+        if FILTERED:
             limit, key = tl.load(limit_ptr + row), gap.to(tl.int32, bitcast=True)
-            tied = tl.sum(((key == limit) & (weight > 0)).to(tl.int32), axis=0)
-            tl.store(tied_ptr + row * parts + part, tied)
+            ties = tl.sum(((key == limit) & (weight > 0)).to(tl.int32), axis=0)
+            tl.store(ties_ptr + row * parts + part, ties)
             weight = tl.where(key < limit, weight, 0)
-        tl.store(mass_ptr + row * parts + part, tl.sum(weight, axis=0))
+        tl.store(weight_sums_ptr + row * parts + part, tl.sum(weight, axis=0))
 
 
 @triton.jit
@@ -73,91 +91,96 @@ def _mix(x):
 
 @triton.jit
 def _uniform(seed, position):
-    """As in sample.py, to the bit."""
+    """The same bits as `uniform` in sample.py one folder above."""
     bits = _mix(_mix(seed + GOLDEN) + (position + 1) * GOLDEN)
     return (((bits >> 12) & ((1 << 52) - 1)).to(tl.float64) + 0.5) * (2.0**-52)
 
 
 @triton.jit
-def _draw(
-    logits_ptr, limit_ptr, allowed_ptr, mass_ptr, tied_ptr, row, stride, width, parts, peak, temperature, min_p, u,
-    CUT: tl.constexpr, LIBRARY: tl.constexpr, PART: tl.constexpr, BLOCK_S: tl.constexpr,
+def _draw_token(
+    logits_ptr, limit_ptr, allowed_ptr, weight_sums_ptr, ties_ptr, row, stride, width, parts, max_logit,
+    temperature, min_p, u,
+    FILTERED: tl.constexpr, USE_LIBDEVICE: tl.constexpr, PART_SIZE: tl.constexpr, BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The token at which the kept mass of the row, in the order of ids, passes the share u."""
-    each = tl.arange(0, BLOCK_S)
-    mass = tl.load(mass_ptr + row * parts + each, mask=each < parts, other=0)
-    if CUT:
+    """The token at which the cumulative weight of the row, in the order of ids, passes the share u of the total."""
+    part_index = tl.arange(0, BLOCK_PARTS)
+    weight_sums = tl.load(weight_sums_ptr + row * parts + part_index, mask=part_index < parts, other=0)
+    if FILTERED:
         limit, allowed = tl.load(limit_ptr + row), tl.load(allowed_ptr + row)
-        tied = tl.load(tied_ptr + row * parts + each, mask=each < parts, other=0).to(tl.int64)
-        before = tl.cumsum(tied, axis=0) - tied
-        spared = tl.minimum(tl.maximum(allowed - before, 0), tied)
-        mass += spared * kept(limit.to(tl.float32, bitcast=True), min_p, LIBRARY)
-    reached = tl.cumsum(mass, axis=0)
+        ties = tl.load(ties_ptr + row * parts + part_index, mask=part_index < parts, other=0).to(tl.int64)
+        before = tl.cumsum(ties, axis=0) - ties
+        kept_ties = tl.minimum(tl.maximum(allowed - before, 0), ties)
+        weight_sums += kept_ties * min_p_weight(limit.to(tl.float32, bitcast=True), min_p, USE_LIBDEVICE)
+    reached = tl.cumsum(weight_sums, axis=0)
     total = tl.max(reached, axis=0)
     target = tl.minimum((u * total.to(tl.float64)).to(tl.int64), total - 1)
     part = tl.sum((reached <= target).to(tl.int32), axis=0)
-    at = part * PART + tl.arange(0, PART)
-    gap = gaps(logits_ptr, row, stride, at, width, peak, temperature)
-    weight = kept(gap, min_p, LIBRARY)
-    if CUT:
+    token_ids = part * PART_SIZE + tl.arange(0, PART_SIZE)
+    gap = logit_gaps(logits_ptr, row, stride, token_ids, width, max_logit, temperature)
+    weight = min_p_weight(gap, min_p, USE_LIBDEVICE)
+    if FILTERED:
         key = gap.to(tl.int32, bitcast=True)
-        rank = tl.cumsum((key == limit).to(tl.int64), axis=0) + tl.sum(tl.where(each == part, before, 0), axis=0)
+        rank = tl.cumsum((key == limit).to(tl.int64), axis=0) + tl.sum(tl.where(part_index == part, before, 0), axis=0)
         weight = tl.where((key < limit) | ((key == limit) & (rank <= allowed)), weight, 0)
-    passed = tl.cumsum(weight, axis=0) + tl.sum(tl.where(each == part, reached - mass, 0), axis=0)
-    return tl.minimum(part * PART + tl.sum((passed <= target).to(tl.int32), axis=0), width - 1)
+    passed = tl.cumsum(weight, axis=0) + tl.sum(tl.where(part_index == part, reached - weight_sums, 0), axis=0)
+    return tl.minimum(part * PART_SIZE + tl.sum((passed <= target).to(tl.int32), axis=0), width - 1)
 
 
-@by_row
-def _pick_kernel(
-    logits_ptr, best_ptr, limit_ptr, allowed_ptr, mass_ptr, tied_ptr, out_ptr,
+@jit_unaligned_columns
+def _draw_kernel(
+    logits_ptr, part_max_ptr, limit_ptr, allowed_ptr, weight_sums_ptr, ties_ptr, out_ptr,
     temperature_ptr, min_p_ptr, seeds_ptr, positions_ptr, stride, width, parts,
-    GREEDY: tl.constexpr, CUT: tl.constexpr, LIBRARY: tl.constexpr, PART: tl.constexpr, BLOCK_S: tl.constexpr,
+    GREEDY: tl.constexpr, FILTERED: tl.constexpr, USE_LIBDEVICE: tl.constexpr, PART_SIZE: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    peak, chosen = row_peak(best_ptr, row, parts, BLOCK_S)
+    max_logit, chosen = row_max(part_max_ptr, row, parts, BLOCK_PARTS)
     if not GREEDY:
         temperature = tl.load(temperature_ptr + row)
         chosen = tl.where(temperature == 0, chosen, 0)
-        if is_drawn(peak, temperature):
+        if is_sampled(max_logit, temperature):
             u = _uniform(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
-            chosen = _draw(
-                logits_ptr, limit_ptr, allowed_ptr, mass_ptr, tied_ptr, row, stride, width, parts,
-                peak, temperature, tl.load(min_p_ptr + row), u, CUT, LIBRARY, PART, BLOCK_S,
+            chosen = _draw_token(
+                logits_ptr, limit_ptr, allowed_ptr, weight_sums_ptr, ties_ptr, row, stride, width, parts,
+                max_logit, temperature, tl.load(min_p_ptr + row), u, FILTERED, USE_LIBDEVICE, PART_SIZE, BLOCK_PARTS,
             ).to(tl.int64)  # fmt: skip
     tl.store(out_ptr + row, chosen)
 
 
 def sample_triton(
-    logits: Tensor, params: PlainParams, stages: Stages, *, part: int = PART, few: int = FEW, listed: int = LISTED
-) -> Tensor:
-    """sample_plain: logits [R, V] float32 -> ids [R] int64; two to eight launches, no look at the device.
+    logits: Tensor, params: PlainParams, stages: Stages, *, part_size: int = PART_SIZE,
+    max_one_pass: int = MAX_ONE_PASS_CANDIDATES, max_listed: int = MAX_LISTED_KEYS,
+) -> Tensor:  # fmt: skip
+    """As `sample_plain`: logits [R, V] float32 -> ids [R] int64. Two to eight launches; never waits for the device.
 
-    `part`, `few` and `listed` share the work out otherwise and change nothing.
+    `part_size`, `max_one_pass` and `max_listed` change how the work is divided, never the result.
     """
     rows, width = logits.shape
     _check(logits, params)
-    parts = triton.cdiv(width, part)
-    shape = logits.stride(0), width, parts
-    best, mass = (torch.empty(rows, parts, dtype=torch.int64, device=logits.device) for _ in range(2))
-    tied = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
+    parts = triton.cdiv(width, part_size)
+    row_shape = logits.stride(0), width, parts
+    part_max, weight_sums = (torch.empty(rows, parts, dtype=torch.int64, device=logits.device) for _ in range(2))
+    ties = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    cuts = TopKTopP.empty(rows, parts, listed, logits.device)
-    library, block_s = logits.is_cuda, triton.next_power_of_2(parts)
-    cut = not stages.all_greedy and (stages.any_top_k or stages.any_top_p)
-    _peak_kernel[(parts, rows)](
-        logits, best, cuts.low, cuts.stats, cuts.listed, *shape, CUT=cut, STATS=STATS, PART=part, num_warps=8
-    )
-    if cut:
-        find_top_k_top_p(logits, best, params, cuts, part, few)
+    filters = TopKTopP.empty(rows, parts, max_listed, logits.device)
+    use_libdevice, block_parts = logits.is_cuda, triton.next_power_of_2(parts)
+    filtered = not stages.all_greedy and (stages.any_top_k or stages.any_top_p)
+    _max_kernel[(parts, rows)](
+        logits, part_max, filters.part_min, filters.stats, filters.listed, *row_shape, FILTERED=filtered,
+        STATS_PER_ROW=STATS_PER_ROW, PART_SIZE=part_size, num_warps=8,
+    )  # fmt: skip
+    if filtered:
+        find_top_k_top_p(logits, part_max, params, filters, part_size, max_one_pass)
     if not stages.all_greedy:
-        _mass_kernel[(parts, rows)](
-            logits, best, cuts.limit, mass, tied, params.temperature, params.min_p, *shape,
-            CUT=cut, LIBRARY=library, PART=part, BLOCK_S=block_s, num_warps=8,
+        _weight_sum_kernel[(parts, rows)](
+            logits, part_max, filters.limit, weight_sums, ties, params.temperature, params.min_p, *row_shape,
+            FILTERED=filtered, USE_LIBDEVICE=use_libdevice, PART_SIZE=part_size, BLOCK_PARTS=block_parts, num_warps=8,
         )  # fmt: skip
-    _pick_kernel[(rows,)](
-        logits, best, cuts.limit, cuts.allowed, mass, tied, out,
-        params.temperature, params.min_p, params.seeds, params.positions, *shape,
-        GREEDY=stages.all_greedy, CUT=cut, LIBRARY=library, PART=part, BLOCK_S=block_s, num_warps=8,
+    _draw_kernel[(rows,)](
+        logits, part_max, filters.limit, filters.allowed, weight_sums, ties, out,
+        params.temperature, params.min_p, params.seeds, params.positions, *row_shape,
+        GREEDY=stages.all_greedy, FILTERED=filtered, USE_LIBDEVICE=use_libdevice, PART_SIZE=part_size,
+        BLOCK_PARTS=block_parts, num_warps=8,
     )  # fmt: skip
     return out
 

@@ -1,4 +1,4 @@
-"""The Triton kernel of write.py: one program copies one token's keys and values."""
+"""Triton kernel for store_kv: one program copies the keys and values of one token."""
 
 import torch
 import triton
@@ -7,31 +7,31 @@ from torch import Tensor
 
 
 @triton.jit
-def as_kept(x, cache_ptr, CLAMP: tl.constexpr):
-    """x as the cache keeps it; with CLAMP within float8_e4m3fn's range, NaN staying NaN."""
+def to_cache_dtype(x, cache_ptr, CLAMP: tl.constexpr):
+    """x in the cache's dtype. CLAMP: limits it to the range of float8_e4m3fn; NaN stays NaN."""
     if CLAMP:
-        wide = x.to(tl.float32)
-        x = tl.where(wide > 448.0, 448.0, tl.where(wide < -448.0, -448.0, wide))
+        x_fp32 = x.to(tl.float32)
+        x = tl.where(x_fp32 > 448.0, 448.0, tl.where(x_fp32 < -448.0, -448.0, x_fp32))
     return x.to(cache_ptr.dtype.element_ty)
 
 
 @triton.jit
-def _write_kernel(
+def _store_kv_kernel(
     k_ptr, v_ptr, cache_k_ptr, cache_v_ptr, slot_mapping_ptr, k_stride, v_stride,
     CLAMP: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    inside = column < ROW
+    mask = column < ROW
     target = tl.load(slot_mapping_ptr + token) * ROW + column
-    k = tl.load(k_ptr + token * k_stride + column, mask=inside, other=0.0)
-    v = tl.load(v_ptr + token * v_stride + column, mask=inside, other=0.0)
-    tl.store(cache_k_ptr + target, as_kept(k, cache_k_ptr, CLAMP), mask=inside)
-    tl.store(cache_v_ptr + target, as_kept(v, cache_v_ptr, CLAMP), mask=inside)
+    k = tl.load(k_ptr + token * k_stride + column, mask=mask, other=0.0)
+    v = tl.load(v_ptr + token * v_stride + column, mask=mask, other=0.0)
+    tl.store(cache_k_ptr + target, to_cache_dtype(k, cache_k_ptr, CLAMP), mask=mask)
+    tl.store(cache_v_ptr + target, to_cache_dtype(v, cache_v_ptr, CLAMP), mask=mask)
 
 
 def check_caches(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype) -> bool:
-    """Whether what is written has to be clamped. The caches hold `dtype`, or float8_e4m3fn."""
+    """Whether values must be clamped before the write. The caches hold `dtype` or float8_e4m3fn."""
     assert cache_k.shape == cache_v.shape and cache_k.dtype == cache_v.dtype
     assert cache_k.dtype in (dtype, torch.float8_e4m3fn) and cache_k.is_contiguous() and cache_v.is_contiguous()
     return cache_k.dtype == torch.float8_e4m3fn
@@ -44,7 +44,7 @@ def store_kv_triton(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot
     assert k.stride()[1:] == v.stride()[1:] == (size, 1), "only whole tokens may be strided"
     assert cache_k.shape[2:] == (heads, size)
     row = heads * size
-    _write_kernel[(tokens,)](
+    _store_kv_kernel[(tokens,)](
         k, v, cache_k, cache_v, slot_mapping, k.stride(0), v.stride(0),
         CLAMP=check_caches(cache_k, cache_v, k.dtype), ROW=row, BLOCK=triton.next_power_of_2(row),
     )  # fmt: skip

@@ -18,33 +18,34 @@ from worker.kernels.gpu import attention
 X, F, N, F8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 KV_HEADS = 8
 MULTIPROCESSOR, PROGRAM, SYSTEM = 228 << 10, 227 << 10, 1 << 10  # bytes of shared memory; SYSTEM's part of a program
-UNKNOWN = ("page_table_stride", "parts", "sequences", "window")  # no multiple of 16 that the compiler would know of
+# arguments that the compiler may not assume to be multiples of 16
+UNKNOWN = ("page_table_stride", "max_splits", "sequences", "window")
 SHAPES = [(64, 4, 16), (128, 3, 32), (256, 4, 64)]  # head, query heads of a group, page
 
 
 def attend(kernel: Any, head: int, group: int, page: int, cache: str = X) -> Variant:
-    tiles = attention.tiles_for(head, group, torch.bfloat16)
+    tiles = attention.choose_tiles(head, group, torch.bfloat16)
     decode = kernel is attention._decode_kernel
     height = tiles.decode_m if decode else tiles.prefill_m
     constants = {
-        "HEADS": KV_HEADS * group, "KV_HEADS": KV_HEADS, "HEAD": head, "PAGE": page, "SPLIT": attention.SPLIT,
-        "NEAR": attention.NEAR, "EVEN": False, "BLOCK_D": triton.next_power_of_2(head), "BLOCK_M": height,
-        "BLOCK_N": tiles.block_n,
+        "HEADS": KV_HEADS * group, "KV_HEADS": KV_HEADS, "HEAD": head, "PAGE": page,
+        "SPLIT_SIZE": attention.SPLIT_SIZE, "SHORT_SPLITS": attention.SHORT_SPLITS, "UNIFORM": False,
+        "BLOCK_D": triton.next_power_of_2(head), "BLOCK_M": height, "BLOCK_N": tiles.block_n,
     }  # fmt: skip
     rows = {} if decode else {"ROWS": height // group}
     types = [X, cache, cache, *([F] * 3 if decode else [X]), N, N, N, "fp32", "i32", "i32", "i32", "i32"]
     warps = tiles.decode_warps if decode else tiles.prefill_warps
-    options = attention.EXACT | {"num_warps": warps, "num_stages": tiles.stages}
+    options = attention.NO_FP_FUSION | {"num_warps": warps, "num_stages": tiles.stages}
     return Variant(kernel, types, constants | rows, options, UNKNOWN)
 
 
 def combine(head: int) -> Variant:
     constants = {
-        "HEADS": 24, "HEAD": head, "SPLIT": attention.SPLIT, "NEAR": attention.NEAR, "EVEN": True,
-        "BLOCK_D": triton.next_power_of_2(head), "AHEAD": attention.AHEAD,
+        "HEADS": 24, "HEAD": head, "SPLIT_SIZE": attention.SPLIT_SIZE, "SHORT_SPLITS": attention.SHORT_SPLITS,
+        "UNIFORM": True, "BLOCK_D": triton.next_power_of_2(head), "SPLITS_AT_ONCE": attention.SPLITS_AT_ONCE,
     }  # fmt: skip
     types = [F, F, F, X, N, N, "fp32", "i32", "i32"]
-    return Variant(attention._combine_kernel, types, constants, attention.EXACT | {"num_warps": 1}, UNKNOWN)
+    return Variant(attention._combine_kernel, types, constants, attention.NO_FP_FUSION | {"num_warps": 1}, UNKNOWN)
 
 
 def compiled(variant: Variant) -> Any:

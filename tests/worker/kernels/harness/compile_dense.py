@@ -53,7 +53,7 @@ def linear(
     sizes = {"columns": columns, "depth": depth, "x_stride": depth}
     return Variant(
         linear_triton._linear_kernel, [*operands(tokens, stored), X, F, F, F if out else X] + ["i32"] * 5,
-        {"BIAS": not constants["EVEN"], "CUT": chains > 1, "SPREAD": out == "terms"} | constants,
+        {"BIAS": not constants["EVEN"], "MULTIPLE_CHAINS": chains > 1, "WRITE_PARTIALS": out == "terms"} | constants,
         EXACT | {"num_warps": tile.warps, "num_stages": tile.stages},
         ("rows", *(name for name, size in sizes.items() if size % 16)), product=depth % 16 == 0,
     )  # fmt: skip
@@ -62,7 +62,7 @@ def linear(
 def gated(rows: int, columns: int, depth: int, stored: torch.dtype = BF16, tokens: torch.dtype = BF16) -> Variant:
     tile = tiles.choose_gated_tile(rows, columns, tokens)
     return Variant(
-        linear_triton._gated_kernel, [*operands(tokens, stored), X, F, F, X] + ["i32"] * 4,
+        linear_triton._gated_linear_kernel, [*operands(tokens, stored), X, F, F, X] + ["i32"] * 4,
         {"BIAS": False, "SILU": True} | tiles.tile_constants(tile, columns, depth, tokens, stored),
         EXACT | {"num_warps": tile.warps, "num_stages": tile.stages}, ("rows",), product=True,
     )  # fmt: skip
@@ -88,7 +88,8 @@ def dynamic(format: torch.dtype) -> list[Variant]:
 def tokens(size: int, format: torch.dtype) -> Variant:
     block = triton.next_power_of_2(size)
     return Variant(
-        quantize._tokens_kernel, [X, DYNAMIC[format], F, "i32", "i32"], {"MOST": 448.0, "BLOCK": block},
+        quantize._quantize_tokens_kernel, [X, DYNAMIC[format], F, "i32", "i32"],
+        {"LARGEST_VALUE": 448.0, "BLOCK": block},
         EXACT | {"num_warps": min(block // 512, 16)},
     )  # fmt: skip
 
@@ -96,19 +97,19 @@ def tokens(size: int, format: torch.dtype) -> Variant:
 def norm(size: int, after: bool, terms: int) -> Variant:
     block = triton.next_power_of_2(size)
     return Variant(
-        norm_triton._norm_kernel, [F if terms > 1 else X] + [X] * 5 + ["i32"] * 3 + ["fp32"],
-        {"heads": 1, "TERMS": terms, "X_NORM": after, "ADD": True, "OFFSET": after, "BLOCK": block},
+        norm_triton._rms_norm_kernel, [F if terms > 1 else X] + [X] * 5 + ["i32"] * 3 + ["fp32"],
+        {"heads": 1, "SPLIT_K": terms, "X_NORM": after, "ADD": True, "OFFSET": after, "BLOCK": block},
         EXACT | {"num_warps": block // 512},
     )  # fmt: skip
 
 
 def heads(q: int, kv: int, size: int, normed: bool, offset: bool, terms: int, cache: str = X) -> Variant:
-    constants: dict[str, Any] = {"TERMS": terms, "NORM": normed, "OFFSET": offset, "CLAMP": cache == F8}
+    constants: dict[str, Any] = {"SPLIT_K": terms, "NORM": normed, "OFFSET": offset, "CLAMP": cache == F8}
     block = triton.next_power_of_2(size)
     return Variant(
-        qkv_rope_write._heads_kernel,
+        qkv_rope_write._qkv_rope_write_kernel,
         [F if terms > 1 else X, X, X, F, F, L, L, X, cache, cache] + ["i32"] * 4 + ["fp32"],
-        constants | {"HEAD": size, "BLOCK_D": block, "BLOCK_H": qkv_rope_write.LANES // block}, EXACT,
+        constants | {"HEAD": size, "BLOCK_D": block, "BLOCK_H": qkv_rope_write.ELEMENTS_PER_PROGRAM // block}, EXACT,
         ("q_heads", "kv_heads") if q % 16 or kv % 16 else (),
     )  # fmt: skip
 
@@ -120,8 +121,8 @@ SMALL = [
         rotary._rotary_kernel, [X, X, F, F, L, X, X] + ["i32"] * 4,
         {"HALF": 48, "BLOCK": 64, "Q_BLOCK": 32, "K_BLOCK": 8}, odd=("q_heads", "k_heads"),
     ),
-    Variant(store_kv._write_kernel, [X, X, F8, F8, L, "i32", "i32"], {"CLAMP": True, "ROW": 768, "BLOCK": 1024}),
-    Variant(act_and_mul._gate_kernel, [X, X, "i32"], {"SILU": False, "BLOCK": 1024}, EXACT),
+    Variant(store_kv._store_kv_kernel, [X, X, F8, F8, L, "i32", "i32"], {"CLAMP": True, "ROW": 768, "BLOCK": 1024}),
+    Variant(act_and_mul._act_and_mul_kernel, [X, X, "i32"], {"SILU": False, "BLOCK": 1024}, EXACT),
     tokens(3072, INT8),
     tokens(9728, FP8),
 ]  # fmt: skip

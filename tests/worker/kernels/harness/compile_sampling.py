@@ -5,24 +5,33 @@ from worker.kernels.gpu import sample, top_k_top_p
 
 F, N, L = "*fp32", "*i32", "*i64"
 SIZES = ["i32"] * 3  # stride, width, parts
-WISH = [F, L, F, *SIZES]  # temperature, top_k, top_p
-DRAW = {"LIBRARY": True, "PART": 2048, "BLOCK_S": 64}
-CUT = DRAW | {"FEW": 2048}
-SETTLE = {"FEW": 2048, "LIBRARY": True, "LISTED": 16384, "BLOCK": 2048, "BLOCK_S": 64}
+ROW_PARAMS = [F, L, F, *SIZES]  # temperature, top_k, top_p
+DRAW = {"USE_LIBDEVICE": True, "PART_SIZE": 2048, "BLOCK_PARTS": 64}
+COUNT = DRAW | {"MAX_ONE_PASS_CANDIDATES": 2048}
+LIMIT = {
+    "MAX_ONE_PASS_CANDIDATES": 2048,
+    "USE_LIBDEVICE": True,
+    "MAX_LISTED_KEYS": 16384,
+    "BLOCK": 2048,
+    "BLOCK_PARTS": 64,
+}
 WARPS = {warps: {"num_warps": warps} for warps in (4, 8, 16)}
 ODD = ("temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seeds_ptr", "positions_ptr", "parts")
 VARIANTS = [
     Variant(
-        sample._peak_kernel, [F, L, F, L, N, *SIZES], {"CUT": True, "STATS": 32, "PART": 2048}, WARPS[8], ODD
+        sample._max_kernel, [F, L, F, L, N, *SIZES],
+        {"FILTERED": True, "STATS_PER_ROW": 32, "PART_SIZE": 2048}, WARPS[8], ODD,
     ),
-    Variant(top_k_top_p._count_kernel, [F, L, F, F, L, *WISH], CUT | {"PASS": 0, "TILE": 512}, WARPS[4], ODD),
-    Variant(top_k_top_p._count_kernel, [F, L, F, F, L, *WISH], CUT | {"PASS": 1, "TILE": 512}, WARPS[4], ODD),
-    Variant(top_k_top_p._collect_kernel, [F, L, F, L, N, N, *WISH], CUT | {"LISTED": 16384}, WARPS[8], ODD),
-    Variant(top_k_top_p._settle_kernel, [F, L, F, L, N, N, N, L, *WISH], SETTLE, WARPS[16], ODD),
-    Variant(sample._mass_kernel, [F, L, N, L, N, F, F, *SIZES], DRAW | {"CUT": True}, WARPS[8], ODD),
+    Variant(top_k_top_p._count_kernel, [F, L, F, F, L, *ROW_PARAMS], COUNT | {"PASS": 0, "TILE": 512}, WARPS[4], ODD),
+    Variant(top_k_top_p._count_kernel, [F, L, F, F, L, *ROW_PARAMS], COUNT | {"PASS": 1, "TILE": 512}, WARPS[4], ODD),
     Variant(
-        sample._pick_kernel, [F, L, N, L, L, N, L, F, F, L, L, *SIZES],
-        DRAW | {"CUT": True, "GREEDY": False}, WARPS[8], ODD,
+        top_k_top_p._collect_kernel, [F, L, F, L, N, N, *ROW_PARAMS], COUNT | {"MAX_LISTED_KEYS": 16384}, WARPS[8], ODD
+    ),
+    Variant(top_k_top_p._limit_kernel, [F, L, F, L, N, N, N, L, *ROW_PARAMS], LIMIT, WARPS[16], ODD),
+    Variant(sample._weight_sum_kernel, [F, L, N, L, N, F, F, *SIZES], DRAW | {"FILTERED": True}, WARPS[8], ODD),
+    Variant(
+        sample._draw_kernel, [F, L, N, L, L, N, L, F, F, L, L, *SIZES],
+        DRAW | {"FILTERED": True, "GREEDY": False}, WARPS[8], ODD,
     ),
 ]  # fmt: skip
 
