@@ -1,9 +1,11 @@
-"""One frontend process: opens the port, loads the tokenizer, serves, drains. The command line is deploy's.
+"""One frontend process: opens the port, loads the tokenizer, serves, drains. deploy/cli has the command line.
 
-The port is open before the tokenizer is read, so that `/health` and `/ready` answer at once. On SIGTERM or
-Ctrl-C nothing more is admitted while what runs may finish; a second signal does not wait, but where there is a
-launcher: it passes on the first, which whoever stops all processes has sent us already, and kills at the second. On
-SIGHUP somebody else has the port: who is connected is served, nobody else is accepted.
+The port is open before the tokenizer is read, so that `/health` and `/ready` answer at once.
+
+SIGTERM and Ctrl-C drain: nothing more is admitted, and running requests may finish. A second signal exits at once, except
+under the launcher: process managers signal launcher and frontend alike, so that the frontend sees the first signal twice;
+the launcher kills it on its own second one. SIGHUP says that another process has taken over the port: this one accepts no
+further connections and serves the open ones.
 """
 
 import asyncio
@@ -35,21 +37,24 @@ from shared.config import Settings
 from shared.curve import keys_for
 from shared.heartbeat import Heartbeat, Phase
 
-GRACE_S = 5.0  # for connections to take the last bytes after draining
-IDLE_S = 3.0  # when leaving: for a connection that nobody uses
-HOLD_S = 30.0  # for whoever is not to accept before it can serve
+GRACE_S = 5.0  # for connections to receive their last bytes after a drain
+IDLE_CLOSE_S = 3.0  # after SIGHUP: when idle connections are closed
+HOLD_S = 30.0  # how long `hold` waits for readiness before it accepts connections anyway
+READY_POLL_S = 0.05
 BEAT_S = 0.2
-# A frame for thousands of streams makes far more than Python's 700 objects before it frees them: looks for nothing.
+# A frame for thousands of streams makes far more than Python's 700 objects before it frees them: collections in vain.
 GC_THRESHOLDS = (50_000, 20, 20)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, but it goes on answering (503) while it drains, and a signal is not a reason to fail."""
+    """A uvicorn server that still answers (503) while it drains, and for which a signal is not a failure."""
 
     def __init__(
         self, config: uvicorn.Config, service: Service, drain_timeout: float, heartbeat: Heartbeat, *, hold: bool
     ) -> None:
-        """`hold`: accept nobody before requests can be served."""
+        """
+        hold: accept no connections before requests can be served
+        """
         super().__init__(config)
         self._heartbeat = heartbeat
         self._hold = hold
@@ -70,14 +75,14 @@ class Server(uvicorn.Server):
             self._heartbeat.phase = Phase.SERVING
 
     async def _accept(self, sockets: list[socket.socket]) -> None:
-        """What uvicorn does when it starts, later."""
+        """Does what uvicorn does at its start, once requests can be served."""
         deadline = time.monotonic() + HOLD_S
         while not self._service.readiness.ready and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(READY_POLL_S)
         config = self.config
         connected = partial(config.http_protocol_class, config, self.server_state, self.lifespan.state)  # type: ignore[call-arg]
-        for one in sockets:
-            server = await self._loop.create_server(connected, sock=one, ssl=config.ssl, backlog=config.backlog)
+        for listener in sockets:
+            server = await self._loop.create_server(connected, sock=listener, ssl=config.ssl, backlog=config.backlog)
             self.servers.append(server)
         self._heartbeat.phase = Phase.SERVING
 
@@ -85,14 +90,14 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
-        """The first time: drain, then exit. The second time: exit, unless somebody looks after us."""
+        """Drains, then exits. A second call exits at once, except under a launcher."""
         if self._draining is None:
             self._draining = self._loop.create_task(self._drain())
         elif self._heartbeat.file is None:
             self.should_exit = self.force_exit = True
 
     def leave(self) -> None:
-        """Accept nobody else; exit when all who are connected have been served, or have waited long enough."""
+        """Accepts no further connections; exits when the open ones are done, or the drain's time is over."""
         if self._leaving is None:
             self._leaving = self._loop.create_task(self._leave())
 
@@ -101,12 +106,12 @@ class Server(uvicorn.Server):
             server.close()
         self.config.encoded_headers.append((b"connection", b"close"))
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
-        begun = time.monotonic()
-        while self.server_state.connections and time.monotonic() < begun + self._drain_timeout:
+        left_at = time.monotonic()
+        while self.server_state.connections and time.monotonic() < left_at + self._drain_timeout:
             await asyncio.sleep(BEAT_S)
-            if time.monotonic() > begun + IDLE_S:
+            if time.monotonic() > left_at + IDLE_CLOSE_S:
                 for connection in list(self.server_state.connections):
-                    connection.shutdown()  # at once if it is idle, else after its answer
+                    connection.shutdown()  # at once if it is idle, else after its response
         await self._service.drain(0.0)
         self.should_exit = True
 
@@ -122,7 +127,7 @@ def serve(
     heartbeat: Heartbeat | None = None,
     hold: bool = False,
 ) -> None:
-    """Runs one frontend until a signal ends it. `settings.model.model` is the checkpoint's folder.
+    """Runs one frontend until a signal ends it. `settings.model.model` is the folder of the checkpoint.
 
     With `hold` it accepts nobody before it can serve; `heartbeat` shows that it lives, and when it accepts.
 
@@ -135,41 +140,41 @@ def serve(
 
 
 async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat: Heartbeat, *, hold: bool) -> None:
-    """As `serve`, in the running event loop."""
+    """Like `serve`, in the running event loop."""
     config = settings.frontend
     check_tls(config)
     for address in (settings.wire.requests, *config.worker_addresses.split(",")):
-        keys_for(address.strip(), settings.wire, worker=False)  # raises what is wrong with them
-    meters = PrometheusMetrics(config.metrics_prefix)
+        keys_for(address.strip(), settings.wire, worker=False)  # raises ConfigError
+    metrics = PrometheusMetrics(config.metrics_prefix)
     limits = ConnectionLimits.of(config)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
-    app = create_app(config, settings.model, _fleet(settings, tokenizer), tokenizer, meters)
+    app = create_app(config, settings.model, _worker_pool(settings, tokenizer), tokenizer, metrics)
     server = Server(
-        _uvicorn(settings, app, partial(LimitedHttpProtocol, limits, meters.refused)),
+        _uvicorn_config(settings, app, partial(LimitedHttpProtocol, limits, metrics.refused)),
         app.state.service,
         settings.worker.drain_timeout,
         heartbeat,
         hold=hold,
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.leave)
-    beating = asyncio.create_task(_beat(heartbeat))
-    watching = asyncio.create_task(enforce_timeouts(server.server_state.connections, limits))
-    loading = asyncio.create_task(_load(settings, server, tokenizer))
+    heartbeat_task = asyncio.create_task(_send_heartbeats(heartbeat))
+    timeouts_task = asyncio.create_task(enforce_timeouts(server.server_state.connections, limits))
+    tokenizer_task = asyncio.create_task(_load_tokenizer(settings, server, tokenizer))
     try:
         await server.serve(sockets)
     finally:
-        loading.cancel()
-        beating.cancel()
-        watching.cancel()
+        tokenizer_task.cancel()
+        heartbeat_task.cancel()
+        timeouts_task.cancel()
     if tokenizer.done() and not tokenizer.cancelled():
-        tokenizer.result()  # raises what kept it from loading
+        tokenizer.result()  # raises why it was not loaded
 
 
-def _fleet(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:
-    """One worker where the wire's addresses say, or all that are named elsewhere."""
+def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:
+    """A pool of the worker at the wire's own addresses, or of all workers that the settings name."""
     config = settings.frontend
     file = Path(config.workers_file) if config.workers_file else None
-    several = bool(config.worker_addresses or file)
+    has_discovery = bool(config.worker_addresses or file)
 
     def tokenizer_hash() -> str:
         loaded = tokenizer.done() and not tokenizer.cancelled() and tokenizer.exception() is None
@@ -177,7 +182,7 @@ def _fleet(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPo
 
     return WorkerPool(
         settings.wire,
-        Discovery(parse_all(config.worker_addresses), file) if several else None,
+        Discovery(parse_all(config.worker_addresses), file) if has_discovery else None,
         stall_timeout=config.stall_timeout,
         recovery_timeout=config.recovery_timeout,
         model=settings.model.name,
@@ -185,14 +190,14 @@ def _fleet(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPo
     )
 
 
-async def _beat(heartbeat: Heartbeat) -> None:
+async def _send_heartbeats(heartbeat: Heartbeat) -> None:
     while True:
         heartbeat.alive()
         heartbeat.progress()
         await asyncio.sleep(BEAT_S)
 
 
-async def _load(settings: Settings, server: Server, tokenizer: asyncio.Future[Tokenizer]) -> None:
+async def _load_tokenizer(settings: Settings, server: Server, tokenizer: asyncio.Future[Tokenizer]) -> None:
     folder, template = Path(settings.model.model), settings.frontend.chat_template
     await server.opened.wait()
     try:
@@ -201,13 +206,15 @@ async def _load(settings: Settings, server: Server, tokenizer: asyncio.Future[To
         tokenizer.set_exception(exc)
         server.should_exit = True
     gc.collect()
-    gc.freeze()  # what lives now lives for ever: no pause to look through it again
+    gc.freeze()  # objects that live now live on: no collection pauses to go through them again
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def _uvicorn(settings: Settings, app: Any, protocol: Any) -> uvicorn.Config:
+def _uvicorn_config(settings: Settings, app: Any, protocol: Any) -> uvicorn.Config:
     config = settings.frontend
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about strangers, whom we count
+    logging.getLogger("uvicorn").setLevel(
+        logging.ERROR
+    )  # it warns about malformed requests of clients, which the metrics count
     return uvicorn.Config(
         app,
         host=config.host,
@@ -218,7 +225,7 @@ def _uvicorn(settings: Settings, app: Any, protocol: Any) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nobody asks where a client is
+        proxy_headers=False,  # no code needs the client's address
         timeout_keep_alive=math.ceil(config.idle_timeout),
         timeout_graceful_shutdown=int(GRACE_S),
         ssl_certfile=config.ssl_certfile or None,

@@ -1,4 +1,4 @@
-"""Public API: `from frontend.llm import LLM`. See frontend/offline/llm.py."""
+"""Public API: `from frontend.llm import LLM`; frontend/offline/llm.py implements it."""
 
 from frontend.offline.llm import LLM
 
