@@ -2,10 +2,10 @@
 
 The port is open before the tokenizer is read, so that `/health` and `/ready` answer at once.
 
-SIGTERM and Ctrl-C drain: nothing more is admitted, and running requests may finish. A second signal exits at once, except
-under the launcher: process managers signal launcher and frontend alike, so that the frontend sees the first signal twice;
-the launcher kills it on its own second one. SIGHUP says that another process has taken over the port: this one accepts no
-further connections and serves the open ones.
+SIGTERM and Ctrl-C drain: nothing more is admitted, and running requests may finish. A second signal exits at once,
+except under the launcher: process managers signal launcher and frontend alike, so that the frontend sees the first signal
+twice; the launcher kills it on its own second one. SIGHUP says that another process has taken over the port: this one
+accepts no further connections, and serves the open ones.
 """
 
 import asyncio
@@ -129,7 +129,8 @@ def serve(
 ) -> None:
     """Runs one frontend until a signal ends it. `settings.model.model` is the folder of the checkpoint.
 
-    With `hold` it accepts nobody before it can serve; `heartbeat` shows that it lives, and when it accepts.
+    heartbeat: shows the launcher that this process lives, and when it accepts connections
+    hold: accept no connections before requests can be served
 
     Raises:
         TokenizerError: the folder has no usable tokenizer.
@@ -212,9 +213,7 @@ async def _load_tokenizer(settings: Settings, server: Server, tokenizer: asyncio
 
 def _uvicorn_config(settings: Settings, app: Any, protocol: Any) -> uvicorn.Config:
     config = settings.frontend
-    logging.getLogger("uvicorn").setLevel(
-        logging.ERROR
-    )  # it warns about malformed requests of clients, which the metrics count
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about malformed requests: metrics count them
     return uvicorn.Config(
         app,
         host=config.host,
