@@ -3,9 +3,9 @@
 The port is open before the tokenizer is read, so that `/health` and `/ready` answer at once.
 
 SIGTERM and Ctrl-C drain: nothing more is admitted, and running requests may finish. A second signal exits at once,
-except under the launcher: process managers signal launcher and frontend alike, so that the frontend sees the first signal
-twice; the launcher kills it on its own second one. SIGHUP says that another process has taken over the port: this one
-accepts no further connections, and serves the open ones.
+except under the launcher: process managers signal launcher and frontend alike, so that the frontend sees the first
+signal twice; the launcher kills it on its own second one. SIGHUP says that another process has taken over the port:
+this one accepts no further connections, and serves the open ones.
 """
 
 import asyncio
@@ -213,7 +213,7 @@ async def _load_tokenizer(settings: Settings, server: Server, tokenizer: asyncio
 
 def _uvicorn_config(settings: Settings, app: Any, protocol: Any) -> uvicorn.Config:
     config = settings.frontend
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about malformed requests: metrics count them
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns about malformed requests: metrics count them
     return uvicorn.Config(
         app,
         host=config.host,
