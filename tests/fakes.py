@@ -20,7 +20,7 @@ from frontend.workers.status import ConnectionState, Readiness, WorkerStatus
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.codec import pack_f32, pack_u32
-from tests.frontend.tokenizers_for_tests import byte_level, save
+from tests.frontend.text.tokenizers import byte_level, save
 
 MODEL = "tiny"
 LIMITS = m.Limits(max_seq_len=512, vocab_size=269, eos_token_ids=(265,))

@@ -13,7 +13,7 @@ from frontend.workers.stream import Stream
 from shared import messages as m
 from tests.fakes import MODEL, FakePool, context, saying
 from tests.frontend.serving import app_over, serving
-from tests.frontend.tokenizers_for_tests import byte_level, save
+from tests.frontend.text.tokenizers import byte_level, save
 
 LIMITS = m.Limits(max_seq_len=8192, vocab_size=269, eos_token_ids=(265,))
 

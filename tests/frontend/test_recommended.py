@@ -11,7 +11,7 @@ from frontend.api.common import recommended
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL
 from tests.frontend.speaking import Model
-from tests.frontend.tokenizers_for_tests import byte_level, save
+from tests.frontend.text.tokenizers import byte_level, save
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 GENERATION = {

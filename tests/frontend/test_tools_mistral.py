@@ -1,4 +1,4 @@
-"""Mistral's way of calling: an array behind a special token that no answer shows, and ids of nine signs."""
+"""Mistral's tool calls over HTTP: an array after a special token that no output shows, and ids of nine characters."""
 
 import json
 from pathlib import Path
@@ -6,40 +6,28 @@ from typing import Any
 
 import openai
 import pytest
-from llguidance import LLMatcher, LLTokenizer
-from tokenizers import AddedToken
 
 from frontend.api.chat_prompt import call, checked, turn
-from frontend.output_parser.formats import ModelFormat, Reasoning, ToolFormat
-from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
-from frontend.output_parser.tool_grammar import call_grammar
+from frontend.output_parser.formats import ModelFormat, ToolFormat
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL
 from tests.frontend.speaking import Model
-from tests.frontend.tokenizers_for_tests import byte_level, save
-from tests.templates import LLAMA3, MISTRAL, QWEN3
+from tests.frontend.text.tokenizers import byte_level, save
+from tests.templates import MISTRAL
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("get_weather", "get_time")
 ]
+
+
 CALLS = ' [{"name": "get_weather", "arguments": {"city": "Ulm"}}, {"name": "get_time", "arguments": {"city": "Rom"}}]'
-FUNCTIONS = tuple(Function(one["function"]["name"], SCHEMA, False, "tools", one) for one in TOOLS)
-MARK = "[TOOL_CALLS]"
-
-
-def test_templates_tell_it_and_newer_ones_are_not_taken_for_it() -> None:
-    said = {
-        name: ModelFormat.of({"default": source}).tool_format
-        for name, source in (("a", MISTRAL), ("b", QWEN3), ("c", LLAMA3))
-    }
-    assert said == {"a": ToolFormat.MISTRAL, "b": ToolFormat.HERMES, "c": ToolFormat.LLAMA}
-    newer = MISTRAL + "{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}"
-    assert ModelFormat.of({"default": newer}).tool_format is ToolFormat.NONE
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_loop_of_calls_and_results(tmp_path: Path, streamed: bool) -> None:
+async def test_mistral_loop_of_calls_and_results(tmp_path: Path, streamed: bool) -> None:
     config = {"chat_template": MISTRAL, "bos_token": "<s>", "eos_token": "</s>"}
     model = Model(Tokenizer.load(save(byte_level(), tmp_path, tokenizer_config=config)), [CALLS, "Sunny."])
     asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Weather?"}], "tools": TOOLS}
@@ -64,7 +52,7 @@ async def test_a_loop_of_calls_and_results(tmp_path: Path, streamed: bool) -> No
     assert all(f'"call_id": "{id}"' in shown for id in ids)
 
 
-def test_ids_that_fit_are_left_alone() -> None:
+def test_mistral_call_ids_that_fit_are_kept() -> None:
     turns = [turn("assistant", "", calls=[call("abc123XYZ", "f", {}), call("call_1", "f", {})])]
     turns += [turn("tool", "1") | {"tool_call_id": id} for id in ("abc123XYZ", "call_1")]
     said, one, other = checked(turns, ModelFormat(ToolFormat.MISTRAL, shows_tools=True), answered=True)
@@ -72,33 +60,3 @@ def test_ids_that_fit_are_left_alone() -> None:
     assert first == one["tool_call_id"] == "abc123XYZ"
     assert second == other["tool_call_id"] != "call_1" and len(second) == 9 and second.isalnum()
     assert turns[0]["tool_calls"][1]["id"] == "call_1", "the client's own stays as it was"
-
-
-@pytest.fixture(params=[True, False], ids=["special", "text"])
-def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
-    engine = byte_level()
-    if request.param:
-        engine.add_special_tokens([AddedToken(MARK, special=True)])
-    return Tokenizer.load(save(engine, tmp_path))
-
-
-def accepts(tokenizer: Tokenizer, grammar: str, text: str) -> bool:
-    """`text` as ids; the mark is one of them where it is a special token."""
-    source = tokenizer._engine.to_str()
-    matcher = LLMatcher(LLTokenizer(source, eos_token=list(tokenizer.eos_ids) or None), grammar, log_level=0)
-    (ids,) = tokenizer.encode_now([text], False)
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-
-@pytest.mark.parametrize("mode", [Mode.AUTO, Mode.REQUIRED])
-@pytest.mark.parametrize("several", [True, False])
-def test_what_the_grammar_lets_it_say(tokenizer: Tokenizer, mode: Mode, several: bool) -> None:
-    offer = ToolChoice(FUNCTIONS, mode, frozenset({"get_weather", "get_time"}), several)
-    made = call_grammar(offer, ToolFormat.MISTRAL, Reasoning.DONE, mark=tokenizer.special_id(MARK))
-    one = ' [{"name": "get_weather", "arguments": {"city": "Ulm"}}]'
-    assert accepts(tokenizer, made, MARK + one)
-    assert accepts(tokenizer, made, MARK + CALLS) == several
-    assert not accepts(tokenizer, made, MARK + one.replace("city", "town"))
-    assert not accepts(tokenizer, made, MARK + one.replace("weather", "wind"))
-    assert not accepts(tokenizer, made, one), "a call without its mark"
-    assert accepts(tokenizer, made, "It is sunny [1].") == (mode is Mode.AUTO)

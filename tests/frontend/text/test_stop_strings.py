@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from frontend.text.detokenizer import OutputText, Released
 from frontend.text.stop_strings import Stops
 from frontend.text.tokenizer import Tokenizer
-from tests.frontend import tokenizers_for_tests as kinds
+from tests.frontend.text import tokenizers as kinds
 
 WORDS = ["a", "b", "c", "ab", "ba", "aab", "é", "abcabc", "", "caa"]
 
@@ -58,9 +58,7 @@ stop_lists = st.lists(st.text("abcé", min_size=1, max_size=5), min_size=1, max_
 
 @settings(max_examples=500, deadline=None)
 @given(ids=ids_of_words, stops=stop_lists, data=st.data(), tail=st.sampled_from(["", "", "a", "bc"]))
-def test_any_pushes_give_what_the_whole_text_gives(
-    ids: list[int], stops: list[str], data: st.DataObject, tail: str
-) -> None:
+def test_result_does_not_depend_on_the_pushes(ids: list[int], stops: list[str], data: st.DataObject, tail: str) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=5)))
     parts = [ids[start:end] for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
     last = parts.pop()
@@ -83,7 +81,7 @@ def test_any_pushes_give_what_the_whole_text_gives(
 
 @settings(max_examples=200, deadline=None)
 @given(string=st.text("ab", max_size=20), stops=stop_lists)
-def test_holds_back_only_what_can_still_become_a_stop(string: str, stops: list[str]) -> None:
+def test_only_a_possible_stop_string_is_held_back(string: str, stops: list[str]) -> None:
     text = OutputText(Spelled("abcé"), Stops(stops))
     out = ""
     for end in range(1, len(string) + 1):
@@ -114,7 +112,7 @@ def test_holds_back_only_what_can_still_become_a_stop(string: str, stops: list[s
         (["almost sto", "rm"], ["stop"], ["almost sto", "rm"], None),
     ],
 )
-def test_examples(words: list[str], stops: list[str], kept: list[str], stop: str | None) -> None:
+def test_stop_strings_of_examples(words: list[str], stops: list[str], kept: list[str], stop: str | None) -> None:
     ids = list(range(len(words)))
     for parts in ([ids], [[token] for token in ids]):
         releases, found = run(OutputText(Spelled(words), Stops(stops)), parts)
@@ -122,7 +120,7 @@ def test_examples(words: list[str], stops: list[str], kept: list[str], stop: str
         assert found == stop
 
 
-def test_a_found_stop_ends_the_stream_at_once_and_for_good() -> None:
+def test_found_stop_string_ends_the_stream() -> None:
     text = OutputText(Spelled(["a", "END", "z"]), Stops(["END"]))
     assert text.push([0]) == ([0], ["a"], None)
     assert text.push([1, 2]) == ([1], [""], "END")
@@ -131,20 +129,20 @@ def test_a_found_stop_ends_the_stream_at_once_and_for_good() -> None:
     assert text.consumed == 2
 
 
-def test_an_id_whose_text_is_partly_held_waits_whole() -> None:
+def test_id_with_partly_held_text_is_held() -> None:
     text = OutputText(Spelled(["one\n", "two"]), Stops(["\n\n"]))
     assert text.push([0]) == ([], [], None)
     assert text.push([1]) == ([0, 1], ["one\n", "two"], None)
 
 
-def test_a_stop_in_the_flushed_end_counts() -> None:
+def test_stop_string_in_the_flushed_end_is_found() -> None:
     text = OutputText(Spelled(["x"], tail="\ufffd"), Stops(["\ufffd"]))
     assert text.push([0]) == ([0], ["x"], None)
     assert text.finish() == ([], [""], "\ufffd")
 
 
 @pytest.mark.parametrize("strings", [[], [""], ["a", ""]])
-def test_empty_stops_are_refused(strings: list[str]) -> None:
+def test_empty_stop_string_is_refused(strings: list[str]) -> None:
     with pytest.raises(ValueError, match="empty"):
         Stops(strings)
 
@@ -152,7 +150,7 @@ def test_empty_stops_are_refused(strings: list[str]) -> None:
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 @settings(max_examples=80, deadline=None)
 @given(string=st.text("the lo€é😀\n", max_size=12), stop=st.sampled_from(["€", "😀😀", "e l", "é\n", "the", "\n"]))
-def test_with_real_tokenizers(kind: str, string: str, stop: str, real: dict[str, Tokenizer]) -> None:
+def test_stop_strings_with_real_tokenizers(kind: str, string: str, stop: str, real: dict[str, Tokenizer]) -> None:
     tokenizer = real[kind]
     ids = tokenizer.encode_now([string], add_special_tokens=False)[0]
     releases, found = run(OutputText(tokenizer.detokenizer(), Stops([stop])), [[token] for token in ids])

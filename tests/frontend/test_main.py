@@ -16,7 +16,7 @@ from frontend.__main__ import serve
 from frontend.text.tokenizer_files import TokenizerError
 from shared.config import ModelConfig, Settings, WireConfig, WorkerConfig
 from tests.fakes import MODEL
-from tests.frontend.tokenizers_for_tests import byte_level, save
+from tests.frontend.text.tokenizers import byte_level, save
 from tests.patience import PATIENCE_S
 
 SERVER = """
@@ -79,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("drain_timeout", "tokens", "end"), [(PATIENCE_S, 20, "data: [DONE]"), (3.0, 400, '"code":"shutdown"}}')]
 )
-def test_sigterm_lets_streams_finish_or_tells_them_and_exits_well(
+def test_sigterm_lets_streams_finish_or_fails_them_and_exits_0(
     folder: Path, drain_timeout: float, tokens: int, end: str
 ) -> None:
     body = {"model": MODEL, "prompt": [1], "max_tokens": tokens, "stream": True}
@@ -98,14 +98,14 @@ def test_sigterm_lets_streams_finish_or_tells_them_and_exits_well(
         assert child.wait(PATIENCE_S) == 0
 
 
-def test_a_folder_without_tokenizer_ends_the_process_with_its_error(tmp_path: Path) -> None:
+def test_folder_without_a_tokenizer_ends_the_process_with_its_error(tmp_path: Path) -> None:
     wire = WireConfig(run_dir=str(tmp_path))
     settings = Settings(model=ModelConfig(model=str(tmp_path)), wire=wire, worker=WorkerConfig(drain_timeout=1))
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TokenizerError):
         serve(settings, [listener])
 
 
-def test_importing_the_frontend_loads_no_torch_and_takes_little_memory() -> None:
+def test_import_loads_no_torch_and_takes_little_memory() -> None:
     code = (
         "import re, sys, time; begun = time.perf_counter(); import frontend.__main__; "
         "took = time.perf_counter() - begun; heavy = {'torch', 'transformers', 'worker', 'numpy'} & set(sys.modules); "

@@ -97,14 +97,14 @@ async def answer(pieces: list[bytes], how: str, socket: Socket, pauses: list[boo
 
 @settings(max_examples=100, deadline=None)
 @given(PIECES, st.sampled_from(["end", "error", "raise"]), WAYS, WAYS, WAYS.filter(any))
-def test_all_ways_to_the_socket_give_the_same_bytes(
+def test_event_stream_writes_the_same_bytes_directly_and_awaited(
     pieces: list[bytes], how: str, ready: list[bool], slow: list[bool], pauses: list[bool]
 ) -> None:
     body = b"".join(pieces) + (b"." if how == "end" else b"!")
     assert asyncio.run(answer(pieces, how, Socket(ready, slow), pauses)) == (body, 1)
 
 
-async def test_silence_is_broken_by_a_comment_and_a_client_that_leaves_ends_it() -> None:
+async def test_event_stream_sends_keep_alive_comments_until_the_client_leaves() -> None:
     source = Source(chain([b"a"], repeat(b"")))
     closed: list[bool] = []
     socket, left = Socket([True], [False]), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Text pieces to thoughts, words and calls: whatever way they are cut, and whatever a model makes of the form."""
+"""Output text to reasoning, text and calls: however it is cut, and whatever a model writes."""
 
 import json
 
@@ -8,20 +8,33 @@ from hypothesis import strategies as st
 
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
-from frontend.output_parser.json_stream import JsonObjectScanner
 from frontend.output_parser.parser import OutputParser
 
 NAMES = frozenset({"add", "get_weather"})
+
+
 HERMES = ParserConfig(tool_format=ToolFormat.HERMES, function_names=NAMES)
+
+
 LLAMA = ParserConfig(tool_format=ToolFormat.LLAMA, function_names=NAMES)
+
+
 MISTRAL = ParserConfig(tool_format=ToolFormat.MISTRAL, function_names=NAMES)
+
+
 THINKING = ParserConfig(Reasoning.UNDECIDED, ToolFormat.HERMES, NAMES)
+
+
 ARGUMENTS = '{"city": "São \\"P\\" </tool_call>", "days": [1, -2.5e3, {"x": null}], "ok": true, "e": {}, "l": []}'
+
+
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+
+
 ADD = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
 
 
-def read(parser_config: ParserConfig, *pieces: str) -> list[Event]:
+def events_of(parser_config: ParserConfig, *pieces: str) -> list[Event]:
     parser = OutputParser(parser_config)
     return [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
 
@@ -47,6 +60,8 @@ def call(index: int, name: str, arguments: str) -> list[Event]:
 
 
 W = call(0, "get_weather", ARGUMENTS)
+
+
 CASES: dict[str, tuple[ParserConfig, str, list[Event]]] = {
     "text": (HERMES, " Hello <tool> you\n", [Text(" Hello <tool> you\n")]),
     "a call": (HERMES, CALL, W),
@@ -120,32 +135,42 @@ CASES: dict[str, tuple[ParserConfig, str, list[Event]]] = {
 
 
 @pytest.mark.parametrize("parser_config, text, events", CASES.values(), ids=CASES)
-def test_what_a_text_says_however_it_is_cut(parser_config: ParserConfig, text: str, events: list[Event]) -> None:
-    assert folded(read(parser_config, text)) == events
-    assert folded(read(parser_config, *text)) == events
+def test_events_of_a_text_do_not_depend_on_its_cuts(
+    parser_config: ParserConfig, text: str, events: list[Event]
+) -> None:
+    assert folded(events_of(parser_config, text)) == events
+    assert folded(events_of(parser_config, *text)) == events
     for at in range(1, len(text)):
-        assert folded(read(parser_config, text[:at], text[at:])) == events
+        assert folded(events_of(parser_config, text[:at], text[at:])) == events
 
 
-ODDS = [
+FRAGMENTS = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "\n", " ", '{"name": "add", "arguments": ', "{}", "}", "{",
     '{"name": "', 'get_weather"', ', "parameters": ', '"arguments": ', "a", '"', "\\", ":", ",", "1", "[", "]", CALL,
     "[TOOL_CALLS]", '[{"name": "add", "arguments": {}}', ', {"name": "add", "arguments": {}}',
 ]  # fmt: skip
-TEXTS = st.lists(st.sampled_from(ODDS), max_size=12).map("".join)
+
+
+TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
+
+
 FORMATS = st.sampled_from([ToolFormat.HERMES, ToolFormat.LLAMA, ToolFormat.MISTRAL])
-SPEECHES = st.builds(ParserConfig, st.sampled_from(Reasoning), FORMATS, st.just(NAMES))
+
+
+PARSER_CONFIGS = st.builds(ParserConfig, st.sampled_from(Reasoning), FORMATS, st.just(NAMES))
 
 
 @settings(max_examples=60)
-@given(SPEECHES, TEXTS, st.lists(st.integers(1, 9), max_size=30))
-def test_any_cut_of_any_text_says_the_same(parser_config: ParserConfig, text: str, sizes: list[int]) -> None:
+@given(PARSER_CONFIGS, TEXTS, st.lists(st.integers(1, 9), max_size=30))
+def test_events_of_random_texts_do_not_depend_on_their_cuts(
+    parser_config: ParserConfig, text: str, sizes: list[int]
+) -> None:
     pieces, at = [], 0
     for size in sizes:
         pieces.append(text[at : at + size])
         at += size
-    events = folded(read(parser_config, *pieces, text[at:]))
-    assert events == folded(read(parser_config, text))
+    events = folded(events_of(parser_config, *pieces, text[at:]))
+    assert events == folded(events_of(parser_config, text))
     check_order(events)
 
 
@@ -168,44 +193,7 @@ def check_order(events: list[Event]) -> None:
 
 @settings(max_examples=60)
 @given(TEXTS)
-def test_without_calls_and_thoughts_nothing_is_lost(text: str) -> None:
-    events = read(HERMES, text)
+def test_events_without_calls_and_reasoning_have_all_text(text: str) -> None:
+    events = events_of(HERMES, text)
     if all(isinstance(event, Text) for event in events):
         assert "".join(event.text for event in events if isinstance(event, Text)) == text
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=60)
-@given(st.dictionaries(st.text(), VALUES), st.sampled_from([None, 1]), st.booleans(), st.integers(0, 500))
-def test_arguments_are_followed_to_their_end_and_can_be_closed_anywhere(
-    value: dict[str, object], indent: int | None, ascii: bool, at: int
-) -> None:
-    text = json.dumps(value, indent=indent, ensure_ascii=ascii)
-    whole = JsonObjectScanner()
-    assert (whole.feed(text + "} rest"), whole.rest, whole.done) == (text, "} rest", True)
-    part = JsonObjectScanner()
-    given = part.feed(text[: min(at, len(text) - 1)])
-    assert not part.done and not part.broken and given + part.held == text[: min(at, len(text) - 1)]
-    closed = json.loads(part.closed(given))
-    assert closed.keys() <= value.keys() and list(value)[: len(closed)] == list(closed)
-    assert part.feed(text[min(at, len(text) - 1) :]) and part.done
-
-
-@pytest.mark.parametrize(
-    "text", ["[", '{"a": 1,}', '{"a": [1,]}', "{,", '{"a" 1', '{"a": 01}', '{"a": tru}', '{"a": "\\x', '{"a": "\n',
-             '{"a": "\\u00g', '{"a": 1]', '{"a": {"b": 2}}'[:-2] + "]", '{1: 2', '{"a": }', '{"a": [,']
-)  # fmt: skip
-def test_what_is_no_json_breaks(text: str) -> None:
-    for cut in range(len(text)):
-        scan = JsonObjectScanner()
-        released = scan.feed(text[:cut])
-        if not scan.broken:
-            released += scan.feed(text[cut:])
-        assert scan.broken and not scan.done
-        json.loads(scan.closed(released))

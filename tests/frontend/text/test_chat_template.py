@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from frontend.api.chat_prompt import call, turn
 from frontend.text.chat_template import ChatTemplate, TemplateError
-from tests.frontend.tokenizers_for_tests import byte_level
+from tests.frontend.text.tokenizers import byte_level
 from tests.templates import LLAMA3, MISTRAL, QWEN3
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -97,7 +97,7 @@ def reference(
 @pytest.mark.parametrize("generate", [True, False])
 @pytest.mark.parametrize("extra", [{}, {"enable_thinking": False}])
 @pytest.mark.parametrize("tools", [None, TOOLS])
-def test_renders_as_transformers_does(
+def test_render_equals_transformers(
     name: str,
     chat: list[dict[str, str]],
     generate: bool,
@@ -118,7 +118,7 @@ LOOPS = {"called": [ASKED, CALLED, TOLD], "answered": [ASKED, CALLED, TOLD, turn
 @pytest.mark.parametrize("chat", LOOPS.values(), ids=LOOPS)
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("extra", [{}, {"enable_thinking": False}])
-def test_calls_results_and_thoughts_render_as_transformers_does(
+def test_render_of_calls_results_and_reasoning_equals_transformers(
     template: str, chat: list[Any], tools: list[dict[str, object]] | None, extra: dict[str, object]
 ) -> None:
     mine = ChatTemplate({"default": template}, SPECIALS).render(chat, True, tools, **extra)
@@ -126,30 +126,30 @@ def test_calls_results_and_thoughts_render_as_transformers_does(
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
-def test_a_thought_is_there_by_every_name_that_templates_have_for_it(name: str) -> None:
+def test_render_offers_reasoning_under_every_known_name(name: str) -> None:
     source = "{% for m in messages %}{{ m.%s }}{% endfor %}".replace("%s", name)
     assert ChatTemplate({"default": source}, {}).render([ASKED, CALLED]) == "I look."
 
 
-def test_thinking_is_switched_off_by_a_keyword() -> None:
+def test_render_with_enable_thinking_false() -> None:
     template = ChatTemplate({"default": CHATML}, SPECIALS)
     assert template.render(CHATS[0]).endswith("<|im_start|>assistant\n")
     assert template.render(CHATS[0], enable_thinking=False).endswith("<think>\n\n</think>\n\n")
 
 
-def test_generation_block_keeps_its_variables_to_itself() -> None:
+def test_generation_block_has_a_scope_of_its_own() -> None:
     source = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"
     mine = ChatTemplate({"default": source}, SPECIALS).render(CHATS[0])
     assert mine == reference(source, CHATS[0], True, None, {}) == "21"
 
 
-def test_tools_choose_their_own_template() -> None:
+def test_render_with_tools_uses_the_tool_use_template() -> None:
     template = ChatTemplate({"default": "plain", "tool_use": "{{ tools[0].function.name }}"}, {})
     assert template.render(CHATS[0]) == "plain"
     assert template.render(CHATS[0], tools=TOOLS) == "größe"
 
 
-def test_date_as_the_template_wants_it() -> None:
+def test_strftime_now_formats_the_date() -> None:
     text = ChatTemplate({"default": "{{ strftime_now('%Y-%m-%d') }}"}, {}).render(CHATS[0])
     assert len(text) == 10 and text[4] == text[7] == "-"
 
@@ -164,39 +164,39 @@ def test_date_as_the_template_wants_it() -> None:
         ("{{ nothing.at.all }}", "'nothing' is undefined"),
     ],
 )
-def test_refusals_are_the_clients_to_know(source: str, message: str) -> None:
+def test_render_error_is_told_to_the_client(source: str, message: str) -> None:
     with pytest.raises(TemplateError, match=message) as caught:
         ChatTemplate({"default": source}, {}).render([{"role": "assistant", "content": "Hi"}])
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
-def test_keywords_cannot_replace_the_messages() -> None:
+def test_kwargs_cannot_replace_the_messages() -> None:
     keywords: dict[str, Any] = {"messages": []}
     with pytest.raises(TemplateError, match="cannot be replaced") as caught:
         ChatTemplate({"default": "{{ messages }}"}, {}).render(CHATS[0], **keywords)
     assert caught.value.param == "chat_template_kwargs"
 
 
-def test_keywords_may_replace_what_is_not_a_message() -> None:
+def test_kwargs_may_replace_other_variables() -> None:
     template = ChatTemplate({"default": CHATML}, SPECIALS)
     keywords: dict[str, Any] = {"add_generation_prompt": False}
     assert template.render(CHATS[0], True, **keywords) == template.render(CHATS[0], False)
     assert ChatTemplate({"default": "{{ bos_token }}"}, SPECIALS).render(CHATS[0], bos_token="") == ""
 
 
-def test_no_template_is_only_a_problem_when_one_is_needed() -> None:
+def test_render_without_a_template_raises() -> None:
     template = ChatTemplate({}, {})
     assert not template
     with pytest.raises(TemplateError, match="no chat template"):
         template.render(CHATS[0])
 
 
-def test_without_a_default() -> None:
+def test_render_without_a_default_template_raises() -> None:
     with pytest.raises(TemplateError, match="only rag, tool_use"):
         ChatTemplate({"tool_use": "a", "rag": "b"}, {}).render(CHATS[0])
 
 
-def test_a_broken_template_says_so_when_it_is_needed() -> None:
+def test_render_of_a_broken_template_raises() -> None:
     template = ChatTemplate({"default": "{% if %}"}, {})
     with pytest.raises(TemplateError, match="does not compile"):
         template.render([{"role": "user", "content": "Hi"}])

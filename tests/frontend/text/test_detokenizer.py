@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Engine
 
 from frontend.text.detokenizer import OutputText, WindowText
 from frontend.text.tokenizer import Tokenizer
-from tests.frontend import tokenizers_for_tests as kinds
+from tests.frontend.text import tokenizers as kinds
 
 ENGINES = {
     "byte_level": kinds.byte_level(),
@@ -74,7 +74,7 @@ def stream(tokenizer: Tokenizer, parts: list[list[int]]) -> str:
 @pytest.mark.parametrize("kind", ENGINES)
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
-def test_texts_joined_are_the_whole_decode(kind: str, data: st.DataObject, tokenizers: dict[str, Tokenizer]) -> None:
+def test_texts_joined_equal_decoding_all_ids(kind: str, data: st.DataObject, tokenizers: dict[str, Tokenizer]) -> None:
     parts = data.draw(pushes(ENGINES[kind]))
     assert stream(tokenizers[kind], parts) == tokenizers[kind].decode(list(chain(*parts)))
 
@@ -82,7 +82,7 @@ def test_texts_joined_are_the_whole_decode(kind: str, data: st.DataObject, token
 @pytest.mark.parametrize("kind", TABLED)
 @settings(max_examples=120, deadline=None)
 @given(parts=st.lists(st.binary(max_size=4) | st.sampled_from(JUNK), max_size=6))
-def test_any_bytes(kind: str, parts: list[bytes], tokenizers: dict[str, Tokenizer]) -> None:
+def test_any_bytes_equal_decoding_all_ids(kind: str, parts: list[bytes], tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers[kind]
     of_byte = {tokenizer.token_bytes(token): token for token in reversed(range(256))}
     ids = [of_byte[bytes([byte])] for byte in b"".join(parts)]
@@ -94,7 +94,7 @@ def test_any_bytes(kind: str, parts: list[bytes], tokenizers: dict[str, Tokenize
 
 @pytest.mark.parametrize("kind", TABLED)
 @pytest.mark.parametrize("text", TRICKY)
-def test_never_half_a_character(kind: str, text: str, tokenizers: dict[str, Tokenizer]) -> None:
+def test_texts_never_cut_a_character(kind: str, text: str, tokenizers: dict[str, Tokenizer]) -> None:
     detokenizer = tokenizers[kind].detokenizer()
     texts = [detokenizer.push([token])[0] for token in tokenizers[kind].encode_now([text])[0]]
     assert "".join(texts).count("\ufffd") <= text.count("\ufffd")
@@ -102,21 +102,21 @@ def test_never_half_a_character(kind: str, text: str, tokenizers: dict[str, Toke
     assert "".join(texts) + detokenizer.flush() == expected
 
 
-def test_a_character_comes_with_the_token_that_completes_it(tokenizers: dict[str, Tokenizer]) -> None:
+def test_character_arrives_with_the_token_that_completes_it(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["byte_level"]
     detokenizer = tokenizer.detokenizer()
     ids = tokenizer.encode_now(["a😀b"], add_special_tokens=False)[0]
     assert [detokenizer.push([token]) for token in ids] == [["a"], [""], ["😀"], ["b"]]
 
 
-def test_wrong_bytes_show_as_soon_as_they_are_known_to_be_wrong(tokenizers: dict[str, Tokenizer]) -> None:
+def test_invalid_bytes_are_replaced_as_soon_as_they_are_known(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["byte_level"]
     of_byte = {tokenizer.token_bytes(token): token for token in range(256)}
     detokenizer = tokenizer.detokenizer()
     assert detokenizer.push([of_byte[b"\xff"], of_byte[b"\xe2"], of_byte[b"A"]]) == ["\ufffd", "", "\ufffdA"]
 
 
-def test_special_and_unknown_ids_have_no_text_and_part_nothing(tokenizers: dict[str, Tokenizer]) -> None:
+def test_special_and_unknown_ids_have_no_text(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["byte_level"]
     of_byte = {tokenizer.token_bytes(token): token for token in range(256)}
     eos = min(tokenizer.special_ids)
@@ -125,7 +125,7 @@ def test_special_and_unknown_ids_have_no_text_and_part_nothing(tokenizers: dict[
     assert tokenizer.decode(ids) == "xé"
 
 
-def test_leading_space_goes_only_at_the_start_and_only_where_the_decoder_strips(
+def test_leading_space_is_stripped_only_at_the_start(
     tokenizers: dict[str, Tokenizer],
 ) -> None:
     ids = tokenizers["byte_fallback"].encode_now(["  a  a"], add_special_tokens=False)[0]
@@ -133,7 +133,7 @@ def test_leading_space_goes_only_at_the_start_and_only_where_the_decoder_strips(
     assert stream(tokenizers["byte_fallback_strip"], [[token] for token in ids]) == " a  a"
 
 
-def test_stream_text_without_stops_gives_everything_at_once(tokenizers: dict[str, Tokenizer]) -> None:
+def test_output_text_without_stop_strings_releases_everything(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["byte_level"]
     ids = tokenizer.encode_now(["the lo"], add_special_tokens=False)[0]
     text = OutputText(tokenizer.detokenizer())
@@ -143,7 +143,7 @@ def test_stream_text_without_stops_gives_everything_at_once(tokenizers: dict[str
 
 
 @pytest.mark.parametrize("with_last", [True, False])
-def test_bytes_left_at_the_end_are_shown(with_last: bool, tokenizers: dict[str, Tokenizer]) -> None:
+def test_incomplete_bytes_at_the_end_are_replaced(with_last: bool, tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["byte_level"]
     half = next(token for token in range(256) if tokenizer.token_bytes(token) == b"\xf0")
     text = OutputText(tokenizer.detokenizer())
@@ -155,7 +155,7 @@ def test_bytes_left_at_the_end_are_shown(with_last: bool, tokenizers: dict[str, 
     assert text.consumed == 1
 
 
-def test_the_window_of_other_decoders_stays_short() -> None:
+def test_window_of_other_decoders_stays_short() -> None:
     sizes: list[int] = []
 
     def decode(ids: list[int]) -> str:

@@ -28,7 +28,7 @@ SHUT = NAME | {"additionalProperties": False}
         ({"properties": {"properties": NAME}}, {"properties": {"properties": SHUT}, "additionalProperties": False}),
     ],
 )
-def test_objects_that_name_their_properties_have_no_others(given: dict[str, Any], made: dict[str, Any]) -> None:
+def test_objects_with_named_properties_are_closed(given: dict[str, Any], made: dict[str, Any]) -> None:
     assert closed(given) == made
 
 
@@ -41,5 +41,5 @@ def test_objects_that_name_their_properties_have_no_others(given: dict[str, Any]
         {"allOf": 3, "anyOf": {}, "items": 7, "properties": []},
     ],
 )
-def test_an_object_described_in_parts_stays_as_it_is(parts: dict[str, Any]) -> None:
+def test_objects_described_in_several_parts_stay_open(parts: dict[str, Any]) -> None:
     assert closed(parts) == parts

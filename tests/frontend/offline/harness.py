@@ -1,0 +1,86 @@
+"""An LLM over a pool that a test plays by hand."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from frontend.errors import Overloaded
+from frontend.generation.service import Service
+from frontend.offline.batch import BatchRunner
+from frontend.offline.llm import LLM
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.stream import Stream
+from shared import messages as m
+from shared.codec import unpack_u32
+from tests.fakes import FakePool, Play, context
+from tests.patience import PATIENCE_S
+
+
+def prompt_of(stream: Stream) -> list[int]:
+    return [int(token) for token in unpack_u32(stream.submit.prompt)]
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode_now([text], False)[0]
+
+
+def echoing(seconds: Callable[[list[int]], float] = lambda prompt: 0.001) -> Play:
+    """A play: the prompt (less its `<s>`) comes back token by token, `seconds(prompt)` apart."""
+
+    def play(pool: FakePool, stream: Stream) -> None:
+        said = [token for token in prompt_of(stream) if token < 264]
+        pause = seconds(said)
+
+        def step() -> None:
+            done = len(stream.output)
+            pool.say(stream, said[done : done + 1])
+            if done + 1 < len(said):
+                pool.later(step, pause)
+            else:
+                pool.end(stream)
+
+        pool.later(step, pause)
+
+    return play
+
+
+@dataclass(eq=False)
+class LimitedPool(FakePool):
+    """Has room for a few at a time, and remembers how many there were at most."""
+
+    room: int = 1000
+    most: int = 0
+
+    async def submit(self, prompt: list[int], sampling: m.Sampling, **more: Any) -> Stream:
+        if self.live >= self.room:
+            self.calls += 1
+            raise Overloaded("full", code="queue_full", retry_after=60.0)
+        stream = await super().submit(prompt, sampling, **more)
+        self.most = max(self.most, self.live)
+        return stream
+
+
+@contextmanager
+def llm_over(pool: FakePool, tokenizer: Tokenizer, **more: Any) -> Iterator[LLM]:
+    @asynccontextmanager
+    async def open_runner() -> AsyncIterator[BatchRunner]:
+        loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
+        loaded.set_result(tokenizer)
+        try:
+            yield BatchRunner(Service(pool, loaded), context(tokenizer, max_seq_len=160), **more)
+        finally:
+            await pool.close()
+
+    with LLM.over(open_runner) as llm:
+        yield llm
+    assert pool.closed
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,0 +1,54 @@
+"""Many requests at a time: concurrency, full queues, unavailable workers, failures."""
+
+import pytest
+
+from frontend.errors import Overloaded, SluiceError
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.stream import Stream
+from shared import messages as m
+from tests.fakes import FakePool
+from tests.frontend.offline.harness import LimitedPool, echoing, ids_of, llm_over, prompt_of
+
+
+def test_run_all_waits_for_a_full_queue(tokenizer: Tokenizer) -> None:
+    pool = LimitedPool(play=echoing(), room=2)
+    prompts = [f"p{i}" for i in range(12)]
+    with llm_over(pool, tokenizer, concurrency=6) as llm:
+        assert llm.generate(prompts) == prompts
+    assert pool.most <= 2 < pool.calls - 12, "some were refused and came again"
+
+
+def test_run_all_keeps_to_its_concurrency(tokenizer: Tokenizer) -> None:
+    pool = LimitedPool(play=echoing())
+    prompts = [f"p{i}" for i in range(20)]
+    with llm_over(pool, tokenizer, concurrency=3) as llm:
+        assert llm.generate(prompts) == prompts
+    assert (pool.most, pool.calls) == (3, 20)
+
+
+@pytest.mark.parametrize("code", ["worker_lost", "not_ready", "draining"])
+def test_run_all_waits_for_an_unavailable_worker_for_its_timeout(tokenizer: Tokenizer, code: str) -> None:
+    away: dict[int, SluiceError] = {0: Overloaded("away", code=code)}
+    with llm_over(FakePool(play=echoing(), refusals=away), tokenizer) as llm:
+        assert llm.generate("abc") == "abc"
+    with (
+        llm_over(
+            FakePool(play=echoing(), refusals={i: away[0] for i in range(9)}), tokenizer, recovery_timeout=0.05
+        ) as llm,
+        pytest.raises(Overloaded, match="away"),
+    ):
+        llm.generate("abc")
+
+
+def test_run_all_with_one_failure_aborts_the_others(tokenizer: Tokenizer) -> None:
+    [bang] = ids_of(tokenizer, "!")
+
+    def play(pool: FakePool, stream: Stream) -> None:
+        if prompt_of(stream)[-1] == bang:
+            pool.later(lambda: pool.end(stream, m.Outcome.ERROR, "the step failed"), 0.02)
+
+    pool = FakePool(play=play)
+    with llm_over(pool, tokenizer) as llm:
+        with pytest.raises(SluiceError, match="the step failed"):
+            llm.generate(["a", "b!", "c"])
+        assert (pool.live, len(pool.aborted)) == (0, 2)

@@ -1,0 +1,99 @@
+"""The text-related files of a checkpoint, and the errors of broken ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from frontend.text.tokenizer import Tokenizer, TokenizerError
+from shared.config import ConfigError
+from tests.frontend.text import tokenizers as kinds
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return kinds.save(kinds.byte_level(), tmp_path, tokenizer_config={"eos_token": "</s>", "bos_token": "<s>"})
+
+
+def test_truncation_and_padding_in_the_file_are_ignored(tmp_path: Path) -> None:
+    engine = kinds.byte_level()
+    engine.enable_truncation(4)
+    engine.enable_padding(length=32)
+    tokenizer = Tokenizer.load(kinds.save(engine, tmp_path))
+    assert [tokenizer.decode(ids) for ids in tokenizer.encode_now(["the lo the lo", "a"])] == ["the lo the lo", "a"]
+
+
+def test_eos_ids_prefer_generation_config_then_config(tmp_path: Path) -> None:
+    engine = kinds.byte_level()
+    ids = {text: engine.token_to_id(text) for text in kinds.SPECIALS}
+    both = [ids["</s>"], ids["<|im_end|>"]]
+    kinds.save(engine, tmp_path, config={"eos_token_id": ids["</s>"], "bos_token_id": ids["<s>"]})
+    assert Tokenizer.load(tmp_path).eos_ids == (ids["</s>"],)
+    assert Tokenizer.load(tmp_path).named_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    kinds.save(engine, tmp_path, generation_config={"eos_token_id": both})
+    assert Tokenizer.load(tmp_path).eos_ids == tuple(both)
+
+
+def test_eos_ids_of_a_nested_text_config_are_found(tmp_path: Path) -> None:
+    kinds.save(kinds.byte_level(), tmp_path, config={"text_config": {"eos_token_id": 7}})
+    assert Tokenizer.load(tmp_path).eos_ids == (7,)
+
+
+@pytest.mark.parametrize("source", ["tokenizer_config", "special_tokens_map"])
+@pytest.mark.parametrize("token", ["Ġthe", "<think>"])
+def test_named_tokens_are_as_special_as_in_transformers(source: str, token: str, tmp_path: Path) -> None:
+    files = {source: {"eos_token": {"content": token}}}
+    tokenizer = Tokenizer.load(kinds.save(kinds.byte_level(), tmp_path, **files))
+    ids = tokenizer.encode_now([f"a{token}b"], add_special_tokens=False)[0]
+    reference = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token=token)
+    text = reference.decode(ids, skip_special_tokens=True)
+    assert text == ("ab" if token == "Ġthe" else "a<think>b")
+    assert tokenizer.decode(ids) == "".join(tokenizer.detokenizer().push(ids)) == text
+    assert tokenizer.named_tokens["eos_token"] == token
+
+
+def test_templates_from_config_and_files(tmp_path: Path) -> None:
+    config = {"chat_template": [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "tools"}]}
+    kinds.save(kinds.byte_level(), tmp_path, tokenizer_config=config)
+    assert Tokenizer.load(tmp_path).templates == {"default": "old", "tool_use": "tools"}
+    (tmp_path / "chat_template.jinja").write_text("new")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("rag")
+    assert Tokenizer.load(tmp_path).templates == {"default": "new", "tool_use": "tools", "rag": "rag"}
+
+
+def test_template_of_the_flag_replaces_all_templates(tmp_path: Path) -> None:
+    config = {"chat_template": [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "tools"}]}
+    folder = kinds.save(kinds.byte_level(), tmp_path / "model", tokenizer_config=config)
+    (tmp_path / "mine.jinja").write_text("mine")
+    assert Tokenizer.load(folder, str(tmp_path / "mine.jinja")).templates == {"default": "mine"}
+    with pytest.raises(ConfigError, match=r"--chat-template .*yours\.jinja: there is no such file"):
+        Tokenizer.load(folder, str(tmp_path / "yours.jinja"))
+    with pytest.raises(ConfigError, match=r"--chat-template .* cannot be read: .*Is a directory"):
+        Tokenizer.load(folder, str(tmp_path))
+
+
+def test_template_as_plain_text_is_the_default(tmp_path: Path) -> None:
+    kinds.save(kinds.byte_level(), tmp_path, chat_template={"chat_template": "mine"})
+    assert Tokenizer.load(tmp_path).templates == {"default": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer.json", "{", "tokenizer.json is not a tokenizer"),
+        ("tokenizer.json", "{}", "tokenizer.json is not a tokenizer"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON"),
+        ("generation_config.json", "[]", "must hold a JSON object"),
+        ("tokenizer_config.json", json.dumps({"chat_template": 3}), "chat_template must be"),
+        ("tokenizer_config.json", json.dumps({"chat_template": [{}]}), "needs a name"),
+    ],
+)
+def test_broken_folder_raises_with_the_reason(folder: Path, name: str, content: str | None, message: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    if content is not None:
+        (folder / name).write_text(content)
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer.load(folder)
