@@ -1,7 +1,8 @@
 """Runs traffic through the real scheduler and page pool in virtual time: no tensors, no sockets, no waiting.
 
-The loop is that of worker/engine/loop.py (receive, plan, compute, update), but computing only asks a cost model how long
-it takes. Tokens are made up; a sequence ends at its max_tokens. The same traffic gives the same result, to the bit.
+The loop is that of worker/engine/loop.py (receive, plan, compute, update), but computing only asks a cost model how
+long it takes. Tokens are made up; a sequence ends at its max_tokens. The same traffic gives the same result,
+to the bit.
 """
 
 from collections import deque

@@ -1,0 +1,78 @@
+"""The grammar compiler: its cache, its errors, and the vocabulary that it reads."""
+
+import json
+from pathlib import Path
+
+import pytest
+from llguidance import LLTokenizer
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+
+from frontend.text import grammar_builder as build
+from shared import messages as m
+from shared.codec import pack_u32
+from tests.checkpoints import EOS, VOCAB, byte_fallback_tokenizer, byte_level_tokenizer
+from tests.patience import PATIENCE_S
+from tests.worker.grammar.harness import NAMED, Bench, submit
+from worker.grammar.compiler import MAX_CACHED, GrammarCompiler, InvalidGrammar, with_plain_tags
+
+TEXT = json.dumps({"grammars": [{"lark_grammar": 'start: "<tool_call>" /[^<]*/'}]})
+
+
+def test_compile_of_an_invalid_grammar_rejects_the_request(bench: Bench) -> None:
+    wrong = {
+        1: build.lark('start: <|nonesuch|> "b"', "x"),  # only the worker knows the vocabulary
+        2: '{"grammars": [{"lark_grammar": "start: a\\na: a \\"x\\""}]}',
+        3: "no grammar",
+    }
+    bench.say(*(submit(id, text) for id, text in wrong.items()), submit(4, NAMED, generated=pack_u32([7, 7])))
+    bench.finish()
+    assert {id: one.reason for id, one in bench.rejected().items()} == dict.fromkeys(range(1, 5), m.Refusal.INVALID)
+    assert "nonesuch" in bench.rejected()[1].message and "so far" in bench.rejected()[4].message
+
+
+def test_compile_caches_the_most_recently_used_grammars(bench: Bench) -> None:
+    first = bench.compiler.compile(NAMED)
+    for i in range(MAX_CACHED - 1):
+        bench.compiler.compile(build.one_of([str(i)], "x"))
+        assert bench.compiler.compile(NAMED) is first
+    assert len(bench.compiler._cache) == MAX_CACHED
+    for i in range(MAX_CACHED):
+        bench.compiler.compile(build.one_of([str(-1 - i)], "x"))
+    assert len(bench.compiler._cache) == MAX_CACHED and bench.compiler.compile(NAMED) is not first
+
+
+def test_compile_with_an_unreadable_tokenizer_raises(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    compiler = GrammarCompiler(tmp_path, VOCAB, (EOS,))
+    with pytest.raises(InvalidGrammar, match="tokenizer"):
+        compiler.compile(NAMED).result(PATIENCE_S)
+    compiler.close()
+
+
+def tagged(tokenizer: PreTrainedTokenizerFast) -> str:
+    """A tokenizer with a hole before the tag, a special token between and a plain word after."""
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in ("<think>", "<tool_call>", "plain word")])
+    return str(tokenizer.backend_tokenizer.to_str())
+
+
+@pytest.mark.parametrize("kind", [byte_level_tokenizer, byte_fallback_tokenizer])
+def test_with_plain_tags_makes_tags_text_moves_no_token(kind: type[PreTrainedTokenizerFast], tmp_path: Path) -> None:
+    tokenizer = kind()
+    text = tagged(tokenizer)
+    before, after = (LLTokenizer(one, eos_token=[2]) for one in (text, with_plain_tags(text)))
+    ids = range(len(tokenizer))
+    assert [before.decode_bytes([id]) for id in ids] == [after.decode_bytes([id]) for id in ids]
+    tag, special = tokenizer.convert_tokens_to_ids(["<tool_call>", "<|python_tag|>"])
+    (tmp_path / "tokenizer.json").write_text(text)
+    compiler = GrammarCompiler(tmp_path, len(tokenizer), (2,))
+    matcher = compiler.compile(TEXT).result().new_matcher()
+    assert matcher.accept(tag) and not matcher.accept(tag)
+    assert not compiler.compile(TEXT).result().new_matcher().accept(special)
+    compiler.close()
+
+
+def test_with_plain_tags_without_tags_changes_nothing() -> None:
+    text = str(byte_level_tokenizer().backend_tokenizer.to_str())
+    assert with_plain_tags(text) is text
