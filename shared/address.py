@@ -1,6 +1,6 @@
-"""A worker's address: the two sockets behind `tcp://HOST:PORT` or `ipc:///FOLDER`.
+"""The address of a worker: the two sockets of `tcp://HOST:PORT` or `ipc:///FOLDER`.
 
-Knows spelling only; resolves nothing and opens nothing.
+Knows the syntax only; resolves nothing and opens nothing.
 """
 
 import ipaddress
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a worker listens. `name` is what people are shown."""
+    """The addresses of a worker's two sockets, and the `name` that people see."""
 
     name: str
     requests: str
@@ -18,35 +18,35 @@ class Address:
 
     @property
     def host(self) -> str:
-        """The host's name if it has to be looked up; empty for a number and for ipc."""
-        found = re.fullmatch(r"tcp://(.+):\d+", self.name)
-        if not found:
+        """The host name if it has to be looked up; empty for an IP address and for ipc."""
+        match = re.fullmatch(r"tcp://(.+):\d+", self.name)
+        if not match:
             return ""
         try:
-            ipaddress.ip_address(found[1].strip("[]"))
+            ipaddress.ip_address(match[1].strip("[]"))
         except ValueError:
-            return found[1]
+            return match[1]
         return ""
 
     def at(self, ip: str) -> "Address":
-        """The same ports on a host that was looked up."""
+        """The same ports at an IP address of the host."""
         return parse(f"tcp://{ip}:{self.name.rpartition(':')[2]}")
 
 
 def parse(text: str) -> Address:
     """`tcp://HOST:PORT`: requests on PORT, events on the next; `ipc:///FOLDER`: the sockets in that folder.
 
-    Raises ValueError with the sentence that is wrong with it.
+    Raises ValueError, whose message is a sentence.
     """
     if text.startswith("ipc:///"):
         folder = text.removeprefix("ipc://").rstrip("/")
         return Address(f"ipc://{folder}", f"ipc://{folder}/requests.sock", f"ipc://{folder}/events.sock")
-    found = re.fullmatch(r"tcp://([^:\s]+|\[[^\]\s]+\]):(\d{1,5})", text)
-    if not found or not 0 < int(found[2]) < 65535:
+    match = re.fullmatch(r"tcp://([^:\s]+|\[[^\]\s]+\]):(\d{1,5})", text)
+    if not match or not 0 < int(match[2]) < 65535:
         raise ValueError(f"a worker's address is tcp://HOST:PORT or ipc:///FOLDER, not {text!r}")
-    return Address(text, text, f"tcp://{found[1]}:{int(found[2]) + 1}")
+    return Address(text, text, f"tcp://{match[1]}:{int(match[2]) + 1}")
 
 
 def parse_all(text: str) -> list[Address]:
-    """Addresses between commas or spaces; an empty text names none. Raises ValueError."""
+    """Addresses separated by commas or spaces; an empty text has none. Raises ValueError."""
     return [parse(word) for word in re.split(r"[,\s]+", text) if word]

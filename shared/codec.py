@@ -1,4 +1,4 @@
-"""Bytes on the wire: one encoder, two typed decoders, packed columns. No pickle, ever.
+"""Encodes and decodes messages: one encoder, two typed decoders, packed columns. Never pickle.
 
 An event frame has two parts: topic (the frontend's id or BROADCAST) and body; a request frame only its body
 (the ROUTER adds the sender). Decoders raise `msgspec.DecodeError` (its subclass ValidationError for the wrong shape).
@@ -22,7 +22,7 @@ encode = _encoder.encode
 def decode_request(body: bytes | memoryview) -> Request:
     try:
         return _requests.decode(body)
-    except (UnicodeDecodeError, RecursionError) as error:  # text that is none, nesting without end
+    except (UnicodeDecodeError, RecursionError) as error:  # text that is not UTF-8, endless nesting
         raise msgspec.DecodeError(str(error)) from None
 
 
@@ -34,8 +34,8 @@ def decode_event(body: bytes | memoryview) -> Event:
 
 
 def pack_u32(values: Iterable[int]) -> bytes:
-    """Little-endian uint32s; raises OverflowError beyond 32 bits."""
-    return _little(array("I", values)).tobytes()
+    """Packs little-endian uint32s; raises OverflowError beyond 32 bits."""
+    return _little_endian(array("I", values)).tobytes()
 
 
 def unpack_u32(data: bytes) -> "array[int]":
@@ -44,20 +44,20 @@ def unpack_u32(data: bytes) -> "array[int]":
 
 
 def pack_f32(values: Iterable[float]) -> bytes:
-    return _little(array("f", values)).tobytes()
+    return _little_endian(array("f", values)).tobytes()
 
 
 def unpack_f32(data: bytes) -> "array[float]":
     return _unpack("f", data)
 
 
-def _unpack(kind: str, data: bytes) -> array:  # type: ignore[type-arg]
-    out = array(kind)
-    out.frombytes(data)
-    return _little(out)
+def _unpack(typecode: str, data: bytes) -> array:  # type: ignore[type-arg]
+    values = array(typecode)
+    values.frombytes(data)
+    return _little_endian(values)
 
 
-def _little(values: array) -> array:  # type: ignore[type-arg]
+def _little_endian(values: array) -> array:  # type: ignore[type-arg]
     if sys.byteorder == "big":
         values.byteswap()
     return values

@@ -1,11 +1,11 @@
-"""CURVE keys for tcp://: which files each role reads, and one sentence for what is wrong with them.
+"""CURVE keys for tcp://: the files that each role reads, and one sentence for each thing that can be wrong with them.
 
     curve_dir/worker.key_secret      the worker's pair               (only on the worker's host)
     curve_dir/worker.key             its public half                 (on every frontend's host)
     curve_dir/frontend.key_secret    a frontend's pair               (only on that frontend's host)
-    curve_dir/allowed/*.key          public keys that may connect    (on the worker's host, read at every greeting)
+    curve_dir/allowed/*.key          public keys that may connect    (on the worker's host, read at every handshake)
 
-`sluice keygen` makes them. Knows files; opens no socket.
+`sluice keygen` makes the files. Knows files; opens no socket.
 """
 
 import os
@@ -22,7 +22,7 @@ ALLOWED = "allowed"
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """One end's pair; and, at a frontend, the worker's public key. All in Z85."""
+    """The key pair of one end and, at a frontend, the worker's public key. All in Z85."""
 
     public: bytes
     secret: bytes
@@ -30,7 +30,7 @@ class CurveKeys:
 
 
 def keys_for(address: str, wire: WireConfig, *, worker: bool) -> CurveKeys | None:
-    """What a socket of this role needs at this address; None where there is no need.
+    """The keys that a socket of this role needs for an address; None: it needs none.
 
     Raises ConfigError naming --curve-dir when a file is missing, unreadable, malformed or open to others.
     """
@@ -47,7 +47,7 @@ def keys_for(address: str, wire: WireConfig, *, worker: bool) -> CurveKeys | Non
 
 
 def allowed_keys(wire: WireConfig) -> set[bytes]:
-    """The public keys that may connect now, in Z85; a file that is no key allows nobody."""
+    """The public keys that may connect now, in Z85. Files that hold no key are ignored."""
     keys = set()
     for path in (Path(wire.curve_dir) / ALLOWED).glob("*.key"):
         try:
@@ -61,12 +61,12 @@ def _pair(path: Path) -> tuple[bytes, bytes]:
     _check_private(path)
     public, secret = _load(path)
     if len(secret) != 40 or zmq.curve_public(secret) != public:
-        raise ConfigError(f"--curve-dir: {path} does not hold a pair of keys that belong together")
+        raise ConfigError(f"--curve-dir: {path} does not hold a pair of matching keys")
     return public, secret
 
 
 def _check_private(path: Path) -> None:
-    """As ssh does it: our own file must be ours alone; somebody else's (a mounted secret) must not be everybody's."""
+    """As ssh does: only we may read our own file; a file of another user (a mounted secret) must not be open to all."""
     try:
         info = path.stat()
     except OSError as error:
@@ -76,7 +76,7 @@ def _check_private(path: Path) -> None:
 
 
 def _load(path: Path) -> tuple[bytes, bytes]:
-    """Public and secret key; the latter empty in a file of the public half."""
+    """The public and the secret key; the latter is empty in a file of the public half."""
     import zmq.auth
     from zmq.utils import z85
 

@@ -1,13 +1,13 @@
-"""The wire's vocabulary: everything a frontend and a worker ever say to each other.
+"""The wire protocol: all messages between frontends and workers.
 
 Knows nothing of sockets, tokenizers or tensors. Two unions:
 
     Request = Hello | Lease | Submit | Abort | Resync      frontend -> worker  (DEALER -> ROUTER)
     Event   = Welcome | Step | Status                      worker -> frontend  (XPUB -> SUB)
 
-PUB is lossy by design, so every event names the worker's `epoch` (which incarnation of the worker speaks),
-every `Step` a per-frontend `seq`, and every run of tokens its start offset in the request's output: a gap is
-seen at once, a duplicate is harmless, and `Resync` repairs. Columns (`bytes`) are packed little-endian, see codec.
+PUB may lose frames, so every event names the worker's `epoch` (its incarnation), every `Step` a per-frontend `seq`, and
+every run of tokens its start offset in the request's output: a gap is detected at once, a duplicate is harmless, and
+`Resync` repairs. Columns (`bytes`) are packed little-endian (codec.py).
 """
 
 from enum import StrEnum
@@ -16,18 +16,18 @@ from typing import Annotated
 import msgspec
 
 PROTOCOL_VERSION = 2
-TOPIC_BYTES = 8  # a frontend's id is its topic
+TOPIC_BYTES = 8  # the id of a frontend is the topic of its events
 BROADCAST = bytes(TOPIC_BYTES)  # the topic of Status
 
 
-U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]  # what a decoder lets through; columns hold no others
+U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]  # checked by the decoder; columns cannot hold more
 
 
 class Outcome(StrEnum):
-    """How a request ended; every admitted request gets exactly one."""
+    """How a request ended. Every admitted request gets exactly one outcome."""
 
     EOS = "eos"
-    STOP = "stop"  # a stop token id (worker) or a stop string (found by the frontend, which then aborts)
+    STOP = "stop"  # a stop token (found by the worker) or a stop string (found by the frontend, which then aborts)
     LENGTH = "length"
     ABORTED = "aborted"
     DEADLINE = "deadline"
@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """What a worker is doing."""
+    """The state of a worker, as it reports it."""
 
     DOWNLOADING = "downloading"
     LOADING = "loading"
@@ -55,7 +55,7 @@ class Refusal(StrEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """How one request's tokens are chosen and when it ends. Zero or None switches a part off."""
+    """How the tokens of a request are sampled, and when it ends. Zero or None switches a feature off."""
 
     max_tokens: int
     temperature: float = 1.0  # 0 is greedy
@@ -70,49 +70,49 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None  # None: none; k: the chosen token's and the k most likely ones'
+    logprobs: int | None = None  # k: of the chosen token and of the k most likely ones; None: of none
     prompt_logprobs: bool = False
-    grammar: str = ""  # what the output must match, in llguidance's words; empty: anything
+    grammar: str = ""  # llguidance grammar that the output must match; empty: any output
 
     @property
     def penalized(self) -> bool:
-        """Whether tokens count for less for having been there before."""
+        """Whether tokens that occurred before are penalized."""
         return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
 
 
 class _Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """Base of all messages: a tagged array, so that fields may be added at the end with a default."""
+    """Base of all messages: a tagged array. Fields may be added at the end, with a default."""
 
 
 # frontend -> worker
 
 
 class Hello(_Message):
-    """Introduces a frontend; repeated until a Welcome with this nonce arrives on the frontend's topic."""
+    """Begins the handshake; repeated until a Welcome with this nonce arrives on the frontend's topic."""
 
-    nonce: int
-    pid: int
+    nonce: int  # repeated in the Welcome
+    pid: int  # of the frontend, for logs
     version: int = PROTOCOL_VERSION
-    host: str = ""
+    host: str = ""  # of the frontend, for logs
 
 
 class Lease(_Message):
-    """Heartbeat: which requests this frontend owns. Silence for a few seconds frees them all.
+    """Heartbeat that names the requests of a frontend. Without one for `--lease-timeout` the worker frees them all.
 
-    A request with an id up to `last_id` that is not among `ids` is over, whatever became of its Abort; ids only grow
-    (around 32 bits), so a Lease that comes late says nothing that was not true for ever.
+    A request with an id up to `last_id` that is not among `ids` has ended, even if its Abort was lost. Ids only grow
+    (modulo 32 bits), so a Lease that arrives late is still true.
     """
 
-    live: U32
-    last_id: U32 = 0  # the last id submitted to this worker; 0: none, or a frontend that does not say
-    ids: bytes = b""  # packed uint32
+    live: U32  # number of live requests
+    last_id: U32 = 0  # of the latest Submit to this worker; 0: none, or not reported
+    ids: bytes = b""  # packed uint32, the live requests
 
 
 class Submit(_Message):
     """One sequence to complete. `id` is unique within the frontend's lifetime and fits 32 bits.
 
-    `generated` is not empty when a stream goes on after a worker was lost: output already delivered, which
-    is computed over but neither sent again nor sampled again.
+    `generated` holds the output already delivered when a stream is resumed after its worker was lost: it is prefilled,
+    but neither sampled nor sent again.
     """
 
     id: U32
@@ -120,22 +120,22 @@ class Submit(_Message):
     sampling: Sampling
     generated: bytes = b""  # packed uint32
     cache_salt: str = ""  # only requests with equal salts share cached prefixes
-    group: int = 0  # sequences of one prompt (n > 1) share a group id, 0: none
-    deadline_ms: int = 0  # from arrival; 0: none
-    priority: int = 0  # lower goes first
-    crashes: U32 = 0  # how many workers died with this request in flight since its last token
+    group: int = 0  # sequences of one prompt (n > 1) share a group id; 0: the only one
+    deadline_ms: int = 0  # from the arrival of this message; 0: none
+    priority: int = 0  # lower is scheduled first
+    crashes: U32 = 0  # workers that died with this request in flight since its last token
     tenant: str = ""  # name of the API key it came with; the queue is fair between tenants
     original_id: U32 = 0  # id of its first Submit if it was with another worker before; 0: this is its first
 
 
 class Abort(_Message):
-    """Ends requests; idempotent; unknown ids are ignored."""
+    """Ends requests. Idempotent; unknown ids are ignored."""
 
     ids: tuple[U32, ...]
 
 
 class Resync(_Message):
-    """Asks for the output of `id` again from `offset` on, and for its end if it ended: something of it was missed."""
+    """Requests the output of `id` again from `offset` on, and its end if it ended, after a gap."""
 
     id: U32
     offset: U32
@@ -145,18 +145,18 @@ class Resync(_Message):
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What a frontend must know to validate requests."""
+    """The limits that a frontend checks requests against."""
 
-    max_seq_len: int  # tokens, prompt + output
+    max_seq_len: int  # tokens of prompt and output together
     vocab_size: int
     eos_token_ids: tuple[int, ...]
 
 
 class Welcome(_Message):
-    """Answers Hello on the frontend's own topic, so that its arrival proves the subscription works."""
+    """Answers Hello on the frontend's own topic; its arrival proves that the subscription works."""
 
-    nonce: int
-    epoch: int
+    nonce: int  # of the Hello
+    epoch: int  # incarnation of the worker; rises with each restart
     pid: int
     model: str  # the served name
     tokenizer_hash: str  # sha256 of tokenizer.json
@@ -166,67 +166,68 @@ class Welcome(_Message):
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A Submit was admitted."""
+
     id: int
-    seed: int
+    seed: int  # that the request is sampled with
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A Submit was not admitted."""
+
     id: int
     reason: Refusal
-    message: str
+    message: str  # for the client
     retry_after_s: float = 0.0
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Where a request's time went, by the worker's clock."""
+    """Times of a request, by the worker's clock."""
 
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
-    cached_tokens: int = 0  # prompt tokens taken from the prefix cache
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
 
 
 class Started(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Comes with a request's first token: what is known by then, for those that end before the worker ends them."""
+    """Times of a request at its first token, for requests that the frontend ends at a stop string."""
 
     id: int
     timings: Timings
 
 
 class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The one terminal message of a request."""
+    """The last message about a request."""
 
     id: int
     outcome: Outcome
-    tokens: int  # output tokens in all, the last one included
+    tokens: int  # output tokens in all
     error: str = ""
     timings: Timings = Timings()
 
 
 class Logprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Log-probabilities of `count` consecutive tokens of one request, from offset `start`.
-
-    `prompt` is true for the prompt's own tokens (offsets in the prompt, the first token has none).
-    """
+    """Log-probabilities of `count` consecutive tokens of one request, from offset `start`."""
 
     id: int
-    start: int
+    start: int  # offset in the output, or in the prompt
     chosen: bytes  # packed float32 [count]
-    top: int  # k
+    top: int  # k, the number of most likely tokens
     top_ids: bytes  # packed uint32 [count * k], most likely first
     top_logprobs: bytes  # packed float32 [count * k]
-    prompt: bool = False
+    prompt: bool = False  # tokens of the prompt, whose first token has no log-probability
 
 
 class Step(_Message):
-    """Everything one frontend learns from one step: one frame, in columns, never one message a request.
+    """All output of one step for one frontend: one frame in columns, instead of a message for each request.
 
     Request `ids[i]` got `counts[i]` tokens starting at output offset `starts[i]`; `tokens` holds all of them
     one after another. A request's `End` comes in the frame of its last token or later, never before.
     """
 
     epoch: int
-    seq: int
+    seq: int  # number of this frame among those for the frontend
     ids: bytes = b""  # packed uint32
     starts: bytes = b""  # packed uint32
     counts: bytes = b""  # packed uint32
@@ -236,11 +237,11 @@ class Step(_Message):
     ends: tuple[End, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
     started: tuple[Started, ...] = ()
-    unknown: tuple[int, ...] = ()  # asked for by a Resync, but nothing is known of them: submit them again
+    unknown: tuple[int, ...] = ()  # ids of Resyncs that the worker does not know: submit them again
 
 
 class Pages(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """`free + cached + owned = total`; a cached page is reusable and owned by nobody."""
+    """K/V pages: `free + cached + owned = total`. A cached page is reusable and has no owner."""
 
     free: int = 0
     cached: int = 0
@@ -249,21 +250,21 @@ class Pages(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class PrefillBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What a step in which something decodes is planned with; zero while nothing was measured."""
+    """The plan for steps that contain decodes, from measured step times; zero while nothing was measured."""
 
-    target_s: float = 0.0  # that it shall last; 0: never mind
-    prompt_tokens: int = 0  # that it may have
-    decodes_s: float = 0.0  # that its decodes take alone
-    prompt_token_s: float = 0.0  # that a prompt token adds
+    target_s: float = 0.0  # target duration of a step; 0: none
+    prompt_tokens: int = 0  # prefill tokens allowed in a step
+    decodes_s: float = 0.0  # time of its decodes alone
+    prompt_token_s: float = 0.0  # time added by each prefill token
 
 
 class ConnectedFrontend(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A frontend as the worker sees it."""
+    """A frontend that is connected to the worker."""
 
     id: str  # hexadecimal
     pid: int
-    streams: int
-    seq: int = 0  # of the next Step for it: shows a frontend that the last one was lost
+    streams: int  # live requests, as of its latest Lease
+    seq: int = 0  # of the next Step for it; shows the frontend that the last one was lost
 
 
 class Quantiles(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -275,7 +276,7 @@ class Quantiles(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Status(_Message):
-    """Broadcast at least every 250 ms, even while a step runs; readiness and /stats are read from it."""
+    """State of the worker, broadcast at least every 250 ms, also during a step. /ready and /stats show it."""
 
     epoch: int
     pid: int
@@ -283,27 +284,27 @@ class Status(_Message):
     device: str
     dtype: str
     state: WorkerState
-    progress: float = 1.0  # of downloading, or loading, 0 to 1
+    progress: float = 1.0  # of DOWNLOADING or LOADING, 0 to 1
     seq: int = 0
     max_seq_len: int = 0
-    last_step_age_s: float = 0.0  # since the compute loop last proved itself: by a turn, or by a layer of a step
-    running: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
+    last_step_age_s: float = 0.0  # since the compute loop last made progress: an iteration, or a layer of a step
+    running: int = 0  # sequences
+    waiting: int = 0  # sequences
+    waiting_tokens: int = 0  # tokens of waiting sequences
     pages: Pages = Pages()
-    prefix_queries: int = 0  # tokens looked up
-    prefix_hits: int = 0  # tokens found
+    prefix_queries: int = 0  # tokens looked up in the prefix cache
+    prefix_hits: int = 0  # tokens found there
     prompt_tokens_s: float = 0.0  # over the last 10 s
     generation_tokens_s: float = 0.0
     ttft: Quantiles = Quantiles()
     itl: Quantiles = Quantiles()
     e2e: Quantiles = Quantiles()
     frontends: tuple[ConnectedFrontend, ...] = ()
-    error: str = ""  # with state FAILED: why the worker ends, without having told any request that it failed
-    kernels: str = ""  # what computes: "triton", "c" or "torch"; "" while that is not known
+    error: str = ""  # with state FAILED: why the worker ends; its requests get no outcome, so that they can be resumed
+    kernels: str = ""  # implementation: "triton", "c" or "torch"; "" while not known
     pace: PrefillBudget = PrefillBudget()
-    draft_tokens: int = 0  # guessed
-    accepted_tokens: int = 0  # of those, what came
+    draft_tokens: int = 0  # computed
+    accepted_tokens: int = 0  # draft tokens accepted
 
 
 Request = Hello | Lease | Submit | Abort | Resync

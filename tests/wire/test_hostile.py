@@ -19,7 +19,7 @@ from shared import messages as m
 from shared.codec import decode_event, decode_request, encode, pack_u32
 from tests.patience import PATIENCE_S
 from tests.wire.harness import VOCAB, FakeRunner, Worker, expected
-from worker.transport.server import MOST_WAITING, FrontendGone
+from worker.transport.server import MAX_INBOX, FrontendGone
 
 ME, OTHER = b"mallory!", b"honest-1"
 INTS = st.one_of(
@@ -207,7 +207,7 @@ def test_a_flood_leaves_the_worker_its_turns(tmp_path: Path) -> None:
         for _ in range(30_000):
             sock.send(frame)
         wait(lambda: not worker.scheduler.has_work and not worker.link.inbox)
-        assert len(worker.link.inbox) <= MOST_WAITING
+        assert len(worker.link.inbox) <= MAX_INBOX
         worker.scheduler.check()
         sock.close(linger=0)
     context.term()
@@ -222,7 +222,7 @@ def test_ids_that_are_everybodys_or_nobodys_are_not_greeted(tmp_path: Path) -> N
             sock.connect(worker.wire.requests)
             sock.send(encode(m.Hello(1, os.getpid())))
             sock.close(linger=1000)
-        wait(lambda: worker.link.counts.garbage >= 2)  # ZeroMQ itself may refuse the first
+        wait(lambda: worker.link.counters.garbage >= 2)  # ZeroMQ itself may refuse the first
         assert worker.link._peers == {}
     context.term()
 

@@ -230,7 +230,7 @@ async def test_an_old_connection_that_breaks_takes_along_nobody_who_has_come_bac
 
 def test_a_host_that_does_not_answer_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system alone would wait for two minutes. A listener whose queue is full swallows what comes."""
-    monkeypatch.setattr("shared.sockets.REACH_MS", 100)
+    monkeypatch.setattr("shared.sockets.CONNECT_MS", 100)
     with socket.socket() as deaf, socket.socket() as first, zmq.Context() as context:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
@@ -286,7 +286,7 @@ async def test_garbage_is_counted_and_survived(tmp_path: Path) -> None:
         stranger.connect(worker.wire.requests)
         for frame in (b"", b"\xff" * 50, encode(m.Lease(1)), encode(m.Submit(1, b"abc", sampling(1)))):
             stranger.send(frame)
-        await until(lambda: worker.link.counts.garbage == 4)
+        await until(lambda: worker.link.counters.garbage == 4)
         async with linked(worker.wire) as link:
             tokens, _ = await whole(await link.submit(PROMPT, sampling(3)))
             assert tokens == expected(PROMPT, 3)

@@ -77,8 +77,8 @@ async def test_what_a_worker_forgot_is_submitted_again(tmp_path: Path) -> None:
         async with linked(worker.wire) as fleet:
             stream = await fleet.submit(PROMPT, sampling(200))
             await until(lambda: len(stream.output) > 10)
-            worker.link._forget(fleet.id)
-            worker.link._greet(fleet.id, m.Hello(1, 1))
+            worker.link._remove(fleet.id)
+            worker.link._welcome(fleet.id, m.Hello(1, 1))
             tokens, end = await asyncio.wait_for(whole(stream), PATIENCE_S)
             assert tokens == expected(PROMPT, 200) and end.outcome is m.Outcome.LENGTH
             worker.scheduler.check()
@@ -106,5 +106,5 @@ async def test_numbers_beyond_32_bits_are_garbage(tmp_path: Path) -> None:
         async with linked(worker.wire) as fleet:
             for message in wrong:
                 only(fleet)._requests.send(encode(message), zmq.NOBLOCK)
-            await until(lambda: worker.link.counts.garbage == len(wrong))
+            await until(lambda: worker.link.counters.garbage == len(wrong))
             assert (await whole(await fleet.submit(PROMPT, sampling(5))))[0] == expected(PROMPT, 5)

@@ -86,7 +86,7 @@ class Loop:
         planned = self._clock()
         busy = bool(plan) or bool(self._in_flight)
         if plan:
-            self._stats.speed.work(began)
+            self._stats.speed.busy(began)
             self._request_table.publish(self._server, began)  # admissions need not wait for the step
             self._compute(plan.chunks)
             self._metrics.step(plan, planned - began, self._clock() - planned)
@@ -101,7 +101,7 @@ class Loop:
 
     def _idle(self, now: float) -> None:
         self._request_table.crash_journal.record_idle()
-        self._stats.speed.rest()
+        self._stats.speed.idle()
         if self._canary_s and now - self._last_computed >= self._canary_s:
             self._check_device()
 

@@ -1,4 +1,4 @@
-"""What the compute loop remembers of its recent past: rates over ten seconds, latencies of the last requests."""
+"""Rates over the last ten seconds and latencies of the last requests, for Status messages and `Retry-After`."""
 
 import math
 from collections import deque
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from shared.messages import Quantiles
 
 WINDOW_S = 10.0
-SAMPLES = 1024
+SAMPLES = 1024  # for quantiles
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Rate:
         return self._sum / WINDOW_S
 
     def total(self, now: float) -> int:
-        """Of the last WINDOW_S."""
+        """Tokens of the last WINDOW_S."""
         self._forget(now)
         return self._sum
 
@@ -39,29 +39,29 @@ class Rate:
 
 @dataclass(slots=True)
 class BusyRate:
-    """Tokens per second of work, over the last WINDOW_S of it: time without any does not count."""
+    """Tokens per second of busy time, over the last WINDOW_S of it; idle time does not count."""
 
     _rate: Rate = field(default_factory=Rate)
-    _worked: float = 0.0  # seconds in all
-    _since: float | None = None  # when the step began, or the last one ended; None: there is no work
+    _busy_s: float = 0.0  # in all
+    _since: float | None = None  # when the step began, or the last one ended; None: idle
 
-    def work(self, now: float) -> None:
-        """There is work from now on."""
+    def busy(self, now: float) -> None:
+        """Busy time begins, unless it has already."""
         if self._since is None:
             self._since = now
 
-    def rest(self) -> None:
-        """There is none any more."""
+    def idle(self) -> None:
+        """Idle time begins."""
         self._since = None
 
     def add(self, now: float, count: int) -> None:
-        self._worked += 0.0 if self._since is None else now - self._since
+        self._busy_s += 0.0 if self._since is None else now - self._since
         self._since = now
-        self._rate.add(self._worked, count)
+        self._rate.add(self._busy_s, count)
 
     def per_second(self) -> float:
-        """0 as long as nothing is known."""
-        return self._rate.total(self._worked) / min(WINDOW_S, self._worked) if self._worked else 0.0
+        """0 while nothing was measured."""
+        return self._rate.total(self._busy_s) / min(WINDOW_S, self._busy_s) if self._busy_s else 0.0
 
 
 @dataclass(slots=True)

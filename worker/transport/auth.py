@@ -1,7 +1,7 @@
-"""Who may connect over tcp://: answers ZeroMQ's request to authenticate the key of each new connection (ZAP, RFC 27).
+"""Authenticates connections over tcp://: answers ZeroMQ's requests to check the key of each one (ZAP, RFC 27).
 
-Lives in the I/O thread. The folder of allowed keys is read at every request, so that a key counts from the moment its
-file is there. ZeroMQ asks only once a connection: later messages of a key whose file has gone are dropped (`knows`).
+Lives in the I/O thread. The folder of allowed keys is read at every request, so that a key is valid as soon as its file
+is there. ZeroMQ asks once a connection: later messages of a key whose file was removed are dropped (`is_allowed`).
 """
 
 import logging
@@ -12,25 +12,25 @@ import zmq
 from shared.config import WireConfig
 from shared.curve import allowed_keys
 
-log = logging.getLogger("sluice.link")
+log = logging.getLogger("sluice.transport")
 
 ENDPOINT = "inproc://zeromq.zap.01"
-NAMED = 64  # most refused keys whose first refusal is logged
+MAX_LOGGED = 64  # refused keys whose first refusal is logged
 
 
 @dataclass(slots=True)
 class Authenticator:
-    """`refused` counts. Open it before the sockets that it guards are bound."""
+    """Open it before the sockets that it protects are bound."""
 
     wire: WireConfig
     socket: zmq.Socket[bytes]
-    refused: int = 0
+    refused: int = 0  # connections and messages
     _allowed: set[str] = field(default_factory=set)  # as of the last `refresh`
-    _named: set[bytes] = field(default_factory=set)
+    _logged: set[bytes] = field(default_factory=set)
 
     @classmethod
     def open(cls, context: zmq.Context[zmq.Socket[bytes]], wire: WireConfig) -> "Authenticator | None":
-        """None where nobody is asked for a key."""
+        """None where no key is needed."""
         if wire.insecure or not wire.requests.startswith("tcp://"):
             return None
         socket: zmq.Socket[bytes] = context.socket(zmq.REP)
@@ -42,17 +42,17 @@ class Authenticator:
         """Reads the folder; called a few times a second."""
         self._allowed = {key.decode() for key in allowed_keys(self.wire)}
 
-    def knows(self, frames: list[zmq.Frame]) -> bool:
-        """Whether the key that a message came with may still speak."""
+    def is_allowed(self, frames: list[zmq.Frame]) -> bool:
+        """Whether the key of the connection that a message came over is still allowed."""
         try:
-            known = bool(frames) and frames[-1].get("User-Id") in self._allowed
+            allowed = bool(frames) and frames[-1].get("User-Id") in self._allowed
         except zmq.ZMQError:
-            known = False
-        self.refused += not known
-        return known
+            allowed = False
+        self.refused += not allowed
+        return allowed
 
     def answer(self) -> None:
-        """Answers all requests of ZeroMQ's that are there."""
+        """Answers all of ZeroMQ's pending requests."""
         from zmq.utils import z85
 
         while True:
@@ -62,15 +62,17 @@ class Authenticator:
                 return
             key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
             self.refresh()
-            known = key.decode() in self._allowed
-            if not known:
+            allowed = key.decode() in self._allowed
+            if not allowed:
                 self._refuse(key, address.decode("ascii", "replace"))
-            # 300: the greeting runs into its time limit, and the peer tries again; after 400 it never would
-            verdict = (b"200", b"OK", key) if known else (b"300", b"unknown key", b"")
+            # 300: the handshake times out and the peer tries again; after 400 it would not
+            verdict = (b"200", b"OK", key) if allowed else (b"300", b"unknown key", b"")
             self.socket.send_multipart((version, request, *verdict, b""))
 
     def _refuse(self, key: bytes, address: str) -> None:
         self.refused += 1
-        if key not in self._named and len(self._named) < NAMED:
-            self._named.add(key)
-            log.warning("refused %s: its public key %s is not in --curve-dir's folder allowed", address, key.decode())
+        if key not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(key)
+            log.warning(
+                "refused %s: its public key %s is not in the folder allowed/ of --curve-dir", address, key.decode()
+            )
