@@ -39,7 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.version, "cuda", built)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: not said and built is not None)
         monkeypatch.setattr(torch.cuda, "init", lambda: fail(said))
-        monkeypatch.setattr("worker.model.device._compute", lambda: fail(computes))
+        monkeypatch.setattr("worker.model.device._try_cuda", lambda: fail(computes))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
 

@@ -1,7 +1,7 @@
-"""A checkpoint on disk: finding it, its config, its tensors by name. It knows no model; weights.py asks by name.
+"""A checkpoint on disk: where it is, its config, and its tensors by name. Knows no model.
 
-Every tensor is copied into memory of the caller's, out of the mapped file or by way of staging.py: machines that page
-out idle file pages would stall a model that computes from the map.
+Every tensor is copied into the caller's memory, from the mapped file or through staging.py: machines that page out
+idle file pages would stall a model that computes from the map.
 """
 
 import json
@@ -23,20 +23,20 @@ from worker.model.staging import Extent, Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors"]
-OTHERS = (".gguf", ".bin", ".pth", ".pt", ".safetensors")  # of weights; the last under names that are not read
+OTHER_WEIGHTS = (".gguf", ".bin", ".pth", ".pt", ".safetensors")  # the last under names that are not read
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32,  # only where quantization.py reads them
+    "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32,  # these only where quantization.py reads them
 }  # fmt: skip
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be served: one sentence naming the file, and the tensor where there is one."""
+    """A checkpoint that cannot be served: one sentence that names the file, and the tensor if there is one."""
 
 
 class UnsupportedModel(CheckpointError):
-    """Its config asks for something that is not here: one sentence with what it asks for and what is supported."""
+    """The config needs something that is not implemented: one sentence that names it and what is supported."""
 
 
 def resolve(
@@ -44,7 +44,7 @@ def resolve(
 ) -> Path:
     """The folder of a checkpoint: `model` itself, or a snapshot of that hub id, downloaded unless it is cached.
 
-    `prefer_cache`: use a complete cached copy without asking the hub for a newer one; see `shared.hf_hub`.
+    prefer_cache: use a complete cached copy without asking the hub for a newer one; see `shared.hf_hub`.
     Raises CheckpointError when there is no such folder and the hub does not have it or cannot be reached.
     """
     folder = Path(model).expanduser()
@@ -54,14 +54,14 @@ def resolve(
         raise CheckpointError(f"{model} is not a folder")
     try:
         fetched = partial(fetch, model, PATTERNS, revision=revision, on_progress=on_progress)
-        if prefer_cache and _is_whole(folder := fetched(prefer_cache=True)):
+        if prefer_cache and _is_complete(folder := fetched(prefer_cache=True)):
             return folder
         return fetched()
     except HubError as error:
         raise CheckpointError(str(error)) from error
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     try:
         return all(path.exists() for path in _files(folder))
     except CheckpointError:
@@ -69,12 +69,12 @@ def _is_whole(folder: Path) -> bool:
 
 
 def stored_bytes(folder: Path) -> int:
-    """Of all its weights' files. Raises CheckpointError when there are none."""
+    """The size of all files of weights. Raises CheckpointError when there are none."""
     return sum(path.stat().st_size for path in _files(folder))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json, with the end-of-text ids of generation_config.json where it names any (it knows them better)."""
+    """config.json, with the end-of-text ids of generation_config.json where it names any (they are more accurate)."""
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise CheckpointError(f"{folder} is an adapter (LoRA), not a model: merge it into its base model first")
     config = _json(folder / "config.json")
@@ -99,15 +99,15 @@ class _Added(msgspec.Struct):
 def tokenizer_ends(folder: Path) -> tuple[int, ...]:
     """The id of the tokenizer's own end-of-text token, if it has one.
 
-    Chat models are made of others by giving their tokenizer another end; often config.json still has the old one alone.
+    Chat models are made from base models by giving the tokenizer another end; config.json often has only the old one.
     """
     settings = folder / "tokenizer_config.json"
-    named = _json(settings).get("eos_token") if settings.exists() else None
-    text = named.get("content") if isinstance(named, dict) else named
+    eos_token = _json(settings).get("eos_token") if settings.exists() else None
+    text = eos_token.get("content") if isinstance(eos_token, dict) else eos_token
     try:
         added = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_Added).added_tokens
     except (OSError, msgspec.DecodeError):
-        return ()  # whoever needs the tokenizer says so
+        return ()  # a missing or broken tokenizer is reported where it is needed
     return tuple(token.id for token in added if token.content == text)
 
 
@@ -127,7 +127,7 @@ class Checkpoint:
     """The tensors of a folder's safetensors files, by name; files stay open until `close`."""
 
     def __init__(self, folder: Path, staging: Staging | None = None) -> None:
-        """With `staging`, which is closed with the checkpoint, tensors are read through it."""
+        """staging: tensors are read through it; it is closed with the checkpoint."""
         self.folder = folder
         self._files: dict[str, Any] = {}  # tensor name → open file
         self._paths: dict[str, Path] = {}
@@ -138,7 +138,7 @@ class Checkpoint:
             for path in _files(folder):
                 self._add(path)
             if staging is not None:
-                self._open.callback(staging.close)  # before the files it reads
+                self._open.callback(staging.close)  # closed before the files that it reads
         except BaseException:
             self._open.close()
             raise
@@ -153,7 +153,7 @@ class Checkpoint:
         except FileNotFoundError as error:
             raise CheckpointError(f"{path} is missing") from error
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is not a whole safetensors file ({error}); fetch it again") from error
+            raise CheckpointError(f"{path} is not a complete safetensors file ({error}); fetch it again") from error
         for name in file.keys():  # noqa: SIM118 (not a dict)
             self._files[name] = file
             self._paths[name] = path
@@ -172,7 +172,7 @@ class Checkpoint:
         return tuple(self._files[name].get_slice(name).get_shape())
 
     def dtype(self, name: str, among: Collection[torch.dtype] = DTYPES.values()) -> torch.dtype:
-        """As it is stored; raises CheckpointError for a number format that is not `among` those it may have."""
+        """The stored format of a tensor; raises CheckpointError if it is not `among` the allowed ones."""
         stored = self._files[name].get_slice(name).get_dtype()
         dtype = DTYPES.get(stored)
         if dtype is None or dtype not in among:
@@ -181,17 +181,18 @@ class Checkpoint:
         return dtype
 
     def nbytes(self, name: str) -> int:
-        """Stored size; raises CheckpointError for a number format that weights cannot have."""
+        """The stored size of a tensor; raises CheckpointError for a number format that weights cannot have."""
         return torch.Size(self.shape(name)).numel() * self.dtype(name).itemsize
 
     def expect(self, names: Iterable[str]) -> None:
-        """The tensors that will be copied, in that order, so that they can be read ahead."""
+        """Announces the tensors that will be copied, in their order, so that they can be read ahead."""
         if self._staging is not None:
             self._staging.expect(self._extents[name] for name in names)
 
     def copy(self, name: str, into: Tensor) -> None:
-        """Into contiguous memory of any device and dtype, of the tensor's shape; a GPU may have it only later than
-        this returns, but before it begins with anything launched then.
+        """Copies a tensor into contiguous memory of the same shape, on any device and of any dtype.
+
+        On a GPU the copy may end after this returns, but before anything that is launched later.
 
         Raises CheckpointError when the file cannot be read.
         """
@@ -209,7 +210,7 @@ class Checkpoint:
 
 
 def _extents(fd: int) -> dict[str, Extent]:
-    """Where each tensor of a whole safetensors file lies: a length in 8 bytes, as much JSON, and the tensors."""
+    """Where each tensor lies in a safetensors file: 8 bytes of length, the JSON header, the tensors."""
     begin = 8 + int.from_bytes(os.pread(fd, 8, 0), "little")
     header = json.loads(os.pread(fd, begin - 8, 8))
     places = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
@@ -224,7 +225,7 @@ def _files(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(set(names.values()))]
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
-    found = sorted(path.name for ending in OTHERS for path in folder.glob(f"*{ending}"))
+    found = sorted(path.name for ending in OTHER_WEIGHTS for path in folder.glob(f"*{ending}"))
     shown = (
         f"; it has {', '.join(found[:3])}{', …' if len(found) > 3 else ''}, which is another format" if found else ""
     )

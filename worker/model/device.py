@@ -1,4 +1,4 @@
-"""Which device computes and, in one sentence, why it cannot be the one that is asked for."""
+"""Chooses the device, and explains in one sentence why a requested one cannot be used."""
 
 import logging
 import os
@@ -12,29 +12,29 @@ from worker.kernels.quantize import FORMATS, Scheme
 
 log = logging.getLogger("sluice.load")
 
-SINCE = {  # the first compute capability with it, and what to choose on older ones
+MIN_CAPABILITY = {  # the first compute capability with the format, and what to choose on older GPUs
     torch.bfloat16: ((8, 0), "--dtype float16 or --device cpu"),
     torch.float8_e4m3fn: ((8, 9), "--kv-cache-dtype auto"),
 }
-MULTIPLIES = {torch.int8: (8, 0), torch.float8_e4m3fn: (8, 9)}  # compute capability with products of such numbers
+MIN_MATMUL_CAPABILITY = {torch.int8: (8, 0), torch.float8_e4m3fn: (8, 9)}  # for products of such numbers
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is a GPU where there is one. Raises ConfigError when a GPU is asked for, or found, and cannot compute."""
+    """`auto` is a GPU if there is one. Raises ConfigError when a GPU is requested or found and cannot compute."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         if name == "auto" and visible_gpus():
             log.warning("there is a GPU, but it cannot be used: %s", _why_no_cuda())
         return torch.device("cpu")
-    if why := _why_no_cuda():
-        raise ConfigError(f"--device {name}: {why}")
+    if reason := _why_no_cuda():
+        raise ConfigError(f"--device {name}: {reason}")
     return torch.device("cuda")
 
 
 def check_format(device: torch.device, dtype: torch.dtype) -> None:
     """Raises ConfigError when the GPU is too old for the number format."""
-    if device.type != "cuda" or dtype not in SINCE:
+    if device.type != "cuda" or dtype not in MIN_CAPABILITY:
         return
-    needed, instead = SINCE[dtype]
+    needed, instead = MIN_CAPABILITY[dtype]
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < needed:
         raise ConfigError(
@@ -44,13 +44,13 @@ def check_format(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def computable(scheme: Scheme | None, device: torch.device, flag: str) -> Scheme | None:
-    """The scheme without dynamic inputs where the GPU is too old for them.
+    """The scheme, without dynamic inputs if the GPU is too old for them.
 
-    Raises ConfigError if they are what --quantization, the `flag`, asks for.
+    flag: the value of --quantization. Raises ConfigError if it asks for dynamic inputs on such a GPU.
     """
     if scheme is None or not scheme.dynamic or device.type != "cuda":
         return scheme
-    needed = MULTIPLIES[FORMATS[scheme.kind]]
+    needed = MIN_MATMUL_CAPABILITY[FORMATS[scheme.kind]]
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) >= needed:
         return scheme
@@ -63,7 +63,7 @@ def computable(scheme: Scheme | None, device: torch.device, flag: str) -> Scheme
 
 
 def _why_no_cuda() -> str:
-    """Why there is no CUDA; empty: there is."""
+    """Why CUDA cannot be used; empty: it can."""
     if torch.version.cuda is None:
         return "this PyTorch was built without CUDA"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -71,19 +71,19 @@ def _why_no_cuda() -> str:
         return f"CUDA_VISIBLE_DEVICES is {visible!r}, which leaves no GPU"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        _compute()
+        _try_cuda()
     except (RuntimeError, AssertionError) as error:
-        return _first_words(str(error))
+        return _reason(str(error))
     return ""
 
 
-def _compute() -> None:
-    """Fails where another process has the GPU, or all of its memory, or where PyTorch was not compiled for it."""
+def _try_cuda() -> None:
+    """Fails if another process has the GPU or all of its memory, or if PyTorch was not compiled for the GPU."""
     torch.ones(1, device="cuda").add_(1).item()
 
 
-def _first_words(said: str) -> str:
-    """PyTorch's reason without its advice: from "Error 803: …" on where there is such a number, else one sentence."""
-    _, error, code = said.partition(" Error ")
-    reason = error.strip() + " " + code if error else said.partition(". ")[0]
+def _reason(message: str) -> str:
+    """PyTorch's reason without its advice: from "Error 803: …" on if there is such a number, else one sentence."""
+    _, error, code = message.partition(" Error ")
+    reason = error.strip() + " " + code if error else message.partition(". ")[0]
     return (reason.strip().splitlines() or ["CUDA does not start"])[0].rstrip(".")

@@ -1,8 +1,8 @@
 """From a Hugging Face config to a ModelSpec: a family is a row of defaults and switches.
 
 Both spellings of rotary settings are read (`rope_parameters`, and the older `rope_theta` + `rope_scaling` +
-`rope_local_base_freq`), and both of windows (`layer_types`, and the older patterns). Defaults are those of
-transformers' config classes, because config.json leaves out what equals them.
+`rope_local_base_freq`), and both of windows (`layer_types`, and the older patterns). The defaults equal those of
+transformers' config classes, because config.json omits values that equal them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,19 +36,19 @@ def _window_everywhere(config: Config) -> list[str]:
 
 
 def _window_from_layer(config: Config) -> list[str]:
-    """Qwen: layers from `max_window_layers` on are windowed, where `use_sliding_window` says so."""
+    """Qwen: layers from `max_window_layers` on are windowed, if `use_sliding_window` is set."""
     first = config["max_window_layers"] if config["use_sliding_window"] else config["num_hidden_layers"]
     return [SLIDING if i >= first else FULL for i in range(config["num_hidden_layers"])]
 
 
 def _window_but_every_nth(config: Config) -> list[str]:
-    """Gemma 3: every `sliding_window_pattern`-th layer sees everything."""
+    """Gemma 3: every `sliding_window_pattern`-th layer attends to all positions."""
     nth = config["sliding_window_pattern"]
     return [SLIDING if (i + 1) % nth else FULL for i in range(config["num_hidden_layers"])]
 
 
 def _window_where_nothing_rotates(config: Config) -> list[str]:
-    """SmolLM3, where `use_sliding_window` says so."""
+    """SmolLM3: layers that rotate attend to everything; the others are windowed if `use_sliding_window` is set."""
     windowed = config["use_sliding_window"] and config["sliding_window"]
     return [FULL if rotates or not windowed else SLIDING for rotates in _rotates_but_every_nth(config)]
 
@@ -58,15 +58,15 @@ def _every_layer_rotates(config: Config) -> list[bool]:
 
 
 def _rotates_but_every_nth(config: Config) -> list[bool]:
-    """SmolLM3: every `no_rope_layer_interval`-th layer has no positions, unless a list says which (0 is without)."""
+    """SmolLM3: every `no_rope_layer_interval`-th layer has no positions, unless a list names them (0: without)."""
     nth = config["no_rope_layer_interval"]
-    given = config["no_rope_layers"] or [(i + 1) % nth for i in range(config["num_hidden_layers"])]
-    return [bool(rotates) for rotates in given]
+    layers = config["no_rope_layers"] or [(i + 1) % nth for i in range(config["num_hidden_layers"])]
+    return [bool(rotates) for rotates in layers]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a model_type means where its config is silent, and what no config says."""
+    """The defaults of a model_type, and what its configs do not say."""
 
     defaults: Config
     layer_types: Callable[[Config], list[str]] = _every_layer_full
@@ -79,7 +79,7 @@ class Family:
     always_qkv_bias: bool = False
     scale_embeddings: bool = False
     local_rope: bool = False  # windowed layers have rotary settings of their own
-    names: Mapping[str, str] = field(default_factory=dict)  # its own name for a common setting
+    names: Mapping[str, str] = field(default_factory=dict)  # its own names of common settings
 
 
 PHI3 = {
@@ -119,21 +119,21 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": Family(PHI3, layer_types=_window_everywhere, fused=True, partial_rotary=True),
     "smollm3": Family(SMOLLM3, layer_types=_window_where_nothing_rotates, rotates=_rotates_but_every_nth),
 }  # fmt: skip
-INSIDE = {"gemma3": "gemma3_text", "mistral3": "mistral"}  # multimodal: `text_config` is of this family by default
-WRITERS = ("forcausallm", "forconditionalgeneration")  # how classes end that write text
+TEXT_MODELS = {"gemma3": "gemma3_text", "mistral3": "mistral"}  # multimodal: the default family of `text_config`
+GENERATORS = ("forcausallm", "forconditionalgeneration")  # endings of the classes that generate text
 
 
 def spec_from_config(config: Config) -> ModelSpec:
     """The spec of a checkpoint's config.json (as a dict, in any spelling since transformers 4.40).
 
-    Raises UnsupportedModel for a family, rotary kind or activation that is not here, and for a config that lacks a
-    size; CheckpointError for a quantization that is not here.
+    Raises UnsupportedModel for an unsupported family, rotary kind or activation, and for a config that lacks a size;
+    CheckpointError for an unsupported quantization.
     """
     model_type, inner = config.get("model_type"), config.get("text_config") or {}
-    name = str(inner.get("model_type") or INSIDE[model_type] if model_type in INSIDE else model_type)
+    name = str(inner.get("model_type") or TEXT_MODELS[model_type] if model_type in TEXT_MODELS else model_type)
     family = FAMILIES.get(name)
     if family is None:
-        supported = ", ".join(sorted([*FAMILIES, *INSIDE]))
+        supported = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
         shown = repr(model_type) if model_type == name else f"{model_type!r} around a {name!r}"
         raise UnsupportedModel(f"model_type {shown} is not supported; supported are {supported}")
     _check_purpose(config.get("architectures") or ())
@@ -144,8 +144,8 @@ def spec_from_config(config: Config) -> ModelSpec:
 
 
 def _check_purpose(architectures: Sequence[str]) -> None:
-    """A classifier's or an embedder's checkpoint may have all that a tied language model has."""
-    if architectures and not any(one.lower().endswith(WRITERS) for one in architectures):
+    """The checkpoint of a classifier or an embedder may have all tensors of a tied language model."""
+    if architectures and not any(name.lower().endswith(GENERATORS) for name in architectures):
         raise UnsupportedModel(f"{', '.join(architectures)} does not generate text: only language models are served")
 
 
@@ -209,7 +209,7 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def _layers(family: Family, config: Config) -> tuple[tuple[LayerSpec, ...], tuple[RopeSpec, ...]]:
-    """One rotary table for each kind of layer that has settings of its own, and what each layer uses."""
+    """The layers, and a rotary table for each kind of layer with settings of its own."""
     types = config.get("layer_types") or family.layer_types(config)
     unknown = set(types) - {FULL, SLIDING}
     if unknown:
@@ -223,19 +223,19 @@ def _layers(family: Family, config: Config) -> tuple[tuple[LayerSpec, ...], tupl
 
 
 def _max_positions(config: Config, ropes: Sequence[RopeSpec]) -> int:
-    """What the model was made for, which the numbers of its rotary scaling may say better.
+    """The positions that the model was trained for, corrected by its rotary scaling.
 
-    longrope has other numbers for texts longer than the original positions, and which are right is not known before a
-    text has ended: it is served up to there.
+    longrope has other factors for texts longer than the original positions, and which apply is not known before a text
+    has ended. Such models are therefore served up to the original positions.
     """
-    given = int(config["max_position_embeddings"])
+    positions = int(config["max_position_embeddings"])
     for rope in ropes:
         match rope.kind:
             case "longrope":
-                given = min(given, rope.original_positions)
+                positions = min(positions, rope.original_positions)
             case "yarn":
-                given = max(given, int(rope.original_positions * rope.factor))
-    return given
+                positions = max(positions, int(rope.original_positions * rope.factor))
+    return positions
 
 
 def _rope(family: Family, config: Config, kind: str) -> RopeSpec:

@@ -1,4 +1,4 @@
-"""Tables of rotary angles, float32, one row a position; every kind differs only in its inverse frequencies."""
+"""Tables of rotary angles, float32, a row per position. Kinds differ only in their inverse frequencies."""
 
 import math
 
@@ -14,18 +14,18 @@ Device = torch.device | str
 def tables(spec: RopeSpec, head_dim: int, positions: int, device: Device) -> tuple[Tensor, Tensor]:
     """cos and sin of position * inverse frequency, each [positions, head_dim] float32; both halves of a row are equal.
 
-    Computed on the CPU, so that every device rotates by the same bits. Pairs that are not rotated have 1 and 0.
+    They are computed on the CPU, so that every device rotates by the same bits. Unrotated pairs have 1 and 0.
     """
     rotated = 0 if spec.kind == "none" else spec.rotated or head_dim
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(spec, rotated)  # [M, R/2]
-    still = (0, (head_dim - rotated) // 2)
-    cos = pad(angles.cos() * spec.magnitude, still, value=1.0)  # [M, D/2]
-    sin = pad(angles.sin() * spec.magnitude, still)
+    unrotated = (0, (head_dim - rotated) // 2)
+    cos = pad(angles.cos() * spec.magnitude, unrotated, value=1.0)  # [M, D/2]
+    sin = pad(angles.sin() * spec.magnitude, unrotated)
     return torch.cat((cos, cos), dim=-1).to(device), torch.cat((sin, sin), dim=-1).to(device)
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """Radians per position of each pair of dimensions, [head_dim / 2] float32; `head_dim`: of the rotated ones."""
+    """Radians per position of each pair of dimensions, [head_dim / 2] float32. head_dim: rotated dimensions."""
     plain = 1.0 / (spec.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / max(head_dim, 1)))
     if spec.kind == "longrope":
         return plain / torch.tensor(spec.factors)
@@ -39,7 +39,7 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:
-    """Long waves are stretched by `factor`, short ones kept, those between blended (Llama 3.1's scheme)."""
+    """Stretches long waves by `factor`, keeps short ones, and blends between them (the scheme of Llama 3.1)."""
     turns = spec.original_positions / (2 * math.pi / plain)  # how often each pair turned over the original positions
     blend = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
     keep = blend.clamp(0.0, 1.0)
@@ -47,7 +47,7 @@ def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:
 
 
 def _yarn(spec: RopeSpec, plain: Tensor, head_dim: int) -> Tensor:
-    """Pairs that turned often are kept, those that turned seldom are stretched, a ramp between (arXiv 2309.00071)."""
+    """Keeps pairs that turned often, stretches pairs that turned seldom, with a ramp between (arXiv 2309.00071)."""
 
     def dimension(turns: float) -> float:
         return head_dim * math.log(spec.original_positions / (turns * 2 * math.pi)) / (2 * math.log(spec.theta))

@@ -1,6 +1,6 @@
 """From the rotary settings of a Hugging Face config, as one flat dict, to a RopeSpec. Knows no families.
 
-Defaults are those of transformers' functions for each kind.
+The defaults equal those of transformers' functions for each kind.
 """
 
 import math
@@ -15,9 +15,9 @@ Config = Mapping[str, Any]
 
 
 def rope_spec(settings: Config, config: Config, head_dim: int, *, partial: bool) -> RopeSpec:
-    """Of one kind of layer; `partial`: heads may be rotated in part. Raises UnsupportedModel."""
+    """The RopeSpec of one kind of layer. partial: heads may be rotated in part. Raises UnsupportedModel."""
     kind = settings.get("rope_type", settings.get("type", "default"))
-    kind = "longrope" if "short_factor" in settings else kind  # whose older names are su and yarn
+    kind = "longrope" if "short_factor" in settings else kind  # older configs call it su or yarn
     read = ROPE_KINDS.get(kind)
     if read is None:
         raise UnsupportedModel(f"rotary scaling {kind!r} is not supported; supported are {', '.join(ROPE_KINDS)}")
@@ -29,12 +29,12 @@ def rope_spec(settings: Config, config: Config, head_dim: int, *, partial: bool)
 
 
 def _rotated(settings: Config, head_dim: int, partial: bool) -> int:
-    """Dimensions of a head, 0 for all."""
+    """The rotated dimensions of a head; 0: all."""
     part = settings.get("partial_rotary_factor") or 1.0
     if part == 1.0:
         return 0
     if not partial:
-        raise UnsupportedModel("partial_rotary_factor is not supported: heads are rotated whole")
+        raise UnsupportedModel("partial_rotary_factor is not supported: this family rotates whole heads")
     return int(head_dim * part)
 
 
@@ -74,21 +74,21 @@ def _longrope(settings: Config) -> RopeSpec:
     original = settings["original_positions"]
     factor = settings.get("factor") or settings["positions"] / original
     grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    given = settings.get("attention_factor")
+    attention_factor = settings.get("attention_factor")
     return RopeSpec(
         "longrope",
         float(settings["rope_theta"]),
         original_positions=original,
-        factors=tuple(float(each) for each in settings["short_factor"]),
-        magnitude=grown if given is None else float(given),
+        factors=tuple(map(float, settings["short_factor"])),
+        magnitude=grown if attention_factor is None else float(attention_factor),
     )
 
 
 def _yarn_magnitude(settings: Config) -> float:
-    """Equation 22 of arXiv 2309.00071, or the ratio of two of them, or what the config says."""
-    given = settings.get("attention_factor")
-    if given is not None:
-        return float(given)
+    """The config's value, else equation 22 of arXiv 2309.00071 or the ratio of two such values."""
+    attention_factor = settings.get("attention_factor")
+    if attention_factor is not None:
+        return float(attention_factor)
 
     def growth(weight: float) -> float:
         return 0.1 * weight * math.log(settings["factor"]) + 1.0 if settings["factor"] > 1 else 1.0
@@ -100,7 +100,7 @@ def _yarn_magnitude(settings: Config) -> float:
 NO_ROPE = RopeSpec("none", 1.0)
 ROPE_KINDS: Mapping[str, Callable[[Config], RopeSpec]] = {
     "default": _default_rope,
-    "dynamic": _default_rope,  # as long as a text is not longer than the model was made for
+    "dynamic": _default_rope,  # the same up to the positions that the model was trained for
     "linear": _linear_rope,
     "llama3": _llama3_rope,
     "yarn": _yarn_rope,

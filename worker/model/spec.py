@@ -1,6 +1,6 @@
-"""What a decoder-only model is, as data: sizes, which norms and biases exist, how each layer looks around.
+"""A decoder-only model as data: its sizes, which norms and biases exist, and what each layer attends to.
 
-It knows nothing of files (weights.py), of Hugging Face's names for these things (families.py), or of tensors.
+Knows no files (weights.py), no names of Hugging Face (families.py) and no tensors.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Literal
 from worker.kernels.act_and_mul import Activation
 from worker.kernels.quantize import Kind
 
-Activations = Literal["in full", "dynamic", "otherwise"]  # dynamic: quantized, with a scale for each token as it comes
+Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized at run time, with a scale per token
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RopeSpec:
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 1.0  # llama3
-    original_positions: int = 0  # llama3, yarn: positions the model saw before it was stretched
+    original_positions: int = 0  # llama3, yarn: positions before the model was extended
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: correction range in whole dimensions
@@ -39,13 +39,13 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """How a checkpoint has its quantized linears. Which of them are is told by their tensors."""
+class StoredQuantization:
+    """How a checkpoint stores quantized linears. A linear is quantized if there are scales among its tensors."""
 
     kind: Kind
     block: tuple[int, int]  # rows and columns that share a scale; 0: all of them
     packed: bool = False  # four values in an int32
-    activations: Activations = "in full"
+    activations: Activations = "unquantized"
 
     @property
     def by_row(self) -> bool:
@@ -53,7 +53,7 @@ class Stored:
         return self.block[1] == 0
 
     def grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """How many scales a weight of that shape has, down and across."""
+        """How many scales a weight of this shape has, by rows and by columns."""
         rows, columns = (-(-size // step) if step else 1 for size, step in zip(shape, self.block, strict=True))
         return rows, columns
 
@@ -75,7 +75,7 @@ class ModelSpec:
     head_dim: int
     layers: tuple[LayerSpec, ...]
     ropes: tuple[RopeSpec, ...]
-    max_positions: int  # what the model was made for
+    max_positions: int  # that the model was trained for
     norm_eps: float
     norm_offset: bool = False  # norms multiply by 1 + w
     sandwich_norms: bool = False  # norms after attention and after the feed-forward, before the residual sum
@@ -91,7 +91,7 @@ class ModelSpec:
     tied: bool  # the head is the embedding
     eos_ids: tuple[int, ...]
     dtype: str  # the checkpoint's: float32, bfloat16, float16
-    stored: Stored | None = None  # how linears of eight bits are stored; None: there are none
+    stored: StoredQuantization | None = None  # how linears of eight bits are stored; None: there are none
 
     @property
     def qkv_size(self) -> int:

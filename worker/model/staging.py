@@ -1,14 +1,13 @@
-"""Byte ranges of files into tensors: threads read ahead into staging buffers, which are copied to the device meanwhile.
+"""Loads byte ranges of files into tensors: threads read ahead into staging buffers while others are copied.
 
-Knows files and bytes, no names. A buffer is read into again only when the device has its bytes; on CUDA buffers are
-pinned, so that a copy needs nobody's time.
+Knows files and bytes, and no names. A buffer is reused only when the device has its bytes. On CUDA buffers are pinned,
+so that copies are asynchronous.
 
-    file ──preadv──► buffer 1 ──copy──► tensor         several threads read, each a piece into a buffer;
-         ──preadv──► buffer 2                          the caller's thread copies, in the order in which it is asked
+    file ──preadv──► buffer 1 ──copy──► tensor         several threads read, one piece into one buffer;
+         ──preadv──► buffer 2                          the caller's thread copies, in the order of its calls
          ──preadv──► buffer 3
 
-`expect` says what will be asked for, in what order. What is asked for in another order is right all the same, but
-nobody has read ahead of it.
+`expect` announces the order of the copies. Copies in another order are correct as well, but have not been read ahead.
 """
 
 import os
@@ -20,13 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PIECE = 4 << 20  # bytes of a buffer: what a piece costs besides its bytes does not show, and all fit into a cache
-BUFFERS = 8  # as many reads at a time: a fast disk is idle with fewer
+PIECE_BYTES = 4 << 20  # of a buffer: the overhead of a piece does not show, and all buffers fit into a cache
+BUFFERS = 8  # and as many concurrent reads: a fast disk is idle with fewer
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """So many bytes of an open file, from `offset` on."""
+    """A byte range of an open file."""
 
     fd: int
     offset: int
@@ -34,7 +33,7 @@ class Extent:
 
 
 class Buffer:
-    """Staging memory, and the copy out of it that has to end before it is written again."""
+    """Staging memory, and the copy from it that must end before it is written again."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -44,17 +43,19 @@ class Buffer:
 
     def fill(self, extent: Extent) -> None:
         """Raises OSError, and EOFError when the file ends before the extent does."""
-        self.settle()
+        self.wait()
         done = 0
         while done < extent.nbytes:
             read = os.preadv(extent.fd, [self._bytes[done : extent.nbytes]], extent.offset + done)
             if not read:
-                raise EOFError("it ends early")
+                raise EOFError("the file ends early")
             done += read
 
     def copy(self, stored: torch.dtype, into: Tensor) -> None:
-        """Its first bytes, numbers of format `stored`, into a flat, contiguous tensor; other formats are made of
-        them on that tensor's device. A GPU may not be through yet when this returns."""
+        """Copies the first bytes, numbers of format `stored`, into a flat, contiguous tensor.
+
+        A conversion to another format runs on that tensor's device. On a GPU the copy may end after this returns.
+        """
         memory = self._memory[: into.numel() * stored.itemsize]
         if into.dtype == stored:
             into.view(torch.uint8).copy_(memory, non_blocking=True)
@@ -63,15 +64,15 @@ class Buffer:
         if self._copied is not None:
             self._copied.record()
 
-    def settle(self) -> None:
-        """Wait for the last copy."""
+    def wait(self) -> None:
+        """Waits for the last copy."""
         if self._copied is not None:
             self._copied.synchronize()
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A piece on its way into a buffer."""
+    """A read of a piece into a buffer, in flight or done."""
 
     piece: Extent
     buffer: Buffer
@@ -79,30 +80,30 @@ class _Read:
 
 
 class Staging:
-    """One load's buffers and threads."""
+    """The buffers and threads of one load."""
 
-    def __init__(self, device: torch.device, *, piece: int = PIECE, buffers: int = BUFFERS) -> None:
-        """`piece` in bytes, a multiple of 8, so that no number is cut."""
+    def __init__(self, device: torch.device, *, piece: int = PIECE_BYTES, buffers: int = BUFFERS) -> None:
+        """piece: in bytes, a multiple of 8, so that no number is cut."""
         self._piece = piece
         self._free = [Buffer(piece, device) for _ in range(buffers)]
         self._pool = ThreadPoolExecutor(buffers, "weights")
-        self._expected: deque[Extent] = deque()  # pieces that nobody reads yet, in order
+        self._expected: deque[Extent] = deque()  # pieces that are not being read yet, in order
         self._ahead: deque[_Read] = deque()
 
     def expect(self, extents: Iterable[Extent]) -> None:
-        """What will be asked for next, from the first on."""
+        """Announces the next copies, in their order."""
         self._expected.extend(piece for extent in extents for piece in self._pieces(extent))
         self._read_ahead()
 
     def copy(self, extent: Extent, stored: torch.dtype, into: Tensor) -> None:
-        """Fill `into`, contiguous, of any device and format, with the extent's numbers of format `stored`.
+        """Fills `into`, contiguous, on any device and of any format, with the extent's numbers of format `stored`.
 
-        Does not wait for a GPU: what is launched there afterwards sees the numbers. Raises OSError, and EOFError when
-        the file is shorter than that.
+        Does not wait for a GPU: whatever is launched there later sees the numbers. Raises OSError, and EOFError when
+        the file is shorter than the extent.
         """
         flat, at, pieces = into.view(-1), 0, self._pieces(extent)
         if pieces and not (self._ahead and self._ahead[0].piece == pieces[0]):
-            self._bring_forward(pieces)
+            self._read_now(pieces)
         for piece in pieces:
             read = self._ahead.popleft()
             read.done.result()
@@ -113,10 +114,10 @@ class Staging:
             self._read_ahead()
 
     def close(self) -> None:
-        """Wait for all reads and copies, and end the threads."""
+        """Waits for all reads and copies, and ends the threads."""
         self._pool.shutdown(cancel_futures=True)
         for buffer in (*self._free, *(read.buffer for read in self._ahead)):
-            buffer.settle()
+            buffer.wait()
 
     def _pieces(self, extent: Extent) -> list[Extent]:
         begins = range(extent.offset, extent.offset + extent.nbytes, self._piece)
@@ -127,8 +128,8 @@ class Staging:
             piece, buffer = self._expected.popleft(), self._free.pop(0)
             self._ahead.append(_Read(piece, buffer, self._pool.submit(buffer.fill, piece)))
 
-    def _bring_forward(self, pieces: list[Extent]) -> None:
-        """They were not expected next; what was read ahead instead is read again when its turn comes."""
+    def _read_now(self, pieces: list[Extent]) -> None:
+        """Reads pieces that were not expected next. Pieces that were read ahead instead are read again later."""
         wait([read.done for read in self._ahead])
         later = [*(read.piece for read in self._ahead), *self._expected]
         self._free += [read.buffer for read in self._ahead]

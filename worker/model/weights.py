@@ -1,7 +1,7 @@
-"""Fills a decoder's weights from a checkpoint: what it must hold is a table made from the spec, checked before
-anything is read; projections that read the same input are stacked into one linear.
+"""Fills a decoder's weights from a checkpoint, layer by layer, so that at most one linear exists twice at any time.
 
-Layer by layer, so that never more than one linear exists twice.
+A table made from the spec names the tensors that a checkpoint must hold. It is checked before anything is read.
+Projections with the same input are stacked into one linear.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,32 +19,32 @@ from worker.kernels.quantize import Kind, Scheme, dequantize, quantize
 from worker.model import quantization
 from worker.model.checkpoint import Checkpoint, CheckpointError
 from worker.model.decoder import Layer, Weights
-from worker.model.quantization import Expected, Source, joined, source_of, spread, unpacked
+from worker.model.quantization import ExpectedTensor, WeightSource, expand_scales, source_of, stack_rows, unpack_int32
 from worker.model.spec import ModelSpec
 from worker.model.staging import Staging
 
 EMBED, HEAD, NORM = "embed_tokens.weight", "lm_head.weight", "norm.weight"
-IGNORED = ("rotary_emb.inv_freq",)  # tables that old checkpoints carry along
+IGNORED = ("rotary_emb.inv_freq",)  # tables in old checkpoints
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """Linears of the checkpoint that become one: their rows one below the other."""
+class StackedLinear:
+    """Linears of the checkpoint that are stacked into one by rows."""
 
     modules: tuple[str, ...]
     rows: tuple[int, ...]
     columns: int
     bias: bool
-    order: Tensor | None = None  # of the rows, if it is not the checkpoint's
+    order: Tensor | None = None  # of the rows, if it differs from the checkpoint's
 
     def ordered(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Tensors with an entry for each of these rows, in `order`."""
-        return tensors if self.order is None else tuple(one[self.order.to(one.device)] for one in tensors)
+        """Tensors with an entry per row, in `order`."""
+        return tensors if self.order is None else tuple(tensor[self.order.to(tensor.device)] for tensor in tensors)
 
     def tensors(self, prefix: str, kind: str) -> list[tuple[str, Shape]]:
-        """Of kind `weight` or `bias`."""
+        """The names and shapes in the checkpoint. kind: `weight` or `bias`."""
         columns = (self.columns,) if kind == "weight" else ()
         parts = zip(self.modules, self.rows, strict=True)
         return [(f"{prefix}{module}.{kind}", (rows, *columns)) for module, rows in parts]
@@ -61,14 +61,15 @@ def load(
     on_progress: Progress = lambda done, total: None,
     on_size: Callable[[int], None] = lambda needed: None,
 ) -> Weights:
-    """All weights on `device` as `dtype`, linears packed (`invariant`: see kernels/linear.py).
+    """Loads all weights to `device` as `dtype`, with packed linears.
 
-    With a `scheme` the linears of the layers are quantized, unless the checkpoint has them so already or has quantized
-    others and not them. Embedding and head are not: the head decides between tokens that lie close together, and a
-    tied one is the embedding, of which rows are looked up. Without a `scheme` quantized ones become `dtype`.
+    invariant: see kernels/linear.py.
+    scheme: the linears of the layers are quantized so, unless the checkpoint has quantized them already, or has
+        quantized others and not them. Embedding and head are not quantized: the head decides between tokens with close
+        logits, and a tied head is the embedding, whose rows are looked up. None: quantized linears become `dtype`.
+    on_progress: called with (done, total) bytes of the checkpoint, from (0, total) to (total, total).
+    on_size: called before that with the bytes that the device must hold; it may raise to end the load.
 
-    `on_progress(done, total)` is called with bytes of the checkpoint, from (0, total) to (total, total), and before
-    that `on_size(needed)` with the bytes that the device must hold; it may raise what ends the load.
     Raises CheckpointError when a tensor is missing, superfluous or misshaped, or a file is broken.
     """
     staging = Staging(device) if device.type == "cuda" else None
@@ -78,7 +79,7 @@ def load(
 
 @dataclass
 class _Loader:
-    """One load: what load() was called with, where the checkpoint's names begin, and how many bytes are done."""
+    """One load: the arguments of load(), and the bytes done so far."""
 
     checkpoint: Checkpoint
     spec: ModelSpec
@@ -97,7 +98,7 @@ class _Loader:
     def load(self) -> Weights:
         self._check()
         self.on_size(self._needed())
-        self.checkpoint.expect(one.name for one in self._expected())
+        self.checkpoint.expect(tensor.name for tensor in self._expected())
         self.on_progress(0, self.total)
         hidden, vocab = self.spec.hidden_size, self.spec.vocab_size
         embed = self._read([(self.prefix + EMBED, (vocab, hidden))])
@@ -109,16 +110,16 @@ class _Loader:
         )
 
     def _layer(self, prefix: str) -> Layer:
-        linears = {name: self._linear(linear, prefix) for name, linear in _joined_linears(self.spec).items()}
+        linears = {name: self._linear(linear, prefix) for name, linear in _stacked_linears(self.spec).items()}
         norms = {
             name: self._read([(f"{prefix}{module}.weight", (size,))])
             for name, (module, size) in _norms(self.spec).items()
         }
-        return Layer(**linears, **norms)  # type: ignore[arg-type]  # the tables' keys are its fields
+        return Layer(**linears, **norms)  # type: ignore[arg-type]  # the tables' keys are the fields of Layer
 
-    def _linear(self, linear: Joined, prefix: str) -> PackedLinear:
+    def _linear(self, linear: StackedLinear, prefix: str) -> PackedLinear:
         sources = [self._source(*tensor) for tensor in linear.tensors(prefix, "weight")]
-        if self.scheme is None or not self._held_in_eight_bits(sources):
+        if self.scheme is None or not self._is_quantized(sources):
             (weight,) = linear.ordered(self._weight(sources))
             return pack(weight, self._bias(linear, prefix), invariant=self.invariant)
         values, scales = linear.ordered(*self._quantized(sources, self.scheme.kind))
@@ -127,51 +128,51 @@ class _Loader:
             dynamic=self.scheme.dynamic,
         )  # fmt: skip
 
-    def _bias(self, linear: Joined, prefix: str) -> Tensor | None:
+    def _bias(self, linear: StackedLinear, prefix: str) -> Tensor | None:
         return linear.ordered(self._read(linear.tensors(prefix, "bias")))[0] if linear.bias else None
 
-    def _held_in_eight_bits(self, sources: Sequence[Source]) -> bool:
-        """Whether the linear made of them is held in eight bits."""
+    def _is_quantized(self, sources: Sequence[WeightSource]) -> bool:
+        """Whether the linear stacked from these sources has eight bits in memory."""
         return self.scheme is not None and (
             self.spec.stored is None or all(source.stored is not None for source in sources)
         )
 
-    def _quantized(self, sources: Sequence[Source], kind: Kind) -> tuple[Tensor, Tensor]:
-        """Values [N, K] and scales [N]."""
+    def _quantized(self, sources: Sequence[WeightSource], kind: Kind) -> tuple[Tensor, Tensor]:
+        """The values [N, K] and scales [N] of a quantized linear."""
         stored = self.spec.stored
         if stored is None or not stored.by_row or stored.kind != kind:
             return quantize(self._weight(sources), kind)
         values, scales = zip(*map(self._eight_bits, sources), strict=True)
-        return joined(values), torch.cat(scales)
+        return stack_rows(values), torch.cat(scales)
 
-    def _source(self, name: str, shape: Shape) -> Source:
+    def _source(self, name: str, shape: Shape) -> WeightSource:
         return source_of(name, shape, self.spec.stored, self.checkpoint)
 
-    def _weight(self, sources: Sequence[Source]) -> Tensor:
-        """One weight [N, K] of the model's dtype, dequantized where it has to be."""
+    def _weight(self, sources: Sequence[WeightSource]) -> Tensor:
+        """One weight [N, K] of the model's dtype, dequantized if necessary."""
         if all(source.stored is None for source in sources):
             return self._read([(source.name, source.shape) for source in sources])
         return torch.cat([self._full(source) for source in sources])
 
-    def _full(self, source: Source) -> Tensor:
+    def _full(self, source: WeightSource) -> Tensor:
         if source.stored is None:
             return self._read([(source.name, source.shape)])
         return dequantize(*self._eight_bits(source), self.dtype)
 
-    def _eight_bits(self, source: Source) -> tuple[Tensor, Tensor]:
+    def _eight_bits(self, source: WeightSource) -> tuple[Tensor, Tensor]:
         """Values [N, K], and scales [N] or [N, K]."""
-        values = self._read([(source.name, source.held)], source.format)
+        values = self._read([(source.name, source.values_shape)], source.values_dtype)
         scale = self._read([(source.scale, source.scale_shape or (1,))], torch.float32)
-        return (unpacked(values, source.shape[1]) if source.packed else values), spread(scale, source)
+        return (unpack_int32(values, source.shape[1]) if source.packed else values), expand_scales(scale, source)
 
     def _head_weight(self, embed: Tensor) -> Tensor:
-        """A tied checkpoint may hold a head all the same: a copy of the embedding, or else it is what counts."""
+        """A tied checkpoint may hold a head nevertheless. If it is not a copy of the embedding, it is used."""
         if not self.head:
             return embed
         head = self._full(self._head_source())
         return embed if self.spec.tied and torch.equal(head, embed) else head
 
-    def _head_source(self) -> Source:
+    def _head_source(self) -> WeightSource:
         return self._source(self.head or HEAD, (self.spec.vocab_size, self.spec.hidden_size))
 
     def _read(self, tensors: list[tuple[str, Shape]], dtype: torch.dtype | None = None) -> Tensor:
@@ -184,57 +185,57 @@ class _Loader:
         return whole
 
     def _check(self) -> None:
-        """Everything that can be known without reading a weight."""
-        checkpoint, expected = self.checkpoint, {one.name: one for one in self._expected()}
-        for name, one in expected.items():
+        """Checks everything that can be checked without reading a weight."""
+        checkpoint, expected = self.checkpoint, {tensor.name: tensor for tensor in self._expected()}
+        for name, tensor in expected.items():
             if name not in checkpoint:
                 raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing")
-            if checkpoint.shape(name) != one.shape:
+            if checkpoint.shape(name) != tensor.shape:
                 raise CheckpointError(
                     f"{checkpoint.where(name)}: tensor {name} has shape {list(checkpoint.shape(name))}; "
-                    f"config.json makes it {list(one.shape)}"
+                    f"by config.json it is {list(tensor.shape)}"
                 )
-            checkpoint.dtype(name, one.formats)
+            checkpoint.dtype(name, tensor.formats)
         ignored = IGNORED if self.spec.stored is None else IGNORED + quantization.IGNORED
         for name in sorted(set(checkpoint.names()) - expected.keys()):
             if name.startswith(self.prefix) and not name.endswith(ignored):
-                raise CheckpointError(f"{checkpoint.where(name)}: tensor {name} has no place in this model")
+                raise CheckpointError(f"{checkpoint.where(name)}: tensor {name} does not belong to this model")
         self.total = sum(checkpoint.nbytes(name) for name in expected)
 
     def _needed(self) -> int:
-        """Bytes of what will be held, scales apart."""
-        full = sum(torch.Size(one.becomes or one.shape).numel() for one in self._expected())
-        small = (source for sources in self._linears() if self._held_in_eight_bits(sources) for source in sources)
-        eight = sum(torch.Size(source.shape).numel() for source in small)
-        return full * self.dtype.itemsize - eight * (self.dtype.itemsize - 1)
+        """The bytes of all weights in memory, without scales."""
+        numbers = sum(torch.Size(tensor.becomes or tensor.shape).numel() for tensor in self._expected())
+        quantized = (source for sources in self._linears() if self._is_quantized(sources) for source in sources)
+        eight_bits = sum(torch.Size(source.shape).numel() for source in quantized)
+        return numbers * self.dtype.itemsize - eight_bits * (self.dtype.itemsize - 1)
 
-    def _linears(self) -> Iterator[list[Source]]:
-        """Of all layers, each with the parts it is made of."""
-        for i, linear in product(range(len(self.spec.layers)), _joined_linears(self.spec).values()):
+    def _linears(self) -> Iterator[list[WeightSource]]:
+        """The sources of each linear of all layers."""
+        for i, linear in product(range(len(self.spec.layers)), _stacked_linears(self.spec).values()):
             yield [self._source(*weight) for weight in linear.tensors(f"{self.prefix}layers.{i}.", "weight")]
 
-    def _expected(self) -> Iterator[Expected]:
-        """In the order in which they are read."""
+    def _expected(self) -> Iterator[ExpectedTensor]:
+        """All tensors, in the order in which they are read."""
         hidden, vocab = self.spec.hidden_size, self.spec.vocab_size
-        yield Expected(self.prefix + EMBED, (vocab, hidden))
+        yield ExpectedTensor(self.prefix + EMBED, (vocab, hidden))
         for i in range(len(self.spec.layers)):
             yield from self._layer_tensors(f"{self.prefix}layers.{i}.")
-        yield Expected(self.prefix + NORM, (hidden,))
+        yield ExpectedTensor(self.prefix + NORM, (hidden,))
         if self.head or not self.spec.tied:
             yield from self._head_source().tensors()
 
-    def _layer_tensors(self, prefix: str) -> Iterator[Expected]:
-        for linear in _joined_linears(self.spec).values():
+    def _layer_tensors(self, prefix: str) -> Iterator[ExpectedTensor]:
+        for linear in _stacked_linears(self.spec).values():
             for weight in linear.tensors(prefix, "weight"):
                 yield from self._source(*weight).tensors()
             for bias in linear.tensors(prefix, "bias") if linear.bias else ():
-                yield Expected(*bias)
+                yield ExpectedTensor(*bias)
         for module, size in _norms(self.spec).values():
-            yield Expected(f"{prefix}{module}.weight", (size,))
+            yield ExpectedTensor(f"{prefix}{module}.weight", (size,))
 
 
 def _prefix(checkpoint: Checkpoint) -> str:
-    """What stands before the text model's names: `model.`, `language_model.model.`, … or nothing."""
+    """The prefix of the text model's names: `model.`, `language_model.model.`, … or nothing."""
     name = _named(checkpoint, EMBED)
     if not name:
         raise CheckpointError(f"{checkpoint.folder}: tensor model.{EMBED} is missing")
@@ -246,30 +247,31 @@ def _named(checkpoint: Checkpoint, ending: str) -> str:
     return min(names, key=len, default="")
 
 
-def _joined_linears(spec: ModelSpec) -> dict[str, Joined]:
+def _stacked_linears(spec: ModelSpec) -> dict[str, StackedLinear]:
     """The linears of a Layer."""
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     hidden, inner = spec.hidden_size, spec.intermediate_size
     order = _row_order(spec)
     if spec.fused:
-        qkv = Joined(("self_attn.qkv_proj",), (q + 2 * kv,), hidden, spec.qkv_bias, order)
-        gate_up = Joined(("mlp.gate_up_proj",), (2 * inner,), hidden, spec.mlp_bias)
+        qkv = StackedLinear(("self_attn.qkv_proj",), (q + 2 * kv,), hidden, spec.qkv_bias, order)
+        gate_up = StackedLinear(("mlp.gate_up_proj",), (2 * inner,), hidden, spec.mlp_bias)
     else:
         attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        qkv = Joined(attention, (q, kv, kv), hidden, spec.qkv_bias, order)
-        gate_up = Joined(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, spec.mlp_bias)
+        qkv = StackedLinear(attention, (q, kv, kv), hidden, spec.qkv_bias, order)
+        gate_up = StackedLinear(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, spec.mlp_bias)
     return {
         "qkv": qkv,
-        "o": Joined(("self_attn.o_proj",), (hidden,), q, spec.o_bias),
+        "o": StackedLinear(("self_attn.o_proj",), (hidden,), q, spec.o_bias),
         "gate_up": gate_up,
-        "down": Joined(("mlp.down_proj",), (hidden,), inner, spec.mlp_bias),
+        "down": StackedLinear(("mlp.down_proj",), (hidden,), inner, spec.mlp_bias),
     }
 
 
 def _row_order(spec: ModelSpec) -> Tensor | None:
-    """Of queries, keys and values, where heads are rotated in part: kernels rotate dimension i with i + D / 2.
+    """The order of the rows of queries, keys and values if heads are rotated in part; None: the checkpoint's.
 
-    The first R of a head's D dimensions, of which i goes with i + R / 2, come to lie that way; the rest fill the gaps.
+    Kernels rotate dimension i of a head with i + D / 2. Of the head's D dimensions the first R are rotated, i with
+    i + R / 2. The order places these pairs D / 2 apart, and the other dimensions in the gaps.
     """
     rotated, size = spec.ropes[0].rotated, spec.head_dim
     if not rotated:
@@ -283,7 +285,7 @@ def _row_order(spec: ModelSpec) -> Tensor | None:
 
 
 def _norms(spec: ModelSpec) -> dict[str, tuple[str, int]]:
-    """The norms of a Layer. `post_attention_layernorm` is two different things: see the two rows that name it."""
+    """The norms of a Layer. `post_attention_layernorm` names two different norms: see its two rows."""
     norms = {"before_attention": ("input_layernorm", spec.hidden_size)}
     if spec.sandwich_norms:
         norms["after_attention"] = ("post_attention_layernorm", spec.hidden_size)

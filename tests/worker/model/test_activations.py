@@ -22,7 +22,7 @@ from worker.model.decoder import Decoder
 from worker.model.device import computable
 from worker.model.families import spec_from_config
 from worker.model.quantization import describe
-from worker.model.spec import Stored
+from worker.model.spec import StoredQuantization
 
 CUDA = torch.device("cuda")
 TOKEN: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
@@ -36,19 +36,19 @@ def compressed(inputs: dict[str, Any] | None, type: str = "float") -> dict[str, 
 
 
 WANTED = {
-    "none": (compressed(None), "in full"),
+    "none": (compressed(None), "unquantized"),
     "a scale a token": (compressed(TOKEN), "dynamic"),
     "integers, a scale a token": (compressed({**TOKEN, "type": "int"}, "int"), "dynamic"),
-    "fixed": (compressed({**TOKEN, "dynamic": False, "strategy": "tensor"}), "otherwise"),
-    "a scale a step": (compressed({**TOKEN, "strategy": "tensor"}), "otherwise"),
-    "groups": (compressed({**TOKEN, "strategy": "group", "group_size": 128}), "otherwise"),
-    "partly fixed": (compressed({**TOKEN, "dynamic": "local"}), "otherwise"),
-    "zero points": (compressed({**TOKEN, "type": "int", "symmetric": False}, "int"), "otherwise"),
-    "another format than the weights'": (compressed({**TOKEN, "type": "int"}), "otherwise"),
-    "four bits": (compressed({**TOKEN, "num_bits": 4}), "otherwise"),
+    "fixed": (compressed({**TOKEN, "dynamic": False, "strategy": "tensor"}), "other"),
+    "a scale a step": (compressed({**TOKEN, "strategy": "tensor"}), "other"),
+    "groups": (compressed({**TOKEN, "strategy": "group", "group_size": 128}), "other"),
+    "partly fixed": (compressed({**TOKEN, "dynamic": "local"}), "other"),
+    "zero points": (compressed({**TOKEN, "type": "int", "symmetric": False}, "int"), "other"),
+    "another format than the weights'": (compressed({**TOKEN, "type": "int"}), "other"),
+    "four bits": (compressed({**TOKEN, "num_bits": 4}), "other"),
     "fp8, dynamic": (FP8, "dynamic"),
-    "fp8, fixed": (FP8 | {"activation_scheme": "static"}, "otherwise"),
-    "fp8, blocks": (FP8 | {"weight_block_size": [128, 128]}, "otherwise"),
+    "fp8, fixed": (FP8 | {"activation_scheme": "static"}, "other"),
+    "fp8, blocks": (FP8 | {"weight_block_size": [128, 128]}, "other"),
 }
 
 
@@ -97,24 +97,26 @@ def test_a_cpu_is_never_too_old() -> None:
     assert computable(Scheme("fp8", dynamic=True), CPU, "fp8-dynamic") == Scheme("fp8", dynamic=True)
 
 
-BOTH = Stored("fp8", (1, 0), activations="dynamic")
-STAY = "activations, which would be quantized, too, stay as they are"
+BOTH = StoredQuantization("fp8", (1, 0), activations="dynamic")
+STAY = "activations, which would be quantized as well, are not"
 
 
 @pytest.mark.parametrize(
     ("stored", "scheme", "device", "ending"),
     [
-        (BOTH, "fp8-dynamic", CUDA, "are kept in fp8, one scale a row; so are their inputs, one scale a token"),
-        (None, "int8-dynamic", CUDA, "are quantized in int8, one scale a row; so are their inputs, one scale a token"),
-        (BOTH, "fp8", CUDA, f"are kept in fp8, one scale a row; {STAY}"),
-        (None, "fp8", CUDA, "are quantized in fp8, one scale a row"),
+        (BOTH, "fp8-dynamic", CUDA, "are kept in fp8, one scale per row; so are their inputs, one scale per token"),
+        (None, "int8-dynamic", CUDA, "are quantized in int8, one scale per row; so are their inputs, one scale per token"),
+        (BOTH, "fp8", CUDA, f"are kept in fp8, one scale per row; {STAY}"),
+        (None, "fp8", CUDA, "are quantized in fp8, one scale per row"),
         (BOTH, "", CUDA, f"are dequantized to bfloat16; {STAY}"),
         (BOTH, "fp8-dynamic", CPU, f"they save neither memory nor time; {STAY}"),
         (None, "fp8-dynamic", CPU, f"they save neither memory nor time; {STAY}"),
         (None, "fp8", CPU, "they save neither memory nor time"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_them_is_true(stored: Stored | None, scheme: str, device: torch.device, ending: str) -> None:
+def test_what_is_said_of_them_is_true(
+    stored: StoredQuantization | None, scheme: str, device: torch.device, ending: str
+) -> None:
     assert describe(stored, Scheme.of(scheme) if scheme else None, torch.bfloat16, device).endswith(ending)
 
 

@@ -21,7 +21,7 @@ from worker.model.checkpoint import Checkpoint, CheckpointError, read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
 from worker.model.quantization import scheme_in_memory
-from worker.model.spec import Stored
+from worker.model.spec import StoredQuantization
 from worker.model.staging import Staging
 from worker.model.weights import _Loader, load
 
@@ -271,8 +271,11 @@ def test_what_is_not_supported_is_named(copy: Callable[..., Path], case: str) ->
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-ROW, BLOCK = Stored("fp8", (1, 0)), Stored("fp8", (128, 128), activations="dynamic")
-BOTH, FIXED = Stored("fp8", (1, 0), activations="dynamic"), Stored("fp8", (1, 0), activations="otherwise")
+ROW, BLOCK = StoredQuantization("fp8", (1, 0)), StoredQuantization("fp8", (128, 128), activations="dynamic")
+BOTH, FIXED = (
+    StoredQuantization("fp8", (1, 0), activations="dynamic"),
+    StoredQuantization("fp8", (1, 0), activations="other"),
+)
 
 
 @pytest.mark.parametrize(
@@ -286,14 +289,14 @@ BOTH, FIXED = Stored("fp8", (1, 0), activations="dynamic"), Stored("fp8", (1, 0)
         (BLOCK, "auto", None), (BLOCK, "none", None), (BLOCK, "fp8", "fp8"), (BLOCK, "fp8-dynamic", "fp8-dynamic"),
     ],
 )  # fmt: skip
-def test_the_flag_and_the_checkpoint(stored: Stored | None, flag: str, scheme: str | None) -> None:
+def test_the_flag_and_the_checkpoint(stored: StoredQuantization | None, flag: str, scheme: str | None) -> None:
     found = scheme_in_memory(stored, flag)
     assert (found and str(found)) == scheme
 
 
 @pytest.mark.parametrize("flag", ["int8", "int8-dynamic"])
 @pytest.mark.parametrize("stored", [ROW, BLOCK])
-def test_a_contradiction_names_the_flag(stored: Stored, flag: str) -> None:
+def test_a_contradiction_names_the_flag(stored: StoredQuantization, flag: str) -> None:
     with pytest.raises(ConfigError, match=rf"--quantization {flag} .* fp8"):
         scheme_in_memory(stored, flag)
 

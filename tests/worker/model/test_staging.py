@@ -98,7 +98,7 @@ def tensors(value: object) -> Iterator[Tensor]:
 def test_a_model_is_loaded_to_the_bit_and_in_the_expected_order(
     checkpoints: Checkpoints, kind: str, how: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Staging, "_bring_forward", lambda *_: pytest.fail("nobody had read ahead of this"))
+    monkeypatch.setattr(Staging, "_read_now", lambda *_: pytest.fail("nobody had read ahead of this"))
     folder = checkpoints(kind, **how)
     plain = list(tensors(weights(folder, None, torch.float16)))
     staged = list(tensors(weights(folder, Staging(HERE, piece=4096, buffers=3), torch.float16)))
@@ -131,7 +131,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(folder: Path) -> None:
     with closing(Checkpoint(folder, Staging(HERE, piece=64, buffers=2))) as checkpoint:
         os.truncate(path, path.stat().st_size - 100)
         last = max(checkpoint.names(), key=lambda name: checkpoint._extents[name].offset)
-        with pytest.raises(CheckpointError, match="it ends early") as caught:
+        with pytest.raises(CheckpointError, match="the file ends early") as caught:
             copied(checkpoint, last, torch.float32)
     assert str(path) in str(caught.value) and last in str(caught.value)
 

@@ -155,11 +155,11 @@ BROKEN: dict[str, tuple[Callable[[State], Any], list[str]]] = {
     "transposed": (lambda state: state.update({Q: state[Q].T}), [Q, "[64, 128]", "[128, 64]"]),
     "a layer too many": (
         lambda state: state.update({"model.layers.3.mlp.up_proj.weight": torch.ones(2)}),
-        ["model.layers.3.mlp.up_proj.weight", "no place"],
+        ["model.layers.3.mlp.up_proj.weight", "does not belong"],
     ),
     "a bias too many": (
         lambda state: state.update({Q.replace("weight", "bias"): torch.ones(128)}),
-        [Q.replace("weight", "bias"), "no place"],
+        [Q.replace("weight", "bias"), "does not belong"],
     ),
     "integers": (lambda state: state.update({Q: state[Q].to(torch.int8)}), [Q, "I8", "BF16"]),
 }
