@@ -102,7 +102,7 @@ def _compile(text: str, vocabulary: "Future[LLTokenizer]") -> Grammar:
     try:
         tokens = vocabulary.result()
     except Exception as error:
-        raise InvalidGrammar(f"this model's tokenizer cannot be held to a grammar: {error}") from error
+        raise InvalidGrammar(f"this model's tokenizer cannot be used with a grammar: {error}") from error
     matcher = LLMatcher(tokens, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
     matcher.compute_bitmask()  # the first one costs the most, and shows whether any token fits
     if matcher.is_error():

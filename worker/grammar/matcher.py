@@ -40,4 +40,4 @@ def error_text(state: "LLMatcher") -> str:
     words = state.get_error().partition("<state>")[0].strip()
     if not words:
         return ""
-    return "the grammar has no way on" if words.startswith("NoExtension") else words[:MAX_ERROR_CHARS]
+    return "the grammar allows no further token" if words.startswith("NoExtension") else words[:MAX_ERROR_CHARS]

@@ -49,6 +49,6 @@ def _set_matcher(sequence: Sequence, grammar: "Future[Grammar]") -> str:
     except InvalidGrammar as invalid:
         return str(invalid)
     if not matcher.replay(sequence.tokens[sequence.prompt_len :]):
-        return "what was generated so far does not keep to the grammar"
+        return "the output generated so far does not fit the grammar"
     sequence.constraint = matcher
     return ""

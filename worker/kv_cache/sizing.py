@@ -72,7 +72,7 @@ class GpuMemory:
 
     def __str__(self) -> str:
         return (
-            f"{self.name} has {self.available / GIB:.2f} GiB for more "
+            f"{self.name} has {self.available / GIB:.2f} GiB available "
             f"({self.free / GIB:.2f} of {self.total / GIB:.2f} GiB are free, --gpu-memory-utilization is "
             f"{self.utilization:g})"
         )
@@ -86,7 +86,7 @@ def longest_sequence(spec: ModelSpec, model: ModelConfig, worker: WorkerConfig) 
     contiguous = worker.kv_cache_backend == "contiguous"
     max_seq_len = model.max_seq_len or min(spec.max_positions, CONTIGUOUS_SEQ_LEN if contiguous else spec.max_positions)
     if max_seq_len > spec.max_positions:
-        raise ConfigError(f"--max-seq-len {max_seq_len} is more than the {spec.max_positions} the model was made for")
+        raise ConfigError(f"--max-seq-len {max_seq_len} is more than the model's {spec.max_positions}")
     return max_seq_len
 
 

@@ -30,18 +30,18 @@ def check_possible(sequence: Sequence, config: SchedulerConfig, paging: Paging) 
     tokens = len(sequence.tokens)
     longest = sequence.prompt_len + sequence.sampling.max_tokens
     if max(longest, tokens) > config.max_seq_len:
-        raise TooLong(f"prompt and max_tokens are {longest} tokens, at most {config.max_seq_len} are possible")
+        raise TooLong(f"prompt and max_tokens are {longest} tokens, but at most {config.max_seq_len} are possible")
     if not paging.fits(max(longest - 1, tokens)):  # the last token's K/V is never needed
-        raise TooLong(f"prompt and max_tokens are {longest} tokens, more than the K/V pool can hold")
+        raise TooLong(f"prompt and max_tokens are {longest} tokens, which is more than the K/V pool can hold")
 
 
 def check_queue(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueue, running: int) -> None:
     """Raises QueueFull if too many wait. A sequence is always accepted if none waits and fewer than a batch run."""
     waiting = len(queue)
     if waiting >= config.max_waiting_requests and (waiting or running >= config.max_batch_size):
-        raise QueueFull(f"{waiting} requests are waiting, at most {config.max_waiting_requests} may")
+        raise QueueFull(f"{waiting} requests are waiting, and at most {config.max_waiting_requests} may wait")
     if waiting and 0 < config.max_waiting_tokens < queue.tokens + len(sequence.tokens):
-        raise QueueFull(f"{queue.tokens} prompt tokens are waiting, at most {config.max_waiting_tokens} may")
+        raise QueueFull(f"{queue.tokens} prompt tokens are waiting, and at most {config.max_waiting_tokens} may wait")
     if sequence.tenant:
         _check_share(sequence, config, queue)
 

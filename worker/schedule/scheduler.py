@@ -112,9 +112,9 @@ class Scheduler:
         one whose output is complete ends without a new token.
         """
         if sequence.key in self.state.live:
-            raise Refused(f"request {sequence.key[1]} is live already")
+            raise Refused(f"request id {sequence.key[1]} is in use already")
         check_possible(sequence, self.config, self.state.paging)
-        if not sequence.resumed:  # it was admitted before
+        if not sequence.resumed:  # a resumed one was admitted before
             check_queue(sequence, self.config, self.state.queue, len(self.state.running))
         self._earliest_deadline = min(self._earliest_deadline, sequence.deadline)
         self.state.live[sequence.key] = sequence
@@ -281,7 +281,7 @@ class Scheduler:
         """
         rows = sum([chunk.samples + len(chunk.drafts) for chunk in plan.chunks])
         if rows != len(ids):
-            raise ValueError(f"the plan samples {rows} tokens, but {len(ids)} came")
+            raise ValueError(f"the plan samples {rows} tokens, but {len(ids)} ids were passed")
         self._step_time.computed(now)
         updates: list[SequenceUpdate] = []
         sampled, running, drafts = iter(ids), self.state.running, 0

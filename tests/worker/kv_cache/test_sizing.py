@@ -95,7 +95,7 @@ def test_pool_budget_remedy_names_the_gpu_and_the_flags() -> None:
 
 
 def test_longest_sequence_beyond_the_model_raises() -> None:
-    with pytest.raises(ConfigError, match="--max-seq-len 65 is more than the 64 the model was made for"):
+    with pytest.raises(ConfigError, match="--max-seq-len 65 is more than the model's 64"):
         longest_sequence(SPEC, ModelConfig(max_seq_len=65), WorkerConfig())
 
 
