@@ -1,8 +1,12 @@
-"""Errors with their HTTP status. border.py turns them into answers, each dialect words them in its own way."""
+"""Errors with their HTTP status. The middleware turns them into responses; each API format has its own error body."""
 
 
 class SluiceError(Exception):
-    """Base of what a client is told. `kind` is the OpenAI error type, `code` a machine-readable reason."""
+    """Base of all errors that a client sees.
+
+    kind: the OpenAI error type
+    code: a machine-readable reason
+    """
 
     status = 500
     kind = "internal_error"
@@ -35,7 +39,7 @@ class NotFound(SluiceError):
 
 
 class MethodNotAllowed(SluiceError):
-    """`allow`: the methods that the route has."""
+    """allow: the methods that the route has."""
 
     status = 405
     kind = "not_found_error"
@@ -58,18 +62,18 @@ class Unprocessable(SluiceError):
 
 
 class Overloaded(SluiceError):
-    """Queue full, draining, no worker; `retry_after` in seconds."""
+    """Queue full, draining, no worker. `retry_after` is in seconds."""
 
     status = 503
     kind = "overloaded_error"
 
 
 class Internal(SluiceError):
-    """Our fault, or the worker's: the step raised, the stream could not be repaired."""
+    """A fault of the frontend or the worker: the step raised, or the stream could not be repaired."""
 
 
 class DeadlineExceeded(SluiceError):
-    """The request did not end within the time that it gave itself."""
+    """The request did not end within its `deadline_ms`."""
 
     status = 504
     kind = "timeout_error"

@@ -1,21 +1,21 @@
-"""`python -m deploy.reference`: writes the made parts of docs/ anew, in a checkout.
+"""`python -m deploy.reference`: regenerates the tables of docs/, in a checkout.
 
-What stands between `<!-- made: NAME -->` and `<!-- end -->` is made by tables.py; the rest is written by people.
+`tables` generates the text between `<!-- made: NAME -->` and `<!-- end -->`; people write the rest.
 """
 
 import re
 import sys
 from pathlib import Path
 
-from deploy.reference.tables import NAMED, ROOT
+from deploy.reference.tables import ROOT, TABLES
 
 DOCS = ROOT / "docs"
 MADE = re.compile(r"(?P<begin><!-- made: (?P<name>[a-z ]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def renewed(text: str) -> str:
-    """A page as it should be. Raises KeyError for a marker that nothing is made for."""
-    return MADE.sub(lambda part: f"{part['begin']}\n{NAMED[part['name']]()}\n\n", text)
+    """A page with up-to-date tables. Raises KeyError for an unknown marker."""
+    return MADE.sub(lambda part: f"{part['begin']}\n{TABLES[part['name']]()}\n\n", text)
 
 
 def main(docs: Path = DOCS) -> int:

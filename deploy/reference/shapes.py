@@ -13,7 +13,7 @@ BOUNDLESS = 1e9  # a bound beyond it is not worth mentioning
 
 
 def words(shape: Schema) -> str:
-    """What a value may be, null aside; objects are only called object."""
+    """The values that a schema allows, without null; an object is only called object."""
     kinds = list(dict.fromkeys(_words(one) for one in _alternatives(shape)))
     return " or ".join(kinds) or "anything"
 
@@ -77,5 +77,5 @@ def merged(found: Iterator[tuple[str, Schema, bool]]) -> Mapping[str, tuple[str,
 
 
 def default(shape: Schema) -> str:
-    """As JSON; nothing where it could not be sent, or is null."""
+    """The default as JSON; empty for null, and if a client could not send it."""
     return f"`{json.dumps(shape['default'])}`" if "default" in shape else ""

@@ -1,6 +1,6 @@
-"""The tables of docs/, each made of what the programs themselves read and count.
+"""The generated tables of docs/, from the same definitions that the programs use.
 
-Every function gives Markdown; NAMED says which marker each stands behind.
+Every function returns Markdown; TABLES names the marker that each belongs to.
 """
 
 import ast
@@ -33,7 +33,7 @@ from shared.flags import Flag, all_flags
 from worker.observability.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
-DIALECTS = {
+API_FORMATS = {
     "completions": "CompletionRequest",
     "chat": "ChatCompletionRequest",
     "responses": "ResponseRequest",
@@ -55,10 +55,10 @@ def sentence(text: str) -> str:
 
 
 def routes() -> str:
-    said = document()["paths"]
+    paths = document()["paths"]
     rows = [
         [f"`{method.upper()} {path}`", what["summary"], "" if what.get("security") == [] else "yes"]
-        for path, item in said.items()
+        for path, item in paths.items()
         for method, what in item.items()
         if method in ("get", "post")
     ]
@@ -68,15 +68,15 @@ def routes() -> str:
 def fields() -> str:
     """The API formats side by side; a field that differs between them has a row for each of its kinds."""
     rows: dict[tuple[str, str, str], tuple[list[str], str]] = {}
-    for dialect, request in DIALECTS.items():
+    for api_format, request in API_FORMATS.items():
         for name, shape, value in effective(request):
             formats, _ = rows.setdefault((name, words(shape), value), ([], shape["description"]))
-            formats.append(dialect)
+            formats.append(api_format)
     names = list(dict.fromkeys(name for name, _, _ in rows))
     return table(
-        ["field", "value", "default", *DIALECTS, ""],
+        ["field", "value", "default", *API_FORMATS, ""],
         [
-            [f"`{name}`", kind, value, *("✓" if dialect in formats else "" for dialect in DIALECTS), meaning]
+            [f"`{name}`", kind, value, *("✓" if api_format in formats else "" for api_format in API_FORMATS), meaning]
             for (name, kind, value), (formats, meaning) in sorted(rows.items(), key=lambda row: names.index(row[0][0]))
         ],
     )
@@ -106,9 +106,9 @@ def refused() -> str:
 def _grouped(values: Callable[[str], Mapping[str, str]]) -> str:
     """A row for all fields with the same value in the same API formats; `values`: each field's, of one request."""
     formats: dict[tuple[str, str], list[str]] = {}
-    for dialect, request in DIALECTS.items():
+    for api_format, request in API_FORMATS.items():
         for name, value in values(request).items():
-            formats.setdefault((name, value), []).append(dialect)
+            formats.setdefault((name, value), []).append(api_format)
     rows: dict[tuple[str, str], list[str]] = {}
     for (name, value), has in formats.items():
         rows.setdefault((value, ", ".join(has)), []).append(f"`{name}`")
@@ -117,10 +117,10 @@ def _grouped(values: Callable[[str], Mapping[str, str]]) -> str:
 
 def nested() -> str:
     found: dict[tuple[str, str, str], list[str]] = {}
-    for dialect, request in DIALECTS.items():
+    for api_format, request in API_FORMATS.items():
         for name, shape, _ in effective(request):
             for path, (kind, required) in merged(inner(name, shape)).items():
-                found.setdefault((path, kind, "yes" if required else ""), []).append(dialect)
+                found.setdefault((path, kind, "yes" if required else ""), []).append(api_format)
     rows = [[f"`{path}`", kind, need, ", ".join(has)] for (path, kind, need), has in sorted(found.items())]
     return table(["field", "value", "needed in its object", "in"], rows)
 
@@ -155,7 +155,7 @@ def failures() -> str:
 
 
 def early() -> list[http_protocol.EarlyRefusal]:
-    """Before any route knows of it, and so in OpenAI's words for everybody."""
+    """Refusals before a route is known, which all have OpenAI's format."""
     return [one for one in vars(http_protocol).values() if isinstance(one, http_protocol.EarlyRefusal)]
 
 
@@ -169,9 +169,9 @@ def codes() -> str:
 
 
 def _written() -> Iterator[tuple[int, str]]:
-    """Those that stand beside an error in the frontend's source."""
+    """The codes that the frontend's source passes to an error."""
     classes = {error.__name__: error.status for error in _subclasses(errors.SluiceError)}
-    classes["_fail"] = errors.Overloaded.status  # fleet.py's, of a request that was not admitted
+    classes["_fail"] = errors.Overloaded.status  # in pool.py, for a request that was not admitted
     for file in sorted((ROOT / "frontend").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
@@ -229,10 +229,10 @@ def _readers(flag: Flag) -> str:
 
 
 def commands() -> str:
-    told = {name: command.about for name, command in COMMANDS.items()} | {
+    rows_by_name = {name: command.about for name, command in COMMANDS.items()} | {
         name: tool.about for name, tool in TOOLS.items()
     }
-    return table(["command", ""], [[f"`sluice {name}`", about] for name, about in told.items()])
+    return table(["command", ""], [[f"`sluice {name}`", about] for name, about in rows_by_name.items()])
 
 
 # metrics.md
@@ -269,7 +269,7 @@ def _metrics(text: bytes, labels: Mapping[str, Sequence[str]]) -> str:
 
 
 def _labels(registry: CollectorRegistry) -> Mapping[str, Sequence[str]]:
-    """By a family's name, also of those that nobody has added to yet."""
+    """Label names by metric family, including families without samples."""
     return {
         name: getattr(collector, "_labelnames", ())
         for collector, names in registry._collector_to_names.items()
@@ -304,7 +304,7 @@ def _first(kind: type) -> str:
     return sentence(str(kind.__doc__).split("\n\n")[0])
 
 
-NAMED: Mapping[str, Callable[[], str]] = {
+TABLES: Mapping[str, Callable[[], str]] = {
     "routes": routes, "fields": fields, "ignored": ignored, "only": only, "refused": refused, "nested": nested,
     "small": small, "failures": failures, "codes": codes, "flags": flags, "commands": commands,
     "frontend metrics": frontend_metrics, "worker metrics": worker_metrics, "alerts": alerts, "wire": wire,

@@ -1,7 +1,7 @@
-"""Routes, and the life of one HTTP exchange: read, parse, start, write. Knows HTTP and which dialect speaks where.
+"""The routes, and the life of one HTTP request: read, parse, start the generation, write the response.
 
-The app can be made, and its port opened, before the tokenizer is loaded or a worker is there; until then the
-routes that need them answer 503 and `/ready` says what is missing.
+Knows HTTP and the API format of each route. The app can be created, and its port opened, before the tokenizer is loaded
+or a worker is connected; until then the routes that need them answer 503 and `/ready` says what is missing.
 """
 
 import asyncio
@@ -66,14 +66,14 @@ SERVING = (ConnectionState.READY, ConnectionState.DRAINING)  # the model is load
 T = TypeVar("T")
 
 
-class Dialect(Protocol):
-    """What a file in protocols/ offers."""
+class ApiFormat(Protocol):
+    """The interface of a module in `openai/` or `anthropic/` that handles one format."""
 
     NAME: str  # in logs and traces
-    PREFIX: str  # of an answer's id
+    PREFIX: str  # of a response's id
 
     @property
-    def REQUEST(self) -> type[RequestModel]: ...  # what a body is decoded into
+    def REQUEST(self) -> type[RequestModel]: ...  # the type that a body is decoded into
 
     async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest: ...
     def stream_writer(self, context: ResponseContext) -> StreamWriter[list[Delta]]: ...
@@ -82,7 +82,7 @@ class Dialect(Protocol):
     def stream_error(self, exc: SluiceError, request_id: str, context: ResponseContext) -> bytes: ...
 
 
-DIALECTS: Mapping[str, Dialect] = {
+API_FORMATS: Mapping[str, ApiFormat] = {
     "/v1/completions": completions,
     "/v1/chat/completions": chat,
     "/v1/responses": responses,
@@ -93,20 +93,23 @@ DIALECTS: Mapping[str, Dialect] = {
 def create_app(
     config: FrontendConfig,
     model: ModelConfig,
-    fleet: WorkerPool,
+    pool: WorkerPool,
     tokenizer: asyncio.Future[Tokenizer],
-    meters: PrometheusMetrics,
+    metrics: PrometheusMetrics,
 ) -> Starlette:
-    """The ASGI application; its lifespan starts and closes `fleet`. `app.state.service` is the Service.
+    """The ASGI application; its lifespan starts and closes `pool`. `app.state.service` is the Service.
 
-    Raises ConfigError when the file of API keys cannot be used.
+    Raises ConfigError if the file of API keys cannot be used.
     """
-    ended = observers(config, meters)
-    api = Api(config, model, Service(fleet, tokenizer, meters), meters, ended)
+    ended = observers(config, metrics)
+    api = Api(config, model, Service(pool, tokenizer, metrics), metrics, ended)
     keys = ApiKeys(config.api_keys)
-    border = Middleware(RequestMiddleware, keys=keys, envelope=api.envelope, rejected=meters.rejected, ended=ended)
+    middleware = Middleware(RequestMiddleware, keys=keys, envelope=api.envelope, rejected=metrics.rejected, ended=ended)
     app = Starlette(
-        routes=api.routes(), middleware=[border], lifespan=api.lifespan, exception_handlers={HTTPException: _pass_on}
+        routes=api.routes(),
+        middleware=[middleware],
+        lifespan=api.lifespan,
+        exception_handlers={HTTPException: _pass_on},
     )
     app.router.redirect_slashes = False
     app.state.service = api.service
@@ -114,7 +117,7 @@ def create_app(
 
 
 def _pass_on(request: Request, exc: Exception) -> Response:
-    raise exc  # to the border
+    raise exc  # to the middleware
 
 
 class Api:
@@ -125,14 +128,14 @@ class Api:
         config: FrontendConfig,
         model: ModelConfig,
         service: Service,
-        meters: PrometheusMetrics,
+        metrics: PrometheusMetrics,
         observers: EndHooks,
     ) -> None:
         self.service = service
         self._config = config
         self._name = model.name
-        self._fleet = service.pool
-        self._meters = meters
+        self._pool = service.pool
+        self._metrics = metrics
         self._observers = observers
         self._created = int(time.time())
 
@@ -150,45 +153,45 @@ class Api:
             Route("/tokenizer_info", self.tokenizer_info),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
-            *[Route(path, self.generate, methods=["POST"]) for path in DIALECTS],
+            *[Route(path, self.generate, methods=["POST"]) for path in API_FORMATS],
             Route("/v1/responses/input_tokens", self.input_tokens, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
         ]
 
     def envelope(self, path: str) -> Envelope:
-        """Who words an error before the body was read."""
-        return messages if path.startswith("/v1/messages/") else self._dialect(path)
+        """The format of an error that occurs before the body is read."""
+        return messages if path.startswith("/v1/messages/") else self._api_format(path)
 
-    def _dialect(self, path: str, body: bytes = b"") -> Dialect:
-        """The format of a request's answer and of its refusal, even where its body cannot be decoded."""
+    def _api_format(self, path: str, body: bytes = b"") -> ApiFormat:
+        """The format of the response, also of an error if the body cannot be decoded."""
         if path == "/v1/completions":
             wanted = _stream_format(body) or self._config.completions_stream_format
             return typed_events if wanted == "events" else completions
-        return DIALECTS.get(path, completions)
+        return API_FORMATS.get(path, completions)
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        await self._fleet.start()
+        await self._pool.start()
         tasks = [asyncio.create_task(self._flush()), asyncio.create_task(self._watch_lag())]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
-            await self._fleet.close()
+            await self._pool.close()
             await asyncio.to_thread(self._observers.close)
 
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            self._meters.flush(self._fleet.counters)
+            self._metrics.flush(self._pool.counters)
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LAG_S
             await asyncio.sleep(LAG_S)
-            self._meters.loop_lag(max(0.0, loop.time() - due))
+            self._metrics.loop_lag(max(0.0, loop.time() - due))
 
     # generation
 
@@ -196,32 +199,34 @@ class Api:
         body = await self._body(request)
         begun = time.perf_counter()
         exchange: RequestRecord = request.scope[RECORD]
-        dialect = request.scope[DIALECT] = self._dialect(request.scope["path"], body)
-        exchange.dialect = dialect.NAME
-        decoded = decode(body, dialect.REQUEST)
+        api_format = request.scope[DIALECT] = self._api_format(request.scope["path"], body)
+        exchange.dialect = api_format.NAME
+        decoded = decode(body, api_format.REQUEST)
         await self.service.wait_for_handshake()
         context = self._context()
-        generation_request = await dialect.parse(decoded, context)
+        generation_request = await api_format.parse(decoded, context)
         if exchange.tenant:
             generation_request = replace(generation_request, tenant=exchange.tenant)
         exchange.generation_request = generation_request
         generation = await _while_connected(request, self.service.start(generation_request, begun))
         exchange.generation = generation
-        response_context = ResponseContext(generation_request, context.tokenizer, dialect.PREFIX)
+        response_context = ResponseContext(generation_request, context.tokenizer, api_format.PREFIX)
         if generation_request.stream:
-            return self._stream(request, dialect, response_context, generation)
+            return self._stream(request, api_format, response_context, generation)
         try:
-            answer = await _while_connected(request, dialect.complete(response_context, generation.deltas()))
+            answer = await _while_connected(request, api_format.complete(response_context, generation.deltas()))
         finally:
             generation.close()
         return Response(answer, media_type="application/json")
 
-    def _stream(self, request: Request, dialect: Dialect, context: ResponseContext, generation: Generation) -> Response:
+    def _stream(
+        self, request: Request, api_format: ApiFormat, context: ResponseContext, generation: Generation
+    ) -> Response:
         request_id = request.scope[REQUEST_ID]
         return EventStream(
             generation,
-            dialect.stream_writer(context),
-            stream_error=lambda exc: dialect.stream_error(client_error(exc, request_id), request_id, context),
+            api_format.stream_writer(context),
+            stream_error=lambda exc: api_format.stream_error(client_error(exc, request_id), request_id, context),
             close=lambda: generation.close(request.scope.get(CLOSED, "client")),
             keepalive_s=self._config.keepalive_s,
             send=request.scope[SEND],
@@ -251,11 +256,11 @@ class Api:
 
     @property
     def _limits(self) -> Limits | None:
-        """None before a worker has said them."""
-        welcome = self._fleet.membership.welcome
+        """None before a worker has reported them."""
+        welcome = self._pool.membership.welcome
         return welcome.limits if welcome else None
 
-    # the rest
+    # other routes
 
     async def tokenize(self, request: Request) -> Response:
         decoded = decode(await self._body(request), TokenizeRequest)
@@ -283,22 +288,22 @@ class Api:
         return _json(models.one(request.path_params["name"], self._name, self._created, self._limits))
 
     async def health(self, request: Request) -> Response:
-        loaded = any(worker.state in SERVING for worker in self._fleet.membership.statuses())
+        loaded = any(worker.state in SERVING for worker in self._pool.membership.statuses())
         return _json({"status": "ok", "model_loaded": loaded})
 
     async def ready(self, request: Request) -> Response:
         readiness = self.service.readiness
         if readiness.ready:
             return _json({"status": "ready"})
-        workers = self._fleet.membership.statuses()
+        workers = self._pool.membership.statuses()
         progress = max((worker.status.progress for worker in workers if worker.status), default=0.0)
         return _json({"status": "not_ready", "reason": readiness.text, "progress": progress}, 503, {"Retry-After": "1"})
 
     async def stats(self, request: Request) -> Response:
-        return _json(stats(self._fleet.membership.statuses(), self._name, self.service.draining))
+        return _json(stats(self._pool.membership.statuses(), self._name, self.service.draining))
 
     async def metrics(self, request: Request) -> Response:
-        text = self._meters.text(self._fleet.counters, self._fleet.membership.statuses())
+        text = self._metrics.text(self._pool.counters, self._pool.membership.statuses())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def document(self, request: Request) -> Response:
@@ -323,15 +328,15 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; when the client leaves first, `work` is cancelled and ClientDisconnect raised."""
+    """The result of `work`. If the client disconnects first, cancels `work` and raises ClientDisconnect."""
     here = asyncio.current_task()
-    gone = False
+    disconnected = False
 
     async def watch() -> None:
-        nonlocal gone
+        nonlocal disconnected
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        gone = True
+        disconnected = True
         if here is not None:
             here.cancel()
 
@@ -339,7 +344,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except asyncio.CancelledError:
-        if gone and here is not None and not here.uncancel():
+        if disconnected and here is not None and not here.uncancel():
             raise ClientDisconnect from None
         raise
     finally:

@@ -1,7 +1,7 @@
-"""What the chat dialects share: messages as chat templates know them (`ChatMessage`), and how those become a prompt.
+"""Shared by the chat formats: messages as chat templates know them (`ChatMessage`), and the prompt they become.
 
-Knows text parts, tool calls and the chat template; knows no dialect. How a dialect's messages are read as turns is told
-in its file `…_input`.
+Knows text parts, tool calls and the chat template; knows no API format. A format's file `…_input` messages its messages
+into `ChatMessage`s.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
 MARK = "\ue000"  # private use: where the text to be continued ends, for the time of rendering
 ROLES = {"developer": "system"}  # OpenAI's newer name
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what templates call a thought
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of reasoning in templates
 MISTRALS_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 ChatMessage = dict[str, Any]  # role, content (a text), and what else a template may use of a message
@@ -47,13 +47,13 @@ def parsed(arguments: str) -> Any:
     return value if type(value) is dict else arguments
 
 
-# turns
+# messages
 
 
-def turn(role: str, said: str, thought: str | None = None, calls: Sequence[ChatMessage] = ()) -> ChatMessage:
+def chat_message(role: str, content: str, thought: str | None = None, calls: Sequence[ChatMessage] = ()) -> ChatMessage:
     """A message as chat templates know it."""
     also: ChatMessage = dict.fromkeys(THOUGHTS, thought) if thought else {}
-    return {"role": role, "content": said} | also | ({"tool_calls": list(calls)} if calls else {})
+    return {"role": role, "content": content} | also | ({"tool_calls": list(calls)} if calls else {})
 
 
 def call(id: str, name: str, arguments: Any) -> ChatMessage:
@@ -61,34 +61,37 @@ def call(id: str, name: str, arguments: Any) -> ChatMessage:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def merge_same_role(turns: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Neighbours of one role are one turn, a line each; but each result of a tool is its own."""
+def merge_same_role(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """Joins neighbours of one role into one message, a line each. Each result of a tool stays its own message."""
     merged: list[ChatMessage] = []
-    for one in turns:
+    for one in messages:
         if merged and merged[-1]["role"] == one["role"] != "tool":
-            one = _joined(merged.pop(), one)
+            one = _merged(merged.pop(), one)
         merged.append(one)
     return merged
 
 
-def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
-    """Where one of them only calls or thinks, there is no line to join."""
+def _merged(first: ChatMessage, second: ChatMessage) -> ChatMessage:
+    """A message that only calls or thinks has no line to join."""
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
     thoughts = [one["reasoning_content"] for one in (first, second) if "reasoning_content" in one]
     lines = [one["content"] for one in (first, second) if one["content"] or not (calls or thoughts)]
-    return turn(first["role"], "\n".join(lines), "\n".join(thoughts), calls)
+    return chat_message(first["role"], "\n".join(lines), "\n".join(thoughts), calls)
 
 
 def checked(
-    turns: Sequence[ChatMessage], style: ModelFormat, *, answered: bool, param: str = "messages"
+    messages: Sequence[ChatMessage], style: ModelFormat, *, answered: bool, param: str = "messages"
 ) -> Sequence[ChatMessage]:
-    """The turns as a model's template can show them, before an answer or not.
+    """The messages as the model's template can show them.
 
-    `param` is the field that they came in. Raises Unprocessable for calls that the template has no place for, a
-    result of no call, an answer to a call without result.
+    answered: an answer follows
+    param: the request field that holds the messages
+
+    Raises Unprocessable for calls that the template has no place for, for the result of an unknown call, and for an
+    answer to a call without result.
     """
     known: set[str] = set()
-    for i, one in enumerate(turns):
+    for i, one in enumerate(messages):
         calls = one.get("tool_calls", ())
         if calls and not style.shows_tools:
             raise Unprocessable(
@@ -98,21 +101,21 @@ def checked(
         known.update(made["id"] for made in calls)
         if style.shows_tools and (id := one.get("tool_call_id")) is not None and id not in known:
             raise Unprocessable(
-                f"`{param}`: the tool call {id!r:.80}, whose result is there, was not made before it",
+                f"`{param}`: a tool result belongs to the call {id!r:.80}, which no earlier message makes",
                 param=param, code="out_of_range",
             )  # fmt: skip
-        if calls and answered and i + 1 == len(turns):
+        if calls and answered and i + 1 == len(messages):
             raise Unprocessable(f"`{param}`: the tool call at the end has no result", param=param, code="out_of_range")
     match style.tool_format:
         case ToolFormat.LLAMA:
-            return _one_by_one(turns)
+            return _one_by_one(messages)
         case ToolFormat.MISTRAL:
-            return [_with_short_ids(one) for one in turns]
-    return turns
+            return [_with_short_ids(one) for one in messages]
+    return messages
 
 
 def _with_short_ids(one: ChatMessage) -> ChatMessage:
-    """For templates that take no ids of calls but such of nine letters and digits: others become one."""
+    """Mistral's templates accept only call ids of nine letters and digits; another id becomes a digest of itself."""
     changed = dict(one)
     if calls := one.get("tool_calls"):
         changed["tool_calls"] = [{**made, "id": _short(made["id"])} for made in calls]
@@ -125,17 +128,17 @@ def _short(id: str) -> str:
     return id if MISTRALS_ID.fullmatch(id) else hashlib.sha256(id.encode(errors="replace")).hexdigest()[:9]
 
 
-def _one_by_one(turns: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """For templates that show one call a message: several become several, each before its result."""
+def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Llama's templates show one call per message: several calls become several messages, each before its result."""
     shown: list[ChatMessage] = []
     at = 0
-    while at < len(turns):
-        one, at = turns[at], at + 1
+    while at < len(messages):
+        one, at = messages[at], at + 1
         calls = one.get("tool_calls", ())
         if len(calls) < 2:
             shown.append(one)
             continue
-        results = list(takewhile(lambda turn: turn["role"] == "tool", turns[at : at + len(calls)]))
+        results = list(takewhile(lambda message: message["role"] == "tool", messages[at : at + len(calls)]))
         at += len(results)
         for made in calls:
             own = [result for result in results if result.get("tool_call_id") == made["id"]]
@@ -152,11 +155,11 @@ class Prompt(NamedTuple):
     """A rendered conversation."""
 
     ids: list[int]
-    begins: Reasoning  # where the answer does
+    begins: Reasoning  # the state of reasoning where the answer begins
 
 
 async def prompt(
-    turns: Sequence[ChatMessage],
+    messages: Sequence[ChatMessage],
     context: ModelContext,
     kwargs: Mapping[str, Any],
     offered: Iterable[Function] = (),
@@ -164,22 +167,27 @@ async def prompt(
     resume: bool = False,
     param: str = "messages",
 ) -> Prompt:
-    """The rendered conversation: with the assistant's turn opened (`generate`) or the last one left open.
+    """Renders a conversation.
 
-    `param` is the field that it came in. Raises Unprocessable when the model has no chat template, BadRequest when its
-    template refuses the messages.
+    kwargs: variables for the chat template
+    offered: the functions that the prompt shows
+    generate: open the assistant's turn
+    resume: leave the last message open instead
+    param: the request field that holds the conversation
+
+    Raises Unprocessable if the model has no chat template, BadRequest if its template refuses the messages.
     """
     if not context.template:
         raise Unprocessable(
             "this model has no chat template; use /v1/completions", param=param, code="no_chat_template"
         )
-    turns = checked(turns, context.style, answered=generate or resume, param=param)
+    messages = checked(messages, context.style, answered=generate or resume, param=param)
     tools = [one.definition for one in offered] or None
     try:
         text = (
-            _opened(turns, context, tools, kwargs)
+            _opened(messages, context, tools, kwargs)
             if resume
-            else context.template.render(turns, generate, tools, **kwargs)
+            else context.template.render(messages, generate, tools, **kwargs)
         )
     except TemplateError as error:
         error.param = param if error.param == "messages" else error.param
@@ -188,19 +196,21 @@ async def prompt(
     if not ids:
         raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
     check_ids(param, ids, context.vocab_size)
-    said = turns[-1]["content"] if resume else ""
-    return Prompt(ids, context.style.reasoning_within(said) if said else context.style.reasoning_after_prompt(text))
+    open_text = messages[-1]["content"] if resume else ""
+    return Prompt(
+        ids, context.style.reasoning_within(open_text) if open_text else context.style.reasoning_after_prompt(text)
+    )
 
 
 def _opened(
-    turns: Sequence[ChatMessage],
+    messages: Sequence[ChatMessage],
     context: ModelContext,
     tools: Sequence[dict[str, Any]] | None,
     kwargs: Mapping[str, Any],
 ) -> str:
     """The prompt up to the end of the last message's content."""
-    last = turns[-1] | {"content": turns[-1]["content"] + MARK}
-    text, mark, _ = context.template.render([*turns[:-1], last], False, tools, **kwargs).rpartition(MARK)
+    last = messages[-1] | {"content": messages[-1]["content"] + MARK}
+    text, mark, _ = context.template.render([*messages[:-1], last], False, tools, **kwargs).rpartition(MARK)
     if not mark:
         raise Unprocessable(
             "the model's chat template does not show the last message, so it cannot be continued",

@@ -1,6 +1,6 @@
-"""What all dialects share: the table of sampling fields, the facts of a request, usage and timings.
+"""Shared by all API formats: model facts, checks, sampling parameters, usage and timings.
 
-Knows JSON and tokens; knows no dialect's envelope and no HTTP.
+Knows JSON and tokens; knows no format's envelope and no HTTP.
 """
 
 import secrets
@@ -35,20 +35,20 @@ RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """What must be known to read a request."""
+    """Facts about the model that reading a request needs."""
 
     model: str  # the served name
-    max_seq_len: int  # tokens, prompt + output; 0 before a worker has said so
+    max_seq_len: int  # tokens, prompt + output; 0 before a worker has reported it
     vocab_size: int
     tokenizer: Tokenizer
     template: ChatTemplate
-    stream_format: str = "openai"  # of /v1/completions, when the body does not say
-    style: ModelFormat = field(default_factory=ModelFormat)  # how the model thinks and calls
-    recommended: Mapping[str, Any] = field(default_factory=dict)  # by who made the model: fields' defaults
+    stream_format: str = "openai"  # for /v1/completions, where the body has none
+    style: ModelFormat = field(default_factory=ModelFormat)  # how the model writes reasoning and tool calls
+    recommended: Mapping[str, Any] = field(default_factory=dict)  # defaults of sampling fields, by the model's authors
 
     @classmethod
     def of(cls, name: str, tokenizer: Tokenizer, config: FrontendConfig) -> Self:
-        """What is known before a worker has said its limits."""
+        """The context before any worker has reported its limits."""
         return cls(
             name, 0, tokenizer.vocab_size, tokenizer, ChatTemplate(tokenizer.templates, tokenizer.named_tokens),
             config.completions_stream_format,
@@ -57,13 +57,13 @@ class ModelContext:
         )  # fmt: skip
 
     def within(self, limits: Limits | None) -> Self:
-        """The same with a worker's limits, where one has said them."""
+        """The same with a worker's limits, if one has reported them."""
         return replace(self, max_seq_len=limits.max_seq_len, vocab_size=limits.vocab_size) if limits else self
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """What the rendering of an answer needs besides its deltas."""
+    """Everything besides its deltas that writing a response needs."""
 
     request: GenerationRequest
     tokenizer: Tokenizer
@@ -78,7 +78,7 @@ class ResponseContext:
 
 
 def check_model(name: str | None, context: ModelContext) -> None:
-    """Raises Unprocessable for any name but the served one; None stands for that."""
+    """Raises Unprocessable for any name but the served one. None means the served one."""
     if name not in (None, context.model):
         raise Unprocessable(
             f"`model` is `{name}`, which is not served here; `{context.model}` is",
@@ -96,7 +96,7 @@ def check_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> N
 def check_length(param: str, prompt: int, output: int, context: ModelContext) -> None:
     if prompt + output > context.max_seq_len:
         raise Unprocessable(
-            f"`{param}` has {prompt} tokens; with {output} more for the answer that is more than this model's "
+            f"`{param}` has {prompt} tokens; with {output} more for the answer it exceeds this model's "
             f"{context.max_seq_len}",
             param=param,
             code="context_length_exceeded",
@@ -104,7 +104,10 @@ def check_length(param: str, prompt: int, output: int, context: ModelContext) ->
 
 
 def sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
-    """The wire's Sampling from a request's fields; absent fields keep the checkpoint's or else Sampling's default."""
+    """The wire's Sampling. An absent field has the checkpoint's recommendation or else Sampling's default.
+
+    more: the fields that only some API formats have
+    """
     given = {name: value for name in SAMPLING if (value := getattr(request, name, None)) is not None}
     values = {name: _for_worker(name, value, context) for name, value in {**context.recommended, **given}.items()}
     if values.get("min_tokens", 0) > max_tokens:
@@ -128,14 +131,14 @@ def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
 
 
 def _float32(value: float) -> float:
-    """0 for what is too small for the worker's float32."""
+    """0 for a value that is too small for the worker's float32."""
     return value if abs(value) >= SMALLEST else 0.0
 
 
 def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint's generation_config.json recommends: nothing where it says not to sample.
+    """The sampling fields that a checkpoint's generation_config.json recommends; none if it says not to sample.
 
-    A value that no request could have (a `top_k` of 0) asks for nothing.
+    A value that no request could have (a `top_k` of 0) recommends nothing.
     """
     if generation.get("do_sample") is False:
         return {}
@@ -150,7 +153,7 @@ def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
 def generation_request(
     request: GenerationFields, context: ModelContext, prompts: tuple[list[int], ...], chosen: Sampling, **more: Any
 ) -> GenerationRequest:
-    """`more`: what only this request's API format has."""
+    """more: the fields that only this request's API format has"""
     options = request.stream_options
     return GenerationRequest(
         prompts=prompts, sampling=chosen, stream=request.stream, timings=request.timings, model=context.model,
@@ -198,7 +201,7 @@ class Totals:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Of the slowest choice, in ms; the inter-token times are what this process saw."""
+        """Times of the slowest choice, in ms. Inter-token times are those that this process measured."""
         gaps = sorted(self._gaps) or [0.0]
         worst = {
             part: round(max((getattr(t, part) for t in self._timings), default=0.0), 3)

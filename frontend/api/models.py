@@ -1,6 +1,6 @@
 """The list of models: the one that is served, with the fields of OpenAI's and of Anthropic's.
 
-`max_model_len` is added, and null until a worker has told it.
+`max_model_len` is an extension, and null until a worker has reported it.
 """
 
 from datetime import UTC, datetime

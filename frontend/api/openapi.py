@@ -35,11 +35,11 @@ ERRORS = {
     413: "The body is too large",
     422: "Well-formed but not acceptable; the message names the field",
     431: "The request's line and headers are too large",
-    500: "A fault of the server's; the message has the id under which it is logged",
-    503: "Too busy, or no model is there yet; `Retry-After` says when to try again",
-    504: "The request did not end within the `deadline_ms` that it gave",
+    500: "A fault of the server; the message has the id under which it is logged",
+    503: "Too busy, or no model is loaded yet; `Retry-After` says when to try again",
+    504: "The request did not end within its `deadline_ms`",
 }
-EARLY = {408, 431}  # before any route knows of it, and so in nobody's dialect
+EARLY = {408, 431}  # refused before a route is known, so in no API format's envelope
 REQUEST_ID = {"X-Request-Id": {"description": "Sent back, or made up", "schema": {"type": "string"}}}
 RETRY_AFTER = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
 
@@ -49,7 +49,7 @@ def document() -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sluice", "version": _version(), "description": "Serves an open-weight language model."},
-        "paths": {**_generating(), **_counting(), **_looking()},
+        "paths": {**_generating(), **_counting(), **_reporting()},
         "security": [{}, {"bearer": []}, {"key": []}],
         "components": {
             "schemas": {**{name: _request(kind) for name, kind in REQUESTS.items()}, **SHAPES},
@@ -76,9 +76,9 @@ def _version() -> str:
 
 
 def _generating() -> dict[str, Any]:
-    """Routes that answer whole or, with `stream`, in server-sent events."""
+    """Routes that answer at once or, with `stream`, in server-sent events."""
     openai, anthropic = ref("OpenAIError"), ref("AnthropicError")
-    either = {"anyOf": [openai, ref("ErrorEvent")]}  # worded as the body's `stream_format` asks
+    either = {"anyOf": [openai, ref("ErrorEvent")]}  # depends on the body's `stream_format`
     typed = [ref(name) for name in ("TokenEvent", "DoneEvent", "ErrorEvent")]
     events = {"anyOf": [ref("CompletionChunk"), openai, *typed]}
     chunks = {"anyOf": [ref("ChatCompletionChunk"), openai]}
@@ -87,7 +87,7 @@ def _generating() -> dict[str, Any]:
     return {
         "/v1/completions": _post("Continue a text", "CompletionRequest", "Completion", either, events),
         "/v1/chat/completions": _post("Answer a chat", "ChatCompletionRequest", "ChatCompletion", openai, chunks),
-        "/v1/responses": _post("Answer a chat, in OpenAI's newer words", "ResponseRequest", "Response", openai, steps),
+        "/v1/responses": _post("Answer a chat, in OpenAI's newer format", "ResponseRequest", "Response", openai, steps),
         "/v1/messages": _post("Answer a chat, as Anthropic does", "MessageRequest", "Message", anthropic, parts),
     }
 
@@ -102,8 +102,8 @@ def _counting() -> dict[str, Any]:
     }
 
 
-def _looking() -> dict[str, Any]:
-    """Routes that are only read."""
+def _reporting() -> dict[str, Any]:
+    """Routes that only report."""
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     error = ref("OpenAIError")
     missing = {"404": _answer("Nothing of that name", _json(error))}
@@ -127,7 +127,7 @@ def _looking() -> dict[str, Any]:
 
 
 def _post(summary: str, takes: str, gives: str, error: Schema, events: Schema | None = None) -> dict[str, Any]:
-    """`events` describes the JSON of each `data:` line, for which OpenAPI 3.1 has no word of its own."""
+    """events: the schema of the JSON of each `data:` line, for which OpenAPI 3.1 has no keyword"""
     content = _json(ref(gives))
     if events is not None:
         content["text/event-stream"] = {"x-event-data": events}
@@ -145,7 +145,7 @@ def _get(summary: str, content: dict[str, Any], more: Mapping[str, Any] | None =
 
 
 def _open(path: dict[str, Any]) -> dict[str, Any]:
-    """No key is asked for."""
+    """Marks a route as needing no API key."""
     path["get"]["security"] = []
     del path["get"]["responses"]["401"]
     return path

@@ -13,7 +13,7 @@ from msgspec import inspect as nodes
 from frontend.errors import BadRequest, SluiceError, Unprocessable
 
 MOST = (1 << 31) - 1  # the largest integer of most fields: no tensor and no counter wraps
-LARGEST, SMALLEST = 3.4e38, 2.0**-126  # of a number: the range of float32, in which the worker computes
+LARGEST, SMALLEST = 3.4e38, 2.0**-126  # bounds of numbers: the worker computes in float32
 TYPE_NAMES: Mapping[type, str] = {
     bool: "a boolean",
     int: "an integer",
@@ -38,9 +38,9 @@ class RequestModel(msgspec.Struct, metaclass=_RequestMeta, forbid_unknown_fields
     """Base of all types that a request is decoded into.
 
     ONLY: fields of features that are not offered, each with the values that leave the feature off.
-    UNKNOWN_TYPE: the code of the refusal of an object whose `type` (or other tag) is unknown.
-    DEFAULT_TYPE: an object without a tag is taken for one of this type.
-    SCHEMA: what JSON Schema must say about an object besides its fields.
+    UNKNOWN_TYPE: the error code for an object whose `type` (or other tag) is unknown.
+    DEFAULT_TYPE: an object without a tag has this type.
+    SCHEMA: JSON Schemas of an object's rules besides its fields.
     """
 
     ONLY: ClassVar[Mapping[str, Sequence[Any]]] = {}
@@ -90,7 +90,7 @@ def bare(node: nodes.Type) -> nodes.Type:
 
 
 def alternatives(node: nodes.Type) -> Iterator[nodes.Type]:
-    """What a value may be, null aside."""
+    """The types that a value may have, without null."""
     union = bare(node)
     for one in union.types if isinstance(union, nodes.UnionType) else (node,):
         if isinstance(bare(one), nodes.UnionType):

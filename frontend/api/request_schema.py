@@ -34,7 +34,7 @@ def _refused(field: nodes.Field) -> bool:
 
 
 def schema(node: nodes.Type) -> Schema:
-    """What a value may be, null aside."""
+    """The schema of a value, without null."""
     extra: dict[str, Any] = {}
     while isinstance(node, nodes.Metadata):
         extra = {**(node.extra_json_schema or {}), **extra}
@@ -107,7 +107,7 @@ def _property(kind: type[RequestModel], field: nodes.Field) -> Schema:
 
 
 def description(field: nodes.Field) -> str:
-    """A field's meaning; empty where its name says it."""
+    """A field's description; empty if its name is enough."""
     for node in (field.type, *alternatives(field.type)):
         if isinstance(node, nodes.Metadata) and "description" in (node.extra_json_schema or {}):
             return str((node.extra_json_schema or {})["description"])
@@ -115,7 +115,7 @@ def description(field: nodes.Field) -> str:
 
 
 def _default(kind: type[RequestModel], field: nodes.Field) -> Any:
-    """What null means; None where that could not be sent: no `top_k` at all is 0 inside."""
+    """The value that null means; None if a client could not send it: internally, no `top_k` is 0."""
     value = field.default
     if value is None and issubclass(kind, GenerationFields):
         value = SAMPLING_DEFAULTS.get(field.name)

@@ -56,7 +56,7 @@ class ResponseStreamOptions(StreamOptions):
 
 
 class GenerationFields(RequestModel):
-    """The fields of every format that generates; null or absence of a sampling field means the model's default."""
+    """The fields of every format that generates. An absent sampling field has the model's default."""
 
     temperature: Annotated[Temperature | None, doc("0: the likeliest token; higher values draw more randomly")] = None
     top_p: Annotated[
@@ -113,7 +113,7 @@ class StructuredOutputs(RequestModel):
 class OpenAIFields(GenerationFields):
     """The fields of OpenAI's formats, with those of vLLM and SGLang."""
 
-    # Features of other servers that are not offered, with the values that ask for what happens here in any case.
+    # Features of other servers that are not offered, with the values that leave them off.
     ONLY: ClassVar = {
         **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output", "no_stop_trim"), (False,)),
         **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),

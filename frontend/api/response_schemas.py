@@ -1,6 +1,6 @@
-"""The shapes of all answers as JSON Schemas, by name.
+"""JSON Schemas of all responses, by name.
 
-Knows no routes. A test holds them against what a server really answers.
+Knows no routes. A test holds them against the responses of a running server.
 """
 
 from collections.abc import Mapping
@@ -121,7 +121,7 @@ PLACE: dict[str, Schema] = {"item_id": TEXT, "output_index": WHOLE}
 PART: dict[str, Schema] = {**PLACE, "content_index": WHOLE}
 SCORES = array(record(**SCORE, top_logprobs=array(record(**SCORE))))
 STATE = among("in_progress", "completed", "incomplete")
-SAID: dict[str, Schema] = {
+TEXT_PART: dict[str, Schema] = {
     "type": among("output_text"),
     "text": TEXT,
     "annotations": array(ANYTHING),
@@ -130,7 +130,7 @@ SAID: dict[str, Schema] = {
 THOUGHT_PART = record(type=among("reasoning_text"), text=TEXT)
 ITEM = either(
     record(type=among("reasoning"), id=TEXT, summary=array(ANYTHING), content=array(THOUGHT_PART), status=STATE),
-    record(type=among("message"), id=TEXT, status=STATE, role=among("assistant"), content=array(record(**SAID))),
+    record(type=among("message"), id=TEXT, status=STATE, role=among("assistant"), content=array(record(**TEXT_PART))),
     record(type=among("function_call"), id=TEXT, status=STATE, arguments=TEXT, call_id=TEXT, name=TEXT),
 )
 
@@ -162,7 +162,7 @@ RESPONSES: dict[str, Schema] = {
         *[step(f"response.{when}", response=ref("Response"))
           for when in ("created", "in_progress", "completed", "incomplete", "failed")],
         *[step(f"response.output_item.{when}", output_index=WHOLE, item=ITEM) for when in ("added", "done")],
-        *[step(f"response.content_part.{when}", **PART, part=either(record(**SAID), THOUGHT_PART))
+        *[step(f"response.content_part.{when}", **PART, part=either(record(**TEXT_PART), THOUGHT_PART))
           for when in ("added", "done")],
         step("response.output_text.delta", **PART, delta=TEXT, logprobs=SCORES),
         step("response.output_text.done", **PART, text=TEXT, logprobs=SCORES),

@@ -100,7 +100,7 @@ GRAMMARS: dict[str, Callable[[Any, str], str]] = {
 
 
 def openai(request: OpenAIFields, form: ResponseFormat | TextFormat | None, param: str) -> list[StructuredOutput]:
-    """Every structured output that a request asks for; `param`: the field that `form` came in."""
+    """Every structured output that a request asks for; `param` is the field that holds `form`."""
     return [*_by_format(form, param), *_guided(request)]
 
 

@@ -41,7 +41,7 @@ async def detokenize(request: DetokenizeRequest, context: ModelContext) -> dict[
 
 
 def info(context: ModelContext) -> dict[str, Any]:
-    """What evaluation harnesses want to know of a tokenizer that they do not have; as vLLM's route of that name."""
+    """Facts about the tokenizer for evaluation harnesses that do not have it; the same as vLLM's route of that name."""
     known = context.tokenizer
     named = {name: known.named_tokens.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     return {**named, "chat_template": known.templates.get("default"), "vocab_size": context.vocab_size}

@@ -101,7 +101,7 @@ def _function(tool: FunctionTool | FlatFunctionTool | CustomTool, path: str) -> 
     return Function(definition.name, schema, bool(definition.strict), param, {"type": "function", "function": shown})
 
 
-# the choice among them
+# the tool choice
 
 
 class NamedFunction(RequestModel):
@@ -219,11 +219,13 @@ ThinkingField = Annotated[
 ]
 
 
-# what follows for the answer
+# consequences for the answer
 
 
 def offer(functions: tuple[Function, ...], wanted: Wanted, several: bool, context: ModelContext) -> ToolChoice:
-    """Raises Unprocessable for a choice of a function that is not offered, and when the model cannot call any."""
+    """The tools and the choice among them. Raises Unprocessable for a choice of an unknown function, and if the model
+    cannot call functions.
+    """
     mode, names = wanted
     known = frozenset(one.name for one in functions)
     twice = [name for name, times in Counter(one.name for one in functions).items() if times > 1]
@@ -265,7 +267,7 @@ def thinking(wanted: bool | None, param: str, context: ModelContext) -> dict[str
 
 
 def effort(wanted: str | None, param: str, context: ModelContext) -> dict[str, Any]:
-    """The same for OpenAI's degrees, which a template may know itself."""
+    """The same for OpenAI's degrees of effort, which some templates know."""
     if wanted is None:
         return {}
     if context.style.has_reasoning_effort:
@@ -276,9 +278,9 @@ def effort(wanted: str | None, param: str, context: ModelContext) -> dict[str, A
 async def answer_form(
     offer: ToolChoice, begins: Reasoning, text: str, context: ModelContext
 ) -> tuple[str, ParserConfig | None]:
-    """The whole answer's grammar, `text` being the one for its text, and how it is to be read (None: as it stands).
+    """The grammar of the whole answer, and how to parse it (None: it is plain text).
 
-    Either grammar is empty for none.
+    text: the grammar of the answer's text; a grammar is empty for none
     """
     calls = context.style.tool_format
     make: Callable[[], str] | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.reference.__main__ import DOCS, MADE, main, renewed
-from deploy.reference.tables import NAMED
+from deploy.reference.tables import TABLES
 from shared.flags import all_flags
 from tests.docs.blocks import HOME, PAGES, ROOT, Block, Printed, blocks, environment, matches, run_python, run_sh
 from tests.e2e.server import Server, serving
@@ -28,7 +28,7 @@ def test_generated_tables_are_current(page: Path) -> None:
 
 
 def test_generated_tables_are_all_used() -> None:
-    assert {part["name"] for page in PAGES for part in MADE.finditer(page.read_text())} == set(NAMED)
+    assert {part["name"] for page in PAGES for part in MADE.finditer(page.read_text())} == set(TABLES)
 
 
 def test_stale_table_is_regenerated(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What surrounds the content of an Anthropic answer: its head, usage, end and errors."""
+"""The envelope of an Anthropic response: head, usage, end and errors."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ FINISH = {Finish.EOS: "end_turn", Finish.STOP: "stop_sequence", Finish.LENGTH: "
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
-    told: dict[str, Any] = {"type": _kind(exc), "message": exc.message}
-    if exc.param == "thread":  # with these words the SDK's helpers go on without one
-        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return to_json({"type": "error", "error": told, "request_id": request_id})
+    fields: dict[str, Any] = {"type": _kind(exc), "message": exc.message}
+    if exc.param == "thread":  # on this error the SDK's helpers continue without a thread
+        fields["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return to_json({"type": "error", "error": fields, "request_id": request_id})
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """The end of a stream that went wrong: no message_stop follows."""
+    """The end of a failed stream: no message_stop follows."""
     return b"event: error\ndata: " + error(exc, request_id) + b"\n\n"
 
 
@@ -49,7 +49,7 @@ DELTA = (
 
 
 def text_delta(delta: Delta, totals: Totals | None) -> bytes:
-    """`totals` only where the client asked for running usage."""
+    """totals: given if the client asked for running usage"""
     text = delta.text
     if not text and (totals is None or not delta.ids):
         return b""
@@ -57,7 +57,7 @@ def text_delta(delta: Delta, totals: Totals | None) -> bytes:
 
 
 def running(totals: Totals | None) -> bytes:
-    """The end of a delta: usage so far, for who wants it."""
+    """The end of a delta: the usage so far, if requested."""
     return b"" if totals is None else b',"usage":' + to_json(usage(totals))
 
 
@@ -66,27 +66,27 @@ def head(context: ResponseContext) -> dict[str, Any]:
 
 
 def start(context: ResponseContext) -> bytes:
-    """What was found in the cache is known, and told, at the end."""
+    """The message's head. Cached tokens are known, and reported, at the end."""
     nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
     return named("message_start", message={**head(context), **nothing, "usage": usage(Totals(context.request))})
 
 
 def end(context: ResponseContext, delta: Delta, totals: Totals, called: bool = False) -> bytes:
-    """The end of a message, all of its blocks being closed."""
-    told = {"delta": stop(delta, called), "usage": usage(totals), **extras(context, delta, totals)}
-    return named("message_delta", **told) + STOP
+    """The end of a message, after all of its blocks are closed."""
+    fields = {"delta": stop(delta, called), "usage": usage(totals), **extras(context, delta, totals)}
+    return named("message_delta", **fields) + STOP
 
 
 def answer(
     context: ResponseContext, blocks: list[dict[str, Any]], delta: Delta, totals: Totals, called: bool = False
 ) -> bytes:
-    """A message in one piece; `delta` is its last."""
-    told = {"content": blocks, **stop(delta, called), "usage": usage(totals), **extras(context, delta, totals)}
-    return to_json(head(context) | told)
+    """A complete message; `delta` is its last one."""
+    fields = {"content": blocks, **stop(delta, called), "usage": usage(totals), **extras(context, delta, totals)}
+    return to_json(head(context) | fields)
 
 
 def stop(delta: Delta, called: bool = False) -> dict[str, Any]:
-    """A stop token id ends a turn, as the model's own do; only a text is a stop sequence."""
+    """The stop reason. A stop token id ends a turn like the model's own; only a text is a stop sequence."""
     sequence = delta.stop if isinstance(delta.stop, str) else None
     finish = Finish.EOS if delta.finish is Finish.STOP and sequence is None else delta.finish
     if called and finish is Finish.EOS:
@@ -99,10 +99,10 @@ def extras(context: ResponseContext, delta: Delta, totals: Totals) -> dict[str, 
 
 
 def usage(totals: Totals) -> dict[str, int]:
-    """Input tokens are those that were not found in the cache, which only counts for who asked for one."""
+    """Usage. Cached tokens are subtracted from the input tokens if the client marked something to cache."""
     used = totals.usage
-    found = used.cached_tokens if totals.request.format_data.get(CACHES) else 0
+    cached = used.cached_tokens if totals.request.format_data.get(CACHES) else 0
     return {
-        "input_tokens": used.prompt_tokens - found, "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": found, "output_tokens": used.completion_tokens,
+        "input_tokens": used.prompt_tokens - cached, "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached, "output_tokens": used.completion_tokens,
     }  # fmt: skip

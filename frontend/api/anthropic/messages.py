@@ -61,7 +61,7 @@ async def parse(request: MessageRequest, context: ModelContext) -> GenerationReq
 
 
 async def count_tokens(request: MessageCountRequest, context: ModelContext) -> dict[str, Any]:
-    """What the same body, sent as a message, would have as its `input_tokens`."""
+    """The `input_tokens` that the same body would have as a message."""
     check_model(request.model, context)
     known = functions(request.tools)
     offer(known, anthropic_choice(request.tool_choice), _several_calls(request.tool_choice), context)
@@ -115,5 +115,5 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     text = "".join(texts)
     if context.request.parser_config is None:
         return frame.answer(context, [{"type": "text", "text": text}], last, totals)
-    said = ParsedOutput.parse(text, context.request.parser_config)
-    return frame.answer(context, parsed_blocks(said, context), last, totals, said.parser.called)
+    output = ParsedOutput.parse(text, context.request.parser_config)
+    return frame.answer(context, parsed_blocks(output, context), last, totals, output.parser.called)

@@ -15,10 +15,10 @@ from frontend.api.chat_prompt import (
     ChatMessage,
     Prompt,
     call,
+    chat_message,
     joined,
     merge_same_role,
     prompt,
-    turn,
 )
 from frontend.api.common import ModelContext
 from frontend.api.request_model import RequestModel, out_of_range
@@ -106,17 +106,17 @@ class UserMessage(RequestModel, tag_field="role", tag="user"):
     def chat_messages(self) -> list[ChatMessage]:
         """One for each tool result, and one for each run of texts between them."""
         if isinstance(self.content, str):
-            return [turn("user", self.content)]
+            return [chat_message("user", self.content)]
         messages: list[ChatMessage] = []
         for block in self.content:
             match block:
                 case ToolResultBlock(tool_use_id=id, content=content, is_error=failed):
                     result = f"Error: {joined(content)}" if failed else joined(content)
-                    messages.append(turn("tool", result) | {"tool_call_id": id})
+                    messages.append(chat_message("tool", result) | {"tool_call_id": id})
                 case TextBlock(text=text) if messages and messages[-1]["role"] == "user":
                     messages[-1]["content"] += text
                 case TextBlock(text=text):
-                    messages.append(turn("user", text))
+                    messages.append(chat_message("user", text))
         return messages
 
 
@@ -126,7 +126,7 @@ class AssistantMessage(RequestModel, tag_field="role", tag="assistant"):
     def chat_messages(self) -> list[ChatMessage]:
         """One with all texts, all thoughts and all calls, as templates want them."""
         if isinstance(self.content, str):
-            return [turn("assistant", self.content)]
+            return [chat_message("assistant", self.content)]
         texts, thoughts, calls = [], [], []
         for block in self.content:
             match block:
@@ -136,14 +136,14 @@ class AssistantMessage(RequestModel, tag_field="role", tag="assistant"):
                     thoughts.append(thought)
                 case ToolUseBlock(id=id, name=name, input=arguments):
                     calls.append(call(id, name, arguments))
-        return [turn("assistant", "".join(texts), "\n".join(thoughts), calls)]
+        return [chat_message("assistant", "".join(texts), "\n".join(thoughts), calls)]
 
 
 class SystemMessage(RequestModel, tag_field="role", tag="system"):
     content: str | Annotated[list[SystemTextBlock], _SomeParts]
 
     def chat_messages(self) -> list[ChatMessage]:
-        return [turn("system", joined(self.content))]
+        return [chat_message("system", joined(self.content))]
 
 
 # the request
@@ -226,7 +226,7 @@ async def message_prompt(
     messages = list(chain.from_iterable(message.chat_messages() for message in request.messages))
     if messages[0]["role"] == "system":
         raise out_of_range("messages[0].role", "system", "user or assistant: what stands before is `system`")
-    system = [turn("system", joined(request.system))] if request.system else []
+    system = [chat_message("system", joined(request.system))] if request.system else []
     messages = merge_same_role([*system, *messages])
     resume = messages[-1]["role"] == "assistant"
     arguments = _template_arguments(request, context) | (request.chat_template_kwargs or {})

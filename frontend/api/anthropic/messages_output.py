@@ -1,7 +1,7 @@
-"""Thoughts and calls in Anthropic's answers: https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
+"""Reasoning and tool calls in Anthropic's format: https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
 
-Answers without either are worded in `messages`. A thought's signature is a digest of its text, which nobody checks when
-it comes back.
+`messages` writes responses without either. The signature of a thinking block is a digest of its text; it is not checked
+when the block is sent back.
 """
 
 from base64 import b64encode
@@ -18,7 +18,7 @@ from frontend.output_parser.parsed import Call, ParsedOutput
 from frontend.output_parser.parser import OutputParser
 from frontend.request import Delta
 
-OMITTED = "omitted"  # GenerationRequest.format_data["thinking"]: thoughts are marked, and not told
+OMITTED = "omitted"  # GenerationRequest.format_data["thinking"]: thinking blocks are sent without their text
 
 
 def call_id(context: ResponseContext, index: int) -> str:
@@ -29,12 +29,12 @@ def _signed(thought: bytes) -> str:
     return b64encode(sha256(thought).digest()).decode()
 
 
-def parsed_blocks(said: ParsedOutput, context: ResponseContext) -> list[dict[str, Any]]:
-    """A whole answer's blocks, in the answer's order; an empty text when it said nothing."""
+def parsed_blocks(output: ParsedOutput, context: ResponseContext) -> list[dict[str, Any]]:
+    """The blocks of a complete response, in order; an empty text block if the output was empty."""
     omitted = context.request.format_data.get("thinking") == OMITTED
     blocks: list[dict[str, Any]] = []
     calls = 0
-    for part in said.parts:
+    for part in output.parts:
         match part:
             case Text(text):
                 blocks.append({"type": "text", "text": text})
@@ -42,8 +42,10 @@ def parsed_blocks(said: ParsedOutput, context: ResponseContext) -> list[dict[str
                 thought = "" if omitted else text
                 blocks.append({"type": "thinking", "thinking": thought, "signature": _signed(text.encode())})
             case Call():
-                given = msgspec.Raw(part.closed_arguments.encode())
-                blocks.append({"type": "tool_use", "id": call_id(context, calls), "name": part.name, "input": given})
+                arguments = msgspec.Raw(part.closed_arguments.encode())
+                blocks.append(
+                    {"type": "tool_use", "id": call_id(context, calls), "name": part.name, "input": arguments}
+                )
                 calls += 1
     return blocks or [{"type": "text", "text": ""}]
 
@@ -87,7 +89,7 @@ class Blocks:
         self._digest = sha256()
 
     def write(self, event: Event, after: bytes) -> bytes:
-        """`after` ends each delta."""
+        """after: the end of each delta"""
         match event:
             case Text(text):
                 opening = self._opened({"type": "text", "text": ""}) if self._open != "text" else b""
@@ -96,8 +98,8 @@ class Blocks:
                 block = {"type": "thinking", "thinking": "", "signature": ""}
                 opening = self._opened(block) if self._open != "thinking" else b""
                 self._digest.update(text.encode())
-                told = {"type": "thinking_delta", "thinking": text}
-                return opening if self._omitted else opening + self._delta(told, after)
+                thinking = {"type": "thinking_delta", "thinking": text}
+                return opening if self._omitted else opening + self._delta(thinking, after)
             case CallStart(index, name):
                 id = call_id(self._context, index)
                 return self._opened({"type": "tool_use", "id": id, "name": name, "input": {}})
@@ -107,7 +109,7 @@ class Blocks:
                 return self._closed()
 
     def close(self) -> bytes:
-        """The end of the last block; there is one in any answer."""
+        """The end of the last block. Every response has at least one."""
         return (self._opened({"type": "text", "text": ""}) if self._index < 0 else b"") + self._closed()
 
     def _opened(self, block: dict[str, Any]) -> bytes:
@@ -128,5 +130,5 @@ class Blocks:
         return signed + frame.named("content_block_stop", index=self._index)
 
     def _delta(self, delta: dict[str, Any], after: bytes) -> bytes:
-        told = to_json({"type": "content_block_delta", "index": self._index, "delta": delta})
-        return b"event: content_block_delta\ndata: " + told[:-1] + after
+        data = to_json({"type": "content_block_delta", "index": self._index, "delta": delta})
+        return b"event: content_block_delta\ndata: " + data[:-1] + after

@@ -32,7 +32,7 @@ __all__ = ["NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "stream_er
 
 NAME, PREFIX = "chat", "chatcmpl"
 REQUEST = ChatRequest
-LEAST = -9999.0  # OpenAI's word for a log-probability of minus infinity, which JSON cannot say
+LEAST = -9999.0  # OpenAI's value for a log-probability of minus infinity, which JSON cannot express
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
 PARSED_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
 
@@ -127,23 +127,23 @@ class _Choice:
         }  # fmt: skip
 
     def _message(self, text: str, end: Delta) -> tuple[dict[str, Any], str]:
-        """What was said, and the finish reason."""
+        """The message, and the finish reason."""
         parser_config = self._context.request.parser_config
         if parser_config is None:
             return {"content": text}, FINISH[end.finish or Finish.LENGTH]
-        said = ParsedOutput.parse(text, parser_config)
-        return message(said, self._context, self._index), reason(said.parser, end)
+        output = ParsedOutput.parse(text, parser_config)
+        return message(output, self._context, self._index), reason(output.parser, end)
 
 
 def _logprobs(context: ResponseContext, delta: Delta, offset: int = 0) -> dict[str, Any]:
-    """One entry a token, with its rivals."""
+    """One entry per token, with its likeliest rivals."""
     return {"content": logprob_entries(context, delta.logprobs or ()), "refusal": None}
 
 
 def logprob_entries(
     context: ResponseContext, scores: Iterable[TokenLogprob], mute: list[int] | None = None
 ) -> list[dict[str, Any]]:
-    """Tokens that add nothing to the text are spelled out, and their bytes are `mute`."""
+    """mute: the bytes of tokens that add nothing to the text"""
 
     def entry(id: int, logprob: float) -> dict[str, Any]:
         raw = context.tokenizer.token_bytes(id)

@@ -12,10 +12,10 @@ from frontend.api.chat_prompt import (
     ChatMessage,
     Prompt,
     call,
+    chat_message,
     joined,
     parsed,
     prompt,
-    turn,
 )
 from frontend.api.common import ModelContext
 from frontend.api.request_model import FieldError, RequestModel
@@ -116,7 +116,7 @@ class MessageParam(RequestModel):
             call(one.id, one.function.name, parsed(one.function.arguments or "{}")) for one in self.tool_calls or ()
         ]
         also = {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
-        return turn(ROLES.get(self.role, self.role), joined(self.content), self.thought, calls) | also
+        return chat_message(ROLES.get(self.role, self.role), joined(self.content), self.thought, calls) | also
 
 
 Messages = Annotated[

@@ -1,7 +1,7 @@
-"""Thoughts and calls in OpenAI's chat answers: https://platform.openai.com/docs/guides/function-calling
+"""Reasoning and tool calls in OpenAI's chat format: https://platform.openai.com/docs/guides/function-calling
 
-`reasoning_content` is what DeepSeek, vLLM and SGLang call a thought, `reasoning` what OpenRouter does. Answers without
-either are worded in `chat`.
+Reasoning is called `reasoning_content` by DeepSeek, vLLM and SGLang, `reasoning` by OpenRouter. `chat` writes responses
+without either.
 """
 
 from typing import Any
@@ -20,26 +20,26 @@ def call_id(context: ResponseContext, choice: int, index: int) -> str:
 
 
 def reason(parser: OutputParser, delta: Delta) -> str:
-    """A finish reason: calls are what a model that ended by itself wants to be done."""
+    """The finish reason: `tool_calls` if the model called and ended by itself."""
     stopped = delta.finish is Finish.STOP and isinstance(delta.stop, str)
     if parser.called and delta.finish is not Finish.LENGTH and not stopped:
         return "tool_calls"
     return FINISH[delta.finish or Finish.LENGTH]
 
 
-def message(said: ParsedOutput, context: ResponseContext, choice: int) -> dict[str, Any]:
-    """The content of a whole answer's message; null when it only calls."""
+def message(output: ParsedOutput, context: ResponseContext, choice: int) -> dict[str, Any]:
+    """The message of a complete response; its content is null if it only calls."""
     calls = [
         {"id": call_id(context, choice, i), "type": "function",
          "function": {"name": call.name, "arguments": call.arguments}}
-        for i, call in enumerate(said.calls)
+        for i, call in enumerate(output.calls)
     ]  # fmt: skip
-    text = said.text
+    text = output.text
     content: dict[str, Any] = {"content": text if text or not calls else None}
-    return content | _thought(said.reasoning) | ({"tool_calls": calls} if calls else {})
+    return content | _reasoning(output.reasoning) | ({"tool_calls": calls} if calls else {})
 
 
-def _thought(text: str) -> dict[str, str]:
+def _reasoning(text: str) -> dict[str, str]:
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
@@ -57,19 +57,19 @@ class ParsedChunkWriter(ChunkWriter):
         events = choice.parser.feed(delta.text)
         if delta.finish is not None:
             events += choice.parser.finish()
-        data = b"".join([self._chunk(delta.index, self._worded(delta.index, event)) for event in events])
+        data = b"".join([self._chunk(delta.index, self._delta(delta.index, event)) for event in events])
         return data if delta.finish is None else data + self._rest_of(choice, delta) + self._finish(delta)
 
-    def _worded(self, choice: int, event: Event) -> dict[str, Any]:
-        """The event as a chunk's delta; empty for one that is not sent."""
+    def _delta(self, choice: int, event: Event) -> dict[str, Any]:
+        """The event as a chunk's delta; empty for an event that is not sent."""
         match event:
             case Text(text):
-                self._choices[choice].told = True
+                self._choices[choice].has_output = True
                 return {"content": text}
             case ReasoningText(text):
-                return _thought(text)
+                return _reasoning(text)
             case CallStart(index, name):
-                self._choices[choice].told = True
+                self._choices[choice].has_output = True
                 id = call_id(self._context, choice, index)
                 function = {"name": name, "arguments": ""}
                 return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
@@ -78,20 +78,20 @@ class ParsedChunkWriter(ChunkWriter):
             case CallEnd():
                 return {}
 
-    def _chunk(self, index: int, worded: dict[str, Any]) -> bytes:
-        if not worded:
+    def _chunk(self, index: int, payload: dict[str, Any]) -> bytes:
+        if not payload:
             return b""
         scores, self._choices[index].scores = self._choices[index].scores, []
         scored = self._context.request.sampling.logprobs is not None
         delta = Delta(index, [], [], logprobs=scores)
         return b'%s"delta":%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (
-            self._bare[index], to_json(worded),
+            self._bare[index], to_json(payload),
             to_json(self._shape.logprobs(self._context, delta, 0) if scored else None), self._usage(),
         )  # fmt: skip
 
     def _rest_of(self, choice: "_Choice", delta: Delta) -> bytes:
-        """An empty content if there was neither text nor call, with the log-probabilities that are left."""
-        if choice.told and not choice.scores:
+        """An empty content, if neither text nor a call was sent, with the remaining log-probabilities."""
+        if choice.has_output and not choice.scores:
             return b""
         return self._chunk(delta.index, {"content": ""})
 
@@ -102,5 +102,5 @@ class ParsedChunkWriter(ChunkWriter):
 class _Choice:
     def __init__(self, parser_config: ParserConfig) -> None:
         self.parser = OutputParser(parser_config)
-        self.told = False  # whether there was text, or a call
+        self.has_output = False  # text or a call was sent
         self.scores: list[TokenLogprob] = []

@@ -1,8 +1,8 @@
 """OpenAI's text completions: https://platform.openai.com/docs/api-reference/completions
 
 A stream is text chunks, one chunk with the finish reason for each choice, a usage chunk when asked, `[DONE]`.
-Everything that waits goes out in one write, and what does not change from chunk to chunk is rendered once. Chat,
-which words the same things a little differently, takes its chunks from here.
+All chunks that wait go out in one write, and the constant parts of a chunk are rendered once. Chat completions use the
+same chunks in a slightly different shape.
 """
 
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def error(exc: SluiceError, request_id: str) -> bytes:
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """The end of a stream that went wrong: no `[DONE]` follows."""
+    """The end of a failed stream: no `[DONE]` follows."""
     return b"data: " + error(exc, request_id) + b"\n\n"
 
 
@@ -88,13 +88,13 @@ def _head(context: ResponseContext) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How chunks differ between completions and chat: what all of them have, and where a choice's text stands."""
+    """The differences between chunks of completions and of chat."""
 
     head: Callable[[ResponseContext], dict[str, Any]]
     before: bytes  # the text of a choice
     after: bytes
     without: bytes  # in place of all three when there is no text
-    logprobs: Callable[[ResponseContext, Delta, int], dict[str, Any]]  # of a delta that begins at this character
+    logprobs: Callable[[ResponseContext, Delta, int], dict[str, Any]]  # for a delta that begins at this character
 
 
 class ChunkWriter:

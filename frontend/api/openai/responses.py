@@ -65,7 +65,7 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
 
 
 def _logprobs_asked(request: ResponseRequest) -> int | None:
-    """A number of rivals asks for log-probabilities, too."""
+    """`top_logprobs` implies log-probabilities."""
     asked = SCORES in (request.include or ()) or request.top_logprobs
     return (request.top_logprobs or 0) if asked else None
 
@@ -75,7 +75,7 @@ def _format(request: ResponseRequest) -> TextFormat | None:
 
 
 async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> dict[str, Any]:
-    """What the same body, sent as a request, would have as its `input_tokens`."""
+    """The `input_tokens` that the same body would have as a request."""
     check_model(request.model, context)
     known = functions(request.tools)
     offer(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
@@ -84,7 +84,7 @@ async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> 
 
 
 def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampling) -> dict[str, Any]:
-    """What a response says about its request."""
+    """The fields of a response that repeat its request."""
     tools = [{"type": "function", **one.definition["function"], "strict": one.strict} for one in known]
     return {
         "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,
@@ -144,10 +144,10 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """The end of a stream that went wrong, as OpenAI's: its SDKs raise on the first, others know the second."""
+    """The end of a failed stream, as OpenAI's: its SDKs raise on the first event, other clients know the second."""
     failed = _response(context, "failed") | {"error": {"code": "server_error", "message": exc.message}}
-    said = step("error", code=exc.code, message=exc.message, param=exc.param, error=openai_error(exc))
-    return numbered([said, step("response.failed", response=failed)], context.event_numbers)
+    error_event = step("error", code=exc.code, message=exc.message, param=exc.param, error=openai_error(exc))
+    return numbered([error_event, step("response.failed", response=failed)], context.event_numbers)
 
 
 def _response(context: ResponseContext, status: str) -> dict[str, Any]:
@@ -159,12 +159,12 @@ def _response(context: ResponseContext, status: str) -> dict[str, Any]:
 
 
 def _ended(context: ResponseContext, delta: Delta, totals: Totals, output: Output) -> dict[str, Any]:
-    """The whole response; `delta` is its last."""
+    """The complete response; `delta` is its last one."""
     cut = delta.finish is Finish.LENGTH
     end = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {"completed_at": int(time.time())}
-    told = {"output": output.items, "usage": _usage(totals, output), "stop_reason": delta.stop, "seed": delta.seed}
+    results = {"output": output.items, "usage": _usage(totals, output), "stop_reason": delta.stop, "seed": delta.seed}
     timings = {"timings": totals.timings} if context.request.timings else {}
-    return _response(context, CUT if cut else DONE) | end | told | timings
+    return _response(context, CUT if cut else DONE) | end | results | timings
 
 
 def _usage(totals: Totals, output: Output) -> dict[str, Any]:
@@ -173,6 +173,6 @@ def _usage(totals: Totals, output: Output) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": output.thought},
+        "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
         "total_tokens": usage.total_tokens,
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """The request of OpenAI's responses, and the prompt that its input items make.
 
-What the assistant thought, said and called in one turn comes as several items; `merge_same_role` joins them again.
+Reasoning, text and calls of one assistant turn are several items; `merge_same_role` joins them again.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from frontend.api.chat_prompt import (
     ChatMessage,
     Prompt,
     call,
+    chat_message,
     joined,
     merge_same_role,
     parsed,
     prompt,
-    turn,
 )
 from frontend.api.common import ModelContext
 from frontend.api.request_model import FieldError, RequestModel
@@ -117,13 +117,13 @@ Item = Message | FunctionCall | FunctionCallOutput | Reasoning
 def _chat_message(item: Item) -> ChatMessage:
     match item:
         case Message(role=role, content=content):
-            return turn(ROLES.get(role, role), joined(content))
+            return chat_message(ROLES.get(role, role), joined(content))
         case FunctionCall(call_id=id, name=name, arguments=arguments):
-            return turn("assistant", "", calls=[call(id, name, parsed(arguments or "{}"))])
+            return chat_message("assistant", "", calls=[call(id, name, parsed(arguments or "{}"))])
         case FunctionCallOutput(call_id=id, output=output):
-            return turn("tool", joined(output)) | {"tool_call_id": id}
+            return chat_message("tool", joined(output)) | {"tool_call_id": id}
         case Reasoning(content=content, summary=summary):
-            return turn("assistant", "", joined(content) or joined(summary))
+            return chat_message("assistant", "", joined(content) or joined(summary))
 
 
 # the request
@@ -217,9 +217,9 @@ async def response_prompt(
     request: ResponseRequest | ResponseCountRequest, functions: Sequence[Function], context: ModelContext
 ) -> Prompt:
     """The prompt of a request's items. Raises BadRequest or Unprocessable."""
-    instructions = [turn("system", request.instructions)] if request.instructions else []
+    instructions = [chat_message("system", request.instructions)] if request.instructions else []
     items = request.input
-    messages = [turn("user", items)] if isinstance(items, str) else [_chat_message(item) for item in items]
+    messages = [chat_message("user", items)] if isinstance(items, str) else [_chat_message(item) for item in items]
     arguments = effort(request.reasoning.effort if request.reasoning else None, "reasoning.effort", context)
     arguments |= request.chat_template_kwargs or {}
     return await prompt(merge_same_role([*instructions, *messages]), context, arguments, functions, param="input")

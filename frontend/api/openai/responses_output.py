@@ -1,7 +1,7 @@
-"""The output items of OpenAI's responses: thoughts, text and calls, in the order of the answer.
+"""The output items of OpenAI's responses: reasoning, text and calls, in order.
 
-`Output` folds an answer's deltas into items and gives the event of every step; a stream sends these, a whole answer
-keeps the items. Knows nothing of the response around them.
+`Output` folds deltas into items and returns the events of each delta; a stream sends the events, a complete response
+keeps the items. Knows nothing of the response around the items.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ from frontend.output_parser.formats import ParserConfig, Reasoning
 from frontend.output_parser.parser import OutputParser
 from frontend.request import Delta, Finish, TokenLogprob
 
-Step = bytes  # an event, but for its number and its end
+Step = bytes  # an event without its number and its end
 BEGUN, DONE, CUT = "in_progress", "completed", "incomplete"
 
 
-def step(kind: str, **told: Any) -> Step:
-    return b"event: %s\ndata: %s" % (kind.encode(), to_json({"type": kind, **told})[:-1])
+def step(kind: str, **fields: Any) -> Step:
+    return b"event: %s\ndata: %s" % (kind.encode(), to_json({"type": kind, **fields})[:-1])
 
 
 def numbered(steps: Sequence[Step], numbers: Iterator[int]) -> bytes:
@@ -30,17 +30,17 @@ def numbered(steps: Sequence[Step], numbers: Iterator[int]) -> bytes:
 
 
 class Item:
-    """One that is open: so far it has `text`."""
+    """An open item; `text` is what it has so far."""
 
-    PREFIX: ClassVar[str]  # of ids
-    LEFT: ClassVar = DONE  # its status where something else comes without a word of its end
+    PREFIX: ClassVar[str]  # of item ids
+    LEFT: ClassVar = DONE  # its status if another item begins before its end
 
     def __init__(self, context: ResponseContext, index: int) -> None:
         self.index = index
         self.id = f"{self.PREFIX}_{context.nonce}{index:02x}"
         self.texts: list[str] = []
         self.at: dict[str, Any] = {"item_id": self.id, "output_index": index}
-        self.delta = b""  # what stands before what it gains
+        self.delta = b""  # the beginning of each delta event
 
     @property
     def text(self) -> str:
@@ -60,10 +60,10 @@ class Item:
         return [step("response.output_item.done", output_index=self.index, item=self.json(status))]
 
 
-class Worded(Item):
-    """Has one part, which has the text."""
+class TextItem(Item):
+    """An item with one content part, which holds the text."""
 
-    KIND: ClassVar[str]  # of the part, and in its events
+    KIND: ClassVar[str]  # the type of the part, also in the names of its events
 
     def __init__(self, context: ResponseContext, index: int) -> None:
         super().__init__(context, index)
@@ -78,15 +78,15 @@ class Worded(Item):
 
     def end(self, status: str) -> list[Step]:
         part = self.part()
-        told = {name: value for name, value in part.items() if name in ("text", "logprobs")}
+        fields = {name: value for name, value in part.items() if name in ("text", "logprobs")}
         return [
-            step(f"response.{self.KIND}.done", **self.at, **told),
+            step(f"response.{self.KIND}.done", **self.at, **fields),
             step("response.content_part.done", **self.at, part=part),
             *super().end(status),
         ]
 
 
-class Thought(Worded):
+class ReasoningItem(TextItem):
     PREFIX, KIND = "rs", "reasoning_text"
 
     def json(self, status: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Thought(Worded):
         return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
-class Message(Worded):
+class Message(TextItem):
     PREFIX, KIND = "msg", "output_text"
 
     def __init__(self, context: ResponseContext, index: int) -> None:
@@ -116,7 +116,7 @@ class Message(Worded):
 
 
 class Call(Item):
-    """Its text is the arguments'."""
+    """A function call; its text is the arguments."""
 
     PREFIX, LEFT = "fc", CUT
 
@@ -133,52 +133,52 @@ class Call(Item):
         }  # fmt: skip
 
     def end(self, status: str) -> list[Step]:
-        told = {**self.at, "arguments": self.text, "name": self._name}
-        return [step("response.function_call_arguments.done", **told), *super().end(status)]
+        fields = {**self.at, "arguments": self.text, "name": self._name}
+        return [step("response.function_call_arguments.done", **fields), *super().end(status)]
 
 
 class Output:
-    """`add` every delta; `items` are those that are closed: after the last delta all."""
+    """The items of one response. `add` takes every delta; `items` are the closed ones, after the last delta all."""
 
     def __init__(self, context: ResponseContext) -> None:
         self.items: list[dict[str, Any]] = []
-        self.thought = 0  # tokens
+        self.reasoning_tokens = 0
         self._context = context
         self._parser = OutputParser(context.request.parser_config or ParserConfig())
         self._open: Item | None = None
         self._scored = context.request.sampling.logprobs is not None
         self._plain = (
             context.request.parser_config is None and not self._scored
-        )  # all of it is text: there is a shorter way
-        self._scores: list[TokenLogprob] = []  # of tokens that nothing was told of yet
+        )  # all output is text, which has a faster path
+        self._scores: list[TokenLogprob] = []  # of tokens that no event has covered yet
 
     def add(self, delta: Delta) -> list[Step]:
         if self._plain and delta.finish is None:
-            return self._say(Message, text) if (text := delta.text) else []
+            return self._text(Message, text) if (text := delta.text) else []
         steps: list[Step] = []
         for text, tokens, scores in self._pieces(delta):
             self._scores += scores
             before = self._parser.reasoning
             for event in self._parser.feed(text):
-                steps += self._told(event)
+                steps += self._events(event)
             if Reasoning.OPEN in (before, self._parser.reasoning):
-                self.thought += tokens
+                self.reasoning_tokens += tokens
         return steps if delta.finish is None else steps + self._finish(delta.finish)
 
     def _pieces(self, delta: Delta) -> Iterator[tuple[str, int, Sequence[TokenLogprob]]]:
-        """Text, tokens and their scores: token by token where it matters on which side of a mark each of them is."""
+        """Text, number of tokens and scores; token by token if it matters on which side of a mark each token is."""
         if not self._scored and self._parser.reasoning is Reasoning.DONE:
             yield delta.text, len(delta.ids), ()
             return
         for id, text, score in zip_longest(delta.ids, delta.texts, delta.logprobs or ()):
             yield text or "", id is not None, () if score is None else (score,)
 
-    def _told(self, event: Event) -> list[Step]:
+    def _events(self, event: Event) -> list[Step]:
         match event:
             case Text(text):
-                return self._say(Message, text)
+                return self._text(Message, text)
             case ReasoningText(text):
-                return self._say(Thought, text)
+                return self._text(ReasoningItem, text)
             case CallStart(call, name):
                 return self._begin(Call(self._context, self._next, call, name))
             case CallArguments(_, fragment):
@@ -186,7 +186,7 @@ class Output:
             case CallEnd():
                 return self._close(DONE)
 
-    def _say(self, kind: type[Worded], text: str) -> list[Step]:
+    def _text(self, kind: type[TextItem], text: str) -> list[Step]:
         opening = [] if type(self._open) is kind else self._begin(kind(self._context, self._next))
         return opening + self._more(text) if opening else self._more(text)
 
@@ -210,8 +210,8 @@ class Output:
         return item.end(status or item.LEFT)
 
     def _finish(self, finish: Finish) -> list[Step]:
-        """There is one item in any answer; scores that nothing was sent with go with its last text."""
-        steps = [step for event in self._parser.finish() for step in self._told(event)]
+        """Closes the output. Every response has an item; scores that were not sent yet go with its last text."""
+        steps = [step for event in self._parser.finish() for step in self._events(event)]
         if not self.items and self._open is None:
             steps += self._begin(Message(self._context, 0))
         if self._scores and type(self._open) is Message:

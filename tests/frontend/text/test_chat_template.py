@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from frontend.api.chat_prompt import call, turn
+from frontend.api.chat_prompt import call, chat_message
 from frontend.text.chat_template import ChatTemplate, TemplateError
 from tests.frontend.text.tokenizers import byte_level
 from tests.templates import LLAMA3, MISTRAL, QWEN3
@@ -108,10 +108,13 @@ def test_render_equals_transformers(
     assert mine == reference(TEMPLATES[name], chat, generate, tools, extra)
 
 
-ASKED = turn("user", "Weather?")
-CALLED = turn("assistant", "", "I look.", [call("abcdefgh1", "größe", {"z": "Ä", "a": [1, None]})])
-TOLD = turn("tool", "20°") | {"tool_call_id": "abcdefgh1"}
-LOOPS = {"called": [ASKED, CALLED, TOLD], "answered": [ASKED, CALLED, TOLD, turn("assistant", "20.", "So."), ASKED]}
+ASKED = chat_message("user", "Weather?")
+CALLED = chat_message("assistant", "", "I look.", [call("abcdefgh1", "größe", {"z": "Ä", "a": [1, None]})])
+TOLD = chat_message("tool", "20°") | {"tool_call_id": "abcdefgh1"}
+LOOPS = {
+    "called": [ASKED, CALLED, TOLD],
+    "answered": [ASKED, CALLED, TOLD, chat_message("assistant", "20.", "So."), ASKED],
+}
 
 
 @pytest.mark.parametrize("template", [QWEN3, LLAMA3, MISTRAL], ids=["qwen3", "llama3", "mistral"])
