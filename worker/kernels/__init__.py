@@ -1,8 +1,8 @@
-"""The operations that a decoder is made of. They import nothing else of this project.
+"""The operations of a decoder. They import nothing else from this project.
 
-An operation `x` is a function in a module of that name. It looks at its tensors and calls one of three forms: `x_torch`
-beside it, plain PyTorch, which defines what x means; `x_triton` in gpu/, on a GPU; `x` in cpu/bindings.py, the C
-library, on a CPU.
+An operation `x` is a function in a module of that name. It calls one of three forms, depending on its tensors:
+`x_torch` beside it, plain PyTorch, which defines what x means; `x_triton` in gpu/, on a GPU; `x` in cpu/bindings.py,
+the C library, on a CPU.
 
     operations          all operations as one record: the fast forms, or the ones in plain PyTorch
     norm, rotary        RMS norm; rotary embedding
@@ -12,6 +12,6 @@ library, on a CPU.
     linear              matrix products
     act_and_mul         the activation of the feed-forward network
     quantize            eight-bit weights and activations
-    sample, params      the next token of each row; what a row asks for
+    sample, params      chooses the next token of each row; sampling parameters
     split_k             partial sums that the next kernel adds
 """

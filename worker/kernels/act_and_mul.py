@@ -1,4 +1,4 @@
-"""The gated feed-forward's middle: activation of one half times the other half."""
+"""The activation of a gated feed-forward network: act(gate) * up."""
 
 from typing import Literal
 
@@ -25,5 +25,5 @@ def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
 
 
 def act_and_mul_torch(x: Tensor, activation: Activation) -> Tensor:
-    left, right = x.chunk(2, dim=-1)
-    return (F.silu(left) if activation == "silu" else F.gelu(left, approximate="tanh")) * right
+    gate, up = x.chunk(2, dim=-1)
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up

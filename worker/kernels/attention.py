@@ -1,6 +1,6 @@
-"""Causal attention of packed tokens over the paged cache: prefill, chunk and decode are the same thing.
+"""Causal attention of packed tokens over the paged cache. Prefill, chunk and decode are the same computation.
 
-Row i of a sequence with q_len rows sits at position p = seq_len - q_len + i and attends to positions
+Row i of a sequence with q_len rows is at position p = seq_len - q_len + i and attends to positions
 max(0, p - window + 1) .. p (window 0: all of 0 .. p), whose keys and values lie in the pages of its page table.
 Query heads come in groups that share a key/value head. A cache of float8_e4m3fn is read as q's dtype.
 """
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from worker.kernels.cpu import bindings
 
-GATHER_ELEMENTS = 1 << 25  # keys gathered at once, in elements
-MASK_ELEMENTS = 1 << 26  # mask entries alive at once
+GATHER_ELEMENTS = 1 << 25  # elements of keys gathered together
+MASK_ELEMENTS = 1 << 26  # mask entries in memory together
 
 
 def attention(
@@ -60,22 +60,23 @@ def attention_torch(
     scale: float,
     window: int,
 ) -> Tensor:
-    """Two padded batches, so that a long chunk does not pad the decodes: sequences with one row, and the rest.
+    """Attends in two kinds of padded batches, so that long chunks do not pad decodes: sequences with one row, and the
+    rest.
 
     `max_kv_len` is for the Triton kernels; here seq_lens are read.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     query_start_loc, seq_lens, page_table = query_start_loc.long(), seq_lens.long(), page_table.long()
     starts, q_lens = query_start_loc[:-1], query_start_loc.diff()
-    single = q_lens == 1
-    for chosen in (single, ~single):
-        for seqs in _fitting(chosen.nonzero()[:, 0], seq_lens, cache_k):
-            _attend(q, cache_k, cache_v, starts[seqs], q_lens[seqs], seq_lens[seqs], page_table[seqs],
+    is_decode = q_lens == 1
+    for selected in (is_decode, ~is_decode):
+        for seqs in _groups_that_fit(selected.nonzero()[:, 0], seq_lens, cache_k):
+            _attend_batch(q, cache_k, cache_v, starts[seqs], q_lens[seqs], seq_lens[seqs], page_table[seqs],
                     out, scale, window)  # fmt: skip
     return out
 
 
-def _fitting(seqs: Tensor, seq_lens: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
+def _groups_that_fit(seqs: Tensor, seq_lens: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
     """Groups of sequences whose padded keys stay within GATHER_ELEMENTS."""
     if not len(seqs):
         return ()
@@ -83,7 +84,7 @@ def _fitting(seqs: Tensor, seq_lens: Tensor, cache: Tensor) -> tuple[Tensor, ...
     return seqs.split(max(1, GATHER_ELEMENTS // longest))
 
 
-def _attend(
+def _attend_batch(
     q: Tensor,
     cache_k: Tensor,
     cache_v: Tensor,
@@ -95,34 +96,36 @@ def _attend(
     scale: float,
     window: int,
 ) -> None:
-    """One padded batch: starts, q_lens, seq_lens [B], page_table [B, P]; fills these sequences' rows of out."""
-    heads, kv_heads, size = q.shape[1], cache_k.shape[2], q.shape[2]
+    """Attends one padded batch: starts, q_lens, seq_lens [B], page_table [B, P]; writes these sequences' rows of
+    out."""
+    heads, kv_heads, head_dim = q.shape[1], cache_k.shape[2], q.shape[2]
     first = (seq_lens - q_lens - window + 1).clamp(min=0) if window else torch.zeros_like(seq_lens)
-    where = first[:, None] + torch.arange(int((seq_lens - first).max()), device=q.device)  # [B, L] key positions
-    inside = where.minimum(seq_lens[:, None] - 1)  # beyond a sequence's end, read its last key again and mask it
+    key_positions = first[:, None] + torch.arange(int((seq_lens - first).max()), device=q.device)  # [B, L]
+    clamped = key_positions.minimum(seq_lens[:, None] - 1)  # beyond a sequence's end: its last key, masked below
     page_size = cache_k.shape[1]
-    slots = page_table.gather(1, inside // page_size) * page_size + inside % page_size
+    slots = page_table.gather(1, clamped // page_size) * page_size + clamped % page_size
     k, v = (_gather(cache, slots, q.dtype).transpose(1, 2) for cache in (cache_k, cache_v))  # [B, Hk, L, D]
     longest = int(q_lens.max())
-    slab = max(1, MASK_ELEMENTS // (where.numel() * (heads // kv_heads)))
-    for begin in range(0, longest, slab):
-        rows = torch.arange(begin, min(begin + slab, longest), device=q.device).expand(len(starts), -1)  # [B, M]
-        mine = rows < q_lens[:, None]
-        index = starts[:, None] + rows.minimum(q_lens[:, None] - 1)
-        at = (seq_lens - q_lens)[:, None] + rows  # query positions
-        mask = where[:, None, :] <= at[:, :, None]  # [B, M, L]
+    rows_at_once = max(1, MASK_ELEMENTS // (key_positions.numel() * (heads // kv_heads)))
+    for start in range(0, longest, rows_at_once):
+        end = min(start + rows_at_once, longest)
+        rows = torch.arange(start, end, device=q.device).expand(len(starts), -1)  # [B, M]
+        valid = rows < q_lens[:, None]
+        tokens = starts[:, None] + rows.minimum(q_lens[:, None] - 1)
+        query_positions = (seq_lens - q_lens)[:, None] + rows
+        mask = key_positions[:, None, :] <= query_positions[:, :, None]  # [B, M, L]
         if window:
-            mask &= where[:, None, :] > at[:, :, None] - window
-        # the heads of a group are more rows of the same keys: [B, M, Hq, D] -> [B, Hk, group * M, D]
-        grouped = q[index].unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        wide = mask.unsqueeze(1).repeat(1, 1, heads // kv_heads, 1)
-        seen = F.scaled_dot_product_attention(grouped, k, v, attn_mask=wide, scale=scale)
-        seen = seen.unflatten(2, (-1, rows.shape[1])).permute(0, 3, 1, 2, 4).reshape(*rows.shape, heads, size)
-        out[index[mine]] = seen[mine]
+            mask &= key_positions[:, None, :] > query_positions[:, :, None] - window
+        # the heads of a group become more rows of the same keys: [B, M, Hq, D] -> [B, Hk, group * M, D]
+        grouped = q[tokens].unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        group_mask = mask.unsqueeze(1).repeat(1, 1, heads // kv_heads, 1)
+        mixed = F.scaled_dot_product_attention(grouped, k, v, attn_mask=group_mask, scale=scale)
+        mixed = mixed.unflatten(2, (-1, rows.shape[1])).permute(0, 3, 1, 2, 4).reshape(*rows.shape, heads, head_dim)
+        out[tokens[valid]] = mixed[valid]
 
 
 def _gather(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
     """Entries of the cache at slots [B, L], in `dtype`: [B, L, Hk, D]."""
-    if cache.dtype == torch.float8_e4m3fn:  # which torch cannot index
+    if cache.dtype == torch.float8_e4m3fn:  # torch cannot index float8
         return cache.view(torch.uint8).flatten(0, 1)[slots].view(cache.dtype).to(dtype)
     return cache.flatten(0, 1)[slots]

@@ -1,8 +1,8 @@
-"""Matrix product with a weight that is prepared once and read every step.
+"""Matrix product with a weight that is packed once and read every step.
 
-`invariant` asks that a row's result never depends on the other rows: library GEMMs choose their K order by the row
-count, so it needs a product whose order of addition only the weight's shape decides. A quantized weight (quantize.py)
-always gets one.
+With `invariant`, the result of a row never depends on the other rows. Library GEMMs choose the order of additions over
+K by the row count, so `invariant` uses a product whose order depends on the weight's shape only. Quantized weights
+(quantize.py) always use it.
 """
 
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from worker.kernels.quantize import dequantize, linear_quantized_torch
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A weight as `linear` wants it."""
+    """A weight prepared for `linear`."""
 
-    weight: Tensor  # [N, K]; empty where `cpu` holds it; int8 or float8_e4m3fn where there is a `scale`
+    weight: Tensor  # [N, K]; empty if `cpu` holds it; int8 or float8_e4m3fn if there is a `scale`
     bias: Tensor | None  # [N]
     invariant: bool
-    cpu: CpuWeight | None = None  # the same in the CPU library's order
+    cpu: CpuWeight | None = None  # the same, packed for the C library
     scale: Tensor | None = None  # [N] float32
-    dynamic: bool = False  # of its inputs each row is quantized to its format, too
+    dynamic: bool = False  # rows of the input are quantized to the weight's format
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> PackedLinear:
-    """Prepare weight [N, K] (and bias [N]) on the device it lives on."""
+    """Prepares weight [N, K] (and bias [N]) on its device."""
     if not weight.is_cuda and bindings.available(weight.dtype):
         return PackedLinear(weight.new_empty(0), None, True, bindings.pack_linear(weight, bias))
     return PackedLinear(weight, bias, invariant)
@@ -45,10 +45,9 @@ def pack_quantized(
     invariant: bool,
     dynamic: bool = False,
 ) -> PackedLinear:
-    """Prepare values [N, K] (int8 or float8_e4m3fn) with scale [N] for inputs of `dtype`, which if `dynamic` are
-    quantized, too.
+    """Prepares values [N, K] (int8 or float8_e4m3fn) with scale [N] for inputs of `dtype`.
 
-    Where no kernel reads such values, which is anywhere but on a GPU, they become a weight of `dtype`.
+    dynamic: inputs are quantized too. Only GPU kernels read such values; elsewhere they become a weight of `dtype`.
     """
     if values.is_cuda:
         return PackedLinear(values, bias, True, scale=scale, dynamic=dynamic)
@@ -56,7 +55,8 @@ def pack_quantized(
 
 
 def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
-    """x [T, K] @ weight.T + bias -> [T, N], in x's dtype, or float32 if `fp32_out` (unrounded, library GEMMs apart).
+    """x [T, K] @ weight.T + bias -> [T, N], in x's dtype, or float32 if `fp32_out` (not rounded before, except by
+    library GEMMs).
 
     With `split_k` it may also be split-K partial sums (see split_k.py), where adding them later is cheaper.
     """
@@ -76,7 +76,7 @@ def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: 
 
 
 def linear_torch(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
-    """The same without Triton, never as terms. A weight that only the C library holds is multiplied there."""
+    """The same without Triton and without partial sums. The C library multiplies weights that only it holds."""
     if packed.cpu is not None:
         return bindings.linear(x, packed.cpu, out_dtype=torch.float32 if fp32_out else None)
     if packed.scale is not None:
@@ -87,7 +87,7 @@ def linear_torch(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, spl
 
 
 def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
-    """gate(linear(x)) for x [T, K] and the weights of gate and up, one above the other, [2 I, K] -> [T, I]."""
+    """act_and_mul(linear(x)) for x [T, K] and the weights of gate and up, stacked, [2 I, K] -> [T, I]."""
     if x.is_cuda and packed.invariant:
         from worker.kernels.gpu.linear import gated_linear_triton
         from worker.kernels.gpu.tiles import is_single_chain

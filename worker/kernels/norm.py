@@ -1,8 +1,8 @@
-"""RMS normalisation of the last dimension, alone or after adding the residual.
+"""RMS norm of the last dimension, alone or after adding the residual.
 
-Two roundings exist in the checkpoints we serve: Llama and Qwen round the normalised value before the weight
-multiplies it, Gemma (`offset`) multiplies by `1 + weight` in fp32 and rounds once. `1 + weight` is never folded: bf16
-would lose it.
+Model families round in two ways: Llama and Qwen round the normalised value before multiplying it by the weight; Gemma
+(`offset`) multiplies by `1 + weight` in fp32 and rounds once. `1 + weight` is never stored, because bf16 would lose
+bits.
 """
 
 import torch
@@ -13,7 +13,7 @@ from worker.kernels.split_k import sum_split_k
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
-    """x / rms(x) * weight over the last dimension, fp32 inside.
+    """x / rms(x) * weight over the last dimension, computed in fp32.
 
     x [T, H] or [T, heads, D], tokens may be strided; weight [H] or [D]. Returns x's shape and dtype, contiguous.
     """
@@ -29,7 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> 
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, x_norm: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(rms_norm(s), s) with s = x + residual rounded to the dtype first, as Hugging Face models round it.
+    """(rms_norm(s), s) with s = x + residual, rounded to the dtype first as in Hugging Face models.
 
     x [T, H], or its split-K partial sums (see split_k.py); residual [T, H]; weight [H]; x_norm [H]: the weight of an
     RMS norm that is applied to x first.
@@ -46,8 +46,8 @@ def add_rms_norm(
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    x_fp32 = x.float()
+    normed = x_fp32 * torch.rsqrt(x_fp32.square().mean(-1, keepdim=True) + eps)
     if offset:
         return (normed * (1.0 + weight.float())).to(x.dtype)
     return weight * normed.to(x.dtype)

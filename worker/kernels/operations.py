@@ -1,4 +1,4 @@
-"""What a decoder computes with, as one record: the fastest functions for its tensors, or those in plain PyTorch."""
+"""The operations of a decoder as one record: the fastest functions for its tensors, or those in plain PyTorch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from worker.kernels.sample import sample_plain, sample_torch
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Each as the function of that name in this folder."""
+    """Every field is the function of that name in this folder, or its form in plain PyTorch."""
 
     rms_norm: Callable[..., Tensor]
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
@@ -34,4 +34,4 @@ TORCH = Operations(
     linear_torch,
     gated_linear_torch,
     sample_torch,
-)  # on a GPU they may wait for it, and a row's bits may depend on the other rows
+)  # on a GPU these may wait for it, and a row's bits may depend on the other rows

@@ -1,4 +1,4 @@
-"""Sampling parameters of a batch, as columns on the device that samples: an entry for each row of logits."""
+"""Sampling parameters of a batch, as columns on the device that samples, with an entry for each row of logits."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Which tokens each row has seen, for the penalties: entry e says row rows[e] has seen token ids[e].
+    """The tokens of each row's prompt and output, for penalties: entry e says that row rows[e] contains token ids[e].
 
-    One entry for each distinct (row, token) of prompt and output; only rows with a penalty need entries.
+    There is one entry for each distinct (row, token). Only rows with a penalty need entries.
     """
 
     rows: Tensor  # [E] int64
     ids: Tensor  # [E] int64
-    counts: Tensor  # [E] int64: how often in the output; 0 when only the prompt has it
+    counts: Tensor  # [E] int64: occurrences in the output; 0 if the token is only in the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,19 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class PlainParams:
-    """How each of R rows is sampled once its logits are adjusted; all there is for rows without penalties and bias."""
+    """How to sample each of R rows after its logits are adjusted; complete for rows without penalties and bias."""
 
     temperature: Tensor  # [R] float32, 0: greedy
     top_k: Tensor  # [R] int64, 0: off
     top_p: Tensor  # [R] float32, 1: off
     min_p: Tensor  # [R] float32, 0: off
     seeds: Tensor  # [R] int64, the request's 64-bit seed reinterpreted as signed
-    positions: Tensor  # [R] int64: how many output tokens the request has so far
+    positions: Tensor  # [R] int64: output tokens of the request so far
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Which stages some row needs, as far as the host knows; skipping the others saves work and changes nothing."""
+    """Stages that some row may need, as far as the host knows. Skipping the others saves work and changes no result."""
 
     all_greedy: bool = False
     any_greedy: bool = True
@@ -54,7 +54,7 @@ EVERY = Stages()
 
 @dataclass(frozen=True, slots=True)
 class SampleParams:
-    """How each of R rows is sampled, adjustments included."""
+    """How to sample each of R rows, including adjustments of logits."""
 
     plain: PlainParams
     repetition: Tensor  # [R] float32, 1: off

@@ -1,10 +1,10 @@
-"""Weights of eight bits: one fp32 scale for each output channel, which is a row; symmetric, no zero points.
+"""Eight-bit weights: symmetric, with one fp32 scale for each output channel (row) and no zero points.
 
-`int8` keeps seven bits and a sign of every value beside its row's largest; `fp8` is e4m3 (float8_e4m3fn), whose steps
-grow with the value, so that small weights beside a large one keep more.
+`int8` stores seven bits and a sign relative to the largest value of the row. `fp8` is e4m3 (float8_e4m3fn), whose steps
+grow with the value, so small weights beside a large one keep more precision.
 
-Activations may become such numbers, too, on their way into a product: dynamically, each token with a scale that follows
-from its own row and nothing else, so that its bits depend on no other.
+Activations may be quantized too, dynamically, right before a product. The scale of a token depends on its own row only,
+so its bits do not depend on other tokens.
 """
 
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ from torch import Tensor
 
 Kind = Literal["int8", "fp8"]
 FORMATS: Mapping[Kind, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-ROWS = 1024  # of weights at a time: no whole weight is ever in float32
+ROWS_AT_ONCE = 1024  # rows converted together: a whole weight is never in float32
 KINDS: Mapping[torch.dtype, Kind] = {format: kind for kind, format in FORMATS.items()}
 LARGEST: Mapping[Kind, float] = {"int8": 127.0, "fp8": 448.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What a linear is in memory. Called fp8, int8, fp8-dynamic, int8-dynamic."""
+    """How a linear is quantized. Names: fp8, int8, fp8-dynamic, int8-dynamic."""
 
     kind: Kind
-    dynamic: bool = False  # its inputs become of that format, too, with a scale for each token
+    dynamic: bool = False  # inputs are quantized too, with a scale for each token
 
     @classmethod
     def of(cls, name: str) -> "Scheme":
@@ -41,33 +41,33 @@ class Scheme:
 def quantize(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
     """weight [N, K] of any float format -> values [N, K] of FORMATS[kind], scale [N] float32.
 
-    A row's largest value becomes the largest of the format; a row of zeros stays one.
+    The largest value of a row maps to the largest value of the format. A row of zeros stays zeros.
     """
-    values, most = torch.empty(weight.shape, dtype=FORMATS[kind], device=weight.device), LARGEST[kind]
+    values, largest_value = torch.empty(weight.shape, dtype=FORMATS[kind], device=weight.device), LARGEST[kind]
     scale = torch.empty(len(weight), device=weight.device)
-    for part, into, largest in zip(*(whole.split(ROWS) for whole in (weight, values, scale)), strict=True):
-        wide = part.float()
-        largest.copy_((wide.abs().amax(dim=1) / most).clamp(min=torch.finfo(torch.float32).tiny))
-        scaled = (wide / largest[:, None]).clamp(-most, most)
-        into.copy_(scaled.round() if kind == "int8" else scaled)
+    for part, target, largest in zip(*(whole.split(ROWS_AT_ONCE) for whole in (weight, values, scale)), strict=True):
+        x_fp32 = part.float()
+        largest.copy_((x_fp32.abs().amax(dim=1) / largest_value).clamp(min=torch.finfo(torch.float32).tiny))
+        scaled = (x_fp32 / largest[:, None]).clamp(-largest_value, largest_value)
+        target.copy_(scaled.round() if kind == "int8" else scaled)
     return values, scale
 
 
 def dequantize(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """values [N, K] times scale ([N], or [N, K]) in float32, rounded once to `dtype`."""
     weight = torch.empty(values.shape, dtype=dtype, device=values.device)
-    for part, into, own in zip(*(whole.split(ROWS) for whole in (values, weight, scale)), strict=True):
-        into.copy_(part.float() * (own[:, None] if own.dim() == 1 else own))
+    for part, target, row_scale in zip(*(whole.split(ROWS_AT_ONCE) for whole in (values, weight, scale)), strict=True):
+        target.copy_(part.float() * (row_scale[:, None] if row_scale.dim() == 1 else row_scale))
     return weight
 
 
 def linear_quantized_torch(
     x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, *, dynamic: bool = False
 ) -> Tensor:
-    """What a linear with such a weight means: x [T, K] @ values.T in float32, times scale [N], plus bias [N], rounded
+    """Defines linear with a quantized weight: x [T, K] @ values.T in float32, times scale [N], plus bias [N], rounded
     once to x's dtype -> [T, N].
 
-    If `dynamic`, x is quantized first, and each row's product multiplied by its scale before the bias is added.
+    dynamic: x is quantized first, and each row of the product is multiplied by its scale before the bias is added.
     """
     tokens, token_scale = quantize_tokens(x, values.dtype) if dynamic else (x, None)
     total = F.linear(tokens.float(), values.float()) * scale
@@ -78,9 +78,9 @@ def linear_quantized_torch(
 def quantize_tokens(x: Tensor, format: torch.dtype) -> tuple[Tensor, Tensor]:
     """x [T, K] of any float format -> values [T, K] of `format`, scale [T] float32.
 
-    Rounded once, from x times 1 / scale. What is not finite makes its whole row so.
+    Rounds once, from x times 1 / scale. A value that is not finite makes its whole row not finite.
     """
-    most, wide = float(LARGEST[KINDS[format]]), x.float()
-    scale = (wide.abs().amax(dim=1) / most).clamp(min=torch.finfo(torch.float32).tiny)
-    scaled = (wide * (1 / scale)[:, None]).clamp(-most, most)
+    largest_value, x_fp32 = float(LARGEST[KINDS[format]]), x.float()
+    scale = (x_fp32.abs().amax(dim=1) / largest_value).clamp(min=torch.finfo(torch.float32).tiny)
+    scaled = (x_fp32 * (1 / scale)[:, None]).clamp(-largest_value, largest_value)
     return (scaled.round() if format == torch.int8 else scaled).to(format), scale

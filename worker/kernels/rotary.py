@@ -1,7 +1,7 @@
-"""Rotary position embedding, "rotate half" convention: dimension i turns together with dimension i + D / 2.
+"""Rotary position embedding, "rotate half" convention: dimensions i and i + D / 2 rotate together.
 
-The tables hold the full head size (both halves alike) and stay fp32; the rotation is computed in fp32 and rounded
-once. (Hugging Face casts the tables to the model's dtype first; in fp32 the two agree to the last bit.)
+The tables hold the full head size (both halves are equal) in fp32. The rotation is computed in fp32 and rounded once.
+(Hugging Face casts the tables to the model's dtype first; in fp32 both agree to the last bit.)
 """
 
 import torch
@@ -11,7 +11,7 @@ from worker.kernels.cpu import bindings
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn every head of token t by row positions[t] of the tables.
+    """Rotates all heads of token t by row positions[t] of the tables.
 
     q [T, Hq, D], k [T, Hk, D], rows may be strided; cos, sin [M, D] fp32; positions [T] int64, all below M.
     Returns contiguous tensors of the same shapes and dtypes.
@@ -43,13 +43,13 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
 
 def rotary_torch(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     cos_t, sin_t = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # [T, 1, D]
-    return _turn(q, cos_t, sin_t), _turn(k, cos_t, sin_t)
+    return _rotate(q, cos_t, sin_t), _rotate(k, cos_t, sin_t)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    wide = x.float()
-    low, high = wide.chunk(2, dim=-1)
-    return (wide * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    x_fp32 = x.float()
+    low, high = x_fp32.chunk(2, dim=-1)
+    return (x_fp32 * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
 
 
 def _unflatten(x: Tensor, batch: int) -> Tensor:

@@ -1,10 +1,11 @@
 """Chooses the next token of every row: penalties, bias, temperature, top-k, top-p, min-p, draw. Knows no requests.
 
-A row's result depends on nothing but the row: probabilities become 40-bit integers as soon as they exist, so every
-sum, threshold and cumulative sum after that is exact, whatever the row count, thread count or device. Randomness is a
-hash of (request seed, output position). On a GPU no step reads a value back to the host.
+The result of a row depends on that row only: probabilities become 40-bit integers as soon as they are computed, so all
+later sums, thresholds and cumulative sums are exact for any number of rows or threads and on any device. Randomness is
+a hash of (request seed, output position). On a GPU no step reads a value back to the host.
 
-Devices differ in the last bit of exp: then a weight differs in its last bit of 24, and now and then a draw with it.
+Devices differ in the last bit of exp. Then a weight differs in the last of its 24 bits, and occasionally a draw
+differs.
 """
 
 from collections.abc import Callable
@@ -14,19 +15,19 @@ from torch import Tensor
 
 from worker.kernels.params import EVERY, PlainParams, SampleParams, Stages
 
-ONE = 1 << 40  # the integer weight of the most likely token; 2**18 tokens of it still fit 63 bits
-KEY_LEVELS = (20, 10, 0)  # a 31-bit key is narrowed down by its top 11, next 10 and last 10 bits
+ONE = 1 << 40  # integer weight of the most likely token; the sum of 2**18 of them fits in 63 bits
+KEY_LEVELS = (20, 10, 0)  # a 31-bit key is selected by its top 11, next 10 and last 10 bits
 BINS = 2048
-FARTHEST = 0x7FFFFFFF
-SLAB = 1 << 24  # logits whose log-probabilities are computed at once
-SHORT = 256  # tokens looked at first on the CPU
+LARGEST_KEY = 0x7FFFFFFF
+LOGPROB_CHUNK = 1 << 24  # logits whose log-probabilities are computed together
+SHORT_LIST = 256  # most likely tokens that the CPU looks at first
 
 
 def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
-    """The chosen token of each row by its logits as they are, adjusted or not: [R, V] float32 -> ids [R] int64.
+    """Chooses a token for each row from its logits, without adjusting them: [R, V] float32 -> ids [R] int64.
 
-    Temperature 0 takes the highest logit, the lowest id of equals. A token less than 2**-40 times as likely as
-    the row's most likely one is never drawn; a row without a finite highest logit draws token 0.
+    Temperature 0 takes the highest logit; among equal ones the lowest id. A token less than 2**-40 times as likely as
+    the row's most likely one is never drawn. A row without a finite highest logit draws token 0.
     """
     if logits.is_cuda:
         from worker.kernels.gpu.sample import sample_triton
@@ -36,7 +37,9 @@ def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) ->
 
 
 def sample(logits: Tensor, params: SampleParams, choose_plain: Callable[..., Tensor] = sample_plain) -> Tensor:
-    """The chosen token of each row: logits [R, V] float32 -> ids [R] int64. Leaves logits as they are.
+    """Applies penalties and bias, then chooses a token for each row: logits [R, V] float32 -> ids [R] int64.
+
+    Does not change `logits`.
 
     choose_plain: sample_plain, or sample_torch.
     """
@@ -55,21 +58,21 @@ def sample_torch(logits: Tensor, params: PlainParams, stages: Stages = EVERY) ->
 
 
 def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities by the model itself, before penalties and temperature.
+    """Log-probabilities of the model, before penalties and temperature.
 
-    logits [R, V] float32, ids [R] int64 -> (log p of ids [R], the `top` most likely ids [R, top], theirs [R, top]);
-    float32, most likely first, the lowest id of equals first.
+    logits [R, V] float32, ids [R] int64 -> (log p of ids [R], the `top` most likely ids [R, top], their log p
+    [R, top]); float32, most likely first; among equal ones the lowest id first.
     """
-    count = max(1, SLAB // logits.shape[1])
-    slabs = [_logprobs(*slab, top) for slab in zip(logits.split(count), ids.split(count), strict=True)]
-    chosen, best, values = (torch.cat(column) for column in zip(*slabs, strict=True))
+    rows = max(1, LOGPROB_CHUNK // logits.shape[1])
+    chunks = [_logprobs(*chunk, top) for chunk in zip(logits.split(rows), ids.split(rows), strict=True)]
+    chosen, best, values = (torch.cat(column) for column in zip(*chunks, strict=True))
     return chosen, best, values
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """A float64 in (0, 1) for each (seed, position): splitmix64's stream of the hashed seed, read at that position.
+    """A float64 in (0, 1) for each (seed, position): splitmix64 seeded with the hashed seed, at that position.
 
-    Sebastiano Vigna's splitmix64, https://prng.di.unimi.it/splitmix64.c; all integer, alike on every device.
+    Sebastiano Vigna's splitmix64, https://prng.di.unimi.it/splitmix64.c: integers only, so all devices agree.
     """
     state = _mix(seeds + _GOLDEN) + (positions + 1) * _GOLDEN
     return ((_mix(state) >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52
@@ -96,86 +99,87 @@ def _adjust(logits: Tensor, params: SampleParams) -> Tensor:
     if params.history is None and params.bias is None:
         return logits
     logits = logits.clone()
-    if (seen := params.history) is not None:
-        value, factor = logits[seen.rows, seen.ids], params.repetition[seen.rows]
+    if (history := params.history) is not None:
+        value, factor = logits[history.rows, history.ids], params.repetition[history.rows]
         value = torch.where(value > 0, value / factor, value * factor)
-        value -= params.frequency[seen.rows] * seen.counts + params.presence[seen.rows] * (seen.counts > 0)
-        logits[seen.rows, seen.ids] = value
+        value -= params.frequency[history.rows] * history.counts + params.presence[history.rows] * (history.counts > 0)
+        logits[history.rows, history.ids] = value
     if (bias := params.bias) is not None:
         logits[bias.rows, bias.ids] += bias.values
     return logits
 
 
 def _first_highest(logits: Tensor) -> Tensor:
-    """argmax with the lowest id of equals; max() promises it, and is four times as fast on the CPU."""
+    """argmax with the lowest id among equals. max() guarantees it and is four times as fast on the CPU."""
     return logits.max(-1).indices
 
 
 def _weights(peak: Tensor, logits: Tensor, params: PlainParams, stages: Stages) -> Tensor:
-    """Integer weights [R, V] after temperature, top-k, top-p and min-p: zero for tokens that may not be drawn."""
+    """Integer weights [R, V] after temperature, top-k, top-p and min-p; zero for tokens that must not be drawn."""
     temperature = params.temperature.masked_fill(params.temperature == 0, 1.0)[:, None]
-    gap = (peak - logits) / temperature  # >= 0, 0 at the most likely
+    gap = (peak - logits) / temperature  # >= 0; 0 for the most likely token
     weights = _integer_weights(gap)
     if stages.any_top_k or stages.any_top_p:
-        _cut(gap, weights, params.top_k, params.top_p, stages)
+        _apply_top_k_top_p(gap, weights, params.top_k, params.top_p, stages)
     if stages.any_min_p:
         weights.masked_fill_(weights < (params.min_p[:, None].double() * ONE).long(), 0)
     return weights
 
 
-def _cut(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, stages: Stages) -> None:
-    """Top-k, then top-p: zeroes the weights [R, V] of the tokens left out."""
-    if gap.device.type != "cpu" or gap.shape[1] <= SHORT:
-        return _cut_all(gap, weights, top_k, top_p, stages)
-    rows = _cut_short(gap, weights, top_k, top_p)
+def _apply_top_k_top_p(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, stages: Stages) -> None:
+    """Applies top-k, then top-p: sets the weights [R, V] of dropped tokens to zero."""
+    if gap.device.type != "cpu" or gap.shape[1] <= SHORT_LIST:
+        return _apply_by_radix_selection(gap, weights, top_k, top_p, stages)
+    rows = _apply_by_short_list(gap, weights, top_k, top_p)
     if len(rows):
         some = weights[rows]
-        _cut_all(gap[rows], some, top_k[rows], top_p[rows], stages)
+        _apply_by_radix_selection(gap[rows], some, top_k[rows], top_p[rows], stages)
         weights[rows] = some
 
 
-def _cut_all(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, stages: Stages) -> None:
+def _apply_by_radix_selection(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, stages: Stages) -> None:
     keys = gap.view(torch.int32)  # non-negative floats order like their bits
     if stages.any_top_k:
-        need = _count(top_k, gap.shape[1])
+        need = _count_for_top_k(top_k, gap.shape[1])
         dropped = _beyond(keys, torch.ones_like(need).expand_as(keys), need)
         weights.masked_fill_(dropped, 0)
-        keys = keys.masked_fill(dropped, FARTHEST)
+        keys = keys.masked_fill(dropped, LARGEST_KEY)
     if stages.any_top_p:
-        need = _share(top_p, weights.sum(-1, keepdim=True))
+        need = _weight_for_top_p(top_p, weights.sum(-1, keepdim=True))
         weights.masked_fill_(_beyond(keys, weights, need), 0)
 
 
-def _cut_short(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """_cut_all by way of each row's SHORT nearest tokens, several times as fast; returns the rows this does not settle.
+def _apply_by_short_list(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Applies both with each row's SHORT_LIST most likely tokens, several times as fast; returns the unsettled rows.
 
-    It reads back to the host, so it is for the CPU. A row is settled when nothing as far as the list's end is kept:
-    then neither the order of equals at that end nor what follows matters.
+    Reads values on the host, so it is for the CPU. A row is settled when no token with the last gap of the list is
+    kept: then neither the order of equal tokens there nor any later token matters.
     """
-    limit, width = _count(top_k, gap.shape[1]), gap.shape[1]
-    near, ids = gap.topk(SHORT, largest=False)
+    limit, width = _count_for_top_k(top_k, gap.shape[1]), gap.shape[1]
+    nearest, ids = gap.topk(SHORT_LIST, largest=False)
     ids, by_id = ids.sort()
-    near, by_gap = near.gather(1, by_id).sort(stable=True)
+    nearest, by_gap = nearest.gather(1, by_id).sort(stable=True)
     ids = ids.gather(1, by_gap)
-    mass = weights.gather(1, ids) * (torch.arange(SHORT) < limit)
+    mass = weights.gather(1, ids) * (torch.arange(SHORT_LIST) < limit)
     total = torch.where(limit < width, mass.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
-    kept = (mass.cumsum(1) - mass < _share(top_p, total)) & (mass > 0)
-    known = (limit <= SHORT) | (limit == width)
-    settled = known[:, 0] & ~(kept & (near == near[:, -1:])).any(1)
-    wanted = (limit[:, 0] < width) | (top_p < 1)
-    done = (settled & wanted).nonzero()[:, 0]
-    weights.index_fill_(0, done, 0)
-    weights[done[:, None], ids[done]] = (mass * kept)[done]
-    return (wanted & ~settled).nonzero()[:, 0]
+    keep = (mass.cumsum(1) - mass < _weight_for_top_p(top_p, total)) & (mass > 0)
+    known = (limit <= SHORT_LIST) | (limit == width)
+    settled = known[:, 0] & ~(keep & (nearest == nearest[:, -1:])).any(1)
+    applies = (limit[:, 0] < width) | (top_p < 1)
+    settled_rows = (settled & applies).nonzero()[:, 0]
+    weights.index_fill_(0, settled_rows, 0)
+    weights[settled_rows[:, None], ids[settled_rows]] = (mass * keep)[settled_rows]
+    return (applies & ~settled).nonzero()[:, 0]
 
 
-def _count(top_k: Tensor, width: int) -> Tensor:
-    """How many tokens top-k lets through, [R, 1]."""
+def _count_for_top_k(top_k: Tensor, width: int) -> Tensor:
+    """The number of tokens that top-k keeps, [R, 1]."""
     return top_k.masked_fill(top_k == 0, width).clamp(max=width)[:, None]
 
 
-def _share(top_p: Tensor, total: Tensor) -> Tensor:
-    """The integer weight that top-p asks for, [R, 1]: at least one, at most `total`, and that where it is off."""
+def _weight_for_top_p(top_p: Tensor, total: Tensor) -> Tensor:
+    """The integer weight that top-p keeps at least, [R, 1]: at least one, at most `total`; `total` where top-p is
+    off."""
     need = (top_p[:, None].double() * total.double()).ceil().long().clamp(min=1).minimum(total)
     return torch.where(top_p[:, None] < 1, need, total)
 
@@ -185,29 +189,29 @@ def _integer_weights(gap: Tensor) -> Tensor:
     return gap.neg().exp_().mul_(float(ONE)).long()
 
 
-def _beyond(keys: Tensor, masses: Tensor, need: Tensor) -> Tensor:
-    """Mask of the tokens beyond the fewest, by lowest key and then lowest index, whose masses reach `need`.
+def _beyond(keys: Tensor, weights: Tensor, need: Tensor) -> Tensor:
+    """Mask of the tokens to drop: all but the fewest, by lowest key and then lowest index, whose weights reach `need`.
 
-    A radix selection: no sort. keys [R, V] int32 >= 0; masses [R, V] int64, equal where keys are; need
-    [R, 1] int64, at most the row's sum and not zero.
+    A radix selection, without a sort. keys [R, V] int32 >= 0; weights [R, V] int64, equal for equal keys; need [R, 1]
+    int64, not zero and at most the row's sum.
     """
     prefix = torch.zeros_like(need)
     for shift in KEY_LEVELS:
-        # bin 0 collects every key under the prefix's range, so that a cumulative sum counts from the row's first key
+        # bin 0 collects all keys below the prefix's range, so cumulative sums start at the row's lowest key
         digit = (keys >> shift).sub_((prefix << 10).int() - 1).clamp_(0, BINS + 1).long()
-        reached = masses.new_zeros(len(keys), BINS + 2).scatter_add_(1, digit, masses).cumsum_(1)
+        reached = weights.new_zeros(len(keys), BINS + 2).scatter_add_(1, digit, weights).cumsum_(1)
         at = (reached < need).sum(1, keepdim=True).clamp_(1, BINS)
         prefix = (prefix << 10) + at - 1
     below, through = reached.gather(1, at - 1), reached.gather(1, at)
     tied = keys == prefix
     rank = tied.cumsum(1, dtype=torch.int32)  # seven times as fast as the default from bool
-    share = ((through - below) // rank[:, -1:].clamp(min=1)).clamp(min=1)
-    allowed = (need - below + share - 1) // share
+    weight_of_one = ((through - below) // rank[:, -1:].clamp(min=1)).clamp(min=1)
+    allowed = (need - below + weight_of_one - 1) // weight_of_one
     return (keys > prefix) | (tied & (rank > allowed))
 
 
 def _draw(weights: Tensor, u: Tensor) -> Tensor:
-    """Inverse of the cumulative weights, in the order of token ids, at u [R] in (0, 1)."""
+    """Samples by inverting the cumulative weights, in the order of token ids, at u [R] in (0, 1)."""
     reached = weights.cumsum(-1)
     total = reached[:, -1]
     target = (u * total.double()).long().minimum(total - 1)
@@ -224,8 +228,8 @@ def _logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Te
 
 
 def _best(logits: Tensor, count: int) -> Tensor:
-    """Ids [R, count] of the highest logits; id and value share one integer, so that equals have an order."""
+    """Ids [R, count] of the highest logits. Value and id share one integer, which orders equal values by id."""
     bits = logits.view(torch.int32)
-    ordered = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()  # ascending like the floats
+    sortable = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()  # orders like the floats
     rank = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
-    return logits.shape[1] - 1 - (ordered << 32 | rank).topk(count).values.bitwise_and_((1 << 32) - 1)
+    return logits.shape[1] - 1 - (sortable << 32 | rank).topk(count).values.bitwise_and_((1 << 32) - 1)

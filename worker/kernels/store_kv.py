@@ -1,4 +1,4 @@
-"""Writes a step's keys and values into the paged cache. Knows slots, not sequences."""
+"""Writes the keys and values of a step to the paged cache. Knows slots, not sequences."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from worker.kernels.cpu import bindings
 
 
 def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
-    """Store row t of k and v at slot slot_mapping[t] = page * page_size + offset, in place.
+    """Stores row t of k and v at slot slot_mapping[t] = page * page_size + offset, in place.
 
     k, v [T, Hk, D], tokens may be strided; cache_k, cache_v [pages, page_size, Hk, D] contiguous, of their dtype or
     float8_e4m3fn, which holds +-448; slot_mapping [T] int64, distinct except for the scratch page's.
@@ -23,7 +23,7 @@ def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mappin
 
 def store_kv_torch(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
     for new, cache in ((k, cache_k), (v, cache_v)):
-        if cache.dtype == torch.float8_e4m3fn:  # which torch cannot index
+        if cache.dtype == torch.float8_e4m3fn:  # torch cannot index float8
             limit = torch.finfo(cache.dtype).max
             new, cache = new.clamp(-limit, limit).to(cache.dtype).view(torch.uint8), cache.view(torch.uint8)
         cache.flatten(0, 1).index_copy_(0, slot_mapping, new.to(cache.dtype))

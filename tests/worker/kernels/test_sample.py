@@ -241,7 +241,7 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
 def test_logprobs_of_many_rows_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, ids = random(7, 50), torch.arange(7)
     whole = logprobs(logits, ids, 3)
-    monkeypatch.setattr("worker.kernels.sample.SLAB", 100)
+    monkeypatch.setattr("worker.kernels.sample.LOGPROB_CHUNK", 100)
     assert all(torch.equal(*pair) for pair in zip(whole, logprobs(logits, ids, 3), strict=True))
 
 

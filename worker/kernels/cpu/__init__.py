@@ -4,5 +4,5 @@ build               compiles the library
 library             chooses the functions for this processor's instruction set
 bindings            its functions on tensors
 decoder_c           all layers of a decoder in one call
-openmp              how OpenMP's threads wait
+openmp              how OpenMP threads wait
 """

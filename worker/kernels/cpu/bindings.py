@@ -1,11 +1,12 @@
-"""The CPU at hardware speed: a small C library (native/*.c, compiled by build.py) behind torch tensors.
+"""The C library for CPUs (csrc/, compiled by build.py) as functions of torch tensors.
 
-Knows tensors and strides; not models, nor instruction sets (library.py). Every function gives each row bits that
-depend on that row alone: not on how many rows come with it, how a prompt is cut into chunks, the page size, or the
-number of threads. What the library cannot do (`available` False: other dtypes, other processors, no compiler,
-SLUICE_NATIVE=0) is done by plain torch, whose functions beside the callers say what each of these means.
+Knows tensors and strides, not models or instruction sets (library.py). In every function, the bits of a row depend on
+that row only: not on the number of rows, the chunking of a prompt, the page size or the number of threads. Where the
+library is not available (`available` is False: other dtypes, other processors, no compiler, SLUICE_NATIVE=0), callers
+use plain torch functions, which also define what each function here computes.
 
-Pointers cross as plain ints and the GIL is released: a call costs a few microseconds. The asserts are the contract.
+Pointers are passed as plain ints and the GIL is released, so a call costs a few microseconds. The asserts are the
+contract.
 """
 
 import math
@@ -21,14 +22,14 @@ from worker.kernels.cpu.library import kernels, library, multiplies_bf16
 from worker.kernels.cpu.library import tier as tier
 
 PANEL = 32  # columns of a packed panel
-STEP = 32  # depth of a step of bf16 panels
-MAX_HEAD_DIM = 256  # longest head of attention
-HUGE = 1 << 21  # bytes of a huge page
+K_STEP = 32  # k-step of bf16 panels
+MAX_HEAD_DIM = 256  # of attention
+HUGE_PAGE = 1 << 21  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CpuWeight:
-    """A weight [n, k] in panels, as the matmul reads it; bias in fp32."""
+    """A weight [n, k], packed in panels for the matmul; bias in fp32."""
 
     panels: Tensor
     bias: Tensor | None
@@ -38,25 +39,26 @@ class CpuWeight:
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> CpuWeight:
-    """A copy of weight [N, K] (any N, K, contiguous) in panels of 32 rows of it, zeros where N or K are not full."""
+    """Copies weight [N, K] (any N and K, contiguous) into panels of 32 rows, padded with zeros in N and K."""
     n, k = weight.shape
     assert available(weight.dtype) and weight.is_contiguous() and (bias is None or bias.shape == (n,))
-    depth = -(-k // STEP) * STEP if weight.dtype == torch.bfloat16 else k
+    depth = -(-k // K_STEP) * K_STEP if weight.dtype == torch.bfloat16 else k
     panels = huge_pages(_aligned(-(-n // PANEL), depth, PANEL, dtype=weight.dtype))
     kernels()[weight.dtype].pack(weight.data_ptr(), panels.data_ptr(), n, k, torch.get_num_threads())
     return CpuWeight(panels, None if bias is None else bias.float().contiguous(), n, k, weight.dtype)
 
 
 def _aligned(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Memory not yet written; if large, aligned to a huge page, so that nearly all of it can be huge pages."""
+    """Uninitialized memory. If large, it is aligned to a huge page, so that nearly all of it can be huge pages."""
     nbytes = math.prod(shape) * dtype.itemsize
-    room = torch.empty(nbytes + (HUGE if nbytes >= HUGE else 0), dtype=torch.uint8)
-    start = -room.data_ptr() % HUGE if nbytes >= HUGE else 0
-    return room[start : start + nbytes].view(dtype).view(shape)
+    buffer = torch.empty(nbytes + (HUGE_PAGE if nbytes >= HUGE_PAGE else 0), dtype=torch.uint8)
+    start = -buffer.data_ptr() % HUGE_PAGE if nbytes >= HUGE_PAGE else 0
+    return buffer[start : start + nbytes].view(dtype).view(shape)
 
 
 def huge_pages(fresh: Tensor) -> Tensor:
-    """Returns `fresh` (contiguous, not yet written) and asks for huge pages under it: reading it then misses no TLB."""
+    """Requests huge pages for `fresh` (contiguous, not written yet) and returns it. Reading it then causes no TLB
+    misses."""
     found = library()
     if found is not None:
         found.advise_huge_pages(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
@@ -64,7 +66,7 @@ def huge_pages(fresh: Tensor) -> Tensor:
 
 
 def touch_pages(start: int, nbytes: int) -> bool:
-    """Writes every memory page from `start` (4-byte aligned) on and changes none; False without the library."""
+    """Writes to every memory page from `start` (4-byte aligned) without changing a byte; False without the library."""
     found = library()
     if found is not None:
         found.touch_pages(c_void_p(start), c_long(nbytes), c_long(mmap.PAGESIZE))
@@ -74,7 +76,7 @@ def touch_pages(start: int, nbytes: int) -> bool:
 def linear(x: Tensor, weight: CpuWeight, out_dtype: torch.dtype | None = None) -> Tensor:
     """x [T, K] @ weight.T + bias -> [T, N] of x's dtype, or fp32 with `out_dtype` (no rounding).
 
-    Raises MemoryError when the padded copy of x for an odd K cannot be had.
+    Raises MemoryError when there is no memory for the padded copy of x that an odd K needs.
     """
     assert x.ndim == 2 and x.is_contiguous() and x.dtype == weight.dtype and x.shape[1] == weight.k
     assert out_dtype in (None, x.dtype, torch.float32)
@@ -88,7 +90,7 @@ def linear(x: Tensor, weight: CpuWeight, out_dtype: torch.dtype | None = None) -
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False) -> Tensor:
-    """As `norm.rms_norm_torch` for x [T, H] or [T, heads, D]."""
+    """As `rms_norm_torch` for x [T, H] or [T, heads, D]."""
     x, heads, n = _rows(x)
     assert weight.dtype == x.dtype and weight.shape == (n,) and weight.is_contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
@@ -102,7 +104,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False) -> Ten
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """As `norm.add_rms_norm_torch`: (rms_norm(s), s) with s = x + residual rounded; x, residual [T, H] contiguous."""
+    """As `add_rms_norm_torch`: (rms_norm(s), s) with s = x + residual rounded; x, residual [T, H] contiguous."""
     assert x.is_contiguous() and residual.is_contiguous() and x.shape == residual.shape and x.ndim == 2
     assert weight.dtype == x.dtype == residual.dtype and weight.shape == x.shape[1:] and weight.is_contiguous()
     out, total = torch.empty_like(x), torch.empty_like(x)
@@ -125,7 +127,7 @@ def act_and_mul(x: Tensor, activation: str) -> Tensor:
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """As `rotary.rotary_torch`: q [T, Hq, D], k [T, Hk, D]; cos, sin [M, D] fp32; positions [T] int64 below M."""
+    """As `rotary_torch`: q [T, Hq, D], k [T, Hk, D]; cos, sin [M, D] fp32; positions [T] int64 below M."""
     return _rotate(q, cos, sin, positions), _rotate(k, cos, sin, positions)
 
 
@@ -141,16 +143,16 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
 
 
 def v_is_paired(cache_v: Tensor) -> bool:
-    """Whether the values of neighbouring tokens lie in pairs: [pages, page_size / 2, Hk, D, 2] in the cache's memory.
+    """Whether values of neighbouring tokens are stored interleaved: [pages, page_size / 2, Hk, D, 2] in memory.
 
-    So bf16 is multiplied where it lies; pages must be whole tiles of AMX. Keys always lie as their shape says.
+    Then bf16 products read them directly from the cache; pages must be whole AMX tiles. Keys are never interleaved.
     """
     page_size, d = cache_v.shape[1], cache_v.shape[3]
     return cache_v.dtype == torch.bfloat16 and multiplies_bf16() and page_size % PANEL == 0 and d % PANEL == 0
 
 
 def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
-    """As `write.write_kv_torch`: rows of k and v [T, Hk, D] to slot_mapping [T] int64 of the caches."""
+    """As `store_kv_torch`: rows of k and v [T, Hk, D] to slot_mapping [T] int64 of the caches."""
     (k, heads, d), v = _rows(k), _rows(v)[0]
     assert k.shape == v.shape and k.dtype == v.dtype
     _check_cache(cache_k, cache_v, k.dtype, heads, d)
@@ -176,10 +178,10 @@ def qkv_rope_write(
     eps: float = 0.0,
     offset: bool = False,
 ) -> Tensor:
-    """Between the qkv matmul and attention, in one pass: q/k norm (where given), rotary, K/V write.
+    """The work between the qkv matmul and attention in one pass: q/k norm (if given), rotary embedding, K/V write.
 
     Returns q [T, Hq, D]. qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D].
-    The same bits as `rms_norm`, `rotary` and `store_kv` one after the other.
+    Gives the same bits as `rms_norm`, `rotary` and `store_kv` in order.
     """
     kv_heads, d = cache_k.shape[2:]
     q_heads = qkv.shape[1] // d - 2 * kv_heads
@@ -209,9 +211,9 @@ def attention(
     scale: float,
     window: int,
 ) -> Tensor:
-    """As `attention.attention_torch`: pages are read in place. q [T, Hq, D], D at most 256.
+    """As `attention_torch`, reading pages in place. q [T, Hq, D], D at most 256.
 
-    Raises MemoryError when the threads' scratch cannot be had.
+    Raises MemoryError when there is no memory for the threads' buffers.
     """
     q, heads, d = _rows(q)
     kv_heads, size = cache_k.shape[2], cache_k.shape[1]
@@ -231,15 +233,15 @@ def attention(
 
 
 def address(x: Tensor | None) -> int | None:
-    """The address of its first element, or None."""
+    """The address of the first element, or None."""
     return None if x is None else x.data_ptr()
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int, int]:
-    """(x, heads, D) of x [T, heads, D] or [T, D]; copied unless a token's heads lie together (tokens may be apart)."""
+    """(x, heads, D) of x [T, heads, D] or [T, D]; copies x unless the heads of a token are contiguous."""
     heads, d = x.shape[1:] if x.ndim == 3 else (1, x.shape[1])
-    together = x.stride(-1) == 1 and (heads == 1 or x.stride(1) == d)
-    return (x if together else x.contiguous()), heads, d
+    contiguous = x.stride(-1) == 1 and (heads == 1 or x.stride(1) == d)
+    return (x if contiguous else x.contiguous()), heads, d
 
 
 def _check_cache(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype, heads: int, d: int) -> None:

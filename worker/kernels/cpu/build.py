@@ -1,6 +1,6 @@
-"""Compiles the CPU library: plain C, gcc, a few seconds, once per change of sources or flags.
+"""Compiles the C library for CPUs with gcc, in a few seconds, once per change of sources or flags.
 
-Knows file names and compiler flags; nothing of what the functions do. No compiler is not an error: plain torch serves.
+Knows file names and compiler flags, not what the functions do. A missing compiler is not an error: plain torch serves.
 """
 
 import hashlib
@@ -38,49 +38,49 @@ UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def build(force: bool = False) -> Path | None:
-    """The compiled library for today's sources, made now if it is not there; None where it cannot be made.
+    """The library compiled from the current sources; compiles it if needed. None if that fails.
 
-    Says why on stderr when it cannot. Safe to call from several processes at once.
+    Writes the reason of a failure to stderr. Safe to call from several processes at once.
     """
     if machine() not in ("x86_64", "AMD64"):
         return None
     try:
-        return (None if force else _found()) or _make()
+        return (None if force else _existing()) or _compile_library()
     except subprocess.CalledProcessError as failure:
-        _say(f"compiling failed:\n{failure.stderr}")
-    except (OSError, RuntimeError) as error:  # no folder to write to, no home, no room for a process
-        _say(f"the C kernels cannot be compiled: {error}")
+        _warn(f"compiling failed:\n{failure.stderr}")
+    except (OSError, RuntimeError) as error:  # no writable folder, no home, no memory for a process
+        _warn(f"the C kernels cannot be compiled: {error}")
     return None
 
 
-def _found() -> Path | None:
-    """The library that came with the installation, or was made here before."""
+def _existing() -> Path | None:
+    """The library that was installed with the package, or compiled here before."""
     name = f"libsluice-{_key()}.so"
-    return next((place() / name for place in (lambda: SOURCES, _cache) if os.path.exists(place() / name)), None)
+    return next((folder() / name for folder in (lambda: SOURCES, _cache) if os.path.exists(folder() / name)), None)
 
 
-def _make() -> Path | None:
+def _compile_library() -> Path | None:
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
     if compiler is None:
-        _say("no C compiler (gcc) found")
+        _warn("no C compiler (gcc) found")
         return None
     target = _folder() / f"libsluice-{_key()}.so"
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as room:
-        os.replace(_compile(compiler, Path(room)), target)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
+        os.replace(_compile(compiler, Path(scratch)), target)
     _remove_older(target)
     return target
 
 
-def _compile(compiler: str, room: Path) -> Path:
-    objects = [room / f"{i}.o" for i in range(len(UNITS))]
+def _compile(compiler: str, folder: Path) -> Path:
+    objects = [folder / f"{i}.o" for i in range(len(UNITS))]
 
-    def one(unit: tuple[str, tuple[str, ...]], to: Path) -> None:
+    def compile_unit(unit: tuple[str, tuple[str, ...]], to: Path) -> None:
         source, flags = unit
         _run(compiler, *COMMON, *flags, f"-I{SOURCES}", "-c", str(SOURCES / source), "-o", str(to))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, UNITS, objects))
-    library = room / "library.so"
+        list(pool.map(compile_unit, UNITS, objects))
+    library = folder / "library.so"
     _run(compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(library))
     return library
 
@@ -97,7 +97,7 @@ def _key() -> str:
 
 
 def _folder() -> Path:
-    """Beside the sources; in the user's cache where the package is installed read-only."""
+    """The folder of the sources, or the user's cache if the package is installed read-only."""
     if os.access(SOURCES, os.W_OK):
         return SOURCES
     cache = _cache()
@@ -110,13 +110,13 @@ def _cache() -> Path:
 
 
 def _remove_older(target: Path) -> None:
-    """Removes libraries of other sources, but not from the cache, where they may be another installation's."""
+    """Removes libraries of older sources, but not from the cache, which other installations share."""
     for other in SOURCES.glob("libsluice-*.so"):
         if target.parent == SOURCES and other != target:
             other.unlink(missing_ok=True)
 
 
-def _say(reason: str) -> None:
+def _warn(reason: str) -> None:
     print(f"sluice: {reason}; the CPU runs on plain torch (slower)", file=sys.stderr)
 
 

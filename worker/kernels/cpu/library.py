@@ -1,6 +1,7 @@
-"""Which of the C library's functions run here: those of the best instructions, unless the environment asks for less.
+"""Chooses the C library's functions for the best instruction set of this processor, or a lower one that the environment
+names.
 
-Knows names, signatures and instruction sets; not what the functions do (native.py).
+Knows names, signatures and instruction sets, not what the functions do (bindings.py).
 """
 
 import ctypes
@@ -29,7 +30,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "store_kv": _POINTERS * 5 + _LONGS * 4 + (c_int,),
     "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
 }
-_TIERS = ("none", "avx2", "avx512", "avx512bf16", "amx")  # by native/cpu.c's `tier`
+_TIERS = ("none", "avx2", "avx512", "avx512bf16", "amx")  # indexed by `tier` in csrc/cpu_features.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Kernels:
 
 
 def available(dtype: torch.dtype) -> bool:
-    """Whether the library's functions serve tensors of `dtype` here. The first call may compile the library."""
+    """Whether the library supports tensors of `dtype` here. The first call may compile the library."""
     return dtype in kernels()
 
 
@@ -58,13 +59,13 @@ def tier() -> str:
 
 
 def multiplies_bf16() -> bool:
-    """Whether bf16 is multiplied as it is, in pairs, and not widened before."""
+    """Whether products take bf16 operands directly, in pairs, instead of converting them to fp32."""
     return tier() in ("avx512bf16", "amx")
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """None: switched off, or it cannot be compiled here."""
+    """The library; None if it is switched off or cannot be compiled here."""
     if os.environ.get("SLUICE_NATIVE", "1") == "0":
         return None
     path = build()
@@ -73,19 +74,19 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def level() -> int:
-    """Of native/cpu.c's `tier`, or less if the environment asks for less."""
+    """The tier of csrc/cpu_features.c, or a lower one from SLUICE_NATIVE_TIER."""
     found = library()
-    most = int(found.tier()) if found else 0
-    return min(most, int(os.environ.get("SLUICE_NATIVE_TIER", most)))
+    best = int(found.tier()) if found else 0
+    return min(best, int(os.environ.get("SLUICE_NATIVE_TIER", best)))
 
 
 @cache
 def kernels() -> dict[torch.dtype, Kernels]:
-    """By the dtypes that the library serves; empty where it does not run."""
+    """The functions by dtype; empty where the library does not run."""
     found = library()
     if found is None or not level():
         return {}
-    best, bf16 = tier(), _TIERS[min(level(), 3)]  # AMX only multiplies matrices
+    best, bf16 = tier(), _TIERS[min(level(), 3)]  # AMX is used by matmul and attention only
     plain = "avx512" if multiplies_bf16() else best
     return {torch.float32: _bind(found, "f32", plain, plain), torch.bfloat16: _bind(found, "bf16", bf16, best)}
 

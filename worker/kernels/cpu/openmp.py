@@ -1,13 +1,14 @@
-"""How OpenMP's threads wait for each other; it reads the environment when torch is imported, so this comes before."""
+"""How OpenMP threads wait for each other. OpenMP reads the environment when torch is imported, so this must run
+before."""
 
 import os
 
 
 def spin_briefly() -> None:
-    """A few microseconds of spinning, then sleep, unless GOMP_SPINCOUNT says otherwise.
+    """Makes threads spin for a few microseconds and then sleep, unless GOMP_SPINCOUNT is set.
 
-    Threads that spin long at a barrier starve whom they wait for as soon as anything else runs on the machine
-    (measured: a step took 15 times as long beside one busy process); those that sleep at once make steps a third
-    slower on a quiet one.
+    Threads that spin long at a barrier starve the threads they wait for when anything else runs on the machine
+    (measured: a step took 15 times as long beside one busy process). Threads that sleep at once make steps a third
+    slower on an idle machine.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
