@@ -1,4 +1,4 @@
-// The field for an API key: folded away until the server asks for one, or somebody wants to give one.
+// The field for an API key: folded away until the server asks for one, or the user opens it.
 
 import { access, apiKey } from "./api.js";
 
@@ -27,7 +27,7 @@ function say(hint) {
 }
 
 function take(key) {
-  if (!/^[!-~]*$/.test(key)) return say("odd"); // it could not be sent
+  if (!/^[!-~]*$/.test(key)) return say("odd"); // a browser cannot send it
   say(key ? "tried" : "none");
   apiKey.set(key);
 }

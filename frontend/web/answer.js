@@ -1,4 +1,4 @@
-// An answer on the page while it comes. Pieces are put in once a frame, so a fast stream costs no more than a slow one.
+// An answer on the page while it streams. Pieces are added once a frame: a fast stream costs no more than a slow one.
 
 import { Calls, copyOf } from "./calls.js";
 import { milliseconds, timingLine } from "./timing.js";
@@ -16,7 +16,7 @@ export class Answer {
   #last = 0;
   #end = {}; // {finish, stop, seed, usage, timings}
 
-  // `question` is null for results of calls, which are shown where they were typed.
+  // `question` is null for results of tool calls, which are shown where they were typed.
   constructor(log, question) {
     this.#log = log;
     const fresh = copyOf("turn");
@@ -32,7 +32,7 @@ export class Answer {
     log.scrollTop = log.scrollHeight;
   }
 
-  // Whether the model wants tools to be called before it goes on.
+  // Whether the model waits for the results of tool calls.
   get asksForCalls() {
     return this.#end.finish === "tool_calls" && this.calls.list.length > 0;
   }
@@ -71,7 +71,7 @@ export class Answer {
     delete this.fold.dataset.going;
   }
 
-  // Does `change`, and keeps to the end of the log whoever was there.
+  // Applies `change`; if the log was scrolled to its end, it stays there.
   #follow(change) {
     const log = this.#log;
     const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
@@ -105,7 +105,7 @@ export class Answer {
     this.#close("done");
   }
 
-  // Asks for the results of its calls; `give(messages)` gets them.
+  // Shows fields for the results of its calls; `give(messages)` receives them.
   offer(give) {
     this.#follow(() => this.calls.offer(give));
   }

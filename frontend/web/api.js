@@ -1,16 +1,16 @@
-// Talks to the server: keys, JSON answers, streams. Knows its errors and nothing of the page.
+// Requests to the server: API keys, JSON responses, streams. Knows the server's errors, and nothing of the page.
 
 const PATIENCE_MS = 8000;
 
 export class Failure extends Error {
-  // `param` is the field that was refused; `retryAfter` the seconds a 503 asks for.
+  // `param` is the field that was refused, `retryAfter` the seconds that a 503 asks for.
   constructor(message, { status = 0, param = null, retryAfter = null } = {}) {
     super(message);
     Object.assign(this, { status, param, retryAfter });
   }
 }
 
-// Tells "changed" when there is another key, "refused" and "accepted" when an answer showed what the server thinks of it.
+// Dispatches "changed" when the key changes, "refused" or "accepted" when a response shows whether the server knows it.
 export const access = new EventTarget();
 const tell = (name) => access.dispatchEvent(new Event(name));
 
@@ -28,7 +28,7 @@ function headers() {
   return { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
 }
 
-// A refusal in the server's own words.
+// An error in the server's own words.
 async function refusal(answer) {
   const said = await answer.json().catch(() => null);
   const error = said?.error ?? {};
@@ -49,7 +49,7 @@ async function reach(path, options) {
   }
 }
 
-// Only for what is answered at once.
+// For requests that are answered at once.
 const soon = () => ({ signal: AbortSignal.timeout(PATIENCE_MS) });
 
 export async function get(path) {
@@ -59,7 +59,7 @@ export async function get(path) {
   return answer.json();
 }
 
-// {ready, reason}: /ready says why not with a 503, which is no failure here.
+// {ready, reason}: /ready gives the reason with a 503, which is not a failure here.
 export async function readiness() {
   const said = await (await reach("ready", soon())).json();
   return { ready: said.status === "ready", reason: said.reason ?? "" };
@@ -67,13 +67,13 @@ export async function readiness() {
 
 let served = null;
 
-// The name that requests must carry. Asked again until the server has said it once.
+// The model name that requests must have. Requested until the server has answered once.
 export async function model() {
   served ??= (await get("v1/models")).data[0].id;
   return served;
 }
 
-// The chunks of an answer; ends only after [DONE], whatever else happens is a Failure.
+// The chunks of a response; ends after [DONE] only, any other end is a Failure.
 export async function* stream(path, body, signal) {
   const answer = await reach(path, { method: "POST", body, signal });
   if (!answer.ok) throw await refusal(answer);
@@ -83,7 +83,7 @@ export async function* stream(path, body, signal) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Failure(chunk.error.message, chunk.error);
-    // A seed has 64 bits and a JavaScript number 53, so its digits are taken as they were written.
+    // A seed has 64 bits and a JavaScript number 53, so the digits are read as text.
     if (chunk.choices[0]?.finish_reason) chunk.seed = /"seed":(\d+)/.exec(data)?.[1];
     yield chunk;
   }

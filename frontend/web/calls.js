@@ -1,4 +1,4 @@
-// The calls of tools in an answer, and the boxes for what they gave.
+// The tool calls of an answer, and the fields for their results.
 
 export const copyOf = (id) => document.getElementById(id).content.cloneNode(true);
 
@@ -11,7 +11,7 @@ export class Calls {
     this.#form = form;
   }
 
-  // Pieces as they come in a stream.
+  // Adds fragments of calls as they arrive in a stream.
   take(pieces) {
     for (const { index, id, function: piece } of pieces) {
       if (!this.list[index]) this.#begin(index, id, piece.name);
@@ -29,7 +29,7 @@ export class Calls {
     this.#form.hidden = false;
   }
 
-  // Asks for the results; `give(messages)` gets them.
+  // Shows fields for the results; `give(messages)` receives them.
   offer(give) {
     const fields = this.#blocks.map((block) => block.querySelector("textarea"));
     for (const block of this.#blocks) block.querySelector(".result").hidden = false;
@@ -43,7 +43,7 @@ export class Calls {
   }
 }
 
-// The conversation has gone on: what was not given can be given no more.
+// Disables the fields once the conversation has gone on: results can no longer be sent.
 export function closeCalls(log) {
   for (const field of log.querySelectorAll(".calls textarea")) field.readOnly = true;
   for (const button of log.querySelectorAll(".calls button")) button.remove();

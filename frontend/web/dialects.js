@@ -1,4 +1,4 @@
-// What chat and text completion say differently: the path, the question in a request, what was said in a chunk.
+// How the API formats of chat and text completion differ: the path, the question in a request, the text of a chunk.
 // A token is {text, name, logprob, top: [[name, logprob], …]}; the texts of a chunk's tokens joined are its text.
 
 const RIVALS = 5;
@@ -12,7 +12,7 @@ export const chat = {
   extras: ["system", "tools", "response_format"],
   probabilities: { logprobs: "true", top_logprobs: String(RIVALS) },
 
-  // `turn` is the new one, `turns` are the earlier ones that were answered.
+  // `turn` is the new turn, `turns` are the earlier ones that were answered.
   question(turn, turns, system) {
     const messages = turns.flatMap((earlier) => [...asked(earlier), answered(earlier)]);
     if (system) messages.unshift({ role: "system", content: system });
@@ -22,7 +22,7 @@ export const chat = {
   said: ({ delta }) => ({ thought: delta.reasoning_content ?? "", text: delta.content ?? "", calls: delta.tool_calls ?? [] }),
 
   // A chunk has its tokens' bytes, but a character may span several tokens: `decoder` lives as long as the answer.
-  // Marks around thoughts and calls are tokens, too, but not in the text: those before it are left out.
+  // Marks around reasoning and calls are tokens, too, but not part of the text: marks before the text are left out.
   tokens(choice, decoder) {
     const { thought, text } = chat.said(choice);
     const entries = (choice.logprobs?.content ?? []).map((entry) => ({
@@ -43,7 +43,7 @@ export const chat = {
 
 const asked = ({ question, results }) => results ?? [{ role: "user", content: question }];
 
-// Thoughts go back only with calls, whose results they are to meet again.
+// Reasoning is sent back only with calls: the model reads it again together with their results.
 function answered({ text, thought, calls }) {
   if (!calls.length) return { role: "assistant", content: text };
   return { role: "assistant", content: text, tool_calls: calls, ...(thought && { reasoning_content: thought }) };

@@ -1,9 +1,9 @@
-// What happened to the server while the page looked: a short list under the charts, and marks in them.
+// What happened to the server while the page was open: a short list under the charts, and marks in them.
 
 const MOST = 6;
 
 export class Events {
-  marks = []; // when a worker started again, in ms
+  marks = []; // when a worker restarted, in ms
   #list;
   #epochs = new Map(); // by the worker's address
 
@@ -11,10 +11,10 @@ export class Events {
     this.#list = list;
   }
 
-  // `workers` as in /stats. One with another epoch than before is another process.
+  // `workers` as in /stats. A worker with another epoch than before is another process.
   see(workers, now) {
     for (const { address, epoch, pid } of workers) {
-      if (!epoch) continue; // not there at the moment
+      if (!epoch) continue; // not connected at the moment
       const before = this.#epochs.get(address) ?? epoch;
       this.#epochs.set(address, epoch);
       if (epoch === before) continue;

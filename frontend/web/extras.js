@@ -1,4 +1,4 @@
-// What goes with every question of a tab: a system prompt, tools, a JSON schema. What is in use is named on the fold.
+// The additions to every question of a tab: a system prompt, tools, a JSON schema. The fold names those in use.
 
 import { Failure } from "./api.js";
 
@@ -23,7 +23,7 @@ const SAMPLES = {
 const NAMES = { system: "System prompt", tools: "tools", response_format: "JSON schema" };
 
 export class Extras {
-  // `offered`: which of the fields this tab has.
+  // `offered`: the fields that this tab has.
   constructor(root, offered) {
     const all = [...root.querySelectorAll("textarea")];
     this.fields = all.filter((field) => offered.includes(field.name));
@@ -55,7 +55,7 @@ export class Extras {
     return this.#text("system");
   }
 
-  // {field: JSON text}. Throws a Failure for what is no JSON.
+  // {field: JSON text}. Throws a Failure for invalid JSON.
   get asked() {
     const [tools, schema] = [this.#json("tools"), this.#json("response_format")];
     return {

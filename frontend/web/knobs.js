@@ -1,5 +1,5 @@
-// The settings, as the fields of a request. Values are JSON text, not JavaScript values: a seed has 64 bits, and what
-// is no number goes to the server as it was typed, which then says in its own words what is wrong with it.
+// The settings as fields of a request. Values are JSON text, not JavaScript values: a seed has 64 bits, and text that is
+// not a number goes to the server as it was typed, whose error then says what is wrong.
 
 const form = document.getElementById("knobs");
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
@@ -12,7 +12,7 @@ export const setProbabilities = (on) => (form.probabilities.checked = on);
 const asJson = (text) => (/^-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?$/i.test(text) ? text : JSON.stringify(text));
 const unescaped = (line) => line.replaceAll("\\n", "\n").replaceAll("\\t", "\t");
 
-// {field: JSON text}; what is left empty is left to the server.
+// {field: JSON text}; empty fields are left to the server.
 export function sampling() {
   const given = NUMBERS.map((name) => [name, form[name].value.trim()]).filter(([, text]) => text);
   const fields = Object.fromEntries(given.map(([name, text]) => [name, asJson(text)]));
@@ -20,7 +20,7 @@ export function sampling() {
   return stops.length ? { ...fields, stop: JSON.stringify(stops) } : fields;
 }
 
-// Marks the field among `fields` that the server refused, and no other. It may have named a part: `tools[0].function`.
+// Marks only the field among `fields` that the server refused. The error may name a part of it: `tools[0].function`.
 export function blame(param, fields = []) {
   const name = /^\w+/.exec(param ?? "")?.[0];
   for (const field of [...form.elements, ...fields]) {

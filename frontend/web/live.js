@@ -1,4 +1,4 @@
-// Asks /ready and /stats each second while the page is visible: the state in the header, and the charts.
+// Requests /ready and /stats each second while the page is visible: the state in the header, and the charts.
 
 import { access, get, model, readiness } from "./api.js";
 import { Chart, WINDOW_MS } from "./chart.js";
@@ -42,8 +42,8 @@ export class Live {
   #charts = CHARTS.map((spec) => new Chart(spec, document.getElementById("charts")));
   #events = new Events(document.getElementById("events"));
   #samples = []; // {at, stats or null}
-  #since = 0; // when the server was first seen ready, without a break
-  #shut = false; // whether /stats wants another key than the one it got
+  #since = 0; // since when the server has been ready without a break
+  #shut = false; // /stats has refused the key
 
   // `onReady` is called each time the server becomes ready.
   constructor(onReady) {
@@ -74,10 +74,10 @@ export class Live {
 
   #sayState({ ready, reason }, now) {
     const [fresh, lost] = [ready && !this.#since, !ready && this.#since > 0];
-    if (!ready) this.#shut = false; // it may come back without keys
+    if (!ready) this.#shut = false; // the server may return without keys
     this.#since = ready ? this.#since || now : 0;
     const said = ready ? "ready" : `not ready: ${reason}`;
-    if (state.textContent !== said) state.textContent = said; // else a screen reader would say it each second
+    if (state.textContent !== said) state.textContent = said; // else a screen reader would repeat it each second
     state.dataset.ready = document.body.dataset.ready = ready;
     if (lost) this.#events.add(said, now);
     if (fresh) this.#events.add("ready", now);
@@ -108,5 +108,5 @@ function duration(ms) {
   return seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
-// Said early, so that the first request need not wait for it; a failure here is said when a request fails.
+// Requested early, so that the first request need not wait for it; a failure shows again when a request fails.
 model().catch(() => {});

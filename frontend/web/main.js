@@ -1,7 +1,7 @@
-// Puts the page together: tabs, theme, and what the address asks for.
+// Puts the page together: tabs, theme, and the parameters of the address.
 //
-// `/?prompt=…` fills in the question; `&send=1` asks it as soon as the server is ready; `&tab=completion`,
-// `&probabilities=1` and `&theme=dark` do what they say. Good for links, demonstrations and screenshots.
+// `/?prompt=…` fills in the question; `&send=1` sends it as soon as the server is ready; `&tab=completion`,
+// `&probabilities=1` and `&theme=dark` set what they name. Useful for links, demonstrations and screenshots.
 
 import "./access.js";
 import * as dialects from "./dialects.js";

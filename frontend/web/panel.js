@@ -1,5 +1,5 @@
-// One tab: its questions and answers, and the buttons around them. What chat and completion say differently is in the
-// dialect; what an answer looks like while it comes is in Answer.
+// One tab: its questions and answers, and the buttons around them. dialects.js knows how chat and completion differ;
+// Answer shows an answer while it streams.
 
 import { Answer } from "./answer.js";
 import { Failure, apiKey, model, stream } from "./api.js";
@@ -12,7 +12,7 @@ export class Panel {
   #dialect;
   // {question or results, text, thought, calls, answered, article}; only the answered ones are part of the conversation
   #turns = [];
-  #running = null; // the AbortController of the answer that is coming
+  #running = null; // the AbortController of the answer that is streaming
   #last = ""; // the body of the last request
 
   constructor(root, dialect) {
@@ -140,7 +140,7 @@ export class Panel {
     this.log.setAttribute("aria-busy", String(busy));
   }
 
-  // What would be sent now or, with nothing typed, what was sent last. A key is left for the shell to fill in.
+  // The request that would be sent now or, with nothing typed, the last one. The shell fills in the key.
   async #copyCurl() {
     const { curl } = this.buttons;
     const typed = this.input.value.trim() && !this.#running;

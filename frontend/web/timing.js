@@ -1,4 +1,4 @@
-// The line under an answer, and how numbers are written. The clock is this page's; the parts in ms are the server's.
+// The line under an answer, and the format of numbers. The page measures times; the parts in ms are the server's.
 
 export function milliseconds(ms) {
   if (ms >= 9950) return `${(ms / 1000).toFixed(0)} s`;

@@ -1,5 +1,5 @@
-// The token-probability view: an answer as spans, and the rivals of the one that was clicked.
-// Text of the model only ever becomes textContent.
+// The token-probability view: an answer as spans, and the alternatives of the clicked token.
+// The model's text becomes textContent only.
 
 const rivals = document.getElementById("rivals");
 
@@ -12,13 +12,13 @@ export function paint(span, p) {
   span.style.setProperty("--doubt", `${Math.round((1 - p) * 100)}%`);
 }
 
-// Only the first token of an answer is in the tab order; the arrow keys go on from there.
+// Only the first token of an answer is in the tab order; the arrow keys move from there.
 export function tokenSpan(token, first) {
   const span = document.createElement("span");
   const p = Math.exp(token.logprob);
   span.className = "token";
   span.textContent = token.text;
-  if (!token.text) span.dataset.silent = visible(token.name); // half a character, or an end mark
+  if (!token.text) span.dataset.silent = visible(token.name); // part of a character, or an end mark
   span.tabIndex = first ? 0 : -1;
   span.setAttribute("role", "button");
   span.setAttribute("aria-label", `${visible(token.name)}, ${percent(p)}`);
