@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import uvicorn
 from starlette.applications import Starlette
 
@@ -19,7 +20,8 @@ from frontend.server.connection_limits import ConnectionLimits
 from frontend.server.http_protocol import LimitedHttpProtocol, enforce_timeouts
 from frontend.text.tokenizer import Tokenizer
 from shared.config import FrontendConfig, ModelConfig
-from tests.fakes import MODEL, FakePool
+from shared.messages import Outcome
+from tests.fakes import MODEL, FakePool, saying
 from tests.patience import PATIENCE_S
 
 Refused = Callable[[str], None]
@@ -102,3 +104,15 @@ async def until(condition: Any, seconds: float = PATIENCE_S) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def http_client(pool: FakePool, tokenizer: Tokenizer | None, **config: Any) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app_over(pool, tokenizer, **config))
+    async with httpx.AsyncClient(transport=transport, base_url="http://sluice") as http:
+        yield http
+
+
+def completing(tokenizer: Tokenizer, text: str = "hello", outcome: Outcome = Outcome.LENGTH) -> FakePool:
+    """A pool whose worker completes every prompt with `text`."""
+    return FakePool(saying(tokenizer.encode_now([text], False)[0], outcome=outcome))

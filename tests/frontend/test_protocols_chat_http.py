@@ -16,8 +16,7 @@ from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import not_ready
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakePool, saying
-from tests.frontend.serving import app_over, serving
-from tests.frontend.test_app import client
+from tests.frontend.serving import app_over, http_client, serving
 from tests.frontend.test_protocols_chat import fold as fold_chat
 from tests.frontend.test_protocols_messages import fold as fold_messages
 from tests.frontend.test_protocols_messages import parse_events
@@ -53,7 +52,7 @@ async def test_refusals_in_both_envelopes(
     tokenizer: Tokenizer, content: bytes, status: int, openai_kind: str, anthropic_kind: str
 ) -> None:
     link = FakePool()
-    async with client(link, tokenizer, max_body_bytes=999) as http:
+    async with http_client(link, tokenizer, max_body_bytes=999) as http:
         chat, messages = [await http.post(path, content=content) for path in (CHAT, MESSAGES)]
     assert (chat.status_code, messages.status_code, link.calls) == (status, status, 0)
     in_openais_words(chat, openai_kind)
@@ -74,7 +73,7 @@ def in_anthropics_words(answer: httpx.Response, kind: str) -> None:
 
 
 async def test_routes_and_methods(tokenizer: Tokenizer) -> None:
-    async with client(FakePool(), tokenizer) as http:
+    async with http_client(FakePool(), tokenizer) as http:
         missing = await http.post("/v1/messages/foo")
         assert missing.status_code == 404
         in_anthropics_words(missing, "not_found_error")
@@ -90,7 +89,7 @@ async def test_routes_and_methods(tokenizer: Tokenizer) -> None:
 
 async def test_keys_in_either_header(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("sk-one\n")
-    async with client(says(tokenizer, "hello"), tokenizer, api_keys=str(tmp_path / "keys")) as http:
+    async with http_client(says(tokenizer, "hello"), tokenizer, api_keys=str(tmp_path / "keys")) as http:
         none = await http.post(MESSAGES, json=ASKED)
         assert none.status_code == 401
         in_anthropics_words(none, "authentication_error")
@@ -112,7 +111,7 @@ async def test_overload_and_our_own_mistakes(tokenizer: Tokenizer) -> None:
         (FakePool(broken), 500, "internal_error", "api_error"),
         (says(tokenizer, "a", outcome=Outcome.ERROR), 500, "internal_error", "api_error"),
     ):
-        async with client(link, tokenizer) as http:
+        async with http_client(link, tokenizer) as http:
             chat, messages = [await http.post(path, json=ASKED) for path in (CHAT, MESSAGES)]
         assert (chat.status_code, messages.status_code) == (status, status)
         assert all(("retry-after" in answer.headers) is (status == 503) for answer in (chat, messages))
@@ -124,7 +123,7 @@ async def test_overload_and_our_own_mistakes(tokenizer: Tokenizer) -> None:
 async def test_counting_needs_no_worker(tokenizer: Tokenizer) -> None:
     link = says(tokenizer, "x")
     counted = {key: ASKED[key] for key in ("model", "messages")}
-    async with client(link, tokenizer) as http:
+    async with http_client(link, tokenizer) as http:
         usage = (await http.post(MESSAGES, json=ASKED)).json()["usage"]
         link.readiness = not_ready("worker lost")
         count = await http.post("/v1/messages/count_tokens", json=counted)
@@ -140,7 +139,7 @@ async def test_counting_needs_no_worker(tokenizer: Tokenizer) -> None:
     {}, {"stop": ["lo w"]}, {"n": 3}, {"logprobs": True, "top_logprobs": 2}, {"n": 2, "stop": "€", "logprobs": True},
 ], ids=str)  # fmt: skip
 async def test_chat_streams_fold_to_whole_answers(tokenizer: Tokenizer, more: dict[str, Any]) -> None:
-    async with client(scored(tokenizer), tokenizer) as http:
+    async with http_client(scored(tokenizer), tokenizer) as http:
         whole = (await http.post(CHAT, json=ASKED | more)).json()
         asked = ASKED | more | {"stream": True, "stream_options": {"include_usage": True}}
         *chunks, end = parse_sse((await http.post(CHAT, json=asked)).text)
@@ -161,7 +160,7 @@ async def test_chat_streams_fold_to_whole_answers(tokenizer: Tokenizer, more: di
 async def test_messages_streams_fold_to_whole_answers(
     tokenizer: Tokenizer, stops: list[str], text: str, reason: str
 ) -> None:
-    async with client(scored(tokenizer), tokenizer) as http:
+    async with http_client(scored(tokenizer), tokenizer) as http:
         whole = (await http.post(MESSAGES, json=ASKED | {"stop_sequences": stops})).json()
         asked = ASKED | {"stop_sequences": stops, "stream": True}
         events = parse_events((await http.post(MESSAGES, json=asked)).text)
@@ -278,7 +277,7 @@ async def test_a_failure_in_mid_stream_raises(
 @pytest.mark.parametrize(("path", "ends"), [(CHAT, ["[DONE]", '"finish_reason":"']), (MESSAGES, ["message_stop"])])
 async def test_a_failed_stream_has_no_good_end(tokenizer: Tokenizer, path: str, ends: list[str]) -> None:
     link = says(tokenizer, "half", outcome=Outcome.SHUTDOWN)
-    async with client(link, tokenizer) as http:
+    async with http_client(link, tokenizer) as http:
         answer = await http.post(path, json=ASKED | {"stream": True})
     assert answer.status_code == 200 and answer.text.rstrip().endswith("}") and "half" in answer.text
     assert not [end for end in ends if end in answer.text]

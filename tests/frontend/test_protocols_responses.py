@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakePool
+from tests.frontend.serving import http_client
 from tests.frontend.speaking import Model, tokenizer_with
-from tests.frontend.test_app import client
 from tests.frontend.test_protocols_messages import parse_events
 from tests.frontend.test_tools_http import NOW, SAID, WEATHER, chat
 from tests.templates import LLAMA3, QWEN3
@@ -53,7 +53,7 @@ async def answered(sdk: openai.AsyncOpenAI, streamed: bool, **fields: Any) -> An
 
 
 async def sent(model: Model, **more: Any) -> httpx.Response:
-    async with client(model.link, model.tokenizer) as http:
+    async with http_client(model.link, model.tokenizer) as http:
         return await http.post("/v1/responses", json=ASKED | more)
 
 
@@ -345,7 +345,7 @@ async def test_who_does_not_think_says_so_of_its_field(folder: Path) -> None:
 
 
 async def test_nothing_is_stored(tokenizer: Tokenizer) -> None:
-    async with client(FakePool(), tokenizer) as http:
+    async with http_client(FakePool(), tokenizer) as http:
         for method, path, status in (
             ("GET", "/v1/responses/resp_1", 404), ("DELETE", "/v1/responses/resp_1", 404),
             ("POST", "/v1/responses/resp_1/cancel", 404), ("GET", "/v1/responses", 405),

@@ -1,4 +1,4 @@
-"""Over real sockets: official SDK, clients that leave or dawdle, failures in mid-stream."""
+"""Streams over real sockets: the official SDK, clients that leave or read slowly, failures in mid-stream."""
 
 import asyncio
 import json
@@ -27,10 +27,10 @@ def sdk(url: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
-async def test_the_sdk_streams_and_folds_to_the_whole(tokenizer: Tokenizer) -> None:
+async def test_sdk_stream_joins_to_the_complete_response(tokenizer: Tokenizer) -> None:
     pieces = [encode(tokenizer, text) for text in ("Hello", " the", " €uro")]
-    link = FakePool(saying(*pieces, outcome=Outcome.LENGTH, pause_s=0.002))
-    async with serving(app_over(link, tokenizer)) as url, sdk(url) as client:
+    pool = FakePool(saying(*pieces, outcome=Outcome.LENGTH, pause_s=0.002))
+    async with serving(app_over(pool, tokenizer)) as url, sdk(url) as client:
         whole = await client.completions.create(model=MODEL, prompt="abc", max_tokens=100, seed=5)
         stream = await client.completions.create(
             model=MODEL, prompt="abc", max_tokens=100, seed=5, stream=True, stream_options={"include_usage": True}
@@ -40,22 +40,22 @@ async def test_the_sdk_streams_and_folds_to_the_whole(tokenizer: Tokenizer) -> N
     assert "".join(texts) == whole.choices[0].text == "Hello the €uro"
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
     assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
-    assert link.aborted == []
+    assert pool.aborted == []
 
 
-async def test_the_sdk_takes_several_prompts_and_choices(tokenizer: Tokenizer) -> None:
-    def play(link: FakePool, stream: Stream) -> None:
-        link.say(stream, encode(tokenizer, f"#{stream.id}"))
-        link.end(stream, Outcome.LENGTH)
+async def test_sdk_receives_several_prompts_and_choices(tokenizer: Tokenizer) -> None:
+    def play(pool: FakePool, stream: Stream) -> None:
+        pool.say(stream, encode(tokenizer, f"#{stream.id}"))
+        pool.end(stream, Outcome.LENGTH)
 
     async with serving(app_over(FakePool(play), tokenizer)) as url, sdk(url) as client:
         answer = await client.completions.create(model=MODEL, prompt=["a", "b"], n=2, max_tokens=9)
     assert [choice.text for choice in answer.choices] == ["#1", "#2", "#3", "#4"]
 
 
-async def test_the_sdk_raises_what_was_refused(tokenizer: Tokenizer) -> None:
-    link = FakePool(refusals={0: Overloaded("full", code="queue_full", retry_after=1.0)})
-    async with serving(app_over(link, tokenizer)) as url, sdk(url) as client:
+async def test_sdk_raises_refusals(tokenizer: Tokenizer) -> None:
+    pool = FakePool(refusals={0: Overloaded("full", code="queue_full", retry_after=1.0)})
+    async with serving(app_over(pool, tokenizer)) as url, sdk(url) as client:
         with pytest.raises(openai.UnprocessableEntityError) as refused:
             await client.completions.create(model=MODEL, prompt="a", temperature=-1)
         with pytest.raises(openai.BadRequestError):
@@ -65,9 +65,9 @@ async def test_the_sdk_raises_what_was_refused(tokenizer: Tokenizer) -> None:
     assert refused.value.param == "temperature" and full.value.status_code == 503
 
 
-async def test_the_sdk_raises_on_a_failure_in_mid_stream(tokenizer: Tokenizer) -> None:
-    link = FakePool(saying(encode(tokenizer, "half"), outcome=Outcome.ERROR, error="the step failed"))
-    async with serving(app_over(link, tokenizer)) as url, sdk(url) as client:
+async def test_sdk_raises_a_failure_in_mid_stream(tokenizer: Tokenizer) -> None:
+    pool = FakePool(saying(encode(tokenizer, "half"), outcome=Outcome.ERROR, error="the step failed"))
+    async with serving(app_over(pool, tokenizer)) as url, sdk(url) as client:
         got = []
         with pytest.raises(openai.APIError, match="the step failed"):
             async for chunk in await client.completions.create(model=MODEL, prompt="a", max_tokens=9, stream=True):
@@ -76,9 +76,9 @@ async def test_the_sdk_raises_on_a_failure_in_mid_stream(tokenizer: Tokenizer) -
 
 
 @pytest.mark.parametrize(("stream_format", "marker"), [("openai", "[DONE]"), ("events", "event: done")])
-async def test_a_failed_stream_has_no_good_end(tokenizer: Tokenizer, stream_format: str, marker: str) -> None:
-    link = FakePool(saying(encode(tokenizer, "half"), outcome=Outcome.SHUTDOWN))
-    async with serving(app_over(link, tokenizer)) as url, httpx.AsyncClient() as http:
+async def test_failed_stream_ends_with_an_error_event(tokenizer: Tokenizer, stream_format: str, marker: str) -> None:
+    pool = FakePool(saying(encode(tokenizer, "half"), outcome=Outcome.SHUTDOWN))
+    async with serving(app_over(pool, tokenizer)) as url, httpx.AsyncClient() as http:
         body = BODY | {"stream": True, "stream_format": stream_format}
         answer = await http.post(f"{url}/v1/completions", json=body)
     assert answer.status_code == 200 and marker not in answer.text and '"finish_reason":"' not in answer.text
@@ -86,10 +86,10 @@ async def test_a_failed_stream_has_no_good_end(tokenizer: Tokenizer, stream_form
     assert "error" in json.loads(last.rsplit("data: ", 1)[1]) and "shutting down" in last
 
 
-async def test_a_mistake_in_mid_stream_is_an_error_event(tokenizer: Tokenizer) -> None:
-    def play(link: FakePool, stream: Stream) -> None:
-        link.later(lambda: link.say(stream, encode(tokenizer, "a")))
-        link.later(lambda: link.say(stream, ["no id"]), 0.05)  # type: ignore[list-item]
+async def test_internal_error_in_mid_stream_is_an_error_event(tokenizer: Tokenizer) -> None:
+    def play(pool: FakePool, stream: Stream) -> None:
+        pool.later(lambda: pool.say(stream, encode(tokenizer, "a")))
+        pool.later(lambda: pool.say(stream, ["no id"]), 0.05)  # type: ignore[list-item]
 
     async with serving(app_over(FakePool(play), tokenizer)) as url, httpx.AsyncClient() as http:
         answer = await http.post(f"{url}/v1/completions", json=BODY | {"stream": True})
@@ -97,33 +97,33 @@ async def test_a_mistake_in_mid_stream_is_an_error_event(tokenizer: Tokenizer) -
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_has_its_request_aborted(tokenizer: Tokenizer, stream: bool) -> None:
-    link = FakePool()
-    app = app_over(link, tokenizer)
+async def test_client_that_leaves_has_its_request_aborted(tokenizer: Tokenizer, stream: bool) -> None:
+    pool = FakePool()
+    app = app_over(pool, tokenizer)
     async with serving(app) as url:
         client = await Raw.post(url, "/v1/completions", BODY | {"stream": stream, "n": 2})
-        await until(lambda: len(link.submitted) == 2)
-        link.say(link.submitted[0].stream, encode(tokenizer, "a"))
+        await until(lambda: len(pool.submitted) == 2)
+        pool.say(pool.submitted[0].stream, encode(tokenizer, "a"))
         await asyncio.sleep(0.02)
-        assert link.aborted == []
+        assert pool.aborted == []
         await client.leave()
-        await until(lambda: sorted(link.aborted) == [1, 2])
+        await until(lambda: sorted(pool.aborted) == [1, 2])
         assert app.state.service.generations == set()
 
 
-async def test_a_client_that_leaves_before_admission_has_its_request_cancelled(tokenizer: Tokenizer) -> None:
-    link = FakePool(delays={0: 60.0})
-    async with serving(app_over(link, tokenizer)) as url:
+async def test_client_that_leaves_before_admission_has_its_request_cancelled(tokenizer: Tokenizer) -> None:
+    pool = FakePool(delays={0: 60.0})
+    async with serving(app_over(pool, tokenizer)) as url:
         client = await Raw.post(url, "/v1/completions", BODY)
-        await until(lambda: link.calls == 1)
+        await until(lambda: pool.calls == 1)
         others = len(asyncio.all_tasks())
         await client.leave()
         await until(lambda: len(asyncio.all_tasks()) < others)
-    assert link.submitted == []
+    assert pool.submitted == []
 
 
-async def test_deltas_for_a_client_that_does_not_read_become_one(tokenizer: Tokenizer) -> None:
-    link, gate = FakePool(), asyncio.Event()
+async def test_deltas_for_a_slow_client_become_one(tokenizer: Tokenizer) -> None:
+    pool, gate = FakePool(), asyncio.Event()
     written: list[bytes] = []
 
     async def receive() -> Message:
@@ -138,13 +138,13 @@ async def test_deltas_for_a_client_that_does_not_read_become_one(tokenizer: Toke
 
     asked: list[Message] = [{"type": "http.request", "body": json.dumps(BODY | {"stream": True}).encode()}]
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
-    serving = asyncio.create_task(app_over(link, tokenizer)(scope, receive, send))
-    await until(lambda: link.submitted)
-    stream = link.submitted[0].stream
+    serving = asyncio.create_task(app_over(pool, tokenizer)(scope, receive, send))
+    await until(lambda: pool.submitted)
+    stream = pool.submitted[0].stream
     for letter in "abcdefgh":
-        link.say(stream, encode(tokenizer, letter))
+        pool.say(stream, encode(tokenizer, letter))
         await asyncio.sleep(0.002)
-    link.end(stream, Outcome.LENGTH)
+    pool.end(stream, Outcome.LENGTH)
     assert len(written) == 1
     gate.set()
     await serving
@@ -153,40 +153,40 @@ async def test_deltas_for_a_client_that_does_not_read_become_one(tokenizer: Toke
     assert texts == ["a", "bcdefgh", ""]
 
 
-async def test_silence_is_filled_with_comments(tokenizer: Tokenizer) -> None:
-    link = FakePool()
-    async with serving(app_over(link, tokenizer, keepalive_s=0.05)) as url:
+async def test_silent_stream_sends_keep_alive_comments(tokenizer: Tokenizer) -> None:
+    pool = FakePool()
+    async with serving(app_over(pool, tokenizer, keepalive_s=0.05)) as url:
         client = await Raw.post(url, "/v1/completions", BODY | {"stream": True})
         heard = await asyncio.wait_for(client.reader.readuntil(b": keep-alive\n\n"), PATIENCE_S)
         assert b"200 OK" in heard
-        link.say(link.submitted[0].stream, encode(tokenizer, "a"))
-        link.end(link.submitted[0].stream, Outcome.LENGTH)
+        pool.say(pool.submitted[0].stream, encode(tokenizer, "a"))
+        pool.end(pool.submitted[0].stream, Outcome.LENGTH)
         rest = await asyncio.wait_for(client.reader.readuntil(b"data: [DONE]\n\n"), PATIENCE_S)
         await client.leave()
     assert b'"text":"a"' in rest
 
 
-async def test_one_write_for_all_that_came_at_once(tokenizer: Tokenizer) -> None:
-    link = FakePool()
-    async with serving(app_over(link, tokenizer)) as url:
+async def test_tokens_of_one_arrival_are_one_write(tokenizer: Tokenizer) -> None:
+    pool = FakePool()
+    async with serving(app_over(pool, tokenizer)) as url:
         client = await Raw.post(url, "/v1/completions", BODY | {"stream": True, "stream_format": "events"})
-        await until(lambda: link.submitted)
+        await until(lambda: pool.submitted)
         await client.reader.readuntil(b"\r\n\r\n")
         for id in encode(tokenizer, "abcdef"):
-            link.say(link.submitted[0].stream, [id])
+            pool.say(pool.submitted[0].stream, [id])
         size = int(await client.reader.readline(), 16)  # one chunk of the transfer encoding
         piece = (await client.reader.readexactly(size)).decode()
         await client.leave()
     assert piece.count("event: token\n") == len(encode(tokenizer, "abcdef"))
 
 
-async def test_draining_ends_what_does_not_finish_and_says_so(tokenizer: Tokenizer) -> None:
-    link = FakePool()
-    app = app_over(link, tokenizer)
+async def test_drain_fails_unfinished_requests_with_an_error(tokenizer: Tokenizer) -> None:
+    pool = FakePool()
+    app = app_over(pool, tokenizer)
     async with serving(app) as url, httpx.AsyncClient(base_url=url) as http:
         slow = asyncio.create_task(http.post("/v1/completions", json=BODY | {"stream": True}))
         whole = asyncio.create_task(http.post("/v1/completions", json=BODY))
-        await until(lambda: len(link.submitted) == 2)
+        await until(lambda: len(pool.submitted) == 2)
         draining = asyncio.create_task(app.state.service.drain(0.1))
         await asyncio.sleep(0.02)
         ready, refused = await http.get("/ready"), await http.post("/v1/completions", json=BODY)

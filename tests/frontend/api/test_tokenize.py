@@ -1,0 +1,20 @@
+"""/tokenize and /detokenize."""
+
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.status import not_ready
+from tests.fakes import FakePool
+from tests.frontend.serving import http_client
+
+
+async def test_tokenize_and_detokenize_round_trip(tokenizer: Tokenizer) -> None:
+    async with http_client(FakePool(readiness=not_ready("worker lost")), tokenizer) as http:
+        text = (await http.post("/tokenize", json={"prompt": "the €"})).json()
+        bare = (await http.post("/tokenize", json={"prompt": "the €", "add_special_tokens": False})).json()
+        back = (await http.post("/detokenize", json={"tokens": bare["tokens"]})).json()
+        chat = (await http.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]})).json()
+        both = await http.post("/tokenize", json={"prompt": "a", "messages": []})
+        outside = await http.post("/detokenize", json={"tokens": [269]})
+    assert text["tokens"] == [264, *bare["tokens"]] and text["count"] == len(text["tokens"])
+    assert back == {"prompt": "the €"}
+    assert tokenizer.decode(chat["tokens"]) == "<user>hi\n<assistant>"
+    assert (both.status_code, outside.status_code) == (400, 422)
