@@ -55,7 +55,7 @@ def parser() -> Parser:
     names = [*WORKLOADS, SYNTHETIC]
     add(
         "--workload", metavar="NAME,...", type=comma_separated(names, every=WORKLOADS), default="continuous_batching",
-        help=f"which, or all but synthetic: {', '.join(names)} [default %(default)s]",
+        help=f"workloads to replay, or all (without synthetic): {', '.join(names)} [default %(default)s]",
     )  # fmt: skip
     presets = ", ".join(costs.PRESETS)
     add("--cost", metavar="NAME|FILE", default="h200-3b", help=f"{presets}, or a file of --out [default %(default)s]")
@@ -77,7 +77,7 @@ def parser() -> Parser:
     add("--json", metavar="FILE", type=new_file, help="write all numbers here")
     _add_synthetic(command)
     add = command.add_argument_group("calibration").add_argument
-    add("--calibrate", metavar="MODEL", help="measure this model's steps on this machine instead (minutes)")
+    add("--calibrate", metavar="MODEL", help="measure the steps of this model on this machine instead (takes minutes)")
     add(
         "--out",
         metavar="FILE",

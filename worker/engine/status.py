@@ -11,7 +11,7 @@ from shared.messages import Status, WorkerState
 from worker.engine.load import Engine
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
-from worker.schedule.scheduler import SchedulerStatus
+from worker.schedule.state import SchedulerStatus
 
 
 @dataclass(slots=True)

@@ -25,32 +25,15 @@ each a `Plan` of some of its chunks, to find out which sequence made it fail.
 from collections.abc import Iterable
 from itertools import islice
 from math import inf
-from typing import NamedTuple
 
-from shared.messages import Outcome, PrefillBudget
+from shared.messages import Outcome
 from worker.kv_cache.pages import PagePool
 from worker.schedule import policy
 from worker.schedule.admission import Refused, check_possible, check_queue
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.sequence import Chunk, Key, Plan, Sequence, SequenceUpdate
 from worker.schedule.speculation import Speculation, accepted_ids, without_drafts
-from worker.schedule.state import SchedulerState
-
-
-class SchedulerStatus(NamedTuple):
-    """Present sizes, and totals since the start. May be read from another thread."""
-
-    running: int  # sequences
-    waiting: int  # sequences
-    waiting_tokens: int
-    preemptions: int
-    prefill_tokens: int  # computed for prompts, and again for preempted sequences
-    generation_tokens: int
-    draft_tokens: int
-    accepted_tokens: int  # draft tokens that were accepted
-    prefix_queries: int  # tokens looked up in the prefix cache: those of a sequence each time it gets pages
-    prefix_hits: int
-    prefill_budget: PrefillBudget
+from worker.schedule.state import SchedulerState, SchedulerStatus
 
 
 class Scheduler:
@@ -155,7 +138,8 @@ class Scheduler:
         budget = self.config.max_step_tokens
         reserved = min(len(decodes), self._order.reserve(budget))
         prefill_budget = min(budget - reserved, self._step_time.prefill_budget(len(decodes)))
-        prefills, prefill_tokens = self._prefill_chunks(prompts, prefill_budget, now, admit=not plan.preempted)
+        prefills = self._prefill_chunks(prompts, prefill_budget, now, admit=not plan.preempted)
+        prefill_tokens = sum(chunk.length for chunk in prefills)
         served = self._order.arrange(decodes)[: max(reserved, budget - prefill_tokens)]
         self._order.served(len(served), len(decodes))
         chunks = self._decode_chunks(served)
@@ -227,27 +211,24 @@ class Scheduler:
             for sequence in decodes
         ]
 
-    def _prefill_chunks(
-        self, prompts: list[Sequence], budget: int, now: float, *, admit: bool
-    ) -> tuple[list[Chunk], int]:
-        """Chunks of running prompts, then of sequences that join for them; and the number of their tokens."""
+    def _prefill_chunks(self, prompts: list[Sequence], budget: int, now: float, *, admit: bool) -> list[Chunk]:
+        """Chunks of running prompts, then of sequences that join for them."""
         chunks: list[Chunk] = []
-        left = budget
         state, queue = self.state, self.state.queue
         limit = self.config.max_prefill_chunks_per_step or inf
         for sequence in prompts:
-            left -= self._add_prefill(sequence, left, chunks, limit)
+            budget -= self._add_prefill(sequence, budget, chunks, limit)
         if not admit or not queue:
-            return chunks, budget - left
+            return chunks
         queue.tenants.charge_running()
         places = self._batching.places(now, len(state.running), queue.preempted, queue.fresh, queue.oldest)
-        while places > 0 and (self._batching.closed or (left > 0 and len(chunks) < limit)):
+        while places > 0 and (self._batching.closed or (budget > 0 and len(chunks) < limit)):
             head = queue.head
             if head is None or not state.join(head, now):
                 break
             places -= 1
-            left -= self._add_prefill(head, left, chunks, limit)
-        return chunks, budget - left
+            budget -= self._add_prefill(head, budget, chunks, limit)
+        return chunks
 
     def _add_prefill(self, sequence: Sequence, budget: int, chunks: list[Chunk], limit: float) -> int:
         """Appends the sequence's next prompt chunk if the step has room for one; returns its length."""
@@ -291,7 +272,7 @@ class Scheduler:
                 own = accepted_ids([*own, *islice(sampled, len(chunk.drafts))], chunk.drafts)
                 drafts += len(chunk.drafts)
             if chunk.sequence not in running or chunk.sequence.in_flight_tokens < chunk.length:
-                continue
+                continue  # it left or was preempted, and may run again
             update = self._apply(chunk, own, now)
             if update is not None:
                 updates.append(update)

@@ -3,12 +3,30 @@
 Counts only. scheduler.py decides what a step computes and applies what came of it.
 """
 
-from shared.messages import Outcome
+from typing import NamedTuple
+
+from shared.messages import Outcome, PrefillBudget
 from worker.kv_cache.pages import PagePool
 from worker.schedule.paging import Paging
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.queue import WaitingQueue
 from worker.schedule.sequence import Key, Sequence
+
+
+class SchedulerStatus(NamedTuple):
+    """Present sizes, and totals since the start. May be read from another thread."""
+
+    running: int  # sequences
+    waiting: int  # sequences
+    waiting_tokens: int
+    preemptions: int
+    prefill_tokens: int  # computed for prompts, and again for preempted sequences
+    generation_tokens: int
+    draft_tokens: int
+    accepted_tokens: int  # draft tokens that were accepted
+    prefix_queries: int  # tokens looked up in the prefix cache: those of a sequence each time it gets pages
+    prefix_hits: int
+    prefill_budget: PrefillBudget
 
 
 class SchedulerState:
