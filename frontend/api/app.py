@@ -34,7 +34,7 @@ from frontend.errors import SluiceError, TooLarge
 from frontend.generation.generation import Generation
 from frontend.generation.service import Service
 from frontend.observability.access_log import RequestRecord
-from frontend.observability.hooks import EndHooks, observers
+from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.observability.stats import stats
 from frontend.request import Delta, GenerationRequest
@@ -101,7 +101,7 @@ def create_app(
 
     Raises ConfigError if the file of API keys cannot be used.
     """
-    ended = observers(config, metrics)
+    ended = end_hooks(config, metrics)
     api = Api(config, model, Service(pool, tokenizer, metrics), metrics, ended)
     keys = ApiKeys(config.api_keys)
     middleware = Middleware(RequestMiddleware, keys=keys, envelope=api.envelope, rejected=metrics.rejected, ended=ended)

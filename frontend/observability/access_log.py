@@ -1,7 +1,7 @@
-"""The access log: a line for each request that has ended, with its owner, its outcome and its times.
+"""The access log: a line for each request that has ended, with its tenant, its outcome and its times.
 
-Knows no prompt, no text and no key. A line is made once a request and written by a thread (shared/line_writer.py), so
-that a full disk or a pipe that nobody reads costs lines and never a stream.
+Contains no prompt, no text and no key. A thread writes the lines (shared/line_writer.py), so that a full disk or a pipe
+without a reader costs lines and never delays a stream.
 """
 
 import sys
@@ -23,30 +23,30 @@ OUTCOMES = {
     "": "finished", "client": "client_gone", "deadline_exceeded": "deadline", "shutdown": "shutdown",
     "write_timeout": "write_timeout",
 }  # fmt: skip
-MOST_REASONS = 128
-NOTHING = Timings()
+MAX_FINISH_REASONS = 128  # in one line
+NO_TIMINGS = Timings()
 
 _encode = msgspec.json.Encoder().encode
-QUIET = frozenset({"/", "/health", "/ready", "/stats", "/metrics"})  # not in the text log while all is well
+QUIET_PATHS = frozenset({"/", "/health", "/ready", "/stats", "/metrics"})  # not in the text log if successful
 
 
 class RequestRecord:
-    """One HTTP request on its way; the border begins and ends it, the route adds what it knows."""
+    """One HTTP request until it ends. The middleware creates and ends it, the route adds what it knows."""
 
     __slots__ = (
-        "began", "dialect", "error", "generation", "generation_request", "method", "outcome", "path",
+        "began_at", "dialect", "error", "generation", "generation_request", "method", "outcome", "path",
         "request_id", "status", "tenant", "trace",
     )  # fmt: skip
 
     def __init__(self, request_id: str, method: str, path: str, trace: str) -> None:
-        self.began = time.perf_counter()
+        self.began_at = time.perf_counter()
         self.request_id = request_id
         self.method = method
         self.path = path[:256]
-        self.trace = trace  # the W3C traceparent that came with it
+        self.trace = trace  # the W3C traceparent header
         self.tenant = ""
         self.status: int | None = None
-        self.outcome = ""  # how it ended, where there is no run that knows
+        self.outcome = ""  # how it ended, if it has no generation
         self.error: str | None = None
         self.dialect: str | None = None
         self.generation_request: GenerationRequest | None = None
@@ -61,16 +61,16 @@ class RequestRecord:
 
 
 class LogEntry(msgspec.Struct, gc=False):
-    """A request in the log; what has no meaning for it is None. Times in milliseconds."""
+    """A request in the log. Fields that do not apply are None; times are in milliseconds."""
 
     time: str
     request_id: str
     method: str
     path: str
-    status: int | None  # None: nobody was there to be answered
+    status: int | None  # None: the client had left before a response
     outcome: str
     error: str | None
-    key: str | None
+    key: str | None  # name of the API key
     total_ms: float
     dialect: str | None = None
     model: str | None = None
@@ -86,23 +86,23 @@ class LogEntry(msgspec.Struct, gc=False):
     finish_reasons: list[str | None] | None = None
 
 
-def entry_of(exchange: RequestRecord) -> LogEntry:
-    """Of an exchange that ends now."""
+def entry_of(record: RequestRecord) -> LogEntry:
+    """The log entry of a request that ends now."""
     entry = LogEntry(
-        datetime.now(UTC).isoformat(timespec="milliseconds"), exchange.request_id, exchange.method, exchange.path,
-        exchange.status, exchange.outcome or "finished", exchange.error, exchange.tenant or None,
-        round(1e3 * (time.perf_counter() - exchange.began), 3), exchange.dialect,
+        datetime.now(UTC).isoformat(timespec="milliseconds"), record.request_id, record.method, record.path,
+        record.status, record.outcome or "finished", record.error, record.tenant or None,
+        round(1e3 * (time.perf_counter() - record.began_at), 3), record.dialect,
     )  # fmt: skip
-    generation_request, generation = exchange.generation_request, exchange.generation
+    generation_request, generation = record.generation_request, record.generation
     if generation_request is not None:
         entry.model, entry.stream, entry.n = generation_request.model, generation_request.stream, generation_request.n
         entry.prompt_tokens = sum(map(len, generation_request.prompts))
     if generation is not None:
-        _add_generation(entry, generation, exchange.began)
+        _add_generation(entry, generation, record.began_at)
     return entry
 
 
-def _add_generation(entry: LogEntry, generation: Generation, began: float) -> None:
+def _add_generation(entry: LogEntry, generation: Generation, began_at: float) -> None:
     if generation.reason or entry.outcome == "finished":
         entry.outcome = OUTCOMES.get(generation.reason, "error")
     if generation.reason and entry.outcome != "client_gone":
@@ -110,62 +110,62 @@ def _add_generation(entry: LogEntry, generation: Generation, began: float) -> No
     choices = generation.choices
     timings = [_timings(choice) for choice in choices]
     entry.completion_tokens = sum([choice.consumed for choice in choices])
-    each = entry.n or 1  # choices of one prompt: it counts once, and so does what was found of it
+    each = entry.n or 1  # choices of one prompt count its cached tokens once
     cached = [timing.cached_tokens for timing in timings]
     entry.cached_tokens = sum([min(cached[at : at + each]) for at in range(0, len(cached), each)])
     entry.queue_ms = round(max([timing.queue_ms for timing in timings]), 3)  # of the slowest choice
     entry.prefill_ms = round(max([timing.prefill_ms for timing in timings]), 3)
     entry.decode_ms = round(max([timing.decode_ms for timing in timings]), 3)
     first = min([choice.first_at for choice in choices if choice.first_at], default=0.0)
-    entry.ttft_ms = round(1e3 * (first - began), 3) if first else None
-    entry.finish_reasons = [choice.finish.value if choice.finish else None for choice in choices[:MOST_REASONS]]
+    entry.ttft_ms = round(1e3 * (first - began_at), 3) if first else None
+    entry.finish_reasons = [choice.finish.value if choice.finish else None for choice in choices[:MAX_FINISH_REASONS]]
 
 
 def _timings(choice: Choice) -> Timings:
-    """The worker's, or what it had sent by the first token where the frontend ended the choice."""
+    """The worker's times; those sent with the first token if the frontend ended the choice."""
     end = choice.stream.end
-    return choice.timings(end if end is not None and end.timings != NOTHING else None)
+    return choice.timings(end if end is not None and end.timings != NO_TIMINGS else None)
 
 
 def as_json(entry: LogEntry) -> bytes:
-    """For machines."""
+    """The line of `--access-log json`."""
     return _encode(entry) + b"\n"
 
 
 def as_text(entry: LogEntry) -> bytes:
-    """For people; empty for a successful request that only looks after the server."""
-    if entry.outcome == "finished" and (entry.path in QUIET or entry.path.startswith("/web/")):
+    """The line of `--access-log text`; empty for a successful probe, scrape or playground file."""
+    if entry.outcome == "finished" and (entry.path in QUIET_PATHS or entry.path.startswith("/web/")):
         return b""
     path = entry.path if entry.path.isprintable() else ascii(entry.path)
     clock = time.strftime("%H:%M:%S")
-    said = f"{clock} INFO    {entry.method} {path} {entry.status or '-'} {entry.outcome}"
+    line = f"{clock} INFO    {entry.method} {path} {entry.status or '-'} {entry.outcome}"
     if entry.error:
-        said += f" ({entry.error})"
+        line += f" ({entry.error})"
     if entry.completion_tokens is not None:
-        said += f", {entry.prompt_tokens} + {entry.completion_tokens} tokens"
+        line += f", {entry.prompt_tokens} + {entry.completion_tokens} tokens"
     if entry.ttft_ms is not None:
-        said += f", first after {entry.ttft_ms:.0f} ms"
-    said += f", {entry.total_ms:.0f} ms"
-    return f"{said}, {entry.key + ', ' if entry.key else ''}{entry.request_id}\n".encode()
+        line += f", first after {entry.ttft_ms:.0f} ms"
+    line += f", {entry.total_ms:.0f} ms"
+    return f"{line}, {entry.key + ', ' if entry.key else ''}{entry.request_id}\n".encode()
 
 
 class AccessLog:
-    """Writes entries to an outlet, and now and then how many were lost."""
+    """Renders entries and gives them to a NonBlockingWriter."""
 
-    def __init__(self, render: Callable[[LogEntry], bytes], outlet: NonBlockingWriter) -> None:
-        self.outlet = outlet
+    def __init__(self, render: Callable[[LogEntry], bytes], writer: NonBlockingWriter) -> None:
+        self.writer = writer
         self._render = render
 
     def __call__(self, entry: LogEntry) -> None:
         if data := self._render(entry):
-            self.outlet.put(data)
+            self.writer.put(data)
 
     def close(self) -> None:
-        self.outlet.close()
+        self.writer.close()
 
 
 def access_log(config: FrontendConfig) -> AccessLog | None:
-    """As `--access-log` has it: `text` beside the other log lines, if info is among them; `json` on stdout."""
+    """The log of `--access-log`: `text` on stderr among log lines of level info, or `json` on stdout."""
     if config.access_log == "json":
         return AccessLog(as_json, NonBlockingWriter(sys.__stdout__.fileno() if sys.__stdout__ else 1))
     if config.access_log == "text" and config.log_level in ("debug", "info"):

@@ -1,4 +1,4 @@
-"""What is called with each request that has ended: access log, counts by key, traces. Their errors never reach it."""
+"""Hooks called for each request that has ended: access log, counts by API key, traces. Their errors never reach it."""
 
 import logging
 import os
@@ -14,25 +14,25 @@ EndHook = Callable[[LogEntry, RequestRecord], None]
 
 
 class EndHooks:
-    """Called with every exchange that ends; `close` lets what is still on its way out."""
+    """Called with the record of every request that ends. `close` waits for pending output."""
 
     def __init__(self) -> None:
-        self._observers: list[EndHook] = []
+        self._hooks: list[EndHook] = []
         self._closes: list[Callable[[], None]] = []
         self._failed = False
 
-    def add(self, observer: EndHook, close: Callable[[], None] = lambda: None) -> None:
-        self._observers.append(observer)
+    def add(self, hook: EndHook, close: Callable[[], None] = lambda: None) -> None:
+        self._hooks.append(hook)
         self._closes.append(close)
 
-    def __call__(self, exchange: RequestRecord) -> None:
+    def __call__(self, record: RequestRecord) -> None:
         try:
-            entry = entry_of(exchange)
-            for observer in self._observers:
-                observer(entry, exchange)
+            entry = entry_of(record)
+            for hook in self._hooks:
+                hook(entry, record)
         except Exception:
             if not self._failed:
-                log.exception("request %s cannot be told of (further ones are not logged)", exchange.request_id)
+                log.exception("a hook failed for request %s (more failures are not logged)", record.request_id)
             self._failed = True
 
     def close(self) -> None:
@@ -40,26 +40,26 @@ class EndHooks:
             close()
 
 
-def observers(config: FrontendConfig, meters: PrometheusMetrics) -> EndHooks:
-    """As the settings have it. Raises ConfigError when traces are asked for and cannot be sent."""
-    found = EndHooks()
-    found.add(lambda entry, exchange: meters.request_ended(entry.key, entry.prompt_tokens, entry.completion_tokens))
+def end_hooks(config: FrontendConfig, metrics: PrometheusMetrics) -> EndHooks:
+    """The hooks of the settings. Raises ConfigError when traces are requested and cannot be sent."""
+    hooks = EndHooks()
+    hooks.add(lambda entry, record: metrics.request_ended(entry.key, entry.prompt_tokens, entry.completion_tokens))
     if (access := access_log(config)) is not None:
-        found.add(lambda entry, exchange: access(entry), access.close)
+        hooks.add(lambda entry, record: access(entry), access.close)
     if config.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
-        _add_traces(found, config.otlp_endpoint)
-    return found
+        _add_tracing(hooks, config.otlp_endpoint)
+    return hooks
 
 
-def _add_traces(found: EndHooks, endpoint: str) -> None:
-    """What the flag asks for must be possible; what the environment asks for, everybody's, need not be."""
+def _add_tracing(hooks: EndHooks, endpoint: str) -> None:
+    """Failure is an error for the flag, but only a warning for the environment variable, which other programs share."""
     try:
-        from frontend.observability.tracing import Tracing  # which loads a lot
+        from frontend.observability.tracing import Tracing  # loaded on demand, because it imports a lot
 
-        traces = Tracing.over_http(endpoint)
+        tracing = Tracing.over_http(endpoint)
     except ConfigError as error:
         if endpoint:
             raise
         log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but no traces are sent: %s", error)
     else:
-        found.add(traces, traces.close)
+        hooks.add(tracing, tracing.close)

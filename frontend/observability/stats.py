@@ -1,4 +1,4 @@
-"""/stats: the workers' latest Statuses as JSON; the same shape, in zeros, before the first one."""
+"""The response of /stats: the workers' latest Statuses as JSON; before the first one the same fields with zeros."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +11,15 @@ from shared.messages import Status, WorkerState
 _NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state=WorkerState.LOADING, progress=0.0)  # of no worker
 
 
-def stats(members: Sequence[WorkerStatus], name: str, draining: bool) -> dict[str, Any]:
-    """`name` is the served model; `draining` is this frontend's own state, the workers' is added.
+def stats(workers: Sequence[WorkerStatus], name: str, draining: bool) -> dict[str, Any]:
+    """Counts and rates are sums over the workers, latencies and ages those of the slowest; `worker` is the first one.
 
-    Counts and speeds are sums over the workers, latencies and ages those of the slowest; `worker` is the first.
+    name: the served model
+    draining: of this frontend; the result is also true when all workers drain
     """
-    s = aggregate(members) or _NONE
-    first = next((member.status for member in members if member.status), _NONE)
-    draining = draining or (bool(members) and all(member.state is ConnectionState.DRAINING for member in members))
+    s = aggregate(workers) or _NONE
+    first = next((worker.status for worker in workers if worker.status), _NONE)
+    draining = draining or (bool(workers) and all(worker.state is ConnectionState.DRAINING for worker in workers))
     return {
         "running": s.running,
         "waiting": s.waiting,
@@ -27,7 +28,7 @@ def stats(members: Sequence[WorkerStatus], name: str, draining: bool) -> dict[st
         "prefix": {"queries": s.prefix_queries, "hits": s.prefix_hits},
         "speculation": {"drafted": s.draft_tokens, "accepted": s.accepted_tokens},
         "worker": _worker(first, name),
-        "workers": [_member(member, name) for member in members],
+        "workers": [_one_worker(worker, name) for worker in workers],
         "frontends": [{"pid": peer.pid, "id": peer.id, "streams": peer.streams} for peer in s.frontends],
         "throughput": {"prompt": s.prompt_tokens_s, "generation": s.generation_tokens_s},
         "latency": {"ttft": asdict(s.ttft), "itl": asdict(s.itl), "e2e": asdict(s.e2e)},
@@ -51,15 +52,15 @@ def _worker(s: Status, name: str) -> dict[str, Any]:
     }
 
 
-def _member(member: WorkerStatus, name: str) -> dict[str, Any]:
-    """`streams` and `load` (tokens that they may still need) are this frontend's, the rest is the worker's own."""
-    s = member.status or _NONE
+def _one_worker(worker: WorkerStatus, name: str) -> dict[str, Any]:
+    """`streams` and `load` (tokens that they may still need) are this frontend's, the rest is the worker's report."""
+    s = worker.status or _NONE
     return {
-        "address": member.address,
-        "ready": member.ready,
-        "reason": member.reason,
-        "streams": member.streams,
-        "load": member.load,
+        "address": worker.address,
+        "ready": worker.ready,
+        "reason": worker.reason,
+        "streams": worker.streams,
+        "load": worker.load,
         **_worker(s, name),
         "running": s.running,
         "waiting": s.waiting,

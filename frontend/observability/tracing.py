@@ -1,7 +1,7 @@
-"""Each request as an OpenTelemetry span by the conventions for generative AI, with its phases below it.
+"""Exports each request as an OpenTelemetry span with its phases, by the conventions for generative AI.
 
-Spans are made when the request has ended, from the times in its entry, so that nothing is done while it runs. They
-leave in batches from a thread of the SDK's; a collector that is away costs spans and nothing else.
+Spans are made from the log entry when the request has ended, so that they cost nothing while it runs. A thread of the
+SDK sends them in batches; while the collector is away spans are lost, and nothing else happens.
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 """
 
@@ -13,7 +13,7 @@ from typing import Self
 from frontend.observability.access_log import LogEntry, RequestRecord
 from shared.config import ConfigError
 
-NEEDED = "--otlp-endpoint needs `pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http`"
+MISSING_PACKAGES = "--otlp-endpoint needs `pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http`"
 
 try:
     from opentelemetry import trace
@@ -23,7 +23,7 @@ try:
     from opentelemetry.trace import SpanKind, Status, StatusCode
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise ConfigError(NEEDED) from error
+    raise ConfigError(MISSING_PACKAGES) from error
 
 OPERATIONS = {"chat": "chat", "messages": "chat", "completions": "text_completion", "events": "text_completion"}
 PHASES = ("queue", "prefill", "decode")
@@ -31,7 +31,7 @@ CLOSE_S = 2.0
 
 
 class Tracing:
-    """Makes spans of the requests that ask a model for something."""
+    """An end hook that makes spans of generation requests."""
 
     def __init__(self, processor: "SpanProcessor") -> None:
         self._provider = TracerProvider(resource=Resource.create({"service.name": "sluice"}), shutdown_on_exit=False)
@@ -41,28 +41,28 @@ class Tracing:
 
     @classmethod
     def over_http(cls, endpoint: str) -> Self:
-        """To a collector's base address, as http://localhost:4318; empty: OTEL_EXPORTER_OTLP_ENDPOINT's.
+        """Exports to the base URL of a collector, such as http://localhost:4318; empty: to OTEL_EXPORTER_OTLP_ENDPOINT.
 
-        Raises ConfigError when it is none, or the exporter is not installed.
+        Raises ConfigError when `endpoint` is no URL, or the exporter is not installed.
         """
         if endpoint and not endpoint.startswith(("http://", "https://")):
-            raise ConfigError(f"--otlp-endpoint begins with http:// or https://, unlike {endpoint!r}")
+            raise ConfigError(f"--otlp-endpoint must begin with http:// or https://, not {endpoint!r}")
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ImportError as error:
-            raise ConfigError(NEEDED) from error
+            raise ConfigError(MISSING_PACKAGES) from error
         for name in ("opentelemetry.sdk", "opentelemetry.exporter"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # a trace for every batch that nobody takes
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # they log a traceback for every batch that is lost
         exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces" if endpoint else None, timeout=5)
         return cls(BatchSpanProcessor(exporter))
 
-    def __call__(self, entry: LogEntry, exchange: RequestRecord) -> None:
+    def __call__(self, entry: LogEntry, record: RequestRecord) -> None:
         if entry.dialect is None:
             return
         end = time.time_ns()
         start = end - _ns(entry.total_ms)
         operation = OPERATIONS.get(entry.dialect, entry.dialect)
-        parent = self._context.extract({"traceparent": exchange.trace}) if exchange.trace else None
+        parent = self._context.extract({"traceparent": record.trace}) if record.trace else None
         span = self._tracer.start_span(
             f"{operation} {entry.model or ''}".strip(), parent, SpanKind.SERVER, _attributes(entry, operation),
             start_time=start,
@@ -74,7 +74,7 @@ class Tracing:
         span.end(end)
 
     def _phases(self, entry: LogEntry, within: object, end: int) -> None:
-        """The worker's account of a request; its end is taken for the last phase's."""
+        """Adds the phases that the worker measured; the last one ends with the request."""
         lengths = [_ns(getattr(entry, f"{phase}_ms") or 0.0) for phase in PHASES]
         at = end - sum(lengths)
         for phase, length in zip(PHASES, lengths, strict=True):
@@ -84,14 +84,14 @@ class Tracing:
             at += length
 
     def close(self) -> None:
-        """What waits goes out, for as long as CLOSE_S; the SDK itself would try for longer."""
-        last = threading.Thread(target=self._provider.force_flush, daemon=True)
-        last.start()
-        last.join(CLOSE_S)
+        """Sends pending spans for up to CLOSE_S; the SDK itself would try for longer."""
+        flush = threading.Thread(target=self._provider.force_flush, daemon=True)
+        flush.start()
+        flush.join(CLOSE_S)
 
 
 def _attributes(entry: LogEntry, operation: str) -> dict[str, str | int | float | bool | tuple[str, ...]]:
-    found = {
+    attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "sluice",
         "gen_ai.request.model": entry.model,
@@ -111,7 +111,7 @@ def _attributes(entry: LogEntry, operation: str) -> dict[str, str | int | float 
         "sluice.outcome": entry.outcome,
         "sluice.stream": entry.stream,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _ns(milliseconds: float) -> int:

@@ -48,7 +48,7 @@ def client(link: FakePool, tokenizer: Tokenizer, **config: Any) -> httpx.AsyncCl
     return httpx.AsyncClient(transport=transport, base_url="http://sluice")
 
 
-async def test_a_finished_request_is_told_of_once_with_all_that_is_known(
+async def test_finished_request_is_logged_once_with_all_fields(
     tokenizer: Tokenizer, told: Sink, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("sk-secret alice")
@@ -70,7 +70,7 @@ async def test_a_finished_request_is_told_of_once_with_all_that_is_known(
         assert "secret" not in json.dumps(entry) and "hello" not in json.dumps(entry)
 
 
-async def test_refusals_and_failures_are_told_of_too(tokenizer: Tokenizer, told: Sink) -> None:
+async def test_refused_and_failed_requests_are_logged(tokenizer: Tokenizer, told: Sink) -> None:
     full = FakePool(refusals={0: Overloaded("full", code="queue_full")})
     broken = FakePool(saying([65], outcome=Outcome.ERROR))
     hanging = FakePool(lambda link, stream: link.say(stream, [65]))
@@ -99,7 +99,7 @@ async def test_refusals_and_failures_are_told_of_too(tokenizer: Tokenizer, told:
     assert told[6]["completion_tokens"] == 1 and told[6]["finish_reasons"] == [None]
 
 
-async def test_a_client_that_leaves_and_a_server_that_stops_are_told_apart(tokenizer: Tokenizer, told: Sink) -> None:
+async def test_outcome_tells_a_client_that_left_from_a_shutdown(tokenizer: Tokenizer, told: Sink) -> None:
     link = FakePool(lambda link, stream: link.say(stream, [65]))
     app = app_over(link, tokenizer, access_log="json")
     async with serving(app) as url:
@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_and_a_server_that_stops_are_told_apart(token
     assert [entry["status"] for entry in told] == [200, None, 200]
 
 
-def test_people_get_a_short_line_and_none_for_what_looks_after_the_server() -> None:
+def test_text_log_has_one_line_and_none_for_successful_probes() -> None:
     def exchange(method: str, path: str, status: int, outcome: str = "") -> LogEntry:
         one = RequestRecord("req_1", method, path, "")
         one.status, one.outcome, one.tenant = status, outcome, "alice"
@@ -131,7 +131,7 @@ def test_people_get_a_short_line_and_none_for_what_looks_after_the_server() -> N
     assert said.endswith("alice, req_1\n")
 
 
-def test_a_line_costs_little() -> None:
+def test_line_costs_few_microseconds() -> None:
     """Typical: 5 µs; with the request's other bookkeeping the budget is 20."""
     one = RequestRecord("req_" + "0" * 24, "POST", "/v1/chat/completions", "")
     best = min(_seconds(lambda: as_json(entry_of(one)), 500) for _ in range(5))
@@ -157,7 +157,7 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(reading)
 
 
-async def test_nobody_waits_for_a_pipe_that_nobody_reads(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_pipe_delays_no_request(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pipe() as (reading, writing):
         outlet = NonBlockingWriter(writing, limit=100_000)
         monkeypatch.setattr(access_log, "NonBlockingWriter", lambda descriptor: outlet)
@@ -180,7 +180,7 @@ async def test_nobody_waits_for_a_pipe_that_nobody_reads(tokenizer: Tokenizer, m
         os.close(writing)
 
 
-def test_a_full_disk_costs_lines_and_is_counted() -> None:
+def test_full_disk_costs_lines_and_is_counted() -> None:
     with open("/dev/full", "wb") as full:
         outlet = NonBlockingWriter(full.fileno())
         for _ in range(3):
@@ -189,7 +189,7 @@ def test_a_full_disk_costs_lines_and_is_counted() -> None:
         assert outlet.dropped == 3
 
 
-def test_a_system_that_has_no_room_for_a_thread_now_may_have_it_at_the_next_line(
+def test_writer_without_a_thread_tries_again_at_the_next_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def start(thread: threading.Thread) -> None:

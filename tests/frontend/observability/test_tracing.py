@@ -16,7 +16,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from frontend.errors import Overloaded
-from frontend.observability import hooks as observing
 from frontend.observability.tracing import Tracing
 from frontend.text.tokenizer import Tokenizer
 from shared.config import ConfigError
@@ -34,7 +33,7 @@ async def ask(link: FakePool, tokenizer: Tokenizer, *requests: dict[str, str], *
             await http.post("/v1/chat/completions", json=BODY, headers=headers)
 
 
-async def test_a_request_is_a_span_with_its_phases_in_the_clients_trace(
+async def test_request_becomes_a_span_with_its_phases_in_the_clients_trace(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = InMemorySpanExporter()
@@ -90,7 +89,7 @@ async def test_spans_reach_a_collector_by_http(tokenizer: Tokenizer) -> None:
     assert sorted(span.name for span in spans) == sorted([f"chat {MODEL}", "queue", "prefill", "decode"])
 
 
-async def test_a_collector_that_is_away_disturbs_nobody_and_holds_no_exit_up(tokenizer: Tokenizer) -> None:
+async def test_missing_collector_fails_no_request_and_delays_no_exit(tokenizer: Tokenizer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections and never answers
         app = app_over(FakePool(saying([65])), tokenizer, otlp_endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
         transport = httpx.ASGITransport(app)
@@ -104,21 +103,9 @@ async def test_a_collector_that_is_away_disturbs_nobody_and_holds_no_exit_up(tok
         assert time.monotonic() - leaving < 20.0
 
 
-def test_nothing_is_imported_when_nobody_asks_and_the_flag_must_be_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opentelemetry_is_imported_only_on_demand_and_the_flag_must_be_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys, frontend.__main__; print([name for name in sys.modules if name.startswith('opentelemetry')])"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert said.strip() == "[]"
     with pytest.raises(ConfigError, match="--otlp-endpoint"):
         Tracing.over_http("localhost:4318")
-
-
-def test_the_environments_endpoint_without_the_packages_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    monkeypatch.delitem(sys.modules, "frontend.observability.tracing")
-    found = observing.EndHooks()
-    observing._add_traces(found, "")
-    assert "no traces are sent" in caplog.text
-    with pytest.raises(ConfigError, match="opentelemetry-sdk"):
-        observing._add_traces(found, "http://localhost:4318")
