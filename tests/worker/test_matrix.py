@@ -9,8 +9,6 @@ import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,23 +22,24 @@ from shared.default_sizes import with_default_sizes
 from shared.messages import Sampling
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import EMULATED, HERE, tier  # noqa: F401
+from tests.worker.run.harness import (
+    MAX_SEQ_LEN,
+    batch_invariant_decoder,
+)
 from tests.worker.schedule.harness import OracleDrafter, commit
 from worker.grammar.compiler import Grammar, GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import Cache
-from worker.model.checkpoint import read_config
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
-from worker.model.families import spec_from_config
-from worker.model.weights import load
 from worker.run.runner import Runner
 from worker.run.sampler import sample_rows
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Row, Sequence
 
-MAX_SEQ_LEN, PROMPT, NEW, OTHERS = 128, 70, 12, 16
+PROMPT, NEW, CROWD = 70, 12, 16
 FEW = 5  # others, beside whom there are rows left for drafts
 FAMILIES = ("llama", "qwen3", "gemma3")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -111,7 +110,7 @@ def run(
     """The target's output ids and the logits each was sampled from. A grammar is the target's and every other's; of
     what is foretold, and of what is not, its drafts are made."""
     page_size = mode.page or MAX_SEQ_LEN
-    pages = 1 + (OTHERS + 2) * -(-MAX_SEQ_LEN // page_size)
+    pages = 1 + (CROWD + 2) * -(-MAX_SEQ_LEN // page_size)
     dtype = decoder.weights.embed.dtype
     kv = Cache(decoder.spec, pages, page_size, dtype, "cpu")
     scheduler = Scheduler(mode.config(), PagePool(pages, page_size))
@@ -119,7 +118,7 @@ def run(
     recorder = Recorder()
     monkeypatch.setattr(worker.run.runner, "sample_rows", recorder)
     target = _sequence(b"target", 0, PROMPT, seed=5)
-    others = _crowd(target)[: FEW if mode.drafts else OTHERS] if mode.company == "crowd" else []
+    others = _crowd(target)[: FEW if mode.drafts else CROWD] if mode.company == "crowd" else []
     target.drafter = OracleDrafter([*target.tokens, *(foretold or [])])
     for sequence in [target, *others[::2]] if grammar else []:
         sequence.constraint = grammar.new_matcher()
@@ -149,17 +148,11 @@ def _sequence(owner: bytes, id: int, length: int, seed: int) -> Sequence:
 
 def _crowd(target: Sequence) -> list[Sequence]:
     """Others of many lengths, some of which begin like the target, so that pages are shared."""
-    crowd = [_sequence(b"other", i, 1 + 7 * i % 90, seed=100 + i) for i in range(OTHERS)]
+    crowd = [_sequence(b"other", i, 1 + 7 * i % 90, seed=100 + i) for i in range(CROWD)]
     for sequence in crowd[::3]:
         shared = min(sequence.prompt_len, 40)
         sequence.tokens[:shared] = target.tokens[:shared]
     return crowd
-
-
-@cache
-def decoder_of(folder: Path, dtype: torch.dtype) -> Decoder:
-    spec = spec_from_config(read_config(folder))
-    return Decoder(spec, load(folder, spec, dtype, torch.device("cpu"), invariant=True), MAX_SEQ_LEN)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -168,7 +161,7 @@ def test_bits_depend_on_the_request_alone(
     family: str, dtype: torch.dtype, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert bindings.available(dtype), "the promise rests on the C kernels: is there a C compiler?"
-    decoder = decoder_of(checkpoints(family), dtype)
+    decoder = batch_invariant_decoder(checkpoints(family), dtype)
     ids, logits = run(decoder, Mode(), monkeypatch)
     assert len(ids) == NEW
     for mode in [*MODES, *DRAFTING_MODES]:
@@ -186,7 +179,7 @@ def test_so_do_those_that_amx_computes(
     checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    decoder = decoder_of(checkpoints(family), torch.bfloat16)
+    decoder = batch_invariant_decoder(checkpoints(family), torch.bfloat16)
     ids, logits = run(decoder, Mode(), monkeypatch)
     assert bindings.tier() == "amx" and len(ids) == NEW
     for mode in [*MODES[7::11], *DRAFTING_MODES[2::5]]:
@@ -198,7 +191,7 @@ def test_so_do_those_that_amx_computes(
 
 def test_so_do_those_of_a_request_with_a_grammar(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = checkpoints("llama")
-    decoder = decoder_of(folder, torch.float32)
+    decoder = batch_invariant_decoder(folder, torch.float32)
     compiler = GrammarCompiler(folder, VOCAB, (EOS,))
     grammar = compiler.compile(json_schema({"type": "string", "minLength": 100}, "x")).result()
     ids, logits = run(decoder, Mode(), monkeypatch, grammar)

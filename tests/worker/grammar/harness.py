@@ -12,8 +12,8 @@ from shared.codec import pack_u32
 from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import EOS, VOCAB
 from tests.patience import PATIENCE_S
-from tests.worker.test_loop import Bench as LoopBench
-from tests.worker.test_loop import FakeServer
+from tests.worker.engine.harness import Bench as LoopBench
+from tests.worker.engine.harness import FakeServer
 from worker.engine.load import Engine, load_engine
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable

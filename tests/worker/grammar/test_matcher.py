@@ -12,8 +12,8 @@ from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.schemas import TEMPERATURES, WHOLE
+from tests.worker.engine.harness import ME
 from tests.worker.grammar.harness import NAMED, Bench, alone, engine_of, submit
-from tests.worker.test_loop import ME
 
 
 @settings(max_examples=25, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -5,8 +5,8 @@ from concurrent.futures import Future
 import pytest
 
 from shared import messages as m
+from tests.worker.engine.harness import YOU
 from tests.worker.grammar.harness import NAMED, Bench, submit
-from tests.worker.test_loop import YOU
 from worker.engine.requests import MAX_COMPILING
 from worker.grammar.compiler import Grammar, GrammarCompiler
 from worker.transport.server import FrontendGone

@@ -10,8 +10,14 @@ import torch
 from shared import messages as m
 from shared.codec import pack_u32
 from tests.checkpoints import Checkpoints
-from tests.worker.test_ahead import OTHERS, PLAIN, Real, scores, traffic
-from tests.worker.test_matrix import decoder_of
+from tests.worker.run.harness import (
+    OTHERS,
+    PLAIN,
+    RunnerBench,
+    batch_invariant_decoder,
+    scores,
+    traffic,
+)
 from worker.model.decoder import Decoder
 from worker.run.graph_capture import EagerGraph
 from worker.run.graphs import DecodeGraphs, batch_sizes
@@ -31,11 +37,11 @@ class Counted(EagerGraph):
 
 @pytest.fixture
 def decoder(checkpoints: Checkpoints) -> Decoder:
-    return decoder_of(checkpoints("llama"), torch.float32)
+    return batch_invariant_decoder(checkpoints("llama"), torch.float32)
 
 
-def recording(decoder: Decoder, *, overlap: bool = False) -> tuple[Real, DecodeGraphs, dict[str, int]]:
-    bench = Real(decoder, overlap=overlap, graphs=True)
+def recording(decoder: Decoder, *, overlap: bool = False) -> tuple[RunnerBench, DecodeGraphs, dict[str, int]]:
+    bench = RunnerBench(decoder, overlap=overlap, graphs=True)
     graphs, counts = bench.runner._graphs, {"records": 0, "replays": 0}  # type: ignore[attr-defined]
     graphs._capture = lambda body: Counted(body, counts)
     return bench, graphs, counts
@@ -47,8 +53,8 @@ def recording(decoder: Decoder, *, overlap: bool = False) -> tuple[Real, DecodeG
 def test_replayed_decodes_change_no_bit(
     family: str, samplings: list[m.Sampling], overlap: bool, checkpoints: Checkpoints
 ) -> None:
-    decoder = decoder_of(checkpoints(family), torch.float32)
-    plain, (bench, graphs, counts) = Real(decoder), recording(decoder, overlap=overlap)
+    decoder = batch_invariant_decoder(checkpoints(family), torch.float32)
+    plain, (bench, graphs, counts) = RunnerBench(decoder), recording(decoder, overlap=overlap)
     for one in (plain, bench):
         traffic(one, samplings)
     assert graphs.on and counts["replays"] > 30 and counts["records"] == len(graphs._decodes)
@@ -58,8 +64,8 @@ def test_replayed_decodes_change_no_bit(
 
 
 def test_bfloat16_too(checkpoints: Checkpoints) -> None:
-    decoder = decoder_of(checkpoints("llama"), torch.bfloat16)
-    plain, (bench, _, _) = Real(decoder), recording(decoder, overlap=True)
+    decoder = batch_invariant_decoder(checkpoints("llama"), torch.bfloat16)
+    plain, (bench, _, _) = RunnerBench(decoder), recording(decoder, overlap=True)
     for one in (plain, bench):
         traffic(one, PLAIN)
     assert bench.heard()[0] == plain.heard()[0]
@@ -81,7 +87,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_what_cannot_be_recorded_is_served_without(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
     for allowed in (0, 1, 2):  # the first one is that of the comparison
         caplog.clear()
-        plain, (bench, graphs, counts) = Real(decoder), recording(decoder, overlap=True)
+        plain, (bench, graphs, counts) = RunnerBench(decoder), recording(decoder, overlap=True)
         record = graphs._capture
 
         def refuse(body: Callable[[], object], allowed: int = allowed) -> EagerGraph:
@@ -101,7 +107,7 @@ def test_what_cannot_be_recorded_is_served_without(decoder: Decoder, caplog: pyt
 def test_a_graph_that_computes_something_else_is_never_used(
     wrong: str, decoder: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plain, (bench, graphs, counts) = Real(decoder), recording(decoder, overlap=True)
+    plain, (bench, graphs, counts) = RunnerBench(decoder), recording(decoder, overlap=True)
 
     def replays(body: Callable[[], object]) -> EagerGraph:
         if wrong == "nothing":
@@ -127,7 +133,7 @@ def test_a_graph_that_computes_something_else_is_never_used(
 
 
 def test_a_replay_that_fails_is_tried_again_without(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
-    plain, (bench, graphs, counts) = Real(decoder), recording(decoder, overlap=True)
+    plain, (bench, graphs, counts) = RunnerBench(decoder), recording(decoder, overlap=True)
     record = graphs._capture
 
     def breaks(body: Callable[[], object]) -> EagerGraph:

@@ -14,8 +14,9 @@ from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.default_sizes import with_default_sizes
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, decoder_of
+from tests.worker.run.harness import Memory
 from worker.engine.load import explain_out_of_memory, size_pool_and_decoder
-from worker.kv_cache.sizing import GIB, RESERVED_BYTES, GpuMemory
+from worker.kv_cache.sizing import GIB, RESERVED_BYTES
 from worker.kv_cache.tensors import Cache
 from worker.model.checkpoint import read_config
 from worker.model.cpu_decoder import fastest_decoder
@@ -45,26 +46,6 @@ SETTINGS: list[dict[str, Any]] = [
     {"use_chunked_prefill": False, "max_batch_size": 4, "max_step_tokens": 16},
     {"kv_cache_backend": "contiguous"},
 ]
-
-
-class Memory:
-    """A GPU on which nothing is free at once: `takes` are the heights of what is measured."""
-
-    name = "Fake GPU"
-
-    def __init__(self, free: int = 10 * GIB, total: int = 12 * GIB, takes: tuple[int, ...] = (1, 2, 2)) -> None:
-        self.device = GpuMemory(self.name, free, total, 0.9)
-        self.takes = list(takes)
-        self.marks = 0
-
-    def read(self) -> GpuMemory:
-        return self.device
-
-    def start_measurement(self) -> None:
-        self.marks += 1
-
-    def measured_growth(self) -> int:
-        return self.takes[self.marks - 1]
 
 
 @pytest.mark.parametrize("length", [1, 40, 3000])

@@ -8,7 +8,7 @@ import pytest
 from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, expected, next_id
-from tests.worker.test_loop import ME, Bench, FakeRunner, submit
+from tests.worker.engine.harness import ME, Bench, FakeRunner, submit
 from worker.run.in_flight import StepOutput
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler

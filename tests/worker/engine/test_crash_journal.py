@@ -1,4 +1,4 @@
-"""Who is to blame when a worker dies, and when a device is to blame: the ledger, the suspects, the canary."""
+"""The crash journal: which requests a worker's death counts against, and how two deaths find the culprit."""
 
 import random
 from array import array
@@ -6,19 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from shared import messages as m
 from shared.codec import pack_u32
-from shared.config import ModelConfig, WorkerConfig
 from shared.heartbeat import Heartbeat, Phase
-from tests.checkpoints import Checkpoints
 from tests.wire.harness import expected
-from tests.worker.test_loop import ME, Bench, submit
+from tests.worker.engine.harness import ME, Bench, submit
 from worker.engine.crash_journal import CrashJournal
-from worker.engine.load import load_engine
 from worker.engine.requests import QUARANTINE_CRASHES
-from worker.run.runner import DeviceBroken
 from worker.schedule.sequence import Chunk, Sequence
 
 
@@ -161,75 +156,3 @@ def test_twenty_kills_from_outside_lose_nobody(tmp_path: Path) -> None:
     lives.live(60)
     assert not lives.refused
     assert lives.outputs == {id: expected(prompt, 40) for id, prompt in enumerate(prompts)}
-
-
-def test_suspects_run_alone_until_they_have_made_a_token(tmp_path: Path) -> None:
-    steps: list[list[int]] = []
-    bench = Bench(lambda chunks: steps.append([chunk.sequence.key[1] for chunk in chunks]))
-    bench.say(*(submit(id, [id + 1] * 4, 3, crashes=int(id in (1, 3))) for id in range(4)))
-    bench.turn(3)
-    assert steps[:3] == [[0, 2], [1], [3]]
-    assert sorted(steps[3]) == [0, 1, 2, 3] == sorted(steps[4])
-    assert all(bench.heard()[0][id] == expected([id + 1] * 4, 3) for id in range(4))
-
-
-def test_a_broken_device_fails_the_worker_and_no_request() -> None:
-    def check(chunks: list[Chunk]) -> None:
-        if broken:
-            raise RuntimeError("device lost")
-
-    broken = False
-    bench = Bench(check)
-    bench.runner.check_device = lambda: check([])  # type: ignore[method-assign]
-    bench.say(*(submit(id, [id + 1], 9) for id in range(4)))
-    bench.turn(2)
-    broken = True
-    with pytest.raises(RuntimeError, match="device lost"):
-        bench.turn()
-    assert not bench.heard()[1]
-
-
-def test_a_device_that_breaks_in_the_middle_of_a_step_tells_nobody_either() -> None:
-    calls = 0
-
-    def check(chunks: list[Chunk]) -> None:
-        nonlocal calls
-        calls += 1
-        if len(chunks) > 1 or calls > 3:
-            raise RuntimeError("device lost")
-
-    bench = Bench(check)
-    bench.runner.check_device = lambda: check([])  # type: ignore[method-assign]
-    bench.say(*(submit(id, [id + 1], 9) for id in range(4)))
-    with pytest.raises(RuntimeError, match="device lost"):
-        bench.turn()
-    assert not bench.heard()[1]
-
-
-def test_only_an_idle_device_is_asked_to_prove_itself() -> None:
-    proofs: list[float] = []
-    bench = Bench()
-    bench.loop._canary_s = 5.0
-    bench.runner.check_device = lambda: proofs.append(bench.now)  # type: ignore[method-assign]
-    bench.turn(11)
-    assert proofs == [5.0, 10.0]
-    bench.say(submit(1, [1], 20))
-    bench.turn(20)  # computes until 31
-    bench.turn(6)
-    assert proofs == [5.0, 10.0, 36.0]
-
-
-def test_the_canary_leaves_no_trace_and_tells_a_broken_device(checkpoints: Checkpoints) -> None:
-    folder = str(checkpoints("llama"))
-    engine = load_engine(ModelConfig(model=folder), WorkerConfig(device="cpu", kv_cache_gb=0.01), lambda *_: None)
-    cache, layers = engine.runner._cache, engine.runner.layers_started
-    cache.k.fill_(7.0)
-    before = (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.status.prefix_queries)
-    engine.runner.check_device()
-    assert (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.status.prefix_queries) == before
-    changed = torch.unique((cache.k != 7.0).nonzero()[:, 1])  # [layer, page, …]
-    assert changed.tolist() == [0], "only the scratch page"
-    assert engine.runner.layers_started - layers == len(engine.spec.layers), "a sign of life for each layer"
-    engine.runner._forward = None  # type: ignore[assignment]
-    with pytest.raises(DeviceBroken, match="cpu cannot compute: TypeError"):
-        engine.runner.check_device()

@@ -1,29 +1,41 @@
-"""The real runner on the CPU, with and without steps that run ahead: the same bits, whoever shares a step."""
+"""A loop over a real runner on the CPU, the traffic that it serves, and the memory of a fake GPU."""
 
 import random
+from functools import cache
+from pathlib import Path
 
-import pytest
 import torch
 
 from shared import messages as m
 from shared.codec import pack_u32
-from tests.checkpoints import EOS, VOCAB, Checkpoints
-from tests.worker.test_loop import Bench, FakeServer
-from tests.worker.test_matrix import MAX_SEQ_LEN, decoder_of
+from tests.checkpoints import EOS, VOCAB
+from tests.worker.engine.harness import Bench, FakeServer
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.kv_cache.pages import PagePool
+from worker.kv_cache.sizing import GIB, GpuMemory
 from worker.kv_cache.tensors import Cache
+from worker.model.checkpoint import read_config
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
+from worker.model.families import spec_from_config
+from worker.model.weights import load
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
 from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 
+MAX_SEQ_LEN = 128
 
-class Real(Bench):
+
+@cache
+def batch_invariant_decoder(folder: Path, dtype: torch.dtype) -> Decoder:
+    spec = spec_from_config(read_config(folder))
+    return Decoder(spec, load(folder, spec, dtype, torch.device("cpu"), invariant=True), MAX_SEQ_LEN)
+
+
+class RunnerBench(Bench):
     """A loop over a runner on the CPU, turned by hand."""
 
     def __init__(self, decoder: Decoder, pages: int = 100, **options: bool) -> None:
@@ -59,6 +71,8 @@ PLAIN = [
     m.Sampling(25, temperature=3.0, top_p=0.9, min_p=0.01, seed=2**64 - 1),
     m.Sampling(40, temperature=4.0, seed=7, stop_token_ids=tuple(range(0, VOCAB, 9))),
 ]
+
+
 OTHERS = [
     m.Sampling(12, temperature=0.9, seed=5, repetition_penalty=1.3, frequency_penalty=0.4),
     m.Sampling(8, temperature=2.0, seed=6, min_tokens=5, stop_token_ids=tuple(range(0, VOCAB, 3))),
@@ -68,7 +82,7 @@ OTHERS = [
 ]
 
 
-def traffic(bench: Real, samplings: list[m.Sampling]) -> None:
+def traffic(bench: RunnerBench, samplings: list[m.Sampling]) -> None:
     """Prompts of one token to several chunks, a new one each third turn."""
     draw = random.Random(1)
     for id, sampling in enumerate(samplings):
@@ -79,7 +93,7 @@ def traffic(bench: Real, samplings: list[m.Sampling]) -> None:
     bench.drain()
 
 
-def scores(bench: Real) -> dict[tuple[int, int, bool], tuple[bytes, bytes]]:
+def scores(bench: RunnerBench) -> dict[tuple[int, int, bool], tuple[bytes, bytes]]:
     return {
         (one.id, one.start, one.prompt): (one.chosen, one.top_ids)
         for _, step in bench.link.sent
@@ -87,25 +101,21 @@ def scores(bench: Real) -> dict[tuple[int, int, bool], tuple[bytes, bytes]]:
     }
 
 
-@pytest.mark.parametrize("samplings", [PLAIN * 2, PLAIN + OTHERS + PLAIN], ids=["plain", "mixed"])
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_steps_that_run_ahead_change_no_bit(family: str, samplings: list[m.Sampling], checkpoints: Checkpoints) -> None:
-    decoder = decoder_of(checkpoints(family), torch.float32)
-    plain, ahead = Real(decoder), Real(decoder, overlap=True)
-    for bench in (plain, ahead):
-        traffic(bench, samplings)
-    assert (plain.most, ahead.most) == (0, 1)
-    assert ahead.heard()[0] == plain.heard()[0] and len(ahead.heard()[1]) == len(samplings)
-    assert {id: end.outcome for id, end in ahead.heard()[1].items()} == {
-        id: end.outcome for id, end in plain.heard()[1].items()
-    }
-    assert scores(ahead) == scores(plain)
+class Memory:
+    """A GPU on which nothing is free at once: `takes` are the heights of what is measured."""
 
+    name = "Fake GPU"
 
-def test_nor_do_preemptions_under_way(checkpoints: Checkpoints) -> None:
-    decoder = decoder_of(checkpoints("qwen3"), torch.float32)
-    roomy, tight = Real(decoder), Real(decoder, pages=14, overlap=True)
-    for bench in (roomy, tight):
-        traffic(bench, [m.Sampling(40, temperature=0.9, seed=i, ignore_eos=True) for i in range(8)])
-    assert tight.scheduler.status.preemptions > 3 and roomy.scheduler.status.preemptions == 0
-    assert tight.heard()[0] == roomy.heard()[0]
+    def __init__(self, free: int = 10 * GIB, total: int = 12 * GIB, takes: tuple[int, ...] = (1, 2, 2)) -> None:
+        self.device = GpuMemory(self.name, free, total, 0.9)
+        self.takes = list(takes)
+        self.marks = 0
+
+    def read(self) -> GpuMemory:
+        return self.device
+
+    def start_measurement(self) -> None:
+        self.marks += 1
+
+    def measured_growth(self) -> int:
+        return self.takes[self.marks - 1]

@@ -1,33 +1,11 @@
 """What a worker makes of a checkpoint and its flags, before any request."""
 
-import logging
-
 import pytest
-import torch
 
 from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from worker.engine import load
 from worker.engine.load import load_engine
-
-
-@pytest.mark.parametrize(
-    ("stored", "wanted", "computed"),
-    [
-        (torch.float16, "auto", "float32"),
-        (torch.float16, "float16", "float16"),
-        (torch.float16, "bfloat16", "bfloat16"),
-        (torch.bfloat16, "auto", "bfloat16"),
-    ],
-)
-def test_on_the_cpu_float16_is_widened_unless_somebody_wants_it(
-    checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture, stored: torch.dtype, wanted: str, computed: str
-) -> None:
-    worker = WorkerConfig(device="cpu", dtype=wanted, kv_cache_gb=0.0005)
-    with caplog.at_level(logging.INFO):
-        engine = load_engine(ModelConfig(model=str(checkpoints("llama", dtype=stored)), max_seq_len=64), worker)
-    assert engine.dtype == computed
-    assert ("no C kernels" in caplog.text) == (computed == "float16")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.checkpoints import Checkpoints
 from tests.worker.kernels.test_chain import SANDWICH
 from tests.worker.kernels.test_chain import decoder_of as random_decoder
 from tests.worker.model.harness import CPU, decoder_of
-from tests.worker.run.test_warmup import Memory
+from tests.worker.run.harness import Memory
 from worker.engine.formats import kernels_name
 from worker.engine.load import make_runner
 from worker.kernels.linear import PackedLinear

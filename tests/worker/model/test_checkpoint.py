@@ -5,11 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Settings
-from shared.heartbeat import Heartbeat
 from shared.hf_hub import HubError, fetch
 from tests.hub_server import Hub
-from worker.engine.status import StatusReporter
 from worker.model.checkpoint import Checkpoint, CheckpointError, read_config, resolve
 
 FILES = {
@@ -18,6 +15,8 @@ FILES = {
     "consolidated.safetensors": b"\4", "original/params.json": b"{}", "original/consolidated.00.pth": b"\5",
     "onnx/config.json": b"{}",
 }  # fmt: skip
+
+
 NEEDED = {"config.json", "tokenizer.json", "model.safetensors", "additional_chat_templates/tool_use.jinja"}
 
 
@@ -125,11 +124,3 @@ def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(CheckpointError, match=f"only safetensors checkpoints are read; it has {name}"):
         Checkpoint(tmp_path)
-
-
-def test_ready_tells_a_download_from_a_load() -> None:
-    state = StatusReporter(Settings(), 1, Heartbeat())
-    state.on_download(30, 100)
-    assert (state.status().state, state.status().progress, state.heartbeat.progress_count) == ("downloading", 0.3, 1)
-    state.on_load(0, 10)
-    assert (state.status().state, state.status().progress) == ("loading", 0.0)

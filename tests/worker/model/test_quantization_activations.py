@@ -12,7 +12,6 @@ from torch import Tensor
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, all_logits, cache_for, prompts_of
-from worker.engine.formats import dtype_name
 from worker.engine.load import load_engine
 from worker.kernels.linear import PackedLinear
 from worker.kernels.quantize import Scheme
@@ -26,6 +25,8 @@ from worker.model.spec import StoredQuantization
 
 CUDA = torch.device("cuda")
 TOKEN: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
+
+
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
 
@@ -99,13 +100,14 @@ def test_a_cpu_is_never_too_old() -> None:
 
 BOTH = StoredQuantization("fp8", (1, 0), activations="dynamic")
 STAY = "activations, which would be quantized as well, are not"
+DYNAMIC = "so are their inputs, one scale per token"
 
 
 @pytest.mark.parametrize(
     ("stored", "scheme", "device", "ending"),
     [
-        (BOTH, "fp8-dynamic", CUDA, "are kept in fp8, one scale per row; so are their inputs, one scale per token"),
-        (None, "int8-dynamic", CUDA, "are quantized in int8, one scale per row; so are their inputs, one scale per token"),
+        (BOTH, "fp8-dynamic", CUDA, f"are kept in fp8, one scale per row; {DYNAMIC}"),
+        (None, "int8-dynamic", CUDA, f"are quantized in int8, one scale per row; {DYNAMIC}"),
         (BOTH, "fp8", CUDA, f"are kept in fp8, one scale per row; {STAY}"),
         (None, "fp8", CUDA, "are quantized in fp8, one scale per row"),
         (BOTH, "", CUDA, f"are dequantized to bfloat16; {STAY}"),
@@ -118,11 +120,6 @@ def test_what_is_said_of_them_is_true(
     stored: StoredQuantization | None, scheme: str, device: torch.device, ending: str
 ) -> None:
     assert describe(stored, Scheme.of(scheme) if scheme else None, torch.bfloat16, device).endswith(ending)
-
-
-def test_the_status_names_the_scheme() -> None:
-    assert dtype_name(torch.bfloat16, Scheme("fp8", dynamic=True)) == "bfloat16, fp8-dynamic weights"
-    assert dtype_name(torch.float16, None) == "float16"
 
 
 def test_on_the_cpu_they_stay_as_they_are(checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:

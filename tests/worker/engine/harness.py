@@ -1,0 +1,104 @@
+"""A compute loop with everything around it, without sockets or a device; iterations run by hand."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shared import messages as m
+from shared.codec import pack_u32, unpack_u32
+from tests.wire.harness import VOCAB, Done, next_id
+from worker.engine.loop import Loop
+from worker.engine.requests import RequestTable
+from worker.kv_cache.pages import PagePool
+from worker.observability.metrics import Metrics
+from worker.observability.stats import Stats
+from worker.run.in_flight import StepOutput
+from worker.schedule.policy import SchedulerConfig
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Chunk, Plan
+from worker.transport.server import FrontendGone
+
+ME, YOU = b"frontend", b"otherone"
+
+
+@dataclass
+class FakeServer:
+    inbox: deque[tuple[bytes, m.Request | FrontendGone]] = field(default_factory=deque)
+    sent: list[tuple[bytes, m.Step]] = field(default_factory=list)
+
+    def publish(self, topic: bytes, step: m.Step) -> None:
+        self.sent.append((topic, step))
+
+    def progress(self) -> None: ...
+    def flush(self) -> None: ...
+    def refresh(self) -> None: ...
+
+
+@dataclass
+class FakeRunner:
+    """`check(chunks)` may raise, as a device would, for the whole step."""
+
+    check: Callable[[list[Chunk]], None] = lambda chunks: None
+    steps: list[int] = field(default_factory=list)  # tokens of those that went well
+
+    def check_device(self) -> None: ...
+
+    def launch(self, plan: Plan, before: Done | None) -> Done:
+        self.check(plan.chunks)
+        self.steps.append(plan.tokens)
+        return Done(plan, StepOutput([next_id(chunk.sequence.tokens) for chunk in plan.sampling]))
+
+
+class Bench:
+    """A loop with everything around it, turned by hand; `now` moves a second a turn."""
+
+    def __init__(self, check: Callable[[list[Chunk]], None] = lambda chunks: None) -> None:
+        self.now = 0.0
+        self.runner = FakeRunner(check)
+        self.scheduler = Scheduler(SchedulerConfig(max_seq_len=512, max_waiting_requests=8), PagePool(129, 16))
+        self.stats, self.metrics, self.link = Stats(), Metrics(), FakeServer()
+        self.request_table = RequestTable(
+            self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0)
+        )
+        self.loop = Loop(
+            self.scheduler,
+            self.runner,
+            self.request_table,
+            self.link,
+            self.stats,
+            self.metrics,
+            lambda: self.now,  # type: ignore[arg-type]
+        )
+
+    def say(self, *messages: m.Request | FrontendGone, who: bytes = ME) -> None:
+        self.link.inbox.extend((who, message) for message in messages)
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.now += 1.0
+            self.loop.iterate()
+        self.scheduler.check()
+
+    def heard(self, who: bytes = ME) -> tuple[dict[int, list[int]], dict[int, m.End]]:
+        """Output ids and ends, by request id; offsets must fit."""
+        outputs: dict[int, list[int]] = {}
+        ends: dict[int, m.End] = {}
+        for topic, step in self.link.sent:
+            if topic != who:
+                continue
+            tokens = iter(unpack_u32(step.tokens))
+            for id, start, count in zip(
+                unpack_u32(step.ids), unpack_u32(step.starts), unpack_u32(step.counts), strict=True
+            ):
+                output = outputs.setdefault(id, [])
+                assert start == len(output)
+                output += [next(tokens) for _ in range(count)]
+            for end in step.ends:
+                assert end.id not in ends, "an end was said twice"
+                ends[end.id] = end
+        return outputs, ends
+
+
+def submit(id: int, prompt: list[int], max_tokens: int = 5, **options: object) -> m.Submit:
+    return m.Submit(id, pack_u32(prompt), m.Sampling(max_tokens), **options)  # type: ignore[arg-type]

@@ -1,0 +1,36 @@
+"""The number formats that a worker chooses, and how Status names them."""
+
+import logging
+
+import pytest
+import torch
+
+from shared.config import ModelConfig, WorkerConfig
+from tests.checkpoints import Checkpoints
+from worker.engine.formats import dtype_name
+from worker.engine.load import load_engine
+from worker.kernels.quantize import Scheme
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "computed"),
+    [
+        (torch.float16, "auto", "float32"),
+        (torch.float16, "float16", "float16"),
+        (torch.float16, "bfloat16", "bfloat16"),
+        (torch.bfloat16, "auto", "bfloat16"),
+    ],
+)
+def test_on_the_cpu_float16_is_widened_unless_somebody_wants_it(
+    checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture, stored: torch.dtype, wanted: str, computed: str
+) -> None:
+    worker = WorkerConfig(device="cpu", dtype=wanted, kv_cache_gb=0.0005)
+    with caplog.at_level(logging.INFO):
+        engine = load_engine(ModelConfig(model=str(checkpoints("llama", dtype=stored)), max_seq_len=64), worker)
+    assert engine.dtype == computed
+    assert ("no C kernels" in caplog.text) == (computed == "float16")
+
+
+def test_the_status_names_the_scheme() -> None:
+    assert dtype_name(torch.bfloat16, Scheme("fp8", dynamic=True)) == "bfloat16, fp8-dynamic weights"
+    assert dtype_name(torch.float16, None) == "float16"

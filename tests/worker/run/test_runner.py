@@ -1,0 +1,51 @@
+"""The real runner on the CPU, with and without steps that run ahead: the same bits, whoever shares a step."""
+
+import pytest
+import torch
+
+from shared import messages as m
+from shared.config import ModelConfig, WorkerConfig
+from tests.checkpoints import Checkpoints
+from tests.worker.run.harness import OTHERS, PLAIN, RunnerBench, batch_invariant_decoder, scores, traffic
+from worker.engine.load import load_engine
+from worker.run.runner import DeviceBroken
+
+
+@pytest.mark.parametrize("samplings", [PLAIN * 2, PLAIN + OTHERS + PLAIN], ids=["plain", "mixed"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_steps_that_run_ahead_change_no_bit(family: str, samplings: list[m.Sampling], checkpoints: Checkpoints) -> None:
+    decoder = batch_invariant_decoder(checkpoints(family), torch.float32)
+    plain, ahead = RunnerBench(decoder), RunnerBench(decoder, overlap=True)
+    for bench in (plain, ahead):
+        traffic(bench, samplings)
+    assert (plain.most, ahead.most) == (0, 1)
+    assert ahead.heard()[0] == plain.heard()[0] and len(ahead.heard()[1]) == len(samplings)
+    assert {id: end.outcome for id, end in ahead.heard()[1].items()} == {
+        id: end.outcome for id, end in plain.heard()[1].items()
+    }
+    assert scores(ahead) == scores(plain)
+
+
+def test_nor_do_preemptions_under_way(checkpoints: Checkpoints) -> None:
+    decoder = batch_invariant_decoder(checkpoints("qwen3"), torch.float32)
+    roomy, tight = RunnerBench(decoder), RunnerBench(decoder, pages=14, overlap=True)
+    for bench in (roomy, tight):
+        traffic(bench, [m.Sampling(40, temperature=0.9, seed=i, ignore_eos=True) for i in range(8)])
+    assert tight.scheduler.status.preemptions > 3 and roomy.scheduler.status.preemptions == 0
+    assert tight.heard()[0] == roomy.heard()[0]
+
+
+def test_the_canary_leaves_no_trace_and_tells_a_broken_device(checkpoints: Checkpoints) -> None:
+    folder = str(checkpoints("llama"))
+    engine = load_engine(ModelConfig(model=folder), WorkerConfig(device="cpu", kv_cache_gb=0.01), lambda *_: None)
+    cache, layers = engine.runner._cache, engine.runner.layers_started
+    cache.k.fill_(7.0)
+    before = (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.status.prefix_queries)
+    engine.runner.check_device()
+    assert (engine.pool.counts(), engine.scheduler.has_work, engine.scheduler.status.prefix_queries) == before
+    changed = torch.unique((cache.k != 7.0).nonzero()[:, 1])  # [layer, page, …]
+    assert changed.tolist() == [0], "only the scratch page"
+    assert engine.runner.layers_started - layers == len(engine.spec.layers), "a sign of life for each layer"
+    engine.runner._forward = None  # type: ignore[assignment]
+    with pytest.raises(DeviceBroken, match="cpu cannot compute: TypeError"):
+        engine.runner.check_device()
