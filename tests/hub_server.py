@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PIECE = 1 << 16
 
 
@@ -41,6 +43,15 @@ class Hub:
             {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
             for name, data in self.files.items()
         ]
+
+    def use(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+        """Makes huggingface_hub talk to this hub, without a token, and keep its files in `cache`."""
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", self.url)
+        template = self.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
 
     @contextmanager
     def serving(self) -> Iterator["Hub"]:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from deploy.monitoring.dashboard import dashboard
-from tests.deploy.test_operations import queries
+from tests.deploy.monitoring.queries import queries
 from tests.e2e.server import Server, free_port, serving
 from tests.ops.programs import Prometheus, prometheus, until
 

@@ -178,30 +178,3 @@ async def test_full_pipe_delays_no_request(tokenizer: Tokenizer, monkeypatch: py
         closing.join()
         assert got.startswith(filler) and threading.active_count() < before + 1
         os.close(writing)
-
-
-def test_full_disk_costs_lines_and_is_counted() -> None:
-    with open("/dev/full", "wb") as full:
-        outlet = NonBlockingWriter(full.fileno())
-        for _ in range(3):
-            outlet.put(b"x\n")
-        outlet.close(10.0)
-        assert outlet.dropped == 3
-
-
-def test_writer_without_a_thread_tries_again_at_the_next_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with pipe() as (reading, writing):
-        outlet = NonBlockingWriter(writing)
-        with monkeypatch.context() as crowded:
-            crowded.setattr(threading.Thread, "start", start)
-            outlet.put(b"first\n")
-            outlet.close()
-        outlet.put(b"second\n")
-        outlet.close(10.0)
-        assert os.read(reading, 100) == b"first\nsecond\n" and not outlet.dropped
-        os.close(writing)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.hf_hub import HubError, fetch
+from shared.hf_hub import fetch
 from tests.hub_server import Hub
 from worker.model.checkpoint import Checkpoint, CheckpointError, read_config, resolve
 
@@ -27,12 +27,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     with Hub(tmp_path / "repo").serving() as hub:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
+        hub.use(monkeypatch, tmp_path / "cache")
         yield hub
 
 
@@ -92,25 +87,6 @@ def test_what_was_cut_off_goes_on_with_the_files_that_are_not_whole(hub: Hub, mo
         resolve(hub.name, on_progress=kill)
     assert (resolve(hub.name) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert not any(one.startswith(("config", "tokenizer")) for one in hub.asked)
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "words"),
-    [
-        (401, "GatedRepo", r"'org/tiny' is gated: accept its terms at .*org/tiny, .* HF_TOKEN"),
-        (403, "GatedRepo", r"'org/tiny' is gated"),
-        (401, "RepoNotFound", r"no such model, or it is private and needs a token in HF_TOKEN"),
-        (404, "RepoNotFound", r"no such model, or it is private"),
-        (401, "", r"refuses to show 'org/tiny' \(401\): it needs a token in HF_TOKEN"),
-        (404, "RevisionNotFound", r"'org/tiny' has no revision 'v2'"),
-        (500, "", r"cannot be reached: .*500"),
-    ],
-)
-def test_a_refusal_is_a_sentence_that_says_what_to_do(hub: Hub, status: int, code: str, words: str) -> None:
-    hub.refuses = status, code
-    with pytest.raises(HubError, match=words) as caught:
-        fetch(hub.name, ["*.json"], revision="v2")
-    assert "\n" not in str(caught.value)
 
 
 def test_an_adapter_is_named(tmp_path: Path) -> None:

@@ -1,13 +1,9 @@
-"""The committed demo model: small enough, well formed, and able to answer. Nothing is trained."""
+"""The committed demo model: its size, its files, its answers. Nothing is trained."""
 
 import json
-from itertools import islice
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("transformers")
-
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -15,6 +11,7 @@ from deploy.demo.training import check, corpus
 from deploy.demo.training.exchange import Exchange
 
 FOLDER = Path(corpus.__file__).parents[1] / "model"
+
 MAX_BYTES = 8_500_000
 
 
@@ -44,7 +41,7 @@ def test_both_end_tokens_are_declared(demo: check.Demo) -> None:
 
 
 @pytest.mark.parametrize("text", ["Hello 42", "日本語 ✨ 🙂", "naïve\n\n\ttab", "a  b", "\u200d👩‍🚀"])
-def test_tokenizer_roundtrips(demo: check.Demo, text: str) -> None:
+def test_tokenizer_round_trips_any_text(demo: check.Demo, text: str) -> None:
     ids = demo.tokenizer(text)["input_ids"]
     assert demo.tokenizer.decode(ids) == text
 
@@ -61,7 +58,7 @@ def test_chat_template_matches_the_corpus() -> None:
     assert tokenizer.apply_chat_template(messages, tokenize=False) == written
 
 
-def test_chat_template_takes_tools_and_empty_content() -> None:
+def test_chat_template_accepts_tools_and_empty_content() -> None:
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     messages = [{"role": "assistant", "content": None}, {"role": "tool", "content": "12"}]
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -78,8 +75,3 @@ def test_chat_template_takes_tools_and_empty_content() -> None:
 )
 def test_greedy_answers_are_right(demo: check.Demo, case: check.Case) -> None:
     assert check.is_right(case, *demo.answer(case))
-
-
-def test_corpus_is_deterministic() -> None:
-    assert list(islice(corpus.documents(7), 200)) == list(islice(corpus.documents(7), 200))
-    assert list(islice(corpus.documents(7), 20)) != list(islice(corpus.documents(8), 20))

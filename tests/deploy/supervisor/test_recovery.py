@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from deploy.cli.reload import reload as reload_now
-from tests.deploy.faulty import HERE, POISON
+from tests.deploy.supervisor.faulty import HERE, POISON
 from tests.e2e.server import Events, Server, free_port, serving
 from tests.patience import PATIENCE_S
 

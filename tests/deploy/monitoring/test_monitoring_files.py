@@ -4,12 +4,8 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,12 +14,11 @@ from frontend.observability.metrics import PrometheusMetrics
 from frontend.workers.listener import WireCounters
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared.messages import Status
+from tests.deploy.monitoring.queries import MONITORING, queries, read, rules
 from tests.fakes import READY_STATUS
 from tests.patience import PATIENCE_S
 from worker.observability.metrics import Metrics, StatusCollector
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-MONITORING = DEPLOY / "monitoring"
 NAME = re.compile(r"\bsluice_[a-z0-9_]+")
 RECORDED = re.compile(r"\bsluice:[a-z0-9_]+:[a-z0-9_]+")
 
@@ -50,22 +45,6 @@ def exposed() -> dict[str, set[str]]:
         ),
         "sluice-worker": families(generate_latest(metrics.registry) + generate_latest(page)),
     }
-
-
-def read(file: str) -> Any:
-    return yaml.safe_load((MONITORING / file).read_text())
-
-
-def rules(file: str) -> Iterator[dict[str, Any]]:
-    for group in read(file)["groups"]:
-        yield from group["rules"]
-
-
-def queries() -> Iterator[str]:
-    yield from (rule["expr"] for file in ("recording.yml", "alerts.yml") for rule in rules(file))
-    for panel in dashboard.dashboard()["panels"]:
-        yield from (target["expr"] for target in panel.get("targets", ()))
-    yield from (entry["expr"] for entry in dashboard.dashboard()["annotations"]["list"])
 
 
 def test_every_query_names_metrics_that_its_job_exposes() -> None:

@@ -1,0 +1,138 @@
+"""`sluice chat` and `sluice complete` against a scripted server."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+
+from deploy.cli.chat import Reasoning
+from tests.deploy.cli.harness import feed_stdin, refuses, says, scripted_server, sluice
+
+
+def test_complete_sends_only_the_explicit_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    with scripted_server(says(" a", " time")) as server:
+        flags = ["--max-tokens=5", "--temperature", "0", "--stop", "x", "--stop=y", "--url", server.url + "/v1/"]
+        assert sluice(capsys, "complete", "Once upon", *flags) == (0, " a time\n", "")
+    asked = {"max_tokens": 5, "temperature": 0, "stop": ["x", "y"], "stream": True}
+    assert server.asked == [("/v1/completions", {"model": "first", "prompt": "Once upon", **asked})]
+
+
+def test_complete_reads_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    feed_stdin(monkeypatch, "two\nlines\n")
+    with scripted_server(says("three\n")) as server:
+        assert sluice(capsys, "complete", "--model=second", "--url", server.url) == (0, "three\n", "")
+    assert server.asked == [("/v1/completions", {"model": "second", "prompt": "two\nlines\n", "stream": True})]
+
+
+def test_unreachable_server_and_bad_url_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = sluice(capsys, "complete", "x", "--url", "http://127.0.0.1:9")
+    assert (code, err) == (1, "sluice complete: no answer from http://127.0.0.1:9: Connection refused\n")
+    code, _, err = sluice(capsys, "chat", "--url", "ftp://x")
+    assert (code, err) == (2, "sluice chat: --url ftp://x is not an http:// or https:// address\n")
+    code, _, err = sluice(capsys, "chat", "--max-token", "3")
+    assert (code, err) == (2, "sluice chat: unknown flag --max-token; did you mean --max-tokens?\n")
+
+
+def test_api_key_comes_from_variable_or_flag(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_API_KEY", "secret")
+    with scripted_server(says("a"), says("a")) as server:
+        sluice(capsys, "complete", "x", "--url", server.url)
+        sluice(capsys, "complete", "x", "--url", server.url, "--api-key=other")
+    assert server.keys == ["Bearer secret", "Bearer other"]
+
+
+def test_chat_sends_the_whole_conversation_each_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed_stdin(monkeypatch, "hi\n\nand?\n/reset\nagain\n/system be brief\nwho?\n/what\n/quit\nnot this\n")
+    with scripted_server(says("hel", "lo"), says("so"), says("new"), says("I")) as server:
+        code, out, err = sluice(capsys, "chat", "--system", "be kind", "--url", server.url, "--seed=1")
+    assert (code, out) == (0, "hello\nso\nnew\nI\n")
+    assert "/reset starts over" in err
+    sent = [[f"{turn['role'][0]} {turn['content']}" for turn in body["messages"]] for _, body in server.asked]
+    assert sent == [
+        ["s be kind", "u hi"],
+        ["s be kind", "u hi", "a hello", "u and?"],
+        ["s be kind", "u again"],
+        ["s be brief", "u who?"],
+    ]
+    assert {(path, body["model"], body["seed"]) for path, body in server.asked} == {
+        ("/v1/chat/completions", "first", 1)
+    }
+
+
+def test_chat_without_terminal_ends_at_a_refusal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed_stdin(monkeypatch, "hi\nthere\n")
+    with scripted_server(refuses(503, "the queue is full")) as server:
+        got = sluice(capsys, "chat", "--url", server.url)
+    assert got == (1, "", "sluice chat: the queue is full (HTTP 503)\n")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_chat_at_terminal_forgets_a_refused_question(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("hi\nthere\n"))
+    with scripted_server(refuses(503, "the queue is full"), says("yes")) as server:
+        code, out, err = sluice(capsys, "chat", "--url", server.url)
+    assert code == 0
+    assert "the queue is full" in err
+    assert "yes" in out
+    assert [turn["content"] for turn in server.asked[1][1]["messages"]] == ["there"]
+
+
+def interrupted(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code; a signal between the prompt and the reading of an answer is seen by Python too late."""
+    for _ in range(20):
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(1)
+    raise AssertionError("it goes on after the second")
+
+
+def test_ctrl_c_stops_the_answer_and_a_second_one_leaves_the_chat() -> None:
+    """At a real terminal, which a pseudo one is for the process."""
+    with scripted_server(says("first", end=b": wait"), holding=True) as server:
+        control, terminal = os.openpty()
+        command = [sys.executable, "-m", "deploy.cli.main", "chat", "--url", server.url]
+        process = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            os.write(control, b"hi\n")
+            seen = b""
+            while b"first" not in seen:
+                seen += os.read(process.stdout.fileno(), 100)
+            process.send_signal(signal.SIGINT)
+            while not seen.endswith(b"> "):
+                seen += os.read(process.stdout.fileno(), 100)
+            assert process.poll() is None, "it goes on after the first"
+            assert interrupted(process) == 130
+        finally:
+            process.kill()
+            process.communicate()
+            os.close(control)
+            os.close(terminal)
+
+
+def test_reasoning_is_dimmed_on_a_terminal_and_not_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(enabled: bool) -> str:
+        reasoning = Reasoning(enabled)
+        reasoning.show("Hm")
+        print("".join(reasoning.before(iter(["", "Hi", "!"]))), end="")
+        return capsys.readouterr().out
+
+    assert (shown(True), shown(False)) == ("\x1b[2mHm\x1b[0m\n\nHi!", "Hi!")

@@ -1,0 +1,23 @@
+"""`sluice serve` before it starts a process."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.cli import main
+from deploy.supervisor.listen_sockets import listen, reachable
+
+
+def fail(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    code = main.main(argv)
+    return code, capsys.readouterr().err.strip()
+
+
+def test_serve_on_a_taken_port_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    [listener] = listen("127.0.0.1", 0)
+    with listener:
+        port = reachable(listener)[1]
+        code, text = fail(capsys, "serve", "--model", str(tmp_path), "--port", str(port))
+        assert (code, text.startswith(f"sluice serve: port {port} is already in use")) == (1, True)
+        code, text = fail(capsys, "serve", "--model", str(tmp_path), "--port", "0", "--worker-metrics-port", str(port))
+        assert (code, text.startswith(f"sluice serve: port {port} is already in use")) == (1, True)

@@ -1,0 +1,95 @@
+"""A launcher in its own process, whose children are scripts: real sockets, signals and run folder."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.patience import PATIENCE_S
+
+PROGRAM = """
+import os
+import sys
+from deploy.supervisor import child_command
+from deploy.cli.main import main
+
+def command(role, settings, flags):
+    return [sys.executable, "-c", CHILD, role, f"--parent={os.getpid()}"]
+
+CHILD = '''
+import os, signal, socket, sys
+from deploy.supervisor.parent_death import die_with
+die_with(int(sys.argv[2].partition("=")[2]))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("pid", os.getpid(), flush=True)
+if sys.argv[1] == "worker":
+    print("epoch", os.environ["SLUICE_EPOCH"], flush=True)
+    while True:
+        signal.pause()
+listener = socket.socket(fileno=int(sys.argv[3].partition("=")[2]))
+listener.setblocking(True)
+while True:
+    client, _ = listener.accept()
+    client.recv(4096)
+    client.sendall(b"HTTP/1.1 200 OK\\\\r\\\\n\\\\r\\\\n{}")
+    client.close()
+'''
+child_command.command_line = command
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Launcher:
+    """The launcher's process and its log."""
+
+    def __init__(self, folder: Path, *argv: str, streams: str = "") -> None:
+        """`streams`: shell redirections of the launcher."""
+        self.log = folder / "log"
+        environment = os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(folder)}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                ["sh", "-c", f'exec "$@" {streams}', "sh",
+                 sys.executable, "-c", PROGRAM, "serve", "--model", str(folder), "--port=0", *argv],
+                stdout=log, stderr=log, env=environment,
+            )  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def until(self, pattern: str, count: int = 1) -> list[str]:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(found := re.findall(pattern, self.text)) < count:
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.02)
+        return found
+
+    def pids(self, count: int) -> list[int]:
+        return [int(pid) for pid in self.until(r"pid (\d+)\n", count)]
+
+
+@contextlib.contextmanager
+def launcher(folder: Path, *argv: str, streams: str = "") -> Iterator[Launcher]:
+    started = Launcher(folder, *argv, streams=streams)
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.wait(PATIENCE_S)
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def until_dead(pids: list[int]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while still := [pid for pid in pids if alive(pid)]:
+        assert time.monotonic() < deadline, still
+        time.sleep(0.02)

@@ -1,0 +1,63 @@
+"""The command lines of child processes, and the folder of the model that they share."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.supervisor.child_command import (
+    DEMO_MODEL,
+    FRONTEND_FLAGS,
+    CliError,
+    child_environment,
+    command_line,
+    with_local_model,
+    with_tokenizer_files,
+)
+from shared.config import Settings, with_values
+
+
+def of_model(model: str) -> Settings:
+    return with_values(Settings(), {"model": model})
+
+
+def test_command_line_names_the_role_the_parent_and_changed_settings_only() -> None:
+    argv = command_line("frontend", with_values(Settings(), {"port": 9, "page_size": 64}), FRONTEND_FLAGS)
+    assert argv[0] == sys.executable
+    assert argv[-3:] == ["frontend", f"--parent={os.getpid()}", "--port=9"]
+
+
+def test_child_environment_finds_the_package_and_has_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_PORT", "1")
+    monkeypatch.setenv("PYTHONPATH", "/other")
+    environment = child_environment()
+    home = str(Path(__file__).parents[3])
+    assert environment["PYTHONPATH"].split(os.pathsep) == [home, "/other"]
+    assert "SLUICE_PORT" not in environment
+
+
+def test_local_model_becomes_a_folder_and_keeps_its_name(tmp_path: Path) -> None:
+    demo = with_local_model(of_model("demo")).model
+    assert (demo.model, demo.name) == (str(DEMO_MODEL), "demo")
+    folder = with_local_model(of_model(str(tmp_path))).model
+    assert (folder.model, folder.name) == (str(tmp_path), str(tmp_path))
+    hub = with_local_model(of_model("org/model")).model
+    assert (hub.model, hub.name) == ("org/model", "org/model")
+
+
+def test_model_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    for model, words in (
+        (str(tmp_path / "model.gguf"), "this is a file"),
+        (str(tmp_path / "missing"), "there is no such folder"),
+        ("a/b/c", "there is no such folder"),
+    ):
+        with pytest.raises(CliError, match=words) as caught:
+            with_local_model(of_model(model))
+        assert caught.value.code == 3
+
+
+def test_tokenizer_files_of_a_folder_are_not_fetched(tmp_path: Path) -> None:
+    settings = of_model(str(tmp_path))
+    assert with_tokenizer_files(settings) is settings

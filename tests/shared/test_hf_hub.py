@@ -1,0 +1,60 @@
+"""Downloads from the hub, against a hub of files on this machine. Whole checkpoints: tests/worker/model/test_hub.py."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.hf_hub import HubError, fetch
+from tests.hub_server import Hub
+
+FILES = {"config.json": b"{}", "tokenizer.json": b"{ }", "model.safetensors": b"\1" * 1000, "onnx/config.json": b"{}"}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name, data in FILES.items():
+        path = tmp_path / "repo" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with Hub(tmp_path / "repo").serving() as hub:
+        hub.use(monkeypatch, tmp_path / "cache")
+        yield hub
+
+
+def test_fetch_downloads_only_matching_files_and_reports_progress(hub: Hub) -> None:
+    progress: list[tuple[int, int]] = []
+    folder = fetch(
+        hub.name, ["*.json", "*.safetensors"], on_progress=lambda done, total: progress.append((done, total))
+    )
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert found == FILES.keys() - {"onnx/config.json"}
+    done, total = progress[-1]
+    assert done == total >= 1000
+
+
+def test_fetch_with_prefer_cache_asks_the_hub_only_once(hub: Hub) -> None:
+    first = fetch(hub.name, ["*.json"], prefer_cache=True)
+    hub.commit = "b" * 40
+    hub.asked.clear()
+    assert fetch(hub.name, ["*.json"], prefer_cache=True) == first and not hub.asked
+    assert fetch(hub.name, ["*.json"]).name == hub.commit
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (401, "GatedRepo", r"'org/tiny' is gated: accept its terms at .*org/tiny, .* HF_TOKEN"),
+        (403, "GatedRepo", r"'org/tiny' is gated"),
+        (401, "RepoNotFound", r"no such model, or it is private and needs a token in HF_TOKEN"),
+        (404, "RepoNotFound", r"no such model, or it is private"),
+        (401, "", r"refuses to show 'org/tiny' \(401\): it needs a token in HF_TOKEN"),
+        (404, "RevisionNotFound", r"'org/tiny' has no revision 'v2'"),
+        (500, "", r"cannot be reached: .*500"),
+    ],
+)
+def test_refusal_is_one_line_that_says_what_to_do(hub: Hub, status: int, code: str, words: str) -> None:
+    hub.refuses = status, code
+    with pytest.raises(HubError, match=words) as caught:
+        fetch(hub.name, ["*.json"], revision="v2")
+    assert "\n" not in str(caught.value)
