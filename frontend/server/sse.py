@@ -1,4 +1,4 @@
-"""Server-sent events: writes deltas to a client as they arrive. Knows HTTP messages; knows no tokens and no API format.
+"""Server-sent events: writes deltas to a client as they arrive. Knows HTTP messages and no API format.
 
 The source calls back once in a turn of the event loop, however much has arrived. The stream polls the source, has the
 API format's writer turn the deltas into bytes, and sends these with one write: docs/pictures/token_path.svg draws it.
@@ -11,21 +11,18 @@ and meanwhile deltas accumulate: a client that reads slowly gets larger writes a
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from sse_starlette import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from frontend.request import Delta
 from frontend.server.http_protocol import DirectWriter
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-T_contra = TypeVar("T_contra", contravariant=True)
 
-
-class DeltaSource(Protocol[T_co]):
+class DeltaSource(Protocol):
     """What a stream polls: a Generation."""
 
     @property
@@ -39,14 +36,14 @@ class DeltaSource(Protocol[T_co]):
     def on_ready(self, callback: Callable[[], None]) -> None:
         """Calls `callback` soon, and then after each arrival."""
 
-    def poll(self) -> T_co:
+    def poll(self) -> list[Delta]:
         """All deltas since the last call, perhaps none. Never waits."""
 
 
-class StreamWriter(Protocol[T_contra]):
+class StreamWriter(Protocol):
     """How an API format writes one response as server-sent events."""
 
-    def write(self, deltas: T_contra) -> bytes:
+    def write(self, deltas: list[Delta]) -> bytes:
         """The events for these deltas; empty when there is nothing to send."""
 
     def end(self) -> bytes:
@@ -67,8 +64,8 @@ class EventStream(EventSourceResponse):
 
     def __init__(
         self,
-        source: DeltaSource[T],
-        writer: StreamWriter[T],
+        source: DeltaSource,
+        writer: StreamWriter,
         *,
         stream_error: Callable[[Exception], bytes],
         close: Callable[[], None],

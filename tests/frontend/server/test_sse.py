@@ -1,5 +1,4 @@
-"""Both ways to the socket say the same: whatever is written directly and whatever is awaited, nothing is lost,
-doubled or out of order, and the end is told once."""
+"""Direct and awaited writes give the same bytes: nothing is lost, doubled or out of order, and there is one end."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -8,6 +7,7 @@ from itertools import chain, cycle, repeat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontend.request import Delta
 from frontend.server.sse import KEEP_ALIVE, EventStream
 from tests.patience import PATIENCE_S
 
@@ -16,7 +16,10 @@ WAYS = st.lists(st.booleans(), min_size=1, max_size=7)
 
 
 class Socket:
-    """What is written by either way; `ready` and how long an awaited write waits are as told, in turns."""
+    """Collects direct and awaited writes.
+
+    ready, slow: whether direct writes are possible, and awaited ones wait; used in turns
+    """
 
     def __init__(self, ready: list[bool], slow: list[bool]) -> None:
         self.out: list[bytes] = []
@@ -43,7 +46,7 @@ async def never() -> dict[str, object]:
 
 
 class Source:
-    """Each poll gives the next piece; the last ends it, with `error` if that is an error; `raising` raises instead."""
+    """Each poll returns the next piece; after the last one it ends, ends with an error or raises, as `how` says."""
 
     def __init__(self, pieces: Iterator[bytes], how: str = "end") -> None:
         self.ended = False
@@ -55,20 +58,20 @@ class Source:
     def on_ready(self, callback: Callable[[], None]) -> None:
         self.callbacks.append(callback)
 
-    def poll(self) -> bytes:
+    def poll(self) -> list[Delta]:
         piece = next(self._pieces, None)
         if piece is not None:
-            return piece
+            return [Delta(0, [], [piece.decode("latin-1")])]
         if self._how == "raise":
             raise ValueError
         self.ended = True
         self.error = ValueError() if self._how == "error" else None
-        return b""
+        return []
 
 
 class Writer:
-    def write(self, deltas: bytes) -> bytes:
-        return deltas
+    def write(self, deltas: list[Delta]) -> bytes:
+        return "".join(delta.text for delta in deltas).encode("latin-1")
 
     def end(self) -> bytes:
         return b"."
