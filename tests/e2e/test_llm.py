@@ -30,7 +30,7 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hold]:
     """Of the worker that an LLM starts."""
     hold = Hold(tmp_path_factory.mktemp("llm") / "hold")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedded_worker, "command", hold.command(embedded_worker.command))
+        patch.setattr(embedded_worker, "command_line", hold.command(embedded_worker.command_line))
         yield hold
 
 
