@@ -1,13 +1,100 @@
-"""Requests as Python values, read as a body of JSON would be."""
+"""Requests as Python values, deltas to write, and how a client reads what was written."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
-from frontend.api.common import ModelContext
+from hypothesis import strategies as st
+
+from frontend.api.common import ModelContext, ResponseContext
 from frontend.api.decoding import convert
-from frontend.request import GenerationRequest
+from frontend.request import Delta, Finish, GenerationRequest, Usage
+from frontend.text.tokenizer import Tokenizer
+from shared.messages import Sampling, Timings
+
+WORDS = st.text("aé0 \n", max_size=4)  # a small alphabet: hypothesis' own takes seconds to build
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=6,
+)
 
 
 async def parse(api_format: Any, body: Mapping[str, Any], context: ModelContext) -> GenerationRequest:
     request: GenerationRequest = await api_format.parse(convert(body, api_format.REQUEST), context)
     return request
+
+
+def response_context(tokenizer: Tokenizer, **more: Any) -> ResponseContext:
+    settings = {"prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=9), "model": "tiny", **more}
+    return ResponseContext(GenerationRequest(**settings), tokenizer, nonce="0", created=1)
+
+
+class FakeDeltas:
+    """Lists of deltas, for a stream's writer and for `complete`."""
+
+    def __init__(self, *lists: list[Delta]) -> None:
+        self._lists = iter(lists)
+
+    def __iter__(self) -> Iterator[list[Delta]]:
+        return self._lists
+
+    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        for deltas in self:
+            yield deltas
+
+
+def last(index: int = 0, ids: tuple[int, ...] = (), texts: tuple[str, ...] = (), **more: Any) -> Delta:
+    settings = {"finish": Finish.EOS, "usage": Usage(3, 4, 2), "seed": 7, "timings": Timings(1.0, 2.0, 3.0, 2), **more}
+    return Delta(index, list(ids), list(texts), **settings)
+
+
+def lines(writer: Any, story: Iterable[list[Delta]]) -> list[str]:
+    """What a stream's writer writes for each list of deltas, and at the end."""
+    return [data.decode() for data in [*map(writer.write, story), writer.end()] if data]
+
+
+def parse_sse(text: str) -> list[Any]:
+    blocks = [block.removeprefix("data: ") for block in text.split("\n\n") if block]
+    return [block if block == "[DONE]" else json.loads(block) for block in blocks]
+
+
+def parse_events(text: str) -> list[Any]:
+    events = []
+    for block in text.removesuffix("\n\n").split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def fold_chat(chunks: list[Any]) -> dict[str, Any]:
+    """What a client makes of a stream."""
+    choices: dict[int, dict[str, Any]] = {}
+    for piece in [piece for chunk in chunks for piece in chunk["choices"]]:
+        choice = choices.setdefault(piece["index"], {"index": piece["index"], "message": {}, "logprobs": None})
+        delta, message = piece["delta"], choice["message"]
+        choice["message"] = message | delta | {"content": message.get("content", "") + delta.get("content", "")}
+        if piece["logprobs"]:
+            found = (choice["logprobs"] or {"content": []})["content"] + piece["logprobs"]["content"]
+            choice["logprobs"] = {"content": found, "refusal": None}
+        choice |= {key: piece[key] for key in ("finish_reason", "stop_reason", "seed") if key in piece}
+    head = {key: chunks[0][key] for key in ("id", "created", "model", "system_fingerprint")}
+    ordered = [choices[i] for i in sorted(choices)]
+    return head | {"object": "chat.completion", "choices": ordered, "usage": chunks[-1]["usage"]}
+
+
+def fold_message_events(events: list[Any]) -> dict[str, Any]:
+    """What a client makes of a stream."""
+    message: dict[str, Any] = {}
+    for event in events:
+        match event:
+            case {"type": "message_start", "message": start}:
+                message = start
+            case {"type": "content_block_start", "content_block": block}:
+                message["content"] = [*message["content"], block]
+            case {"type": "content_block_delta", "index": index, "delta": {"text": text}}:
+                message["content"][index]["text"] += text
+            case {"type": "message_delta", "delta": delta, **rest}:
+                message |= delta | {key: rest[key] for key in ("usage", "seed")}
+    return message

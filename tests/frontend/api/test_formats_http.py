@@ -1,4 +1,4 @@
-"""Both chat dialects over HTTP: the table of errors in each envelope, and the official SDKs over real sockets."""
+"""Both chat formats over HTTP: the table of errors in each envelope, and the official SDKs over real sockets."""
 
 import asyncio
 import json
@@ -16,11 +16,8 @@ from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import not_ready
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakePool, saying
+from tests.frontend.api.harness import fold_chat, fold_message_events, parse_events, parse_sse
 from tests.frontend.serving import app_over, http_client, serving
-from tests.frontend.test_protocols_chat import fold as fold_chat
-from tests.frontend.test_protocols_messages import fold as fold_messages
-from tests.frontend.test_protocols_messages import parse_events
-from tests.frontend.test_protocols_streams import parse_sse
 
 ASKED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
@@ -164,7 +161,7 @@ async def test_messages_streams_fold_to_whole_answers(
         whole = (await http.post(MESSAGES, json=ASKED | {"stop_sequences": stops})).json()
         asked = ASKED | {"stop_sequences": stops, "stream": True}
         events = parse_events((await http.post(MESSAGES, json=asked)).text)
-    assert without_names(fold_messages(events)) == without_names(whole)
+    assert without_names(fold_message_events(events)) == without_names(whole)
     assert whole["content"] == [{"type": "text", "text": text}]
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, stops[0] if stops else None)
 

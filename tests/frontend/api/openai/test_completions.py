@@ -1,51 +1,27 @@
-"""Golden transcripts of both dialects of /v1/completions, and that a folded stream is the whole answer."""
+"""Transcripts of completions; a folded stream equals the complete response."""
 
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import pytest
 
-from frontend.api.common import ResponseContext
 from frontend.api.openai import completions, typed_events
 from frontend.errors import Internal
-from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
+from frontend.request import Delta, Finish, TokenLogprob, Usage
 from frontend.text.tokenizer import Tokenizer
-from shared.messages import Sampling, Timings
+from shared.messages import Sampling
+from tests.frontend.api.harness import (
+    FakeDeltas,
+    last,
+    lines,
+    parse_sse,
+    response_context,
+)
 
 HEAD = '{"id":"cmpl-0","object":"text_completion","created":1,"model":"tiny"'
 
 
-def response_context(tokenizer: Tokenizer, **more: Any) -> ResponseContext:
-    settings = {"prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=9), "model": "tiny", **more}
-    return ResponseContext(GenerationRequest(**settings), tokenizer, nonce="0", created=1)
-
-
-class FakeDeltas:
-    """Lists of deltas, for a stream's writer and for `complete`."""
-
-    def __init__(self, *lists: list[Delta]) -> None:
-        self._lists = iter(lists)
-
-    def __iter__(self) -> Iterator[list[Delta]]:
-        return self._lists
-
-    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
-        for deltas in self:
-            yield deltas
-
-
-def last(index: int = 0, ids: tuple[int, ...] = (), texts: tuple[str, ...] = (), **more: Any) -> Delta:
-    settings = {"finish": Finish.EOS, "usage": Usage(3, 4, 2), "seed": 7, "timings": Timings(1.0, 2.0, 3.0, 2), **more}
-    return Delta(index, list(ids), list(texts), **settings)
-
-
-def lines(writer: Any, story: Iterable[list[Delta]]) -> list[str]:
-    """What a stream's writer writes for each list of deltas, and at the end."""
-    return [data.decode() for data in [*map(writer.write, story), writer.end()] if data]
-
-
-async def test_openai_transcript(tokenizer: Tokenizer) -> None:
+async def test_completion_stream_transcript(tokenizer: Tokenizer) -> None:
     asked = response_context(tokenizer, stream=True)
     story = FakeDeltas([Delta(0, [5], [' "é"\n'])], [Delta(0, [6], [""])], [last(ids=(7, 8), texts=("b", ""))])
     assert lines(completions.stream_writer(asked), story) == [
@@ -87,31 +63,13 @@ async def test_openai_running_usage(tokenizer: Tokenizer) -> None:
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1]] == [1, 4]
 
 
-async def test_typed_events_transcript(tokenizer: Tokenizer) -> None:
-    story = FakeDeltas([Delta(0, [9906], ['He"l'])], [Delta(0, [5, 6], ["", "é"])], [last(ids=(7,), texts=("",))])
-    assert "".join(lines(typed_events.stream_writer(response_context(tokenizer, stream=True)), story)) == (
-        'event: token\ndata: {"token": "He\\"l", "token_id": 9906}\n\n'
-        'event: token\ndata: {"token": "", "token_id": 5}\n\n'
-        'event: token\ndata: {"token": "é", "token_id": 6}\n\n'
-        'event: token\ndata: {"token": "", "token_id": 7}\n\n'
-        'event: done\ndata: {"finish_reason": "eos", "usage": '
-        '{"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}\n\n'
-    )
-
-
-async def test_typed_events_carry_text_that_came_after_the_last_id(tokenizer: Tokenizer) -> None:
-    story = FakeDeltas([Delta(0, [5], [""])], [last(texts=("\ufffd",))])
-    text = "".join(lines(typed_events.stream_writer(response_context(tokenizer, stream=True)), story))
-    assert 'data: {"token": "\ufffd", "token_id": null}' in text
-
-
-@pytest.mark.parametrize("dialect", [completions, typed_events])
-def test_stream_writer_before_the_last_delta_writes_no_end(tokenizer: Tokenizer, dialect: Any) -> None:
-    written = dialect.stream_writer(response_context(tokenizer, stream=True)).write([Delta(0, [5], ["a"])])
+@pytest.mark.parametrize("api_format", [completions, typed_events])
+def test_stream_writer_before_the_last_delta_writes_no_end(tokenizer: Tokenizer, api_format: Any) -> None:
+    written = api_format.stream_writer(response_context(tokenizer, stream=True)).write([Delta(0, [5], ["a"])])
     assert written and b"DONE" not in written and b"done" not in written
 
 
-def test_failures_in_the_words_of_each_dialect(tokenizer: Tokenizer) -> None:
+def test_stream_error_in_each_api_format(tokenizer: Tokenizer) -> None:
     error = Internal('it\'s "broken"', code="worker_error")
     assert completions.stream_error(error, "r", response_context(tokenizer)) == (
         b'data: {"error":{"message":"it\'s \\"broken\\"","type":"internal_error",'
@@ -124,7 +82,7 @@ def test_failures_in_the_words_of_each_dialect(tokenizer: Tokenizer) -> None:
     assert typed_events.error(error, "r") == b'{"error":"it\'s \\"broken\\""}'
 
 
-async def test_whole_answers_equal_folded_streams(tokenizer: Tokenizer) -> None:
+async def test_completion_stream_folds_to_the_complete_response(tokenizer: Tokenizer) -> None:
     scores = [TokenLogprob(65, float("nan")), TokenLogprob(66, -1.5, ((66, -1.5), (67, -2.5)))]
     story = [
         [Delta(1, [65, 66], ["a", "b"], logprobs=scores), Delta(0, [68], [""], logprobs=scores[1:])],
@@ -144,20 +102,6 @@ async def test_whole_answers_equal_folded_streams(tokenizer: Tokenizer) -> None:
         "top_logprobs": [None] + [{tokenizer.token_text(66): -1.5, tokenizer.token_text(67): -2.5}] * 2,
         "text_offset": [0, 1, 2],
     }
-
-
-async def test_cached_tokens_of_several_choices_count_once(tokenizer: Tokenizer) -> None:
-    asked = response_context(tokenizer, prompts=([1, 2], [3]), n=2)
-    story = [[last(i, usage=Usage(2, 1, cached))] for i, cached in enumerate([0, 2, 1, 1])]
-    usage = json.loads(await completions.complete(asked, FakeDeltas(*story)))["usage"]
-    assert usage == {
-        "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1},
-    }  # fmt: skip
-
-
-def parse_sse(text: str) -> list[Any]:
-    blocks = [block.removeprefix("data: ") for block in text.split("\n\n") if block]
-    return [block if block == "[DONE]" else json.loads(block) for block in blocks]
 
 
 def fold(chunks: list[Any]) -> dict[str, Any]:

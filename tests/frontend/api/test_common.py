@@ -1,6 +1,7 @@
-"""How answers are sampled where a request does not say: at temperature 1 or, where the server is told so, as the
-checkpoint recommends."""
+"""Sampling parameters, recommended defaults, usage."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +9,37 @@ import httpx
 import pytest
 
 from frontend.api.common import recommended
+from frontend.api.openai import completions
+from frontend.request import GenerationRequest, Usage
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import MODEL
+from tests.fakes import MODEL, context
+from tests.frontend.api.harness import (
+    FakeDeltas,
+    last,
+    parse,
+    response_context,
+)
 from tests.frontend.speaking import Model
 from tests.frontend.text.tokenizers import byte_level, save
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
 GENERATION = {
     "bos_token_id": 1, "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05,
     "max_new_tokens": 2048, "transformers_version": "4.51.0",
 }  # fmt: skip
+
+
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
 PLAIN = (1.0, 1.0, 0, 0.0, 1.0)
+
+
 QUESTION = [{"role": "user", "content": "Hi"}]
+
+
 BODIES: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "a"}, "chat/completions": {"messages": QUESTION},
     "messages": {"messages": QUESTION, "max_tokens": 9}, "responses": {"input": "Hi"},
@@ -42,7 +61,7 @@ async def asked(model: Model, path: str, given: dict[str, Any], **config: Any) -
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_what_is_not_said_is_the_checkpoints_for_a_server_told_so(model: Model, path: str) -> None:
+async def test_sampling_default_is_the_checkpoints_with_sampling_defaults_model(model: Model, path: str) -> None:
     assert await asked(model, path, {}) == PLAIN
     told = {"sampling_defaults": "model"}
     assert await asked(model, path, {}, **told) == (0.6, 0.95, 20, 0.0, 1.05)
@@ -50,7 +69,7 @@ async def test_what_is_not_said_is_the_checkpoints_for_a_server_told_so(model: M
     assert await asked(model, path, {"temperature": 0, "top_k": 5}, **told) == (0.0, 0.95, 5, 0.0, 1.05)
 
 
-async def test_a_response_says_with_what_it_was_sampled(model: Model) -> None:
+async def test_response_reports_its_sampling_parameters(model: Model) -> None:
     async with model.served(sampling_defaults="model") as url, httpx.AsyncClient(base_url=url) as http:
         answer = (await http.post("/v1/responses", json={"model": MODEL, "input": "Hi", "top_p": 0.5})).json()
     assert (answer["temperature"], answer["top_p"]) == (0.6, 0.5)
@@ -66,5 +85,28 @@ async def test_a_response_says_with_what_it_was_sampled(model: Model) -> None:
         ({"temperature": "warm", "top_p": 7, "min_p": 0.05}, {"min_p": 0.05}),
     ],
 )
-def test_what_a_file_recommends(generation: dict[str, Any], found: dict[str, Any]) -> None:
+def test_recommended_of_a_generation_config(generation: dict[str, Any], found: dict[str, Any]) -> None:
     assert recommended(generation) == found
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "abc", "max_tokens": 8} | more
+
+
+async def parsed(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> GenerationRequest:
+    return await parse(completions, dict(fields), context(tokenizer))
+
+
+async def test_sampling_number_too_small_for_float32_is_zero(tokenizer: Tokenizer) -> None:
+    chosen = (await parsed(tokenizer, body(temperature=1e-50, min_p=1e-310))).sampling
+    assert (chosen.temperature, chosen.min_p) == (0.0, 0.0)
+    assert (await parsed(tokenizer, body(temperature=1e-30))).sampling.temperature == 1e-30
+
+
+async def test_totals_count_cached_tokens_of_several_choices_once(tokenizer: Tokenizer) -> None:
+    asked = response_context(tokenizer, prompts=([1, 2], [3]), n=2)
+    story = [[last(i, usage=Usage(2, 1, cached))] for i, cached in enumerate([0, 2, 1, 1])]
+    usage = json.loads(await completions.complete(asked, FakeDeltas(*story)))["usage"]
+    assert usage == {
+        "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1},
+    }  # fmt: skip

@@ -1,0 +1,161 @@
+"""Reasoning and tool calls in chat completions: the official SDK and bare HTTP against the app."""
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from shared.messages import Outcome
+from tests.fakes import MODEL
+from tests.frontend.api.harness import (
+    parse_sse,
+)
+from tests.frontend.api.scripted import CITY, LLAMAS, NOW, SAID, WEATHER, openai_sdk
+from tests.frontend.speaking import Model
+
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Of a city.", "parameters": CITY}},
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+ASKED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 500}
+
+
+def chunks(answer: httpx.Response) -> list[dict[str, Any]]:
+    *events, done = parse_sse(answer.text)
+    assert done == "[DONE]"
+    return events
+
+
+async def whole_or_streamed(sdk: openai.AsyncOpenAI, streamed: bool, **fields: Any) -> Any:
+    if not streamed:
+        return (await sdk.chat.completions.create(**fields)).choices[0]
+    async with sdk.chat.completions.stream(**fields) as stream:
+        async for _ in stream:
+            pass
+        return (await stream.get_final_completion()).choices[0]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_chat_loop_of_calls_and_results(qwen: Model, streamed: bool) -> None:
+    qwen.says = [SAID, "<think>\nGood.\n</think>\n\nSunny."]
+    async with qwen.served() as url, openai_sdk(url) as sdk:
+        first = await whole_or_streamed(sdk, streamed, **ASKED, tools=TOOLS)
+        message = first.message
+        assert (first.finish_reason, message.content, message.reasoning_content) == ("tool_calls", "I look.", "Hm.")
+        told = [(call.type, call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls]
+        assert told == [("function", "get_weather", {"city": "Paris"}), ("function", "now", {})]
+        ids = [call.id for call in message.tool_calls]
+        assert len(set(ids)) == 2 and all(id.startswith("call_") for id in ids)
+        results = [
+            {"role": "tool", "tool_call_id": id, "content": said} for id, said in zip(ids, ("20°", "noon"), strict=True)
+        ]
+        messages = [*ASKED["messages"], message, *results]
+        second = await whole_or_streamed(sdk, streamed, **{**ASKED, "messages": messages}, tools=TOOLS)
+    assert (second.finish_reason, second.message.content, second.message.tool_calls) == ("stop", "Sunny.", None)
+    assert qwen.prompts[1].partition("Weather?<|im_end|>\n")[2] == (
+        f"<|im_start|>assistant\n{SAID}<|im_end|>\n<|im_start|>user\n<tool_response>\n20°\n</tool_response>"
+        "\n<tool_response>\nnoon\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_chat_loop_of_llama_calls_and_results(llama: Model, streamed: bool) -> None:
+    llama.says = [LLAMAS, "Sunny."]
+    async with llama.served() as url, openai_sdk(url) as sdk:
+        first = await whole_or_streamed(sdk, streamed, **ASKED, tools=TOOLS)
+        assert (first.finish_reason, first.message.content) == ("tool_calls", None)
+        (call,) = first.message.tool_calls
+        twice = [{"id": id, "type": "function", "function": {"name": "now", "arguments": "{}"}} for id in "ab"]
+        messages = [
+            *ASKED["messages"],
+            first.message,
+            {"role": "tool", "tool_call_id": call.id, "content": "20°"},
+            {"role": "assistant", "content": None, "tool_calls": twice},
+            {"role": "tool", "tool_call_id": "b", "content": "B"},
+            {"role": "tool", "tool_call_id": "a", "content": "A"},
+        ]
+        second = await whole_or_streamed(sdk, streamed, **{**ASKED, "messages": messages}, tools=TOOLS)
+    assert (second.finish_reason, second.message.content) == ("stop", "Sunny.")
+    head, end = "<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"
+    now = head.format("assistant") + '{"name": "now", "parameters": {}}' + end
+    shown = [head.format("ipython") + f'"{said}"{end}' for said in ("20°", "A", "B")]
+    assert qwen_free(llama.prompts[1]) == (
+        head.format("assistant") + LLAMAS + end + shown[0] + now + shown[1] + now + shown[2] + head.format("assistant")
+    )
+
+
+def qwen_free(prompt: str) -> str:
+    return prompt.partition("Weather?<|eot_id|>")[2]
+
+
+async def test_chat_stream_of_calls_has_openais_chunks(qwen: Model) -> None:
+    qwen.says, qwen.size = [SAID], 40
+    async with qwen.served() as url, httpx.AsyncClient(base_url=url) as http:
+        answer = await http.post("/v1/chat/completions", json=ASKED | {"tools": TOOLS, "stream": True})
+    assert answer.text.endswith("data: [DONE]\n\n")
+    choices = [event["choices"][0] for event in chunks(answer)]
+    deltas = [choice["delta"] for choice in choices]
+    assert deltas[0] == {"role": "assistant", "content": None, "refusal": None} and deltas[-1] == {}
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["tool_calls"]
+    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    id = calls[0].pop("id")
+    assert calls[0] == {"index": 0, "type": "function", "function": {"name": "get_weather", "arguments": ""}}
+    assert id.startswith("call_") and all(set(call) == {"index", "function"} for call in calls if "type" not in call)
+    assert "".join(call["function"]["arguments"] for call in calls if call["index"] == 0) == '{"city": "Paris"}'
+    thoughts = [delta for delta in deltas if "reasoning" in delta]
+    assert all(
+        delta == {"reasoning": delta["reasoning"], "reasoning_content": delta["reasoning"]} for delta in thoughts
+    )
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_chat_calls_with_choices_logprobs_and_usage(qwen: Model, streamed: bool) -> None:
+    qwen.says = [SAID, "Hi.", ""]
+    tokens = len(qwen.tokenizer.encode_now([SAID], False)[0])
+    extra = {"logprobs": True, "top_logprobs": 1, "n": 3, "tools": TOOLS, "stream_options": {"include_usage": True}}
+    async with qwen.served() as url, httpx.AsyncClient(base_url=url) as http:
+        answer = await http.post("/v1/chat/completions", json=ASKED | extra | {"stream": streamed, "timings": True})
+    folded = folds(chunks(answer)) if streamed else folds([answer.json()])
+    assert folded == [
+        ("I look.", ["get_weather", "now"], tokens, "tool_calls"), ("Hi.", [], 3, "stop"), ("", [], 0, "stop"),
+    ]  # fmt: skip
+    last = chunks(answer)[-1] if streamed else answer.json()
+    assert last["usage"]["completion_tokens"] == tokens + 3 and "queue_ms" in last["timings"]
+
+
+def folds(events: list[dict[str, Any]]) -> list[tuple[str, list[str], int, str]]:
+    """Of each choice: its text, what it called, how many of its tokens were scored, how it ended."""
+    found: list[tuple[str, list[str], int, str]] = [("", [], 0, "")] * 3
+    for choice in [choice for event in events for choice in event["choices"]]:
+        said = choice.get("delta") or choice.get("message") or {}
+        text, names, scores, finish = found[choice["index"]]
+        new = [call["function"]["name"] for call in said.get("tool_calls", ()) if "id" in call]
+        scored = len((choice["logprobs"] or {"content": ()})["content"])
+        found[choice["index"]] = (
+            text + (said.get("content") or ""), names + new, scores + scored, choice["finish_reason"] or finish,
+        )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "outcome", "finish"), [("Par", Outcome.EOS, "stop"), (None, Outcome.LENGTH, "length")]
+)
+async def test_chat_call_cut_off_does_not_finish_as_tool_calls(
+    qwen: Model, streamed: bool, stop: str | None, outcome: Outcome, finish: str
+) -> None:
+    qwen.says, qwen.outcome = [f"{NOW}\n" + WEATHER[: WEATHER.index("is")]], outcome
+    async with qwen.served() as url, httpx.AsyncClient(base_url=url) as http:
+        answer = await http.post(
+            "/v1/chat/completions", json=ASKED | {"tools": TOOLS, "stop": stop, "stream": streamed}
+        )
+    events = chunks(answer) if streamed else [answer.json()]
+    assert events[-1]["choices"][0]["finish_reason"] == finish
+    calls = [call for event in events for call in event["choices"][0].get("delta", event["choices"][0].get("message"))
+             .get("tool_calls", ()) if call.get("index", 1) == 1]  # fmt: skip
+    text = "".join(call["function"]["arguments"] for call in calls).removeprefix("{}")
+    assert text == ('{"city": "' if stop else '{"city": "Par')

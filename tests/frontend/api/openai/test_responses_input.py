@@ -1,0 +1,113 @@
+"""What /v1/responses accepts and refuses, and the prompt of its items."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes import MODEL
+from tests.frontend.api.scripted import CITY, openai_sdk
+from tests.frontend.serving import http_client
+from tests.frontend.speaking import Model, tokenizer_with
+
+TOOLS: list[Any] = [
+    {"type": "function", "name": "get_weather", "description": "Of a city.", "parameters": CITY},
+    {"type": "function", "name": "now", "parameters": None, "strict": None},
+]
+
+
+ASKED: dict[str, Any] = {"model": MODEL, "input": "Weather?", "max_output_tokens": 500}
+
+
+CHATTED = "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n"
+
+
+async def sent(model: Model, **more: Any) -> httpx.Response:
+    async with http_client(model.link, model.tokenizer) as http:
+        return await http.post("/v1/responses", json=ASKED | more)
+
+
+async def post(model: Model, **more: Any) -> Any:
+    return (await sent(model, **more)).json()
+
+
+async def test_message_item_in_every_form_gives_the_same_prompt(qwen: Model) -> None:
+    part = {"type": "input_text", "text": "Weather?"}
+    old = {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "phase": None}
+    said = [{**old, "content": [{"type": "output_text", "text": "Hi.", "annotations": [], "logprobs": None}]}]
+    forms: list[Any] = [
+        "Weather?", [{"role": "user", "content": "Weather?"}], [{"role": "user", "content": [part]}],
+        [{"type": "message", "role": "user", "content": [{**part, "text": "Wea"}, {**part, "text": "ther?"}]}],
+        [{"role": "user", "content": "Hello"}, *said, {"role": "user", "content": "Weather?"}],
+        [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."},
+         {"role": "user", "content": "Weather?"}],
+    ]  # fmt: skip
+    qwen.says = ["Hi."] * 8
+    for form in forms:
+        await post(qwen, input=form)
+    await post(qwen, instructions="Be brief.")
+    await post(qwen, input=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Weather?"}])
+    assert set(qwen.prompts[:4]) == {CHATTED}
+    hello = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n"
+    assert set(qwen.prompts[4:6]) == {hello + CHATTED}
+    assert set(qwen.prompts[6:]) == {f"<|im_start|>system\nBe brief.<|im_end|>\n{CHATTED}"}
+
+
+def user(*parts: Any) -> list[Any]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+CALLED = {"type": "function_call", "call_id": "1", "name": "now", "arguments": "{}"}
+
+
+REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({"input": None}, 400, "input"), ({"input": ""}, 400, "input"), ({"input": []}, 400, "input"),
+    ({"input": 5}, 400, "input"), ({"input": [5]}, 400, "input[0]"),
+    ({"input": [{"content": "a"}]}, 400, "input[0].role"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, 422, "input[0].type"),
+    ({"input": [{"role": "tool", "content": "a"}]}, 422, "input[0].role"),
+    ({"input": user({"type": "input_image", "image_url": "http://a"})}, 422, "input[0].content[0].type"),
+    ({"input": user({"type": "input_file", "file_id": "a"})}, 422, "input[0].content[0].type"),
+    ({"input": [CALLED]}, 422, "input"), ({"input": [{**CALLED, "type": "function_call_output", "output": "a"}]}, 422,
+     "input[0].arguments"),
+    ({"input": [{"type": "function_call_output", "call_id": "1", "output": "a"}]}, 422, "input"),
+    ({"input": "a" * 9000}, 422, "input"),
+    ({"previous_response_id": "resp_1"}, 422, "previous_response_id"), ({"conversation": "c"}, 422, "conversation"),
+    ({"background": True}, 422, "background"), ({"prompt": {"id": "a"}}, 422, "prompt"),
+    ({"truncation": "auto"}, 422, "truncation"), ({"n": 2}, 422, "n"), ({"max_tokens": 5}, 422, "max_tokens"),
+    ({"max_output_tokens": 0}, 422, "max_output_tokens"), ({"include": ["all"]}, 422, "include"),
+    ({"top_logprobs": 21}, 422, "top_logprobs"), ({"text": {"verbosity": "low"}}, 422, "text.verbosity"),
+    ({"text": {"format": {"type": "json_schema", "name": "a"}}}, 400, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}}, 422, "text.format.schema"),
+    ({"reasoning": {"effort": "much"}}, 422, "reasoning.effort"),
+    ({"tools": [{"type": "mcp", "server_label": "a"}]}, 422, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 422, "tools[0].function"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "no"}}, 422, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, 422, "tool_choice.type"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "status", "param"), REFUSED)
+async def test_response_refusal_names_the_field(qwen: Model, more: dict[str, Any], status: int, param: str) -> None:
+    answer = await sent(qwen, **more)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+    assert not qwen.link.submitted
+
+
+async def test_refusal_by_the_model_names_the_field(folder: Path) -> None:
+    plain = Model(tokenizer_with(folder / "plain", "{{ raise_exception('no') if messages | length > 1 }}a"))
+    asked = [
+        await post(plain, **more)
+        for more in ({"reasoning": {"effort": "low"}}, {"tools": TOOLS}, {"instructions": "be brief"})
+    ]
+    assert [one["error"]["param"] for one in asked] == ["reasoning.effort", "tools", "input"]
+
+
+async def test_count_tokens_equals_the_input_tokens_of_a_response(qwen: Model) -> None:
+    qwen.says = ["Hi."]
+    more: dict[str, Any] = {"model": MODEL, "input": "Hi", "instructions": "Be brief.", "tools": TOOLS}
+    async with qwen.served() as url, openai_sdk(url) as sdk:
+        counted = await sdk.responses.input_tokens.count(**more)
+        asked = await sdk.responses.create(**more)
+    assert asked.usage and counted.input_tokens == asked.usage.input_tokens > 10
