@@ -24,12 +24,12 @@ DEFAULTS = {flag.name: flag.field.default for flag in all_flags()}
 
 @dataclass(frozen=True)
 class Start:
-    """How some file starts a process, and how long it lets it end."""
+    """How a file starts a process, and how long it waits for its end."""
 
     where: str
     words: list[str]
     environment: Mapping[str, str]
-    patience: float
+    stop_timeout: float
 
     def settings(self) -> Settings:
         parser = Parser()
@@ -92,22 +92,22 @@ STARTS = [*units(), *pods(), *containers()]
 
 
 @pytest.mark.parametrize("start", STARTS, ids=lambda start: start.where)
-def test_what_is_started_takes_its_settings_and_has_time_to_drain(start: Start) -> None:
+def test_started_process_accepts_its_settings_and_has_time_to_drain(start: Start) -> None:
     settings = start.settings()
     assert settings.model.model
     needed = settings.launch.stop_timeout if start.words[0] == "serve" else settings.worker.drain_timeout
-    assert start.patience >= needed + 15
+    assert start.stop_timeout >= needed + 15
     if start.words[0] != "serve":
         wire, frontend = settings.wire, settings.frontend
-        assert wire.run_dir or wire.request_address or frontend.worker_addresses, "it meets nobody"
+        assert wire.run_dir or wire.request_address or frontend.worker_addresses, "it has no address"
 
 
-def test_there_are_all_of_them() -> None:
+def test_every_start_is_covered() -> None:
     assert len(STARTS) == 3 + 2 + 3
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_variables_exist_and_the_figures_in_comments_are_the_defaults(folder: str) -> None:
+def test_variables_exist_and_figures_in_comments_are_the_defaults(folder: str) -> None:
     files = [path for path in (DEPLOY / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"]
     texts = {path: path.read_text() for path in files}
     variables = {flag.variable for flag in all_flags()}
@@ -119,7 +119,7 @@ def test_variables_exist_and_the_figures_in_comments_are_the_defaults(folder: st
             assert DEFAULTS[flag.replace("-", "_")] == float(figure), f"{path}: --{flag}"
 
 
-def test_nginx_lets_through_what_sluice_takes() -> None:
+def test_nginx_limits_match_the_defaults() -> None:
     proxy = (DEPLOY / "nginx/proxy.conf").read_text()
     (size,) = re.findall(r"client_max_body_size (\d+)m;", proxy)
     assert int(size) << 20 == DEFAULTS["max_body_bytes"]
@@ -157,7 +157,7 @@ def test_kubernetes_objects_belong_together() -> None:
     assert [int(port), int(port) + 1] == [p["port"] for p in services[name]][:2]
 
 
-def test_the_images_and_units_wait_for_no_shell() -> None:
+def test_images_and_units_start_without_a_shell() -> None:
     """Exec form: the signal reaches the process itself."""
     for lines in stages().values():
         commands = [line.split(" ", 1)[1] for line in lines if line.startswith(("CMD", "ENTRYPOINT"))]
@@ -166,7 +166,7 @@ def test_the_images_and_units_wait_for_no_shell() -> None:
         assert any(line.startswith("USER 10001") for line in stages()[target])
 
 
-def test_frontends_have_packages_of_their_own_and_workers_have_those_too() -> None:
+def test_worker_requirements_include_the_frontend_requirements() -> None:
     own = (ROOT / "requirements-frontend.txt").read_text()
     every = (ROOT / "requirements.txt").read_text()
     assert "-r requirements-frontend.txt" in every

@@ -1,6 +1,6 @@
-"""What the demo model is trained on, as tensors: rows of whole documents, none of which sees its neighbours.
+"""Training batches: rows of whole documents, masked so that no document attends to its neighbours.
 
-A few rows are long, so that long conversations stay in the range of positions that the model has seen.
+Some rows are long, so that the model has seen the positions of long conversations.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deploy.demo.training.corpus import Document, documents, long_documents
 
-READ_WEIGHT = 0.1  # of the loss on text that the model only reads
+READ_WEIGHT = 0.1  # loss weight of text that the model only reads
 IGNORED = -100  # the label of padding
 
 
@@ -27,7 +27,7 @@ class Shape:
     long_text: bool
 
 
-# The last shape whose turn it is wins. All have about the same number of tokens.
+# A step uses the last shape that is due. All shapes have about the same number of tokens.
 SHAPES = (
     Shape(rows=6, length=512, every=1, long_text=False),
     Shape(rows=3, length=1024, every=8, long_text=True),
@@ -41,14 +41,14 @@ class Batch:
     labels: Tensor  # [rows, length] int64, IGNORED where there is no next token
     weights: Tensor  # [rows, length] float32
     positions: Tensor  # [rows, length] int64, from 0 in each document
-    mask: Tensor  # [rows, 1, length, length] bool, true where attention may look
+    mask: Tensor  # [rows, 1, length, length] bool, true where attention is allowed
 
 
 Encoded = tuple[list[int], list[float]]
 
 
 def encode(tokenizer: Tokenizer, document: Document) -> Encoded:
-    """Token ids and the loss weight of each as a target. Segments are tokenized as they stand."""
+    """Token ids and the loss weight of each as a target. Segments are tokenized separately."""
     ids: list[int] = []
     weights: list[float] = []
     for segment in document:
@@ -61,21 +61,21 @@ def encode(tokenizer: Tokenizer, document: Document) -> Encoded:
 def rows_of(tokenizer: Tokenizer, stream: Iterator[Document], length: int) -> Iterator[list[Encoded]]:
     """Groups whole documents into rows of at most `length` tokens; longer ones are cut."""
     row: list[Encoded] = []
-    room = length
+    free = length
     for document in stream:
         ids, weights = encode(tokenizer, document)
-        if len(ids) > room and row:
+        if len(ids) > free and row:
             yield row
-            row, room = [], length
+            row, free = [], length
         row.append((ids[:length], weights[:length]))
-        room -= len(row[-1][0])
+        free -= len(row[-1][0])
 
 
 def pack(rows: list[list[Encoded]], length: int) -> Batch:
     shape = (len(rows), length)
     tokens, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
     labels, weights = torch.full(shape, IGNORED), torch.zeros(shape)
-    owner = torch.full(shape, -1)
+    document_of = torch.full(shape, -1)
     for index, row in enumerate(rows):
         start = 0
         for number, (ids, weight) in enumerate(row):
@@ -84,10 +84,10 @@ def pack(rows: list[list[Encoded]], length: int) -> Batch:
             labels[index, start : end - 1] = torch.tensor(ids[1:])
             weights[index, start : end - 1] = torch.tensor(weight[1:])
             positions[index, start:end] = torch.arange(len(ids))
-            owner[index, start:end] = number
+            document_of[index, start:end] = number
             start = end
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    mask = (owner[:, :, None] == owner[:, None, :]) & causal
+    mask = (document_of[:, :, None] == document_of[:, None, :]) & causal
     return Batch(tokens, labels, weights, positions, mask[:, None])
 
 
@@ -103,6 +103,6 @@ def batches(tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
     step = 0
     while True:
         step += 1
-        turn = max(index for index, shape in enumerate(SHAPES) if step % shape.every == 0)
-        shape = SHAPES[turn]
-        yield pack(list(islice(sources[turn], shape.rows)), shape.length)
+        due = max(index for index, shape in enumerate(SHAPES) if step % shape.every == 0)
+        shape = SHAPES[due]
+        yield pack(list(islice(sources[due], shape.rows)), shape.length)

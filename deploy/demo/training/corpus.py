@@ -60,7 +60,7 @@ PREFACES = (
 
 
 def casual(rng: Random, question: str) -> str:
-    """The question as people type it: other openings, other case, marks left out."""
+    """The question as people type it: with other openings, other case, or without punctuation."""
     text = _wrap(rng, question) if rng.random() < 0.3 else question
     roll = rng.random()
     if roll < 0.18:
@@ -91,7 +91,7 @@ def _wrap(rng: Random, text: str) -> str:
 
 
 def chat(system: str, exchanges: list[Exchange]) -> Document:
-    """The ChatML form, the same as the chat template of the tokenizer."""
+    """Formats a chat in ChatML, exactly like the tokenizer's chat template."""
     segments = []
     if system:
         segments.append(Segment(f"{IM_START}system\n{system}{IM_END}\n", learn=False))
@@ -123,7 +123,7 @@ def _introduction(rng: Random) -> tuple[Exchange, Exchange]:
 
 
 def _follow_up(rng: Random) -> tuple[Exchange, Exchange]:
-    """A question, and the same one about another country: "And Spain?"."""
+    """A question and a follow-up about another country: "And Spain?"."""
     row = country(rng)
     template = rng.choice(("And {}?", "What about {}?", "And of {}?", "How about {}?", "And what about {}?"))
     question = casual(rng, template.format(row.name))
@@ -134,7 +134,7 @@ def _follow_up(rng: Random) -> tuple[Exchange, Exchange]:
 
 def dialogue(rng: Random, turns: int) -> Document:
     exchanges: list[Exchange] = []
-    pending: list[Exchange] = []  # recalls that come after some other talk
+    pending: list[Exchange] = []  # questions about an earlier exchange
     while len(exchanges) < turns:
         roll = rng.random()
         if pending and roll < 0.4:
@@ -157,7 +157,7 @@ def _about_country(rng: Random) -> str:
 
 
 def _about_things(rng: Random) -> str:
-    """A statement, or two: the answers without their questions."""
+    """An answer without its question, as a statement."""
     while True:
         answer = draw(rng, exclude=tale).answer
         if answer[-1] == "." and not answer.startswith(("Yes", "No", "I ")) and "I am" not in answer:
@@ -178,7 +178,7 @@ def _lists(rng: Random) -> str:
 
 
 def plain(rng: Random) -> Document:
-    """Text without chat markup, all of it learnt, so that a raw prompt is continued sensibly."""
+    """Text without chat markup, all of it learnt, so that the model continues raw prompts sensibly."""
     roll = rng.random()
     if roll < 0.15:
         text = tale(rng).answer

@@ -2,7 +2,7 @@
 
     python -m deploy.demo.training.train --out deploy/demo/model --steps 2000 --compile
 
-The result depends on the arguments and the machine only: the text comes from `corpus`, seeded.
+The result depends only on the arguments and the machine: the text comes from `corpus`, seeded.
 """
 
 import argparse
@@ -38,7 +38,7 @@ CHAT_TEMPLATE = (
 )
 TOKENIZER_DOCUMENTS = 20_000
 WARMUP_STEPS = 40
-UNSETTLED = 1 << 30  # more steps than anybody has time for
+UNDECIDED = 1 << 30  # steps; more than any run takes
 
 
 def train_tokenizer(vocab_size: int, seed: int) -> PreTrainedTokenizerFast:
@@ -105,7 +105,7 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> Tensor:
 def rate(step: int, total: int, peak: float) -> float:
     """The learning rate: a short rise, a plateau, and in the second half of the steps a fall to 0.
 
-    The plateau does not depend on `total`, which may thus be settled while it lasts.
+    The plateau does not depend on `total`, which can therefore be decided during it.
     """
     decay_from = total // 2
     if step < WARMUP_STEPS:
@@ -130,29 +130,29 @@ def optimizers(model: LlamaForCausalLM, peak: float) -> list[torch.optim.Optimiz
 @dataclass(frozen=True)
 class Plan:
     steps: int
-    minutes: float  # if not 0, `steps` is settled by the clock instead
+    minutes: float  # if not 0, the clock decides the number of steps instead
     peak: float  # learning rate
     compiled: bool
 
 
 def train(model: LlamaForCausalLM, stream: Iterator[Batch], plan: Plan) -> int:
-    """Trains, and returns the number of steps. That number given as `plan.steps` trains the same."""
+    """Trains and returns the number of steps; the same number as `plan.steps` repeats the training."""
     loss_function = torch.compile(loss_of, dynamic=False) if plan.compiled else loss_of
-    chosen = optimizers(model, plan.peak)
+    active = optimizers(model, plan.peak)
     began = time.monotonic()
-    total = UNSETTLED if plan.minutes else plan.steps
+    total = UNDECIDED if plan.minutes else plan.steps
     for step, batch in enumerate(stream):
         spent = (time.monotonic() - began) / 60
-        if total == UNSETTLED and spent >= plan.minutes / 2:
+        if total == UNDECIDED and spent >= plan.minutes / 2:
             total = step * 2
         if step >= total:
             break
-        for group in (group for optimizer in chosen for group in optimizer.param_groups):
+        for group in (group for optimizer in active for group in optimizer.param_groups):
             group["lr"] = rate(step, total, plan.peak)
         loss = loss_function(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in chosen:
+        for optimizer in active:
             optimizer.step()
         model.zero_grad()
         if step % 20 == 0:
@@ -161,20 +161,20 @@ def train(model: LlamaForCausalLM, stream: Iterator[Batch], plan: Plan) -> int:
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Writes beside `out` first, so that a reader of `out` hardly ever sees half a model."""
-    fresh = out.with_name(out.name + ".new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    model.to(torch.bfloat16).save_pretrained(fresh)
-    tokenizer.save_pretrained(fresh)
-    (fresh / "model.safetensors").chmod(0o644)
-    settle_tokenizer_config(fresh / "tokenizer_config.json")
-    (fresh / "chat_template.jinja").unlink(missing_ok=True)
+    """Writes a folder beside `out` and renames it, so that readers of `out` hardly ever see an incomplete model."""
+    staging = out.with_name(out.name + ".new")
+    shutil.rmtree(staging, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(staging)
+    tokenizer.save_pretrained(staging)
+    (staging / "model.safetensors").chmod(0o644)
+    normalize_tokenizer_config(staging / "tokenizer_config.json")
+    (staging / "chat_template.jinja").unlink(missing_ok=True)
     shutil.rmtree(out, ignore_errors=True)
-    fresh.rename(out)
+    staging.rename(out)
 
 
-def settle_tokenizer_config(path: Path) -> None:
-    """One file for all readers: the template inside, and nothing about where a tokenizer came from."""
+def normalize_tokenizer_config(path: Path) -> None:
+    """Puts the chat template into the file and removes traces of where the tokenizer was loaded from."""
     content: dict[str, Any] = json.loads(path.read_text())
     kept = {key: value for key, value in content.items() if key not in ("is_local", "local_files_only")}
     kept |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHAT_TEMPLATE}

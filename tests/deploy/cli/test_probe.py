@@ -1,4 +1,4 @@
-"""`sluice probe`, against servers that answer what a test says."""
+"""`sluice probe` against servers with fixed answers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ def answering(status: int, body: bytes) -> Iterator[str]:
         (200, b"nothing of the kind", ("--max-step-age", "3"), 1),
     ],
 )
-def test_the_exit_code_says_how_it_is(
+def test_exit_code_reports_the_health(
     status: int, body: bytes, words: tuple[str, ...], code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with answering(status, body) as url:
@@ -50,13 +50,13 @@ def test_the_exit_code_says_how_it_is(
     assert bool(capfd.readouterr().err) == bool(code)
 
 
-def test_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_ignores_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     with answering(200, b"ok") as url:
         assert main(["probe", url]) == 0
 
 
-def test_nobody_there_and_no_address(capfd: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_url_and_bad_url_have_exit_codes(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", f"http://127.0.0.1:{free_port()}/health"]) == 1
     assert main(["probe", "localhost"]) == 2
     assert "does not answer" in capfd.readouterr().err

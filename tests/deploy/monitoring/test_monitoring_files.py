@@ -29,7 +29,7 @@ class Worker:
 
 
 def families(text: bytes) -> set[str]:
-    """Every name that a query may use, also of counters nobody has added to yet."""
+    """Every name that a query may use, including counters that are still zero."""
     ends = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
     return {family.name + end for family in text_string_to_metric_families(text.decode()) for end in ends[family.type]}
 
@@ -47,7 +47,7 @@ def exposed() -> dict[str, set[str]]:
     }
 
 
-def test_every_query_names_metrics_that_its_job_exposes() -> None:
+def test_queries_name_metrics_that_their_job_exposes() -> None:
     there = exposed()
     selectors = [found for query in queries() for found in re.findall(r"(sluice_[a-z0-9_]+)(\{[^}]*\})?", query)]
     assert len(selectors) > 80
@@ -57,13 +57,13 @@ def test_every_query_names_metrics_that_its_job_exposes() -> None:
         assert name in there[job[1]], f"{job[1]} exposes no {name}"
 
 
-def test_recorded_series_that_are_used_are_recorded() -> None:
+def test_used_series_are_recorded() -> None:
     recorded = {rule["record"] for rule in rules("recording.yml")}
     used = {name for query in queries() for name in RECORDED.findall(query)}
     assert used and used <= recorded
 
 
-def test_every_alert_has_a_test_and_says_what_to_do() -> None:
+def test_alerts_have_a_test_and_a_description() -> None:
     tests = {test["name"].partition(",")[0] for test in read("alerts_test.yml")["tests"]}
     for rule in rules("alerts.yml"):
         assert rule["alert"] in tests
@@ -71,13 +71,13 @@ def test_every_alert_has_a_test_and_says_what_to_do() -> None:
         assert set(rule["annotations"]) == {"summary", "description"}
 
 
-def test_texts_name_metrics_that_exist() -> None:
+def test_alert_texts_name_existing_metrics() -> None:
     there = set().union(*exposed().values())
     for rule in rules("alerts.yml"):
         assert set(NAME.findall(" ".join(rule["annotations"].values()))) <= there
 
 
-def test_the_dashboard_is_what_its_table_says() -> None:
+def test_dashboard_file_is_up_to_date() -> None:
     written = json.loads(dashboard.FILE.read_text())
     assert written == dashboard.dashboard(), "python -m deploy.monitoring.dashboard writes it"
     panels = written["panels"]
@@ -85,7 +85,7 @@ def test_the_dashboard_is_what_its_table_says() -> None:
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= dashboard.WIDTH for panel in panels)
 
 
-def test_prometheus_reads_files_that_are_there() -> None:
+def test_prometheus_config_names_existing_files() -> None:
     config = read("prometheus.yml")
     named = [
         *config["rule_files"],
@@ -96,7 +96,7 @@ def test_prometheus_reads_files_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("what", [("config", "prometheus.yml"), ("rules", "recording.yml", "alerts.yml")])
-def test_prometheus_itself_takes_them(what: tuple[str, ...]) -> None:
+def test_prometheus_accepts_its_files(what: tuple[str, ...]) -> None:
     """Where it is installed; its unit tests of the alerts are in `python -m tests.ops`."""
     kind, *files = what
     if (promtool := shutil.which("promtool")) is not None:

@@ -1,10 +1,10 @@
-"""`sluice serve` whose worker has faults, which a test switches on by making files in the folder given first.
+"""`sluice serve` with faults in its worker, which tests trigger by making files in the folder given as first argument.
 
-    hang     the compute loop stands still     broken   every step raises, as on a lost device
+    hang     the compute loop blocks     broken   every step raises, as on a lost device
     poison   (always on) a step with a prompt that begins with POISON kills the process
     (always) the first worker loads slowly
 
-A file holds the epoch of the worker that is to suffer. The other arguments are those of `sluice`.
+A file holds the epoch of the worker that gets the fault. The other arguments are passed to `sluice`.
 """
 
 import os
@@ -41,22 +41,22 @@ def work(folder: Path, words: list[str]) -> int:
 
     make_holdable(Hold(folder / HOLD))
 
-    def suffers(fault: str) -> bool:
+    def has_fault(fault: str) -> bool:
         file = folder / fault
         return file.exists() and file.read_text() == os.environ["SLUICE_EPOCH"]
 
     turn, launch, load = Loop.iterate, Runner.launch, worker.__main__.load_engine
 
     def faulty_turn(self: Any) -> bool:
-        while suffers("hang"):
+        while has_fault("hang"):
             time.sleep(0.01)
         return turn(self)
 
     def faulty_launch(self: Any, plan: Any, before: Any = None) -> Any:
         if any(chunk.sequence.tokens[: len(POISON)] == POISON for chunk in plan.chunks):
-            time.sleep(0.1)  # so that its frontend has heard of its admission, and tries it again elsewhere
+            time.sleep(0.1)  # so that its frontend knows of its admission, and retries it elsewhere
             os.abort()
-        if suffers("broken"):
+        if has_fault("broken"):
             raise RuntimeError("device lost")
         time.sleep(0.002)
         return launch(self, plan, before)
@@ -65,7 +65,7 @@ def work(folder: Path, words: list[str]) -> int:
         for done in range(10 if os.environ["SLUICE_EPOCH"] == "1" else 0):
             progress(done, 10)
             time.sleep(0.3)
-        return load(model, settings, lambda *_: None, *more, **known)  # its own would begin again at 0
+        return load(model, settings, lambda *_: None, *more, **known)  # the real progress would start at 0 again
 
     Loop.iterate, Runner.launch, worker.__main__.load_engine = faulty_turn, faulty_launch, slow_load  # type: ignore[method-assign]
     return main(words)

@@ -1,4 +1,4 @@
-"""How several workers share one machine."""
+"""Dividing a machine among several workers."""
 
 import pytest
 
@@ -7,55 +7,62 @@ from shared.config import ConfigError, Settings, with_values
 from shared.settings_check import check
 
 
-def given(**values: object) -> Settings:
+def settings_with(**values: object) -> Settings:
     return check(with_values(Settings(), {"run_dir": "/run/s", **values}))
 
 
-def same(port: int) -> int:
+def same_port(port: int) -> int:
     return port
 
 
-def test_one_worker_gets_everything_as_it_was_asked_for() -> None:
-    settings = given(threads=7)
-    [place] = place_workers(settings, ["0", "1"], same)
-    assert (place.name, place.heartbeat, place.settings, place.environment) == (
+def test_single_worker_gets_everything_as_set() -> None:
+    settings = settings_with(threads=7)
+    [placement] = place_workers(settings, ["0", "1"], same_port)
+    assert (placement.name, placement.heartbeat, placement.settings, placement.environment) == (
         "worker",
         "worker.heartbeat",
         settings,
         {},
     )
     assert addresses(settings) == ""
-    assert addresses(given(workers_file="f")) == "ipc:///run/s"
+    assert addresses(settings_with(workers_file="f")) == "ipc:///run/s"
 
 
-def test_on_the_cpu_threads_and_memory_are_shared_out() -> None:
-    settings = given(workers=3, threads=7, worker_metrics_port=9000)
-    places = place_workers(settings, [], same)
-    assert [place.settings.worker.threads for place in places] == [2, 2, 2]
-    assert [place.settings.worker.worker_metrics_port for place in places] == [9000, 9001, 9002]
-    [memory] = {place.settings.worker.kv_cache_gb for place in places}
+def test_workers_on_the_cpu_divide_threads_and_memory() -> None:
+    settings = settings_with(workers=3, threads=7, worker_metrics_port=9000)
+    placements = place_workers(settings, [], same_port)
+    assert [placement.settings.worker.threads for placement in placements] == [2, 2, 2]
+    assert [placement.settings.worker.worker_metrics_port for placement in placements] == [9000, 9001, 9002]
+    [memory] = {placement.settings.worker.kv_cache_gb for placement in placements}
     assert memory > 0
-    assert [f"ipc://{place.settings.wire.run_dir}" for place in places] == addresses(settings).split(",")
-    assert len({place.heartbeat for place in places}) == 3 and not any(place.environment for place in places)
-    second = place_workers(given(workers=2, kv_cache_gb=1.5, worker_metrics_port=0), [], same)[1].settings.worker
+    assert [f"ipc://{placement.settings.wire.run_dir}" for placement in placements] == addresses(settings).split(",")
+    assert len({placement.heartbeat for placement in placements}) == 3 and not any(
+        placement.environment for placement in placements
+    )
+    second = place_workers(settings_with(workers=2, kv_cache_gb=1.5, worker_metrics_port=0), [], same_port)[
+        1
+    ].settings.worker
     assert (second.kv_cache_gb, second.worker_metrics_port) == (1.5, 0)
 
 
-def test_each_gets_a_gpu_of_its_own() -> None:
-    places = place_workers(given(workers=2), ["GPU-a", "5", "6"], same)
-    assert [place.environment for place in places] == [{"CUDA_VISIBLE_DEVICES": "GPU-a"}, {"CUDA_VISIBLE_DEVICES": "5"}]
-    assert {place.settings.worker.kv_cache_gb for place in places} == {0.0}
-    assert not place_workers(given(workers=2, device="cpu"), ["0"], same)[0].environment
+def test_each_worker_gets_its_own_gpu() -> None:
+    placements = place_workers(settings_with(workers=2), ["GPU-a", "5", "6"], same_port)
+    assert [placement.environment for placement in placements] == [
+        {"CUDA_VISIBLE_DEVICES": "GPU-a"},
+        {"CUDA_VISIBLE_DEVICES": "5"},
+    ]
+    assert {placement.settings.worker.kv_cache_gb for placement in placements} == {0.0}
+    assert not place_workers(settings_with(workers=2, device="cpu"), ["0"], same_port)[0].environment
     with pytest.raises(ConfigError, match="--workers 3 needs one GPU per worker, but there are 2"):
-        place_workers(given(workers=3), ["0", "1"], same)
+        place_workers(settings_with(workers=3), ["0", "1"], same_port)
     with pytest.raises(ConfigError, match="--workers 2 needs one GPU per worker, but there are 0"):
-        place_workers(given(workers=2, device="cuda"), [], same)
+        place_workers(settings_with(workers=2, device="cuda"), [], same_port)
 
 
-def test_workers_elsewhere_come_after_ours() -> None:
-    far = "tcp://a:5700,tcp://b:5700"
-    assert addresses(given(worker_addresses=far, insecure=True)) == f"ipc:///run/s,{far}"
-    assert addresses(given(workers=0, worker_addresses=far, insecure=True)) == far
-    assert place_workers(given(workers=0, workers_file="f"), [], same) == []
+def test_external_addresses_come_after_own() -> None:
+    external = "tcp://a:5700,tcp://b:5700"
+    assert addresses(settings_with(worker_addresses=external, insecure=True)) == f"ipc:///run/s,{external}"
+    assert addresses(settings_with(workers=0, worker_addresses=external, insecure=True)) == external
+    assert place_workers(settings_with(workers=0, workers_file="f"), [], same_port) == []
     with pytest.raises(ConfigError, match="--run-dir"):
-        place_workers(given(workers=2, run_dir="/run/a b"), [], same)
+        place_workers(settings_with(workers=2, run_dir="/run/a b"), [], same_port)

@@ -1,4 +1,4 @@
-"""A real server whose worker hangs, breaks and is killed, and whose frontends are replaced: no stream is the worse."""
+"""A real server whose worker hangs, breaks and is killed, and whose frontends are replaced: no stream is affected."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def counters(url: str) -> dict[str, float]:
 
 
 class Trouble:
-    """Streams that run while something happens to the worker."""
+    """Streams that run during a fault of the worker."""
 
     def __init__(self, server: Server, folder: Path, metrics: str) -> None:
         self.server, self.folder, self.metrics = server, folder, metrics
@@ -40,14 +40,14 @@ class Trouble:
     def start(self, prompt: list[int]) -> "Future[Events]":
         return self.pool.submit(self.server.events, prompt, LENGTH, ignore_eos=True)
 
-    def meet(self, happen: Callable[[dict[str, Any]], None], *more: list[int], deaths: int = 1) -> list[Events]:
-        """All streams are what they would have been; returns those of the prompts in `more`."""
+    def inject(self, fault: Callable[[dict[str, Any]], None], *more: list[int], deaths: int = 1) -> list[Events]:
+        """Checks that all streams are unchanged by the fault; returns the streams of the prompts in `more`."""
         before, epoch = counters(self.metrics), self.server.stats()["worker"]["epoch"]
         with self.server.hold.at(LENGTH // 2):
             streams = [self.start(prompt) for prompt in PROMPTS]
             self.server.until(lambda s: s["running"] == len(PROMPTS))
             others = [self.start(prompt) for prompt in more]
-            happen(self.server.stats()["worker"])
+            fault(self.server.stats()["worker"])
         assert [stream.result(PATIENCE_S).ids for stream in streams] == self.whole
         assert all(stream.result().error is None for stream in streams)
         ended = [other.result(PATIENCE_S) for other in others]
@@ -74,47 +74,47 @@ def trouble(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield Trouble(server, folder, f"http://127.0.0.1:{port}/metrics")
 
 
-def test_loading_is_shown_as_it_goes(trouble: Trouble) -> None:
+def test_loading_progress_is_shown(trouble: Trouble) -> None:
     shown = [int(tenth) for tenth in re.findall(r"loading: (\d+) %", trouble.server.log.read_text())]
     assert len(set(shown)) > 2
-    assert all(then >= now - 20 for now, then in pairwise(shown))  # of two frontends one may have heard a little later
+    assert all(then >= now - 20 for now, then in pairwise(shown))  # one of the two frontends may be slightly behind
 
 
-def test_a_worker_that_hangs_is_killed_and_its_streams_go_on(trouble: Trouble) -> None:
-    trouble.meet(trouble.fault("hang"))
+def test_hanging_worker_is_killed_and_its_streams_continue(trouble: Trouble) -> None:
+    trouble.inject(trouble.fault("hang"))
     assert "worker hangs: no progress for" in trouble.server.log.read_text()
 
 
-def test_a_worker_that_is_stopped_is_killed_and_its_streams_go_on(trouble: Trouble) -> None:
-    trouble.meet(lambda worker: os.kill(worker["pid"], signal.SIGSTOP))
+def test_stopped_worker_is_killed_and_its_streams_continue(trouble: Trouble) -> None:
+    trouble.inject(lambda worker: os.kill(worker["pid"], signal.SIGSTOP))
     assert "worker hangs: no sign of life for 4 s (it is stopped); killing it" in trouble.server.log.read_text()
 
 
-def test_a_lost_device_ends_the_worker_and_no_stream(trouble: Trouble) -> None:
-    trouble.meet(trouble.fault("broken"))
+def test_lost_device_ends_the_worker_and_no_stream(trouble: Trouble) -> None:
+    trouble.inject(trouble.fault("broken"))
     assert "cannot compute: RuntimeError: device lost" in trouble.server.log.read_text()
 
 
-def test_an_idle_worker_finds_out_that_its_device_is_lost(trouble: Trouble) -> None:
+def test_idle_worker_detects_a_lost_device(trouble: Trouble) -> None:
     worker = trouble.server.stats()["worker"]
     trouble.fault("broken")(worker)
     trouble.server.until(lambda s: s["worker"]["epoch"] == worker["epoch"] + 1 and s["worker"]["state"] == "ready")
 
 
-def test_who_kills_workers_is_found_and_nobody_else_suffers(trouble: Trouble) -> None:
-    [poison] = trouble.meet(lambda worker: None, POISON, deaths=2)
+def test_request_that_crashes_workers_is_quarantined_alone(trouble: Trouble) -> None:
+    [poison] = trouble.inject(lambda worker: None, POISON, deaths=2)
     assert poison.error is not None and "quarantined: in flight in 2 worker crashes" in poison.error
     assert not poison.ids
 
 
-def test_a_frontend_that_is_stopped_is_replaced(trouble: Trouble) -> None:
+def test_stopped_frontend_is_restarted(trouble: Trouble) -> None:
     pid = trouble.server.stats()["frontends"][0]["pid"]
     os.kill(pid, signal.SIGSTOP)
     trouble.server.until(lambda s: [peer["pid"] for peer in s["frontends"] if peer["pid"] != pid])
 
 
 class Load:
-    """Requests without pause, on one connection for all or on one for each, until it is left."""
+    """Sends requests without pause, over one connection for all and over one for each, until the end of the `with`."""
 
     def __init__(self, url: str) -> None:
         self.url, self.served, self.failed, self.over = url, 0, list[str](), threading.Event()
@@ -149,7 +149,7 @@ class Load:
             thread.join()
 
 
-def test_frontends_are_replaced_without_refusing_anybody(tmp_path: Path) -> None:
+def test_reload_refuses_no_request(tmp_path: Path) -> None:
     with serving("demo", tmp_path / "log", "--frontends", "2", "--run-dir", str(tmp_path / "run"), held=True) as server:
         old = {peer["pid"] for peer in server.stats()["frontends"]}
         whole = server.events([20, 30, 40], 200, ignore_eos=True).ids
