@@ -19,19 +19,8 @@ class Choice:
     """Turns batches into deltas until it is `done`; then `finish` says how it ended, None after a failure."""
 
     __slots__ = (
-        "_echo",
-        "_index",
-        "_output_logprobs",
-        "_prompt",
-        "_prompt_logprobs",
-        "_released",
-        "_request",
-        "_text",
-        "done",
-        "finish",
-        "first_at",
-        "last_at",
-        "stream",
+        "_echo", "_index", "_output_logprobs", "_prompt", "_prompt_logprobs", "_released", "_request", "_text",
+        "done", "finish", "first_at", "last_at", "stream",
     )  # fmt: skip
 
     def __init__(self, index: int, request: GenerationRequest, stream: Stream, text: OutputText) -> None:

@@ -96,7 +96,7 @@ class LoopThread(Generic[R]):
     def _submit(self, job: Job[T], emit: Emit[Any]) -> Future[None]:
         with self._lock:
             if self._closed:
-                raise Closed("it is closed")
+                raise Closed("the LLM is closed")
             return asyncio.run_coroutine_threadsafe(self._run_job(job, emit), self._loop)
 
     async def _run_job(self, job: Job[T], emit: Emit[Any]) -> None:
@@ -138,5 +138,5 @@ class LoopThread(Generic[R]):
 
 def _result(future: Future[None]) -> None:
     if future.cancelled():
-        raise Closed("it was closed before this was done")
+        raise Closed("the LLM was closed before this request was done")
     future.result()

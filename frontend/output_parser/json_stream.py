@@ -26,17 +26,9 @@ class JsonObjectScanner:
     """
 
     __slots__ = (
-        "_brackets",
-        "_expect",
-        "_hex_digits",
-        "_in_key",
-        "_safe",
-        "_scanned",
-        "broken",
-        "done",
-        "held",
-        "rest",
-    )
+        "_brackets", "_expect", "_hex_digits", "_in_key", "_safe", "_scanned",
+        "broken", "done", "held", "rest",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.done = False

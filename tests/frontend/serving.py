@@ -28,7 +28,7 @@ Refused = Callable[[str], None]
 
 
 def app_over(link: FakePool, tokenizer: Tokenizer | None, **config: Any) -> Starlette:
-    """`tokenizer` None: it is still loading. Needs a running loop."""
+    """The app over a fake pool; without a `tokenizer` it is still loading. Needs a running loop."""
     loading: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     if tokenizer is not None:
         loading.set_result(tokenizer)
@@ -46,8 +46,12 @@ async def serving(
     port: int = 0,
     certificate: Path | None = None,
 ) -> AsyncIterator[str]:
-    """Yields the base URL. With `limits` over the protocol that frontends have, which tells `refused` why; with
-    `certificate`, and its key in the same file, over TLS."""
+    """Yields the base URL.
+
+    limits: serve with the frontends' own HTTP protocol and these limits
+    refused: called with the code of each refused connection
+    certificate: serve TLS; the file has the key, too
+    """
     listener = socket.create_server(("127.0.0.1", port))
     protocol: Any = partial(LimitedHttpProtocol, limits, refused) if limits else "httptools"
     config = uvicorn.Config(
@@ -75,7 +79,7 @@ async def serving(
 
 
 class Raw:
-    """One HTTP/1.1 exchange by hand, for a client that leaves or reads when it likes."""
+    """One raw HTTP/1.1 request, for a client that leaves, or reads when a test says so."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -100,7 +104,7 @@ class Raw:
 
 
 async def until(condition: Any, seconds: float = PATIENCE_S) -> None:
-    """Waits for a condition; fails loudly when it does not come true."""
+    """Waits for a condition; raises TimeoutError when it does not come true."""
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)

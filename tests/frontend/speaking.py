@@ -1,4 +1,4 @@
-"""A model that speaks from a script, behind the real app: what it says is cut into small pieces."""
+"""A model with scripted outputs behind the real app; each output arrives in small pieces."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,7 +28,11 @@ def context_of(tokenizer: Tokenizer, **more: Any) -> ModelContext:
 
 @dataclass
 class Model:
-    """`says` are its next answers, one for each sequence that is asked for; `prompts` what it was asked."""
+    """A fake model.
+
+    says: its next outputs, one per sequence
+    prompts: the prompts that it has received
+    """
 
     tokenizer: Tokenizer
     says: list[str] = field(default_factory=list)

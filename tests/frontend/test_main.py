@@ -1,4 +1,4 @@
-"""A frontend as a process of its own: what it imports, how it starts, how it ends."""
+"""A frontend process: imports, start, signals, exit."""
 
 import signal
 import socket
@@ -59,7 +59,7 @@ def process(folder: Path, drain_timeout: float) -> Iterator[tuple[subprocess.Pop
 
 
 def wait_ready(http: httpx.Client) -> list[str]:
-    """Reasons given on the way."""
+    """Waits until the server is ready; returns the reasons that it gave until then."""
     reasons: list[str] = []
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A service over a pool that a test plays by hand."""
+"""A service over a fake worker pool."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tests.fakes import FakePool
 
 
 class RecordingMetrics(RequestMetrics):
-    """Keeps what it is told, for assertions."""
+    """Records the calls, for assertions."""
 
     def __init__(self) -> None:
         self.aborts: list[str] = []

@@ -1,4 +1,4 @@
-"""An LLM over a pool that a test plays by hand."""
+"""An LLM over a fake worker pool."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def echoing(seconds: Callable[[list[int]], float] = lambda prompt: 0.001) -> Play:
-    """A play: the prompt (less its `<s>`) comes back token by token, `seconds(prompt)` apart."""
+    """The fake worker repeats the prompt (without its `<s>`) token by token, `seconds(prompt)` apart."""
 
     def play(pool: FakePool, stream: Stream) -> None:
         said = [token for token in prompt_of(stream) if token < 264]
@@ -49,7 +49,7 @@ def echoing(seconds: Callable[[list[int]], float] = lambda prompt: 0.001) -> Pla
 
 @dataclass(eq=False)
 class LimitedPool(FakePool):
-    """Has room for a few at a time, and remembers how many there were at most."""
+    """A pool with room for a few requests at a time; `most` is how many ran at once."""
 
     room: int = 1000
     most: int = 0

@@ -1,4 +1,4 @@
-"""The Python API over a pool that the test plays: its forms, settings and order."""
+"""The Python API over a fake worker pool: forms of calls, settings, order of outputs."""
 
 import asyncio
 import subprocess

@@ -40,7 +40,7 @@ def events_of(parser_config: ParserConfig, *pieces: str) -> list[Event]:
 
 
 def folded(events: list[Event]) -> list[Event]:
-    """Neighbours of a kind as one."""
+    """Merges adjacent events of one kind."""
     whole: list[Event] = []
     for event in events:
         match whole[-1:], event:
@@ -175,7 +175,7 @@ def test_events_of_random_texts_do_not_depend_on_their_cuts(
 
 
 def check_order(events: list[Event]) -> None:
-    """Indexes count up, arguments follow their start, an end their JSON; nothing is empty."""
+    """Indexes count up, arguments follow their start, an end follows valid JSON, and no event is empty."""
     begun, arguments = 0, ""
     for event in events:
         match event:

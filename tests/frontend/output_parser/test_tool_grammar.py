@@ -39,7 +39,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
 
 
 def accepts(tokenizer: Tokenizer, grammar: str, text: str) -> bool:
-    """`text` as ids; the mark is one of them where it is a special token."""
+    """Whether the grammar accepts `text` as ids; the mark is one id where it is a special token."""
     source = tokenizer._engine.to_str()
     matcher = LLMatcher(LLTokenizer(source, eos_token=list(tokenizer.eos_ids) or None), grammar, log_level=0)
     (ids,) = tokenizer.encode_now([text], False)

@@ -1,4 +1,4 @@
-"""Chat templates render as `apply_chat_template` renders them; what a template refuses is the client's to know."""
+"""Chat templates: they render like transformers' `apply_chat_template`, and their errors reach the client."""
 
 from collections.abc import Mapping
 from typing import Any

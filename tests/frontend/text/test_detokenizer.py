@@ -1,4 +1,4 @@
-"""Detokenizing: the texts of a stream, joined, are the whole decode, for any ids and any way of pushing them."""
+"""Detokenizers: the joined texts equal decoding all ids at once, for any ids and any pushes."""
 
 from itertools import chain
 
@@ -52,7 +52,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 
 @st.composite
 def pushes(draw: st.DrawFn, engine: Engine) -> list[list[int]]:
-    """Ids of every sort, some a little outside the vocabulary, cut into pushes anywhere."""
+    """Ids of every kind, some just outside the vocabulary, in pushes of any size."""
     size = engine.get_vocab_size()
     token = st.integers(0, size + 2) | st.integers(min(250, size // 2), size - 1)
     text = st.sampled_from(TRICKY).map(lambda text: engine.encode(text, add_special_tokens=False).ids)

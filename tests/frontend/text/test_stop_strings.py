@@ -1,4 +1,4 @@
-"""Stop strings: whatever the pushes, the outcome is what looking at the whole text would give."""
+"""Stop strings: for any pushes, the outcome equals a search in the whole text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ WORDS = ["a", "b", "c", "ab", "ba", "aab", "é", "abcabc", "", "caa"]
 
 
 class Spelled:
-    """A detokenizer whose ids index a list of texts; `tail` is what the end flushes."""
+    """A detokenizer whose ids index a list of texts; `flush` returns `tail`."""
 
     def __init__(self, words: Sequence[str], tail: str = "") -> None:
         self.words = words
@@ -30,7 +30,7 @@ class Spelled:
 
 
 def expected(texts: list[str], stops: list[str]) -> tuple[list[str], str | None]:
-    """The texts of the ids that are released, by looking at everything at once."""
+    """The oracle: the texts that are released, found in the whole text."""
     whole = "".join(texts)
     hits = [(whole.find(stop), len(stop), stop) for stop in stops if stop in whole]
     if not hits:

@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind the frontend treats differently, written as checkpoint folders."""
+"""Small tokenizers of every kind that the frontend distinguishes, written as checkpoint folders."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ WORDS = ["th", "the", "he", "an", "in", "lo", "wo", "or", "ld"]
 
 
 def byte_level() -> Engine:
-    """GPT-2's kind: every byte, some merges, characters in halves ("Ġâ" is a space and a third of "€")."""
+    """GPT-2's kind: every byte, some merges, partial characters ("Ġâ" is a space and a third of "€")."""
     alphabet = sorted(byte_alphabet())
     pairs = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("l", "o"), ("Ġ", "â"), ("Ã", "©"), ("ð", "Ł"), ("ĺ", "Ģ")]
     vocab = {token: index for index, token in enumerate([*alphabet, *("".join(pair) for pair in pairs)])}
@@ -36,7 +36,7 @@ def byte_fallback(strip: bool = False) -> Engine:
 
 
 def metaspace() -> Engine:
-    """A kind without a table: the first token loses its space."""
+    """A kind that is decoded by a window: the first token loses its space."""
     vocab = {token: index for index, token in enumerate(["▁", *"abcdehlotw", "▁a", "▁the", "lo", "é", "👍"])}
     engine = Engine(models.BPE(vocab=vocab, merges=[("▁", "a"), ("l", "o")]))
     engine.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -45,7 +45,7 @@ def metaspace() -> Engine:
 
 
 def wordpiece() -> Engine:
-    """Another: tokens are joined by spaces unless they begin with "##"."""
+    """Another kind that is decoded by a window: spaces join tokens that do not begin with "##"."""
     vocab = {token: index for index, token in enumerate(["[UNK]", "the", "a", "##lo", "##w", "wor", "##ld", ",", "é"])}
     engine = Engine(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
     engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")
