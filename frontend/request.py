@@ -6,6 +6,7 @@ module of `api/` writes the Deltas in its format. No other module knows both HTT
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -43,7 +44,7 @@ class GenerationRequest:
     priority: int = 0
     tenant: str = ""  # the name of the request's API key
     parser_config: ParserConfig | None = None  # None: all of the output is text
-    format_data: dict[str, object] = field(default_factory=dict)  # what only this API format's response needs
+    format_data: dict[str, Any] = field(default_factory=dict)  # what only this API format's response needs
 
 
 @dataclass(frozen=True, slots=True)

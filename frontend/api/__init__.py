@@ -14,5 +14,6 @@ The formats share these modules:
     chat_prompt         chat messages as a prompt
     tools               tools and tool choices, as the formats write them
     structured_output   the fields that ask for structured output
-    openapi, request_schema, response_schemas    the description of the API at /openapi.json
+    openapi, request_schema     the description of the API at /openapi.json
+    response_types      what the types of all responses share
 """

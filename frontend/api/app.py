@@ -30,6 +30,7 @@ from frontend.api.openai.chat_input import TokenizeRequest
 from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.openapi import document
 from frontend.api.request_model import RequestModel
+from frontend.api.response_types import Health, NotReady, Ready
 from frontend.errors import SluiceError, TooLarge
 from frontend.generation.generation import Generation
 from frontend.generation.service import Service
@@ -282,22 +283,22 @@ class Api:
         return _json(await messages.count_tokens(decoded, self._context()))
 
     async def models(self, request: Request) -> Response:
-        return _json(models.listing(self._name, self._created, self._limits))
+        return _json(models.model_list(self._name, self._created, self._limits))
 
     async def model(self, request: Request) -> Response:
-        return _json(models.one(request.path_params["name"], self._name, self._created, self._limits))
+        return _json(models.find_model(request.path_params["name"], self._name, self._created, self._limits))
 
     async def health(self, request: Request) -> Response:
         loaded = any(worker.state in SERVING for worker in self._pool.membership.statuses())
-        return _json({"status": "ok", "model_loaded": loaded})
+        return _json(Health(model_loaded=loaded))
 
     async def ready(self, request: Request) -> Response:
         readiness = self.service.readiness
         if readiness.ready:
-            return _json({"status": "ready"})
+            return _json(Ready())
         workers = self._pool.membership.statuses()
         progress = max((worker.status.progress for worker in workers if worker.status), default=0.0)
-        return _json({"status": "not_ready", "reason": readiness.text, "progress": progress}, 503, {"Retry-After": "1"})
+        return _json(NotReady(reason=readiness.text, progress=progress), 503, {"Retry-After": "1"})
 
     async def stats(self, request: Request) -> Response:
         return _json(stats(self._pool.membership.statuses(), self._name, self.service.draining))

@@ -12,7 +12,9 @@ from itertools import count
 from typing import Any, Self
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from frontend.api import response_types
 from frontend.api.decoding import reader
 from frontend.api.request_model import SMALLEST, fields_of
 from frontend.api.request_types import GenerationFields, OpenAIFields
@@ -200,32 +202,22 @@ class Totals:
         return Usage(prompt, sum(self._completion), sum(self._cached.values()))
 
     @property
-    def timings(self) -> dict[str, float]:
-        """Times of the slowest choice, in ms. Inter-token times are those that this process measured."""
+    def timings(self) -> response_types.Timings | UnsetType:
+        """Times of the slowest choice, if requested. Inter-token times are those that this process measured."""
+        if not self.request.timings:
+            return UNSET
         gaps = sorted(self._gaps) or [0.0]
-        worst = {
-            part: round(max((getattr(t, part) for t in self._timings), default=0.0), 3)
-            for part in ("queue_ms", "prefill_ms", "decode_ms")
-        }
-        return {
-            **worst,
-            "cached_tokens": sum(self._cached.values()),
-            "inter_token_p50_ms": round(gaps[len(gaps) // 2], 3),
-            "inter_token_p99_ms": round(gaps[len(gaps) * 99 // 100], 3),
-        }
+        return response_types.Timings(
+            queue_ms=self._slowest("queue_ms"),
+            prefill_ms=self._slowest("prefill_ms"),
+            decode_ms=self._slowest("decode_ms"),
+            cached_tokens=sum(self._cached.values()),
+            inter_token_p50_ms=round(gaps[len(gaps) // 2], 3),
+            inter_token_p99_ms=round(gaps[len(gaps) * 99 // 100], 3),
+        )
 
-
-def openai_error(exc: SluiceError) -> dict[str, Any]:
-    return {"message": exc.message, "type": exc.kind, "param": exc.param, "code": exc.code}
-
-
-def openai_usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+    def _slowest(self, part: str) -> float:
+        return round(max((getattr(timings, part) for timings in self._timings), default=0.0), 3)
 
 
 to_json = msgspec.json.encode

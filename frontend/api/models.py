@@ -1,37 +1,31 @@
-"""The list of models: the one that is served, with the fields of OpenAI's and of Anthropic's.
-
-`max_model_len` is an extension, and null until a worker has reported it.
-"""
+"""The list of models: the served one, with OpenAI's and Anthropic's fields."""
 
 from datetime import UTC, datetime
-from typing import Any
 
+from frontend.api.response_types import Model, ModelList
 from frontend.errors import NotFound
 from shared.messages import Limits
 
 
-def model(name: str, created: int, limits: Limits | None) -> dict[str, Any]:
-    most = limits.max_seq_len if limits else None
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "sluice",
-        "max_model_len": most,
-        "type": "model",
-        "display_name": name,
-        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
-        "max_input_tokens": most,
-    }
+def model_of(name: str, created: int, limits: Limits | None) -> Model:
+    """created: seconds since 1970, of this process's start."""
+    longest = limits.max_seq_len if limits else None
+    return Model(
+        id=name,
+        created=created,
+        max_model_len=longest,
+        display_name=name,
+        created_at=datetime.fromtimestamp(created, UTC).isoformat(),
+        max_input_tokens=longest,
+    )
 
 
-def listing(name: str, created: int, limits: Limits | None) -> dict[str, Any]:
-    data = [model(name, created, limits)]
-    return {"object": "list", "data": data, "has_more": False, "first_id": name, "last_id": name}
+def model_list(name: str, created: int, limits: Limits | None) -> ModelList:
+    return ModelList(data=[model_of(name, created, limits)], first_id=name, last_id=name)
 
 
-def one(wanted: str, name: str, created: int, limits: Limits | None) -> dict[str, Any]:
+def find_model(wanted: str, name: str, created: int, limits: Limits | None) -> Model:
     """Raises NotFound for any name but the served one."""
     if wanted != name:
         raise NotFound(f"the model `{wanted}` is not served here", param="model", code="model_not_found")
-    return model(name, created, limits)
+    return model_of(name, created, limits)

@@ -7,14 +7,18 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from frontend.api import response_types
+from frontend.api.anthropic import response_types as anthropic
 from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest
+from frontend.api.openai import response_types as openai
+from frontend.api.openai import responses_types as responses
 from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
 from frontend.api.openai.completions_input import CompletionRequest
 from frontend.api.openai.responses_input import ResponseCountRequest, ResponseRequest
 from frontend.api.request_model import RequestModel
 from frontend.api.request_schema import Schema, request_schema
-from frontend.api.response_schemas import SHAPES, ref
 from frontend.api.tokenize import DetokenizeRequest
+from frontend.observability.stats import Stats
 
 REQUESTS: Mapping[str, type[RequestModel]] = {
     "CompletionRequest": CompletionRequest,
@@ -25,6 +29,32 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "CountRequest": MessageCountRequest,
     "TokenizeRequest": TokenizeRequest,
     "DetokenizeRequest": DetokenizeRequest,
+}
+RESPONSES: Mapping[str, Any] = {
+    "Completion": openai.Completion,
+    "CompletionChunk": openai.CompletionChunk,
+    "ChatCompletion": openai.ChatCompletion,
+    "ChatCompletionChunk": openai.ChatCompletionChunk,
+    "TokenEvent": openai.TokenEvent,
+    "DoneEvent": openai.DoneEvent,
+    "ErrorEvent": openai.ErrorEvent,
+    "OpenAIError": openai.OpenAIError,
+    "Response": responses.Response,
+    "ResponseEvent": responses.ResponseEvent,
+    "InputTokens": responses.InputTokens,
+    "Message": anthropic.Message,
+    "MessageEvent": anthropic.MessageEvent,
+    "InputTokenCount": anthropic.InputTokenCount,
+    "AnthropicError": anthropic.AnthropicError,
+    "Tokens": response_types.Tokens,
+    "Prompt": response_types.Prompt,
+    "TokenizerInfo": response_types.TokenizerInfo,
+    "Model": response_types.Model,
+    "ModelList": response_types.ModelList,
+    "Health": response_types.Health,
+    "Ready": response_types.Ready,
+    "NotReady": response_types.NotReady,
+    "Stats": Stats,
 }
 NOT_OFFERED = "Of a feature that is not offered; only values that leave it off"
 
@@ -52,7 +82,10 @@ def document() -> dict[str, Any]:
         "paths": {**_generating(), **_counting(), **_reporting()},
         "security": [{}, {"bearer": []}, {"key": []}],
         "components": {
-            "schemas": {**{name: _request(kind) for name, kind in REQUESTS.items()}, **SHAPES},
+            "schemas": {
+                **{name: _request(kind) for name, kind in REQUESTS.items()},
+                **response_types.schemas(RESPONSES),
+            },
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
@@ -75,30 +108,40 @@ def _version() -> str:
         return "unknown"
 
 
+def ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
 def _generating() -> dict[str, Any]:
     """Routes that answer at once or, with `stream`, in server-sent events."""
-    openai, anthropic = ref("OpenAIError"), ref("AnthropicError")
-    either = {"anyOf": [openai, ref("ErrorEvent")]}  # depends on the body's `stream_format`
+    openai_error, anthropic_error = ref("OpenAIError"), ref("AnthropicError")
+    either = {"anyOf": [openai_error, ref("ErrorEvent")]}  # depends on the body's `stream_format`
     typed = [ref(name) for name in ("TokenEvent", "DoneEvent", "ErrorEvent")]
-    events = {"anyOf": [ref("CompletionChunk"), openai, *typed]}
-    chunks = {"anyOf": [ref("ChatCompletionChunk"), openai]}
-    steps = {"anyOf": [ref("ResponseEvent"), openai]}
-    parts = {"anyOf": [ref("MessageEvent"), anthropic]}
+    events = {"anyOf": [ref("CompletionChunk"), openai_error, *typed]}
+    chunks = {"anyOf": [ref("ChatCompletionChunk"), openai_error]}
+    steps = {"anyOf": [ref("ResponseEvent"), openai_error]}
+    parts = {"anyOf": [ref("MessageEvent"), anthropic_error]}
     return {
         "/v1/completions": _post("Continue a text", "CompletionRequest", "Completion", either, events),
-        "/v1/chat/completions": _post("Answer a chat", "ChatCompletionRequest", "ChatCompletion", openai, chunks),
-        "/v1/responses": _post("Answer a chat, in OpenAI's newer format", "ResponseRequest", "Response", openai, steps),
-        "/v1/messages": _post("Answer a chat, as Anthropic does", "MessageRequest", "Message", anthropic, parts),
+        "/v1/chat/completions": _post("Answer a chat", "ChatCompletionRequest", "ChatCompletion", openai_error, chunks),
+        "/v1/responses": _post(
+            "Answer a chat, in OpenAI's newer format", "ResponseRequest", "Response", openai_error, steps
+        ),
+        "/v1/messages": _post("Answer a chat, as Anthropic does", "MessageRequest", "Message", anthropic_error, parts),
     }
 
 
 def _counting() -> dict[str, Any]:
-    openai, anthropic = ref("OpenAIError"), ref("AnthropicError")
+    openai_error, anthropic_error = ref("OpenAIError"), ref("AnthropicError")
     return {
-        "/v1/responses/input_tokens": _post("Count a response's input tokens", "InputRequest", "InputTokens", openai),
-        "/v1/messages/count_tokens": _post("Count a message's tokens", "CountRequest", "Count", anthropic),
-        "/tokenize": _post("Text or a chat as token ids", "TokenizeRequest", "Tokens", openai),
-        "/detokenize": _post("Token ids as text", "DetokenizeRequest", "Text", openai),
+        "/v1/responses/input_tokens": _post(
+            "Count a response's input tokens", "InputRequest", "InputTokens", openai_error
+        ),
+        "/v1/messages/count_tokens": _post(
+            "Count a message's tokens", "CountRequest", "InputTokenCount", anthropic_error
+        ),
+        "/tokenize": _post("Text or a chat as token ids", "TokenizeRequest", "Tokens", openai_error),
+        "/detokenize": _post("Token ids as text", "DetokenizeRequest", "Prompt", openai_error),
     }
 
 

@@ -1,6 +1,6 @@
 """Text or chat messages to ids and back, without the worker."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -8,6 +8,7 @@ from frontend.api.common import ModelContext, check_ids, check_model
 from frontend.api.openai.chat_input import TokenizeRequest, chat_prompt
 from frontend.api.request_model import RequestModel
 from frontend.api.request_types import Count, ModelName, doc
+from frontend.api.response_types import Prompt, TokenizerInfo, Tokens
 from frontend.api.tools import functions
 from frontend.errors import BadRequest, Unprocessable
 
@@ -17,7 +18,7 @@ class DetokenizeRequest(RequestModel):
     model: ModelName = None
 
 
-async def tokenize(request: TokenizeRequest, context: ModelContext) -> dict[str, Any]:
+async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
     """Adds the tokenizer's special tokens to `prompt`, unless told not to; `messages` become what chat sends."""
     check_model(request.model, context)
     prompt, special = request.prompt, request.add_special_tokens
@@ -31,17 +32,23 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> dict[str,
         ids = (await chat_prompt(request, functions(request.tools), context)).ids
     else:
         ids = await context.tokenizer.encode(prompt, special is not False) if prompt else []
-    return {"tokens": ids, "count": len(ids), "max_model_len": context.max_seq_len or None}
+    return Tokens(tokens=ids, count=len(ids), max_model_len=context.max_seq_len or None)
 
 
-async def detokenize(request: DetokenizeRequest, context: ModelContext) -> dict[str, Any]:
+async def detokenize(request: DetokenizeRequest, context: ModelContext) -> Prompt:
     check_model(request.model, context)
     check_ids("tokens", request.tokens, context.vocab_size)
-    return {"prompt": context.tokenizer.decode(request.tokens, skip_special=False)}
+    return Prompt(prompt=context.tokenizer.decode(request.tokens, skip_special=False))
 
 
-def info(context: ModelContext) -> dict[str, Any]:
-    """Facts about the tokenizer for evaluation harnesses that do not have it; the same as vLLM's route of that name."""
-    known = context.tokenizer
-    named = {name: known.named_tokens.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    return {**named, "chat_template": known.templates.get("default"), "vocab_size": context.vocab_size}
+def info(context: ModelContext) -> TokenizerInfo:
+    """Facts for evaluation harnesses that lack the tokenizer, as on vLLM's route of this name."""
+    tokenizer = context.tokenizer
+    return TokenizerInfo(
+        bos_token=tokenizer.named_tokens.get("bos_token"),
+        eos_token=tokenizer.named_tokens.get("eos_token"),
+        pad_token=tokenizer.named_tokens.get("pad_token"),
+        unk_token=tokenizer.named_tokens.get("unk_token"),
+        chat_template=tokenizer.templates.get("default"),
+        vocab_size=context.vocab_size,
+    )

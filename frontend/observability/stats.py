@@ -1,69 +1,177 @@
-"""The response of /stats: the workers' latest Statuses as JSON; before the first one the same fields with zeros."""
+"""/stats: what the workers last reported, as one document; zeros before the first report."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec.structs import asdict
+import msgspec
+from msgspec import Meta
 
 from frontend.workers.status import ConnectionState, WorkerStatus, aggregate
 from shared.messages import Status, WorkerState
 
+Count = Annotated[int, Meta(ge=0)]
+
 _NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state=WorkerState.LOADING, progress=0.0)  # of no worker
 
 
-def stats(workers: Sequence[WorkerStatus], name: str, draining: bool) -> dict[str, Any]:
-    """Counts and rates are sums over the workers, latencies and ages those of the slowest; `worker` is the first one.
+class Pages(msgspec.Struct, kw_only=True):
+    free: Count
+    cached: Count
+    owned: Count
+    total: Count
 
-    name: the served model
-    draining: of this frontend; the result is also true when all workers drain
-    """
-    s = aggregate(workers) or _NONE
+
+class PrefixCacheStats(msgspec.Struct, kw_only=True):
+    """Tokens that were looked up in the prefix cache, and found."""
+
+    queries: Count
+    hits: Count
+
+
+class SpeculationStats(msgspec.Struct, kw_only=True):
+    """Draft tokens."""
+
+    drafted: Count
+    accepted: Count
+
+
+class StepBudget(msgspec.Struct, kw_only=True):
+    """How a step that decodes is planned: its target duration, and what was measured."""
+
+    target_s: float
+    prompt_tokens: Count
+    prompt_token_s: float
+    decodes_s: float
+
+
+class Throughput(msgspec.Struct, kw_only=True):
+    """Tokens a second over the last ten seconds."""
+
+    prompt: float
+    generation: float
+
+
+class Quantiles(msgspec.Struct, kw_only=True):
+    """Seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class Latency(msgspec.Struct, kw_only=True):
+    ttft: Quantiles
+    itl: Quantiles
+    e2e: Quantiles
+
+
+class Worker(msgspec.Struct, kw_only=True):
+    pid: Count
+    epoch: Count
+    model: str
+    device: str
+    dtype: str
+    kernels: str
+    state: str
+    progress: float
+    last_step_age_s: float
+    max_seq_len: Count
+    step: StepBudget
+
+
+class PoolWorker(Worker, kw_only=True):
+    """`streams` and `load` (tokens that they may still need) are this frontend's; the rest is the worker's own."""
+
+    address: str
+    ready: bool
+    reason: str
+    streams: Count
+    load: Count
+    running: Count
+    waiting: Count
+    pages: Pages
+    throughput: Throughput
+
+
+class Frontend(msgspec.Struct, kw_only=True):
+    pid: Count
+    id: str
+    streams: Count
+
+
+class Stats(msgspec.Struct, kw_only=True):
+    """Counts and speeds are sums over the workers, latencies the slowest worker's; `worker` is the first one."""
+
+    running: Count
+    waiting: Count
+    waiting_tokens: Count
+    pages: Pages
+    prefix: PrefixCacheStats
+    speculation: SpeculationStats
+    worker: Worker
+    workers: list[PoolWorker]
+    frontends: list[Frontend]
+    throughput: Throughput
+    latency: Latency
+    draining: bool
+
+
+def stats(workers: Sequence[WorkerStatus], name: str, draining: bool) -> Stats:
+    """`name`: the served model; `draining`: whether this frontend is draining."""
+    total = aggregate(workers) or _NONE
     first = next((worker.status for worker in workers if worker.status), _NONE)
     draining = draining or (bool(workers) and all(worker.state is ConnectionState.DRAINING for worker in workers))
+    return Stats(
+        running=total.running,
+        waiting=total.waiting,
+        waiting_tokens=total.waiting_tokens,
+        pages=_pages(total),
+        prefix=PrefixCacheStats(queries=total.prefix_queries, hits=total.prefix_hits),
+        speculation=SpeculationStats(drafted=total.draft_tokens, accepted=total.accepted_tokens),
+        worker=Worker(**_worker(first, name)),
+        workers=[_pool_worker(worker, name) for worker in workers],
+        frontends=[Frontend(pid=one.pid, id=one.id, streams=one.streams) for one in total.frontends],
+        throughput=_throughput(total),
+        latency=msgspec.convert(total, Latency, from_attributes=True),
+        draining=draining,
+    )
+
+
+def _worker(status: Status, name: str) -> dict[str, Any]:
     return {
-        "running": s.running,
-        "waiting": s.waiting,
-        "waiting_tokens": s.waiting_tokens,
-        "pages": asdict(s.pages),
-        "prefix": {"queries": s.prefix_queries, "hits": s.prefix_hits},
-        "speculation": {"drafted": s.draft_tokens, "accepted": s.accepted_tokens},
-        "worker": _worker(first, name),
-        "workers": [_one_worker(worker, name) for worker in workers],
-        "frontends": [{"pid": peer.pid, "id": peer.id, "streams": peer.streams} for peer in s.frontends],
-        "throughput": {"prompt": s.prompt_tokens_s, "generation": s.generation_tokens_s},
-        "latency": {"ttft": asdict(s.ttft), "itl": asdict(s.itl), "e2e": asdict(s.e2e)},
-        "draining": draining,
+        "pid": status.pid,
+        "epoch": status.epoch,
+        "model": status.model or name,
+        "device": status.device,
+        "dtype": status.dtype,
+        "kernels": status.kernels,
+        "state": "absent" if status is _NONE else status.state,
+        "progress": status.progress,
+        "last_step_age_s": status.last_step_age_s,
+        "max_seq_len": status.max_seq_len,
+        "step": msgspec.convert(status.pace, StepBudget, from_attributes=True),
     }
 
 
-def _worker(s: Status, name: str) -> dict[str, Any]:
-    return {
-        "pid": s.pid,
-        "epoch": s.epoch,
-        "model": s.model or name,
-        "device": s.device,
-        "dtype": s.dtype,
-        "kernels": s.kernels,
-        "state": "absent" if s is _NONE else s.state,
-        "progress": s.progress,
-        "last_step_age_s": s.last_step_age_s,
-        "max_seq_len": s.max_seq_len,
-        "step": asdict(s.pace),
-    }
+def _pool_worker(worker: WorkerStatus, name: str) -> PoolWorker:
+    status = worker.status or _NONE
+    return PoolWorker(
+        **_worker(status, name),
+        address=worker.address,
+        ready=worker.ready,
+        reason=worker.reason,
+        streams=worker.streams,
+        load=worker.load,
+        running=status.running,
+        waiting=status.waiting,
+        pages=_pages(status),
+        throughput=_throughput(status),
+    )
 
 
-def _one_worker(worker: WorkerStatus, name: str) -> dict[str, Any]:
-    """`streams` and `load` (tokens that they may still need) are this frontend's, the rest is the worker's report."""
-    s = worker.status or _NONE
-    return {
-        "address": worker.address,
-        "ready": worker.ready,
-        "reason": worker.reason,
-        "streams": worker.streams,
-        "load": worker.load,
-        **_worker(s, name),
-        "running": s.running,
-        "waiting": s.waiting,
-        "pages": asdict(s.pages),
-        "throughput": {"prompt": s.prompt_tokens_s, "generation": s.generation_tokens_s},
-    }
+def _pages(status: Status) -> Pages:
+    return msgspec.convert(status.pages, Pages, from_attributes=True)
+
+
+def _throughput(status: Status) -> Throughput:
+    return Throughput(prompt=status.prompt_tokens_s, generation=status.generation_tokens_s)

@@ -5,10 +5,9 @@ message_stop. Sampling fields that Anthropic lacks (`seed`, `stop_token_ids`, â€
 reproduces an answer are extensions.
 """
 
-from typing import Any
-
 from frontend.api import structured_output
-from frontend.api.anthropic import envelope as frame
+from frontend.api.anthropic import envelope
+from frontend.api.anthropic import response_types as types
 from frontend.api.anthropic.envelope import PREFIX, error, stream_error
 from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest, marks_cache, message_prompt
 from frontend.api.anthropic.messages_output import ParsedWriter, parsed_blocks
@@ -56,16 +55,16 @@ async def parse(request: MessageRequest, context: ModelContext) -> GenerationReq
     display = request.thinking and request.thinking.display
     return generation_request(
         request, context, (ids,), chosen, stops=tuple(request.stop_sequences or ()), parser_config=parser_config,
-        format_data={"thinking": display, frame.CACHES: marks_cache(request)},
+        format_data={"thinking": display, envelope.CACHES: marks_cache(request)},
     )  # fmt: skip
 
 
-async def count_tokens(request: MessageCountRequest, context: ModelContext) -> dict[str, Any]:
+async def count_tokens(request: MessageCountRequest, context: ModelContext) -> types.InputTokenCount:
     """The `input_tokens` that the same body would have as a message."""
     check_model(request.model, context)
     known = functions(request.tools)
     offer(known, anthropic_choice(request.tool_choice), _several_calls(request.tool_choice), context)
-    return {"input_tokens": len((await message_prompt(request, known, context)).ids)}
+    return types.InputTokenCount(input_tokens=len((await message_prompt(request, known, context)).ids))
 
 
 def _several_calls(choice: AnthropicChoice | None) -> bool:
@@ -83,7 +82,7 @@ class TextWriter:
     def __init__(self, context: ResponseContext) -> None:
         self._context = context
         self._totals = Totals(context.request)
-        self._opening = frame.start(context) + frame.BLOCK_START + frame.PING
+        self._opening = envelope.start(context) + envelope.BLOCK_START + envelope.PING
 
     def write(self, deltas: list[Delta]) -> bytes:
         data = b""
@@ -92,9 +91,9 @@ class TextWriter:
         running_totals = self._totals if self._context.request.continuous_usage else None
         for delta in deltas:
             self._totals.add(delta)
-            data += frame.text_delta(delta, running_totals)
+            data += envelope.text_delta(delta, running_totals)
             if delta.finish is not None:
-                data += frame.BLOCK_STOP + frame.end(self._context, delta, self._totals)
+                data += envelope.BLOCK_STOP + envelope.end(self._context, delta, self._totals)
         return data
 
     def end(self) -> bytes:
@@ -114,6 +113,6 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
         raise SluiceError("the message has no end")
     text = "".join(texts)
     if context.request.parser_config is None:
-        return frame.answer(context, [{"type": "text", "text": text}], last, totals)
-    output = ParsedOutput.parse(text, context.request.parser_config)
-    return frame.answer(context, parsed_blocks(output, context), last, totals, output.parser.called)
+        return envelope.complete_message(context, [types.TextBlock(text=text)], last, totals)
+    parsed = ParsedOutput.parse(text, context.request.parser_config)
+    return envelope.complete_message(context, parsed_blocks(parsed, context), last, totals, parsed.parser.called)

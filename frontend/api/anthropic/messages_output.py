@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from frontend.api.anthropic import envelope as frame
+from frontend.api.anthropic import envelope
+from frontend.api.anthropic import response_types as types
 from frontend.api.common import ResponseContext, Totals, to_json
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig
@@ -25,29 +26,27 @@ def call_id(context: ResponseContext, index: int) -> str:
     return f"toolu_{context.nonce}{index:02x}"
 
 
-def _signed(thought: bytes) -> str:
-    return b64encode(sha256(thought).digest()).decode()
+def _signature(digest: Any) -> str:
+    return b64encode(digest.digest()).decode()
 
 
-def parsed_blocks(output: ParsedOutput, context: ResponseContext) -> list[dict[str, Any]]:
-    """The blocks of a complete response, in order; an empty text block if the output was empty."""
+def parsed_blocks(parsed: ParsedOutput, context: ResponseContext) -> list[types.ContentBlock]:
+    """The blocks of a complete message, in the answer's order; an empty text if there are none."""
     omitted = context.request.format_data.get("thinking") == OMITTED
-    blocks: list[dict[str, Any]] = []
+    blocks: list[types.ContentBlock] = []
     calls = 0
-    for part in output.parts:
+    for part in parsed.parts:
         match part:
             case Text(text):
-                blocks.append({"type": "text", "text": text})
+                blocks.append(types.TextBlock(text=text))
             case ReasoningText(text):
-                thought = "" if omitted else text
-                blocks.append({"type": "thinking", "thinking": thought, "signature": _signed(text.encode())})
+                shown = "" if omitted else text
+                blocks.append(types.ThinkingBlock(thinking=shown, signature=_signature(sha256(text.encode()))))
             case Call():
                 arguments = msgspec.Raw(part.closed_arguments.encode())
-                blocks.append(
-                    {"type": "tool_use", "id": call_id(context, calls), "name": part.name, "input": arguments}
-                )
+                blocks.append(types.ToolUseBlock(id=call_id(context, calls), name=part.name, input=arguments))
                 calls += 1
-    return blocks or [{"type": "text", "text": ""}]
+    return blocks or [types.TextBlock(text="")]
 
 
 class ParsedWriter:
@@ -58,7 +57,7 @@ class ParsedWriter:
         self._totals = Totals(context.request)
         self._parser = OutputParser(parser_config)
         self._blocks = Blocks(context)
-        self._opening = frame.start(context) + frame.PING
+        self._opening = envelope.start(context) + envelope.PING
 
     def write(self, deltas: list[Delta]) -> bytes:
         data = b""
@@ -68,10 +67,10 @@ class ParsedWriter:
         for delta in deltas:
             self._totals.add(delta)
             events = self._parser.feed(delta.text) + (self._parser.finish() if delta.finish is not None else [])
-            after = frame.running(running_totals) + b"}\n\n"
+            after = envelope.running_usage(running_totals) + b"}\n\n"
             data += b"".join([self._blocks.write(event, after) for event in events])
             if delta.finish is not None:
-                data += self._blocks.close() + frame.end(self._context, delta, self._totals, self._parser.called)
+                data += self._blocks.close() + envelope.end(self._context, delta, self._totals, self._parser.called)
         return data
 
     def end(self) -> bytes:
@@ -85,50 +84,48 @@ class Blocks:
         self._context = context
         self._omitted = context.request.format_data.get("thinking") == OMITTED
         self._index = -1
-        self._open = ""  # the type of the block that is open
+        self._open: type[types.ContentBlock] | None = None
         self._digest = sha256()
 
     def write(self, event: Event, after: bytes) -> bytes:
         """after: the end of each delta"""
         match event:
             case Text(text):
-                opening = self._opened({"type": "text", "text": ""}) if self._open != "text" else b""
-                return opening + self._delta({"type": "text_delta", "text": text}, after)
+                opening = self._begin(types.TextBlock(text="")) if self._open is not types.TextBlock else b""
+                return opening + self._delta(types.TextDelta(text=text), after)
             case ReasoningText(text):
-                block = {"type": "thinking", "thinking": "", "signature": ""}
-                opening = self._opened(block) if self._open != "thinking" else b""
+                block = types.ThinkingBlock(thinking="", signature="")
+                opening = self._begin(block) if self._open is not types.ThinkingBlock else b""
                 self._digest.update(text.encode())
-                thinking = {"type": "thinking_delta", "thinking": text}
-                return opening if self._omitted else opening + self._delta(thinking, after)
+                return opening if self._omitted else opening + self._delta(types.ThinkingDelta(thinking=text), after)
             case CallStart(index, name):
                 id = call_id(self._context, index)
-                return self._opened({"type": "tool_use", "id": id, "name": name, "input": {}})
+                return self._begin(types.ToolUseBlock(id=id, name=name, input=msgspec.Raw(b"{}")))
             case CallArguments(_, fragment):
-                return self._delta({"type": "input_json_delta", "partial_json": fragment}, after)
+                return self._delta(types.InputJsonDelta(partial_json=fragment), after)
             case CallEnd():
-                return self._closed()
+                return self._end()
 
     def close(self) -> bytes:
-        """The end of the last block. Every response has at least one."""
-        return (self._opened({"type": "text", "text": ""}) if self._index < 0 else b"") + self._closed()
+        """Ends the last block; every answer has at least one."""
+        return (self._begin(types.TextBlock(text="")) if self._index < 0 else b"") + self._end()
 
-    def _opened(self, block: dict[str, Any]) -> bytes:
-        before = self._closed()
+    def _begin(self, block: types.ContentBlock) -> bytes:
+        before = self._end()
         self._index += 1
-        self._open = str(block["type"])
-        return before + frame.named("content_block_start", index=self._index, content_block=block)
+        self._open = type(block)
+        return before + envelope.event(types.ContentBlockStart(index=self._index, content_block=block))
 
-    def _closed(self) -> bytes:
-        kind, self._open = self._open, ""
-        if not kind:
+    def _end(self) -> bytes:
+        kind, self._open = self._open, None
+        if kind is None:
             return b""
-        signed = b""
-        if kind == "thinking":
-            signature = b64encode(self._digest.digest()).decode()
-            signed = self._delta({"type": "signature_delta", "signature": signature}, b"}\n\n")
+        signature = b""
+        if kind is types.ThinkingBlock:
+            signature = self._delta(types.SignatureDelta(signature=_signature(self._digest)), b"}\n\n")
             self._digest = sha256()
-        return signed + frame.named("content_block_stop", index=self._index)
+        return signature + envelope.event(types.ContentBlockStop(index=self._index))
 
-    def _delta(self, delta: dict[str, Any], after: bytes) -> bytes:
-        data = to_json({"type": "content_block_delta", "index": self._index, "delta": delta})
+    def _delta(self, delta: types.BlockDelta, after: bytes) -> bytes:
+        data = to_json(types.ContentBlockDelta(index=self._index, delta=delta))
         return b"event: content_block_delta\ndata: " + data[:-1] + after

@@ -5,7 +5,6 @@ A stream is a chunk with each choice's role, text chunks, a chunk with each fini
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from frontend.api import structured_output
 from frontend.api.common import (
@@ -16,13 +15,13 @@ from frontend.api.common import (
     check_length,
     check_model,
     generation_request,
-    openai_usage,
     sampling,
     to_json,
 )
+from frontend.api.openai import response_types as types
 from frontend.api.openai.chat_input import ChatRequest, chat_prompt
-from frontend.api.openai.chat_output import ParsedChunkWriter, message, reason
-from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error
+from frontend.api.openai.chat_output import ParsedChunkWriter, finish_reason, message
+from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error, usage_of
 from frontend.api.tools import answer_form, functions, offer, openai_choice
 from frontend.errors import SluiceError, Unprocessable
 from frontend.output_parser.parsed import ParsedOutput
@@ -86,16 +85,20 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
         for delta in deltas:
             totals.add(delta)
             choices[delta.index].add(delta)
-    head = _head(context) | {"object": "chat.completion"}
-    answer = {**head, "choices": [choice.json() for choice in choices], "usage": openai_usage(totals.usage)}
-    return to_json(answer | ({"timings": totals.timings} if context.request.timings else {}))
+    return to_json(
+        types.ChatCompletion(
+            id=context.id,
+            created=context.created,
+            model=context.request.model,
+            choices=[choice.finished() for choice in choices],
+            usage=usage_of(totals.usage),
+            timings=totals.timings,
+        )
+    )
 
 
-def _head(context: ResponseContext) -> dict[str, Any]:
-    return {
-        "id": context.id, "object": "chat.completion.chunk", "created": context.created, "model": context.request.model,
-        "system_fingerprint": None,
-    }  # fmt: skip
+def _chunk_head(context: ResponseContext) -> types.ChatChunkHead:
+    return types.ChatChunkHead(id=context.id, created=context.created, model=context.request.model)
 
 
 class _Choice:
@@ -105,54 +108,59 @@ class _Choice:
         self._context = context
         self._index = index
         self._texts: list[str] = []
-        self._scores: list[dict[str, Any]] = []
+        self._scores: list[types.TokenLogprobs] = []
         self._end: Delta | None = None
 
     def add(self, delta: Delta) -> None:
         self._texts += delta.texts
-        self._scores += _logprobs(self._context, delta)["content"]
+        self._scores += _logprobs(self._context, delta).content
         self._end = delta
 
-    def json(self) -> dict[str, Any]:
+    def finished(self) -> types.ChatChoice:
         end = self._end
         if end is None or end.finish is None:
             raise SluiceError(f"choice {self._index} has no end")
         scored = self._context.request.sampling.logprobs is not None
-        message, reason = self._message("".join(self._texts), end)
-        return {
-            "index": self._index,
-            "message": {"role": "assistant", **message, "refusal": None},
-            "logprobs": {"content": self._scores, "refusal": None} if scored else None,
-            "finish_reason": reason, "stop_reason": end.stop, "seed": end.seed,
-        }  # fmt: skip
+        answer, reason = self._answer("".join(self._texts), end)
+        return types.ChatChoice(
+            index=self._index,
+            message=answer,
+            logprobs=types.ChatLogprobs(content=self._scores) if scored else None,
+            finish_reason=reason,
+            stop_reason=end.stop,
+            seed=end.seed,
+        )
 
-    def _message(self, text: str, end: Delta) -> tuple[dict[str, Any], str]:
-        """The message, and the finish reason."""
+    def _answer(self, text: str, end: Delta) -> tuple[types.ChatAnswer, types.ChatFinishReason]:
         parser_config = self._context.request.parser_config
         if parser_config is None:
-            return {"content": text}, FINISH[end.finish or Finish.LENGTH]
-        output = ParsedOutput.parse(text, parser_config)
-        return message(output, self._context, self._index), reason(output.parser, end)
+            return types.ChatAnswer(content=text), FINISH[end.finish or Finish.LENGTH]
+        parsed = ParsedOutput.parse(text, parser_config)
+        return message(parsed, self._context, self._index), finish_reason(parsed.parser, end)
 
 
-def _logprobs(context: ResponseContext, delta: Delta, offset: int = 0) -> dict[str, Any]:
-    """One entry per token, with its likeliest rivals."""
-    return {"content": logprob_entries(context, delta.logprobs or ()), "refusal": None}
+def _logprobs(context: ResponseContext, delta: Delta, offset: int = 0) -> types.ChatLogprobs:
+    return types.ChatLogprobs(content=logprob_entries(context, delta.logprobs or ()))
 
 
 def logprob_entries(
-    context: ResponseContext, scores: Iterable[TokenLogprob], mute: list[int] | None = None
-) -> list[dict[str, Any]]:
-    """mute: the bytes of tokens that add nothing to the text"""
+    context: ResponseContext, scores: Iterable[TokenLogprob], no_bytes: list[int] | None = None
+) -> list[types.TokenLogprobs]:
+    """An entry for each token. Tokens that add nothing to the text are spelled out, and their bytes are `no_bytes`."""
+    text, raw = context.tokenizer.token_text, context.tokenizer.token_bytes
 
-    def entry(id: int, logprob: float) -> dict[str, Any]:
-        raw = context.tokenizer.token_bytes(id)
-        return {"token": context.tokenizer.token_text(id), "logprob": max(LEAST, logprob), "bytes": list(raw) or mute}
+    def score(id: int, logprob: float) -> types.TokenScore:
+        return types.TokenScore(token=text(id), logprob=max(LEAST, logprob), bytes=list(raw(id)) or no_bytes)
 
     return [
-        entry(token.token_id, token.logprob) | {"top_logprobs": [entry(*rival) for rival in token.top]}
+        types.TokenLogprobs(
+            token=text(token.token_id),
+            logprob=max(LEAST, token.logprob),
+            bytes=list(raw(token.token_id)) or no_bytes,
+            top_logprobs=[score(*rival) for rival in token.top],
+        )
         for token in scores
     ]
 
 
-SHAPE = Shape(_head, before=b'"delta":{"content":', after=b"}", without=b'"delta":{}', logprobs=_logprobs)
+SHAPE = Shape(_chunk_head, before=b'"delta":{"content":', after=b"}", without=b'"delta":{}', logprobs=_logprobs)

@@ -4,9 +4,10 @@ Reasoning is called `reasoning_content` by DeepSeek, vLLM and SGLang, `reasoning
 without either.
 """
 
-from typing import Any
+from msgspec import UNSET
 
 from frontend.api.common import ResponseContext, to_json
+from frontend.api.openai import response_types as types
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig
@@ -19,28 +20,28 @@ def call_id(context: ResponseContext, choice: int, index: int) -> str:
     return f"call_{context.nonce}{choice:02x}{index:02x}"
 
 
-def reason(parser: OutputParser, delta: Delta) -> str:
-    """The finish reason: `tool_calls` if the model called and ended by itself."""
+def finish_reason(parser: OutputParser, delta: Delta) -> types.ChatFinishReason:
+    """ "tool_calls" if the model called tools and ended by itself."""
     stopped = delta.finish is Finish.STOP and isinstance(delta.stop, str)
     if parser.called and delta.finish is not Finish.LENGTH and not stopped:
         return "tool_calls"
     return FINISH[delta.finish or Finish.LENGTH]
 
 
-def message(output: ParsedOutput, context: ResponseContext, choice: int) -> dict[str, Any]:
-    """The message of a complete response; its content is null if it only calls."""
+def message(parsed: ParsedOutput, context: ResponseContext, choice: int) -> types.ChatAnswer:
+    """The message of a complete response; its content is null if it only calls tools."""
     calls = [
-        {"id": call_id(context, choice, i), "type": "function",
-         "function": {"name": call.name, "arguments": call.arguments}}
-        for i, call in enumerate(output.calls)
-    ]  # fmt: skip
-    text = output.text
-    content: dict[str, Any] = {"content": text if text or not calls else None}
-    return content | _reasoning(output.reasoning) | ({"tool_calls": calls} if calls else {})
-
-
-def _reasoning(text: str) -> dict[str, str]:
-    return {"reasoning_content": text, "reasoning": text} if text else {}
+        types.ToolCall(
+            id=call_id(context, choice, i), function=types.FunctionCall(name=call.name, arguments=call.arguments)
+        )
+        for i, call in enumerate(parsed.calls)
+    ]
+    return types.ChatAnswer(
+        content=parsed.text if parsed.text or not calls else None,
+        reasoning_content=parsed.reasoning or UNSET,
+        reasoning=parsed.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
 
 
 class ParsedChunkWriter(ChunkWriter):
@@ -60,32 +61,31 @@ class ParsedChunkWriter(ChunkWriter):
         data = b"".join([self._chunk(delta.index, self._delta(delta.index, event)) for event in events])
         return data if delta.finish is None else data + self._rest_of(choice, delta) + self._finish(delta)
 
-    def _delta(self, choice: int, event: Event) -> dict[str, Any]:
-        """The event as a chunk's delta; empty for an event that is not sent."""
+    def _delta(self, choice: int, event: Event) -> types.ChatDelta | None:
+        """The event as the delta of a chunk; None if it has no chunk of its own."""
         match event:
             case Text(text):
                 self._choices[choice].has_output = True
-                return {"content": text}
+                return types.ChatDelta(content=text)
             case ReasoningText(text):
-                return _reasoning(text)
+                return types.ChatDelta(reasoning_content=text, reasoning=text) if text else None
             case CallStart(index, name):
                 self._choices[choice].has_output = True
-                id = call_id(self._context, choice, index)
-                function = {"name": name, "arguments": ""}
-                return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+                id, function = call_id(self._context, choice, index), types.FunctionCallDelta(name=name, arguments="")
+                return _call(types.ToolCallDelta(index=index, id=id, type="function", function=function))
             case CallArguments(index, fragment):
-                return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
+                return _call(types.ToolCallDelta(index=index, function=types.FunctionCallDelta(arguments=fragment)))
             case CallEnd():
-                return {}
+                return None
 
-    def _chunk(self, index: int, payload: dict[str, Any]) -> bytes:
-        if not payload:
+    def _chunk(self, index: int, content: types.ChatDelta | None) -> bytes:
+        if content is None:
             return b""
         scores, self._choices[index].scores = self._choices[index].scores, []
         scored = self._context.request.sampling.logprobs is not None
         delta = Delta(index, [], [], logprobs=scores)
         return b'%s"delta":%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (
-            self._bare[index], to_json(payload),
+            self._bare[index], to_json(content),
             to_json(self._shape.logprobs(self._context, delta, 0) if scored else None), self._usage(),
         )  # fmt: skip
 
@@ -93,14 +93,18 @@ class ParsedChunkWriter(ChunkWriter):
         """An empty content, if neither text nor a call was sent, with the remaining log-probabilities."""
         if choice.has_output and not choice.scores:
             return b""
-        return self._chunk(delta.index, {"content": ""})
+        return self._chunk(delta.index, types.ChatDelta(content=""))
 
-    def _reason(self, delta: Delta) -> str:
-        return reason(self._choices[delta.index].parser, delta)
+    def _reason(self, delta: Delta) -> types.ChatFinishReason:
+        return finish_reason(self._choices[delta.index].parser, delta)
+
+
+def _call(part: types.ToolCallDelta) -> types.ChatDelta:
+    return types.ChatDelta(tool_calls=[part])
 
 
 class _Choice:
     def __init__(self, parser_config: ParserConfig) -> None:
         self.parser = OutputParser(parser_config)
-        self.has_output = False  # text or a call was sent
+        self.has_output = False  # text or a tool call
         self.scores: list[TokenLogprob] = []

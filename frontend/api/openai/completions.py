@@ -7,7 +7,6 @@ same chunks in a slightly different shape.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from frontend.api import structured_output
 from frontend.api.common import (
@@ -18,19 +17,19 @@ from frontend.api.common import (
     check_length,
     check_model,
     generation_request,
-    openai_error,
-    openai_usage,
     sampling,
     to_json,
 )
+from frontend.api.openai import response_types as types
 from frontend.api.openai.completions_input import CompletionRequest, prompt_texts, tokenized
+from frontend.api.response_types import ResponseModel
 from frontend.errors import SluiceError, Unprocessable
-from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
+from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
 
 NAME, PREFIX = "completions", "cmpl"
 REQUEST = CompletionRequest
 DONE = b"data: [DONE]\n\n"
-FINISH = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
+FINISH: dict[Finish, types.FinishReason] = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 
 async def parse(request: CompletionRequest, context: ModelContext) -> GenerationRequest:
@@ -69,12 +68,33 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
         for delta in deltas:
             totals.add(delta)
             choices[delta.index].add(delta)
-    answer = {**_head(context), "choices": [choice.json() for choice in choices], "usage": openai_usage(totals.usage)}
-    return to_json(answer | ({"timings": totals.timings} if context.request.timings else {}))
+    return to_json(
+        types.Completion(
+            id=context.id,
+            created=context.created,
+            model=context.request.model,
+            choices=[choice.finished() for choice in choices],
+            usage=usage_of(totals.usage),
+            timings=totals.timings,
+        )
+    )
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
-    return to_json({"error": openai_error(exc)})
+    return to_json(types.OpenAIError(error=error_body(exc)))
+
+
+def error_body(exc: SluiceError) -> types.ErrorBody:
+    return types.ErrorBody(message=exc.message, type=exc.kind, param=exc.param, code=exc.code)
+
+
+def usage_of(usage: Usage) -> types.Usage:
+    return types.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        prompt_tokens_details=types.PromptTokensDetails(cached_tokens=usage.cached_tokens),
+    )
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
@@ -82,19 +102,19 @@ def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) ->
     return b"data: " + error(exc, request_id) + b"\n\n"
 
 
-def _head(context: ResponseContext) -> dict[str, Any]:
-    return {"id": context.id, "object": "text_completion", "created": context.created, "model": context.request.model}
+def _head(context: ResponseContext) -> types.CompletionHead:
+    return types.CompletionHead(id=context.id, created=context.created, model=context.request.model)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The differences between chunks of completions and of chat."""
 
-    head: Callable[[ResponseContext], dict[str, Any]]
+    head: Callable[[ResponseContext], ResponseModel]
     before: bytes  # the text of a choice
     after: bytes
     without: bytes  # in place of all three when there is no text
-    logprobs: Callable[[ResponseContext, Delta, int], dict[str, Any]]  # for a delta that begins at this character
+    logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # for a delta that begins at this character
 
 
 class ChunkWriter:
@@ -153,7 +173,7 @@ class ChunkWriter:
 
     def _usage(self) -> bytes:
         running = self._context.request.continuous_usage
-        return b',"usage":' + to_json(openai_usage(self._totals.usage)) if running else self._usage_null
+        return b',"usage":' + to_json(usage_of(self._totals.usage)) if running else self._usage_null
 
     def _finish(self, delta: Delta) -> bytes:
         self._left -= 1
@@ -165,7 +185,7 @@ class ChunkWriter:
             b',"timings":' + to_json(self._totals.timings) if timings else b"",
         )  # fmt: skip
 
-    def _reason(self, delta: Delta) -> str:
+    def _reason(self, delta: Delta) -> types.ChatFinishReason:
         return FINISH[delta.finish or Finish.LENGTH]
 
     def _usage_chunk(self) -> bytes:
@@ -173,7 +193,7 @@ class ChunkWriter:
         if not request.include_usage:
             return b""
         timings = b',"timings":' + to_json(self._totals.timings) if request.timings else b""
-        return b'%s,"choices":[],"usage":%s%s}\n\n' % (self._head, to_json(openai_usage(self._totals.usage)), timings)
+        return b'%s,"choices":[],"usage":%s%s}\n\n' % (self._head, to_json(usage_of(self._totals.usage)), timings)
 
 
 def _extras(delta: Delta) -> bytes:
@@ -189,43 +209,49 @@ class _Choice:
         self._index = index
         self._texts: list[str] = []
         self._length = 0
-        self._logprobs: dict[str, list[Any]] | None = None
+        self._logprobs: types.CompletionLogprobs | None = None
         self._end: Delta | None = None
 
     def add(self, delta: Delta) -> None:
         text = delta.text
         if delta.logprobs is not None:
-            found = _logprobs(self._context, delta, self._length)
-            known = self._logprobs = self._logprobs or {key: [] for key in found}
-            for key, values in found.items():
-                known[key] += values
+            more = _logprobs(self._context, delta, self._length)
+            if self._logprobs is None:
+                self._logprobs = more
+            else:
+                self._logprobs.extend(more)
         self._texts.append(text)
         self._length += len(text)
         self._end = delta
 
-    def json(self) -> dict[str, Any]:
+    def finished(self) -> types.CompletionChoice:
         end = self._end
         if end is None or end.finish is None:
             raise SluiceError(f"choice {self._index} has no end")
-        return {
-            "index": self._index, "text": "".join(self._texts), "logprobs": self._logprobs,
-            "finish_reason": FINISH[end.finish], "stop_reason": end.stop, "seed": end.seed,
-        }  # fmt: skip
+        return types.CompletionChoice(
+            index=self._index,
+            text="".join(self._texts),
+            logprobs=self._logprobs,
+            finish_reason=FINISH[end.finish],
+            stop_reason=end.stop,
+            seed=end.seed,
+        )
 
 
-def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> dict[str, list[Any]]:
-    """OpenAI's four columns. A prompt's first token has no log-probability: null."""
-    columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> types.CompletionLogprobs:
+    """`offset`: where the delta's text begins in the choice's text."""
+    columns = types.CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for token, text in zip(delta.logprobs or (), delta.texts, strict=False):
-        columns["tokens"].append(context.tokenizer.token_text(token.token_id))
-        columns["token_logprobs"].append(None if token.logprob != token.logprob else token.logprob)
-        columns["top_logprobs"].append(_top(context, token) if token.logprob == token.logprob else None)
-        columns["text_offset"].append(offset)
+        scored = token.logprob == token.logprob  # NaN: a prompt's first token
+        columns.tokens.append(context.tokenizer.token_text(token.token_id))
+        columns.token_logprobs.append(token.logprob if scored else None)
+        columns.top_logprobs.append(_top(context, token) if scored else None)
+        columns.text_offset.append(offset)
         offset += len(text)
     return columns
 
 
-def _top(context: ResponseContext, token: TokenLogprob) -> dict[str, float]:
+def _top(context: ResponseContext, token: TokenLogprob) -> dict[str, float | None]:
     """The likeliest tokens by text; of two ids with one text the likelier stays."""
     text = context.tokenizer.token_text
     return {text(id): logprob for id, logprob in reversed(token.top)}

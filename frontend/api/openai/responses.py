@@ -16,13 +16,13 @@ from frontend.api.common import (
     check_length,
     check_model,
     generation_request,
-    openai_error,
     sampling,
     to_json,
 )
-from frontend.api.openai.completions import error
+from frontend.api.openai import responses_types as types
+from frontend.api.openai.completions import error, error_body
 from frontend.api.openai.responses_input import SCORES, ResponseCountRequest, ResponseRequest, response_prompt
-from frontend.api.openai.responses_output import BEGUN, CUT, DONE, Output, Step, numbered, step
+from frontend.api.openai.responses_output import COMPLETED, INCOMPLETE, Output, event
 from frontend.api.structured_output import TextFormat
 from frontend.api.tools import answer_form, functions, offer, openai_choice
 from frontend.errors import SluiceError
@@ -44,7 +44,7 @@ __all__ = [
 
 NAME, PREFIX = "responses", "resp"
 REQUEST = ResponseRequest
-OPENING = ("response.created", "response.in_progress")
+OPENING = (types.Created, types.InProgress)
 
 
 async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRequest:
@@ -74,13 +74,13 @@ def _format(request: ResponseRequest) -> TextFormat | None:
     return request.text.format if request.text else None
 
 
-async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> dict[str, Any]:
+async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> types.InputTokens:
     """The `input_tokens` that the same body would have as a request."""
     check_model(request.model, context)
     known = functions(request.tools)
     offer(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
     ids = (await response_prompt(request, known, context)).ids
-    return {"object": "response.input_tokens", "input_tokens": len(ids)}
+    return types.InputTokens(input_tokens=len(ids))
 
 
 def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampling) -> dict[str, Any]:
@@ -90,13 +90,12 @@ def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampl
         "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls, "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls,
-        "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+        "reasoning": types.ReasoningSettings(effort=request.reasoning.effort if request.reasoning else None),
         "temperature": chosen.temperature,
-        "text": {"format": _format(request) or {"type": "text"}},
+        "text": types.TextSettings(format=_format(request) or {"type": "text"}),
         "tool_choice": request.tool_choice or "auto", "tools": tools,
-        "top_logprobs": request.top_logprobs or 0, "top_p": chosen.top_p, "truncation": "disabled",
-        "user": request.user, "service_tier": "default", "store": False, "background": False,
-        "previous_response_id": None,
+        "top_logprobs": request.top_logprobs or 0, "top_p": chosen.top_p,
+        "user": request.user,
     }  # fmt: skip
 
 
@@ -114,17 +113,18 @@ class ResponseWriter:
         self._begun = False
 
     def write(self, deltas: list[Delta]) -> bytes:
-        steps: list[Step] = []
+        events: list[bytes] = []
         if deltas and not self._begun:
             self._begun = True
-            steps += [step(kind, response=_response(self._context, BEGUN)) for kind in OPENING]
+            events += [event(self._context, kind, response=_started(self._context)) for kind in OPENING]
         for delta in deltas:
             self._totals.add(delta)
-            steps += self._output.add(delta)
+            events += self._output.add(delta)
             if delta.finish is not None:
-                ended = _ended(self._context, delta, self._totals, self._output)
-                steps.append(step(f"response.{ended['status']}", response=ended))
-        return numbered(steps, self._context.event_numbers)
+                kind = types.Incomplete if delta.finish is Finish.LENGTH else types.Completed
+                response = _finished(self._context, delta, self._totals, self._output)
+                events.append(event(self._context, kind, response=response))
+        return b"".join(events)
 
     def end(self) -> bytes:
         return b""
@@ -140,39 +140,47 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
             output.add(last)
     if last is None or last.finish is None:
         raise SluiceError("the response has no end")
-    return to_json(_ended(context, last, totals, output))
+    return to_json(_finished(context, last, totals, output))
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
     """The end of a failed stream, as OpenAI's: its SDKs raise on the first event, other clients know the second."""
-    failed = _response(context, "failed") | {"error": {"code": "server_error", "message": exc.message}}
-    error_event = step("error", code=exc.code, message=exc.message, param=exc.param, error=openai_error(exc))
-    return numbered([error_event, step("response.failed", response=failed)], context.event_numbers)
+    body = error_body(exc)
+    first = event(context, types.StreamError, code=body.code, message=body.message, param=body.param, error=body)
+    failed = _started(context, "failed")
+    failed.error = types.ResponseFailure(message=exc.message)
+    return first + event(context, types.Failed, response=failed)
 
 
-def _response(context: ResponseContext, status: str) -> dict[str, Any]:
-    return {
-        "id": f"{PREFIX}_{context.nonce}", "object": "response", "created_at": context.created, "status": status,
-        "completed_at": None, "error": None, "incomplete_details": None, "model": context.request.model, "output": [],
-        "usage": None, **context.request.format_data,
-    }  # fmt: skip
+def _started(context: ResponseContext, status: types.Status = "in_progress") -> types.Response:
+    return types.Response(
+        id=f"{PREFIX}_{context.nonce}",
+        created_at=context.created,
+        status=status,
+        model=context.request.model,
+        output=[],
+        **context.request.format_data,
+    )
 
 
-def _ended(context: ResponseContext, delta: Delta, totals: Totals, output: Output) -> dict[str, Any]:
+def _finished(context: ResponseContext, delta: Delta, totals: Totals, output: Output) -> types.Response:
     """The complete response; `delta` is its last one."""
-    cut = delta.finish is Finish.LENGTH
-    end = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {"completed_at": int(time.time())}
-    results = {"output": output.items, "usage": _usage(totals, output), "stop_reason": delta.stop, "seed": delta.seed}
-    timings = {"timings": totals.timings} if context.request.timings else {}
-    return _response(context, CUT if cut else DONE) | end | results | timings
+    response = _started(context, INCOMPLETE if delta.finish is Finish.LENGTH else COMPLETED)
+    if delta.finish is Finish.LENGTH:
+        response.incomplete_details = types.IncompleteDetails()
+    else:
+        response.completed_at = int(time.time())
+    response.output, response.usage = output.items, _usage(totals, output)
+    response.stop_reason, response.seed, response.timings = delta.stop, delta.seed, totals.timings
+    return response
 
 
-def _usage(totals: Totals, output: Output) -> dict[str, Any]:
+def _usage(totals: Totals, output: Output) -> types.ResponseUsage:
     usage = totals.usage
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
-        "total_tokens": usage.total_tokens,
-    }  # fmt: skip
+    return types.ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=types.InputTokensDetails(cached_tokens=usage.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=types.OutputTokensDetails(reasoning_tokens=output.reasoning_tokens),
+        total_tokens=usage.total_tokens,
+    )

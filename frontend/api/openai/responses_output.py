@@ -1,192 +1,209 @@
-"""The output items of OpenAI's responses: reasoning, text and calls, in order.
+"""The output items of OpenAI's responses: reasoning, text and tool calls, in the order of the answer.
 
-`Output` folds deltas into items and returns the events of each delta; a stream sends the events, a complete response
-keeps the items. Knows nothing of the response around the items.
+`Output` folds an answer's deltas into items and returns the events of every delta. A stream sends the events; a
+complete response keeps the items. This module knows nothing of the response around them.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import zip_longest
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from frontend.api.common import ResponseContext, to_json
+from frontend.api.openai import responses_types as types
 from frontend.api.openai.chat import logprob_entries
 from frontend.api.openai.chat_output import call_id
+from frontend.api.openai.response_types import TokenLogprobs
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig, Reasoning
 from frontend.output_parser.parser import OutputParser
 from frontend.request import Delta, Finish, TokenLogprob
 
-Step = bytes  # an event without its number and its end
-BEGUN, DONE, CUT = "in_progress", "completed", "incomplete"
+IN_PROGRESS: Literal["in_progress"] = "in_progress"
+COMPLETED: Literal["completed"] = "completed"
+INCOMPLETE: Literal["incomplete"] = "incomplete"
 
 
-def step(kind: str, **fields: Any) -> Step:
-    return b"event: %s\ndata: %s" % (kind.encode(), to_json({"type": kind, **fields})[:-1])
+def event(context: ResponseContext, kind: type[types.Event], **fields: Any) -> bytes:
+    """An event of the response's stream, with the next sequence number."""
+    return _bytes(kind, to_json(kind(sequence_number=next(context.event_numbers), **fields)))
 
 
-def numbered(steps: Sequence[Step], numbers: Iterator[int]) -> bytes:
-    """The events of the steps."""
-    return b"".join([b'%s,"sequence_number":%d}\n\n' % (one, next(numbers)) for one in steps])
+def _bytes(kind: type[types.Event], data: bytes) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (str(kind.__struct_config__.tag).encode(), data)
 
 
 class Item:
-    """An open item; `text` is what it has so far."""
+    """An output item that is still open; so far it has `text`."""
 
-    PREFIX: ClassVar[str]  # of item ids
-    LEFT: ClassVar = DONE  # its status if another item begins before its end
+    PREFIX: ClassVar[str]  # of its id
+    DEFAULT_STATUS: ClassVar[types.ItemStatus] = COMPLETED  # if another item follows without an explicit end
+    DELTA: ClassVar[type[types.ItemEvent]]
 
     def __init__(self, context: ResponseContext, index: int) -> None:
         self.index = index
         self.id = f"{self.PREFIX}_{context.nonce}{index:02x}"
         self.texts: list[str] = []
-        self.at: dict[str, Any] = {"item_id": self.id, "output_index": index}
-        self.delta = b""  # the beginning of each delta event
+        self.position: dict[str, Any] = {"item_id": self.id, "output_index": index}
+        self._context = context
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
 
-    def json(self, status: str) -> dict[str, Any]:
+    def state(self, status: types.ItemStatus) -> types.OutputItem:
         raise NotImplementedError
 
-    def begin(self) -> list[Step]:
-        return [step("response.output_item.added", output_index=self.index, item=self.json(BEGUN))]
+    def begin(self) -> list[bytes]:
+        item = self.state(IN_PROGRESS)
+        return [event(self._context, types.OutputItemAdded, output_index=self.index, item=item)]
 
-    def more(self, text: str, scores: Sequence[TokenLogprob]) -> Step:
+    def more(self, text: str, scores: Sequence[TokenLogprob]) -> bytes:
         self.texts.append(text)
-        return self.delta + to_json(text)
+        return self._delta(b'"delta":%s' % to_json(text))
 
-    def end(self, status: str) -> list[Step]:
-        return [step("response.output_item.done", output_index=self.index, item=self.json(status))]
+    def _delta(self, fields: bytes) -> bytes:
+        """The delta event with these fields; what does not change from delta to delta is encoded once."""
+        return b'%s,%s,"sequence_number":%d}\n\n' % (self._delta_head, fields, next(self._context.event_numbers))
+
+    @cached_property
+    def _delta_head(self) -> bytes:
+        tag = str(self.DELTA.__struct_config__.tag)
+        return b"event: %s\ndata: %s" % (tag.encode(), to_json({"type": tag, **self.position})[:-1])
+
+    def end(self, status: types.ItemStatus) -> list[bytes]:
+        return [event(self._context, types.OutputItemDone, output_index=self.index, item=self.state(status))]
 
 
-class TextItem(Item):
-    """An item with one content part, which holds the text."""
+class PartItem(Item):
+    """An item with one part of content, which holds the text."""
 
-    KIND: ClassVar[str]  # the type of the part, also in the names of its events
+    DONE: ClassVar[type[types.PartEvent]]
 
     def __init__(self, context: ResponseContext, index: int) -> None:
         super().__init__(context, index)
-        self.at["content_index"] = 0
-        self.delta = step(f"response.{self.KIND}.delta", **self.at) + b',"delta":'
+        self.position["content_index"] = 0
 
-    def part(self) -> dict[str, Any]:
-        return {"type": self.KIND, "text": self.text}
+    def part(self) -> types.OutputText | types.ReasoningText:
+        raise NotImplementedError
 
-    def begin(self) -> list[Step]:
-        return [*super().begin(), step("response.content_part.added", **self.at, part=self.part())]
+    def text_fields(self) -> dict[str, Any]:
+        return {"text": self.text}
 
-    def end(self, status: str) -> list[Step]:
-        part = self.part()
-        fields = {name: value for name, value in part.items() if name in ("text", "logprobs")}
+    def begin(self) -> list[bytes]:
+        return [*super().begin(), event(self._context, types.ContentPartAdded, **self.position, part=self.part())]
+
+    def end(self, status: types.ItemStatus) -> list[bytes]:
         return [
-            step(f"response.{self.KIND}.done", **self.at, **fields),
-            step("response.content_part.done", **self.at, part=part),
+            event(self._context, self.DONE, **self.position, **self.text_fields()),
+            event(self._context, types.ContentPartDone, **self.position, part=self.part()),
             *super().end(status),
         ]
 
 
-class ReasoningItem(TextItem):
-    PREFIX, KIND = "rs", "reasoning_text"
+class Reason(PartItem):
+    PREFIX, DELTA, DONE = "rs", types.ReasoningTextDelta, types.ReasoningTextDone
 
-    def json(self, status: str) -> dict[str, Any]:
-        content = [] if status == BEGUN else [self.part()]
-        return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
+    def part(self) -> types.ReasoningText:
+        return types.ReasoningText(text=self.text)
+
+    def state(self, status: types.ItemStatus) -> types.ReasoningItem:
+        content = [] if status == IN_PROGRESS else [self.part()]
+        return types.ReasoningItem(id=self.id, summary=[], content=content, status=status)
 
 
-class Message(TextItem):
-    PREFIX, KIND = "msg", "output_text"
+class Message(PartItem):
+    PREFIX, DELTA, DONE = "msg", types.OutputTextDelta, types.OutputTextDone
 
     def __init__(self, context: ResponseContext, index: int) -> None:
         super().__init__(context, index)
-        self._context = context
-        self._scored: list[dict[str, Any]] = []
+        self._scores: list[TokenLogprobs] = []
 
-    def part(self) -> dict[str, Any]:
-        return super().part() | {"annotations": [], "logprobs": self._scored}
+    def part(self) -> types.OutputText:
+        return types.OutputText(text=self.text, annotations=[], logprobs=self._scores)
 
-    def json(self, status: str) -> dict[str, Any]:
-        content = [] if status == BEGUN else [self.part()]
-        return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
+    def text_fields(self) -> dict[str, Any]:
+        return {"text": self.text, "logprobs": self._scores}
 
-    def more(self, text: str, scores: Sequence[TokenLogprob]) -> Step:
-        scored = logprob_entries(self._context, scores, []) if scores else []
-        self._scored += scored
-        return b'%s,"logprobs":%s' % (super().more(text, scores), to_json(scored))
+    def state(self, status: types.ItemStatus) -> types.MessageItem:
+        content = [] if status == IN_PROGRESS else [self.part()]
+        return types.MessageItem(id=self.id, status=status, content=content)
+
+    def more(self, text: str, scores: Sequence[TokenLogprob]) -> bytes:
+        self.texts.append(text)
+        entries = logprob_entries(self._context, scores, []) if scores else []
+        self._scores += entries
+        return self._delta(b'"delta":%s,"logprobs":%s' % (to_json(text), to_json(entries)))
 
 
-class Call(Item):
-    """A function call; its text is the arguments."""
+class ToolCall(Item):
+    """A tool call; its text is the arguments."""
 
-    PREFIX, LEFT = "fc", CUT
+    PREFIX, DEFAULT_STATUS, DELTA = "fc", INCOMPLETE, types.ArgumentsDelta
 
     def __init__(self, context: ResponseContext, index: int, call: int, name: str) -> None:
         super().__init__(context, index)
         self._call_id = call_id(context, 0, call)
         self._name = name
-        self.delta = step("response.function_call_arguments.delta", **self.at) + b',"delta":'
 
-    def json(self, status: str) -> dict[str, Any]:
-        return {
-            "id": self.id, "type": "function_call", "status": status, "arguments": self.text,
-            "call_id": self._call_id, "name": self._name,
-        }  # fmt: skip
+    def state(self, status: types.ItemStatus) -> types.FunctionCallItem:
+        return types.FunctionCallItem(
+            id=self.id, status=status, arguments=self.text, call_id=self._call_id, name=self._name
+        )
 
-    def end(self, status: str) -> list[Step]:
-        fields = {**self.at, "arguments": self.text, "name": self._name}
-        return [step("response.function_call_arguments.done", **fields), *super().end(status)]
+    def end(self, status: types.ItemStatus) -> list[bytes]:
+        fields = {"arguments": self.text, "name": self._name}
+        return [event(self._context, types.ArgumentsDone, **self.position, **fields), *super().end(status)]
 
 
 class Output:
-    """The items of one response. `add` takes every delta; `items` are the closed ones, after the last delta all."""
+    """Folds deltas into items. `items` are the finished ones, which after the last delta are all."""
 
     def __init__(self, context: ResponseContext) -> None:
-        self.items: list[dict[str, Any]] = []
+        self.items: list[types.OutputItem] = []
         self.reasoning_tokens = 0
         self._context = context
         self._parser = OutputParser(context.request.parser_config or ParserConfig())
         self._open: Item | None = None
         self._scored = context.request.sampling.logprobs is not None
-        self._plain = (
-            context.request.parser_config is None and not self._scored
-        )  # all output is text, which has a faster path
-        self._scores: list[TokenLogprob] = []  # of tokens that no event has covered yet
+        self._plain = context.request.parser_config is None and not self._scored  # all of it is text
+        self._scores: list[TokenLogprob] = []  # scores of tokens that no event has mentioned yet
 
-    def add(self, delta: Delta) -> list[Step]:
+    def add(self, delta: Delta) -> list[bytes]:
         if self._plain and delta.finish is None:
-            return self._text(Message, text) if (text := delta.text) else []
-        steps: list[Step] = []
+            return self._say(Message, text) if (text := delta.text) else []
+        events: list[bytes] = []
         for text, tokens, scores in self._pieces(delta):
             self._scores += scores
             before = self._parser.reasoning
-            for event in self._parser.feed(text):
-                steps += self._events(event)
+            for parsed in self._parser.feed(text):
+                events += self._write(parsed)
             if Reasoning.OPEN in (before, self._parser.reasoning):
                 self.reasoning_tokens += tokens
-        return steps if delta.finish is None else steps + self._finish(delta.finish)
+        return events if delta.finish is None else events + self._finish(delta.finish)
 
     def _pieces(self, delta: Delta) -> Iterator[tuple[str, int, Sequence[TokenLogprob]]]:
-        """Text, number of tokens and scores; token by token if it matters on which side of a mark each token is."""
+        """Text, number of tokens and their scores; token by token while the side of a reasoning mark matters."""
         if not self._scored and self._parser.reasoning is Reasoning.DONE:
             yield delta.text, len(delta.ids), ()
             return
         for id, text, score in zip_longest(delta.ids, delta.texts, delta.logprobs or ()):
             yield text or "", id is not None, () if score is None else (score,)
 
-    def _events(self, event: Event) -> list[Step]:
-        match event:
+    def _write(self, parsed: Event) -> list[bytes]:
+        match parsed:
             case Text(text):
-                return self._text(Message, text)
+                return self._say(Message, text)
             case ReasoningText(text):
-                return self._text(ReasoningItem, text)
+                return self._say(Reason, text)
             case CallStart(call, name):
-                return self._begin(Call(self._context, self._next, call, name))
+                return self._begin(ToolCall(self._context, self._next, call, name))
             case CallArguments(_, fragment):
                 return self._more(fragment)
             case CallEnd():
-                return self._close(DONE)
+                return self._close(COMPLETED)
 
-    def _text(self, kind: type[TextItem], text: str) -> list[Step]:
+    def _say(self, kind: type[PartItem], text: str) -> list[bytes]:
         opening = [] if type(self._open) is kind else self._begin(kind(self._context, self._next))
         return opening + self._more(text) if opening else self._more(text)
 
@@ -194,26 +211,26 @@ class Output:
     def _next(self) -> int:
         return len(self.items) + (self._open is not None)
 
-    def _begin(self, item: Item) -> list[Step]:
+    def _begin(self, item: Item) -> list[bytes]:
         before, self._open = self._close(), item
         return before + item.begin()
 
-    def _more(self, text: str) -> list[Step]:
+    def _more(self, text: str) -> list[bytes]:
         scores, self._scores = self._scores, []
         return [self._open.more(text, scores)] if self._open else []
 
-    def _close(self, status: str = "") -> list[Step]:
+    def _close(self, status: types.ItemStatus | None = None) -> list[bytes]:
         item, self._open = self._open, None
         if item is None:
             return []
-        self.items.append(item.json(status or item.LEFT))
-        return item.end(status or item.LEFT)
+        self.items.append(item.state(status or item.DEFAULT_STATUS))
+        return item.end(status or item.DEFAULT_STATUS)
 
-    def _finish(self, finish: Finish) -> list[Step]:
-        """Closes the output. Every response has an item; scores that were not sent yet go with its last text."""
-        steps = [step for event in self._parser.finish() for step in self._events(event)]
+    def _finish(self, finish: Finish) -> list[bytes]:
+        """Closes the last item. Every answer has at least one; scores without text go with the last text."""
+        events = [data for parsed in self._parser.finish() for data in self._write(parsed)]
         if not self.items and self._open is None:
-            steps += self._begin(Message(self._context, 0))
+            events += self._begin(Message(self._context, 0))
         if self._scores and type(self._open) is Message:
-            steps += self._more("")
-        return steps + self._close(CUT if finish is Finish.LENGTH else "")
+            events += self._more("")
+        return events + self._close(INCOMPLETE if finish is Finish.LENGTH else None)

@@ -9,8 +9,7 @@ import schemathesis
 from jsonschema_rs import Draft202012Validator, meta
 from starlette.routing import Route
 
-from frontend.api.openapi import REQUESTS, document
-from frontend.api.response_schemas import SHAPES
+from frontend.api.openapi import REQUESTS, RESPONSES, document
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool
 from tests.frontend.serving import app_over
@@ -32,8 +31,9 @@ def test_the_document_is_valid() -> None:
     schemathesis.openapi.from_dict(said).validate()
     for name, schema in said["components"]["schemas"].items():
         assert meta.is_valid(schema), name
-    assert set(references(said)) <= {f"#/components/schemas/{name}" for name in (*REQUESTS, *SHAPES)}
-    assert set(REQUESTS).isdisjoint(SHAPES)
+    assert set(references(said)) <= {f"#/components/schemas/{name}" for name in said["components"]["schemas"]}
+    assert {*REQUESTS, *RESPONSES} <= said["components"]["schemas"].keys()
+    assert set(REQUESTS).isdisjoint(RESPONSES)
     ids = [item["post"]["operationId"] for item in said["paths"].values() if "post" in item]
     assert len(ids) == len(set(ids)) == len(REQUESTS)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 import frontend.api.app
@@ -115,7 +116,7 @@ def test_the_statistics_that_it_draws_exist() -> None:
     read = re.findall(r"\b(?:throughput|latency|worker)(?:\.\w+)+", SCRIPTS["live.js"])
     assert {"throughput.generation", "latency.ttft.p99", "latency.itl.p50", "worker.epoch"} <= set(read)
     for path in read:
-        value: Any = stats([], MODEL, False)
+        value: Any = msgspec.to_builtins(stats([], MODEL, False))
         for key in path.split("."):
             value = value[key]
 

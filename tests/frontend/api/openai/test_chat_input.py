@@ -100,7 +100,7 @@ async def test_chat_template_kwargs_reach_the_template(tokenizer: Tokenizer) -> 
 async def test_tokenize_of_messages_gives_the_chat_prompt(tokenizer: Tokenizer) -> None:
     fields = {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}]}, *HELLO]}
     found = await tokenize(convert(fields, TokenizeRequest), context(tokenizer))
-    assert found["tokens"] == (await parsed(tokenizer, **fields)).prompts[0]
+    assert found.tokens == (await parsed(tokenizer, **fields)).prompts[0]
     with pytest.raises(Unprocessable):
         await tokenize(convert(fields | {"add_special_tokens": True}, TokenizeRequest), context(tokenizer))
 

@@ -1,0 +1,128 @@
+"""What Anthropic's messages answer, whole and as events. `seed` and `timings` are additions."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from frontend.api.response_types import Count, ResponseModel, Timings
+
+StopReason = Literal["end_turn", "stop_sequence", "max_tokens", "tool_use"]
+
+
+class AnthropicErrorBody(ResponseModel, kw_only=True):
+    type: str
+    message: str
+    details: dict[str, Any] | UnsetType = UNSET
+
+
+class AnthropicError(ResponseModel, kw_only=True):
+    type: Literal["error"] = "error"
+    error: AnthropicErrorBody
+    request_id: str
+
+
+class MessageUsage(ResponseModel, kw_only=True):
+    """Input tokens that were found in the prefix cache count in `cache_read_input_tokens` only."""
+
+    input_tokens: Count
+    cache_creation_input_tokens: Count = 0
+    cache_read_input_tokens: Count
+    output_tokens: Count
+
+
+class TextBlock(ResponseModel, kw_only=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ThinkingBlock(ResponseModel, kw_only=True, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(ResponseModel, kw_only=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
+
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class Message(ResponseModel, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[ContentBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    seed: Count | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class TextDelta(ResponseModel, kw_only=True, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class ThinkingDelta(ResponseModel, kw_only=True, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class SignatureDelta(ResponseModel, kw_only=True, tag_field="type", tag="signature_delta"):
+    signature: str
+
+
+class InputJsonDelta(ResponseModel, kw_only=True, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+BlockDelta = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+
+
+class MessageStart(ResponseModel, kw_only=True, tag_field="type", tag="message_start"):
+    message: Message
+
+
+class ContentBlockStart(ResponseModel, kw_only=True, tag_field="type", tag="content_block_start"):
+    index: Count
+    content_block: ContentBlock
+
+
+class Ping(ResponseModel, kw_only=True, tag_field="type", tag="ping"):
+    pass
+
+
+class ContentBlockDelta(ResponseModel, kw_only=True, tag_field="type", tag="content_block_delta"):
+    index: Count
+    delta: BlockDelta
+    usage: MessageUsage | UnsetType = UNSET
+
+
+class ContentBlockStop(ResponseModel, kw_only=True, tag_field="type", tag="content_block_stop"):
+    index: Count
+
+
+class MessageEnd(ResponseModel, kw_only=True):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(ResponseModel, kw_only=True, tag_field="type", tag="message_delta"):
+    delta: MessageEnd
+    usage: MessageUsage
+    seed: Count | None
+    timings: Timings | UnsetType = UNSET
+
+
+class MessageStop(ResponseModel, kw_only=True, tag_field="type", tag="message_stop"):
+    pass
+
+
+MessageEvent = (
+    MessageStart | ContentBlockStart | Ping | ContentBlockDelta | ContentBlockStop | MessageDelta | MessageStop
+)
+
+
+class InputTokenCount(ResponseModel, kw_only=True):
+    input_tokens: Count

@@ -1,0 +1,222 @@
+"""What OpenAI's text and chat completions answer, whole and in chunks.
+
+Fields that OpenAI does not have: `stop_reason` (the stop string or id), `seed` (reproduces the answer), `timings`, and
+`reasoning` under the names that DeepSeek, vLLM and OpenRouter use.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from frontend.api.response_types import Count, ResponseModel, Timings
+
+FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
+Byte = Annotated[int, Meta(ge=0, le=255)]
+
+
+class ErrorBody(ResponseModel, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(ResponseModel, kw_only=True):
+    error: ErrorBody
+
+
+class PromptTokensDetails(ResponseModel, kw_only=True):
+    cached_tokens: Count
+
+
+class Usage(ResponseModel, kw_only=True):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionHead(ResponseModel, kw_only=True):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: Count
+    model: str
+
+
+class CompletionLogprobs(ResponseModel, kw_only=True):
+    """Four columns with an entry for each token; null where a prompt's first token has no log-probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None]
+    text_offset: list[Count]
+
+    def extend(self, more: "CompletionLogprobs") -> None:
+        self.tokens += more.tokens
+        self.token_logprobs += more.token_logprobs
+        self.top_logprobs += more.top_logprobs
+        self.text_offset += more.text_offset
+
+
+class CompletionChoice(ResponseModel, kw_only=True):
+    index: Count
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    seed: Count | None
+
+
+class Completion(CompletionHead, kw_only=True):
+    choices: list[CompletionChoice]
+    usage: Usage
+    timings: Timings | UnsetType = UNSET
+
+
+class CompletionChunkChoice(ResponseModel, kw_only=True):
+    index: Count
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    seed: Count | UnsetType | None = UNSET
+
+
+class CompletionChunk(CompletionHead, kw_only=True):
+    choices: list[CompletionChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class ChatHead(ResponseModel, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: Count
+    model: str
+    system_fingerprint: None = None
+
+
+class ChatChunkHead(ResponseModel, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: Count
+    model: str
+    system_fingerprint: None = None
+
+
+class TokenScore(ResponseModel, kw_only=True):
+    token: str
+    logprob: Annotated[float, Meta(le=0)]
+    bytes: list[Byte] | None
+
+
+class TokenLogprobs(TokenScore, kw_only=True):
+    top_logprobs: list[TokenScore]
+
+
+class ChatLogprobs(ResponseModel, kw_only=True):
+    content: list[TokenLogprobs]
+    refusal: None = None
+
+
+class FunctionCall(ResponseModel, kw_only=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(ResponseModel, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatAnswer(ResponseModel, kw_only=True):
+    """The message of a choice; `content` is null if it only calls tools."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    refusal: None = None
+
+
+class ChatChoice(ResponseModel, kw_only=True):
+    index: Count
+    message: ChatAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason
+    stop_reason: str | int | None
+    seed: Count | None
+
+
+class ChatCompletion(ChatHead, kw_only=True):
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings | UnsetType = UNSET
+
+
+class FunctionCallDelta(ResponseModel, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(ResponseModel, kw_only=True):
+    """Part of a tool call. The first part has id, type and name; the others continue the arguments."""
+
+    index: Count
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCallDelta
+
+
+class ChatDelta(ResponseModel, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    refusal: UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChatChunkChoice(ResponseModel, kw_only=True):
+    index: Count
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    seed: Count | UnsetType | None = UNSET
+
+
+class ChatCompletionChunk(ChatChunkHead, kw_only=True):
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class TokenEvent(ResponseModel, kw_only=True):
+    """A typed event: one generated token. `token_id` is null for text that became certain after the last token."""
+
+    token: str
+    token_id: Count | None
+
+
+class EventUsage(ResponseModel, kw_only=True):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+
+
+class DoneEvent(ResponseModel, kw_only=True):
+    """The typed event that ends a stream."""
+
+    finish_reason: Literal["eos", "stop", "length"]
+    usage: EventUsage
+    timings: Timings | UnsetType = UNSET
+
+
+class ErrorEvent(ResponseModel, kw_only=True):
+    """The typed event that ends a failed stream."""
+
+    error: str

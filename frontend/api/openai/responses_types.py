@@ -1,0 +1,233 @@
+"""What OpenAI's responses answer, whole and as numbered events. `stop_reason`, `seed` and `timings` are additions."""
+
+from typing import Any, Literal
+
+from msgspec import UNSET, UnsetType
+
+from frontend.api.openai.response_types import ErrorBody, TokenLogprobs
+from frontend.api.response_types import Count, ResponseModel, Timings
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(ResponseModel, kw_only=True, tag_field="type", tag="output_text"):
+    text: str
+    annotations: list[Any]
+    logprobs: list[TokenLogprobs]
+
+
+class ReasoningText(ResponseModel, kw_only=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class ReasoningItem(ResponseModel, kw_only=True, tag_field="type", tag="reasoning"):
+    id: str
+    summary: list[Any]
+    content: list[ReasoningText]
+    status: ItemStatus
+
+
+class MessageItem(ResponseModel, kw_only=True, tag_field="type", tag="message"):
+    id: str
+    status: ItemStatus
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class FunctionCallItem(ResponseModel, kw_only=True, tag_field="type", tag="function_call"):
+    id: str
+    status: ItemStatus
+    arguments: str
+    call_id: str
+    name: str
+
+
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem
+
+
+class InputTokensDetails(ResponseModel, kw_only=True):
+    cached_tokens: Count
+    cache_write_tokens: Count = 0
+
+
+class OutputTokensDetails(ResponseModel, kw_only=True):
+    reasoning_tokens: Count
+
+
+class ResponseUsage(ResponseModel, kw_only=True):
+    input_tokens: Count
+    input_tokens_details: InputTokensDetails
+    output_tokens: Count
+    output_tokens_details: OutputTokensDetails
+    total_tokens: Count
+
+
+class ResponseFailure(ResponseModel, kw_only=True):
+    code: Literal["server_error"] = "server_error"
+    message: str
+
+
+class IncompleteDetails(ResponseModel, kw_only=True):
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ReasoningSettings(ResponseModel, kw_only=True):
+    effort: str | None
+    summary: None = None
+
+
+class TextSettings(ResponseModel, kw_only=True):
+    format: Any  # as it was sent
+
+
+class Response(ResponseModel, kw_only=True):
+    """A response; from `instructions` on it repeats the settings of its request."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: Count
+    status: Status
+    completed_at: Count | None = None
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None = None
+    instructions: str | None
+    max_output_tokens: Count | None
+    max_tool_calls: Count | None
+    metadata: Any
+    parallel_tool_calls: bool
+    reasoning: ReasoningSettings
+    temperature: float
+    text: TextSettings
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: Count
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    user: Any
+    service_tier: Literal["default"] = "default"
+    store: bool = False
+    background: bool = False
+    previous_response_id: None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    seed: Count | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class InputTokens(ResponseModel, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: Count
+
+
+class Event(ResponseModel, kw_only=True, tag_field="type"):
+    """Base of all events of a stream; `sequence_number` counts them from 0."""
+
+    sequence_number: Count
+
+
+class Created(Event, kw_only=True, tag="response.created"):
+    response: Response
+
+
+class InProgress(Event, kw_only=True, tag="response.in_progress"):
+    response: Response
+
+
+class Completed(Event, kw_only=True, tag="response.completed"):
+    response: Response
+
+
+class Incomplete(Event, kw_only=True, tag="response.incomplete"):
+    response: Response
+
+
+class Failed(Event, kw_only=True, tag="response.failed"):
+    response: Response
+
+
+class OutputItemAdded(Event, kw_only=True, tag="response.output_item.added"):
+    output_index: Count
+    item: OutputItem
+
+
+class OutputItemDone(Event, kw_only=True, tag="response.output_item.done"):
+    output_index: Count
+    item: OutputItem
+
+
+class ItemEvent(Event, kw_only=True):
+    """Base of the events that concern one item."""
+
+    item_id: str
+    output_index: Count
+
+
+class PartEvent(ItemEvent, kw_only=True):
+    """Base of the events that concern one part of an item's content."""
+
+    content_index: Count
+
+
+class ContentPartAdded(PartEvent, kw_only=True, tag="response.content_part.added"):
+    part: OutputText | ReasoningText
+
+
+class ContentPartDone(PartEvent, kw_only=True, tag="response.content_part.done"):
+    part: OutputText | ReasoningText
+
+
+class OutputTextDelta(PartEvent, kw_only=True, tag="response.output_text.delta"):
+    delta: str
+    logprobs: list[TokenLogprobs]
+
+
+class OutputTextDone(PartEvent, kw_only=True, tag="response.output_text.done"):
+    text: str
+    logprobs: list[TokenLogprobs]
+
+
+class ReasoningTextDelta(PartEvent, kw_only=True, tag="response.reasoning_text.delta"):
+    delta: str
+
+
+class ReasoningTextDone(PartEvent, kw_only=True, tag="response.reasoning_text.done"):
+    text: str
+
+
+class ArgumentsDelta(ItemEvent, kw_only=True, tag="response.function_call_arguments.delta"):
+    delta: str
+
+
+class ArgumentsDone(ItemEvent, kw_only=True, tag="response.function_call_arguments.done"):
+    arguments: str
+    name: str
+
+
+class StreamError(Event, kw_only=True, tag="error"):
+    code: str | None
+    message: str
+    param: str | None
+    error: ErrorBody
+
+
+ResponseEvent = (
+    Created
+    | InProgress
+    | Completed
+    | Incomplete
+    | Failed
+    | OutputItemAdded
+    | OutputItemDone
+    | ContentPartAdded
+    | ContentPartDone
+    | OutputTextDelta
+    | OutputTextDone
+    | ReasoningTextDelta
+    | ReasoningTextDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | StreamError
+)
