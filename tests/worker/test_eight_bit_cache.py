@@ -19,9 +19,7 @@ LENGTHS = [1, 33, 70, 100]
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
-def test_logits_stay_near_those_over_the_models_own_format(
-    checkpoints: Checkpoints, kind: str, dtype: torch.dtype
-) -> None:
+def test_fp8_cache_keeps_logits_close(checkpoints: Checkpoints, kind: str, dtype: torch.dtype) -> None:
     """As far as eight bits go: three of them are of the mantissa, and these models' weights are drawn wide."""
     decoder, prompts = decoder_of(checkpoints(kind), dtype=dtype), prompts_of(LENGTHS)
     whole, short = (
@@ -42,7 +40,7 @@ def engine(checkpoints: Checkpoints, kept: str) -> Engine:
     return load_engine(ModelConfig(model=str(checkpoints("qwen3")), max_seq_len=256), worker)
 
 
-def test_a_worker_serves_it_in_twice_as_many_pages(checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+def test_fp8_cache_has_twice_as_many_pages(checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
     plain = engine(checkpoints, "auto").pool
     assert "--kv-cache-dtype" not in caplog.text
     with caplog.at_level(logging.INFO):

@@ -1,4 +1,4 @@
-"""What SIGTERM means to a worker: while it loads, and when it serves."""
+"""SIGTERM and SIGINT in a worker, while it loads and while it serves."""
 
 import signal
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ def stop() -> Iterator[StopSignal]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_who_is_still_loading_ends_at_once_and_well(stop: StopSignal, number: signal.Signals) -> None:
+def test_signal_while_loading_exits_with_code_0(stop: StopSignal, number: signal.Signals) -> None:
     with pytest.raises(SystemExit) as ended:
         signal.raise_signal(number)
     assert ended.value.code == 0
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_who_serves_is_told(stop: StopSignal, number: signal.Signals) -> None:
+def test_signal_while_serving_sets_requested(stop: StopSignal, number: signal.Signals) -> None:
     stop.serving = True
     signal.raise_signal(number)
     assert stop.requested

@@ -173,7 +173,7 @@ def test_bits_depend_on_the_request_alone(
 
 @pytest.mark.parametrize("tier", [which for which in HERE if which == EMULATED], indirect=True)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_so_do_those_that_amx_computes(
+def test_bits_of_amx_depend_on_the_request_alone(
     family: str,
     tier: int,  # noqa: F811
     checkpoints: Checkpoints,
@@ -189,7 +189,9 @@ def test_so_do_those_that_amx_computes(
             assert torch.equal(other_logits[position], row), (mode, position)
 
 
-def test_so_do_those_of_a_request_with_a_grammar(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_of_a_grammar_depend_on_the_request_alone(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = checkpoints("llama")
     decoder = batch_invariant_decoder(folder, torch.float32)
     compiler = GrammarCompiler(folder, VOCAB, (EOS,))

@@ -37,10 +37,10 @@ class FakeServer:
 
 @dataclass
 class FakeRunner:
-    """`check(chunks)` may raise, as a device would, for the whole step."""
+    """check(chunks): may raise for the whole step, as a device does."""
 
     check: Callable[[list[Chunk]], None] = lambda chunks: None
-    steps: list[int] = field(default_factory=list)  # tokens of those that went well
+    steps: list[int] = field(default_factory=list)  # tokens of each successful step
 
     def check_device(self) -> None: ...
 
@@ -51,13 +51,13 @@ class FakeRunner:
 
 
 class Bench:
-    """A loop with everything around it, turned by hand; `now` moves a second a turn."""
+    """A loop with everything around it; `now` advances by a second per iteration."""
 
     def __init__(self, check: Callable[[list[Chunk]], None] = lambda chunks: None) -> None:
         self.now = 0.0
         self.runner = FakeRunner(check)
         self.scheduler = Scheduler(SchedulerConfig(max_seq_len=512, max_waiting_requests=8), PagePool(129, 16))
-        self.stats, self.metrics, self.link = Stats(), Metrics(), FakeServer()
+        self.stats, self.metrics, self.server = Stats(), Metrics(), FakeServer()
         self.request_table = RequestTable(
             self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0)
         )
@@ -65,26 +65,26 @@ class Bench:
             self.scheduler,
             self.runner,
             self.request_table,
-            self.link,
+            self.server,
             self.stats,
             self.metrics,
             lambda: self.now,  # type: ignore[arg-type]
         )
 
-    def say(self, *messages: m.Request | FrontendGone, who: bytes = ME) -> None:
-        self.link.inbox.extend((who, message) for message in messages)
+    def send(self, *messages: m.Request | FrontendGone, who: bytes = ME) -> None:
+        self.server.inbox.extend((who, message) for message in messages)
 
-    def turn(self, times: int = 1) -> None:
+    def iterate(self, times: int = 1) -> None:
         for _ in range(times):
             self.now += 1.0
             self.loop.iterate()
         self.scheduler.check()
 
-    def heard(self, who: bytes = ME) -> tuple[dict[int, list[int]], dict[int, m.End]]:
+    def received(self, who: bytes = ME) -> tuple[dict[int, list[int]], dict[int, m.End]]:
         """Output ids and ends, by request id; offsets must fit."""
         outputs: dict[int, list[int]] = {}
         ends: dict[int, m.End] = {}
-        for topic, step in self.link.sent:
+        for topic, step in self.server.sent:
             if topic != who:
                 continue
             tokens = iter(unpack_u32(step.tokens))
@@ -95,7 +95,7 @@ class Bench:
                 assert start == len(output)
                 output += [next(tokens) for _ in range(count)]
             for end in step.ends:
-                assert end.id not in ends, "an end was said twice"
+                assert end.id not in ends, "an end was sent twice"
                 ends[end.id] = end
         return outputs, ends
 

@@ -31,7 +31,7 @@ def death(heartbeat: Heartbeat, *, blamed: bool = True) -> CrashJournal:
     return CrashJournal(heartbeat)
 
 
-def test_only_who_was_in_the_last_step_gets_a_strike(tmp_path: Path) -> None:
+def test_crash_counts_against_requests_of_the_last_step_only(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
     crash_journal = CrashJournal(heartbeat)
     crash_journal.record_step([sequence(1), sequence(2)])
@@ -41,7 +41,7 @@ def test_only_who_was_in_the_last_step_gets_a_strike(tmp_path: Path) -> None:
     assert crash_journal.crash_count((ME, 2), 0) == 0, "a new request is nobody's heir"
 
 
-def test_strikes_outlive_deaths_until_there_is_progress(tmp_path: Path) -> None:
+def test_crash_counts_persist_until_the_request_makes_progress(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
     crash_journal = CrashJournal(heartbeat)
     innocent, poison = sequence(1), sequence(2)
@@ -57,7 +57,7 @@ def test_strikes_outlive_deaths_until_there_is_progress(tmp_path: Path) -> None:
     assert [crash_journal.crash_count(one.key, 1) for one in (innocent, poison)] == [0, QUARANTINE_CRASHES]
 
 
-def test_nobody_is_blamed_for_a_kill_from_outside_or_a_death_at_rest(tmp_path: Path) -> None:
+def test_kill_from_outside_or_while_idle_counts_against_no_request(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
     crash_journal = CrashJournal(heartbeat)
     crash_journal.record_step([sequence(1)])
@@ -68,7 +68,7 @@ def test_nobody_is_blamed_for_a_kill_from_outside_or_a_death_at_rest(tmp_path: P
     assert death(heartbeat).crash_count((ME, 1), 20) == 0
 
 
-def test_another_worker_knows_too(tmp_path: Path) -> None:
+def test_crash_count_is_read_from_other_workers_files(tmp_path: Path) -> None:
     dead, other = Heartbeat(tmp_path / "worker-0.heartbeat"), CrashJournal(Heartbeat(tmp_path / "worker-1.heartbeat"))
     CrashJournal(dead).record_step([sequence(1)])
     assert other.crash_count((ME, 1), 1) == 0
@@ -76,11 +76,11 @@ def test_another_worker_knows_too(tmp_path: Path) -> None:
     assert other.crash_count((ME, 1), 1) == 1
 
 
-def test_without_a_file_the_frontends_count() -> None:
+def test_crash_count_without_a_file_is_the_frontends() -> None:
     assert CrashJournal().crash_count((ME, 1), 2) == 2
 
 
-def test_a_ledger_keeps_to_its_size(tmp_path: Path) -> None:
+def test_journal_of_many_sequences_stays_within_its_file(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
     CrashJournal(heartbeat).record_step([sequence(id) for id in range(5000)])
     crash_journal = death(heartbeat)
@@ -107,14 +107,14 @@ class Lives:
         bench.request_table.crash_journal = CrashJournal(self.heartbeat)
         self.heartbeat.phase = Phase.SERVING
         open = [id for id in self.outputs if id not in self.ends and id not in self.refused]
-        bench.say(*(
+        bench.send(*(
             submit(id, self.prompts[id], self.count, generated=pack_u32(self.outputs[id]), crashes=self.crashes)
             for id in open
         ))  # fmt: skip
         self.heartbeat.blamed = False
         try:
             for _ in range(turns):
-                bench.turn()
+                bench.iterate()
                 self._hear(bench)
         except Died:
             self.heartbeat.blamed = True
@@ -123,7 +123,7 @@ class Lives:
         return self.heartbeat.blamed
 
     def _hear(self, bench: Bench) -> None:
-        for _, step in bench.link.sent:
+        for _, step in bench.server.sent:
             self.refused |= {one.id: one.message for one in step.rejected}
             self.ends |= {end.id: end for end in step.ends}
         for one in bench.request_table._records.values():
@@ -134,7 +134,7 @@ class Lives:
 
 
 @pytest.mark.parametrize("at", [0, 3])
-def test_two_deaths_find_the_culprit_and_all_others_are_served(tmp_path: Path, at: int) -> None:
+def test_two_crashes_quarantine_the_culprit_and_all_others_finish(tmp_path: Path, at: int) -> None:
     def check(chunks: list[Chunk]) -> None:
         if any(chunk.sequence.key == (ME, 17) and chunk.sequence.output_len >= at for chunk in chunks):
             raise Died
@@ -147,7 +147,7 @@ def test_two_deaths_find_the_culprit_and_all_others_are_served(tmp_path: Path, a
         assert lives.outputs[id] == (expected(prompt, at) if id == 17 else expected(prompt, 8))
 
 
-def test_twenty_kills_from_outside_lose_nobody(tmp_path: Path) -> None:
+def test_twenty_kills_from_outside_lose_no_request(tmp_path: Path) -> None:
     prompts = [[id + 1] * 40 for id in range(20)]
     lives = Lives(tmp_path, prompts, 40, lambda chunks: None)
     order = random.Random(1)

@@ -21,7 +21,7 @@ from worker.kernels.quantize import Scheme
         (torch.bfloat16, "auto", "bfloat16"),
     ],
 )
-def test_on_the_cpu_float16_is_widened_unless_somebody_wants_it(
+def test_float16_on_the_cpu_becomes_float32_unless_the_flag_names_it(
     checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture, stored: torch.dtype, wanted: str, computed: str
 ) -> None:
     worker = WorkerConfig(device="cpu", dtype=wanted, kv_cache_gb=0.0005)
@@ -31,6 +31,6 @@ def test_on_the_cpu_float16_is_widened_unless_somebody_wants_it(
     assert ("no C kernels" in caplog.text) == (computed == "float16")
 
 
-def test_the_status_names_the_scheme() -> None:
+def test_dtype_name_includes_the_scheme() -> None:
     assert dtype_name(torch.bfloat16, Scheme("fp8", dynamic=True)) == "bfloat16, fp8-dynamic weights"
     assert dtype_name(torch.float16, None) == "float16"

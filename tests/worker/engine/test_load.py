@@ -1,4 +1,4 @@
-"""What a worker makes of a checkpoint and its flags, before any request."""
+"""Loading an engine: settings that depend on the checkpoint."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from worker.engine.load import load_engine
 @pytest.mark.parametrize(
     ("asked", "cached", "most"), [("auto", 64 << 20, 0), ("auto", 0, 7), ("ngram", 64 << 20, 7), ("off", 0, 0)]
 )
-def test_tokens_are_guessed_for_models_that_caches_do_not_hold_unless_somebody_says(
+def test_speculation_auto_is_on_for_models_larger_than_processor_caches(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, asked: str, cached: int, most: int
 ) -> None:
     monkeypatch.setattr(load, "PROCESSOR_CACHE_BYTES", cached)

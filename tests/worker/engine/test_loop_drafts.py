@@ -1,4 +1,4 @@
-"""The loop with drafts: it tells what the loop without tells, and whatever a step with drafts does, nobody pays."""
+"""The loop with drafts: the same messages as without, and failing drafts fail no request."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,9 +53,9 @@ class Drafting(Bench):
         self.scheduler = self.request_table._scheduler = self.loop._scheduler = Scheduler(config, pool)
         self.runner = self.loop._runner = Runner(check)  # type: ignore[assignment]
 
-    def turn(self, times: int = 1) -> None:
+    def iterate(self, times: int = 1) -> None:
         for _ in range(times):
-            super().turn()
+            super().iterate()
             for sequence in self.scheduler.sequences():
                 if not isinstance(sequence.drafter, Foresight):
                     sequence.drafter = Foresight()
@@ -65,19 +65,19 @@ def mixture(bench: Bench) -> None:
     """Long and short, with ends that nobody foresees; some come later."""
     for i in range(6):
         stop = tuple(expected([i + 1] * (1 + 9 * i), 26)[13:15]) if i % 2 else ()
-        bench.say(m.Submit(i, pack_u32([i + 1] * (1 + 9 * i)), m.Sampling(13 + 4 * i, stop_token_ids=stop)))
-        bench.turn(2)
+        bench.send(m.Submit(i, pack_u32([i + 1] * (1 + 9 * i)), m.Sampling(13 + 4 * i, stop_token_ids=stop)))
+        bench.iterate(2)
 
 
-def test_all_is_told_as_without_them() -> None:
+def test_drafts_change_no_message() -> None:
     plain, drafting = Bench(), Drafting()
     for bench in (plain, drafting):
         mixture(bench)
-        bench.turn(60)
-    outputs, ends = plain.heard()
+        bench.iterate(60)
+    outputs, ends = plain.received()
     assert len(ends) == 6 and {end.outcome for end in ends.values()} == {m.Outcome.LENGTH, m.Outcome.STOP}
-    assert drafting.heard()[0] == outputs
-    assert {id: (end.outcome, end.tokens) for id, end in drafting.heard()[1].items()} == {
+    assert drafting.received()[0] == outputs
+    assert {id: (end.outcome, end.tokens) for id, end in drafting.received()[1].items()} == {
         id: (end.outcome, end.tokens) for id, end in ends.items()
     }
     assert len(drafting.runner.steps) < 0.7 * len(plain.runner.steps)
@@ -89,31 +89,31 @@ def test_all_is_told_as_without_them() -> None:
     assert 0 < drafting.scheduler.status.accepted_tokens < drafting.scheduler.status.draft_tokens
 
 
-def test_what_a_step_brings_is_one_run_of_tokens_and_as_many_gaps_as_turns() -> None:
+def test_drafted_tokens_of_a_step_are_one_run_with_one_latency() -> None:
     bench = Drafting()
-    bench.say(submit(1, [1], 30))
-    bench.turn(30)
-    counts = [unpack_u32(step.counts).tolist() for _, step in bench.link.sent if step.ids]
+    bench.send(submit(1, [1], 30))
+    bench.iterate(30)
+    counts = [unpack_u32(step.counts).tolist() for _, step in bench.server.sent if step.ids]
     assert sum(map(sum, counts)) == 30 and max(map(max, counts)) > 2
     gaps = list(bench.stats.itl._values)
     assert len(gaps) == len(counts) - 1 and gaps == [1.0 / count for (count,) in counts[1:]]
 
 
 @pytest.mark.parametrize("others", [0, 3])
-def test_a_step_that_fails_with_drafts_is_tried_without(others: int) -> None:
+def test_step_that_fails_with_drafts_is_retried_without(others: int) -> None:
     def check(chunks: list[Chunk]) -> None:
         if any(chunk.drafts and chunk.sequence.key == (ME, 9) for chunk in chunks):
             raise MemoryError("more than the device can")
 
     bench = Drafting(check)
-    bench.say(submit(9, [9], 20), *(submit(i, [i + 1], 20) for i in range(others)))
-    bench.turn(40)
-    outputs, ends = bench.heard()
+    bench.send(submit(9, [9], 20), *(submit(i, [i + 1], 20) for i in range(others)))
+    bench.iterate(40)
+    outputs, ends = bench.received()
     assert outputs == {9: expected([9], 20), **{i: expected([i + 1], 20) for i in range(others)}}
     assert {end.outcome for end in ends.values()} == {m.Outcome.LENGTH}
 
 
-def test_it_fails_once_and_not_at_every_step() -> None:
+def test_failing_drafts_are_not_tried_at_every_step() -> None:
     failed = []
 
     def check(chunks: list[Chunk]) -> None:
@@ -122,21 +122,21 @@ def test_it_fails_once_and_not_at_every_step() -> None:
             raise RuntimeError("unlucky")
 
     bench = Drafting(check)
-    bench.say(submit(1, [1], 20))
-    bench.turn(40)
-    assert bench.heard()[0] == {1: expected([1], 20)} and len(failed) == 1
+    bench.send(submit(1, [1], 20))
+    bench.iterate(40)
+    assert bench.received()[0] == {1: expected([1], 20)} and len(failed) == 1
 
 
 @pytest.mark.parametrize("culprit", range(4))
-def test_only_the_culprit_fails(culprit: int) -> None:
+def test_failing_step_with_drafts_fails_only_the_culprit(culprit: int) -> None:
     def check(chunks: list[Chunk]) -> None:
         if any(chunk.sequence.key == (ME, culprit) and chunk.start + chunk.length >= 25 for chunk in chunks):
             raise RuntimeError("unlucky")
 
     bench = Drafting(check)
-    bench.say(*(submit(i, [i + 1] * 12, 20) for i in range(4)))
-    bench.turn(40)
-    outputs, ends = bench.heard()
+    bench.send(*(submit(i, [i + 1] * 12, 20) for i in range(4)))
+    bench.iterate(40)
+    outputs, ends = bench.received()
     for i in range(4):
         wanted = expected([i + 1] * 12, 20)
         assert outputs[i] == (wanted[:13] if i == culprit else wanted)
@@ -144,13 +144,13 @@ def test_only_the_culprit_fails(culprit: int) -> None:
     assert bench.scheduler.state.paging.pool.counts().owned == 0
 
 
-def test_who_leaves_is_told_once() -> None:
+def test_aborted_request_with_drafts_gets_one_end() -> None:
     bench = Drafting()
-    bench.say(submit(1, [1], 100), submit(2, [2], 100, deadline_ms=9500), submit(3, [3], 40))
-    bench.turn(6)
-    bench.say(m.Abort((1,)))
-    bench.turn(40)
-    outputs, ends = bench.heard()
+    bench.send(submit(1, [1], 100), submit(2, [2], 100, deadline_ms=9500), submit(3, [3], 40))
+    bench.iterate(6)
+    bench.send(m.Abort((1,)))
+    bench.iterate(40)
+    outputs, ends = bench.received()
     assert [ends[id].outcome for id in (1, 2, 3)] == [m.Outcome.ABORTED, m.Outcome.DEADLINE, m.Outcome.LENGTH]
     for id in range(1, 4):
         assert outputs[id] == expected([id], ends[id].tokens), "as many as the end says"

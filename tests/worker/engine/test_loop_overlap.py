@@ -1,4 +1,4 @@
-"""The loop with a step under way while the next is planned: it tells what the loop without tells, whatever happens."""
+"""The loop with overlapping steps: the same messages as without, whatever fails, ends or leaves."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class Overlapped(Bench):
 
     def drain(self) -> None:
         for _ in range(400):
-            self.turn()
+            self.iterate()
             if not self.scheduler.has_work and not self.loop.in_flight:
                 return
         raise AssertionError("it runs for ever")
@@ -73,29 +73,29 @@ def mixture(bench: Bench) -> None:
     for i in range(6):
         stop = tuple(expected([i + 1] * (1 + 9 * i), 6)[3:5]) if i % 2 else ()
         sampling = m.Sampling(3 + 4 * i, stop_token_ids=stop)
-        bench.say(m.Submit(i, pack_u32([i + 1] * (1 + 9 * i)), sampling))
-        bench.turn(2)
+        bench.send(m.Submit(i, pack_u32([i + 1] * (1 + 9 * i)), sampling))
+        bench.iterate(2)
 
 
-def test_the_next_step_is_launched_before_the_last_is_read() -> None:
+def test_overlap_launches_the_next_step_before_reading_the_last() -> None:
     bench = Overlapped()
-    bench.say(submit(1, [1], 4))
+    bench.send(submit(1, [1], 4))
     bench.drain()
     assert bench.device.said == [
         ("launch", 1), ("launch", 2), ("read", 1), ("launch", 3), ("read", 2), ("launch", 4), ("read", 3), ("read", 4),
     ]  # fmt: skip
-    assert bench.heard()[0] == {1: expected([1], 4)}
+    assert bench.received()[0] == {1: expected([1], 4)}
 
 
-def test_all_is_told_as_without_it() -> None:
+def test_overlap_changes_no_message() -> None:
     plain, overlapped = Bench(), Overlapped()
     for bench in (plain, overlapped):
         mixture(bench)
-        bench.turn(40)
-    outputs, ends = plain.heard()
+        bench.iterate(40)
+    outputs, ends = plain.received()
     assert len(ends) == 6 and {end.outcome for end in ends.values()} == {m.Outcome.LENGTH, m.Outcome.STOP}
-    assert overlapped.heard()[0] == outputs
-    assert {id: (end.outcome, end.tokens) for id, end in overlapped.heard()[1].items()} == {
+    assert overlapped.received()[0] == outputs
+    assert {id: (end.outcome, end.tokens) for id, end in overlapped.received()[1].items()} == {
         id: (end.outcome, end.tokens) for id, end in ends.items()
     }
     assert sum(overlapped.runner.steps) - sum(plain.runner.steps) <= 3, "a row for each end that nobody foresaw"
@@ -105,21 +105,21 @@ def test_all_is_told_as_without_it() -> None:
     assert overlapped.scheduler.status.prefill_tokens == plain.scheduler.status.prefill_tokens
 
 
-def test_a_step_that_must_not_be_followed_is_read_at_once() -> None:
+def test_step_that_may_not_overlap_is_read_at_once() -> None:
     bench = Overlapped()
     bench.device.ahead = lambda plan: not any(chunk.sequence.key[1] == 2 for chunk in plan.chunks)
-    bench.say(submit(1, [1], 6))
-    bench.turn(2)
-    bench.say(submit(2, [2], 2))
-    bench.turn()
+    bench.send(submit(1, [1], 6))
+    bench.iterate(2)
+    bench.send(submit(2, [2], 2))
+    bench.iterate()
     assert bench.device.said[-3:] == [("launch", 3), ("read", 2), ("read", 3)] and not bench.loop.in_flight
     bench.drain()
-    assert bench.heard()[0] == {1: expected([1], 6), 2: expected([2], 2)}
+    assert bench.received()[0] == {1: expected([1], 6), 2: expected([2], 2)}
 
 
-def test_tokens_are_timed_when_they_are_told() -> None:
+def test_latencies_are_recorded_when_tokens_are_applied() -> None:
     bench = Overlapped()
-    bench.say(submit(1, [1], 4))
+    bench.send(submit(1, [1], 4))
     bench.drain()
     assert bench.stats.ttft.quantiles().p50 == 1.0, "read in the turn after the one that launched it"
     assert list(bench.stats.itl._values) == [1.0] * 3
@@ -127,7 +127,7 @@ def test_tokens_are_timed_when_they_are_told() -> None:
 
 @pytest.mark.parametrize("culprit", range(6))
 @pytest.mark.parametrize("late", [False, True])
-def test_only_the_culprit_fails(culprit: int, late: bool) -> None:
+def test_failing_step_fails_only_the_culprit(culprit: int, late: bool) -> None:
     """Whether it shows when the step is launched or, with another step behind it, when it is read."""
 
     def trouble(chunks: list[Chunk]) -> None:
@@ -137,11 +137,11 @@ def test_only_the_culprit_fails(culprit: int, late: bool) -> None:
     bench = Overlapped() if late else Overlapped(trouble)
     if late:
         bench.device.trouble = trouble
-    bench.say(*(submit(i, [i + 1] * 20) for i in range(3)))
-    bench.turn(2)
-    bench.say(*(submit(i, [i + 1] * 20) for i in range(3, 6)))
+    bench.send(*(submit(i, [i + 1] * 20) for i in range(3)))
+    bench.iterate(2)
+    bench.send(*(submit(i, [i + 1] * 20) for i in range(3, 6)))
     bench.drain()
-    outputs, ends = bench.heard()
+    outputs, ends = bench.received()
     for i in range(6):
         wanted = expected([i + 1] * 20, 5)
         assert outputs[i] == (wanted[:2] if i == culprit else wanted)
@@ -150,48 +150,48 @@ def test_only_the_culprit_fails(culprit: int, late: bool) -> None:
     assert bench.scheduler.state.paging.pool.counts().owned == 0
 
 
-def test_a_failure_whose_culprit_has_left_fails_nobody() -> None:
+def test_failure_whose_culprit_was_aborted_fails_no_request() -> None:
     def trouble(chunks: list[Chunk]) -> None:
         if any(chunk.sequence.key == (ME, 1) and chunk.start == 1 for chunk in chunks):
             raise RuntimeError("unlucky")
 
     bench = Overlapped()
     bench.device.trouble = trouble
-    bench.say(submit(1, [1], 9), submit(2, [2], 9))
-    bench.turn(2)
-    bench.say(m.Abort((1,)))
-    bench.turn()
+    bench.send(submit(1, [1], 9), submit(2, [2], 9))
+    bench.iterate(2)
+    bench.send(m.Abort((1,)))
+    bench.iterate()
     assert bench.device.said[-4:] == [("launch", 3), ("read", 2), ("launch", 4), ("read", 4)]
     bench.drain()
-    outputs, ends = bench.heard()
+    outputs, ends = bench.received()
     assert ends[1].outcome is m.Outcome.ABORTED and ends[2].outcome is m.Outcome.LENGTH
     assert outputs[2] == expected([2], 9)
 
 
-def test_out_of_memory_shrinks_the_step_and_fails_nobody() -> None:
+def test_out_of_memory_shrinks_the_step_and_fails_no_request() -> None:
     def check(chunks: list[Chunk]) -> None:
         if sum(chunk.length for chunk in chunks) > 30:
             raise MemoryError("too large")
 
     bench = Overlapped(check)
-    bench.say(submit(1, [1] * 200), submit(2, [2] * 100), submit(3, [3]))
+    bench.send(submit(1, [1] * 200), submit(2, [2] * 100), submit(3, [3]))
     bench.drain()
-    outputs, ends = bench.heard()
+    outputs, ends = bench.received()
     assert outputs == {1: expected([1] * 200, 5), 2: expected([2] * 100, 5), 3: expected([3], 5)}
     assert {end.outcome for end in ends.values()} == {m.Outcome.LENGTH}
 
 
-def test_who_leaves_while_a_step_is_under_way_is_told_once_and_no_more() -> None:
+def test_request_aborted_while_in_flight_gets_one_end_and_no_more_tokens() -> None:
     bench = Overlapped()
-    bench.say(submit(1, [1], 100), submit(2, [2], 100), submit(3, [3], 9), submit(4, [4], 100, deadline_ms=3500))
-    bench.say(submit(1, [5], 100), who=YOU)
-    bench.turn(3)
-    bench.say(m.Abort((1,)))
-    bench.say(FrontendGone(), who=YOU)
-    bench.turn()
-    bench.say(m.Abort((2,)))
+    bench.send(submit(1, [1], 100), submit(2, [2], 100), submit(3, [3], 9), submit(4, [4], 100, deadline_ms=3500))
+    bench.send(submit(1, [5], 100), who=YOU)
+    bench.iterate(3)
+    bench.send(m.Abort((1,)))
+    bench.send(FrontendGone(), who=YOU)
+    bench.iterate()
+    bench.send(m.Abort((2,)))
     bench.drain()
-    outputs, ends = bench.heard()
+    outputs, ends = bench.received()
     assert {id: end.outcome for id, end in ends.items()} == {
         1: m.Outcome.ABORTED, 2: m.Outcome.ABORTED, 3: m.Outcome.LENGTH, 4: m.Outcome.DEADLINE,
     }  # fmt: skip
@@ -200,19 +200,19 @@ def test_who_leaves_while_a_step_is_under_way_is_told_once_and_no_more() -> None
     assert bench.scheduler.state.paging.pool.counts().owned == 0
 
 
-def test_resync_knows_nothing_of_what_is_not_settled() -> None:
+def test_resync_sends_no_tokens_of_in_flight_steps() -> None:
     bench = Overlapped()
-    bench.say(submit(1, [1], 9))
-    bench.turn(4)
-    told = bench.heard()[0][1]
-    bench.link.sent.clear()
-    bench.say(m.Resync(1, 0))
-    bench.request_table.receive(bench.link.inbox, bench.now)  # type: ignore[arg-type]
-    bench.request_table.publish(bench.link, bench.now)  # type: ignore[arg-type]
-    assert bench.heard()[0][1] == told and len(told) == 3
+    bench.send(submit(1, [1], 9))
+    bench.iterate(4)
+    told = bench.received()[0][1]
+    bench.server.sent.clear()
+    bench.send(m.Resync(1, 0))
+    bench.request_table.receive(bench.server.inbox, bench.now)  # type: ignore[arg-type]
+    bench.request_table.publish(bench.server, bench.now)  # type: ignore[arg-type]
+    assert bench.received()[0][1] == told and len(told) == 3
 
 
-def test_the_ledger_names_who_is_in_either_step() -> None:
+def test_crash_journal_records_sequences_of_both_in_flight_steps() -> None:
     bench = Overlapped()
     named: list[set[int]] = []
     running = bench.request_table.crash_journal.record_step
@@ -223,31 +223,31 @@ def test_the_ledger_names_who_is_in_either_step() -> None:
         running(sequences)
 
     bench.request_table.crash_journal.record_step = note  # type: ignore[method-assign]
-    bench.say(submit(1, [1], 2))
-    bench.turn()
-    bench.say(submit(2, [2], 3))
+    bench.send(submit(1, [1], 2))
+    bench.iterate()
+    bench.send(submit(2, [2], 3))
     bench.drain()
     assert named[:2] == [{1}, {1, 2}] and named[-1] == {2}
 
 
-def test_a_suspect_runs_alone() -> None:
+def test_suspect_runs_with_nothing_in_flight() -> None:
     bench = Overlapped()
     alone: list[set[int]] = []
     bench.device.trouble = lambda chunks: alone.append({chunk.sequence.key[1] for chunk in chunks})
-    bench.say(submit(1, [1], 8))
-    bench.turn(2)
-    bench.say(submit(2, [2], 4, crashes=1))
+    bench.send(submit(1, [1], 8))
+    bench.iterate(2)
+    bench.send(submit(2, [2], 4, crashes=1))
     bench.drain()
     assert {2} in alone
     assert bench.device.said[bench.device.said.index(("launch", 4)) - 1][0] == "read", "nothing was under way"
-    assert bench.heard()[0] == {1: expected([1], 8), 2: expected([2], 4)}
+    assert bench.received()[0] == {1: expected([1], 8), 2: expected([2], 4)}
 
 
-def test_nothing_is_under_way_when_the_loop_stops() -> None:
+def test_stopped_loop_has_nothing_in_flight() -> None:
     bench = Overlapped()
-    bench.say(submit(1, [1], 100))
+    bench.send(submit(1, [1], 100))
     turns = iter([False] * 5 + [True])
     bench.loop.run(lambda: next(turns))
-    assert not bench.loop.in_flight and bench.heard()[0][1] == expected([1], 5)
+    assert not bench.loop.in_flight and bench.received()[0][1] == expected([1], 5)
     bench.loop.run(lambda: not bench.scheduler.has_work)
-    assert bench.heard()[0][1] == expected([1], 100) and not bench.loop.in_flight
+    assert bench.received()[0][1] == expected([1], 100) and not bench.loop.in_flight

@@ -10,70 +10,70 @@ from worker.engine.requests import KEEP_FINISHED_S
 from worker.transport.server import FrontendGone
 
 
-def test_one_frame_a_frontend_a_step() -> None:
+def test_requests_of_one_step_are_sent_in_one_message_per_frontend() -> None:
     bench = Bench()
-    bench.say(submit(1, [1]), submit(2, [2]))
-    bench.say(submit(1, [3]), who=YOU)
-    bench.turn(5)
-    outputs, ends = bench.heard()
+    bench.send(submit(1, [1]), submit(2, [2]))
+    bench.send(submit(1, [3]), who=YOU)
+    bench.iterate(5)
+    outputs, ends = bench.received()
     assert outputs == {1: expected([1], 5), 2: expected([2], 5)}
     assert {end.outcome for end in ends.values()} == {m.Outcome.LENGTH}
-    assert bench.heard(YOU)[0] == {1: expected([3], 5)}
-    assert len(bench.link.sent) == 2 * (1 + 5)  # admissions, then a frame a step
+    assert bench.received(YOU)[0] == {1: expected([3], 5)}
+    assert len(bench.server.sent) == 2 * (1 + 5)  # admissions, then a frame a step
 
 
-def test_a_request_said_twice_is_admitted_once() -> None:
+def test_submit_sent_twice_runs_once() -> None:
     bench = Bench()
-    bench.say(submit(1, [1]), submit(1, [1]))
-    bench.turn(6)
-    admitted = [a for _, step in bench.link.sent for a in step.admitted]
+    bench.send(submit(1, [1]), submit(1, [1]))
+    bench.iterate(6)
+    admitted = [a for _, step in bench.server.sent for a in step.admitted]
     assert len(admitted) == 2 and len({a.seed for a in admitted}) == 1
-    assert bench.heard()[0] == {1: expected([1], 5)}
+    assert bench.received()[0] == {1: expected([1], 5)}
 
 
-def test_a_resumed_request_goes_on_at_its_offset() -> None:
+def test_submit_with_generated_tokens_continues_at_their_offset() -> None:
     bench = Bench()
     whole = expected([1, 2], 8)
-    bench.say(submit(1, [1, 2], 8, generated=pack_u32(whole[:3])))
-    bench.turn(6)
-    starts = [unpack_u32(step.starts)[0] for _, step in bench.link.sent if step.ids]
+    bench.send(submit(1, [1, 2], 8, generated=pack_u32(whole[:3])))
+    bench.iterate(6)
+    starts = [unpack_u32(step.starts)[0] for _, step in bench.server.sent if step.ids]
     assert starts == [3, 4, 5, 6, 7]
-    assert [unpack_u32(step.tokens)[0] for _, step in bench.link.sent if step.ids] == whole[3:]
+    assert [unpack_u32(step.tokens)[0] for _, step in bench.server.sent if step.ids] == whole[3:]
 
 
-def test_resync_sends_what_is_missing_for_a_while_and_then_the_truth() -> None:
+def test_resync_sends_missing_output_until_the_record_is_forgotten() -> None:
     bench = Bench()
-    bench.say(submit(1, [1]))
-    bench.turn(6)
-    bench.link.sent.clear()
-    bench.say(m.Resync(1, 2))
-    bench.turn()
-    ((_, step),) = bench.link.sent
+    bench.send(submit(1, [1]))
+    bench.iterate(6)
+    bench.server.sent.clear()
+    bench.send(m.Resync(1, 2))
+    bench.iterate()
+    ((_, step),) = bench.server.sent
     assert unpack_u32(step.starts).tolist() == [2] and unpack_u32(step.tokens).tolist() == expected([1], 5)[2:]
     assert step.ends[0].outcome is m.Outcome.LENGTH
     bench.now += KEEP_FINISHED_S + 1
-    bench.turn()
-    bench.link.sent.clear()
-    bench.say(m.Resync(1, 2))
-    bench.turn()
-    assert bench.link.sent[0][1].unknown == (1,) and not bench.link.sent[0][1].ends
+    bench.iterate()
+    bench.server.sent.clear()
+    bench.send(m.Resync(1, 2))
+    bench.iterate()
+    assert bench.server.sent[0][1].unknown == (1,) and not bench.server.sent[0][1].ends
 
 
-def test_what_a_gone_frontend_owned_is_freed() -> None:
+def test_frontend_gone_aborts_its_requests() -> None:
     bench = Bench()
-    bench.say(submit(1, [1], 100), submit(2, [2], 100))
-    bench.say(submit(1, [3], 100), who=YOU)
-    bench.turn(3)
-    bench.say(FrontendGone())
-    bench.turn()
+    bench.send(submit(1, [1], 100), submit(2, [2], 100))
+    bench.send(submit(1, [3], 100), who=YOU)
+    bench.iterate(3)
+    bench.send(FrontendGone())
+    bench.iterate()
     assert [sequence.key for sequence in bench.scheduler.sequences()] == [(YOU, 1)]
 
 
-def test_a_deadline_ends_a_request_with_its_own_outcome() -> None:
+def test_deadline_ends_the_request_with_its_own_outcome() -> None:
     bench = Bench()
-    bench.say(submit(1, [1], 100, deadline_ms=3500))
-    bench.turn(8)
-    outputs, ends = bench.heard()
+    bench.send(submit(1, [1], 100, deadline_ms=3500))
+    bench.iterate(8)
+    outputs, ends = bench.received()
     assert ends[1].outcome is m.Outcome.DEADLINE and ends[1].tokens == len(outputs[1]) == 4
 
 
@@ -81,44 +81,44 @@ def test_a_deadline_ends_a_request_with_its_own_outcome() -> None:
 def test_retry_after_is_the_backlog_at_the_measured_speed(idle: int) -> None:
     """Measured while there was work, however little that was lately."""
     bench = Bench()
-    bench.turn(1)
-    bench.say(submit(100, [1], 1))
-    bench.turn(1 + idle)
-    bench.say(*(submit(id, [id + 1] * 20, 100) for id in range(8)))
-    bench.turn(2)  # all run: each has 98 tokens to go, and two steps have shown the speed
-    bench.say(*(submit(id, [id + 1] * 20, 100) for id in range(8, 24)))
-    bench.turn()
-    refused = [one for _, step in bench.link.sent for one in step.rejected]
+    bench.iterate(1)
+    bench.send(submit(100, [1], 1))
+    bench.iterate(1 + idle)
+    bench.send(*(submit(id, [id + 1] * 20, 100) for id in range(8)))
+    bench.iterate(2)  # all run: each has 98 tokens to go, and two steps have shown the speed
+    bench.send(*(submit(id, [id + 1] * 20, 100) for id in range(8, 24)))
+    bench.iterate()
+    refused = [one for _, step in bench.server.sent for one in step.rejected]
     assert len(refused) == 8 and {one.reason for one in refused} == {m.Refusal.QUEUE_FULL}
     backlog, speed = 8 * 98 + 8 * (20 + 100), (2 + 8 * (20 + 2)) / 1.0  # a step of the bench ends when it begins
     assert [one.retry_after_s for one in refused] == pytest.approx([backlog / speed] * 8)
 
 
-def test_refusals_name_their_reason() -> None:
+def test_rejected_requests_name_their_reason() -> None:
     bench = Bench()
-    bench.say(submit(1, []), submit(2, [VOCAB]), submit(3, [1], 600), submit(4, [1], crashes=2))
-    bench.turn()
+    bench.send(submit(1, []), submit(2, [VOCAB]), submit(3, [1], 600), submit(4, [1], crashes=2))
+    bench.iterate()
     bench.request_table.draining = True
-    bench.say(submit(5, [1]))
-    bench.turn()
-    reasons = {r.id: r.reason for _, step in bench.link.sent for r in step.rejected}
+    bench.send(submit(5, [1]))
+    bench.iterate()
+    reasons = {r.id: r.reason for _, step in bench.server.sent for r in step.rejected}
     assert reasons == {
         1: m.Refusal.INVALID, 2: m.Refusal.INVALID, 3: m.Refusal.TOO_LONG, 4: m.Refusal.INVALID, 5: m.Refusal.DRAINING,
     }  # fmt: skip
 
 
-def test_a_frame_with_half_a_number_fails_nobody_else() -> None:
+def test_submit_with_half_a_number_fails_no_other_request() -> None:
     bench = Bench()
-    bench.say(m.Submit(1, b"abc", m.Sampling(5)), submit(2, [2]))
-    bench.turn(6)
-    assert bench.heard()[0] == {2: expected([2], 5)}
+    bench.send(m.Submit(1, b"abc", m.Sampling(5)), submit(2, [2]))
+    bench.iterate(6)
+    assert bench.received()[0] == {2: expected([2], 5)}
 
 
-def test_shutdown_ends_everybody_once() -> None:
+def test_shutdown_ends_each_request_once() -> None:
     bench = Bench()
-    bench.say(submit(1, [1], 100), submit(2, [2], 1))
-    bench.turn(2)
+    bench.send(submit(1, [1], 100), submit(2, [2], 1))
+    bench.iterate(2)
     bench.request_table.end_all(m.Outcome.SHUTDOWN, bench.now, "bye")
-    bench.request_table.publish(bench.link, bench.now)  # type: ignore[arg-type]
-    ends = bench.heard()[1]
+    bench.request_table.publish(bench.server, bench.now)  # type: ignore[arg-type]
+    ends = bench.received()[1]
     assert (ends[1].outcome, ends[2].outcome) == (m.Outcome.SHUTDOWN, m.Outcome.LENGTH)

@@ -5,7 +5,7 @@ from shared.heartbeat import Heartbeat
 from worker.engine.status import StatusReporter
 
 
-def test_ready_tells_a_download_from_a_load() -> None:
+def test_status_distinguishes_download_from_load() -> None:
     state = StatusReporter(Settings(), 1, Heartbeat())
     state.on_download(30, 100)
     assert (state.status().state, state.status().progress, state.heartbeat.progress_count) == ("downloading", 0.3, 1)

@@ -37,14 +37,14 @@ class Bench(LoopBench):
 
     def __init__(self, engine: Engine) -> None:
         self.now, self.engine = 0.0, engine
-        self.scheduler, self.link = engine.scheduler, FakeServer()
+        self.scheduler, self.server = engine.scheduler, FakeServer()
         stats, metrics = Stats(), Metrics()
         self.compiler = engine.compiler
         self.request_table = RequestTable(
             self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0), compiler=self.compiler
         )
         self.loop = Loop(
-            self.scheduler, engine.runner, self.request_table, self.link, stats, metrics, lambda: self.now,  # type: ignore[arg-type]
+            self.scheduler, engine.runner, self.request_table, self.server, stats, metrics, lambda: self.now,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def wait_for_grammars(self) -> None:
@@ -55,10 +55,10 @@ class Bench(LoopBench):
             time.sleep(0.001)
 
     def finish(self) -> None:
-        self.turn()
+        self.iterate()
         self.wait_for_grammars()
         for _ in range(600):
-            self.turn()
+            self.iterate()
             if not self.scheduler.has_work:
                 return
         raise AssertionError("it runs for ever")
@@ -67,7 +67,7 @@ class Bench(LoopBench):
         return self.compiler._vocabulary.result().decode_bytes([token for token in tokens if token != EOS]).decode()
 
     def rejected(self) -> dict[int, m.Rejected]:
-        return {one.id: one for _, step in self.link.sent for one in step.rejected}
+        return {one.id: one for _, step in self.server.sent for one in step.rejected}
 
 
 def submit(id: int, made: str, max_tokens: int = 200, **options: Any) -> m.Submit:
@@ -77,7 +77,7 @@ def submit(id: int, made: str, max_tokens: int = 200, **options: Any) -> m.Submi
 
 
 def alone(bench: Bench, *requests: m.Submit) -> tuple[dict[int, list[int]], dict[int, m.End]]:
-    bench.link.sent.clear()
-    bench.say(*requests)
+    bench.server.sent.clear()
+    bench.send(*requests)
     bench.finish()
-    return bench.heard()
+    return bench.received()

@@ -25,7 +25,7 @@ def test_compile_of_an_invalid_grammar_rejects_the_request(bench: Bench) -> None
         2: '{"grammars": [{"lark_grammar": "start: a\\na: a \\"x\\""}]}',
         3: "no grammar",
     }
-    bench.say(*(submit(id, text) for id, text in wrong.items()), submit(4, NAMED, generated=pack_u32([7, 7])))
+    bench.send(*(submit(id, text) for id, text in wrong.items()), submit(4, NAMED, generated=pack_u32([7, 7])))
     bench.finish()
     assert {id: one.reason for id, one in bench.rejected().items()} == dict.fromkeys(range(1, 5), m.Refusal.INVALID)
     assert "nonesuch" in bench.rejected()[1].message and "so far" in bench.rejected()[4].message

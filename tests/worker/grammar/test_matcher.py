@@ -20,11 +20,11 @@ from tests.worker.grammar.harness import NAMED, Bench, alone, engine_of, submit
 @given(WHOLE)
 def test_answer_that_ends_by_itself_keeps_to_its_schema(bench: Bench, whole: dict[str, Any]) -> None:
     made = build.json_schema(whole, "x")
-    bench.link.sent.clear()
+    bench.server.sent.clear()
     first = max([id for _, id in bench.request_table._records], default=0) + 1
-    bench.say(*(submit(first + i, made, 150, temperature=t) for i, t in enumerate(TEMPERATURES)))
+    bench.send(*(submit(first + i, made, 150, temperature=t) for i, t in enumerate(TEMPERATURES)))
     bench.finish()
-    outputs, ends = bench.heard()
+    outputs, ends = bench.received()
     assert not bench.rejected() and len(ends) == len(TEMPERATURES)
     for id, end in ends.items():
         assert end.outcome in (m.Outcome.EOS, m.Outcome.LENGTH), end
@@ -48,9 +48,9 @@ def test_matcher_moves_once_for_each_token_whatever_happens(bench: Bench, monkey
     ((wanted, end),) = zip(*(part.values() for part in alone(bench, submit(1, NAMED, temperature=0.9))), strict=True)
     assert end.outcome is m.Outcome.EOS
     others = [submit(i, build.json_object() if i % 2 else "", 40, temperature=1.0) for i in range(3, 9)]
-    bench.link.sent.clear()
-    bench.say(*others, submit(2, NAMED, temperature=0.9, seed=1))
-    bench.turn()
+    bench.server.sent.clear()
+    bench.send(*others, submit(2, NAMED, temperature=0.9, seed=1))
+    bench.iterate()
     bench.wait_for_grammars()
     failing = {8, 20}  # turns whose first try fails after its masks were made
     launch = bench.engine.runner.launch
@@ -67,16 +67,16 @@ def test_matcher_moves_once_for_each_token_whatever_happens(bench: Bench, monkey
             return flight
 
         monkeypatch.setattr(bench.engine.runner, "launch", trouble)
-        bench.turn()
+        bench.iterate()
     assert not failing
-    assert bench.heard()[0][2] == wanted and bench.heard()[1][2].outcome is m.Outcome.EOS
+    assert bench.received()[0][2] == wanted and bench.received()[1][2].outcome is m.Outcome.EOS
     monkeypatch.setattr(bench.engine.runner, "launch", launch)
     for have in range(0, len(wanted) + 1, 3):
-        bench.link.sent.clear()
+        bench.server.sent.clear()
         bench.request_table._records.clear()
-        bench.say(submit(1, NAMED, temperature=0.9, generated=pack_u32(wanted[:have])))
+        bench.send(submit(1, NAMED, temperature=0.9, generated=pack_u32(wanted[:have])))
         bench.finish()
-        rest = [token for _, step in bench.link.sent for token in unpack_u32(step.tokens)]
+        rest = [token for _, step in bench.server.sent for token in unpack_u32(step.tokens)]
         assert wanted[:have] + rest == wanted, have
 
 
@@ -120,7 +120,7 @@ def test_outcomes_with_grammars(bench: Bench) -> None:
 
 def test_logprobs_are_those_of_the_model_without_the_mask(bench: Bench) -> None:
     alone(bench, submit(1, build.one_of(["a"], "x"), 9, logprobs=3))
-    masked = [one for _, step in bench.link.sent for one in step.logprobs]
+    masked = [one for _, step in bench.server.sent for one in step.logprobs]
     alone(bench, submit(2, "", 1, logprobs=3))
-    free = [one for _, step in bench.link.sent for one in step.logprobs]
+    free = [one for _, step in bench.server.sent for one in step.logprobs]
     assert masked[0].top_ids == free[0].top_ids and masked[0].top_logprobs == free[0].top_logprobs

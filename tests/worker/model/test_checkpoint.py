@@ -1,4 +1,4 @@
-"""Checkpoints by their hub ids, from a hub of our own: what is fetched, what is told of it, and how it can fail."""
+"""Checkpoints by their hub ids, from a local hub: what is fetched, which progress is reported, and how it can fail."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
-def test_only_what_is_needed_is_fetched_and_its_bytes_are_told(hub: Hub) -> None:
+def test_resolve_fetches_only_needed_files_and_reports_bytes(hub: Hub) -> None:
     told: list[tuple[int, int]] = []
     folder = resolve(hub.name, on_progress=lambda done, total: told.append((done, total)))
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
@@ -41,7 +41,7 @@ def test_only_what_is_needed_is_fetched_and_its_bytes_are_told(hub: Hub) -> None
     assert done == total >= 400_000 and all(one <= most for one, most in told)
 
 
-def test_without_a_network_the_cache_will_do_if_it_is_whole(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_offline_uses_a_complete_cached_copy(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch(hub.name, ["*.json"])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match="only in part"):
@@ -54,7 +54,7 @@ def test_without_a_network_the_cache_will_do_if_it_is_whole(hub: Hub, monkeypatc
         resolve("org/other")
 
 
-def test_a_worker_that_comes_back_has_the_weights_that_it_had(hub: Hub) -> None:
+def test_prefer_cache_keeps_the_same_weights(hub: Hub) -> None:
     """Whatever the hub has by then; but a cache that holds a part is no help."""
     fetch(hub.name, ["*.json"])
     before = resolve(hub.name, prefer_cache=True)
@@ -65,14 +65,14 @@ def test_a_worker_that_comes_back_has_the_weights_that_it_had(hub: Hub) -> None:
     assert resolve(hub.name).name == hub.commit
 
 
-def test_a_revision_is_kept_to(hub: Hub) -> None:
+def test_resolve_keeps_to_a_revision(hub: Hub) -> None:
     folder = resolve(hub.name, hub.commit)
     assert folder.name == hub.commit
     hub.commit = "b" * 40
     assert resolve(hub.name, "a" * 40) == folder
 
 
-def test_what_was_cut_off_goes_on_with_the_files_that_are_not_whole(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_download_fetches_only_incomplete_files(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass
 
@@ -89,14 +89,14 @@ def test_what_was_cut_off_goes_on_with_the_files_that_are_not_whole(hub: Hub, mo
     assert not any(one.startswith(("config", "tokenizer")) for one in hub.asked)
 
 
-def test_an_adapter_is_named(tmp_path: Path) -> None:
+def test_adapter_is_named(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"is an adapter \(LoRA\), not a model"):
         read_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tiny.gguf", "pytorch_model.bin", "consolidated.00.pth", "consolidated.safetensors"])
-def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
+def test_other_weight_formats_are_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(CheckpointError, match=f"only safetensors checkpoints are read; it has {name}"):
         Checkpoint(tmp_path)

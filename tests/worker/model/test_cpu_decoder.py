@@ -1,4 +1,4 @@
-"""All layers in one call against the plain loop: the same bits, in logits and in the cache."""
+"""The CPU decoder against the plain loop: the same bits in logits and cache."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def advance(rows: list[Row], chunk: int) -> list[tuple[Row, int]]:
 
 @dtypes
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_stack_gives_the_bits_of_the_loop(checkpoints: Checkpoints, kind: str, dtype: torch.dtype) -> None:
+def test_cpu_decoder_gives_the_bits_of_the_plain_loop(checkpoints: Checkpoints, kind: str, dtype: torch.dtype) -> None:
     decoder = decoder_of(checkpoints(kind), dtype=dtype)
     caches = [cache_for(decoder, tokens=512) for _ in range(2)]
     cpu_decoder = fastest_decoder(decoder, caches[1])
@@ -34,7 +34,7 @@ def test_the_stack_gives_the_bits_of_the_loop(checkpoints: Checkpoints, kind: st
         assert torch.equal(ours[:, 1:].nan_to_num(), plain[:, 1:].nan_to_num())
 
 
-def test_the_stack_is_what_a_native_decoder_runs(checkpoints: Checkpoints) -> None:
+def test_fastest_decoder_is_the_cpu_decoder_where_c_kernels_exist(checkpoints: Checkpoints) -> None:
     decoder = decoder_of(checkpoints("llama"))
     cache = cache_for(decoder, tokens=64)
     cpu_decoder = fastest_decoder(decoder, cache)

@@ -25,7 +25,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_row_has_transformers_logits_alone_and_in_company(checkpoints: Checkpoints, kind: str) -> None:
+def test_logits_equal_transformers_alone_and_in_a_batch(checkpoints: Checkpoints, kind: str) -> None:
     folder = checkpoints(kind)
     decoder, oracle = decoder_of(folder), Oracle(folder)
     prompts = prompts_of(LENGTHS)
@@ -39,7 +39,7 @@ def test_every_row_has_transformers_logits_alone_and_in_company(checkpoints: Che
 
 @pytest.mark.parametrize("page_size", [1, 64])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_page_size_does_not_matter(checkpoints: Checkpoints, kind: str, page_size: int) -> None:
+def test_page_size_changes_no_logits(checkpoints: Checkpoints, kind: str, page_size: int) -> None:
     folder = checkpoints(kind)
     decoder, oracle = decoder_of(folder), Oracle(folder)
     prompts = prompts_of([1, 15, 63, 64, 65, 90])
@@ -49,7 +49,7 @@ def test_page_size_does_not_matter(checkpoints: Checkpoints, kind: str, page_siz
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_text_is_transformers_greedy_text(checkpoints: Checkpoints, kind: str) -> None:
+def test_greedy_text_equals_transformers(checkpoints: Checkpoints, kind: str) -> None:
     """One prompt against `generate`; the others against one pass over prompt and answer: the same, by induction."""
     folder, n = checkpoints(kind), 200
     decoder, oracle = decoder_of(folder, positions=512), Oracle(folder)
@@ -62,7 +62,7 @@ def test_greedy_text_is_transformers_greedy_text(checkpoints: Checkpoints, kind:
         assert answer == choices[len(prompt) - 1:]  # fmt: skip
 
 
-def test_a_step_that_samples_nothing_still_writes_its_keys(checkpoints: Checkpoints) -> None:
+def test_step_without_logits_still_writes_keys(checkpoints: Checkpoints) -> None:
     decoder = decoder_of(checkpoints("qwen3"))
     cache = cache_for(decoder, tokens=64)
     (row,) = rows_for(cache, prompts_of([20]), 0)
@@ -75,7 +75,7 @@ def test_a_step_that_samples_nothing_still_writes_its_keys(checkpoints: Checkpoi
         assert tensor[:, row.pages[0], 12:].isnan().all()
 
 
-def test_only_the_rows_asked_for_come_back_in_their_order(checkpoints: Checkpoints) -> None:
+def test_logits_are_those_of_logits_indices_in_order(checkpoints: Checkpoints) -> None:
     decoder = decoder_of(checkpoints("llama"))
     cache = cache_for(decoder, tokens=256)
     rows = rows_for(cache, prompts_of([5, 9, 20]), 0)
@@ -87,7 +87,7 @@ def test_only_the_rows_asked_for_come_back_in_their_order(checkpoints: Checkpoin
 
 @pytest.mark.usefixtures("tier")
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
-def test_bfloat16_stays_as_close_as_transformers_does(checkpoints: Checkpoints, kind: str) -> None:
+def test_bfloat16_is_as_close_as_transformers(checkpoints: Checkpoints, kind: str) -> None:
     folder = checkpoints(kind, dtype=torch.bfloat16)
     decoder = decoder_of(folder, dtype=torch.bfloat16)
     exact, rounded = Oracle(folder), Oracle(folder, torch.bfloat16)
@@ -99,7 +99,7 @@ def test_bfloat16_stays_as_close_as_transformers_does(checkpoints: Checkpoints, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gemma_rounds_its_embedding_scale_to_the_weights(checkpoints: Checkpoints, dtype: torch.dtype) -> None:
+def test_gemma_embedding_scale_is_rounded_to_the_weights_dtype(checkpoints: Checkpoints, dtype: torch.dtype) -> None:
     folder = checkpoints("gemma3")
     (embed,) = (part for name, part in Oracle(folder, dtype).model.named_modules() if name.endswith("embed_tokens"))
     decoder = decoder_of(folder, dtype=dtype)

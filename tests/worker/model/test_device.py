@@ -1,4 +1,4 @@
-"""Which device, and why not: a machine's answers are put into PyTorch's mouth."""
+"""The choice of the device and its errors, with PyTorch's answers faked."""
 
 import logging
 from typing import Any
@@ -55,7 +55,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("No CUDA GPUs are available", "--device cuda: No CUDA GPUs are available"),
     ],
 )
-def test_why_there_is_no_gpu(machine: Any, said: str, words: str) -> None:
+def test_missing_gpu_reason_is_one_sentence(machine: Any, said: str, words: str) -> None:
     machine(said)
     with pytest.raises(ConfigError) as caught:
         pick_device("cuda")
@@ -64,7 +64,7 @@ def test_why_there_is_no_gpu(machine: Any, said: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cuda", "auto"])
-def test_a_gpu_that_is_there_but_cannot_compute_is_not_left_for_the_cpu(machine: Any, name: str) -> None:
+def test_unusable_gpu_raises_instead_of_using_the_cpu(machine: Any, name: str) -> None:
     machine(
         computes="CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported. For debugging ..."
     )
@@ -73,7 +73,7 @@ def test_a_gpu_that_is_there_but_cannot_compute_is_not_left_for_the_cpu(machine:
     assert str(caught.value) == f"--device {name}: CUDA error: out of memory"
 
 
-def test_a_build_without_cuda(machine: Any) -> None:
+def test_torch_without_cuda_is_named(machine: Any) -> None:
     machine("Torch not compiled with CUDA enabled", built=None)
     with pytest.raises(ConfigError, match="--device cuda: this PyTorch was built without CUDA"):
         pick_device("cuda")
@@ -82,7 +82,7 @@ def test_a_build_without_cuda(machine: Any) -> None:
 @pytest.mark.parametrize(
     ("visible", "left"), [("", []), ("-1", []), ("-1,0", []), ("1,-1,2", ["1"]), ("0, 2", ["0", "2"])]
 )
-def test_a_variable_that_hides_all_gpus_is_named(
+def test_cuda_visible_devices_hiding_all_gpus_is_named(
     machine: Any, monkeypatch: pytest.MonkeyPatch, visible: str, left: list[str]
 ) -> None:
     machine("No CUDA GPUs are available")
@@ -93,12 +93,12 @@ def test_a_variable_that_hides_all_gpus_is_named(
         pick_device("cuda")
 
 
-def test_a_gpu_is_taken_where_there_is_one_and_not_where_nobody_wants_it(machine: Any) -> None:
+def test_auto_uses_a_gpu_and_cpu_does_not(machine: Any) -> None:
     machine()
     assert [pick_device(name).type for name in ("cuda", "auto", "cpu")] == ["cuda", "cuda", "cpu"]
 
 
-def test_a_gpu_that_cannot_be_used_is_not_passed_over_in_silence(
+def test_auto_logs_an_unusable_gpu(
     machine: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine(OLD_DRIVER)
@@ -111,7 +111,7 @@ def test_a_gpu_that_cannot_be_used_is_not_passed_over_in_silence(
     assert "too old (found version 11040)" in caplog.messages[-1]
 
 
-def test_a_cache_of_eight_bits_needs_a_newer_gpu(machine: Any) -> None:
+def test_fp8_cache_needs_a_newer_gpu(machine: Any) -> None:
     machine(capability=(8, 0))
     with pytest.raises(ConfigError, match=r"8\.0, and float8_e4m3fn needs 8\.9: choose --kv-cache-dtype auto"):
         check_format(torch.device("cuda"), torch.float8_e4m3fn)
@@ -119,7 +119,7 @@ def test_a_cache_of_eight_bits_needs_a_newer_gpu(machine: Any) -> None:
     check_format(torch.device("cuda"), torch.float8_e4m3fn)
 
 
-def test_an_old_gpu_is_refused_for_bfloat16_only(machine: Any) -> None:
+def test_old_gpu_is_rejected_for_bfloat16_only(machine: Any) -> None:
     gpu = torch.device("cuda")
     machine(capability=(7, 5))
     with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5.* --dtype float16 or --device cpu"):

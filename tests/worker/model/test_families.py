@@ -1,4 +1,4 @@
-"""Configs as the hub has them (older spellings), and what transformers makes of them (newer spelling)."""
+"""Configs in the older spellings of the hub and in the newer one of transformers give the same spec."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 @pytest.mark.parametrize("config", HUB, ids=lambda config: str(config["model_type"]))
-def test_old_and_new_spelling_mean_the_same(config: dict[str, Any]) -> None:
+def test_old_and_new_spelling_give_the_same_spec(config: dict[str, Any]) -> None:
     ours = dict(config)
     new = AutoConfig.for_model(**config).to_dict()
     assert "rope_parameters" in new and "rope_theta" not in new, "transformers no longer respells; find another oracle"
@@ -75,14 +75,14 @@ def test_llama() -> None:
     assert spec.attention_scale == 64**-0.5
 
 
-def test_biases_where_the_config_asks_for_them() -> None:
+def test_biases_follow_the_config() -> None:
     spec = spec_from_config({**LLAMA32_1B, "attention_bias": True, "mlp_bias": True})
     assert spec.qkv_bias and spec.o_bias and spec.mlp_bias
     spec = spec_from_config(QWEN25)
     assert spec.qkv_bias and not spec.o_bias and not spec.mlp_bias and not spec.qk_norm
 
 
-def test_sizes_left_out_follow_from_others() -> None:
+def test_omitted_sizes_follow_from_others() -> None:
     config = {**LLAMA32_1B, "head_dim": None, "num_key_value_heads": None, "hidden_size": 1024}
     spec = spec_from_config(config)
     assert (spec.head_dim, spec.kv_heads) == (32, 32)
@@ -96,7 +96,7 @@ def test_windows() -> None:
     assert [layer.window for layer in spec_from_config(windowed).layers] == [0] * 20 + [1000] * 8
 
 
-def test_gemma3_looks_everywhere_in_every_sixth_layer() -> None:
+def test_gemma3_has_full_attention_in_every_sixth_layer() -> None:
     spec = spec_from_config(GEMMA3_1B)
     assert [i for i, layer in enumerate(spec.layers) if not layer.window] == [5, 11, 17, 23]
     local, everywhere = spec.ropes[spec.layers[0].rope], spec.ropes[spec.layers[5].rope]
@@ -105,7 +105,7 @@ def test_gemma3_looks_everywhere_in_every_sixth_layer() -> None:
     assert spec.activation == "gelu_tanh" and spec.embed_scale == 1152**0.5 and spec.attention_scale == 1 / 16
 
 
-def test_gemma3_multimodal_is_read_for_its_text_model() -> None:
+def test_gemma3_multimodal_gives_its_text_model() -> None:
     spec = spec_from_config(GEMMA3_4B)
     assert (spec.model_type, spec.hidden_size, spec.heads, spec.kv_heads) == ("gemma3_text", 2560, 8, 4)
     assert spec.ropes[spec.layers[5].rope] == RopeSpec("linear", 1000000.0, 8.0), "only layers that see everything"
@@ -119,7 +119,7 @@ def test_yarn_in_both_spellings() -> None:
     assert old == new and old.ropes[0].kind == "yarn" and old.ropes[0].original_positions == 32768
 
 
-def test_a_stretch_that_depends_on_the_text_is_served_up_to_where_it_begins() -> None:
+def test_longrope_is_served_up_to_its_original_positions() -> None:
     """Dynamic NTK changes nothing before, longrope has one list of factors there and another after."""
     plain = {**LLAMA32_1B, "rope_scaling": None}
     assert spec_from_config({**plain, "rope_scaling": {"type": "dynamic", "factor": 2.0}}) == spec_from_config(plain)
@@ -146,13 +146,13 @@ def test_a_stretch_that_depends_on_the_text_is_served_up_to_where_it_begins() ->
         ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
     ],
 )
-def test_what_is_not_supported_is_named(change: dict[str, Any], words: list[str]) -> None:
+def test_unsupported_settings_are_named(change: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         spec_from_config({**LLAMA32_1B, **change})
     assert all(word in str(caught.value) for word in words)
 
 
-def test_a_missing_size_is_named() -> None:
+def test_missing_size_is_named() -> None:
     config = {name: value for name, value in LLAMA32_1B.items() if name != "hidden_size"}
     with pytest.raises(UnsupportedModel, match="'hidden_size'"):
         spec_from_config(config)

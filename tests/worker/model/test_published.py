@@ -1,4 +1,4 @@
-"""Well-known checkpoints' configs, read in either spelling: small models of their traits have transformers' logits."""
+"""Configs of well-known checkpoints in either spelling: small models with their traits have transformers' logits."""
 
 import json
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def check(model: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_logits_are_transformers_in_both_spellings(name: str, tmp_path: Path) -> None:
+def test_published_configs_give_transformers_logits_in_both_spellings(name: str, tmp_path: Path) -> None:
     config = shrunk(PUBLISHED[name])
     model = saved(config, tmp_path)
     check(model, tmp_path)
@@ -47,14 +47,14 @@ def test_logits_are_transformers_in_both_spellings(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_both_spellings_are_one_spec(name: str) -> None:
+def test_published_configs_give_one_spec_in_both_spellings(name: str) -> None:
     config = PUBLISHED[name]
     new = AutoConfig.for_model(**config).to_dict()
     assert "rope_theta" not in new
     assert spec_from_config(new) == spec_from_config(config)
 
 
-def test_lengths_they_were_made_for() -> None:
+def test_published_configs_give_their_max_positions() -> None:
     lengths = {name: spec_from_config(config).max_positions for name, config in PUBLISHED.items()}
     told = {name: config["max_position_embeddings"] for name, config in PUBLISHED.items()}
     stretched = {"Qwen2.5-7B": 131_072, "Qwen3-8B": 131_072, "Phi-4-mini": 4096}  # what YaRN reaches; what is certain
@@ -70,7 +70,7 @@ def _newer(name: str) -> str:
 
 
 @pytest.mark.parametrize("rename", [_older, _newer])
-def test_the_text_model_of_a_multimodal_checkpoint(rename: Callable[[str], str], tmp_path: Path) -> None:
+def test_multimodal_checkpoint_gives_its_text_model(rename: Callable[[str], str], tmp_path: Path) -> None:
     gemma = shrunk({**PUBLISHED["gemma-3-1b-it"], **GEMMA3_4B["text_config"]})
     model = saved(gemma, tmp_path)
     file = tmp_path / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Checkpoints with linears of eight bits: each kind gives the logits of its weights written out in full."""
+"""Checkpoints with eight-bit linears: each kind gives the logits of its dequantized weights."""
 
 import json
 import shutil
@@ -125,7 +125,7 @@ def copy(checkpoints: Checkpoints, tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.mark.parametrize("model", ["llama-biased", "phi3"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_quantized_checkpoint_is_its_weights_in_full(copy: Callable[..., Path], name: str, model: str) -> None:
+def test_quantized_checkpoint_equals_its_dequantized_weights(copy: Callable[..., Path], name: str, model: str) -> None:
     form = FORMATS[name]
     folder = rewrite(copy(model), form.write, form.config)
     full = rewrite(copy(model, "full"), form.full)
@@ -138,7 +138,9 @@ def test_a_quantized_checkpoint_is_its_weights_in_full(copy: Callable[..., Path]
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("model", ["qwen3-tied", "gemma3", "phi3"])
-def test_quantized_while_loading(copy: Callable[..., Path], checkpoints: Checkpoints, model: str, kind: Kind) -> None:
+def test_load_with_scheme_quantizes_linears(
+    copy: Callable[..., Path], checkpoints: Checkpoints, model: str, kind: Kind
+) -> None:
     """A row's scale is its own, so stacking changes nothing."""
 
     def by_hand(state: State, name: str) -> None:
@@ -151,14 +153,14 @@ def test_quantized_while_loading(copy: Callable[..., Path], checkpoints: Checkpo
     assert torch.nn.functional.cosine_similarity(got, plain).min() > 0.95
 
 
-def test_blocks_are_quantized_again_where_that_is_asked_for(copy: Callable[..., Path]) -> None:
+def test_block_scales_are_requantized_if_the_flag_asks(copy: Callable[..., Path]) -> None:
     folder = rewrite(copy("llama"), FORMATS["fp8 a block"].write, BLOCKS)
     full = rewrite(copy("llama", "full"), FORMATS["fp8 a block"].full)
     assert torch.equal(logits(folder, "fp8"), logits(full, "fp8"))
 
 
 @pytest.mark.parametrize("flag", ["auto", "int8"])
-def test_what_a_checkpoint_leaves_in_full_stays_so(copy: Callable[..., Path], flag: str) -> None:
+def test_unquantized_linears_of_a_quantized_checkpoint_stay_unquantized(copy: Callable[..., Path], flag: str) -> None:
     """A whole stack, and one part of another."""
     form = FORMATS["int8 a row"]
 
@@ -171,7 +173,7 @@ def test_what_a_checkpoint_leaves_in_full_stays_so(copy: Callable[..., Path], fl
     assert torch.equal(logits(folder, flag), logits(rewrite(copy("llama", "full"), but_some(form.full))))
 
 
-def test_a_quantized_head_is_widened(copy: Callable[..., Path]) -> None:
+def test_quantized_head_is_dequantized(copy: Callable[..., Path]) -> None:
     form, head = FORMATS["fp8 a row"], "lm_head.weight"
     folder, full = copy("llama"), copy("llama", "full")
     for place, change in ((folder, form.write), (full, form.full)):
@@ -182,7 +184,7 @@ def test_a_quantized_head_is_widened(copy: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["int8 a row, packed", "fp8 a tensor, plainly", "fp8 a block"])
-def test_read_through_staging(copy: Callable[..., Path], name: str) -> None:
+def test_quantized_checkpoint_is_read_through_staging(copy: Callable[..., Path], name: str) -> None:
     """As for a GPU, in pieces that cut tensors, and of a scale without dimensions."""
     folder = rewrite(copy("llama"), FORMATS[name].write, FORMATS[name].config)
     spec, mapped, staged = spec_from_config(read_config(folder)), [], []
@@ -194,7 +196,7 @@ def test_read_through_staging(copy: Callable[..., Path], name: str) -> None:
     assert all(torch.equal(*pair) for pair in zip(mapped, staged, strict=True)) and len(mapped) == 3
 
 
-def test_progress_counts_scales_too(copy: Callable[..., Path]) -> None:
+def test_progress_includes_scales(copy: Callable[..., Path]) -> None:
     folder = rewrite(copy("llama"), FORMATS["int8 a row"].write, FORMATS["int8 a row"].config)
     seen: list[tuple[int, int]] = []
     spec = spec_from_config(read_config(folder))
@@ -206,7 +208,7 @@ def test_progress_counts_scales_too(copy: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["int8 a row", "int8 a row, packed", "fp8 a block"])
-def test_the_memory_needed_is_told(copy: Callable[..., Path], name: str) -> None:
+def test_on_size_gets_the_needed_bytes(copy: Callable[..., Path], name: str) -> None:
     """As the widened weights need it, or with one byte for each number of a linear."""
     state = load_file(copy("llama") / "model.safetensors")
     numbers = sum(tensor.numel() for tensor in state.values())
@@ -238,7 +240,7 @@ BROKEN: dict[str, tuple[Callable[[State], Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_wrong_tensor_is_named(copy: Callable[..., Path], case: str) -> None:
+def test_wrong_tensor_is_named(copy: Callable[..., Path], case: str) -> None:
     change, words = BROKEN[case]
     folder = rewrite(copy("llama"), FORMATS["int8 a row"].write, FORMATS["int8 a row"].config)
     state = load_file(folder / "model.safetensors")
@@ -264,7 +266,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
-def test_what_is_not_supported_is_named(copy: Callable[..., Path], case: str) -> None:
+def test_unsupported_settings_are_named(copy: Callable[..., Path], case: str) -> None:
     config, words = UNSUPPORTED[case]
     with pytest.raises(CheckpointError) as caught:
         spec_from_config(read_config(copy("llama")) | {"quantization_config": config})
@@ -289,19 +291,21 @@ BOTH, FIXED = (
         (BLOCK, "auto", None), (BLOCK, "none", None), (BLOCK, "fp8", "fp8"), (BLOCK, "fp8-dynamic", "fp8-dynamic"),
     ],
 )  # fmt: skip
-def test_the_flag_and_the_checkpoint(stored: StoredQuantization | None, flag: str, scheme: str | None) -> None:
+def test_scheme_in_memory_follows_flag_and_checkpoint(
+    stored: StoredQuantization | None, flag: str, scheme: str | None
+) -> None:
     found = scheme_in_memory(stored, flag)
     assert (found and str(found)) == scheme
 
 
 @pytest.mark.parametrize("flag", ["int8", "int8-dynamic"])
 @pytest.mark.parametrize("stored", [ROW, BLOCK])
-def test_a_contradiction_names_the_flag(stored: StoredQuantization, flag: str) -> None:
+def test_contradicting_flag_is_named(stored: StoredQuantization, flag: str) -> None:
     with pytest.raises(ConfigError, match=rf"--quantization {flag} .* fp8"):
         scheme_in_memory(stored, flag)
 
 
-def test_an_engine_tells_what_it_holds(copy: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_engine_dtype_names_the_scheme(copy: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     folder = rewrite(copy("llama"), FORMATS["fp8 a row"].write, FORMATS["fp8 a row"].config)
     caplog.set_level("INFO", "sluice.load")
     engine = load_engine(ModelConfig(model=str(folder)), WorkerConfig(device="cpu", kv_cache_gb=0.01))

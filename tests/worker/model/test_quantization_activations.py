@@ -1,4 +1,4 @@
-"""Activations of eight bits: which checkpoints want them, where they are had, and what they cost a model."""
+"""Eight-bit activations: which checkpoints ask for them, where they are supported, and what accuracy they cost."""
 
 import logging
 from collections.abc import Callable
@@ -54,7 +54,7 @@ WANTED = {
 
 
 @pytest.mark.parametrize("case", WANTED)
-def test_what_a_checkpoint_wants_is_read(case: str) -> None:
+def test_activations_of_a_checkpoint_are_read(case: str) -> None:
     config, wanted = WANTED[case]
     stored = quantization.read({"quantization_config": config})
     assert stored is not None and stored.activations == wanted
@@ -76,7 +76,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     [("fp8", (8, 6), False), ("fp8", (8, 9), True), ("fp8", (9, 0), True), ("int8", (7, 5), False),
      ("int8", (8, 0), True)],
 )  # fmt: skip
-def test_a_gpu_that_is_too_old(gpu: Callable[..., None], name: str, capability: tuple[int, int], enough: bool) -> None:
+def test_gpu_too_old_for_dynamic_inputs(
+    gpu: Callable[..., None], name: str, capability: tuple[int, int], enough: bool
+) -> None:
     """It is refused where the flag asks for them, and does without where only the checkpoint does."""
     gpu(*capability)
     scheme, plain = Scheme.of(f"{name}-dynamic"), Scheme.of(name)
@@ -94,7 +96,7 @@ def test_a_gpu_that_is_too_old(gpu: Callable[..., None], name: str, capability: 
     )
 
 
-def test_a_cpu_is_never_too_old() -> None:
+def test_cpu_supports_every_scheme() -> None:
     assert computable(Scheme("fp8", dynamic=True), CPU, "fp8-dynamic") == Scheme("fp8", dynamic=True)
 
 
@@ -116,13 +118,13 @@ DYNAMIC = "so are their inputs, one scale per token"
         (None, "fp8", CPU, "they save neither memory nor time"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_them_is_true(
+def test_describe_names_what_happens_to_activations(
     stored: StoredQuantization | None, scheme: str, device: torch.device, ending: str
 ) -> None:
     assert describe(stored, Scheme.of(scheme) if scheme else None, torch.bfloat16, device).endswith(ending)
 
 
-def test_on_the_cpu_they_stay_as_they_are(checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+def test_cpu_does_not_quantize_activations(checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sluice.load")
     worker = WorkerConfig(device="cpu", kv_cache_gb=0.01, quantization="int8-dynamic")
     engine = load_engine(ModelConfig(model=str(checkpoints("llama"))), worker)
@@ -139,7 +141,7 @@ def logits(folder: Path, scheme: Scheme | None) -> Tensor:
 
 @pytest.mark.parametrize(("name", "least"), [("int8-dynamic", 0.995), ("fp8-dynamic", 0.95)])
 @pytest.mark.parametrize("model", ["llama", "qwen3", "gemma3"])
-def test_a_model_with_them_is_much_the_same(
+def test_quantized_activations_keep_logits_close(
     model: str, name: str, least: float, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As far as weights of eight bits alone are, and little further. As a GPU has them: nothing is widened."""

@@ -1,4 +1,4 @@
-"""Rotary tables against transformers' own, for every kind."""
+"""Rotary tables against those of transformers, for every kind."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: str(settings["rope_type"]))
-def test_tables_are_transformers_tables(settings: dict[str, Any]) -> None:
+def test_rope_tables_equal_transformers(settings: dict[str, Any]) -> None:
     config = LlamaConfig(
         hidden_size=128, num_attention_heads=2, head_dim=HEAD_DIM, max_position_embeddings=4096,
         rope_parameters=dict(settings),
@@ -42,7 +42,7 @@ def test_tables_are_transformers_tables(settings: dict[str, Any]) -> None:
     torch.testing.assert_close(cos[:64], true_cos[0, :64], atol=1e-5, rtol=0)
 
 
-def test_rows_are_positions() -> None:
+def test_rope_rows_are_positions() -> None:
     cos, sin = tables(RopeSpec("default", 100.0), 4, 3, "cpu")
     angles = torch.tensor([2.0, 0.2, 2.0, 0.2])  # position 2; frequencies 1 and 100^(-1/2)
     torch.testing.assert_close(cos[2], angles.cos())

@@ -64,7 +64,7 @@ def order(request: pytest.FixtureRequest, folder: Path) -> tuple[list[str], list
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, None], ids=["float32", "bfloat16", "as stored"])
 @pytest.mark.parametrize(("piece", "buffers"), [(64, 3), (64, 1), (1 << 20, 4)])
-def test_every_tensor_is_what_safetensors_reads(
+def test_staged_tensors_equal_safetensors(
     folder: Path, order: tuple[list[str], list[str]], dtype: torch.dtype | None, piece: int, buffers: int
 ) -> None:
     state, (said, asked) = load_file(folder / "model.safetensors"), order
@@ -95,7 +95,7 @@ def tensors(value: object) -> Iterator[Tensor]:
 
 @pytest.mark.parametrize("kind", ["llama-biased", "qwen3-tied", "gemma3"])
 @pytest.mark.parametrize("how", [{}, {"shard": "200KB"}], ids=["single", "sharded"])
-def test_a_model_is_loaded_to_the_bit_and_in_the_expected_order(
+def test_model_is_loaded_exactly_and_in_the_announced_order(
     checkpoints: Checkpoints, kind: str, how: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Staging, "_read_now", lambda *_: pytest.fail("nobody had read ahead of this"))
@@ -105,7 +105,7 @@ def test_a_model_is_loaded_to_the_bit_and_in_the_expected_order(
     assert len(plain) == len(staged) > 20 and all(map(torch.equal, plain, staged))
 
 
-def test_reads_go_on_while_nobody_copies_and_no_buffer_is_written_over(
+def test_reads_continue_between_copies_without_overwriting_buffers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, together = threading.Barrier(3, lambda: together.append(1), timeout=10), []
@@ -126,7 +126,7 @@ def test_reads_go_on_while_nobody_copies_and_no_buffer_is_written_over(
         assert whole.cpu().numpy().tobytes() == (folder / "model.safetensors").read_bytes()[:24]
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_named(folder: Path) -> None:
+def test_shrinking_file_is_named(folder: Path) -> None:
     path = folder / "model.safetensors"
     with closing(Checkpoint(folder, Staging(HERE, piece=64, buffers=2))) as checkpoint:
         os.truncate(path, path.stat().st_size - 100)
@@ -136,7 +136,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(folder: Path) -> None:
     assert str(path) in str(caught.value) and last in str(caught.value)
 
 
-def test_a_disk_that_fails_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_disk_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> int:
         raise OSError(5, "Input/output error")
 

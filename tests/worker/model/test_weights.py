@@ -1,4 +1,4 @@
-"""Checkpoints whole and broken: what loads, loads exactly; what does not, says why in one sentence."""
+"""Complete checkpoints load exactly; broken ones fail with one sentence."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def logits(folder: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3-tied", "gemma3"])
-def test_sharded_is_single(checkpoints: Checkpoints, kind: str) -> None:
+def test_sharded_checkpoint_equals_single_file(checkpoints: Checkpoints, kind: str) -> None:
     sharded = checkpoints(kind, shard="200KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2
     assert torch.equal(logits(sharded), logits(checkpoints(kind)))
@@ -62,7 +62,7 @@ def test_stored_formats_load_as_float32(checkpoints: Checkpoints, stored: torch.
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_every_weight_is_rounded_to_the_format_asked_for(checkpoints: Checkpoints, dtype: torch.dtype) -> None:
+def test_weights_are_rounded_to_the_requested_dtype(checkpoints: Checkpoints, dtype: torch.dtype) -> None:
     exact = load_folder(checkpoints("qwen3"))
     weights = load_folder(checkpoints("qwen3"), dtype)
     assert torch.equal(weights.embed, exact.embed.to(dtype))
@@ -93,7 +93,7 @@ def test_progress_counts_every_byte_once(checkpoints: Checkpoints) -> None:
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-def test_weights_do_not_live_in_the_file(copy: Callable[..., Path]) -> None:
+def test_weights_are_copied_out_of_the_file(copy: Callable[..., Path]) -> None:
     folder = copy("llama")
     weights = load_folder(folder)
     before = weights.embed.clone()
@@ -103,14 +103,14 @@ def test_weights_do_not_live_in_the_file(copy: Callable[..., Path]) -> None:
     assert torch.equal(weights.embed, before)
 
 
-def test_a_tied_checkpoint_may_repeat_its_embedding(copy: Callable[..., Path], checkpoints: Checkpoints) -> None:
+def test_tied_checkpoint_may_repeat_its_embedding(copy: Callable[..., Path], checkpoints: Checkpoints) -> None:
     def repeat(state: State) -> None:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
 
     assert torch.equal(logits(edit(copy("llama-tied"), repeat)), logits(checkpoints("llama-tied")))
 
 
-def test_a_tied_checkpoint_with_another_head_uses_it(copy: Callable[..., Path]) -> None:
+def test_tied_checkpoint_with_another_head_uses_it(copy: Callable[..., Path]) -> None:
     def other(state: State) -> None:
         state["lm_head.weight"] = -state["model.embed_tokens.weight"]
 
@@ -122,7 +122,7 @@ def test_a_tied_checkpoint_with_another_head_uses_it(copy: Callable[..., Path]) 
 @pytest.mark.parametrize(
     ("text", "head"), [("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head.")]
 )
-def test_the_text_model_inside_a_multimodal_one(
+def test_text_model_of_a_multimodal_checkpoint_is_loaded(
     copy: Callable[..., Path], checkpoints: Checkpoints, text: str, head: str
 ) -> None:
     """Old and new names of its tensors; vision tensors are left alone."""
@@ -166,7 +166,7 @@ BROKEN: dict[str, tuple[Callable[[State], Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_wrong_tensor_is_named(copy: Callable[..., Path], case: str) -> None:
+def test_wrong_tensor_is_named(copy: Callable[..., Path], case: str) -> None:
     change, words = BROKEN[case]
     folder = edit(copy("llama"), change)
     with pytest.raises(CheckpointError) as caught:
@@ -191,7 +191,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("damage", FILES)
 @pytest.mark.parametrize("how", [{}, {"shard": "200KB"}], ids=["single", "sharded"])
-def test_a_broken_file_is_named(copy: Callable[..., Path], how: dict[str, str], damage: str) -> None:
+def test_broken_file_is_named(copy: Callable[..., Path], how: dict[str, str], damage: str) -> None:
     folder = copy("llama", **how)
     path = sorted(folder.glob("*.safetensors"))[-1]
     FILES[damage](path)
@@ -201,7 +201,7 @@ def test_a_broken_file_is_named(copy: Callable[..., Path], how: dict[str, str], 
 
 
 @pytest.mark.parametrize("content", ["{", "[]", None])
-def test_a_broken_config_is_named(copy: Callable[..., Path], content: str | None) -> None:
+def test_broken_config_is_named(copy: Callable[..., Path], content: str | None) -> None:
     path = copy("llama") / "config.json"
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(CheckpointError, match=r"config\.json"):
@@ -209,7 +209,7 @@ def test_a_broken_config_is_named(copy: Callable[..., Path], content: str | None
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"weight_map": []}'])
-def test_a_broken_index_is_named(copy: Callable[..., Path], content: str) -> None:
+def test_broken_index_is_named(copy: Callable[..., Path], content: str) -> None:
     folder = copy("llama", shard="200KB")
     (folder / "model.safetensors.index.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
@@ -217,7 +217,7 @@ def test_a_broken_index_is_named(copy: Callable[..., Path], content: str) -> Non
 
 
 @pytest.mark.parametrize(("generation", "ends"), [({"eos_token_id": [5, 6]}, (5, 6)), ({}, (2,)), (None, (2,))])
-def test_generation_config_knows_the_ends_of_text(
+def test_generation_config_overrides_eos_ids(
     copy: Callable[..., Path], generation: dict[str, Any] | None, ends: tuple[int, ...]
 ) -> None:
     folder = copy("llama")
@@ -226,7 +226,7 @@ def test_generation_config_knows_the_ends_of_text(
     assert spec_from_config(read_config(folder)).eos_ids == ends
 
 
-def test_the_tokenizers_own_end_of_text_ends_an_answer_too(copy: Callable[..., Path]) -> None:
+def test_tokenizer_eos_is_an_eos_id_as_well(copy: Callable[..., Path]) -> None:
     folder = copy("llama")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 7}))
@@ -240,18 +240,18 @@ def test_the_tokenizers_own_end_of_text_ends_an_answer_too(copy: Callable[..., P
     assert tokenizer_ends(folder) == ()
 
 
-def test_a_folder_is_itself(tmp_path: Path) -> None:
+def test_resolve_of_a_folder_is_itself(tmp_path: Path) -> None:
     assert resolve(str(tmp_path)) == tmp_path
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./none", "a/b/c", "what is this"])
-def test_what_can_only_be_a_folder_is_not_asked_of_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_of_a_path_does_not_ask_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
     with pytest.raises(CheckpointError, match="is not a folder"):
         resolve(name)
 
 
-def test_offline_and_not_cached_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_offline_without_cache_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError, match=r"'Qwen/Qwen3-0\.6B' is not a folder here") as caught:

@@ -44,20 +44,20 @@ class RunnerBench(Bench):
         cache = Cache(decoder.spec, pages, 16, dtype, "cpu")
         self.runner = Runner(fastest_decoder(decoder, cache), cache, **options)  # type: ignore[assignment]
         config = SchedulerConfig(max_seq_len=MAX_SEQ_LEN, eos_token_ids=frozenset({EOS}), max_step_tokens=64)
-        self.scheduler, self.link = Scheduler(config, PagePool(pages, 16)), FakeServer()
+        self.scheduler, self.server = Scheduler(config, PagePool(pages, 16)), FakeServer()
         self.stats, self.metrics = Stats(), Metrics()
         self.request_table = RequestTable(
             self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0)
         )
         self.loop = Loop(
-            self.scheduler, self.runner, self.request_table, self.link, self.stats, self.metrics, lambda: self.now,  # type: ignore[arg-type]
+            self.scheduler, self.runner, self.request_table, self.server, self.stats, self.metrics, lambda: self.now,  # type: ignore[arg-type]
         )  # fmt: skip
-        self.most = 0  # steps under way after a turn
+        self.max_in_flight = 0  # steps under way after a turn
 
     def drain(self) -> None:
         for _ in range(600):
-            self.turn()
-            self.most = max(self.most, self.loop.in_flight)
+            self.iterate()
+            self.max_in_flight = max(self.max_in_flight, self.loop.in_flight)
             if not self.scheduler.has_work and not self.loop.in_flight:
                 return
         raise AssertionError("it runs for ever")
@@ -87,16 +87,16 @@ def traffic(bench: RunnerBench, samplings: list[m.Sampling]) -> None:
     draw = random.Random(1)
     for id, sampling in enumerate(samplings):
         prompt = [draw.randrange(3, VOCAB) for _ in range(draw.choice([1, 5, 17, 64, 80]))]
-        bench.say(m.Submit(id, pack_u32(prompt), sampling))
-        bench.turn(3)
-        bench.most = max(bench.most, bench.loop.in_flight)
+        bench.send(m.Submit(id, pack_u32(prompt), sampling))
+        bench.iterate(3)
+        bench.max_in_flight = max(bench.max_in_flight, bench.loop.in_flight)
     bench.drain()
 
 
 def scores(bench: RunnerBench) -> dict[tuple[int, int, bool], tuple[bytes, bytes]]:
     return {
         (one.id, one.start, one.prompt): (one.chosen, one.top_ids)
-        for _, step in bench.link.sent
+        for _, step in bench.server.sent
         for one in step.logprobs
     }
 

@@ -1,4 +1,4 @@
-"""Decodes laid out at fixed places, against the same steps packed: whoever came, left and grew in between."""
+"""Decodes laid out at fixed addresses against build_inputs, while sequences arrive, leave and grow."""
 
 from array import array
 from dataclasses import fields
@@ -32,7 +32,7 @@ def decodes(sequences: list[Sequence]) -> list[Chunk]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from([1, 3, 16]))
-def test_a_step_is_the_same_as_packed(data: st.DataObject, page_size: int) -> None:
+def test_host_block_equals_build_inputs(data: st.DataObject, page_size: int) -> None:
     staging, block = HostBlock(BATCH, PAGES, CPU), torch.zeros(block_bytes(BATCH, PAGES), dtype=torch.uint8)
     most = PAGES * page_size
     running: list[Sequence] = []
@@ -68,7 +68,7 @@ def check(got: GraphInputs, chunks: list[Chunk], running: list[Sequence], page_s
     assert (got.seq_lens[n:] == 1).all() and (got.top_p[n:] == 1).all()
 
 
-def test_a_token_that_is_not_known_yet_has_its_place_among_the_last_ids() -> None:
+def test_pending_token_has_its_source_among_the_last_ids() -> None:
     a, b, c, prompt = (sequence(id, 5, 16) for id in range(1, 5))
     before = [Chunk(a, 4, 1, True), Chunk(prompt, 0, 3, False), Chunk(b, 4, 1, True), Chunk(c, 0, 5, True)]
     b.pending_outputs = c.pending_outputs = 1
@@ -81,7 +81,7 @@ def test_a_token_that_is_not_known_yet_has_its_place_among_the_last_ids() -> Non
     assert got.output_positions[:3].tolist() == [5, 4, 5], "as many as there are when it is sampled"
 
 
-def test_columns_begin_where_kernels_like_it_and_share_no_byte() -> None:
+def test_columns_are_aligned_and_do_not_overlap() -> None:
     for batch in (1, 3, 64):
         size = block_bytes(batch, 5)
         block = torch.zeros(size, dtype=torch.uint8)

@@ -1,5 +1,4 @@
-"""Recorded decodes with a stand-in for the recorder, over real tiny models on the CPU: the same text, and truthful
-about everything that goes wrong."""
+"""Captured decodes with a fake capture, over tiny models on the CPU: the same text, and every failure is logged."""
 
 import logging
 from collections.abc import Callable
@@ -24,14 +23,14 @@ from worker.run.graphs import DecodeGraphs, batch_sizes
 
 
 class Counted(EagerGraph):
-    """A stand-in that keeps count: of those that were recorded, and of replays."""
+    """An EagerGraph that counts captures and replays."""
 
     def __init__(self, body: Callable[[], object], counts: dict[str, int]) -> None:
         def replay() -> None:
             counts["replays"] += 1
             body()
 
-        counts["records"] += 1
+        counts["captures"] += 1
         super().__init__(replay)
 
 
@@ -40,9 +39,9 @@ def decoder(checkpoints: Checkpoints) -> Decoder:
     return batch_invariant_decoder(checkpoints("llama"), torch.float32)
 
 
-def recording(decoder: Decoder, *, overlap: bool = False) -> tuple[RunnerBench, DecodeGraphs, dict[str, int]]:
+def capturing(decoder: Decoder, *, overlap: bool = False) -> tuple[RunnerBench, DecodeGraphs, dict[str, int]]:
     bench = RunnerBench(decoder, overlap=overlap, graphs=True)
-    graphs, counts = bench.runner._graphs, {"records": 0, "replays": 0}  # type: ignore[attr-defined]
+    graphs, counts = bench.runner._graphs, {"captures": 0, "replays": 0}  # type: ignore[attr-defined]
     graphs._capture = lambda body: Counted(body, counts)
     return bench, graphs, counts
 
@@ -54,26 +53,26 @@ def test_replayed_decodes_change_no_bit(
     family: str, samplings: list[m.Sampling], overlap: bool, checkpoints: Checkpoints
 ) -> None:
     decoder = batch_invariant_decoder(checkpoints(family), torch.float32)
-    plain, (bench, graphs, counts) = RunnerBench(decoder), recording(decoder, overlap=overlap)
+    plain, (bench, graphs, counts) = RunnerBench(decoder), capturing(decoder, overlap=overlap)
     for one in (plain, bench):
         traffic(one, samplings)
-    assert graphs.on and counts["replays"] > 30 and counts["records"] == len(graphs._decodes)
-    assert bench.heard()[0] == plain.heard()[0] and len(bench.heard()[1]) == len(samplings)
+    assert graphs.on and counts["replays"] > 30 and counts["captures"] == len(graphs._decodes)
+    assert bench.received()[0] == plain.received()[0] and len(bench.received()[1]) == len(samplings)
     assert scores(bench) == scores(plain)
-    assert bench.most == overlap
+    assert bench.max_in_flight == overlap
 
 
-def test_bfloat16_too(checkpoints: Checkpoints) -> None:
+def test_replayed_decodes_in_bfloat16_change_no_bit(checkpoints: Checkpoints) -> None:
     decoder = batch_invariant_decoder(checkpoints("llama"), torch.bfloat16)
-    plain, (bench, _, _) = RunnerBench(decoder), recording(decoder, overlap=True)
+    plain, (bench, _, _) = RunnerBench(decoder), capturing(decoder, overlap=True)
     for one in (plain, bench):
         traffic(one, PLAIN)
-    assert bench.heard()[0] == plain.heard()[0]
+    assert bench.received()[0] == plain.received()[0]
 
 
-def test_a_crowd_is_padded_to_few_sizes(decoder: Decoder) -> None:
-    bench, graphs, _ = recording(decoder)
-    bench.say(*(m.Submit(i, pack_u32([i + 1] * 3), m.Sampling(3 + i, seed=i, ignore_eos=True)) for i in range(20)))
+def test_batches_are_padded_to_few_sizes(decoder: Decoder) -> None:
+    bench, graphs, _ = capturing(decoder)
+    bench.send(*(m.Submit(i, pack_u32([i + 1] * 3), m.Sampling(3 + i, seed=i, ignore_eos=True)) for i in range(20)))
     bench.drain()
     assert {batch for batch, _ in graphs._decodes} == {1, 2, 4, 8, 16, 24}
     assert batch_sizes(64) == [1, 2, 4, 8, 16, 24, 32, 48, 64] and batch_sizes(3) == [1, 2, 3] and batch_sizes(1) == [1]
@@ -84,30 +83,30 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def test_what_cannot_be_recorded_is_served_without(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_capture_turns_graphs_off(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
     for allowed in (0, 1, 2):  # the first one is that of the comparison
         caplog.clear()
-        plain, (bench, graphs, counts) = RunnerBench(decoder), recording(decoder, overlap=True)
+        plain, (bench, graphs, counts) = RunnerBench(decoder), capturing(decoder, overlap=True)
         record = graphs._capture
 
         def refuse(body: Callable[[], object], allowed: int = allowed) -> EagerGraph:
-            if counts["records"] == allowed:  # noqa: B023
+            if counts["captures"] == allowed:  # noqa: B023
                 raise RuntimeError("operation not permitted when stream is capturing")
             return record(body)  # type: ignore[return-value]  # noqa: B023
 
         graphs._capture = refuse
         for one in (plain, bench):
             traffic(one, PLAIN)
-        assert bench.heard()[0] == plain.heard()[0] and not graphs.on
+        assert bench.received()[0] == plain.received()[0] and not graphs.on
         (said,) = warnings(caplog)
         assert "without CUDA graphs" in said and "not permitted" in said
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "stale", "logits"])
-def test_a_graph_that_computes_something_else_is_never_used(
+def test_self_test_that_differs_turns_graphs_off(
     wrong: str, decoder: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plain, (bench, graphs, counts) = RunnerBench(decoder), recording(decoder, overlap=True)
+    plain, (bench, graphs, counts) = RunnerBench(decoder), capturing(decoder, overlap=True)
 
     def replays(body: Callable[[], object]) -> EagerGraph:
         if wrong == "nothing":
@@ -127,13 +126,13 @@ def test_a_graph_that_computes_something_else_is_never_used(
     for one in (plain, bench):
         traffic(one, PLAIN)
     assert not graphs.on and not counts["replays"]
-    assert bench.heard()[0] == plain.heard()[0]
+    assert bench.received()[0] == plain.received()[0]
     (said,) = warnings(caplog)
     assert "a replay samples other ids" in said or "a replay computes other logits" in said
 
 
-def test_a_replay_that_fails_is_tried_again_without(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
-    plain, (bench, graphs, counts) = RunnerBench(decoder), recording(decoder, overlap=True)
+def test_failing_replay_is_retried_without_graphs(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+    plain, (bench, graphs, counts) = RunnerBench(decoder), capturing(decoder, overlap=True)
     record = graphs._capture
 
     def breaks(body: Callable[[], object]) -> EagerGraph:
@@ -148,25 +147,25 @@ def test_a_replay_that_fails_is_tried_again_without(decoder: Decoder, caplog: py
     graphs._capture = breaks
     for one in (plain, bench):
         traffic(one, PLAIN)
-    assert bench.heard()[0] == plain.heard()[0] and counts["replays"] == 9
-    assert {end.outcome for end in bench.heard()[1].values()} <= {m.Outcome.EOS, m.Outcome.STOP, m.Outcome.LENGTH}
+    assert bench.received()[0] == plain.received()[0] and counts["replays"] == 9
+    assert {end.outcome for end in bench.received()[1].values()} <= {m.Outcome.EOS, m.Outcome.STOP, m.Outcome.LENGTH}
     assert any("unlucky" in said for said in warnings(caplog)) and not graphs.on
 
 
-def test_a_replay_shows_as_work_that_moves(decoder: Decoder) -> None:
-    bench, graphs, counts = recording(decoder)
+def test_replay_counts_its_layers_as_progress(decoder: Decoder) -> None:
+    bench, graphs, counts = capturing(decoder)
     told: list[int] = []
     count = graphs._count_replayed
     graphs._count_replayed = lambda: (told.append(bench.runner.layers_started), count())[1]  # type: ignore[attr-defined]
-    bench.say(m.Submit(1, pack_u32([5]), m.Sampling(9, ignore_eos=True)))
+    bench.send(m.Submit(1, pack_u32([5]), m.Sampling(9, ignore_eos=True)))
     bench.drain()
     assert len(told) == counts["replays"] - 1, "all but the one of the comparison"
     assert told == sorted(set(told)) and bench.runner.layers_started >= told[-1] + len(decoder.weights.layers)  # type: ignore[attr-defined]
 
 
-def test_what_nobody_computed_leaves_no_trace(decoder: Decoder) -> None:
+def test_self_test_writes_to_the_scratch_page_only(decoder: Decoder) -> None:
     """The comparison writes to the scratch page only."""
-    bench, graphs, _ = recording(decoder)
+    bench, graphs, _ = capturing(decoder)
     cache = bench.runner._cache  # type: ignore[attr-defined]
     cache.k[:, 1:], cache.v[:, 1:] = 7.0, 7.0
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""A plan laid out as tensors, against the definition in model/packed.py spelled out token by token."""
+"""A plan laid out as tensors, against the definition in model/forward_inputs.py, token by token."""
 
 from array import array
 
@@ -37,7 +37,7 @@ def plans(draw: st.DrawFn) -> tuple[int, list[Chunk]]:
 
 @settings(max_examples=60, deadline=None)
 @given(plans())
-def test_every_row_is_where_its_definition_says(plan: tuple[int, list[Chunk]]) -> None:
+def test_build_inputs_places_every_row_as_forward_inputs_defines(plan: tuple[int, list[Chunk]]) -> None:
     page_size, chunks = plan
     packed, wanted = build_inputs(chunks, page_size, CPU)
     row = 0
@@ -60,7 +60,7 @@ def test_every_row_is_where_its_definition_says(plan: tuple[int, list[Chunk]]) -
 
 @settings(max_examples=60, deadline=None)
 @given(plans())
-def test_prompt_logprobs_want_the_row_before_each_known_token(plan: tuple[int, list[Chunk]]) -> None:
+def test_prompt_logprobs_use_the_row_before_each_known_token(plan: tuple[int, list[Chunk]]) -> None:
     page_size, chunks = plan
     packed, wanted = build_inputs(chunks, page_size, CPU)
     told = {index: (first, count) for index, first, count in wanted.prompts}
@@ -74,7 +74,7 @@ def test_prompt_logprobs_want_the_row_before_each_known_token(plan: tuple[int, l
         assert (packed.positions[rows] + 1).tolist() == list(predicted)
 
 
-def test_drafts_follow_the_last_token_and_each_has_a_row() -> None:
+def test_drafts_follow_the_last_token_with_a_row_each() -> None:
     drafting, other = make(8, 7, 16, 1), make(3, 2, 16, 2)
     prompt = make(30, 0, 16, 3, prompt_logprobs=True)
     chunks = [Chunk(drafting, 7, 4, True, (91, 92, 93)), Chunk(other, 2, 1, True), Chunk(prompt, 0, 30, True)]

@@ -1,4 +1,4 @@
-"""A device whose kernels compute wrongly, or fail: it is seen before anybody is served, and the plain forms serve."""
+"""A device whose kernels compute wrongly or fail: it is found before serving, and the plain forms are used."""
 
 import logging
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def failing(sound: Change, *args: Any, **how: Any) -> Any:
 
 @pytest.mark.parametrize("kept", ["auto", "fp8"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
-def test_sound_operations_agree(checkpoints: Checkpoints, kind: str, kept: str) -> None:
+def test_correct_operations_agree(checkpoints: Checkpoints, kind: str, kept: str) -> None:
     """Here those of the C kernels."""
     sound = decoder_of(checkpoints(kind), positions=LENGTH)
     assert find_wrong_operations(sound, worker(kv_cache_dtype=kept), LENGTH) == ""
@@ -93,7 +93,7 @@ def rounded_later(name: str) -> Change:
 
 @pytest.mark.parametrize("kept", ["auto", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_other_roundings_are_no_fault(dtype: torch.dtype, kept: str) -> None:
+def test_different_rounding_is_within_tolerance(dtype: torch.dtype, kept: str) -> None:
     spec = replace(SANDWICH, layers=(LayerSpec(100, 0), LayerSpec(0, 0)))
     weights = random_decoder(spec, dtype=dtype).weights
     others = Operations(**{name: rounded_later(name) for name in NAMES})
@@ -106,12 +106,12 @@ def test_other_roundings_are_no_fault(dtype: torch.dtype, kept: str) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("length", [1, 2, 40])
-def test_it_fits_any_settings(decoder: Decoder, settings: dict[str, Any], length: int) -> None:
+def test_check_fits_any_settings(decoder: Decoder, settings: dict[str, Any], length: int) -> None:
     assert find_wrong_operations(decoder, worker(max_batch_size=1, **settings), length) == ""
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_wrong_row_is_seen_and_named(decoder: Decoder, name: str) -> None:
+def test_one_wrong_row_is_found_and_its_operation_named(decoder: Decoder, name: str) -> None:
     found = find_wrong_operations(changed(decoder, name, one_row_off), worker(), LENGTH)
     assert found.startswith(f"{name} ") and "," not in found.replace(", where", ""), "and nothing else is blamed"
 
@@ -151,11 +151,11 @@ def last_tile_unwritten(sound: Change, *args: Any, **how: Any) -> Tensor:
         ("linear", last_tile_unwritten),
     ],
 )
-def test_what_goes_wrong_with_some_steps_only_is_seen(decoder: Decoder, name: str, change: Change) -> None:
+def test_fault_in_some_steps_only_is_found(decoder: Decoder, name: str, change: Change) -> None:
     assert find_wrong_operations(changed(decoder, name, change), worker(), LENGTH).startswith(f"{name} is off by ")
 
 
-def test_a_key_that_lands_elsewhere_is_seen(decoder: Decoder) -> None:
+def test_key_written_to_another_slot_is_found(decoder: Decoder) -> None:
     def stray(sound: Change, *args: Any, **how: Any) -> Tensor:
         q = sound(*args, **how)
         args[1].flatten(0, 1)[-1] = 1.0
@@ -167,7 +167,7 @@ def test_a_key_that_lands_elsewhere_is_seen(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("change", [one_row_off, failing])
-def test_the_plain_forms_serve_instead(decoder: Decoder, change: Change, caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_operation_makes_all_plain(decoder: Decoder, change: Change, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     served, budget = choose_operations(changed(decoder, "attention", change), worker(), LENGTH, Memory(), lambda: None)
     assert served.operations is TORCH and budget.nbytes > 0 and kernels_name(served, torch.float32) == "torch"
@@ -179,19 +179,19 @@ def test_the_plain_forms_serve_instead(decoder: Decoder, change: Change, caplog:
     assert make_runner(decoder, cache, worker(), on_gpu=True)._graphs is not None
 
 
-def test_sound_ones_stay(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+def test_correct_operations_are_kept(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
     served, _ = choose_operations(decoder, worker(), LENGTH, Memory(), lambda: None)
     assert served.operations is FAST and not caplog.records
 
 
 @pytest.mark.parametrize(("kernels", "operations"), [("triton", None), ("torch", TORCH)])
-def test_the_flag_has_the_last_word(decoder: Decoder, kernels: str, operations: Operations | None) -> None:
+def test_kernels_flag_overrides_the_check(decoder: Decoder, kernels: str, operations: Operations | None) -> None:
     wrong = changed(decoder, "linear", one_row_off)
     served, _ = choose_operations(wrong, worker(kernels=kernels), 40, Memory(), lambda: None)
     assert served.operations is (operations or wrong.operations)
 
 
-def test_a_kernel_that_fails_in_the_largest_step_only(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+def test_kernel_failing_in_the_largest_step_makes_all_plain(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
     def small_only(sound: Change, x: Tensor, *args: Any, **how: Any) -> Tensor:
         return failing(sound) if len(x) > 1300 else sound(x, *args, **how)
 
@@ -200,7 +200,9 @@ def test_a_kernel_that_fails_in_the_largest_step_only(decoder: Decoder, caplog: 
     assert served.operations is TORCH and "a step fails (RuntimeError: out of resource" in caplog.text
 
 
-def test_a_device_that_a_kernel_broke_ends_the_worker(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_left_unusable_by_a_kernel_raises_device_broken(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing computes any more on it, plain forms neither."""
     from worker.run import kernel_check
 
@@ -215,7 +217,7 @@ def test_a_device_that_a_kernel_broke_ends_the_worker(decoder: Decoder, monkeypa
         choose_operations(changed(decoder, "attention", breaks), worker(), LENGTH, Memory(), lambda: None)
 
 
-def test_too_little_memory_is_no_disagreement(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+def test_out_of_memory_in_the_check_is_not_a_fault(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
     """Nor is it for the plain forms, which need more of it."""
 
     def full(*args: Any, **how: Any) -> Any:
@@ -227,7 +229,7 @@ def test_too_little_memory_is_no_disagreement(decoder: Decoder, caplog: pytest.L
         choose_operations(changed(decoder, "linear", full), worker(), LENGTH, Memory(), lambda: None)
 
 
-def test_how_far_a_row_is_off() -> None:
+def test_worst_row_is_relative_to_lengths() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.0, 0.001], [30.0, 40.0]])
     off = rows.clone()
     off[1, 0] += 0.5

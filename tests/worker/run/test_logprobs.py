@@ -1,4 +1,4 @@
-"""Log-probabilities of one step, asked for in different ways, against each message computed by itself."""
+"""Log-probabilities of one step with different requests, against each message computed by itself."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def check(told: Logprobs, logits: torch.Tensor, tokens: list[int], top: int) -> 
     torch.testing.assert_close(values, best.values.flatten(), atol=3e-6, rtol=0)
 
 
-def test_each_message_has_its_own_rows_and_all_come_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_messages_have_their_own_rows_from_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[torch.Tensor] = []
 
     def counted(values: torch.Tensor) -> HostCopy:

@@ -1,4 +1,4 @@
-"""The real runner on the CPU, with and without steps that run ahead: the same bits, whoever shares a step."""
+"""The runner on the CPU, with and without overlap: the same bits, whichever requests share a step."""
 
 import pytest
 import torch
@@ -13,29 +13,29 @@ from worker.run.runner import DeviceBroken
 
 @pytest.mark.parametrize("samplings", [PLAIN * 2, PLAIN + OTHERS + PLAIN], ids=["plain", "mixed"])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_steps_that_run_ahead_change_no_bit(family: str, samplings: list[m.Sampling], checkpoints: Checkpoints) -> None:
+def test_overlapping_steps_change_no_bit(family: str, samplings: list[m.Sampling], checkpoints: Checkpoints) -> None:
     decoder = batch_invariant_decoder(checkpoints(family), torch.float32)
     plain, ahead = RunnerBench(decoder), RunnerBench(decoder, overlap=True)
     for bench in (plain, ahead):
         traffic(bench, samplings)
-    assert (plain.most, ahead.most) == (0, 1)
-    assert ahead.heard()[0] == plain.heard()[0] and len(ahead.heard()[1]) == len(samplings)
-    assert {id: end.outcome for id, end in ahead.heard()[1].items()} == {
-        id: end.outcome for id, end in plain.heard()[1].items()
+    assert (plain.max_in_flight, ahead.max_in_flight) == (0, 1)
+    assert ahead.received()[0] == plain.received()[0] and len(ahead.received()[1]) == len(samplings)
+    assert {id: end.outcome for id, end in ahead.received()[1].items()} == {
+        id: end.outcome for id, end in plain.received()[1].items()
     }
     assert scores(ahead) == scores(plain)
 
 
-def test_nor_do_preemptions_under_way(checkpoints: Checkpoints) -> None:
+def test_preemptions_of_in_flight_sequences_change_no_bit(checkpoints: Checkpoints) -> None:
     decoder = batch_invariant_decoder(checkpoints("qwen3"), torch.float32)
     roomy, tight = RunnerBench(decoder), RunnerBench(decoder, pages=14, overlap=True)
     for bench in (roomy, tight):
         traffic(bench, [m.Sampling(40, temperature=0.9, seed=i, ignore_eos=True) for i in range(8)])
     assert tight.scheduler.status.preemptions > 3 and roomy.scheduler.status.preemptions == 0
-    assert tight.heard()[0] == roomy.heard()[0]
+    assert tight.received()[0] == roomy.received()[0]
 
 
-def test_the_canary_leaves_no_trace_and_tells_a_broken_device(checkpoints: Checkpoints) -> None:
+def test_check_device_uses_only_the_scratch_page_and_raises_if_broken(checkpoints: Checkpoints) -> None:
     folder = str(checkpoints("llama"))
     engine = load_engine(ModelConfig(model=folder), WorkerConfig(device="cpu", kv_cache_gb=0.01), lambda *_: None)
     cache, layers = engine.runner._cache, engine.runner.layers_started

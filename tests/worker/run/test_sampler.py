@@ -1,4 +1,4 @@
-"""From sequences to the sampling kernel's columns: each stage does what the request asked, whoever shares the batch."""
+"""Sampling parameters: each stage does what the request asked, whichever requests share the batch."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_eos_and_stop_ids_cannot_come_before_min_tokens() -> None:
     assert sample(logits, [sequence([1, 2], 1, ignore_eos=True, **options)], EOS) == [3]
 
 
-def test_each_row_of_a_sequence_is_for_an_output_of_its_own() -> None:
+def test_rows_of_one_sequence_sample_successive_outputs() -> None:
     """As drafts have it: what was chosen for the rows before counts as output."""
     torch.manual_seed(0)
     logits, ids = torch.randn(6, V), [7, 9, 3, 4, 11, 13]
@@ -74,7 +74,7 @@ def test_each_row_of_a_sequence_is_for_an_output_of_its_own() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"repetition_penalty": 1.3, "frequency_penalty": 0.5}]
 )
-def test_a_draw_depends_on_seed_and_position_alone(options: dict[str, object]) -> None:
+def test_draw_depends_on_seed_and_position_only(options: dict[str, object]) -> None:
     torch.manual_seed(0)
     logits = torch.randn(8, V) * 2
     sequences = [
@@ -107,7 +107,7 @@ def test_draws_follow_the_distribution() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 31, 32, 33])
-def test_columns_are_whole_and_begin_where_kernels_like_it(rows: int) -> None:
+def test_sampling_params_columns_are_complete_and_aligned(rows: int) -> None:
     asked = [(sequence([0], 1, seed=i, temperature=0.5, top_k=i), 0) for i in range(rows)]
     params = sampling_params(asked, EOS, torch.device("cpu"))
     plain, others = params.plain, (params.repetition, params.presence, params.frequency)

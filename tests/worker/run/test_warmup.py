@@ -1,4 +1,4 @@
-"""Steps for nobody: every kind of them, within the settings, over the scratch page alone; and what they measure."""
+"""Dummy steps: every kind, within the limits, on the scratch page only; and the memory that they measure."""
 
 import errno
 import itertools
@@ -50,7 +50,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("length", [1, 40, 3000])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_no_step_is_larger_than_requests_could_cause(settings: dict[str, Any], length: int) -> None:
+def test_dummy_steps_stay_within_the_limits(settings: dict[str, Any], length: int) -> None:
     worker = with_default_sizes(WorkerConfig(**settings), on_gpu=True)
     bounds = StepLimits.of(worker, length)
     for plan in (*steps(bounds), *first_decodes(bounds), bounds.largest()):
@@ -61,7 +61,7 @@ def test_no_step_is_larger_than_requests_could_cause(settings: dict[str, Any], l
             assert set(sequence.pages) == {0} and len(sequence.pages) * bounds.page_size >= end
 
 
-def test_the_largest_step_has_every_row_and_all_tokens() -> None:
+def test_largest_step_has_every_row_and_all_tokens() -> None:
     plan = StepLimits.of(WorkerConfig(max_batch_size=8, max_step_tokens=512), 2000).largest()
     assert (len(plan.sampling), plan.tokens) == (8, 512)
     assert {len(chunk.sequence.tokens) for chunk in plan.chunks} == {2000}, "attention over all that can be"
@@ -81,7 +81,7 @@ def test_sizes_leave_no_gap(most: int) -> None:
     assert {16, 64, 256} & set(found) == {even for even in (16, 64, 256) if even <= most}
 
 
-def test_all_kinds_of_steps_are_there() -> None:
+def test_steps_cover_every_kind() -> None:
     plans = list(steps(StepLimits.of(WorkerConfig(max_batch_size=256, max_step_tokens=2048), 4000)))
     assert {len(plan.chunks) for plan in plans if plan.tokens == len(plan.chunks)} >= set(sizes(256))
     alone = [plan.chunks[0] for plan in plans if len(plan.chunks) == 1]
@@ -94,7 +94,7 @@ def test_all_kinds_of_steps_are_there() -> None:
     assert len(plans) < 130, "each is a few milliseconds of every start"
 
 
-def test_every_tile_of_the_products_is_there() -> None:
+def test_steps_cover_every_tile_of_linear() -> None:
     """Each is a kernel to compile. Llama-3.2-3B's head, its feed-forward's end, and its beginning."""
     from worker.kernels.gpu.tiles import choose_gated_tile, choose_tile
 
@@ -107,7 +107,7 @@ def test_every_tile_of_the_products_is_there() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_a_rehearsal_runs_on_the_scratch_page_and_counts_every_step(checkpoints: Checkpoints, kind: str) -> None:
+def test_profile_memory_measures_and_reports_every_step(checkpoints: Checkpoints, kind: str) -> None:
     decoder, moved, memory = decoder_of(checkpoints(kind)), [], Memory(takes=(GIB // 8, GIB // 2, GIB // 4))
     worker = WorkerConfig(max_batch_size=20, max_step_tokens=64, prefill_chunk_size=64)
     budget = profile_memory(decoder, worker, 300, memory, lambda: moved.append(1))
@@ -115,7 +115,7 @@ def test_a_rehearsal_runs_on_the_scratch_page_and_counts_every_step(checkpoints:
     assert len(moved) == len(list(steps(StepLimits.of(worker, 300)))) + 3 and memory.marks == 3
 
 
-def test_a_real_cache_keeps_all_but_its_scratch_page(checkpoints: Checkpoints) -> None:
+def test_warm_up_writes_to_the_scratch_page_only(checkpoints: Checkpoints) -> None:
     decoder = decoder_of(checkpoints("qwen3"))
     cache = Cache(decoder.spec, 4, 32, torch.float32, CPU)
     for part in (cache.k, cache.v):
@@ -125,7 +125,7 @@ def test_a_real_cache_keeps_all_but_its_scratch_page(checkpoints: Checkpoints) -
     assert all((part[:, 1:] == 7.0).all() and part[:, 0].isfinite().all() for part in (cache.k, cache.v))
 
 
-def test_a_device_that_fails_is_not_passed_over() -> None:
+def test_warm_up_raises_what_the_device_raises() -> None:
     class Broken:
         def step(self, plan: Plan) -> object:
             raise RuntimeError("no kernel image")
@@ -146,7 +146,7 @@ def sized(folder: Path, memory: Memory, max_seq_len: int = 0, **settings: Any) -
     return size_pool_and_decoder(spec, weights, torch.float32, model, worker, memory, lambda: None)  # type: ignore[arg-type]
 
 
-def test_a_gpus_pool_is_what_the_rehearsal_leaves(checkpoints: Checkpoints) -> None:
+def test_gpu_pool_is_what_profiling_leaves(checkpoints: Checkpoints) -> None:
     folder = checkpoints("llama")
     longest = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
     size, decoder = sized(folder, Memory())
@@ -171,7 +171,7 @@ def test_a_gpus_pool_is_what_the_rehearsal_leaves(checkpoints: Checkpoints) -> N
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried. Error"), "(DefaultCPUAllocator: can't"),
     ],
 )
-def test_a_gpu_that_is_full_is_one_sentence(error: Exception, words: str) -> None:
+def test_out_of_memory_is_a_config_error_of_one_sentence(error: Exception, words: str) -> None:
     with pytest.raises(ConfigError) as caught, explain_out_of_memory(Memory()):  # type: ignore[arg-type]
         raise error
     assert "Fake GPU has no room" in str(caught.value) and words in str(caught.value)

@@ -1,0 +1,40 @@
+"""Values of a Submit that no frontend sends, but that a faulty or hostile one may."""
+
+from typing import Any
+
+import pytest
+
+from shared import messages as m
+from shared.codec import pack_u32
+from worker.engine.validation import MAX_TENANT_CHARS, check_submit
+
+VOCAB = 100
+
+
+def submit(prompt: bytes | None = None, tenant: str = "", **sampling: Any) -> m.Submit:
+    return m.Submit(1, pack_u32([1, 2]) if prompt is None else prompt, m.Sampling(5, **sampling), tenant=tenant)
+
+
+def test_valid_submit_has_no_problem() -> None:
+    assert check_submit(submit(temperature=0.7, top_k=5, logit_bias=((3, -1.0),), stop_token_ids=(99,)), VOCAB) == ""
+
+
+@pytest.mark.parametrize(
+    ("invalid", "words"),
+    [
+        (submit(b"abc"), "not a whole number of token ids"),
+        (submit(b""), "the prompt is empty"),
+        (submit(pack_u32([VOCAB])), "outside the vocabulary"),
+        (submit(stop_token_ids=(VOCAB,)), "outside the vocabulary"),
+        (submit(logit_bias=((VOCAB, 1.0),)), "outside the vocabulary"),
+        (submit(stop_token_ids=(1,) * 2000), "too many stop_token_ids"),
+        (submit(tenant="x" * (MAX_TENANT_CHARS + 1)), "the tenant name is too long"),
+        (submit(seed=1 << 64), "max_tokens or seed"),
+        (submit(logprobs=VOCAB + 1), "logprobs or top_k"),
+        (submit(temperature=float("nan")), "a sampling parameter is out of range"),
+        (submit(repetition_penalty=0.0), "a sampling parameter is out of range"),
+        (submit(presence_penalty=float("inf")), "not a finite number"),
+    ],
+)  # fmt: skip
+def test_invalid_submit_names_the_problem(invalid: m.Submit, words: str) -> None:
+    assert words in check_submit(invalid, VOCAB)

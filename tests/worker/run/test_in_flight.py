@@ -1,0 +1,19 @@
+"""A launched step: its ids are copied before later work may overwrite them."""
+
+import torch
+
+from worker.run.in_flight import HostCopy, InFlightStep
+from worker.schedule.sequence import Plan
+
+
+def test_host_copy_keeps_values_that_are_overwritten_later() -> None:
+    values = torch.tensor([3, 4])
+    copy = HostCopy(values)
+    values.fill_(0)
+    assert copy.read().tolist() == [3, 4]
+
+
+def test_read_returns_ids_without_logprobs_by_default() -> None:
+    ids = torch.tensor([5, 6])
+    output = InFlightStep(Plan([]), True, ids, HostCopy(ids)).read()
+    assert output.ids == [5, 6] and output.logprobs == []
