@@ -148,16 +148,16 @@ class FakePool:
 def saying(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str = "", pause_s: float = 0.0) -> Play:
     """A play: the pieces one after another, with time for the frontend between them, then the end with the last."""
 
-    def play(link: FakePool, stream: Stream) -> None:
+    def play(pool: FakePool, stream: Stream) -> None:
         def step(i: int) -> None:
             if i < len(pieces):
-                link.say(stream, pieces[i])
+                pool.say(stream, pieces[i])
             if i >= len(pieces) - 1:
-                link.end(stream, outcome, error)
+                pool.end(stream, outcome, error)
             else:
-                link.later(lambda: step(i + 1), pause_s)
+                pool.later(lambda: step(i + 1), pause_s)
 
-        link.later(lambda: step(0), pause_s)
+        pool.later(lambda: step(0), pause_s)
 
     return play
 

@@ -27,13 +27,13 @@ from tests.patience import PATIENCE_S
 Refused = Callable[[str], None]
 
 
-def app_over(link: FakePool, tokenizer: Tokenizer | None, **config: Any) -> Starlette:
+def app_over(pool: FakePool, tokenizer: Tokenizer | None, **config: Any) -> Starlette:
     """The app over a fake pool; without a `tokenizer` it is still loading. Needs a running loop."""
     loading: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     if tokenizer is not None:
         loading.set_result(tokenizer)
     return create_app(
-        FrontendConfig(**{"access_log": "off", **config}), ModelConfig(model=MODEL), link, loading, PrometheusMetrics()
+        FrontendConfig(**{"access_log": "off", **config}), ModelConfig(model=MODEL), pool, loading, PrometheusMetrics()
     )
 
 

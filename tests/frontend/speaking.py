@@ -38,26 +38,26 @@ class Model:
     says: list[str] = field(default_factory=list)
     size: int = 3  # tokens that come at once
     outcome: m.Outcome = m.Outcome.EOS
-    link: FakePool = field(init=False)
+    pool: FakePool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.link = FakePool(self._play, welcome=m.Welcome(1, 1, 4711, MODEL, "", LIMITS))
+        self.pool = FakePool(self._play, welcome=m.Welcome(1, 1, 4711, MODEL, "", LIMITS))
 
-    def _play(self, link: FakePool, stream: Stream) -> None:
+    def _play(self, pool: FakePool, stream: Stream) -> None:
         (ids,) = self.tokenizer.encode_now([self.says.pop(0)], False)
         if stream.submit.sampling.logprobs is not None:
-            link.score(stream, 0, [-0.5] * len(ids), k=stream.submit.sampling.logprobs)
-        saying(*[ids[i : i + self.size] for i in range(0, len(ids), self.size)], outcome=self.outcome)(link, stream)
+            pool.score(stream, 0, [-0.5] * len(ids), k=stream.submit.sampling.logprobs)
+        saying(*[ids[i : i + self.size] for i in range(0, len(ids), self.size)], outcome=self.outcome)(pool, stream)
 
     @property
     def prompts(self) -> list[str]:
-        return [self.tokenizer.decode(one.prompt, skip_special=False) for one in self.link.submitted]
+        return [self.tokenizer.decode(one.prompt, skip_special=False) for one in self.pool.submitted]
 
     @property
     def grammars(self) -> list[str]:
-        return [one.sampling.grammar for one in self.link.submitted]
+        return [one.sampling.grammar for one in self.pool.submitted]
 
     @asynccontextmanager
     async def served(self, **config: Any) -> AsyncIterator[str]:
-        async with serving(app_over(self.link, self.tokenizer, **config)) as url:
+        async with serving(app_over(self.pool, self.tokenizer, **config)) as url:
             yield url

@@ -25,14 +25,14 @@ import frontend.__main__ as main
 from shared.config import ModelConfig, Settings, WorkerConfig
 from tests.fakes import FakePool
 
-def play(link, stream):
+def play(pool, stream):
     def say():
-        link.say(stream, [65])
+        pool.say(stream, [65])
         if len(stream.output) < stream.submit.sampling.max_tokens:
-            link.later(say, 0.05)
+            pool.later(say, 0.05)
         else:
-            link.end(stream, "length")
-    link.later(say)
+            pool.end(stream, "length")
+    pool.later(say)
 
 main.WorkerPool = lambda *_, **__: FakePool(play)
 settings = Settings(

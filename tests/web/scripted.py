@@ -19,7 +19,7 @@ def served(model: Model, port: int = 0, **config: Any) -> Iterator[str]:
 
     async def serve() -> None:
         event = asyncio.Event()
-        async with serving(app_over(model.link, model.tokenizer, **config), port=port) as address:
+        async with serving(app_over(model.pool, model.tokenizer, **config), port=port) as address:
             stop.set_result(event)
             url.set_result(address)
             await event.wait()

@@ -131,7 +131,7 @@ def test_no_key_is_asked_for_where_none_is_needed(scripted: Model, opened: Opens
 
 
 def test_refusals_are_told_beside_the_question(scripted: Model, opened: Opens) -> None:
-    scripted.link.refusals[0] = Overloaded("the queue is full", code="queue_full", retry_after=7)
+    scripted.pool.refusals[0] = Overloaded("the queue is full", code="queue_full", retry_after=7)
     scripted.says = ["Good day."]
     with served(scripted) as url, opened(url) as page:
         page.watch.expected = {422, 503}
@@ -165,16 +165,16 @@ def test_an_error_in_midstream_keeps_what_was_said(scripted: Model, opened: Open
 
 def test_an_answer_that_waits_for_its_worker_says_so(scripted: Model, opened: Opens) -> None:
     said = "getComputedStyle(document.querySelector('.timing'), '::before').content"
-    scripted.link.play = lambda link, stream: None
+    scripted.pool.play = lambda pool, stream: None
     with served(scripted) as url, opened(url) as page:
         page.watch.expected = {503}
         page.open()
         page.ask("Hi", until="running")
         assert page.page.evaluate(said) == "none"
-        scripted.link.readiness = not_ready("the worker is lost")
+        scripted.pool.readiness = not_ready("the worker is lost")
         expect(page.page.locator("#state")).to_have_text("not ready: the worker is lost")
         assert "This answer goes on" in page.page.evaluate(said)
-        scripted.link.readiness = READY
+        scripted.pool.readiness = READY
         expect(page.page.locator("#state")).to_have_text("ready")
         assert page.page.evaluate(said) == "none"
         page.button("Stop").click()
@@ -183,7 +183,7 @@ def test_an_answer_that_waits_for_its_worker_says_so(scripted: Model, opened: Op
 
 def test_a_server_that_goes_and_comes_back(scripted: Model, opened: Opens) -> None:
     (hi,) = scripted.tokenizer.encode_now(["Hi"], False)
-    scripted.link.play = lambda link, stream: link.later(partial(link.say, stream, hi))  # and it never ends
+    scripted.pool.play = lambda pool, stream: pool.later(partial(pool.say, stream, hi))  # and it never ends
     with ExitStack() as first:
         url = first.enter_context(served(scripted))
         with opened(url) as page:
@@ -207,7 +207,7 @@ def test_a_server_that_goes_and_comes_back(scripted: Model, opened: Opens) -> No
 def test_several_workers_are_counted_and_told_apart(scripted: Model, opened: Opens) -> None:
     pages = replace(READY_STATUS.pages, free=9, cached=0, owned=1)
     statuses = {"a": replace(READY_STATUS, pages=pages), "b": replace(READY_STATUS, pages=pages, epoch=5)}
-    scripted.link.statuses = lambda: [  # type: ignore[method-assign]
+    scripted.pool.statuses = lambda: [  # type: ignore[method-assign]
         WorkerStatus(name, ConnectionState.READY if name == "a" else ConnectionState.LOST, "", status)
         for name, status in statuses.items()
     ]

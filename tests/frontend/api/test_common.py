@@ -56,7 +56,7 @@ async def asked(model: Model, path: str, given: dict[str, Any], **config: Any) -
     async with model.served(**config) as url, httpx.AsyncClient(base_url=url) as http:
         answer = await http.post(f"/v1/{path}", json={"model": MODEL, **BODIES[path], **given})
         assert answer.status_code == 200, answer.text
-    sampling = model.link.submitted[-1].sampling
+    sampling = model.pool.submitted[-1].sampling
     return tuple(getattr(sampling, name) for name in NAMES)
 
 

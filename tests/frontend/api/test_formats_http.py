@@ -48,10 +48,10 @@ ROWS: list[tuple[bytes, int, str, str]] = [
 async def test_refusals_in_both_envelopes(
     tokenizer: Tokenizer, content: bytes, status: int, openai_kind: str, anthropic_kind: str
 ) -> None:
-    link = FakePool()
-    async with http_client(link, tokenizer, max_body_bytes=999) as http:
+    pool = FakePool()
+    async with http_client(pool, tokenizer, max_body_bytes=999) as http:
         chat, messages = [await http.post(path, content=content) for path in (CHAT, MESSAGES)]
-    assert (chat.status_code, messages.status_code, link.calls) == (status, status, 0)
+    assert (chat.status_code, messages.status_code, pool.calls) == (status, status, 0)
     in_openais_words(chat, openai_kind)
     in_anthropics_words(messages, anthropic_kind)
 
@@ -98,17 +98,17 @@ async def test_keys_in_either_header(tokenizer: Tokenizer, tmp_path: Path) -> No
 
 
 async def test_overload_and_our_own_mistakes(tokenizer: Tokenizer) -> None:
-    def broken(link: FakePool, stream: object) -> None:
+    def broken(pool: FakePool, stream: object) -> None:
         raise ZeroDivisionError("secret")
 
     full: dict[int, SluiceError] = {i: Overloaded("full", code="queue_full", retry_after=2.1) for i in range(2)}
-    for link, status, chat_kind, messages_kind in (
+    for pool, status, chat_kind, messages_kind in (
         (FakePool(refusals=full), 503, "overloaded_error", "overloaded_error"),
         (FakePool(readiness=not_ready("worker lost")), 503, "overloaded_error", "overloaded_error"),
         (FakePool(broken), 500, "internal_error", "api_error"),
         (says(tokenizer, "a", outcome=Outcome.ERROR), 500, "internal_error", "api_error"),
     ):
-        async with http_client(link, tokenizer) as http:
+        async with http_client(pool, tokenizer) as http:
             chat, messages = [await http.post(path, json=ASKED) for path in (CHAT, MESSAGES)]
         assert (chat.status_code, messages.status_code) == (status, status)
         assert all(("retry-after" in answer.headers) is (status == 503) for answer in (chat, messages))
@@ -118,11 +118,11 @@ async def test_overload_and_our_own_mistakes(tokenizer: Tokenizer) -> None:
 
 
 async def test_counting_needs_no_worker(tokenizer: Tokenizer) -> None:
-    link = says(tokenizer, "x")
+    pool = says(tokenizer, "x")
     counted = {key: ASKED[key] for key in ("model", "messages")}
-    async with http_client(link, tokenizer) as http:
+    async with http_client(pool, tokenizer) as http:
         usage = (await http.post(MESSAGES, json=ASKED)).json()["usage"]
-        link.readiness = not_ready("worker lost")
+        pool.readiness = not_ready("worker lost")
         count = await http.post("/v1/messages/count_tokens", json=counted)
         refused = await http.post("/v1/messages/count_tokens", json=counted | {"messages": "x"})
     assert count.json() == {"input_tokens": usage["input_tokens"]}
@@ -170,18 +170,18 @@ def scored(tokenizer: Tokenizer) -> FakePool:
     """Every sequence says the same, with log-probabilities where they were asked for."""
     pieces = [encode(tokenizer, text) for text in ("hel", "lo w", "€")]
 
-    def play(link: FakePool, stream: Any) -> None:
+    def play(pool: FakePool, stream: Any) -> None:
         def step(i: int) -> None:
             asked = stream.submit.sampling.logprobs
             if asked is not None:
-                link.score(stream, len(stream.output), [-0.5] * len(pieces[i]), k=asked)
-            link.say(stream, pieces[i])
+                pool.score(stream, len(stream.output), [-0.5] * len(pieces[i]), k=asked)
+            pool.say(stream, pieces[i])
             if i == len(pieces) - 1:
-                link.end(stream)
+                pool.end(stream)
             else:
-                link.later(lambda: step(i + 1))
+                pool.later(lambda: step(i + 1))
 
-        link.later(lambda: step(0))
+        pool.later(lambda: step(0))
 
     return FakePool(play)
 
@@ -202,8 +202,8 @@ def anthropic_sdk(url: str) -> anthropic.AsyncAnthropic:
 
 
 async def test_openais_sdk_streams_and_folds_to_the_whole(tokenizer: Tokenizer) -> None:
-    link = says(tokenizer, "Hello", " the", " €uro")
-    async with serving(app_over(link, tokenizer)) as url, openai_sdk(url) as sdk:
+    pool = says(tokenizer, "Hello", " the", " €uro")
+    async with serving(app_over(pool, tokenizer)) as url, openai_sdk(url) as sdk:
         whole = await sdk.chat.completions.create(**ASKED)
         async with sdk.chat.completions.stream(**ASKED, stream_options={"include_usage": True}) as stream:
             folded = await stream.get_final_completion()
@@ -213,8 +213,8 @@ async def test_openais_sdk_streams_and_folds_to_the_whole(tokenizer: Tokenizer) 
 
 
 async def test_anthropics_sdk_streams_and_folds_to_the_whole(tokenizer: Tokenizer) -> None:
-    link = says(tokenizer, "Hello", " the", " €uro", outcome=Outcome.LENGTH)
-    async with serving(app_over(link, tokenizer)) as url, anthropic_sdk(url) as sdk:
+    pool = says(tokenizer, "Hello", " the", " €uro", outcome=Outcome.LENGTH)
+    async with serving(app_over(pool, tokenizer)) as url, anthropic_sdk(url) as sdk:
         whole = await sdk.messages.create(**ASKED)
         async with sdk.messages.stream(**ASKED) as stream:
             kinds = [event.type async for event in stream]
@@ -263,9 +263,9 @@ CLIENTS: list[tuple[Callable[..., Any], type[Exception]]] = [
 async def test_a_failure_in_mid_stream_raises(
     tokenizer: Tokenizer, read: Callable[..., Any], error: type[Exception]
 ) -> None:
-    link = says(tokenizer, "half", outcome=Outcome.ERROR, error="the step failed")
+    pool = says(tokenizer, "half", outcome=Outcome.ERROR, error="the step failed")
     got: list[str] = []
-    async with serving(app_over(link, tokenizer)) as url:
+    async with serving(app_over(pool, tokenizer)) as url:
         with pytest.raises(error, match="the step failed"):
             await (read(url, got) if asyncio.iscoroutinefunction(read) else asyncio.to_thread(read, url, got))
     assert "".join(got) == "half"
@@ -273,8 +273,8 @@ async def test_a_failure_in_mid_stream_raises(
 
 @pytest.mark.parametrize(("path", "ends"), [(CHAT, ["[DONE]", '"finish_reason":"']), (MESSAGES, ["message_stop"])])
 async def test_a_failed_stream_has_no_good_end(tokenizer: Tokenizer, path: str, ends: list[str]) -> None:
-    link = says(tokenizer, "half", outcome=Outcome.SHUTDOWN)
-    async with http_client(link, tokenizer) as http:
+    pool = says(tokenizer, "half", outcome=Outcome.SHUTDOWN)
+    async with http_client(pool, tokenizer) as http:
         answer = await http.post(path, json=ASKED | {"stream": True})
     assert answer.status_code == 200 and answer.text.rstrip().endswith("}") and "half" in answer.text
     assert not [end for end in ends if end in answer.text]

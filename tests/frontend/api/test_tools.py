@@ -93,7 +93,7 @@ async def test_openai_tool_refusal_names_the_field(qwen: Model, more: dict[str, 
     async with qwen.served() as url, httpx.AsyncClient(base_url=url) as http:
         answer = await http.post("/v1/chat/completions", json=ASKED | more)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
-    assert not qwen.link.submitted
+    assert not qwen.pool.submitted
 
 
 CLAUDE_REFUSED: list[tuple[dict[str, Any], int, str]] = [

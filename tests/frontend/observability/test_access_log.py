@@ -43,8 +43,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Sink:
     return sink
 
 
-def client(link: FakePool, tokenizer: Tokenizer, **config: Any) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app_over(link, tokenizer, access_log="json", **config))
+def client(pool: FakePool, tokenizer: Tokenizer, **config: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app_over(pool, tokenizer, access_log="json", **config))
     return httpx.AsyncClient(transport=transport, base_url="http://sluice")
 
 
@@ -53,9 +53,9 @@ async def test_finished_request_is_logged_once_with_all_fields(
 ) -> None:
     (tmp_path / "keys").write_text("sk-secret alice")
     ids = tokenizer.encode_now(["hello"], False)[0]
-    link = FakePool(saying(ids, outcome=Outcome.LENGTH))
+    pool = FakePool(saying(ids, outcome=Outcome.LENGTH))
     headers = {"X-Api-Key": "sk-secret", "X-Request-Id": "mine-1"}
-    async with client(link, tokenizer, api_keys=str(tmp_path / "keys")) as http:
+    async with client(pool, tokenizer, api_keys=str(tmp_path / "keys")) as http:
         for stream in (False, True):
             await http.post("/v1/completions?prompt=secret", json=BODY | {"stream": stream, "n": 2}, headers=headers)
     assert [entry["stream"] for entry in told] == [False, True]
@@ -64,7 +64,7 @@ async def test_finished_request_is_logged_once_with_all_fields(
         assert (entry["request_id"], entry["method"], entry["path"]) == ("mine-1", "POST", "/v1/completions")
         assert (entry["status"], entry["outcome"], entry["error"]) == (200, "finished", None)
         assert (entry["key"], entry["dialect"], entry["model"], entry["n"]) == ("alice", "completions", MODEL, 2)
-        assert (entry["prompt_tokens"], entry["completion_tokens"]) == (len(link.submitted[0].prompt), 2 * len(ids))
+        assert (entry["prompt_tokens"], entry["completion_tokens"]) == (len(pool.submitted[0].prompt), 2 * len(ids))
         assert (entry["queue_ms"], entry["prefill_ms"], entry["decode_ms"]) == (1.0, 2.0, 3.0)
         assert 0 < entry["ttft_ms"] <= entry["total_ms"] and entry["finish_reasons"] == ["length"] * 2
         assert "secret" not in json.dumps(entry) and "hello" not in json.dumps(entry)
@@ -73,7 +73,7 @@ async def test_finished_request_is_logged_once_with_all_fields(
 async def test_refused_and_failed_requests_are_logged(tokenizer: Tokenizer, told: Sink) -> None:
     full = FakePool(refusals={0: Overloaded("full", code="queue_full")})
     broken = FakePool(saying([65], outcome=Outcome.ERROR))
-    hanging = FakePool(lambda link, stream: link.say(stream, [65]))
+    hanging = FakePool(lambda pool, stream: pool.say(stream, [65]))
     async with client(full, tokenizer) as http:
         await http.post("/v1/completions", json=BODY)
         await http.post("/v1/completions", json=BODY | {"top_p": 9})
@@ -100,18 +100,18 @@ async def test_refused_and_failed_requests_are_logged(tokenizer: Tokenizer, told
 
 
 async def test_outcome_tells_a_client_that_left_from_a_shutdown(tokenizer: Tokenizer, told: Sink) -> None:
-    link = FakePool(lambda link, stream: link.say(stream, [65]))
-    app = app_over(link, tokenizer, access_log="json")
+    pool = FakePool(lambda pool, stream: pool.say(stream, [65]))
+    app = app_over(pool, tokenizer, access_log="json")
     async with serving(app) as url:
         for stream in (True, False):
             raw = await Raw.post(url, "/v1/completions", BODY | {"stream": stream})
-            await until(lambda n=1 + (not stream): len(link.submitted) == n)
+            await until(lambda n=1 + (not stream): len(pool.submitted) == n)
             if stream:
                 await raw.reader.readuntil(b"data: ")
             await raw.leave()
             await until(lambda n=1 + (not stream): len(told) == n)
         raw = await Raw.post(url, "/v1/completions", BODY | {"stream": True})
-        await until(lambda: len(link.submitted) == 3)
+        await until(lambda: len(pool.submitted) == 3)
         await app.state.service.drain(0.0)
         await until(lambda: len(told) == 3)
         await raw.leave()

@@ -26,8 +26,8 @@ BODY = {"model": MODEL, "messages": [{"role": "user", "content": "secret"}], "ma
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-async def ask(link: FakePool, tokenizer: Tokenizer, *requests: dict[str, str], **config: str) -> None:
-    transport = httpx.ASGITransport(app_over(link, tokenizer, **config))
+async def ask(pool: FakePool, tokenizer: Tokenizer, *requests: dict[str, str], **config: str) -> None:
+    transport = httpx.ASGITransport(app_over(pool, tokenizer, **config))
     async with httpx.AsyncClient(transport=transport, base_url="http://sluice") as http:
         for headers in requests:
             await http.post("/v1/chat/completions", json=BODY, headers=headers)
@@ -38,9 +38,9 @@ async def test_request_becomes_a_span_with_its_phases_in_the_clients_trace(
 ) -> None:
     memory = InMemorySpanExporter()
     monkeypatch.setattr(Tracing, "over_http", lambda endpoint: Tracing(SimpleSpanProcessor(memory)))
-    link = FakePool(saying([65]), refusals={1: Overloaded("full", code="queue_full")})
+    pool = FakePool(saying([65]), refusals={1: Overloaded("full", code="queue_full")})
     parent = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    await ask(link, tokenizer, parent, {"traceparent": "00-nonsense"}, otlp_endpoint="http://x")
+    await ask(pool, tokenizer, parent, {"traceparent": "00-nonsense"}, otlp_endpoint="http://x")
     *phases, span, refused = memory.get_finished_spans()
     assert (span.name, f"{span.context.trace_id:x}", f"{span.parent.span_id:x}") == (
         f"chat {MODEL}", TRACE.lstrip("0"), PARENT,

@@ -26,10 +26,10 @@ SAY_A = saying([65], [66])
 
 @dataclass
 class Case:
-    """A served app, its link, and what was refused."""
+    """A served app, its pool, and the refusals."""
 
     url: str
-    link: FakePool
+    pool: FakePool
     refused: Counter[str]
     aborted: Counter[str]
     writers: list[asyncio.StreamWriter]
@@ -82,11 +82,11 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 async def case(
     tokenizer: Tokenizer, limits: ConnectionLimits = QUICK, play: Any = SAY_A, **config: Any
 ) -> AsyncIterator[Case]:
-    link, refused, aborted = FakePool(play), Counter[str](), Counter[str]()
-    app = app_over(link, tokenizer, **config)
+    pool, refused, aborted = FakePool(play), Counter[str](), Counter[str]()
+    app = app_over(pool, tokenizer, **config)
     app.state.service.metrics.aborted = lambda reason: aborted.update([reason])
     async with serving(app, limits, lambda code: refused.update([code])) as url:
-        it = Case(url, link, refused, aborted, [])
+        it = Case(url, pool, refused, aborted, [])
         try:
             yield it
         finally:

@@ -25,7 +25,7 @@ async def test_upgrade_offer_is_ignored_and_the_body_read(tokenizer: Tokenizer) 
     async with case(tokenizer) as it:
         answer = await it.say(JAVA + b"Connection: Upgrade, HTTP2-Settings\r\n\r\n" + BODY + LAST)
         assert statuses(answer) == [200, 200]
-        assert it.link.live == 0
+        assert it.pool.live == 0
 
 
 def test_head_without_upgrade_keeps_the_wish_to_close() -> None:

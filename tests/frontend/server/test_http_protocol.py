@@ -56,7 +56,7 @@ async def test_slow_request_is_answered_408_and_idle_connection_is_closed(tokeni
             with contextlib.suppress(ConnectionResetError):  # for who still sends
                 answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
             assert statuses(answer) == ([200] if name == "after one" else []), name
-        assert it.refused == {"request_timeout": 4} and not it.link.submitted
+        assert it.refused == {"request_timeout": 4} and not it.pool.submitted
         for task in trickles:
             task.cancel()
         assert status(await it.say(post(head=b"Connection: close\r\n"))) == 200
@@ -64,13 +64,13 @@ async def test_slow_request_is_answered_408_and_idle_connection_is_closed(tokeni
 
 @on_uvloop
 async def test_client_that_never_reads_is_cut_off_and_its_request_aborted(tokenizer: Tokenizer) -> None:
-    def flood(link: FakePool, stream: Any) -> None:
+    def flood(pool: FakePool, stream: Any) -> None:
         def say() -> None:
-            link.say(stream, [65] * 20_000)
+            pool.say(stream, [65] * 20_000)
             if stream.end is None:
-                link.later(say, 0.002)
+                pool.later(say, 0.002)
 
-        link.later(say)
+        pool.later(say)
 
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 500, "stream": True}).encode()
     async with case(tokenizer, play=flood) as it:
@@ -80,7 +80,7 @@ async def test_client_that_never_reads_is_cut_off_and_its_request_aborted(tokeni
         deaf.sendall(post(body))
         await until(lambda: it.aborted, 20)
         assert it.aborted == {"write_timeout": 1} and it.refused == {"write_timeout": 1}
-        assert it.link.live == 0
+        assert it.pool.live == 0
         with contextlib.suppress(ConnectionResetError):
             while deaf.recv(1 << 20):
                 pass
@@ -153,7 +153,7 @@ async def test_malformed_request_is_answered_400_and_the_server_goes_on(
             assert statuses(answer) == expected
         if expected == [400]:
             assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
-        await until(lambda: it.link.live == 0)
+        await until(lambda: it.pool.live == 0)
         assert status(await it.say(LAST)) == 200
 
 
@@ -173,4 +173,4 @@ async def test_pipelined_request_is_aborted_when_its_client_leaves(tokenizer: To
         await reader.readuntil(b"data:")
         writer.close()
         await until(lambda: it.aborted == {"client": 1})
-        assert it.link.live == 0
+        assert it.pool.live == 0

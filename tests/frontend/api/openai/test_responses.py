@@ -37,7 +37,7 @@ async def answered(sdk: openai.AsyncOpenAI, streamed: bool, **fields: Any) -> An
 
 
 async def sent(model: Model, **more: Any) -> httpx.Response:
-    async with http_client(model.link, model.tokenizer) as http:
+    async with http_client(model.pool, model.tokenizer) as http:
         return await http.post("/v1/responses", json=ASKED | more)
 
 

@@ -24,7 +24,7 @@ CHATTED = "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n"
 
 
 async def sent(model: Model, **more: Any) -> httpx.Response:
-    async with http_client(model.link, model.tokenizer) as http:
+    async with http_client(model.pool, model.tokenizer) as http:
         return await http.post("/v1/responses", json=ASKED | more)
 
 
@@ -92,7 +92,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 async def test_response_refusal_names_the_field(qwen: Model, more: dict[str, Any], status: int, param: str) -> None:
     answer = await sent(qwen, **more)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
-    assert not qwen.link.submitted
+    assert not qwen.pool.submitted
 
 
 async def test_refusal_by_the_model_names_the_field(folder: Path) -> None:

@@ -25,7 +25,7 @@ SCORED: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logp
 
 
 async def sent(model: Model, **more: Any) -> httpx.Response:
-    async with http_client(model.link, model.tokenizer) as http:
+    async with http_client(model.pool, model.tokenizer) as http:
         return await http.post("/v1/responses", json=ASKED | more)
 
 
