@@ -34,8 +34,8 @@ run: $(VENV)/.native
 test: $(VENV)/.native $(VENV)/.dev
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
-else  # the worker's tests, which only compute, take what time the others leave
-	@told=$$(mktemp); nice -n 19 $(PYTEST) tests/worker >$$told 2>&1 & half=$$!; \
+else  # the worker's tests, which only compute, take what time and cores the others leave
+	@told=$$(mktemp); nice -n 19 $(PYTEST) -n logical --maxprocesses 4 --dist worksteal tests/worker >$$told 2>&1 & half=$$!; \
 	trap 'kill $$half 2>/dev/null; rm -f $$told' EXIT; trap 'exit 130' INT TERM; \
 	$(PYTEST) --ignore=tests/worker; code=$$?; \
 	wait $$half || code=$$?; cat $$told; exit $$code

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.server import Server, serving
+from tests.e2e.server import Server
 from tests.fuzz.described import ROUTES, fuzz_described
 from tests.fuzz.raw import fuzz_bodies, fuzz_http, sizes
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving("demo", tmp_path_factory.mktemp("fuzz") / "log") as demo:
-        yield demo
-        demo.until_idle()
+def server(demo: Server) -> Iterator[Server]:
+    yield demo
+    demo.until_idle()
 
 
 def seen(tally: Counter[Any], *kind: str) -> set[int]:

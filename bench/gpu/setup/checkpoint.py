@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import chain, product
 from pathlib import Path
 
 import torch
@@ -36,7 +37,7 @@ def tokenizer(size: int) -> Tokenizer:
     pairs = [(one, other) for one in LETTERS for other in LETTERS]
     words = [one + other for one, other in pairs]
     merges = []
-    for one, other in (*pairs, *((one, other) for one in words for other in words)):
+    for one, other in chain(pairs, product(words, repeat=2)):
         if len(vocab) == size:
             break
         vocab[one + other] = len(vocab)

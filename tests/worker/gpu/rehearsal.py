@@ -51,10 +51,10 @@ WAYS: dict[str, dict[str, Any]] = {
 LONGEST = 4096
 ME = b"frontend"
 SAMPLINGS = (
-    Sampling(14, temperature=0.0), Sampling(12, seed=1), Sampling(11, temperature=0.7, top_p=0.9, seed=2),
-    Sampling(10, top_k=40, min_p=0.05, seed=3), Sampling(9, repetition_penalty=1.1, frequency_penalty=0.5, seed=4),
-    Sampling(8, temperature=0.0, logit_bias=((3, -1.0), (0, 5.0)), min_tokens=3), Sampling(7, logprobs=5, seed=5),
-    Sampling(6, temperature=0.0, logprobs=0, prompt_logprobs=True), Sampling(9, grammar=build.regex("!{1,99}", "x")),
+    Sampling(8, temperature=0.0), Sampling(7, seed=1), Sampling(6, temperature=0.7, top_p=0.9, seed=2),
+    Sampling(6, top_k=40, min_p=0.05, seed=3), Sampling(5, repetition_penalty=1.1, frequency_penalty=0.5, seed=4),
+    Sampling(5, temperature=0.0, logit_bias=((3, -1.0), (0, 5.0)), min_tokens=3), Sampling(4, logprobs=5, seed=5),
+    Sampling(4, temperature=0.0, logprobs=0, prompt_logprobs=True), Sampling(6, grammar=build.regex("!{1,99}", "x")),
 )  # fmt: skip
 
 
