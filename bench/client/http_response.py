@@ -6,11 +6,11 @@ from collections.abc import Callable
 HEAD_LIMIT = 1 << 16
 
 
-class Broken(ValueError):
+class MalformedResponse(ValueError):
     """What came is not an answer, or not all of it."""
 
 
-class Answer:
+class HttpResponse:
     """`feed` gives the body's complete lines; chunk sizes and trailers never show among them."""
 
     def __init__(self) -> None:
@@ -33,7 +33,9 @@ class Answer:
     def finish(self) -> bytes:
         """The connection has closed: what is left behind the last line; raises Broken if more should have come."""
         if self._step != self._until_close and not self.complete:
-            raise Broken("the answer broke off" if self.status else "the connection closed without an answer")
+            raise MalformedResponse(
+                "the answer broke off" if self.status else "the connection closed without an answer"
+            )
         return bytes(self._line)
 
     def _head(self) -> bool:
@@ -43,7 +45,7 @@ class Answer:
         first, *fields = head.decode("latin-1").split("\r\n")
         found = re.match(r"HTTP/1\.[01] (\d{3})", first)
         if not found:
-            raise Broken("this is not HTTP")
+            raise MalformedResponse("this is not HTTP")
         status = int(found[1])
         if status >= 200:  # what is below only announces the answer
             self.status = status
@@ -64,7 +66,7 @@ class Answer:
             return False
         digits = line.split(b";")[0].strip()
         if not re.fullmatch(rb"[0-9a-fA-F]{1,15}", digits):
-            raise Broken("a chunk without a size")
+            raise MalformedResponse("a chunk without a size")
         self._left = int(digits, 16)
         self._step = self._chunk if self._left else self._trailer
         return True
@@ -74,7 +76,7 @@ class Answer:
         if self._left or len(self._raw) < 2:
             return False
         if self._upto(b"\r\n") != b"":
-            raise Broken("a chunk longer than its size")
+            raise MalformedResponse("a chunk longer than its size")
         self._step = self._size
         return True
 
@@ -104,7 +106,7 @@ class Answer:
         at = self._raw.find(end)
         if at < 0:
             if len(self._raw) > HEAD_LIMIT:
-                raise Broken("a line without an end")
+                raise MalformedResponse("a line without an end")
             return None
         found = bytes(self._raw[:at])
         del self._raw[: at + len(end)]

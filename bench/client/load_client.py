@@ -13,10 +13,10 @@ from math import nan
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from bench.client.http_response import Answer, Broken
+from bench.client.http_response import HttpResponse, MalformedResponse
 
-PATIENCE_S = 900.0  # for one whole answer
-PIECE = 1 << 16
+TIMEOUT_S = 900.0  # for one whole answer
+READ_BYTES = 1 << 16
 NO_DONE = "the stream ended without [DONE]"
 
 
@@ -103,14 +103,14 @@ async def run(
         await asyncio.sleep(call.at - (time.perf_counter() - start))
         record = Record(sent=time.perf_counter() - start)
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 await _exchange(target, call, record, start)
         except TimeoutError:
-            record.error = f"no end within {PATIENCE_S:.0f} s"
+            record.error = f"no end within {TIMEOUT_S:.0f} s"
         except OSError as error:
             record.error = f"connection lost or refused ({type(error).__name__})"
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            record.error = str(error) if isinstance(error, Broken) else f"not understood ({error!r})"
+            record.error = str(error) if isinstance(error, MalformedResponse) else f"not understood ({error!r})"
         record.done = record.done or time.perf_counter() - start
         on_done(record)
         return record
@@ -121,35 +121,35 @@ async def run(
 
 
 async def _exchange(target: Target, call: Call, record: Record, start: float) -> None:
-    place = urlsplit(target.url)
-    secure = place.scheme == "https"
-    reader, writer = await asyncio.open_connection(place.hostname, place.port or (443 if secure else 80), ssl=secure)
-    writer.write(_request(place, target.body(call)))
-    answer, events, said = Answer(), _Events(record), b""
+    url = urlsplit(target.url)
+    secure = url.scheme == "https"
+    reader, writer = await asyncio.open_connection(url.hostname, url.port or (443 if secure else 80), ssl=secure)
+    writer.write(_request(url, target.body(call)))
+    response, events, body = HttpResponse(), _Events(record), b""
     try:
-        while not answer.complete and (data := await reader.read(PIECE)):
+        while not response.complete and (data := await reader.read(READ_BYTES)):
             now = time.perf_counter() - start
-            for line in answer.feed(data):
-                if answer.status == 200:
+            for line in response.feed(data):
+                if response.status == 200:
                     events.take(line, now)
                 else:
-                    said += line
-        said += answer.finish()
+                    body += line
+        body += response.finish()
     finally:
         writer.close()
-    record.error = record.error or (events.problem() if answer.status == 200 else _refusal(answer.status, said))
+    record.error = record.error or (events.problem() if response.status == 200 else _error_text(response.status, body))
 
 
-def _request(place: SplitResult, body: bytes) -> bytes:
-    path = place.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
+def _request(url: SplitResult, body: bytes) -> bytes:
+    path = url.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: {url.netloc}\r\ncontent-type: application/json\r\n"
         f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
 
-def _refusal(status: int, body: bytes) -> str:
+def _error_text(status: int, body: bytes) -> str:
     try:
         reason = json.loads(body)["error"]
         return f"{status}: {reason['message'] if isinstance(reason, dict) else reason}"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bench.gpu.clock import clock_of
-from bench.gpu.context import Place, Row
+from bench.gpu.environment import Environment, Row
 from bench.gpu.sections import NOTE
 from bench.gpu.shapes import FULL, SMALL
 from bench.gpu.tables import FAIL
@@ -27,7 +27,7 @@ from deploy.supervisor.parent_death import die_with
 from shared.config import ConfigError
 from worker.model.device import pick_device
 
-Say = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
 
 
 def main(pipe: int) -> None:
@@ -35,31 +35,31 @@ def main(pipe: int) -> None:
     order = json.load(sys.stdin)
     die_with(order["parent"])
     warnings.simplefilter("ignore")
-    heard = _Heard()
-    logging.getLogger("sluice").addHandler(heard)
+    warnings_log = _WarningLog()
+    logging.getLogger("sluice").addHandler(warnings_log)
     with os.fdopen(pipe, "w", buffering=1) as out:
 
-        def say(event: dict[str, Any]) -> None:
+        def send(event: dict[str, Any]) -> None:
             out.write(json.dumps(event) + "\n")
 
         try:
             pick_device(order["options"]["device"])
         except ConfigError as error:
-            return say({"refused": str(error)})
-        place = _place(order)
-        if not place.cuda:
+            return send({"refused": str(error)})
+        env = _environment(order)
+        if not env.cuda:
             torch.set_num_threads(1)  # tiny sizes: more would only wait for each other
-        say({"about": _about(place)})
+        send({"about": _about(env)})
         for task in order["tasks"]:
-            say({"begin": task["call"]})
-            if not _task(place, task, say, heard):
+            send({"begin": task["call"]})
+            if not _task(env, task, send, warnings_log):
                 return
 
 
-def _place(order: dict[str, Any]) -> Place:
+def _environment(order: dict[str, Any]) -> Environment:
     options = order["options"]
     device = torch.device(options["device"])
-    return Place(
+    return Environment(
         device=device,
         dtype=torch.bfloat16,
         sizes=SMALL if options["small"] else FULL,
@@ -69,11 +69,11 @@ def _place(order: dict[str, Any]) -> Place:
         seed=options["seed"],
         deadline=order["deadline"],
         trace=Path(options["trace"]) if options["trace"] else None,
-        facts=order["facts"],
+        limits=order["facts"],
     )
 
 
-class _Heard(logging.Handler):
+class _WarningLog(logging.Handler):
     """What the worker warns of, each thing once: a fast path that is switched off should not go unseen."""
 
     def __init__(self) -> None:
@@ -84,38 +84,38 @@ class _Heard(logging.Handler):
         self.lines[record.getMessage()] = None
 
 
-def _task(place: Place, task: dict[str, Any], say: Say, heard: _Heard) -> bool:
+def _task(env: Environment, task: dict[str, Any], send: Send, warnings_log: _WarningLog) -> bool:
     """One task from begin to end; False when the device is not to be used any more."""
-    begun, failed, known = time.monotonic(), "", dict(place.facts)
-    heard.lines.clear()
+    begun, failed, sent = time.monotonic(), "", dict(env.limits)
+    warnings_log.lines.clear()
     try:
-        for row in _rows(place, task):
-            say({"row": row})
-            if place.facts != known:
-                known = dict(place.facts)
-                say({"fact": known})
+        for row in _rows(env, task):
+            send({"row": row})
+            if env.limits != sent:
+                sent = dict(env.limits)
+                send({"fact": sent})
     except Exception as error:
         traceback.print_exc()
-        failed = _why(error)
-    for line in heard.lines:
-        say({"row": {task["first"]: task["argument"], "result": FAIL, NOTE: f"warned: {line[:300]}"}})
-    broken = bool(failed) and not _works(place)
-    say({"end": time.monotonic() - begun, "failed": failed, "broken": broken})
+        failed = _reason(error)
+    for line in warnings_log.lines:
+        send({"row": {task["first"]: task["argument"], "result": FAIL, NOTE: f"warned: {line[:300]}"}})
+    broken = bool(failed) and not _device_works(env)
+    send({"end": time.monotonic() - begun, "failed": failed, "broken": broken})
     gc.collect()
-    if place.cuda and not broken:
+    if env.cuda and not broken:
         torch.cuda.empty_cache()
     return not broken
 
 
-def _rows(place: Place, task: dict[str, Any]) -> Iterator[Row]:
+def _rows(env: Environment, task: dict[str, Any]) -> Iterator[Row]:
     module, function = task["call"].split(":")
-    if late := place.short(task["need_s"]):
+    if late := env.skip_reason(task["need_s"]):
         yield {task["first"]: task["argument"] or function, NOTE: late}
         return
-    yield from getattr(importlib.import_module(module), function)(place, task["argument"])
+    yield from getattr(importlib.import_module(module), function)(env, task["argument"])
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Type, first line and where in our own files."""
     root = str(Path(__file__).parents[2])
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(root)]
@@ -124,25 +124,25 @@ def _why(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}{where}"
 
 
-def _works(place: Place) -> bool:
+def _device_works(env: Environment) -> bool:
     """After a fault every call on the device fails."""
     try:
-        torch.ones(1, device=place.device).add_(1)
-        place.clock.wait()
+        torch.ones(1, device=env.device).add_(1)
+        env.clock.wait()
     except Exception:
         return False
     return True
 
 
-def _about(place: Place) -> str:
+def _about(env: Environment) -> str:
     parts = [f"torch {torch.__version__}", f"Python {sys.version.split()[0]}"]
-    if place.cuda:
+    if env.cuda:
         import triton
 
-        about = torch.cuda.get_device_properties(place.device)
+        about = torch.cuda.get_device_properties(env.device)
         parts += [f"triton {triton.__version__}"]
         parts += [f"{about.name}, {about.multi_processor_count} multiprocessors, {about.total_memory / 1e9:.0f} GB"]
-    return ", ".join([*parts, f"device {place.device}", f"seed {place.seed}"])
+    return ", ".join([*parts, f"device {env.device}", f"seed {env.seed}"])
 
 
 if __name__ == "__main__":

@@ -1,13 +1,24 @@
-"""What `sluice bench gpu` measures, as data: sections in order, each cut into tasks that can fail alone.
+"""The sections of `sluice bench gpu`, as data. Each is divided into tasks that can fail separately.
 
-Loads no torch: the process that keeps the time and the tables must outlive a device that breaks.
+Does not import torch: the process that keeps the time and the tables must survive a broken device.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-KERNELS = ("norm", "rotary", "write", "heads", "attention", "gate", "linear", "quantized", "fused", "sample")
+KERNELS = (
+    "norm",
+    "rotary",
+    "store_kv",
+    "qkv_rope_write",
+    "attention",
+    "act_and_mul",
+    "linear",
+    "quantized",
+    "fused",
+    "sample",
+)
 CHECKS = ("invariance", "ids")
 NOTE = "note"
 
@@ -26,9 +37,10 @@ Arguments = Callable[[Options], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table: `columns` are keys of its rows and their heads. `call` is module:function, taking (place, argument).
+    """One table.
 
-    One task an argument. `need_s`: what it takes; with less left it is not begun. `cap_s`: after that it is ended.
+    columns: keys of the rows, and headings. call: module:function, called with (env, argument); there is one task for
+    each argument. need_s: a task is not started with less time left. cap_s: a task is ended after this time.
     """
 
     name: str
@@ -68,12 +80,12 @@ def _traces(options: Options) -> tuple[str, ...]:
 
 SECTIONS: tuple[Section, ...] = (
     Section(
-        "correct", "Correctness: kernels against their fp32 twins, fresh inputs, outputs poisoned first; bits; ids",
+        "correct", "Correctness: kernels against their PyTorch form in fp32 on random inputs; same bits; same ids",
         ("what", "cases", "worst", "bound", "result"),
         "bench.gpu.checks.correctness:check", _checks, 5, 240,
     ),
     Section(
-        "floors", "Floors: what the device does at best",
+        "floors", "Floors: the limits of the device",
         ("what", "value", "unit"),
         "bench.gpu.measure.device_limits:measure", _once, 3, 60,
     ),
@@ -93,12 +105,12 @@ SECTIONS: tuple[Section, ...] = (
         "bench.gpu.measure.prefill:measure", _models, 10, 90,
     ),
     Section(
-        "idle", "Between steps: the device without work, and what a step costs the host",
+        "idle", "Between steps: idle time of the device, and the host's cost of a step",
         ("what", "batch", "value", "unit"),
         "bench.gpu.measure.idle:measure", _first_model, 15, 90,
     ),
     Section(
-        "ablations", "What each part brings: ms with it and without it",
+        "ablations", "Ablations: ms with each optimization and without it",
         ("model", "without", "what", "ms with", "ms without", "gain %"),
         "bench.gpu.measure.ablations:measure", _models, 20, 180,
     ),
@@ -134,10 +146,10 @@ SECTIONS: tuple[Section, ...] = (
         "bench.gpu.measure.transformers_peer:measure", _first_model, 45, 200,
     ),
 )  # fmt: skip
-ALWAYS = ("floors",)  # others are told as shares of them
+ALWAYS = ("floors",)  # other sections report shares of these
 
 
 def tasks(names: tuple[str, ...], options: Options) -> list[Task]:
-    """Of the sections named, in the catalogue's order."""
+    """The tasks of the named sections, in the order of SECTIONS."""
     chosen = [section for section in SECTIONS if section.name in names or section.name in ALWAYS]
     return [Task(section, argument) for section in chosen for argument in section.arguments(options)]

@@ -32,7 +32,7 @@ PROMPT = 64
 HEROES = ("dog", "king", "cat", "teacher", "bird", "princess", "robot", "fisherman")
 
 
-class Wrong(NgramDrafter):
+class WrongDrafter(NgramDrafter):
     """As many drafts as if every step found an earlier occurrence, and all of them wrong."""
 
     def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class Text:
     drafter: Callable[[], NgramDrafter] = NgramDrafter
 
 
-TEXTS = (Text("greedy", 0.0), Text("greedy, all drafts wrong", 0.0, Wrong), Text("temperature 1", 1.0))
+TEXTS = (Text("greedy", 0.0), Text("greedy, all drafts wrong", 0.0, WrongDrafter), Text("temperature 1", 1.0))
 
 
 @dataclass
@@ -65,48 +65,48 @@ def prompts(folder: Path, vocab: int, count: int) -> list[list[int]]:
     return [random.Random(id).choices(range(300, vocab), k=PROMPT) for id in range(count)]
 
 
-def decode(engine: Engine, text: Text, asked: list[list[int]], new: int, drafts: int) -> Run:
+def decode(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int, drafts: int) -> Run:
     """From the first token on: prompts are computed before the clock starts."""
     config = SchedulerConfig(
         max_seq_len=2048, eos_token_ids=frozenset(engine.spec.eos_ids), max_draft_tokens=drafts, prefix_cache=False
     )
     scheduler = Scheduler(config, engine.pool)
-    everybody = []
-    for id, prompt in enumerate(asked):
+    sequences = []
+    for id, prompt in enumerate(prompt_tokens):
         sampling = Sampling(new + 1, temperature=text.temperature, ignore_eos=len(prompt) == PROMPT)
-        everybody.append(Sequence((b"bench", id), list(prompt), len(prompt), sampling, id, 0.0))
-        everybody[-1].drafter = text.drafter()
-        scheduler.submit(everybody[-1], 0.0)
-    while not all(sequence.output_len for sequence in everybody):
-        turn(engine, scheduler)
+        sequences.append(Sequence((b"bench", id), list(prompt), len(prompt), sampling, id, 0.0))
+        sequences[-1].drafter = text.drafter()
+        scheduler.submit(sequences[-1], 0.0)
+    while not all(sequence.output_len for sequence in sequences):
+        run_step(engine, scheduler)
     begun = time.thread_time()
     while scheduler.has_work:
-        turn(engine, scheduler)
+        run_step(engine, scheduler)
     seconds = time.thread_time() - begun
-    outputs = [sequence.tokens[sequence.prompt_len :] for sequence in everybody]
+    outputs = [sequence.tokens[sequence.prompt_len :] for sequence in sequences]
     return Run(seconds, outputs, scheduler.status.draft_tokens, scheduler.status.accepted_tokens)
 
 
-def turn(engine: Engine, scheduler: Scheduler) -> None:
+def run_step(engine: Engine, scheduler: Scheduler) -> None:
     plan = scheduler.plan(0.0)
     ids = engine.runner.step(plan).ids
     scheduler.launched(plan)
     scheduler.update(plan, ids, 0.0)
 
 
-def compare(engine: Engine, text: Text, asked: list[list[int]], new: int, rounds: int) -> str:
+def compare(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int, rounds: int) -> str:
     """A line of a table; raises AssertionError if drafts change an output."""
     plain, drafting = [], []
     for _ in range(rounds):
-        plain.append(decode(engine, text, asked, new, 0))
-        drafting.append(decode(engine, text, asked, new, 7))
+        plain.append(decode(engine, text, prompt_tokens, new, 0))
+        drafting.append(decode(engine, text, prompt_tokens, new, 7))
     assert all(run.tokens == plain[0].tokens for run in (*plain, *drafting)), "drafts change what is said"
     ratios = [one.seconds / other.seconds for one, other in zip(plain, drafting, strict=True)]
     tokens = sum(len(output) - 1 for output in plain[0].tokens)
     speed = tokens / statistics.median(run.seconds for run in plain)
     drafted, accepted = drafting[0].drafted, drafting[0].accepted
     return (
-        f"| {text.name}, {len(asked)} | {speed:.1f} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
+        f"| {text.name}, {len(prompt_tokens)} | {speed:.1f} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
         f"{max(ratios):.3f}) | {drafted / tokens:.2f} | {accepted / max(1, drafted):.0%} |"
     )
 

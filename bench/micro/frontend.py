@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.client.server import BenchError, free_port
-from bench.micro.scripted_worker import Script, admit, crowd, request
+from bench.micro.scripted_worker import ScriptedWorker, admit, connected_streams, request
 from frontend.text.tokenizer import Tokenizer
 
 MODEL = Path(__file__).parents[2] / "deploy" / "demo" / "model"
@@ -33,7 +33,7 @@ START_S = 30.0
 LAG = re.compile(r'frontend_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)')
 
 BODY: dict[str, Any] = {"model": "demo", "max_tokens": 100_000, "stream": True, "stop": ["\n\nQuestion:", "</end>"]}
-ASKS: dict[str, tuple[str, dict[str, Any]]] = {
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", {**BODY, "prompt": PROMPT}),
     "events": ("/v1/completions", {**BODY, "prompt": PROMPT, "stream_format": "events"}),
     "chat": ("/v1/chat/completions", {**BODY, "messages": [{"role": "user", "content": PROMPT}]}),
@@ -89,14 +89,14 @@ def started(words: Sequence[str], ready: str) -> Iterator[Process]:
 
 
 @contextmanager
-def frontends(count: int) -> Iterator[tuple[Script, list[Process]]]:
+def frontends(count: int) -> Iterator[tuple[ScriptedWorker, list[Process]]]:
     """Real frontends and their scripted worker."""
     tokenizer = Tokenizer.load(MODEL)
     words = [id for id in tokenizer.encode_now([TEXT])[0] if tokenizer.token_text(id).isprintable()]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
-        script = Script(Path(folder), "demo", words, tokenizer.vocab_size)
-        stack.callback(script.close)
+        worker = ScriptedWorker(Path(folder), "demo", words, tokenizer.vocab_size)
+        stack.callback(worker.close)
         command = [
             "deploy.cli.main",
             "frontend",
@@ -108,62 +108,69 @@ def frontends(count: int) -> Iterator[tuple[Script, list[Process]]]:
             "off",
             "--port",
         ]
-        yield script, [stack.enter_context(started(command, "/ready")) for _ in range(count)]
+        yield worker, [stack.enter_context(started(command, "/ready")) for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LoadResult:
     """What was measured of one load."""
 
     streams: int
-    wake: int
+    tokens_per_event: int
     token_us: float  # CPU a token, the mean of all frontends
     lag_ms: float  # p99, to the bounds of its buckets
     stream_kb: float  # memory a stream
     admission_us: float  # CPU from the connection to the first token
 
 
-def load(script: Script, servers: Sequence[Process], streams: int, wake: int, steps: int, ask: str) -> Row:
-    path, body = ASKS[ask]
-    events = wake if ask == "events" else 1
+def load(
+    worker: ScriptedWorker,
+    servers: Sequence[Process],
+    streams: int,
+    tokens_per_event: int,
+    steps: int,
+    request_kind: str,
+) -> LoadResult:
+    path, body = REQUESTS[request_kind]
+    events = tokens_per_event if request_kind == "events" else 1
     empty = sum(server.memory() for server in servers)
     begun = sum(server.cpu() for server in servers)
-    with crowd([server.port for server in servers], streams) as clients:
+    with connected_streams([server.port for server in servers], streams) as clients:
         clients.send(request(path, body))
-        admit(script, streams)
+        admit(worker, streams)
         for _ in range(3):
-            script.step(wake)
+            worker.step(tokens_per_event)
             clients.read(events)
         before, lags = sum(server.cpu() for server in servers), servers[0].lags()
         full = sum(server.memory() for server in servers)
         for _ in range(steps):
-            script.step(wake)
+            worker.step(tokens_per_event)
             clients.read(events)
         spent = sum(server.cpu() for server in servers) - before
         late = servers[0].lags()
-        script.step(last=True)
-        clients.read(1, b"done" if ask == "events" else DONE)
+        worker.step(last=True)
+        clients.read(1, b"done" if request_kind == "events" else DONE)
     lag = _quantile({bound: count - lags.get(bound, 0.0) for bound, count in late.items()}, 0.99)
-    return Row(
-        streams, wake, 1e6 * spent / (steps * wake * streams), 1e3 * lag,
+    return LoadResult(
+        streams, tokens_per_event, 1e6 * spent / (steps * tokens_per_event * streams), 1e3 * lag,
         (full - empty) / streams / 1024, 1e6 * (before - begun) / streams,
     )  # fmt: skip
 
 
-def burst(script: Script, servers: Sequence[Process], streams: int, steps: int) -> str:
+def burst(worker: ScriptedWorker, servers: Sequence[Process], streams: int, steps: int) -> str:
     """All of them at once, each answered as soon as its request is there; then a few steps together, and all end."""
-    path, body = ASKS["completions"]
+    path, body = REQUESTS["completions"]
     empty = sum(server.memory() for server in servers)
-    with crowd([server.port for server in servers], streams) as clients:
+    with connected_streams([server.port for server in servers], streams) as clients:
         clients.send(request(path, body))
-        first = clients.read(1, meanwhile=lambda: script.receive(0.0, first=True))
+        first = clients.read(1, meanwhile=lambda: worker.receive(0.0, first=True))
         full = sum(server.memory() for server in servers)
         before = sum(server.cpu() for server in servers)
         for _ in range(steps):
-            script.step()
+            worker.step()
             clients.read(1)
         spent = sum(server.cpu() for server in servers) - before
-        script.step(last=True)
+        worker.step(last=True)
         whole = len(clients.read(1, DONE))
     return (
         f"{streams} streams at once on {len(servers)} frontends: first token p50 {first[streams // 2]:.2f} s, p99 "
@@ -180,47 +187,47 @@ def _quantile(buckets: dict[float, float], q: float) -> float:
 
 def floor(server: Process, kind: str, streams: int, tokens: int) -> float:
     """CPU µs a token."""
-    with crowd([server.port], streams) as clients:
+    with connected_streams([server.port], streams) as clients:
         before = server.cpu()
         clients.send(request(f"/{kind}/{tokens}"))
         clients.read(1, DONE)
         return 1e6 * (server.cpu() - before) / (streams * tokens)
 
 
-def requests(script: Script, server: Process, count: int) -> dict[str, float]:
+def requests(worker: ScriptedWorker, server: Process, count: int) -> dict[str, float]:
     """CPU µs a request, one after another on one connection."""
     whole = request("/v1/completions", {"model": "demo", "prompt": PROMPT, "max_tokens": 1})
     spent = {}
-    with crowd([server.port], 1) as clients:
+    with connected_streams([server.port], 1) as clients:
         for name, text, mark in (
             ("GET /health", request("/health"), b'"ok"'),
             ("POST /v1/completions, 1 token", whole, b'"usage"'),
-            ("the same, streamed", request(*ASKS["completions"]), DONE),
+            ("the same, streamed", request(*REQUESTS["completions"]), DONE),
         ):
             for times in (count // 10, count):
                 before = server.cpu()
                 for _ in range(times):
                     clients.send(text)
                     if name[0] != "G":
-                        admit(script, 1)
-                        script.step(last=True)
+                        admit(worker, 1)
+                        worker.step(last=True)
                     clients.read(1, mark)
             spent[name] = 1e6 * (server.cpu() - before) / count
     return spent
 
 
-def first(script: Script, server: Process, count: int) -> list[float]:
+def first(worker: ScriptedWorker, server: Process, count: int) -> list[float]:
     """Milliseconds to the first token's event, idle, from a worker that answers at once; ascending."""
-    text, added = request(*ASKS["completions"]), []
+    text, added = request(*REQUESTS["completions"]), []
     for _ in range(count):
-        with crowd([server.port], 1) as clients:
+        with connected_streams([server.port], 1) as clients:
             begun = time.perf_counter()
             clients.send(text)
-            admit(script, 1)
-            script.step()
+            admit(worker, 1)
+            worker.step()
             clients.read(1)
             added.append(1e3 * (time.perf_counter() - begun))
-            script.step(last=True)
+            worker.step(last=True)
             clients.read(1, DONE)
     return sorted(added)
 
@@ -232,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", default="64,256,1024,4096")
     parser.add_argument("--wake", default="1,4", help="tokens that wait for a stream when it is woken")
-    parser.add_argument("--ask", default="completions", choices=sorted(ASKS), help="dialect")
+    parser.add_argument("--ask", default="completions", choices=sorted(REQUESTS), help="dialect")
     parser.add_argument("--tokens", type=int, default=60_000, help="of a measurement, all streams together")
     parser.add_argument("--frontends", type=int, default=1)
     parser.add_argument("--only", default="floors,streams,requests,first", help="and burst")
@@ -245,17 +252,26 @@ def main() -> None:
     streams = [int(count) for count in args.streams.split(",")]
     if "floors" in parts:
         _floors(streams, args.tokens)
-    with frontends(args.frontends) as (script, servers):
-        for wake in map(int, args.wake.split(",")) if "streams" in parts else ():
+    with frontends(args.frontends) as (worker, servers):
+        for tokens_per_event in map(int, args.wake.split(",")) if "streams" in parts else ():
             for count in streams:
-                _show(load(script, servers, count, wake, max(10, args.tokens // count // wake), args.ask))
+                _show(
+                    load(
+                        worker,
+                        servers,
+                        count,
+                        tokens_per_event,
+                        max(10, args.tokens // count // tokens_per_event),
+                        args.ask,
+                    )
+                )
         if "burst" in parts:
-            print(burst(script, servers, max(streams), 20))
+            print(burst(worker, servers, max(streams), 20))
         if "requests" in parts:
-            for name, spent in requests(script, servers[0], 1000).items():
+            for name, spent in requests(worker, servers[0], 1000).items():
                 print(f"{name}: {spent:.0f} µs CPU, {1e6 / spent:.0f} a second and core")
         if "first" in parts:
-            times = first(script, servers[0], 300)
+            times = first(worker, servers[0], 300)
             print(f"first token: p50 {times[150]:.2f} ms, p99 {times[297]:.2f} ms")
 
 
@@ -266,10 +282,11 @@ def _floors(streams: Sequence[int], tokens: int) -> None:
             print(f"floor, {kind}: {', '.join(costs)} µs a token")
 
 
-def _show(row: Row) -> None:
+def _show(row: LoadResult) -> None:
     print(
-        f"{row.streams} streams, {row.wake} a wake: {row.token_us:.2f} µs a token, {1e6 / row.token_us:.0f} tokens/s "
-        f"a core, lag p99 ≤ {row.lag_ms:g} ms, {row.stream_kb:.1f} KB a stream, {row.admission_us:.0f} µs to admit it",
+        f"{row.streams} streams, {row.tokens_per_event} a wake: {row.token_us:.2f} µs a token, "
+        f"{1e6 / row.token_us:.0f} tokens/s a core, lag p99 ≤ {row.lag_ms:g} ms, {row.stream_kb:.1f} KB a stream, "
+        f"{row.admission_us:.0f} µs to admit it",
         flush=True,
     )
 

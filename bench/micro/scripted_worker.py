@@ -23,13 +23,13 @@ from shared.messages import Admitted, End, Limits, Outcome, Status, Step, Submit
 from worker.transport.server import Identity, WireServer
 
 EPOCH = 1
-PATIENCE_S = 60.0
-NAP_S = 0.0005
-PIECE = 1 << 18
+TIMEOUT_S = 60.0
+POLL_S = 0.0005
+READ_BYTES = 1 << 18
 STATUS = re.compile(rb"HTTP/1\.1 (\d+)")
 
 
-class Script:
+class ScriptedWorker:
     """Admits whatever is asked; `step` gives each sequence its next ids."""
 
     def __init__(self, folder: Path, model: str, words: Sequence[int], vocab: int) -> None:
@@ -39,29 +39,29 @@ class Script:
         self._at = 0  # output tokens of each sequence
         identity = Identity(EPOCH, model, "", Limits(1 << 20, vocab, ()))
         status = Status(EPOCH, 1, model, "cpu", "float32", WorkerState.READY, max_seq_len=1 << 20)
-        self._link = WireServer(WireConfig(run_dir=str(folder)), identity, 30.0, lambda: status)
-        self._link.start()
+        self._server = WireServer(WireConfig(run_dir=str(folder)), identity, 30.0, lambda: status)
+        self._server.start()
 
     def close(self) -> None:
-        self._link.close()
+        self._server.close()
 
     def receive(self, timeout: float = 0.01, *, first: bool = False) -> int:
         """Admit what has come; how many sequences that was. With `first` they get their first token at once."""
-        self._link.progress()
-        self._link.wait(timeout)
-        come: dict[bytes, list[int]] = defaultdict(list)
-        while self._link.inbox:
-            sender, message = self._link.inbox.popleft()
+        self._server.progress()
+        self._server.wait(timeout)
+        received: dict[bytes, list[int]] = defaultdict(list)
+        while self._server.inbox:
+            sender, message = self._server.inbox.popleft()
             if isinstance(message, Submit):
-                come[sender].append(message.id)
-        for sender, ids in come.items():
+                received[sender].append(message.id)
+        for sender, ids in received.items():
             self.live[sender] += ids
-            self._link.publish(sender, Step(EPOCH, 0, admitted=tuple(Admitted(id, 1) for id in ids)))
+            self._server.publish(sender, Step(EPOCH, 0, admitted=tuple(Admitted(id, 1) for id in ids)))
             if first:
                 self._at = 1
-                self._link.publish(sender, _tokens(ids, 0, self._words[:1]))
-        self._link.flush()
-        return sum(map(len, come.values()))
+                self._server.publish(sender, _tokens(ids, 0, self._words[:1]))
+        self._server.flush()
+        return sum(map(len, received.values()))
 
     def step(self, count: int = 1, *, last: bool = False) -> None:
         """`count` tokens for every sequence; with `last` they end with these."""
@@ -69,9 +69,9 @@ class Script:
         run = [self._words[(at + i) % len(self._words)] for i in range(count)]
         for sender, ids in self.live.items():
             ends = tuple(End(id, Outcome.LENGTH, self._at) for id in ids) if last else ()
-            self._link.publish(sender, _tokens(ids, at, run, ends))
-        self._link.progress()
-        self._link.flush()
+            self._server.publish(sender, _tokens(ids, at, run, ends))
+        self._server.progress()
+        self._server.flush()
         if last:
             self.live.clear()
             self._at = 0
@@ -85,7 +85,7 @@ def _tokens(ids: Sequence[int], at: int, run: Sequence[int], ends: tuple[End, ..
     )  # fmt: skip
 
 
-class Crowd:
+class StreamReaders:
     """Streams that are read together."""
 
     def __init__(self, ports: Sequence[int], streams: int) -> None:
@@ -95,19 +95,19 @@ class Crowd:
         self._due: dict[int, int] = {}  # events still to come
         self._tails: dict[int, bytes] = {}
         for i in range(streams):
-            one = socket.create_connection(("127.0.0.1", ports[i % len(ports)]), PATIENCE_S)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._sockets[one.fileno()] = one
-            self._poll.register(one, select.EPOLLIN)
+            socket_ = socket.create_connection(("127.0.0.1", ports[i % len(ports)]), TIMEOUT_S)
+            socket_.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sockets[socket_.fileno()] = socket_
+            self._poll.register(socket_, select.EPOLLIN)
 
     def close(self) -> None:
-        for one in self._sockets.values():
-            one.close()
+        for socket_ in self._sockets.values():
+            socket_.close()
         self._poll.close()
 
     def send(self, request: bytes) -> None:
-        for one in self._sockets.values():
-            one.sendall(request)
+        for socket_ in self._sockets.values():
+            socket_.sendall(request)
 
     def read(self, events: int, mark: bytes = b"\n\n", meanwhile: Callable[[], object] = lambda: None) -> list[float]:
         """Until each has brought so many marks more; when they had, in seconds.
@@ -118,9 +118,9 @@ class Crowd:
         begun = time.monotonic()
         while left:
             meanwhile()
-            time.sleep(NAP_S)  # not asleep on the sockets: to be woken is the sender's cost, for each one
+            time.sleep(POLL_S)  # not asleep on the sockets: to be woken is the sender's cost, for each one
             for fd, _ in self._poll.poll(0):
-                data = self._tails.pop(fd, b"") + self._sockets[fd].recv(PIECE)
+                data = self._tails.pop(fd, b"") + self._sockets[fd].recv(READ_BYTES)
                 self._check(data)
                 missing = left[fd] - data.count(mark) if fd in left else 0
                 if missing > 0:
@@ -128,7 +128,7 @@ class Crowd:
                     self._tails[fd] = data[-len(mark) + 1 :] if len(mark) > 1 else b""
                 elif left.pop(fd, None):
                     done.append(time.monotonic() - begun)
-            if time.monotonic() > begun + PATIENCE_S:
+            if time.monotonic() > begun + TIMEOUT_S:
                 raise BenchError(f"{len(left)} streams of {len(self._sockets)} stand still")
         return done
 
@@ -146,18 +146,18 @@ def request(path: str, body: dict[str, Any] | None = None) -> bytes:
 
 
 @contextmanager
-def crowd(ports: Sequence[int], streams: int) -> Iterator[Crowd]:
-    one = Crowd(ports, streams)
+def connected_streams(ports: Sequence[int], streams: int) -> Iterator[StreamReaders]:
+    socket_ = StreamReaders(ports, streams)
     try:
-        yield one
+        yield socket_
     finally:
-        one.close()
+        socket_.close()
 
 
-def admit(script: Script, streams: int) -> None:
+def admit(worker: ScriptedWorker, streams: int) -> None:
     """Until so many more have come."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while streams > 0:
-        streams -= script.receive()
+        streams -= worker.receive()
         if time.monotonic() > deadline:
             raise BenchError(f"{streams} requests never reached the worker")

@@ -32,16 +32,16 @@ CPU = torch.device("cpu")
 
 
 @dataclass
-class Sink:
+class EncodingServer:
     """A link that encodes what it is given and sends it nowhere."""
 
     inbox: deque[tuple[bytes, Request | FrontendGone]] = field(default_factory=deque)
     encoding_s: float = 0.0
 
     def publish(self, topic: bytes, step: Step) -> None:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         encode(step)
-        self.encoding_s += time.perf_counter() - begun
+        self.encoding_s += time.perf_counter() - started
 
     def progress(self) -> None: ...
     def flush(self) -> None: ...
@@ -49,7 +49,7 @@ class Sink:
 
 
 @dataclass
-class Empty:
+class GreedyRunner:
     """A runner that packs and samples, greedily, from a vocabulary of eight."""
 
     logits: torch.Tensor = field(default_factory=lambda: torch.zeros(4096, 8))
@@ -57,12 +57,12 @@ class Empty:
     sampling_s: float = 0.0
 
     def launch(self, plan: Plan, before: InFlightStep | None) -> InFlightStep:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         build_inputs(plan.chunks, PAGE_SIZE, CPU)
         packed = time.perf_counter()
         rows = plan.rows
         ids = sample_rows(self.logits[: len(rows)], rows, (2,)).fill_(7)
-        self.packing_s += packed - begun
+        self.packing_s += packed - started
         self.sampling_s += time.perf_counter() - packed
         return InFlightStep(plan, False, ids, HostCopy(ids))
 
@@ -73,21 +73,21 @@ def measure(sequences: int, context: int) -> dict[str, float]:
     config = SchedulerConfig(max_seq_len=1 << 16, max_batch_size=sequences, max_step_tokens=1 << 20)
     scheduler, stats, metrics = Scheduler(config, PagePool(pages, PAGE_SIZE)), Stats(), Metrics()
     request_table = RequestTable(scheduler, stats, metrics, vocab_size=1000, seeds=random.Random(0))
-    sink, runner = Sink(), Empty()
-    loop = Loop(scheduler, runner, request_table, sink, stats, metrics)  # type: ignore[arg-type]
+    server, runner = EncodingServer(), GreedyRunner()
+    loop = Loop(scheduler, runner, request_table, server, stats, metrics)  # type: ignore[arg-type]
     sampling = Sampling(STEPS + 32, temperature=0.0, ignore_eos=True)
     for id in range(sequences):
         prompt = [random.randrange(1000) for _ in range(context)]
-        sink.inbox.append((b"frontend", Submit(id, pack_u32(prompt), sampling)))
+        server.inbox.append((b"frontend", Submit(id, pack_u32(prompt), sampling)))
     while scheduler.status.generation_tokens < 8 * sequences:
         loop.iterate()
-    sink.encoding_s = runner.packing_s = runner.sampling_s = 0.0
+    server.encoding_s = runner.packing_s = runner.sampling_s = 0.0
     times = []
     for _ in range(STEPS):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         loop.iterate()
-        times.append(time.perf_counter() - begun)
-    parts = {"pack": runner.packing_s, "sample": runner.sampling_s, "encode": sink.encoding_s}
+        times.append(time.perf_counter() - started)
+    parts = {"pack": runner.packing_s, "sample": runner.sampling_s, "encode": server.encoding_s}
     return {"whole": 1e6 * statistics.median(times), **{name: 1e6 * s / STEPS for name, s in parts.items()}}
 
 

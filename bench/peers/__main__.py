@@ -12,8 +12,8 @@ from bench.checkpoints import SHAPES, cache_folder, checkpoint
 from bench.client.server import BenchError
 from bench.client.summary import aligned, number, to_json
 from bench.peers.catalog import PEERS, Peer, configured
-from bench.peers.scenarios import Figures, Prompts, Trial, pooled, trials
-from bench.peers.servers import Fighter, fighting, install
+from bench.peers.scenarios import Figures, Prompts, Scenario, pooled, scenarios
+from bench.peers.servers import PeerServer, install, started_peers
 from bench.peers.serving import compare_serving
 from shared.arguments import comma_separated, new_file, positive_int
 from shared.config import ConfigError
@@ -35,10 +35,10 @@ def main(words: list[str]) -> int:
         "--also", type=configured, action="append", default=[], metavar='"--flag value ..."',
         help="one more Sluice, with these flags; may be given several times, as --also='...'",
     )  # fmt: skip
-    every = {trial.name: trial for trial in trials()}
+    all_scenarios = {scenario.name: scenario for scenario in scenarios()}
     add(
-        "--trials", type=comma_separated(every, every=every), default="all", metavar="NAME,...",
-        help=f"of {', '.join(every)} [default %(default)s]",
+        "--trials", type=comma_separated(all_scenarios, every=all_scenarios), default="all", metavar="NAME,...",
+        help=f"of {', '.join(all_scenarios)} [default %(default)s]",
     )  # fmt: skip
     add(
         "--rounds",
@@ -59,8 +59,8 @@ def main(words: list[str]) -> int:
         if args.serving:
             print(serving(peers, args.serving, args.root))
         else:
-            todo = [every[name] for name in args.trials]
-            print(compare(args.shape, peers, todo, args.rounds, args.root, args.json))
+            selected = [all_scenarios[name] for name in args.trials]
+            print(compare(args.shape, peers, selected, args.rounds, args.root, args.json))
     except (ConfigError, BenchError) as error:
         print(f"python -m bench.peers: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -79,35 +79,37 @@ def serving(peers: list[Peer], streams: list[int], root: Path) -> str:
     return compare_serving(peers, root, folder, streams, SERVED_TOKENS)
 
 
-def compare(shape: str, peers: list[Peer], todo: list[Trial], rounds: int, root: Path, out: Path | None) -> str:
+def compare(shape: str, peers: list[Peer], selected: list[Scenario], rounds: int, root: Path, out: Path | None) -> str:
     """The table, in Markdown; `out` gets every round as JSON. Raises BenchError."""
     folder = checkpoint(shape)
     for peer in peers:
         install(peer, root.absolute(), folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    with fighting(peers, root.absolute(), folder) as fighters:
-        figures = {fighter.peer.name: found for fighter, found in _fight(fighters, todo, rounds, tokenizer)}
+    with started_peers(peers, root.absolute(), folder) as servers:
+        figures = {server.peer.name: results for server, results in _run_rounds(servers, selected, rounds, tokenizer)}
     if out is not None:
         out.write_text(to_json(figures))
     return _table(shape, {name: pooled(all_rounds) for name, all_rounds in figures.items()})
 
 
-def _fight(
-    fighters: list[Fighter], todo: list[Trial], rounds: int, tokenizer: Tokenizer
-) -> list[tuple[Fighter, list[Figures]]]:
-    found: list[tuple[Fighter, list[Figures]]] = [(fighter, []) for fighter in fighters]
+def _run_rounds(
+    servers: list[PeerServer], selected: list[Scenario], rounds: int, tokenizer: Tokenizer
+) -> list[tuple[PeerServer, list[Figures]]]:
+    results: list[tuple[PeerServer, list[Figures]]] = [(server, []) for server in servers]
     for at in range(rounds + 1):  # the first warms up
-        for trial in todo:
-            for fighter, figures in found:
-                with fighter.awake() as target:
-                    measured = trial.run(target, Prompts(tokenizer, f"{trial.name} {at}"))
-                print(f"round {at}, {trial.name}, {fighter.peer.name}: {_said(measured)}", file=sys.stderr, flush=True)
+        for scenario in selected:
+            for server, figures in results:
+                with server.resumed() as target:
+                    measured = scenario.run(target, Prompts(tokenizer, f"{scenario.name} {at}"))
+                print(
+                    f"round {at}, {scenario.name}, {server.peer.name}: {_text(measured)}", file=sys.stderr, flush=True
+                )
                 if at:
                     figures.append(measured)
-    return found
+    return results
 
 
-def _said(figures: Figures) -> str:
+def _text(figures: Figures) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in figures.items())
 
 

@@ -38,7 +38,7 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Scenario:
     name: str
     calls: Callable[[Prompts], list[Call]]
     figures: Callable[[list[Record]], Figures]
@@ -54,15 +54,15 @@ class Trial:
         return {f"{self.name}: failed": float(len(failed))} if failed else self.figures(records)
 
 
-def trials() -> list[Trial]:
+def scenarios() -> list[Scenario]:
     return [
-        Trial("prefill", _long, _prefill),
-        *(_together(n) for n in (1, 8, 32)),
-        Trial("arrivals", _arriving, _shaken),
+        Scenario("prefill", _prefill_calls, _prefill),
+        *(_concurrent(n) for n in (1, 8, 32)),
+        Scenario("arrivals", _arriving_calls, _decode_gaps),
     ]
 
 
-def _long(prompts: Prompts) -> list[Call]:
+def _prefill_calls(prompts: Prompts) -> list[Call]:
     return [Call(0.0, prompts.text(LONG), 2)]
 
 
@@ -71,31 +71,31 @@ def _prefill(records: list[Record]) -> Figures:
     return {f"prefill of {LONG} tokens, tokens/s": LONG / ttft if ttft > 0 else nan}
 
 
-def _together(count: int) -> Trial:
+def _concurrent(count: int) -> Scenario:
     def calls(prompts: Prompts) -> list[Call]:
         return [Call(0.0, prompts.text(PROMPT), NEW) for _ in range(count)]
 
     def figures(records: list[Record]) -> Figures:
-        found = summarize(records)
+        summary = summarize(records)
         return {
-            f"decode at {count}, tokens/s": found["decode_s"],
-            f"all at {count}, tokens/s": found["tokens_s"],
-            f"TTFT p50 at {count}, ms": found["ttft_p50"],
-            f"ITL p50 at {count}, ms": found["itl_p50"],
-            f"ITL p99 at {count}, ms": found["itl_p99"],
-            f"longest ITL at {count}, ms": found["itl_max"],
+            f"decode at {count}, tokens/s": summary["decode_s"],
+            f"all at {count}, tokens/s": summary["tokens_s"],
+            f"TTFT p50 at {count}, ms": summary["ttft_p50"],
+            f"ITL p50 at {count}, ms": summary["itl_p50"],
+            f"ITL p99 at {count}, ms": summary["itl_p99"],
+            f"longest ITL at {count}, ms": summary["itl_max"],
         }
 
-    return Trial(f"{count} at once", calls, figures)
+    return Scenario(f"{count} at once", calls, figures)
 
 
-def _arriving(prompts: Prompts) -> list[Call]:
+def _arriving_calls(prompts: Prompts) -> list[Call]:
     """Some streams run; long prompts come in between."""
     running = [Call(0.0, prompts.text(PROMPT), 2 * NEW) for _ in range(RUNNING)]
     return running + [Call((i + 1) * EVERY_S, prompts.text(LONG), 4) for i in range(ARRIVALS)]
 
 
-def _shaken(records: list[Record]) -> Figures:
+def _decode_gaps(records: list[Record]) -> Figures:
     gaps = [gap for record in records[:RUNNING] for gap in record.gaps]
     return {
         "ITL p50 while long prompts arrive, ms": 1e3 * percentile(gaps, 0.5),

@@ -22,11 +22,11 @@ from bench.client.server import BenchError, free_port
 from bench.peers.catalog import Command, Peer
 
 START_S = 900.0
-YAWN_S = 1.0  # for processes of one server that have not heard of each other for a while
+RESUME_S = 1.0  # for processes of one server that have not heard of each other for a while
 
 
 @dataclass(frozen=True, slots=True)
-class Fighter:
+class PeerServer:
     """One running server, asleep unless `awake()`."""
 
     peer: Peer
@@ -34,10 +34,10 @@ class Fighter:
     process: psutil.Process
 
     @contextmanager
-    def awake(self) -> Iterator[Target]:
+    def resumed(self) -> Iterator[Target]:
         _signal(self.process, signal.SIGCONT)
         try:
-            time.sleep(YAWN_S)
+            time.sleep(RESUME_S)
             _wait(self.target.url + self.peer.alive, self.process)
             yield self.target
         finally:
@@ -57,14 +57,14 @@ def install(peer: Peer, root: Path, folder: Path) -> None:
 
 
 @contextmanager
-def fighting(peers: list[Peer], root: Path, folder: Path) -> Iterator[list[Fighter]]:
+def started_peers(peers: list[Peer], root: Path, folder: Path) -> Iterator[list[PeerServer]]:
     """Started one after another, each stopped once it serves; ended in any case."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(_serving(peer, root, folder)) for peer in peers]
 
 
 @contextmanager
-def _serving(peer: Peer, root: Path, folder: Path) -> Iterator[Fighter]:
+def _serving(peer: Peer, root: Path, folder: Path) -> Iterator[PeerServer]:
     port = free_port()
     log, environment = root / f"{peer.name}.log", os.environ | dict(peer.environment)
     with log.open("wb") as out:
@@ -78,9 +78,9 @@ def _serving(peer: Peer, root: Path, folder: Path) -> Iterator[Fighter]:
     try:
         target = Target(f"http://127.0.0.1:{port}", peer.model(folder), without=peer.without)
         _wait(target.url + peer.alive, process)
-        fighter = Fighter(peer, target, process)
+        server = PeerServer(peer, target, process)
         _signal(process, signal.SIGSTOP)
-        yield fighter
+        yield server
     finally:
         _end(process)
         popen.wait()
@@ -98,28 +98,28 @@ def _wait(url: str, process: psutil.Process) -> None:
     raise BenchError(f"{url} did not answer well within {START_S:.0f} s; the server's log may say why")
 
 
-def _family(process: psutil.Process) -> list[psutil.Process]:
+def _process_tree(process: psutil.Process) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         return [process, *process.children(recursive=True)]
     return []
 
 
 def _signal(process: psutil.Process, signum: int) -> None:
-    for one in _family(process):
+    for process_ in _process_tree(process):
         with contextlib.suppress(psutil.NoSuchProcess):
-            one.send_signal(signum)
+            process_.send_signal(signum)
 
 
 def _end(process: psutil.Process) -> None:
-    family = _family(process)
+    processes = _process_tree(process)
     for signum in (signal.SIGCONT, signal.SIGTERM):
-        for one in family:
+        for process_ in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.send_signal(signum)
-    _, left = psutil.wait_procs(family, timeout=20)
-    for one in left:
+                process_.send_signal(signum)
+    _, left = psutil.wait_procs(processes, timeout=20)
+    for process_ in left:
         with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
+            process_.kill()
 
 
 def _run(peer: Peer, command: Command, root: Path) -> None:

@@ -10,12 +10,12 @@ import psutil
 
 from bench.client.summary import aligned
 from bench.micro.frontend import DONE, Process
-from bench.micro.scripted_worker import crowd, request
+from bench.micro.scripted_worker import connected_streams, request
 from bench.peers.catalog import Peer
-from bench.peers.servers import Fighter, fighting
+from bench.peers.servers import PeerServer, started_peers
 
 PROMPT = "def main"
-WIDE = {"sluice": ["--max-batch-size", "256"], "vllm": ["--max-num-seqs", "256"]}  # overrule the catalog's
+MORE_SEQUENCES = {"sluice": ["--max-batch-size", "256"], "vllm": ["--max-num-seqs", "256"]}  # overrule the catalog's
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +29,29 @@ class Cost:
 def compare_serving(peers: list[Peer], root: Path, folder: Path, streams: list[int], tokens: int) -> str:
     """A Markdown table of all peers at so many streams at once, of `tokens` tokens each. Raises BenchError."""
     rows = [["CPU µs a token: front, rest", *(f"{count} streams" for count in streams)]]
-    with fighting([_wide(peer) for peer in peers], root.absolute(), folder) as fighters:
-        for fighter in fighters:
-            with fighter.awake():
-                costs = [_measured(fighter, count, tokens) for count in streams]
-            rows.append([fighter.peer.name, *(f"{cost.front:.1f}, {cost.rest:.1f}" for cost in costs)])
+    with started_peers([_with_more_sequences(peer) for peer in peers], root.absolute(), folder) as servers:
+        for server in servers:
+            with server.resumed():
+                costs = [_measured(server, count, tokens) for count in streams]
+            rows.append([server.peer.name, *(f"{cost.front:.1f}, {cost.rest:.1f}" for cost in costs)])
     return aligned(rows)
 
 
-def _wide(peer: Peer) -> Peer:
-    return replace(peer, serve=lambda root, folder, port: [*peer.serve(root, folder, port), *WIDE.get(peer.name, [])])
+def _with_more_sequences(peer: Peer) -> Peer:
+    return replace(
+        peer, serve=lambda root, folder, port: [*peer.serve(root, folder, port), *MORE_SEQUENCES.get(peer.name, [])]
+    )
 
 
-def _measured(fighter: Fighter, streams: int, tokens: int) -> Cost:
+def _measured(server: PeerServer, streams: int, tokens: int) -> Cost:
     """The second of two rounds."""
-    port = int(fighter.target.url.rpartition(":")[2])
-    body = {"model": fighter.target.model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0,
+    port = int(server.target.url.rpartition(":")[2])
+    body = {"model": server.target.model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0,
             "ignore_eos": True, "stream": True}  # fmt: skip
-    front, rest = _processes(fighter.process, port)
+    front, rest = _processes(server.process, port)
     for _ in range(2):
         before = front.cpu(), sum(one.cpu() for one in rest)
-        with crowd([port], streams) as clients:
+        with connected_streams([port], streams) as clients:
             clients.send(request("/v1/completions", body))
             clients.read(1, DONE)
         spent = front.cpu() - before[0], sum(one.cpu() for one in rest) - before[1]

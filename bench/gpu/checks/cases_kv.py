@@ -1,4 +1,4 @@
-"""Cases of what reads and writes keys and values: rotation, write, both with the norms before, attention."""
+"""Test cases for kernels that read or write keys and values: rotary, store_kv, qkv_rope_write, attention."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -6,8 +6,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from bench.gpu.checks.random_inputs import EPS, Case, Fresh, Tensors
-from bench.gpu.context import Place
+from bench.gpu.checks.random_inputs import EPS, Case, RandomTensors, Tensors
+from bench.gpu.environment import Environment
 from bench.gpu.setup.steps import last, packed, sequences
 from worker.kernels.attention import attention, attention_torch
 from worker.kernels.norm import rms_norm_torch
@@ -21,17 +21,17 @@ MIXES = (MIXED, ((1, 1500),), tuple((1, 64 + 7 * i) for i in range(64)))
 WINDOWS = (0, 24, 512)
 
 
-def _cached(place: Place) -> torch.dtype:
-    """The CPU's library may lay out K/V of bfloat16 in an order of its own."""
-    return place.dtype if place.cuda else torch.float32
+def _cache_dtype(env: Environment) -> torch.dtype:
+    """float32 on the CPU, whose library may store bfloat16 values interleaved."""
+    return env.dtype if env.cuda else torch.float32
 
 
-def rotaries(place: Place) -> Iterator[Case]:
-    fresh = Fresh(place)
+def rotary_cases(env: Environment) -> Iterator[Case]:
+    random = RandomTensors(env)
     for tokens, (q_heads, kv_heads, dim, _) in zip((1, 7, 300, 16, 65), HEADS, strict=True):
-        both = fresh(tokens, q_heads + kv_heads, dim)  # strided, as the fused projection leaves them
-        cos, sin = fresh(512, dim, dtype=torch.float32).cos(), fresh(512, dim, dtype=torch.float32).sin()
-        yield _rotary(both[:, :q_heads], both[:, q_heads:], cos, sin, fresh.ids(tokens, 512))
+        both = random(tokens, q_heads + kv_heads, dim)  # strided, as in the qkv projection
+        cos, sin = random(512, dim, dtype=torch.float32).cos(), random(512, dim, dtype=torch.float32).sin()
+        yield _rotary(both[:, :q_heads], both[:, q_heads:], cos, sin, random.ids(tokens, 512))
 
 
 def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Case:
@@ -42,40 +42,44 @@ def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -
     )
 
 
-def writes(place: Place) -> Iterator[Case]:
-    fresh = Fresh(place, _cached(place))
+def store_kv_cases(env: Environment) -> Iterator[Case]:
+    random = RandomTensors(env, _cache_dtype(env))
     for tokens, (_, kv_heads, dim, page) in zip((1, 7, 256, 33, 128), HEADS, strict=True):
         pool = -(-2 * tokens // page) + 1
-        cache = fresh(pool, page, kv_heads, dim), fresh(pool, page, kv_heads, dim)
-        both = fresh(tokens, 2 * kv_heads, dim)
-        slots = fresh.ids(tokens, pool * page)
-        yield _write(both[:, :kv_heads], both[:, kv_heads:], cache, slots)
-        eight = cache[0].to(torch.float8_e4m3fn), cache[1].to(torch.float8_e4m3fn)
-        yield _write(both[:, :kv_heads], both[:, kv_heads:], eight, slots)
+        cache = random(pool, page, kv_heads, dim), random(pool, page, kv_heads, dim)
+        both = random(tokens, 2 * kv_heads, dim)
+        slots = random.ids(tokens, pool * page)
+        yield _store_kv(both[:, :kv_heads], both[:, kv_heads:], cache, slots)
+        fp8_cache = cache[0].to(torch.float8_e4m3fn), cache[1].to(torch.float8_e4m3fn)
+        yield _store_kv(both[:, :kv_heads], both[:, kv_heads:], fp8_cache, slots)
 
 
-def _write(k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], slots: Tensor) -> Case:
-    def after(write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]) -> Tensors:
+def _store_kv(k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], slots: Tensor) -> Case:
+    def caches_after(write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]) -> Tensors:
         one, other = (part.clone() for part in cache)
         write(k, v, one, other, slots)
         return one, other
 
-    return Case(f"write {tuple(k.shape)} as {cache[0].dtype}", lambda: after(store_kv), lambda: after(store_kv_torch))
+    return Case(
+        f"store_kv {tuple(k.shape)} as {cache[0].dtype}",
+        lambda: caches_after(store_kv),
+        lambda: caches_after(store_kv_torch),
+    )
 
 
-def all_heads(place: Place) -> Iterator[Case]:
-    fresh = Fresh(place, _cached(place))
+def qkv_rope_write_cases(env: Environment) -> Iterator[Case]:
+    random = RandomTensors(env, _cache_dtype(env))
     for tokens, (q_heads, kv_heads, dim, page) in zip((1, 7, 300, 16, 65), HEADS, strict=True):
         for normed in (False, True):
             pool = -(-2 * tokens // page) + 1
-            qkv = fresh(tokens, (q_heads + 2 * kv_heads) * dim)
-            cache = fresh(pool, page, kv_heads, dim), fresh(pool, page, kv_heads, dim)
-            tables = fresh(512, dim, dtype=torch.float32).cos(), fresh(512, dim, dtype=torch.float32).sin()
-            norms = (fresh(dim), fresh(dim)) if normed else None
-            yield _heads(qkv, cache, tables, fresh.ids(tokens, 512), fresh.ids(tokens, pool * page), norms)
+            qkv = random(tokens, (q_heads + 2 * kv_heads) * dim)
+            cache = random(pool, page, kv_heads, dim), random(pool, page, kv_heads, dim)
+            tables = random(512, dim, dtype=torch.float32).cos(), random(512, dim, dtype=torch.float32).sin()
+            norms = (random(dim), random(dim)) if normed else None
+            yield _qkv_rope_write(qkv, cache, tables, random.ids(tokens, 512), random.ids(tokens, pool * page), norms)
 
 
-def _heads(
+def _qkv_rope_write(
     qkv: Tensor,
     cache: tuple[Tensor, Tensor],
     tables: tuple[Tensor, Tensor],
@@ -104,40 +108,40 @@ def _heads(
         store_kv_torch(k, v, cache_k, cache_v, slots)
         return q, cache_k, cache_v
 
-    return Case(f"heads {len(qkv)} x {kv_heads} x {dim}, normed {norms is not None}", got, want)
+    return Case(f"qkv_rope_write {len(qkv)} x {kv_heads} x {dim}, normed {norms is not None}", got, want)
 
 
-def attentions(place: Place) -> Iterator[Case]:
-    fresh = Fresh(place, _cached(place))
-    for shape, mix, window in place.some(product(HEADS, MIXES, WINDOWS)):
-        yield _attention(fresh, shape, mix, window, place.seed)
-    for shape, mix in place.some(product(HEADS, MIXES)):
-        yield _attention(fresh, shape, mix, 0, place.seed, torch.float8_e4m3fn)
+def attention_cases(env: Environment) -> Iterator[Case]:
+    random = RandomTensors(env, _cache_dtype(env))
+    for shape, mix, window in env.sample(product(HEADS, MIXES, WINDOWS)):
+        yield _attention(random, shape, mix, window, env.seed)
+    for shape, mix in env.sample(product(HEADS, MIXES)):
+        yield _attention(random, shape, mix, 0, env.seed, torch.float8_e4m3fn)
 
 
 def _attention(
-    fresh: Fresh,
+    random: RandomTensors,
     shape: tuple[int, int, int, int],
     mix: tuple[tuple[int, int], ...],
     window: int,
     seed: int,
-    kept: torch.dtype | None = None,
+    cache_dtype: torch.dtype | None = None,
 ) -> Case:
-    """What no sequence owns is NaN; K/V are kept in q's format unless said."""
+    """Slots that belong to no sequence hold NaN. cache_dtype: of K/V; None: that of q."""
     q_heads, kv_heads, dim, page = shape
-    made, pool = sequences((keys for _, keys in mix), page, 100, seed)
-    step = packed([last(one, rows) for one, (rows, _) in zip(made, mix, strict=True)], page, fresh.device)
-    whole = packed([last(one, len(one.tokens)) for one in made], page, fresh.device)
-    q = fresh(len(step.token_ids), q_heads, dim)
+    sequences_, pool = sequences((keys for _, keys in mix), page, 100, seed)
+    step = packed([last(one, rows) for one, (rows, _) in zip(sequences_, mix, strict=True)], page, random.device)
+    whole = packed([last(one, len(one.tokens)) for one in sequences_], page, random.device)
+    q = random(len(step.token_ids), q_heads, dim)
     caches = []
     for _ in "kv":
-        cache = torch.full((pool, page, kv_heads, dim), torch.nan, dtype=q.dtype, device=fresh.device)
-        cache.flatten(0, 1)[whole.slot_mapping] = fresh(len(whole.slot_mapping), kv_heads, dim)
-        caches.append(cache.to(kept or q.dtype))
-    wide = [cache.float() for cache in caches]
+        cache = torch.full((pool, page, kv_heads, dim), torch.nan, dtype=q.dtype, device=random.device)
+        cache.flatten(0, 1)[whole.slot_mapping] = random(len(whole.slot_mapping), kv_heads, dim)
+        caches.append(cache.to(cache_dtype or q.dtype))
+    caches_fp32 = [cache.float() for cache in caches]
     scale = dim**-0.5
     return Case(
-        f"attention {shape}, {len(mix)} sequences, window {window}, {kept or q.dtype}",
+        f"attention {shape}, {len(mix)} sequences, window {window}, {cache_dtype or q.dtype}",
         lambda: (
             attention(
                 q, caches[0], caches[1], step.query_start_loc, step.seq_lens, step.page_table, step.max_kv_len,
@@ -146,7 +150,8 @@ def _attention(
         ),
         lambda: (
             attention_torch(
-                q.float(), wide[0], wide[1], step.query_start_loc, step.seq_lens, step.page_table, step.max_kv_len,
+                q.float(), caches_fp32[0], caches_fp32[1],
+                step.query_start_loc, step.seq_lens, step.page_table, step.max_kv_len,
                 scale=scale, window=window,
             ),
         ),

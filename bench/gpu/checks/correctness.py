@@ -1,4 +1,4 @@
-"""Whether it computes what it should, before how fast: a row a kernel, and rows for bits and ids of whole steps."""
+"""Section `correct`: a row for each kernel, and rows for bits and ids of whole steps."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -7,28 +7,28 @@ import torch
 from torch import Tensor
 
 from bench.gpu.checks.cases import CASES
-from bench.gpu.checks.determinism import same_bits, same_ids
+from bench.gpu.checks.determinism import check_bits, check_ids
 from bench.gpu.checks.random_inputs import Case
-from bench.gpu.context import Place, Row
+from bench.gpu.environment import Environment, Row
 from bench.gpu.tables import FAIL, PASS
 
 BOUND = 1e-2  # of the largest value, in bfloat16
 
 
-def check(place: Place, argument: str) -> Iterator[Row]:
+def check(env: Environment, argument: str) -> Iterator[Row]:
     name, _, model = argument.partition(" ")
     match name:
         case "invariance":
-            yield from same_bits(place, model)
+            yield from check_bits(env, model)
         case "ids":
-            yield from same_ids(place, model)
+            yield from check_ids(env, model)
         case _:
-            yield kernel(place, name, CASES[name](place))
+            yield kernel(env, name, CASES[name](env))
 
 
 @torch.inference_mode()
-def kernel(place: Place, name: str, cases: Iterable[Case]) -> Row:
-    """All cases of one kernel; the note tells of the first that failed."""
+def kernel(env: Environment, name: str, cases: Iterable[Case]) -> Row:
+    """Runs all cases of one kernel. The note describes the first failure."""
     count, worst, note = 0, 0.0, ""
     bound = 0.0 if name == "sample" else BOUND
     for case in cases:
@@ -38,7 +38,7 @@ def kernel(place: Place, name: str, cases: Iterable[Case]) -> Row:
                 got = case.got()
             error = max(_error(one, other) for one, other in zip(got, case.want(), strict=True))
         except Exception as problem:
-            place.clock.wait()  # raises where the device itself is gone
+            env.clock.wait()  # raises if the device is unusable
             error, note = float("inf"), note or f"{case.label}: {type(problem).__name__}: {problem}"[:200]
         if not error <= bound:
             note = note or f"{case.label}: {error:.2g}"
@@ -48,7 +48,7 @@ def kernel(place: Place, name: str, cases: Iterable[Case]) -> Row:
 
 
 def _error(got: Tensor, want: Tensor) -> float:
-    """The largest difference, as a share of the largest value wanted; of ids, how many differ."""
+    """The largest difference as a share of the largest expected value; for ids, the number that differ."""
     if got.shape != want.shape:
         return float("inf")
     if not want.is_floating_point():
@@ -62,7 +62,7 @@ def _error(got: Tensor, want: Tensor) -> float:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Whatever `torch.empty` gives is full of NaN, so that what a kernel leaves out is seen."""
+    """Fills tensors of `torch.empty` with NaN, so that values a kernel does not write are noticed."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield

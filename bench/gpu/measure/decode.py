@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.gpu.context import Place, Row, spec_of
-from bench.gpu.setup.harness import Rig, Setup, rig
+from bench.gpu.environment import Environment, Row, spec_of
+from bench.gpu.setup.harness import Harness, Setup, build_harness
 from bench.gpu.setup.roofline import kv_bytes, weight_bytes
 from worker.kernels.quantize import Scheme
 
@@ -35,49 +35,51 @@ FORMATS = (
 )
 
 
-def measure(place: Place, model: str) -> Iterator[Row]:
-    yield from _decode(place, model, PLAIN, place.sizes.batches)
+def measure(env: Environment, model: str) -> Iterator[Row]:
+    yield from _decode(env, model, PLAIN, env.sizes.batches)
     for format in FORMATS:
-        yield from _decode(place, model, format, place.sizes.batches[::2])
+        yield from _decode(env, model, format, env.sizes.batches[::2])
 
 
-def _decode(place: Place, model: str, format: Format, batches: tuple[int, ...]) -> Iterator[Row]:
-    spec, own = spec_of(model), place.dtype.itemsize
-    what: Row = {"model": model, "format": format.name or str(place.dtype).removeprefix("torch.")}
-    if late := place.short(10):
+def _decode(env: Environment, model: str, format: Format, batches: tuple[int, ...]) -> Iterator[Row]:
+    spec, own = spec_of(model), env.dtype.itemsize
+    what: Row = {"model": model, "format": format.name or str(env.dtype).removeprefix("torch.")}
+    if late := env.skip_reason(10):
         yield what | {"note": late}
         return
-    made = rig(place, spec, format.setup, slots=max(batches), longest=longest(place))
-    made.scatter()
+    harness = build_harness(env, spec, format.setup, slots=max(batches), max_length=max_length(env))
+    harness.fill_cache_randomly()
     for batch in batches:
-        if late := place.short(5):
+        if late := env.skip_reason(5):
             yield what | {"batch": batch, "note": late}
             continue
-        seconds, context = steady(place, made, batch)
+        seconds, context = time_decodes(env, harness, batch)
         cached = kv_bytes(spec, [round(context)] * batch, format.kv or own)
         moved = weight_bytes(spec, format.weight or own, own) + cached
         yield what | {
             "batch": batch, "context": round(context), "ms a step": 1e3 * seconds,
-            "tokens/s": batch / seconds, "floor ms": 1e3 * moved / place.facts.get("copy", float("nan")),
-            "% of floor": place.share_of_copy(moved, seconds),
+            "tokens/s": batch / seconds, "floor ms": 1e3 * moved / env.limits.get("copy", float("nan")),
+            "% of floor": env.share_of_copy(moved, seconds),
         }  # fmt: skip
 
 
-def longest(place: Place) -> int:
-    return place.sizes.context + WARM_UP + place.sizes.steps * place.sizes.rounds + PROFILED + 8
+def max_length(env: Environment) -> int:
+    return env.sizes.context + WARM_UP + env.sizes.steps * env.sizes.rounds + PROFILED + 8
 
 
-def steady(place: Place, made: Rig, batch: int, *, temperature: float = 0.0, top_p: float = 1.0) -> tuple[float, float]:
+def time_decodes(
+    env: Environment, harness: Harness, batch: int, *, temperature: float = 0.0, top_p: float = 1.0
+) -> tuple[float, float]:
     """Seconds a step, the median of the rounds, and the mean context meanwhile."""
-    sizes = place.sizes
-    made.pretend(batch, sizes.context, temperature=temperature, top_p=top_p)
-    made.turns(WARM_UP)
+    sizes = env.sizes
+    harness.add_decoding(batch, sizes.context, temperature=temperature, top_p=top_p)
+    harness.run_steps(WARM_UP)
     rounds = []
     for _ in range(sizes.rounds):
-        place.clock.wait()
+        env.clock.wait()
         begun = time.perf_counter()
-        made.turns(sizes.steps)
-        place.clock.wait()
+        harness.run_steps(sizes.steps)
+        env.clock.wait()
         rounds.append((time.perf_counter() - begun) / sizes.steps)
-    context = statistics.mean(made.contexts()) - sizes.steps * (sizes.rounds - 1) / 2
+    context = statistics.mean(harness.contexts()) - sizes.steps * (sizes.rounds - 1) / 2
     return statistics.median(rounds[1:]), context

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bench.gpu.context import NEEDS_CUDA, Place, Row, spec_of
-from bench.gpu.measure.decode import longest, steady
-from bench.gpu.setup.harness import rig
+from bench.gpu.environment import NEEDS_CUDA, Environment, Row, spec_of
+from bench.gpu.measure.decode import max_length, time_decodes
+from bench.gpu.setup.harness import build_harness
 from bench.gpu.setup.profiler import extent, gaps, record
 from bench.gpu.shapes import CONFIGS
 
@@ -13,17 +13,17 @@ LONG_US = 5.0  # gaps from here on are not those between two kernels of one grap
 STEPS = 20
 
 
-def measure(place: Place, model: str) -> Iterator[Row]:
-    yield from _host(place)
-    batch = place.sizes.idle_batch
-    if not place.cuda:
+def measure(env: Environment, model: str) -> Iterator[Row]:
+    yield from _host(env)
+    batch = env.sizes.idle_batch
+    if not env.cuda:
         yield {"what": "device without work", "batch": batch, "note": NEEDS_CUDA}
         return
-    made = rig(place, spec_of(model), slots=batch, longest=longest(place))
-    made.scatter()
-    seconds, _ = steady(place, made, batch)
+    harness = build_harness(env, spec_of(model), slots=batch, max_length=max_length(env))
+    harness.fill_cache_randomly()
+    seconds, _ = time_decodes(env, harness, batch)
     yield {"what": f"a step, {model}, not profiled", "batch": batch, "value": 1e3 * seconds, "unit": "ms"}
-    spans = record(place, lambda: made.turns(STEPS))
+    spans = record(env, lambda: harness.run_steps(STEPS))
     whole, between = extent(spans), gaps(spans)
     long = [gap for gap in between if gap >= LONG_US]
     rows = {
@@ -39,12 +39,12 @@ def measure(place: Place, model: str) -> Iterator[Row]:
         yield {"what": what, "batch": batch, "value": value, "unit": unit}
 
 
-def _host(place: Place) -> Iterator[Row]:
+def _host(env: Environment) -> Iterator[Row]:
     """A step of a model that is next to nothing: what is left is schedule, pack, launch, read, commit and publish."""
     config = CONFIGS["tiny"]
     spec = replace(spec_of("tiny"), layers=spec_of("tiny").layers[:1])
-    for batch in place.sizes.host_batches:
-        made = rig(place, spec, slots=batch, longest=longest(place))
-        seconds, _ = steady(place, made, batch)
+    for batch in env.sizes.host_batches:
+        harness = build_harness(env, spec, slots=batch, max_length=max_length(env))
+        seconds, _ = time_decodes(env, harness, batch)
         what = f"host: a step of one layer of {config['hidden_size']}"
         yield {"what": what, "batch": batch, "value": 1e6 * seconds, "unit": "µs"}

@@ -8,39 +8,39 @@ from bench.client.load_client import Record, run
 from bench.client.server import served
 from bench.client.summary import reasons, summarize
 from bench.client.workloads import VOCAB, Scale, Workload, chosen
-from bench.gpu.context import Place, Row
+from bench.gpu.environment import Environment, Row
 from bench.gpu.setup.checkpoint import checkpoint
 
 LONGEST = 4096
 NEED_S = 15.0
 
 
-def measure(place: Place, model: str) -> Iterator[Row]:
-    folder, said = checkpoint(place, model), flags(place)
+def measure(env: Environment, model: str) -> Iterator[Row]:
+    folder, said = checkpoint(env, model), flags(env)
     with served(str(folder), said) as target:
-        for workload in workloads(place):
-            if late := place.short(NEED_S):
+        for workload in workloads(env):
+            if late := env.skip_reason(NEED_S):
                 yield {"engine": "sluice", "workload": workload.name, "note": late}
                 continue
-            calls = workload.make(VOCAB, scale(place))
+            calls = workload.make(VOCAB, scale(env))
             asyncio.run(run(target, workload.warm_up(calls), sequential=True))
             records = asyncio.run(run(target, calls, sequential=workload.sequential))
             yield summary("sluice", workload.name, records)
     yield {"engine": "sluice", "workload": "flags", "note": shlex.join(said)}
 
 
-def workloads(place: Place) -> list[Workload]:
-    return chosen(place.sizes.workloads)
+def workloads(env: Environment) -> list[Workload]:
+    return chosen(env.sizes.workloads)
 
 
-def scale(place: Place) -> Scale:
-    return Scale(place.sizes.rate_scale, place.sizes.length_scale)
+def scale(env: Environment) -> Scale:
+    return Scale(env.sizes.rate_scale, env.sizes.length_scale)
 
 
-def flags(place: Place) -> tuple[str, ...]:
+def flags(env: Environment) -> tuple[str, ...]:
     """A GPU takes what it takes by default."""
-    where = ("--device", place.device.type, "--max-seq-len", str(LONGEST))
-    if not place.cuda:
+    where = ("--device", env.device.type, "--max-seq-len", str(LONGEST))
+    if not env.cuda:
         return (*where, "--max-batch-size", "32", "--kv-cache-gb", "0.1")
     return where
 

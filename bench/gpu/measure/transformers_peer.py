@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.client.load_client import Call, Record
 from bench.client.workloads import VOCAB
-from bench.gpu.context import Place, Row
+from bench.gpu.environment import Environment, Row
 from bench.gpu.measure.served import NEED_S, scale, summary, workloads
 from bench.gpu.setup.checkpoint import checkpoint
 
@@ -15,7 +15,7 @@ OLDER = "its continuous batching takes no settings"
 CLOSING_S = 5.0  # of the budget, kept for the end
 
 
-def measure(place: Place, model: str) -> Iterator[Row]:
+def measure(env: Environment, model: str) -> Iterator[Row]:
     import transformers
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.generation import configuration_utils
@@ -24,37 +24,37 @@ def measure(place: Place, model: str) -> Iterator[Row]:
     if not hasattr(configuration_utils, "ContinuousBatchingConfig"):
         yield {"engine": engine, "note": OLDER}
         return
-    loaded = AutoModelForCausalLM.from_pretrained(checkpoint(place, model), dtype=place.dtype).to(place.device).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(checkpoint(env, model), dtype=env.dtype).to(env.device).eval()
     config = GenerationConfig(do_sample=False, max_new_tokens=1024, eos_token_id=NO_EOS, pad_token_id=0)
-    with loaded.continuous_batching_context_manager(config, continuous_batching_config=_limits(place)) as manager:
-        for workload in workloads(place):
-            if late := place.short(NEED_S):
+    with loaded.continuous_batching_context_manager(config, continuous_batching_config=_limits(env)) as manager:
+        for workload in workloads(env):
+            if late := env.skip_reason(NEED_S):
                 yield {"engine": engine, "workload": workload.name, "note": late}
                 continue
-            calls = workload.make(VOCAB, scale(place))
-            _run(place, manager, workload.warm_up(calls), sequential=True)
-            records = _run(place, manager, calls, sequential=workload.sequential)
+            calls = workload.make(VOCAB, scale(env))
+            _run(env, manager, workload.warm_up(calls), sequential=True)
+            records = _run(env, manager, calls, sequential=workload.sequential)
             yield summary(engine, workload.name, records)
     attention = getattr(loaded.config, "_attn_implementation", "")
     yield {"engine": engine, "workload": "attention", "note": str(attention)}
 
 
-def _limits(place: Place) -> Any:
+def _limits(env: Environment) -> Any:
     """Its own choice on a GPU; elsewhere it would take most of the machine's memory."""
-    if place.cuda:
+    if env.cuda:
         return None
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     return ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=512)
 
 
-def _run(place: Place, manager: Any, calls: list[Call], *, sequential: bool) -> list[Record]:
+def _run(env: Environment, manager: Any, calls: list[Call], *, sequential: bool) -> list[Record]:
     """Each call at its time, or after the one before; what has not ended when the budget does has failed."""
     start = time.perf_counter()
     records = [Record(error="not ended within the budget") for _ in calls]
     todo, ended = list(enumerate(calls)), 0
     asked: dict[str, int] = {}
-    while ended < len(calls) and place.left() > CLOSING_S:
+    while ended < len(calls) and env.seconds_left() > CLOSING_S:
         now = time.perf_counter() - start
         while todo and (todo[0][1].at <= now if not sequential else len(asked) == ended):
             at, call = todo.pop(0)

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from bench.gpu.context import Place
+from bench.gpu.environment import Environment
 from bench.gpu.shapes import CONFIGS
 
 STD = 0.02
@@ -18,15 +18,15 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 DROP = Path("/proc/sys/vm/drop_caches")
 
 
-def checkpoint(place: Place, model: str) -> Path:
+def checkpoint(env: Environment, model: str) -> Path:
     """Made once in the place's folder, seconds and gigabytes."""
-    folder = place.folder / model
+    folder = env.folder / model
     if not (folder / "done").exists():
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(dict(CONFIGS[model])))
         (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
         tokenizer(CONFIGS[model]["vocab_size"]).save(str(folder / "tokenizer.json"))
-        save_file(_tensors(place, model), folder / "model.safetensors", {"format": "pt"})
+        save_file(_tensors(env, model), folder / "model.safetensors", {"format": "pt"})
         (folder / "done").touch()
     return folder
 
@@ -48,32 +48,32 @@ def tokenizer(size: int) -> Tokenizer:
     return made
 
 
-def _tensors(place: Place, model: str) -> dict[str, Tensor]:
+def _tensors(env: Environment, model: str) -> dict[str, Tensor]:
     """On the host, named as transformers names them."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**CONFIGS[model])
     with torch.device("meta"):
-        shapes = AutoModelForCausalLM.from_config(config, dtype=place.dtype).state_dict()
-    generator = place.generator()
+        shapes = AutoModelForCausalLM.from_config(config, dtype=env.dtype).state_dict()
+    generator = env.generator()
     still = 0.0 if config.model_type.startswith("gemma") else 1.0  # what a norm begins with
 
     def make(name: str, shape: torch.Size) -> Tensor:
-        tensor = torch.empty(shape, dtype=place.dtype, device=place.device)
+        tensor = torch.empty(shape, dtype=env.dtype, device=env.device)
         return (tensor.fill_(still) if "norm" in name else tensor.normal_(0, STD, generator=generator)).cpu()
 
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     return {name: make(name, meta.shape) for name, meta in shapes.items() if name not in tied}
 
 
-def forget(place: Place, folder: Path) -> str:
+def forget(env: Environment, folder: Path) -> str:
     """Drops the page cache as far as this process may: says how far."""
     os.sync()
     for file in folder.iterdir():
         descriptor = os.open(file, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
-    if not place.cuda:  # a trial: other programs' cache is theirs
+    if not env.cuda:  # a trial: other programs' cache is theirs
         return "cold: the checkpoint's dropped"
     try:
         DROP.write_text("3")

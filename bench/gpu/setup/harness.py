@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.gpu.context import Place
+from bench.gpu.environment import Environment
 from bench.gpu.setup.weights import random_weights
-from bench.micro.step import Sink
+from bench.micro.step import EncodingServer
 from shared.codec import pack_u32
 from shared.config import WorkerConfig
 from shared.messages import Abort, Sampling, Submit
@@ -52,31 +52,31 @@ class Setup:
     operations: Operations = FAST
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """What of the formats is not the model's own."""
-        kept = f", {self.kv} K/V" if self.kv != "auto" else ""
-        return kept + (f", {self.weights} weights" if self.weights else "")
+        cache = f", {self.kv} K/V" if self.kv != "auto" else ""
+        return cache + (f", {self.weights} weights" if self.weights else "")
 
 
-class Rig:
-    """One model, its pool and its loop. `slots` sequences of at most `longest` tokens fit."""
+class Harness:
+    """One model, its pool and its loop. `slots` sequences of at most `max_length` tokens fit."""
 
     def __init__(
-        self, place: Place, spec: ModelSpec, weights: Weights, setup: Setup, *, slots: int, longest: int
+        self, env: Environment, spec: ModelSpec, weights: Weights, setup: Setup, *, slots: int, max_length: int
     ) -> None:
-        pages = slots * -(-longest // PAGE_SIZE) + 1
-        decoder = Decoder(spec, weights, longest, setup.operations)
-        self.spec, self._place, self._longest = spec, place, longest
-        self.cache = Cache(spec, pages, PAGE_SIZE, kv_format(setup.kv, place.dtype), place.device)
-        self.scheduler = Scheduler(_config(setup, slots, longest), PagePool(pages, PAGE_SIZE))
+        pages = slots * -(-max_length // PAGE_SIZE) + 1
+        decoder = Decoder(spec, weights, max_length, setup.operations)
+        self.spec, self._place, self._max_length = spec, env, max_length
+        self.cache = Cache(spec, pages, PAGE_SIZE, kv_format(setup.kv, env.dtype), env.device)
+        self.scheduler = Scheduler(_config(setup, slots, max_length), PagePool(pages, PAGE_SIZE))
         stats, metrics = Stats(), Metrics()
         self._request_table = RequestTable(
-            self.scheduler, stats, metrics, vocab_size=spec.vocab_size, seeds=random.Random(place.seed)
+            self.scheduler, stats, metrics, vocab_size=spec.vocab_size, seeds=random.Random(env.seed)
         )
-        self._sink = Sink()
+        self._server = EncodingServer()
         runner = Runner(decoder, self.cache, overlap=setup.overlap, graphs=setup.graphs, max_batch_size=slots)
-        self._loop = Loop(self.scheduler, runner, self._request_table, self._sink, stats, metrics)  # type: ignore[arg-type]
-        self._rng = random.Random(place.seed)
+        self._loop = Loop(self.scheduler, runner, self._request_table, self._server, stats, metrics)  # type: ignore[arg-type]
+        self._rng = random.Random(env.seed)
         self._next = 0
 
     def prompt(self, length: int) -> list[int]:
@@ -86,39 +86,39 @@ class Rig:
         """Taken in, not computed yet."""
         first = self._next
         for prompt in prompts:
-            self._sink.inbox.append((FRONTEND, Submit(self._next, pack_u32(list(prompt)), sampling)))
+            self._server.inbox.append((FRONTEND, Submit(self._next, pack_u32(list(prompt)), sampling)))
             self._next += 1
-        self._request_table.receive(self._sink.inbox, 0.0)
-        found = [self.scheduler.state.live.get((FRONTEND, id)) for id in range(first, self._next)]
-        taken = [sequence for sequence in found if sequence is not None]
-        assert len(taken) == len(prompts), "a sequence was refused"
-        return taken
+        self._request_table.receive(self._server.inbox, 0.0)
+        looked_up = [self.scheduler.state.live.get((FRONTEND, id)) for id in range(first, self._next)]
+        sequences = [sequence for sequence in looked_up if sequence is not None]
+        assert len(sequences) == len(prompts), "a sequence was refused"
+        return sequences
 
-    def pretend(self, count: int, context: int, *, temperature: float = 0.0, top_p: float = 1.0) -> None:
+    def add_decoding(self, count: int, context: int, *, temperature: float = 0.0, top_p: float = 1.0) -> None:
         """`count` sequences of `context` tokens each, in the place of all others, whose next step is a decode."""
         self.clear()
-        sampling = Sampling(self._longest - context, temperature=temperature, top_p=top_p, ignore_eos=True)
+        sampling = Sampling(self._max_length - context, temperature=temperature, top_p=top_p, ignore_eos=True)
         self.submit([self.prompt(context) for _ in range(count)], sampling)
         while self.scheduler.status.waiting or any(one.uncomputed_tokens > 1 for one in self.scheduler.sequences()):
             plan = self.scheduler.plan(0.0)
             self.scheduler.launched(plan)
             self.scheduler.update(plan, [7] * len(plan.sampling), 1.0)
 
-    def scatter(self) -> None:
+    def fill_cache_randomly(self) -> None:
         """Random keys and values everywhere."""
-        generator, place = self._place.generator(), self._place
+        generator, env = self._place.generator(), self._place
         for part in (self.cache.k, self.cache.v):
             for layer in part:
-                layer.copy_(torch.randn(layer.shape, generator=generator, dtype=place.dtype, device=place.device))
+                layer.copy_(torch.randn(layer.shape, generator=generator, dtype=env.dtype, device=env.device))
 
     def clear(self) -> None:
         """Ends them all, and what is under way."""
         ids = tuple(sequence.key[1] for sequence in self.scheduler.sequences())
         if ids:
-            self._sink.inbox.append((FRONTEND, Abort(ids)))
+            self._server.inbox.append((FRONTEND, Abort(ids)))
         self.drain()
 
-    def turns(self, count: int) -> None:
+    def run_steps(self, count: int) -> None:
         for _ in range(count):
             self._loop.iterate()
 
@@ -131,27 +131,27 @@ class Rig:
         return [len(sequence.tokens) for sequence in self.scheduler.sequences()]
 
 
-def rig(
-    place: Place,
+def build_harness(
+    env: Environment,
     spec: ModelSpec,
     setup: Setup | None = None,
     *,
     slots: int,
-    longest: int,
+    max_length: int,
     weights: Weights | None = None,
-) -> Rig:
+) -> Harness:
     """A rig with weights of its own, unless they are given."""
     gc.collect()  # the rig before holds itself in circles, and most of the device's memory
     setup = setup or Setup()
     made = weights or random_weights(
-        spec, place.dtype, place.device, invariant=setup.invariant, seed=place.seed, scheme=setup.weights
+        spec, env.dtype, env.device, invariant=setup.invariant, seed=env.seed, scheme=setup.weights
     )
-    return Rig(place, spec, made, setup, slots=slots, longest=longest)
+    return Harness(env, spec, made, setup, slots=slots, max_length=max_length)
 
 
-def _config(setup: Setup, slots: int, longest: int) -> SchedulerConfig:
+def _config(setup: Setup, slots: int, max_length: int) -> SchedulerConfig:
     return SchedulerConfig(
-        max_seq_len=longest,
+        max_seq_len=max_length,
         max_batch_size=slots,
         use_chunked_prefill=setup.step_tokens > 0,
         prefill_chunk_size=setup.step_tokens or ENDLESS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
 
-from bench.gpu.context import Place
+from bench.gpu.environment import Environment
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -22,21 +22,21 @@ class Span:
     length: float
 
 
-def record(place: Place, run: Callable[[], object], copy: Path | None = None) -> list[Span]:
+def record(env: Environment, run: Callable[[], object], copy: Path | None = None) -> list[Span]:
     """Runs it twice, under the profiler the second time; spans on the device, by time. On the CPU: operators.
 
     `copy`: where the trace is left. The profiler itself is warmed up first: it takes a second to begin.
     """
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if place.cuda else [])
-    trace = place.folder / "trace.json"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if env.cuda else [])
+    trace = env.folder / "trace.json"
     for _ in range(2):
         with profile(activities=activities) as profiler:
             run()
-            place.clock.wait()
+            env.clock.wait()
     profiler.export_chrome_trace(str(trace))
     if copy is not None:
         shutil.copy(trace, copy)
-    wanted = ON_DEVICE if place.cuda else ("cpu_op",)
+    wanted = ON_DEVICE if env.cuda else ("cpu_op",)
     events = json.loads(trace.read_text())["traceEvents"]
     spans = [
         Span(event["name"], float(event["ts"]), float(event["dur"])) for event in events if event.get("cat") in wanted

@@ -13,21 +13,21 @@ from worker.kernels.operations import FAST, Operations
 from worker.kernels.qkv_rope_write import qkv_rope_write_unfused
 from worker.kernels.split_k import sum_split_k
 
-GATE = "gate inside its product"
-TERMS = "parts of products added by the next kernel"
-AFTER = "norm after attention and feed-forward in the next one"
-HEADS = "norm of heads, rotary and K/V write in one"
+GATED_LINEAR = "gate inside its product"
+SPLIT_K = "parts of products added by the next kernel"
+X_NORM = "norm after attention and feed-forward in the next one"
+QKV_ROPE_WRITE = "norm of heads, rotary and K/V write in one"
 
 
-def _gate(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
+def _gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
     return act_and_mul(linear(x, packed), activation)
 
 
-def _whole(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
+def _linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
     return linear(x, packed, fp32_out=fp32_out)
 
 
-def _after(
+def _add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, x_norm: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     if x_norm is not None:
@@ -35,14 +35,14 @@ def _after(
     return add_rms_norm(x, residual, weight, eps, offset=offset)
 
 
-INSTEAD: Mapping[str, Mapping[str, Callable[..., Any]]] = {
-    HEADS: {"qkv_rope_write": qkv_rope_write_unfused},
-    TERMS: {"linear": _whole},
-    GATE: {"gated_linear": _gate},
-    AFTER: {"add_rms_norm": _after},
+UNFUSED: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    QKV_ROPE_WRITE: {"qkv_rope_write": qkv_rope_write_unfused},
+    SPLIT_K: {"linear": _linear},
+    GATED_LINEAR: {"gated_linear": _gated_linear},
+    X_NORM: {"add_rms_norm": _add_rms_norm},
 }  # fmt: skip
 
 
 def without(*fusions: str) -> Operations:
     """What a decoder computes with, these taken apart."""
-    return replace(FAST, **{name: function for fusion in fusions for name, function in INSTEAD[fusion].items()})
+    return replace(FAST, **{name: function for fusion in fusions for name, function in UNFUSED[fusion].items()})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.client.http_response import Answer, Broken
+from bench.client.http_response import HttpResponse, MalformedResponse
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -16,7 +16,7 @@ def chunked(*pieces: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
 
 
 def lines(data: bytes, cuts: list[int]) -> list[bytes]:
-    answer = Answer()
+    answer = HttpResponse()
     places = [0, *sorted(cut % len(data) for cut in cuts), len(data)]
     found = [line for a, b in pairwise(places) for line in answer.feed(data[a:b])]
     assert answer.finish() == b""
@@ -39,20 +39,20 @@ def test_a_line_that_looks_like_a_chunk_size_is_a_line_and_a_size_is_none() -> N
 
 
 def test_a_body_of_told_length_ends_there_and_keeps_its_last_line() -> None:
-    answer = Answer()
+    answer = HttpResponse()
     assert answer.feed(b"HTTP/1.1 503 Busy\r\ncontent-length: 7\r\n\r\none\ntwo") == [b"one"]
     assert (answer.status, answer.complete, answer.finish()) == (503, True, b"two")
 
 
 def test_without_framing_the_body_lasts_until_the_connection_closes() -> None:
-    answer = Answer()
+    answer = HttpResponse()
     assert answer.feed(b"HTTP/1.0 200 OK\r\n\r\none\ntw") + answer.feed(b"o\nend") == [b"one", b"two"]
     assert not answer.complete
     assert answer.finish() == b"end"
 
 
 def test_an_announcement_before_the_answer_is_passed_over() -> None:
-    answer = Answer()
+    answer = HttpResponse()
     assert answer.feed(b"HTTP/1.1 100 Continue\r\n\r\n" + chunked(b"hello\n")) == [b"hello"]
     assert (answer.status, answer.complete) == (200, True)
 
@@ -68,9 +68,9 @@ def test_an_announcement_before_the_answer_is_passed_over() -> None:
     ],
 )
 def test_an_answer_that_breaks_off_is_no_answer(data: bytes) -> None:
-    answer = Answer()
+    answer = HttpResponse()
     answer.feed(data)
-    with pytest.raises(Broken):
+    with pytest.raises(MalformedResponse):
         answer.finish()
 
 
@@ -78,5 +78,5 @@ def test_an_answer_that_breaks_off_is_no_answer(data: bytes) -> None:
     "data", [b"SSH-2.0\r\n\r\n", HEAD + b"zz\r\n", HEAD + b"-1\r\n", HEAD + b"1\r\nabc\r\n", b"x" * 70_000]
 )
 def test_what_is_not_http_is_refused(data: bytes) -> None:
-    with pytest.raises(Broken):
-        Answer().feed(data)
+    with pytest.raises(MalformedResponse):
+        HttpResponse().feed(data)

@@ -5,29 +5,29 @@ import os
 import time
 from collections.abc import Iterator
 
-from bench.gpu.context import Place, Row
+from bench.gpu.environment import Environment, Row
 
 
-def fine(place: Place, argument: str) -> Iterator[Row]:
-    place.facts["seen"] = place.facts.get("seen", 0.0) + 1
-    yield {"what": argument, "value": place.facts["seen"]}
+def fine(env: Environment, argument: str) -> Iterator[Row]:
+    env.limits["seen"] = env.limits.get("seen", 0.0) + 1
+    yield {"what": argument, "value": env.limits["seen"]}
 
 
-def warns(place: Place, argument: str) -> Iterator[Row]:
+def warns(env: Environment, argument: str) -> Iterator[Row]:
     logging.getLogger("sluice.graphs").warning("slower from now on")
     yield {"what": argument, "value": 1.0}
 
 
-def raises(place: Place, argument: str) -> Iterator[Row]:
+def raises(env: Environment, argument: str) -> Iterator[Row]:
     yield {"what": argument, "value": 1.0}
     raise ValueError("no such thing\nand more")
 
 
-def dies(place: Place, argument: str) -> Iterator[Row]:
+def dies(env: Environment, argument: str) -> Iterator[Row]:
     yield {"what": argument, "value": 1.0}
     os._exit(9)
 
 
-def hangs(place: Place, argument: str) -> Iterator[Row]:
+def hangs(env: Environment, argument: str) -> Iterator[Row]:
     yield {"what": argument, "value": 1.0}
     time.sleep(1000)

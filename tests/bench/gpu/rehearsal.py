@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 
 from bench.gpu.clock import clock_of
-from bench.gpu.context import Place, spec_of
+from bench.gpu.environment import Environment, spec_of
 from bench.gpu.sections import SECTIONS, Options, Task, tasks
 from bench.gpu.setup import profiler
 from bench.gpu.shapes import FULL
@@ -37,18 +37,18 @@ def few_layers(model: str, layers: int = 0) -> ModelSpec:
     return spec_of(model, LAYERS.get(model, 2))
 
 
-def run(machine: Machine, task: Task, place: Place) -> list[str]:
+def run(machine: Machine, task: Task, env: Environment) -> list[str]:
     """What went wrong."""
     module, function = task.section.call.split(":")
     loaded = import_module(module)
     begun, machine.findings[:] = len(machine.launches.compilations), []
-    stand_ins: dict[str, Any] = {"spec_of": few_layers, "record": lambda place, run, copy=None: run() or SPANS}
+    stand_ins: dict[str, Any] = {"spec_of": few_layers, "record": lambda env, run, copy=None: run() or SPANS}
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         for name in stand_ins.keys() & vars(loaded).keys():
             stack.enter_context(patch.object(loaded, name, stand_ins[name]))
         try:
-            rows += getattr(loaded, function)(place, task.argument)
+            rows += getattr(loaded, function)(env, task.argument)
         except Exception:
             machine.findings.append(traceback.format_exc())
     made = machine.launches.compilations
@@ -68,14 +68,14 @@ def main(words: list[str]) -> int:
     problems = []
     with gpu() as machine, tempfile.TemporaryDirectory() as folder, patch(
         "bench.gpu.checks.cases_kv.attention_torch", lambda q, *rest, **how: torch.empty_like(q)
-    ), patch("bench.gpu.measure.isolated_kernels.SPREAD", 1):  # fmt: skip
+    ), patch("bench.gpu.measure.isolated_kernels.MIN_TOTAL_BYTES", 1):  # fmt: skip
         cuda = torch.device("cuda")
-        place = Place(
+        env = Environment(
             cuda, torch.bfloat16, SIZES, clock_of(cuda), MODELS, Path(folder), 1, 1e12, Path(folder) / "trace"
         )
         gc.freeze()  # what is imported by now stays, and collections need not look at it
         for task in tasks(names, options):
-            problems += run(machine, task, place)
+            problems += run(machine, task, env)
     if "--compile" in words:
         problems += compile_all({one.key: one for one in machine.launches.compilations}.values())
     print(*problems, sep="\n", file=sys.stderr)

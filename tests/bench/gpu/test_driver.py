@@ -17,7 +17,7 @@ import pytest
 
 from bench.client.server import BenchError
 from bench.gpu import command, driver
-from bench.gpu.driver import Drive
+from bench.gpu.driver import Driver
 from bench.gpu.sections import Options, Section, Task
 from bench.gpu.tables import Table
 
@@ -41,8 +41,8 @@ def log(tmp_path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def drive(handed_out: list[Table], log: IO[bytes], budget: float = 200.0) -> Drive:
-    return Drive(OPTIONS, time.time() + budget, log, handed_out.append)
+def drive(handed_out: list[Table], log: IO[bytes], budget: float = 200.0) -> Driver:
+    return Driver(OPTIONS, time.time() + budget, log, handed_out.append)
 
 
 def test_each_failure_costs_one_task_and_is_told(log: IO[bytes], handed_out: list[Table]) -> None:
@@ -80,7 +80,7 @@ def test_what_comes_after_the_budget_is_left_out_not_failed(
         nonlocal late
         late = 2 * driver.START_S
 
-    measuring = replace(drive(handed_out, log), on_news=put_forward)
+    measuring = replace(drive(handed_out, log), on_row=put_forward)
     hung, rest = measuring.run([Task(section("hangs", 1e6), "a"), Task(section("fine"), "b")])
     assert not hung.well and rest.well
     assert rest.rows == [{"what": "b", "note": "left out: no time is left"}]
@@ -101,7 +101,7 @@ def test_without_a_gpu_there_is_a_sentence(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(BenchError, match="--device cuda: "):
-        Drive(replace(OPTIONS, device="cuda"), time.time() + 100, log, handed_out.append).run(
+        Driver(replace(OPTIONS, device="cuda"), time.time() + 100, log, handed_out.append).run(
             [Task(section("fine"), "a")]
         )
 

@@ -12,7 +12,7 @@ from bench.gpu.checks.cases import CASES
 from bench.gpu.checks.correctness import kernel
 from bench.gpu.checks.random_inputs import Case
 from bench.gpu.clock import HostClock
-from bench.gpu.context import Place, spec_of
+from bench.gpu.environment import Environment, spec_of
 from bench.gpu.measure.transformers_peer import OLDER
 from bench.gpu.setup.checkpoint import tokenizer
 from bench.gpu.setup.profiler import Span, extent, gaps
@@ -27,8 +27,8 @@ def bench(*words: str) -> int:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(torch.device("cpu"), torch.bfloat16, SMALL, HostClock(), ("tiny",), tmp_path, 1, 1e12)
+def env(tmp_path: Path) -> Environment:
+    return Environment(torch.device("cpu"), torch.bfloat16, SMALL, HostClock(), ("tiny",), tmp_path, 1, 1e12)
 
 
 @pytest.mark.slow
@@ -82,31 +82,31 @@ def test_every_kernel_that_is_named_has_cases() -> None:
     assert set(sections.KERNELS) == set(CASES)
 
 
-def test_a_kernel_that_computes_something_else_fails(place: Place) -> None:
+def test_a_kernel_that_computes_something_else_fails(env: Environment) -> None:
     x = torch.randn(8, 8)
-    assert _result(place, Case("same", lambda: (x * 1.001,), lambda: (x,))) == "pass"
-    assert _result(place, Case("off", lambda: (x * 1.1,), lambda: (x,))) == "FAIL"
-    assert _result(place, Case("shape", lambda: (x[:4],), lambda: (x,))) == "FAIL"
-    assert _result(place, Case("raises", lambda: (x[9],), lambda: (x,))) == "FAIL"
+    assert _result(env, Case("same", lambda: (x * 1.001,), lambda: (x,))) == "pass"
+    assert _result(env, Case("off", lambda: (x * 1.1,), lambda: (x,))) == "FAIL"
+    assert _result(env, Case("shape", lambda: (x[:4],), lambda: (x,))) == "FAIL"
+    assert _result(env, Case("raises", lambda: (x[9],), lambda: (x,))) == "FAIL"
 
 
-def test_a_kernel_that_leaves_something_out_fails(place: Place) -> None:
+def test_a_kernel_that_leaves_something_out_fails(env: Environment) -> None:
     def half() -> tuple[torch.Tensor]:
         out = torch.empty(1000)
         out[:500] = 1
         return (out,)
 
-    assert _result(place, Case("half", half, lambda: (torch.ones(1000),))) == "FAIL"
+    assert _result(env, Case("half", half, lambda: (torch.ones(1000),))) == "FAIL"
 
 
-def test_ids_must_be_equal(place: Place) -> None:
+def test_ids_must_be_equal(env: Environment) -> None:
     ids = torch.arange(9)
-    assert kernel(place, "sample", [Case("same", lambda: (ids,), lambda: (ids,))])["result"] == "pass"
-    assert kernel(place, "sample", [Case("one", lambda: (ids.clamp(max=7),), lambda: (ids,))])["result"] == "FAIL"
+    assert kernel(env, "sample", [Case("same", lambda: (ids,), lambda: (ids,))])["result"] == "pass"
+    assert kernel(env, "sample", [Case("one", lambda: (ids.clamp(max=7),), lambda: (ids,))])["result"] == "FAIL"
 
 
-def _result(place: Place, case: Case) -> str | float:
-    return kernel(place, "some", [case])["result"]
+def _result(env: Environment, case: Case) -> str | float:
+    return kernel(env, "some", [case])["result"]
 
 
 def test_a_failed_check_is_no_good_run() -> None:

@@ -5,7 +5,7 @@ from bench.micro import frontend
 
 def test_a_real_frontend_is_fed_read_and_measured() -> None:
     with frontend.frontends(2) as (script, servers):
-        for ask in sorted(frontend.ASKS):
+        for ask in sorted(frontend.REQUESTS):
             row = frontend.load(script, servers, 4, 2, 5, ask)
             assert 1.0 < row.token_us < 100_000.0 and row.admission_us > 10.0
         assert "4 ended with [DONE]" in frontend.burst(script, servers, 4, 3)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.shapes import CONFIGS
-from bench.micro.step import Sink
+from bench.micro.step import EncodingServer
 from frontend.text import grammar_builder as build
 from shared.codec import pack_u32
 from shared.config import ModelConfig, WorkerConfig
@@ -58,7 +58,7 @@ SAMPLINGS = (
 )  # fmt: skip
 
 
-class Ends(Sink):
+class Ends(EncodingServer):
     """A link that keeps how each sequence ended."""
 
     def __init__(self) -> None:

@@ -1,0 +1,74 @@
+"""The environment of a measurement: device, sizes, clock, remaining time, measured limits of the device."""
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from bench.gpu.clock import Clock
+from bench.gpu.shapes import CONFIGS, Sizes
+from worker.model.families import spec_from_config
+from worker.model.spec import ModelSpec
+
+Row = dict[str, str | float]
+NEEDS_CUDA = "needs CUDA"
+CPU_STRIDE = 12  # without a GPU, one kind of so many is tried
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Environment:
+    """limits: results of section `floors` (bytes and operations per second), used by later sections."""
+
+    device: torch.device
+    dtype: torch.dtype
+    sizes: Sizes
+    clock: Clock
+    models: tuple[str, ...]
+    folder: Path  # temporary files
+    seed: int
+    deadline: float  # seconds since the epoch
+    trace: Path | None = None
+    limits: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def seconds_left(self) -> float:
+        return self.deadline - time.time()
+
+    def skip_reason(self, need_s: float) -> str:
+        """Why a measurement of `need_s` seconds is skipped; empty if there is time for it."""
+        seconds_left = self.seconds_left()
+        return (
+            ""
+            if seconds_left >= need_s
+            else f"left out: {max(seconds_left, 0):.0f} s left, it takes about {need_s:.0f}"
+        )
+
+    def sample(self, kinds: Iterable[T]) -> list[T]:
+        """All kinds on a GPU; elsewhere a few, to test the checks themselves."""
+        return list(kinds)[:: 1 if self.cuda else CPU_STRIDE]
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(self.seed)
+
+    def share_of_copy(self, size: float, seconds: float) -> float:
+        """Percent of the copy bandwidth, for `size` bytes read or written in `seconds`."""
+        return 100 * size / seconds / self.limits.get("copy", math.nan)
+
+    def share_of_gemm(self, operations: float, seconds: float) -> float:
+        return 100 * operations / seconds / self.limits.get("gemm", math.nan)
+
+
+def spec_of(model: str, layers: int = 0) -> ModelSpec:
+    """The spec of a model in CONFIGS. layers: at most so many; 0: all."""
+    config = dict(CONFIGS[model])
+    if layers:
+        config["num_hidden_layers"] = min(layers, config["num_hidden_layers"])
+    return spec_from_config(config)
