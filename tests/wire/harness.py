@@ -5,14 +5,18 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from frontend.workers.pool import WorkerPool
 from frontend.workers.stream import Batch, Stream
+from shared import messages as m
 from shared.config import WireConfig
 from shared.messages import Limits, Outcome, Sampling, Status, WorkerState
+from tests.patience import PATIENCE_S
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.kv_cache.pages import PagePool
@@ -93,12 +97,12 @@ class Worker:
         self.scheduler = Scheduler(config, self.pool)
         stats, metrics = Stats(), Metrics()
         self.request_table = RequestTable(self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0))
-        self.link = WireServer(
+        self.server = WireServer(
             self.wire, Identity(self.epoch, self.model, "hash", limits), self.lease_timeout, self._status
         )
-        self.link.start()
+        self.server.start()
         self.stopped = False
-        self.loop = Loop(self.scheduler, self.runner, self.request_table, self.link, stats, metrics)  # type: ignore[arg-type]
+        self.loop = Loop(self.scheduler, self.runner, self.request_table, self.server, stats, metrics)  # type: ignore[arg-type]
         self.thread = threading.Thread(target=self.loop.run, args=(lambda: self.stopped,))
         self.thread.start()
         return self
@@ -120,15 +124,15 @@ class Worker:
         if not self.stopped:
             self.stopped = True
             self.thread.join()
-            self.link.close()
+            self.server.close()
 
     def end(self) -> None:
         """As after a drain that took too long: everybody is told."""
         self.stopped = True
         self.thread.join()
         self.request_table.end_all(Outcome.SHUTDOWN, time.monotonic(), "no more time")
-        self.request_table.publish(self.link, time.monotonic())
-        self.link.close()
+        self.request_table.publish(self.server, time.monotonic())
+        self.server.close()
 
 
 def sampling(max_tokens: int, **options: object) -> Sampling:
@@ -143,3 +147,35 @@ async def news(stream: Stream) -> Batch:
         await told.wait()
         told.clear()
     return stream.gather()
+
+
+PROMPT = [5, 6, 7]
+
+
+@asynccontextmanager
+async def linked(wire: WireConfig, **options: float) -> AsyncIterator[WorkerPool]:
+    """A ready pool with one worker."""
+    pool = WorkerPool(wire, **options)
+    await pool.start()
+    try:
+        await until(lambda: pool.membership.readiness.ready)
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def until(true: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.005)
+
+
+async def whole(stream: Stream) -> tuple[list[int], m.End]:
+    tokens: list[int] = []
+    while True:
+        batch = await news(stream)
+        assert batch.start == len(tokens)
+        tokens += batch.tokens
+        if batch.end is not None:
+            return tokens, batch.end

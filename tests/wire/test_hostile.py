@@ -1,5 +1,7 @@
-"""A frontend that has a key and means ill: whatever it says, the worker goes on, for others too, and no work is
-out of proportion. Everything is well typed, so it passes the decoder or is refused by it."""
+"""A frontend with a valid key and bad intent: the worker goes on, for others too, at a proportionate cost.
+
+Every request is well typed, so it passes the decoder or is refused by it.
+"""
 
 import contextlib
 import math
@@ -110,7 +112,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @given(st.lists(REQUESTS, max_size=12))
 @settings(max_examples=150)
-def test_no_words_harm_the_worker_or_the_honest(requests: list[m.Request]) -> None:
+def test_hostile_requests_harm_neither_worker_nor_other_frontends(requests: list[m.Request]) -> None:
     bench = BENCH[0]
     bench.say(OTHER, m.Submit(7, pack_u32([5, 6, 7]), SOUND))
     bench.say(ME, *(one for one in passed(requests) if not isinstance(one, m.Hello | m.Lease)))
@@ -136,7 +138,7 @@ def _one_bench(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @given(st.binary(max_size=200))
 @settings(max_examples=200)
-def test_decoders_know_one_error(data: bytes) -> None:
+def test_decoders_raise_one_error(data: bytes) -> None:
     for decode in (decode_request, decode_event):
         with contextlib.suppress(msgspec.DecodeError):
             decode(data)
@@ -144,14 +146,14 @@ def test_decoders_know_one_error(data: bytes) -> None:
 
 @given(REQUESTS, st.integers(0, 400), st.integers(0, 255))
 @settings(max_examples=150)
-def test_a_bent_frame_is_a_request_or_one_error(request: m.Request, at: int, byte: int) -> None:
+def test_corrupted_frame_is_a_request_or_one_error(request: m.Request, at: int, byte: int) -> None:
     frame = bytearray(encode(request))
     frame[at % len(frame)] = byte
     with contextlib.suppress(msgspec.DecodeError):
         decode_request(bytes(frame))
 
 
-def test_nesting_without_end_is_the_same_error() -> None:
+def test_endless_nesting_is_the_same_error() -> None:
     frame = bytearray(encode(m.Abort((1,))))
     frame[0] += 1  # one more field, which a decoder of today skips
     for nested in (b"\x91" * 1_000_000, b"\x81\xa1a" * 1_000_000):
@@ -178,13 +180,13 @@ MANY = tuple(range(1_000_000))
     ],
     ids=["prompt", "generated", "stop ids", "biases", "logprobs", "max tokens", "salt", "owner", "aborts"],
 )  # fmt: skip
-def test_large_words_cost_little(bench: Bench, request_: m.Request) -> None:
+def test_large_requests_cost_little(bench: Bench, request_: m.Request) -> None:
     assert bench.say(ME, request_) < LIMIT_S
     bench.finish()
     bench.worker.scheduler.check()
 
 
-def test_asking_again_for_the_same_is_answered_once_a_turn(bench: Bench) -> None:
+def test_repeated_resync_is_answered_once_an_iteration(bench: Bench) -> None:
     bench.say(ME, m.Submit(1, pack_u32([1]), m.Sampling(1500)))
     bench.finish()
     bench.told[ME].clear()
@@ -193,7 +195,7 @@ def test_asking_again_for_the_same_is_answered_once_a_turn(bench: Bench) -> None
     assert len(step.tokens) == 4 * 1500 and len(step.ends) == 1 and step.unknown == (9,)
 
 
-def test_a_flood_leaves_the_worker_its_turns(tmp_path: Path) -> None:
+def test_flood_does_not_stop_the_loop(tmp_path: Path) -> None:
     """More than it can hear, from one sender, while another is served."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with Worker(tmp_path, runner=FakeRunner(delay=0.001)) as worker:
@@ -201,19 +203,19 @@ def test_a_flood_leaves_the_worker_its_turns(tmp_path: Path) -> None:
         sock.setsockopt(zmq.IDENTITY, ME)
         sock.connect(worker.wire.requests)
         sock.send(encode(m.Hello(1, os.getpid())))
-        wait(lambda: ME in worker.link._peers)
+        wait(lambda: ME in worker.server._peers)
         sock.send(encode(m.Submit(1, pack_u32([1]), m.Sampling(400))))
         frame = encode(m.Resync(99, 0))
         for _ in range(30_000):
             sock.send(frame)
-        wait(lambda: not worker.scheduler.has_work and not worker.link.inbox)
-        assert len(worker.link.inbox) <= MAX_INBOX
+        wait(lambda: not worker.scheduler.has_work and not worker.server.inbox)
+        assert len(worker.server.inbox) <= MAX_INBOX
         worker.scheduler.check()
         sock.close(linger=0)
     context.term()
 
 
-def test_ids_that_are_everybodys_or_nobodys_are_not_greeted(tmp_path: Path) -> None:
+def test_hello_with_a_reserved_id_is_dropped(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with Worker(tmp_path) as worker:
         for identity in (m.BROADCAST, b"short", b"long" * 20):
@@ -222,8 +224,8 @@ def test_ids_that_are_everybodys_or_nobodys_are_not_greeted(tmp_path: Path) -> N
             sock.connect(worker.wire.requests)
             sock.send(encode(m.Hello(1, os.getpid())))
             sock.close(linger=1000)
-        wait(lambda: worker.link.counters.garbage >= 2)  # ZeroMQ itself may refuse the first
-        assert worker.link._peers == {}
+        wait(lambda: worker.server.counters.garbage >= 2)  # ZeroMQ itself may refuse the first
+        assert worker.server._peers == {}
     context.term()
 
 
@@ -235,7 +237,7 @@ def wait(true: object, timeout: float = PATIENCE_S) -> None:
         time.sleep(0.005)
 
 
-def test_a_deque_that_grows_while_it_is_read_is_read_to_where_it_was(bench: Bench) -> None:
+def test_inbox_that_grows_while_it_is_read_is_read_to_its_old_end(bench: Bench) -> None:
     class Endless(deque[tuple[bytes, m.Request]]):
         def popleft(self) -> tuple[bytes, m.Request]:
             self.append((ME, m.Resync(1, 0)))
