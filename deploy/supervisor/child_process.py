@@ -62,7 +62,7 @@ class Child:
         self._draining = False
         self._was_ready = False
         self._killed_as_hanging = False
-        self._hung = False  # as above, and of its own work
+        self._hung = False  # killed as hanging, and of its own work
         self._output_bytes = 0
 
     @property

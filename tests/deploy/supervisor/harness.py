@@ -57,10 +57,10 @@ class Running:
         return await asyncio.wait_for(self.task, PATIENCE_S)
 
 
-async def until(happened: Callable[[], bool], tell: Callable[[], str] = str) -> None:
+async def until(condition: Callable[[], bool], describe: Callable[[], str] = str) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < deadline, f"never happened; {tell()}"
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened; {describe()}"
         await asyncio.sleep(0.01)
 
 
@@ -97,8 +97,6 @@ while True:
 def beating(file: Path, *, good: bool = True, leaving: float = 0.0, successor: ChildSpec | None = None) -> ChildSpec:
     """A child that makes progress from its second process on, or from the first if it is `good`."""
     code = HEARTBEAT_SCRIPT.format(root=str(Path(__file__).parents[3]), file=str(file), good=good, leaving=leaving)
-    plain = script("frontend 0", code)
+    spec = script("frontend 0", code)
     watchdog = Watchdog(Heartbeat(file), Timeouts(0.6, 60.0))
-    return ChildSpec(
-        plain.name, plain.command, plain.environment, watchdog=watchdog, successor=lambda: successor or plain
-    )
+    return ChildSpec(spec.name, spec.command, spec.environment, watchdog=watchdog, successor=lambda: successor or spec)
