@@ -4,6 +4,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
@@ -20,6 +21,7 @@ from worker.schedule.sequence import Chunk, Plan
 from worker.transport.server import FrontendGone
 
 ME, YOU = b"frontend", b"otherone"
+CONFIG = SchedulerConfig(max_seq_len=512, max_waiting_requests=8)
 
 
 @dataclass
@@ -53,23 +55,28 @@ class FakeRunner:
 class Bench:
     """A loop with everything around it; `now` advances by a second per iteration."""
 
-    def __init__(self, check: Callable[[list[Chunk]], None] = lambda chunks: None) -> None:
+    def __init__(
+        self,
+        check: Callable[[list[Chunk]], None] = lambda chunks: None,
+        *,
+        runner: Any = None,
+        config: SchedulerConfig = CONFIG,
+        pages: int = 129,
+        vocab_size: int = VOCAB,
+        canary_s: float = 0.0,
+    ) -> None:
+        """runner: used instead of a FakeRunner, which calls `check`."""
         self.now = 0.0
-        self.runner = FakeRunner(check)
-        self.scheduler = Scheduler(SchedulerConfig(max_seq_len=512, max_waiting_requests=8), PagePool(129, 16))
+        self.runner: Any = runner or FakeRunner(check)
+        self.scheduler = Scheduler(config, PagePool(pages, 16))
         self.stats, self.metrics, self.server = Stats(), Metrics(), FakeServer()
         self.request_table = RequestTable(
-            self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0)
+            self.scheduler, self.stats, self.metrics, vocab_size=vocab_size, seeds=random.Random(0)
         )
         self.loop = Loop(
-            self.scheduler,
-            self.runner,
-            self.request_table,
-            self.server,
-            self.stats,
-            self.metrics,
-            lambda: self.now,  # type: ignore[arg-type]
-        )
+            self.scheduler, self.runner, self.request_table, self.server, self.stats, self.metrics, lambda: self.now,  # type: ignore[arg-type]
+            canary_s=canary_s,
+        )  # fmt: skip
 
     def send(self, *messages: m.Request | FrontendGone, who: bytes = ME) -> None:
         self.server.inbox.extend((who, message) for message in messages)

@@ -18,7 +18,7 @@ from worker.schedule.sequence import Chunk, Sequence
 
 
 class Died(BaseException):
-    """What kills a worker in these tests: nothing in the worker can catch it."""
+    """Kills a worker in these tests: nothing in the worker can catch it."""
 
 
 def sequence(id: int, crashes: int = 0) -> Sequence:
@@ -26,7 +26,7 @@ def sequence(id: int, crashes: int = 0) -> Sequence:
 
 
 def death(heartbeat: Heartbeat, *, blamed: bool = True) -> CrashJournal:
-    """The next worker's ledger, after the one before has died."""
+    """The journal of the next worker, after the previous one died."""
     heartbeat.blamed = blamed
     return CrashJournal(heartbeat)
 
@@ -38,7 +38,7 @@ def test_crash_counts_against_requests_of_the_last_step_only(tmp_path: Path) -> 
     crash_journal.record_step([sequence(2), sequence(3)])
     crash_journal = death(heartbeat)
     assert [crash_journal.crash_count((ME, id), 1) for id in (1, 2, 3)] == [0, 1, 1]
-    assert crash_journal.crash_count((ME, 2), 0) == 0, "a new request is nobody's heir"
+    assert crash_journal.crash_count((ME, 2), 0) == 0, "a new request inherits no crash"
 
 
 def test_crash_counts_persist_until_the_request_makes_progress(tmp_path: Path) -> None:

@@ -94,13 +94,12 @@ def test_device_breaking_during_bisection_fails_no_request() -> None:
 
 
 def test_canary_checks_the_device_only_when_idle() -> None:
-    proofs: list[float] = []
-    bench = Bench()
-    bench.loop._canary_s = 5.0
-    bench.runner.check_device = lambda: proofs.append(bench.now)  # type: ignore[method-assign]
+    checks: list[float] = []
+    bench = Bench(canary_s=5.0)
+    bench.runner.check_device = lambda: checks.append(bench.now)  # type: ignore[method-assign]
     bench.iterate(11)
-    assert proofs == [5.0, 10.0]
+    assert checks == [5.0, 10.0]
     bench.send(submit(1, [1], 20))
     bench.iterate(20)  # computes until 31
     bench.iterate(6)
-    assert proofs == [5.0, 10.0, 36.0]
+    assert checks == [5.0, 10.0, 36.0]

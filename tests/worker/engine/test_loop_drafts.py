@@ -11,13 +11,12 @@ from tests.wire.harness import VOCAB, Done, expected, next_id
 from tests.worker.engine.harness import ME, Bench, FakeRunner, submit
 from worker.run.in_flight import StepOutput
 from worker.schedule.policy import SchedulerConfig
-from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Chunk, Plan
 from worker.schedule.speculation import NgramDrafter
 
 
 @dataclass
-class Runner(FakeRunner):
+class DraftRunner(FakeRunner):
     def launch(self, plan: Plan, before: Done | None) -> Done:
         self.check(plan.chunks)
         self.steps.append(plan.tokens)
@@ -31,7 +30,7 @@ class Runner(FakeRunner):
 
 
 class Foresight(NgramDrafter):
-    """Right but for every fifth token."""
+    """Proposes the right tokens, except every fifth."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,11 +46,8 @@ class Foresight(NgramDrafter):
 
 class Drafting(Bench):
     def __init__(self, check: Callable[[list[Chunk]], None] = lambda chunks: None) -> None:
-        super().__init__(check)
         config = SchedulerConfig(max_seq_len=512, max_waiting_requests=8, max_draft_tokens=7)
-        pool = self.scheduler.state.paging.pool
-        self.scheduler = self.request_table._scheduler = self.loop._scheduler = Scheduler(config, pool)
-        self.runner = self.loop._runner = Runner(check)  # type: ignore[assignment]
+        super().__init__(runner=DraftRunner(check), config=config)
 
     def iterate(self, times: int = 1) -> None:
         for _ in range(times):
@@ -62,7 +58,7 @@ class Drafting(Bench):
 
 
 def mixture(bench: Bench) -> None:
-    """Long and short, with ends that nobody foresees; some come later."""
+    """Sends long and short requests, some of them later, with ends that are not known in advance."""
     for i in range(6):
         stop = tuple(expected([i + 1] * (1 + 9 * i), 26)[13:15]) if i % 2 else ()
         bench.send(m.Submit(i, pack_u32([i + 1] * (1 + 9 * i)), m.Sampling(13 + 4 * i, stop_token_ids=stop)))

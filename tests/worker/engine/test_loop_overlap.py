@@ -15,8 +15,8 @@ from worker.transport.server import FrontendGone
 
 
 @dataclass(eq=False)
-class Under:
-    """A step under way: it went well or not, which shows when it is read."""
+class StepInFlight:
+    """A step in flight, which fails when it is read, or does not."""
 
     device: "Device"
     plan: Plan
@@ -25,7 +25,7 @@ class Under:
     may_overlap: bool = True
 
     def read(self) -> StepOutput:
-        self.device.said.append(("read", self.number))
+        self.device.events.append(("read", self.number))
         self.device.trouble(self.plan.chunks)
         return StepOutput([self.tokens[chunk.sequence][-1] for chunk in self.plan.sampling])
 
@@ -34,42 +34,42 @@ class Under:
 class Device(FakeRunner):
     """Computes in the order of the launches, with ids that the host may not know yet."""
 
-    said: list[tuple[str, int]] = field(default_factory=list)
+    events: list[tuple[str, int]] = field(default_factory=list)
     trouble: Callable[[list[Chunk]], None] = lambda chunks: None
     ahead: Callable[[Plan], bool] = lambda plan: True
 
-    def launch(self, plan: Plan, before: Under | None) -> Under:  # type: ignore[override]
+    def launch(self, plan: Plan, before: StepInFlight | None) -> StepInFlight:  # type: ignore[override]
         self.check(plan.chunks)
         self.steps.append(plan.tokens)
         number = len(self.steps)
-        self.said.append(("launch", number))
+        self.events.append(("launch", number))
         tokens = {}
         for chunk in plan.chunks:
             known = chunk.sequence.tokens
             if chunk.start >= len(known):
-                assert before is not None, "nobody knows this token"
+                assert before is not None, "this token is unknown"
                 known = before.tokens[chunk.sequence]
             assert chunk.start + chunk.length <= len(known)
             if chunk.samples:
                 tokens[chunk.sequence] = [*known, next_id(known)]
-        return Under(self, plan, number, tokens, self.ahead(plan))
+        return StepInFlight(self, plan, number, tokens, self.ahead(plan))
 
 
 class Overlapped(Bench):
     def __init__(self, check: Callable[[list[Chunk]], None] = lambda chunks: None) -> None:
-        super().__init__(check)
-        self.device = self.loop._runner = self.runner = Device(check)
+        self.device = Device(check)
+        super().__init__(runner=self.device)
 
     def drain(self) -> None:
         for _ in range(400):
             self.iterate()
             if not self.scheduler.has_work and not self.loop.in_flight:
                 return
-        raise AssertionError("it runs for ever")
+        raise AssertionError("the loop does not come to an end")
 
 
 def mixture(bench: Bench) -> None:
-    """Long and short, with ends that nobody foresees; some come later."""
+    """Sends long and short requests, some of them later, with ends that are not known in advance."""
     for i in range(6):
         stop = tuple(expected([i + 1] * (1 + 9 * i), 6)[3:5]) if i % 2 else ()
         sampling = m.Sampling(3 + 4 * i, stop_token_ids=stop)
@@ -81,7 +81,7 @@ def test_overlap_launches_the_next_step_before_reading_the_last() -> None:
     bench = Overlapped()
     bench.send(submit(1, [1], 4))
     bench.drain()
-    assert bench.device.said == [
+    assert bench.device.events == [
         ("launch", 1), ("launch", 2), ("read", 1), ("launch", 3), ("read", 2), ("launch", 4), ("read", 3), ("read", 4),
     ]  # fmt: skip
     assert bench.received()[0] == {1: expected([1], 4)}
@@ -98,7 +98,7 @@ def test_overlap_changes_no_message() -> None:
     assert {id: (end.outcome, end.tokens) for id, end in overlapped.received()[1].items()} == {
         id: (end.outcome, end.tokens) for id, end in ends.items()
     }
-    assert sum(overlapped.runner.steps) - sum(plain.runner.steps) <= 3, "a row for each end that nobody foresaw"
+    assert sum(overlapped.runner.steps) - sum(plain.runner.steps) <= 3, "one wasted row for each unexpected end"
     for name in ("sampled_tokens", "prefill_tokens"):
         counts = [bench.metrics.registry.get_sample_value(f"sluice_{name}_total") for bench in (plain, overlapped)]
         assert counts[0] == counts[1], name
@@ -112,7 +112,7 @@ def test_step_that_may_not_overlap_is_read_at_once() -> None:
     bench.iterate(2)
     bench.send(submit(2, [2], 2))
     bench.iterate()
-    assert bench.device.said[-3:] == [("launch", 3), ("read", 2), ("read", 3)] and not bench.loop.in_flight
+    assert bench.device.events[-3:] == [("launch", 3), ("read", 2), ("read", 3)] and not bench.loop.in_flight
     bench.drain()
     assert bench.received()[0] == {1: expected([1], 6), 2: expected([2], 2)}
 
@@ -161,7 +161,7 @@ def test_failure_whose_culprit_was_aborted_fails_no_request() -> None:
     bench.iterate(2)
     bench.send(m.Abort((1,)))
     bench.iterate()
-    assert bench.device.said[-4:] == [("launch", 3), ("read", 2), ("launch", 4), ("read", 4)]
+    assert bench.device.events[-4:] == [("launch", 3), ("read", 2), ("launch", 4), ("read", 4)]
     bench.drain()
     outputs, ends = bench.received()
     assert ends[1].outcome is m.Outcome.ABORTED and ends[2].outcome is m.Outcome.LENGTH
@@ -239,7 +239,7 @@ def test_suspect_runs_with_nothing_in_flight() -> None:
     bench.send(submit(2, [2], 4, crashes=1))
     bench.drain()
     assert {2} in alone
-    assert bench.device.said[bench.device.said.index(("launch", 4)) - 1][0] == "read", "nothing was under way"
+    assert bench.device.events[bench.device.events.index(("launch", 4)) - 1][0] == "read", "nothing was in flight"
     assert bench.received()[0] == {1: expected([1], 8), 2: expected([2], 4)}
 
 

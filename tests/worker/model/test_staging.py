@@ -98,7 +98,7 @@ def tensors(value: object) -> Iterator[Tensor]:
 def test_model_is_loaded_exactly_and_in_the_announced_order(
     checkpoints: Checkpoints, kind: str, how: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Staging, "_read_now", lambda *_: pytest.fail("nobody had read ahead of this"))
+    monkeypatch.setattr(Staging, "_read_now", lambda *_: pytest.fail("this was not read ahead"))
     folder = checkpoints(kind, **how)
     plain = list(tensors(weights(folder, None, torch.float16)))
     staged = list(tensors(weights(folder, Staging(HERE, piece=4096, buffers=3), torch.float16)))

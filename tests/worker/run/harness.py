@@ -9,10 +9,7 @@ import torch
 from shared import messages as m
 from shared.codec import pack_u32
 from tests.checkpoints import EOS, VOCAB
-from tests.worker.engine.harness import Bench, FakeServer
-from worker.engine.loop import Loop
-from worker.engine.requests import RequestTable
-from worker.kv_cache.pages import PagePool
+from tests.worker.engine.harness import Bench
 from worker.kv_cache.sizing import GIB, GpuMemory
 from worker.kv_cache.tensors import Cache
 from worker.model.checkpoint import read_config
@@ -20,11 +17,8 @@ from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
 from worker.model.weights import load
-from worker.observability.metrics import Metrics
-from worker.observability.stats import Stats
 from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
-from worker.schedule.scheduler import Scheduler
 
 MAX_SEQ_LEN = 128
 
@@ -36,23 +30,14 @@ def batch_invariant_decoder(folder: Path, dtype: torch.dtype) -> Decoder:
 
 
 class RunnerBench(Bench):
-    """A loop over a runner on the CPU, turned by hand."""
+    """A loop over a real runner on the CPU."""
 
     def __init__(self, decoder: Decoder, pages: int = 100, **options: bool) -> None:
-        self.now = 0.0
-        dtype = decoder.weights.embed.dtype
-        cache = Cache(decoder.spec, pages, 16, dtype, "cpu")
-        self.runner = Runner(fastest_decoder(decoder, cache), cache, **options)  # type: ignore[assignment]
+        cache = Cache(decoder.spec, pages, 16, decoder.weights.embed.dtype, "cpu")
+        runner = Runner(fastest_decoder(decoder, cache), cache, **options)  # type: ignore[arg-type]
         config = SchedulerConfig(max_seq_len=MAX_SEQ_LEN, eos_token_ids=frozenset({EOS}), max_step_tokens=64)
-        self.scheduler, self.server = Scheduler(config, PagePool(pages, 16)), FakeServer()
-        self.stats, self.metrics = Stats(), Metrics()
-        self.request_table = RequestTable(
-            self.scheduler, self.stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0)
-        )
-        self.loop = Loop(
-            self.scheduler, self.runner, self.request_table, self.server, self.stats, self.metrics, lambda: self.now,  # type: ignore[arg-type]
-        )  # fmt: skip
-        self.max_in_flight = 0  # steps under way after a turn
+        super().__init__(runner=runner, config=config, pages=pages, vocab_size=VOCAB)
+        self.max_in_flight = 0  # steps in flight after an iteration
 
     def drain(self) -> None:
         for _ in range(600):
@@ -60,7 +45,7 @@ class RunnerBench(Bench):
             self.max_in_flight = max(self.max_in_flight, self.loop.in_flight)
             if not self.scheduler.has_work and not self.loop.in_flight:
                 return
-        raise AssertionError("it runs for ever")
+        raise AssertionError("the loop does not come to an end")
 
 
 PLAIN = [
@@ -83,7 +68,7 @@ OTHERS = [
 
 
 def traffic(bench: RunnerBench, samplings: list[m.Sampling]) -> None:
-    """Prompts of one token to several chunks, a new one each third turn."""
+    """Sends prompts of one token to several chunks, a new one every third iteration."""
     draw = random.Random(1)
     for id, sampling in enumerate(samplings):
         prompt = [draw.randrange(3, VOCAB) for _ in range(draw.choice([1, 5, 17, 64, 80]))]
@@ -102,7 +87,7 @@ def scores(bench: RunnerBench) -> dict[tuple[int, int, bool], tuple[bytes, bytes
 
 
 class Memory:
-    """A GPU on which nothing is free at once: `takes` are the heights of what is measured."""
+    """The memory of a fake GPU. takes: the growth that each measurement reports."""
 
     name = "Fake GPU"
 
