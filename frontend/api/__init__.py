@@ -16,4 +16,5 @@ The formats share these modules:
     structured_output   the fields that ask for structured output
     openapi, request_schema     the description of the API at /openapi.json
     response_types      what the types of all responses share
+    keyword_struct      structs with keyword-only fields
 """

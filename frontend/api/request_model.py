@@ -10,6 +10,7 @@ from typing import Any, ClassVar, dataclass_transform
 import msgspec
 from msgspec import inspect as nodes
 
+from frontend.api.keyword_struct import KeywordStructMeta
 from frontend.errors import BadRequest, SluiceError, Unprocessable
 
 MOST = (1 << 31) - 1  # the largest integer of most fields: no tensor and no counter wraps
@@ -26,15 +27,10 @@ TYPE_NAMES: Mapping[type, str] = {
 EXACT = msgspec.Meta(extra={"exact": True})  # an integer that may not be written as 8.0
 
 
-class _RequestMeta(msgspec.StructMeta):
-    """Makes all fields keyword-only, so that a type may add required fields to its base's optional ones."""
-
-    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
-        return super().__new__(mcls, name, bases, namespace, kw_only=True, **options)
-
-
 @dataclass_transform(kw_only_default=True, frozen_default=True)  # for type checkers
-class RequestModel(msgspec.Struct, metaclass=_RequestMeta, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
+class RequestModel(
+    msgspec.Struct, metaclass=KeywordStructMeta, forbid_unknown_fields=True, frozen=True, omit_defaults=True
+):
     """Base of all types that a request is decoded into.
 
     ONLY: fields of features that are not offered, each with the values that leave the feature off.

@@ -5,20 +5,23 @@ Streams write the same types; the parts of a chunk that do not change are encode
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, dataclass_transform
 
 import msgspec
 from msgspec import UNSET, Meta
 from msgspec import inspect as nodes
 
+from frontend.api.keyword_struct import KeywordStructMeta
+
 Count = Annotated[int, Meta(ge=0)]
 
 
-class ResponseModel(msgspec.Struct, kw_only=True):
+@dataclass_transform(kw_only_default=True)  # for type checkers
+class ResponseModel(msgspec.Struct, metaclass=KeywordStructMeta):
     """Base of all responses and their parts."""
 
 
-class Timings(ResponseModel, kw_only=True):
+class Timings(ResponseModel):
     queue_ms: float
     prefill_ms: float
     decode_ms: float
@@ -27,7 +30,7 @@ class Timings(ResponseModel, kw_only=True):
     inter_token_p99_ms: float
 
 
-class Model(ResponseModel, kw_only=True):
+class Model(ResponseModel):
     """The served model, with OpenAI's fields, then Anthropic's. Lengths are null until a worker has told them."""
 
     id: str
@@ -41,7 +44,7 @@ class Model(ResponseModel, kw_only=True):
     max_input_tokens: Count | None
 
 
-class ModelList(ResponseModel, kw_only=True):
+class ModelList(ResponseModel):
     object: Literal["list"] = "list"
     data: list[Model]
     has_more: bool = False
@@ -49,17 +52,17 @@ class ModelList(ResponseModel, kw_only=True):
     last_id: str
 
 
-class Tokens(ResponseModel, kw_only=True):
+class Tokens(ResponseModel):
     tokens: list[Count]
     count: Count
     max_model_len: Count | None
 
 
-class Prompt(ResponseModel, kw_only=True):
+class Prompt(ResponseModel):
     prompt: str
 
 
-class TokenizerInfo(ResponseModel, kw_only=True):
+class TokenizerInfo(ResponseModel):
     bos_token: str | None
     eos_token: str | None
     pad_token: str | None
@@ -68,16 +71,16 @@ class TokenizerInfo(ResponseModel, kw_only=True):
     vocab_size: Count
 
 
-class Health(ResponseModel, kw_only=True):
+class Health(ResponseModel):
     status: Literal["ok"] = "ok"
     model_loaded: bool
 
 
-class Ready(ResponseModel, kw_only=True):
+class Ready(ResponseModel):
     status: Literal["ready"] = "ready"
 
 
-class NotReady(ResponseModel, kw_only=True):
+class NotReady(ResponseModel):
     status: Literal["not_ready"] = "not_ready"
     reason: str
     progress: float

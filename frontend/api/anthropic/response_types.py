@@ -9,19 +9,19 @@ from frontend.api.response_types import Count, ResponseModel, Timings
 StopReason = Literal["end_turn", "stop_sequence", "max_tokens", "tool_use"]
 
 
-class AnthropicErrorBody(ResponseModel, kw_only=True):
+class AnthropicErrorBody(ResponseModel):
     type: str
     message: str
     details: dict[str, Any] | UnsetType = UNSET
 
 
-class AnthropicError(ResponseModel, kw_only=True):
+class AnthropicError(ResponseModel):
     type: Literal["error"] = "error"
     error: AnthropicErrorBody
     request_id: str
 
 
-class MessageUsage(ResponseModel, kw_only=True):
+class MessageUsage(ResponseModel):
     """Input tokens that were found in the prefix cache count in `cache_read_input_tokens` only."""
 
     input_tokens: Count
@@ -30,16 +30,16 @@ class MessageUsage(ResponseModel, kw_only=True):
     output_tokens: Count
 
 
-class TextBlock(ResponseModel, kw_only=True, tag_field="type", tag="text"):
+class TextBlock(ResponseModel, tag_field="type", tag="text"):
     text: str
 
 
-class ThinkingBlock(ResponseModel, kw_only=True, tag_field="type", tag="thinking"):
+class ThinkingBlock(ResponseModel, tag_field="type", tag="thinking"):
     thinking: str
     signature: str
 
 
-class ToolUseBlock(ResponseModel, kw_only=True, tag_field="type", tag="tool_use"):
+class ToolUseBlock(ResponseModel, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
@@ -48,7 +48,7 @@ class ToolUseBlock(ResponseModel, kw_only=True, tag_field="type", tag="tool_use"
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class Message(ResponseModel, kw_only=True):
+class Message(ResponseModel):
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
@@ -61,61 +61,61 @@ class Message(ResponseModel, kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
-class TextDelta(ResponseModel, kw_only=True, tag_field="type", tag="text_delta"):
+class TextDelta(ResponseModel, tag_field="type", tag="text_delta"):
     text: str
 
 
-class ThinkingDelta(ResponseModel, kw_only=True, tag_field="type", tag="thinking_delta"):
+class ThinkingDelta(ResponseModel, tag_field="type", tag="thinking_delta"):
     thinking: str
 
 
-class SignatureDelta(ResponseModel, kw_only=True, tag_field="type", tag="signature_delta"):
+class SignatureDelta(ResponseModel, tag_field="type", tag="signature_delta"):
     signature: str
 
 
-class InputJsonDelta(ResponseModel, kw_only=True, tag_field="type", tag="input_json_delta"):
+class InputJsonDelta(ResponseModel, tag_field="type", tag="input_json_delta"):
     partial_json: str
 
 
 BlockDelta = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
-class MessageStart(ResponseModel, kw_only=True, tag_field="type", tag="message_start"):
+class MessageStart(ResponseModel, tag_field="type", tag="message_start"):
     message: Message
 
 
-class ContentBlockStart(ResponseModel, kw_only=True, tag_field="type", tag="content_block_start"):
+class ContentBlockStart(ResponseModel, tag_field="type", tag="content_block_start"):
     index: Count
     content_block: ContentBlock
 
 
-class Ping(ResponseModel, kw_only=True, tag_field="type", tag="ping"):
+class Ping(ResponseModel, tag_field="type", tag="ping"):
     pass
 
 
-class ContentBlockDelta(ResponseModel, kw_only=True, tag_field="type", tag="content_block_delta"):
+class ContentBlockDelta(ResponseModel, tag_field="type", tag="content_block_delta"):
     index: Count
     delta: BlockDelta
     usage: MessageUsage | UnsetType = UNSET
 
 
-class ContentBlockStop(ResponseModel, kw_only=True, tag_field="type", tag="content_block_stop"):
+class ContentBlockStop(ResponseModel, tag_field="type", tag="content_block_stop"):
     index: Count
 
 
-class MessageEnd(ResponseModel, kw_only=True):
+class MessageEnd(ResponseModel):
     stop_reason: StopReason
     stop_sequence: str | None
 
 
-class MessageDelta(ResponseModel, kw_only=True, tag_field="type", tag="message_delta"):
+class MessageDelta(ResponseModel, tag_field="type", tag="message_delta"):
     delta: MessageEnd
     usage: MessageUsage
     seed: Count | None
     timings: Timings | UnsetType = UNSET
 
 
-class MessageStop(ResponseModel, kw_only=True, tag_field="type", tag="message_stop"):
+class MessageStop(ResponseModel, tag_field="type", tag="message_stop"):
     pass
 
 
@@ -124,5 +124,5 @@ MessageEvent = (
 )
 
 
-class InputTokenCount(ResponseModel, kw_only=True):
+class InputTokenCount(ResponseModel):
     input_tokens: Count

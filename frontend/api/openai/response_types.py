@@ -15,36 +15,36 @@ ChatFinishReason = Literal["stop", "length", "tool_calls"]
 Byte = Annotated[int, Meta(ge=0, le=255)]
 
 
-class ErrorBody(ResponseModel, kw_only=True):
+class ErrorBody(ResponseModel):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class OpenAIError(ResponseModel, kw_only=True):
+class OpenAIError(ResponseModel):
     error: ErrorBody
 
 
-class PromptTokensDetails(ResponseModel, kw_only=True):
+class PromptTokensDetails(ResponseModel):
     cached_tokens: Count
 
 
-class Usage(ResponseModel, kw_only=True):
+class Usage(ResponseModel):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails
 
 
-class CompletionHead(ResponseModel, kw_only=True):
+class CompletionHead(ResponseModel):
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: Count
     model: str
 
 
-class CompletionLogprobs(ResponseModel, kw_only=True):
+class CompletionLogprobs(ResponseModel):
     """Four columns with an entry for each token; null where a prompt's first token has no log-probability."""
 
     tokens: list[str]
@@ -59,7 +59,7 @@ class CompletionLogprobs(ResponseModel, kw_only=True):
         self.text_offset += more.text_offset
 
 
-class CompletionChoice(ResponseModel, kw_only=True):
+class CompletionChoice(ResponseModel):
     index: Count
     text: str
     logprobs: CompletionLogprobs | None
@@ -68,13 +68,13 @@ class CompletionChoice(ResponseModel, kw_only=True):
     seed: Count | None
 
 
-class Completion(CompletionHead, kw_only=True):
+class Completion(CompletionHead):
     choices: list[CompletionChoice]
     usage: Usage
     timings: Timings | UnsetType = UNSET
 
 
-class CompletionChunkChoice(ResponseModel, kw_only=True):
+class CompletionChunkChoice(ResponseModel):
     index: Count
     text: str
     logprobs: CompletionLogprobs | None
@@ -83,13 +83,13 @@ class CompletionChunkChoice(ResponseModel, kw_only=True):
     seed: Count | UnsetType | None = UNSET
 
 
-class CompletionChunk(CompletionHead, kw_only=True):
+class CompletionChunk(CompletionHead):
     choices: list[CompletionChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
 
 
-class ChatHead(ResponseModel, kw_only=True):
+class ChatHead(ResponseModel):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: Count
@@ -97,7 +97,7 @@ class ChatHead(ResponseModel, kw_only=True):
     system_fingerprint: None = None
 
 
-class ChatChunkHead(ResponseModel, kw_only=True):
+class ChatChunkHead(ResponseModel):
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: Count
@@ -105,33 +105,33 @@ class ChatChunkHead(ResponseModel, kw_only=True):
     system_fingerprint: None = None
 
 
-class TokenScore(ResponseModel, kw_only=True):
+class TokenScore(ResponseModel):
     token: str
     logprob: Annotated[float, Meta(le=0)]
     bytes: list[Byte] | None
 
 
-class TokenLogprobs(TokenScore, kw_only=True):
+class TokenLogprobs(TokenScore):
     top_logprobs: list[TokenScore]
 
 
-class ChatLogprobs(ResponseModel, kw_only=True):
+class ChatLogprobs(ResponseModel):
     content: list[TokenLogprobs]
     refusal: None = None
 
 
-class FunctionCall(ResponseModel, kw_only=True):
+class FunctionCall(ResponseModel):
     name: str
     arguments: str
 
 
-class ToolCall(ResponseModel, kw_only=True):
+class ToolCall(ResponseModel):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class ChatAnswer(ResponseModel, kw_only=True):
+class ChatAnswer(ResponseModel):
     """The message of a choice; `content` is null if it only calls tools."""
 
     role: Literal["assistant"] = "assistant"
@@ -142,7 +142,7 @@ class ChatAnswer(ResponseModel, kw_only=True):
     refusal: None = None
 
 
-class ChatChoice(ResponseModel, kw_only=True):
+class ChatChoice(ResponseModel):
     index: Count
     message: ChatAnswer
     logprobs: ChatLogprobs | None
@@ -151,18 +151,18 @@ class ChatChoice(ResponseModel, kw_only=True):
     seed: Count | None
 
 
-class ChatCompletion(ChatHead, kw_only=True):
+class ChatCompletion(ChatHead):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings | UnsetType = UNSET
 
 
-class FunctionCallDelta(ResponseModel, kw_only=True):
+class FunctionCallDelta(ResponseModel):
     name: str | UnsetType = UNSET
     arguments: str
 
 
-class ToolCallDelta(ResponseModel, kw_only=True):
+class ToolCallDelta(ResponseModel):
     """Part of a tool call. The first part has id, type and name; the others continue the arguments."""
 
     index: Count
@@ -171,7 +171,7 @@ class ToolCallDelta(ResponseModel, kw_only=True):
     function: FunctionCallDelta
 
 
-class ChatDelta(ResponseModel, kw_only=True):
+class ChatDelta(ResponseModel):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     refusal: UnsetType | None = UNSET
@@ -180,7 +180,7 @@ class ChatDelta(ResponseModel, kw_only=True):
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
-class ChatChunkChoice(ResponseModel, kw_only=True):
+class ChatChunkChoice(ResponseModel):
     index: Count
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -189,26 +189,26 @@ class ChatChunkChoice(ResponseModel, kw_only=True):
     seed: Count | UnsetType | None = UNSET
 
 
-class ChatCompletionChunk(ChatChunkHead, kw_only=True):
+class ChatCompletionChunk(ChatChunkHead):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
 
 
-class TokenEvent(ResponseModel, kw_only=True):
+class TokenEvent(ResponseModel):
     """A typed event: one generated token. `token_id` is null for text that became certain after the last token."""
 
     token: str
     token_id: Count | None
 
 
-class EventUsage(ResponseModel, kw_only=True):
+class EventUsage(ResponseModel):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
 
 
-class DoneEvent(ResponseModel, kw_only=True):
+class DoneEvent(ResponseModel):
     """The typed event that ends a stream."""
 
     finish_reason: Literal["eos", "stop", "length"]
@@ -216,7 +216,7 @@ class DoneEvent(ResponseModel, kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
-class ErrorEvent(ResponseModel, kw_only=True):
+class ErrorEvent(ResponseModel):
     """The typed event that ends a failed stream."""
 
     error: str

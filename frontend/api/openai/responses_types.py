@@ -11,31 +11,31 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
-class OutputText(ResponseModel, kw_only=True, tag_field="type", tag="output_text"):
+class OutputText(ResponseModel, tag_field="type", tag="output_text"):
     text: str
     annotations: list[Any]
     logprobs: list[TokenLogprobs]
 
 
-class ReasoningText(ResponseModel, kw_only=True, tag_field="type", tag="reasoning_text"):
+class ReasoningText(ResponseModel, tag_field="type", tag="reasoning_text"):
     text: str
 
 
-class ReasoningItem(ResponseModel, kw_only=True, tag_field="type", tag="reasoning"):
+class ReasoningItem(ResponseModel, tag_field="type", tag="reasoning"):
     id: str
     summary: list[Any]
     content: list[ReasoningText]
     status: ItemStatus
 
 
-class MessageItem(ResponseModel, kw_only=True, tag_field="type", tag="message"):
+class MessageItem(ResponseModel, tag_field="type", tag="message"):
     id: str
     status: ItemStatus
     role: Literal["assistant"] = "assistant"
     content: list[OutputText]
 
 
-class FunctionCallItem(ResponseModel, kw_only=True, tag_field="type", tag="function_call"):
+class FunctionCallItem(ResponseModel, tag_field="type", tag="function_call"):
     id: str
     status: ItemStatus
     arguments: str
@@ -46,16 +46,16 @@ class FunctionCallItem(ResponseModel, kw_only=True, tag_field="type", tag="funct
 OutputItem = ReasoningItem | MessageItem | FunctionCallItem
 
 
-class InputTokensDetails(ResponseModel, kw_only=True):
+class InputTokensDetails(ResponseModel):
     cached_tokens: Count
     cache_write_tokens: Count = 0
 
 
-class OutputTokensDetails(ResponseModel, kw_only=True):
+class OutputTokensDetails(ResponseModel):
     reasoning_tokens: Count
 
 
-class ResponseUsage(ResponseModel, kw_only=True):
+class ResponseUsage(ResponseModel):
     input_tokens: Count
     input_tokens_details: InputTokensDetails
     output_tokens: Count
@@ -63,25 +63,25 @@ class ResponseUsage(ResponseModel, kw_only=True):
     total_tokens: Count
 
 
-class ResponseFailure(ResponseModel, kw_only=True):
+class ResponseFailure(ResponseModel):
     code: Literal["server_error"] = "server_error"
     message: str
 
 
-class IncompleteDetails(ResponseModel, kw_only=True):
+class IncompleteDetails(ResponseModel):
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
-class ReasoningSettings(ResponseModel, kw_only=True):
+class ReasoningSettings(ResponseModel):
     effort: str | None
     summary: None = None
 
 
-class TextSettings(ResponseModel, kw_only=True):
+class TextSettings(ResponseModel):
     format: Any  # as it was sent
 
 
-class Response(ResponseModel, kw_only=True):
+class Response(ResponseModel):
     """A response; from `instructions` on it repeats the settings of its request."""
 
     id: str
@@ -117,96 +117,96 @@ class Response(ResponseModel, kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
-class InputTokens(ResponseModel, kw_only=True):
+class InputTokens(ResponseModel):
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: Count
 
 
-class Event(ResponseModel, kw_only=True, tag_field="type"):
+class Event(ResponseModel, tag_field="type"):
     """Base of all events of a stream; `sequence_number` counts them from 0."""
 
     sequence_number: Count
 
 
-class Created(Event, kw_only=True, tag="response.created"):
+class Created(Event, tag="response.created"):
     response: Response
 
 
-class InProgress(Event, kw_only=True, tag="response.in_progress"):
+class InProgress(Event, tag="response.in_progress"):
     response: Response
 
 
-class Completed(Event, kw_only=True, tag="response.completed"):
+class Completed(Event, tag="response.completed"):
     response: Response
 
 
-class Incomplete(Event, kw_only=True, tag="response.incomplete"):
+class Incomplete(Event, tag="response.incomplete"):
     response: Response
 
 
-class Failed(Event, kw_only=True, tag="response.failed"):
+class Failed(Event, tag="response.failed"):
     response: Response
 
 
-class OutputItemAdded(Event, kw_only=True, tag="response.output_item.added"):
+class OutputItemAdded(Event, tag="response.output_item.added"):
     output_index: Count
     item: OutputItem
 
 
-class OutputItemDone(Event, kw_only=True, tag="response.output_item.done"):
+class OutputItemDone(Event, tag="response.output_item.done"):
     output_index: Count
     item: OutputItem
 
 
-class ItemEvent(Event, kw_only=True):
+class ItemEvent(Event):
     """Base of the events that concern one item."""
 
     item_id: str
     output_index: Count
 
 
-class PartEvent(ItemEvent, kw_only=True):
+class PartEvent(ItemEvent):
     """Base of the events that concern one part of an item's content."""
 
     content_index: Count
 
 
-class ContentPartAdded(PartEvent, kw_only=True, tag="response.content_part.added"):
+class ContentPartAdded(PartEvent, tag="response.content_part.added"):
     part: OutputText | ReasoningText
 
 
-class ContentPartDone(PartEvent, kw_only=True, tag="response.content_part.done"):
+class ContentPartDone(PartEvent, tag="response.content_part.done"):
     part: OutputText | ReasoningText
 
 
-class OutputTextDelta(PartEvent, kw_only=True, tag="response.output_text.delta"):
+class OutputTextDelta(PartEvent, tag="response.output_text.delta"):
     delta: str
     logprobs: list[TokenLogprobs]
 
 
-class OutputTextDone(PartEvent, kw_only=True, tag="response.output_text.done"):
+class OutputTextDone(PartEvent, tag="response.output_text.done"):
     text: str
     logprobs: list[TokenLogprobs]
 
 
-class ReasoningTextDelta(PartEvent, kw_only=True, tag="response.reasoning_text.delta"):
+class ReasoningTextDelta(PartEvent, tag="response.reasoning_text.delta"):
     delta: str
 
 
-class ReasoningTextDone(PartEvent, kw_only=True, tag="response.reasoning_text.done"):
+class ReasoningTextDone(PartEvent, tag="response.reasoning_text.done"):
     text: str
 
 
-class ArgumentsDelta(ItemEvent, kw_only=True, tag="response.function_call_arguments.delta"):
+class ArgumentsDelta(ItemEvent, tag="response.function_call_arguments.delta"):
     delta: str
 
 
-class ArgumentsDone(ItemEvent, kw_only=True, tag="response.function_call_arguments.done"):
+class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
     arguments: str
     name: str
 
 
-class StreamError(Event, kw_only=True, tag="error"):
+class StreamError(Event, tag="error"):
     code: str | None
     message: str
     param: str | None
