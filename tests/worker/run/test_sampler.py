@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.messages import Sampling
-from worker.run.sampler import sample_rows, sampling_params
+from worker.run.sampler import is_plain, sample_rows, sampling_params
 from worker.schedule.sequence import Sequence
 
 V, EOS = 50, (3,)
@@ -116,3 +116,19 @@ def test_sampling_params_columns_are_complete_and_aligned(rows: int) -> None:
         assert all(column.shape == (rows,) and column.is_contiguous() for column in group)
         assert all((column.data_ptr() - group[0].data_ptr()) % 128 == 0 for column in group)
     assert plain.top_k.tolist() == plain.seeds.tolist() == list(range(rows))
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({}, True),
+        ({"temperature": 0.7, "top_p": 0.9, "seed": 3}, True),
+        ({"min_tokens": 2}, True),
+        ({"min_tokens": 3}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"frequency_penalty": 0.5}, False),
+        ({"logit_bias": ((7, 1.0),)}, False),
+    ],
+)
+def test_is_plain_after_two_output_tokens(options: dict[str, object], plain: bool) -> None:
+    assert is_plain(sequence([5, 6, 7, 8], prompt_len=2, **options)) is plain

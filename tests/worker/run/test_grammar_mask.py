@@ -1,0 +1,59 @@
+"""Masks of batches, with matchers that allow fixed tokens; real grammars are tested in tests/worker/grammar."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shared.messages import Sampling
+from worker.run.grammar_mask import GrammarMask
+from worker.schedule.sequence import Sequence
+
+V, EOS = 20, (3,)
+
+
+@dataclass
+class FakeState:
+    allowed: tuple[int, ...]
+
+    def unsafe_compute_mask_ptr(self, address: int, width: int) -> None:
+        mask = (ctypes.c_uint8 * width).from_address(address)
+        for id in self.allowed:
+            mask[id >> 3] |= 1 << (id & 7)
+
+
+@dataclass
+class FakeMatcher:
+    state: FakeState
+
+
+def sequence(*allowed: int, min_tokens: int = 0) -> Sequence:
+    constraint: Any = FakeMatcher(FakeState(allowed)) if allowed else None
+    return Sequence((b"f", 1), [1], 1, Sampling(9, min_tokens=min_tokens), 0, 0.0, constraint=constraint)
+
+
+def possible(logits: torch.Tensor) -> list[list[int]]:
+    return [row.isfinite().nonzero()[:, 0].tolist() for row in logits]
+
+
+def test_batch_without_grammars_returns_the_same_tensor() -> None:
+    logits = torch.zeros(2, V)
+    assert GrammarMask(V, EOS).apply(logits, [sequence(), sequence()]) is logits
+
+
+def test_only_rows_with_a_grammar_are_masked() -> None:
+    logits = torch.arange(2.0 * V).view(2, V)
+    masked = GrammarMask(V, EOS).apply(logits, [sequence(), sequence(5, 19)])
+    assert possible(masked) == [list(range(V)), [5, 19]]
+    assert torch.equal(masked[0], logits[0]) and masked[1, 19] == logits[1, 19] and logits.isfinite().all()
+
+
+def test_every_row_has_its_own_mask() -> None:
+    masked = GrammarMask(V, EOS).apply(torch.zeros(2, V), [sequence(0), sequence(7, 8)])
+    assert possible(masked) == [[0], [7, 8]]
+
+
+def test_min_tokens_forbids_the_end_unless_nothing_else_is_allowed() -> None:
+    masked = GrammarMask(V, EOS).apply(torch.zeros(2, V), [sequence(3, 4, min_tokens=2), sequence(3, min_tokens=2)])
+    assert possible(masked) == [[4], [3]]
