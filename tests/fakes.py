@@ -72,7 +72,7 @@ class FakePool:
 
     @property
     def membership(self) -> Self:
-        """It plays both: the pool and the list of its one worker."""
+        """The fake is its own membership."""
         return self
 
     def statuses(self) -> list[WorkerStatus]:
@@ -116,14 +116,16 @@ class FakePool:
                 self.aborted.append(stream.id)
                 self.end(stream, m.Outcome.ABORTED)
 
-    # what the worker does
+    # the worker
 
-    def say(self, stream: Stream, ids: Iterable[int]) -> None:
+    def send_tokens(self, stream: Stream, ids: Iterable[int]) -> None:
         if stream.end is None:
             stream.add_tokens(len(stream.output), list(ids))
 
-    def score(self, stream: Stream, start: int, logprobs: list[float], *, prompt: bool = False, k: int = 0) -> None:
-        """Each token's rivals are the ids 1 to k, equally likely."""
+    def send_logprobs(
+        self, stream: Stream, start: int, logprobs: list[float], *, prompt: bool = False, k: int = 0
+    ) -> None:
+        """The ids 1 to k are the likely tokens in each place, with equal log-probabilities."""
         ids = list(range(1, k + 1)) * len(logprobs)
         values = [logprob for logprob in logprobs for _ in range(k)]
         columns = pack_f32(logprobs), k, pack_u32(ids), pack_f32(values)
@@ -134,7 +136,7 @@ class FakePool:
         stream.finish(m.End(stream.id, outcome, len(stream.output), error, timings))
 
     def later(self, work: Callable[[], None], seconds: float = 0.0) -> None:
-        """Does `work` in a task of its own, after `seconds`."""
+        """Calls `work` after `seconds`."""
 
         async def do() -> None:
             await asyncio.sleep(seconds)
@@ -145,13 +147,13 @@ class FakePool:
         task.add_done_callback(self.tasks.discard)
 
 
-def saying(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str = "", pause_s: float = 0.0) -> Play:
-    """A play: the pieces one after another, with time for the frontend between them, then the end with the last."""
+def sending(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str = "", pause_s: float = 0.0) -> Play:
+    """A script: sends the pieces one after another, the end together with the last one."""
 
     def play(pool: FakePool, stream: Stream) -> None:
         def step(i: int) -> None:
             if i < len(pieces):
-                pool.say(stream, pieces[i])
+                pool.send_tokens(stream, pieces[i])
             if i >= len(pieces) - 1:
                 pool.end(stream, outcome, error)
             else:

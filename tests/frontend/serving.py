@@ -21,7 +21,7 @@ from frontend.server.http_protocol import LimitedHttpProtocol, enforce_timeouts
 from frontend.text.tokenizer import Tokenizer
 from shared.config import FrontendConfig, ModelConfig
 from shared.messages import Outcome
-from tests.fakes import MODEL, FakePool, saying
+from tests.fakes import MODEL, FakePool, sending
 from tests.patience import PATIENCE_S
 
 Refused = Callable[[str], None]
@@ -119,4 +119,4 @@ async def http_client(pool: FakePool, tokenizer: Tokenizer | None, **config: Any
 
 def completing(tokenizer: Tokenizer, text: str = "hello", outcome: Outcome = Outcome.LENGTH) -> FakePool:
     """A pool whose worker completes every prompt with `text`."""
-    return FakePool(saying(tokenizer.encode_now([text], False)[0], outcome=outcome))
+    return FakePool(sending(tokenizer.encode_now([text], False)[0], outcome=outcome))

@@ -11,7 +11,7 @@ from frontend.output_parser.formats import ModelFormat
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared import messages as m
-from tests.fakes import MODEL, FakePool, context, saying
+from tests.fakes import MODEL, FakePool, context, sending
 from tests.frontend.serving import app_over, serving
 from tests.frontend.text.tokenizers import byte_level, save
 
@@ -46,8 +46,8 @@ class Model:
     def _play(self, pool: FakePool, stream: Stream) -> None:
         (ids,) = self.tokenizer.encode_now([self.says.pop(0)], False)
         if stream.submit.sampling.logprobs is not None:
-            pool.score(stream, 0, [-0.5] * len(ids), k=stream.submit.sampling.logprobs)
-        saying(*[ids[i : i + self.size] for i in range(0, len(ids), self.size)], outcome=self.outcome)(pool, stream)
+            pool.send_logprobs(stream, 0, [-0.5] * len(ids), k=stream.submit.sampling.logprobs)
+        sending(*[ids[i : i + self.size] for i in range(0, len(ids), self.size)], outcome=self.outcome)(pool, stream)
 
     @property
     def prompts(self) -> list[str]:

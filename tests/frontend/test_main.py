@@ -27,7 +27,7 @@ from tests.fakes import FakePool
 
 def play(pool, stream):
     def say():
-        pool.say(stream, [65])
+        pool.send_tokens(stream, [65])
         if len(stream.output) < stream.submit.sampling.max_tokens:
             pool.later(say, 0.05)
         else:

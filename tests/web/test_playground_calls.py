@@ -183,7 +183,7 @@ def test_an_answer_that_waits_for_its_worker_says_so(scripted: Model, opened: Op
 
 def test_a_server_that_goes_and_comes_back(scripted: Model, opened: Opens) -> None:
     (hi,) = scripted.tokenizer.encode_now(["Hi"], False)
-    scripted.pool.play = lambda pool, stream: pool.later(partial(pool.say, stream, hi))  # and it never ends
+    scripted.pool.play = lambda pool, stream: pool.later(partial(pool.send_tokens, stream, hi))  # and it never ends
     with ExitStack() as first:
         url = first.enter_context(served(scripted))
         with opened(url) as page:

@@ -182,7 +182,7 @@ async def test_priority_deadline_and_cache_salt_reach_the_worker_in_all_formats(
 async def test_deadline_is_504_before_the_headers_and_an_error_event_after(
     tokenizer: Tokenizer, path: str, kind: str
 ) -> None:
-    pool = FakePool(lambda pool, stream: pool.say(stream, [65]))  # and never ends: a worker that hangs, or is lost
+    pool = FakePool(lambda pool, stream: pool.send_tokens(stream, [65]))  # the worker then hangs, or is lost
     body = {"model": MODEL, "max_tokens": 8, "deadline_ms": 50}
     body |= {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "hi"}]}
     async with http_client(pool, tokenizer) as http:

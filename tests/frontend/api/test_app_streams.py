@@ -12,7 +12,7 @@ from frontend.errors import Overloaded
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared.messages import Outcome
-from tests.fakes import MODEL, FakePool, saying
+from tests.fakes import MODEL, FakePool, sending
 from tests.frontend.serving import Raw, app_over, serving, until
 from tests.patience import PATIENCE_S
 
@@ -29,7 +29,7 @@ def sdk(url: str) -> openai.AsyncOpenAI:
 
 async def test_sdk_stream_joins_to_the_complete_response(tokenizer: Tokenizer) -> None:
     pieces = [encode(tokenizer, text) for text in ("Hello", " the", " €uro")]
-    pool = FakePool(saying(*pieces, outcome=Outcome.LENGTH, pause_s=0.002))
+    pool = FakePool(sending(*pieces, outcome=Outcome.LENGTH, pause_s=0.002))
     async with serving(app_over(pool, tokenizer)) as url, sdk(url) as client:
         whole = await client.completions.create(model=MODEL, prompt="abc", max_tokens=100, seed=5)
         stream = await client.completions.create(
@@ -45,7 +45,7 @@ async def test_sdk_stream_joins_to_the_complete_response(tokenizer: Tokenizer) -
 
 async def test_sdk_receives_several_prompts_and_choices(tokenizer: Tokenizer) -> None:
     def play(pool: FakePool, stream: Stream) -> None:
-        pool.say(stream, encode(tokenizer, f"#{stream.id}"))
+        pool.send_tokens(stream, encode(tokenizer, f"#{stream.id}"))
         pool.end(stream, Outcome.LENGTH)
 
     async with serving(app_over(FakePool(play), tokenizer)) as url, sdk(url) as client:
@@ -66,7 +66,7 @@ async def test_sdk_raises_refusals(tokenizer: Tokenizer) -> None:
 
 
 async def test_sdk_raises_a_failure_in_mid_stream(tokenizer: Tokenizer) -> None:
-    pool = FakePool(saying(encode(tokenizer, "half"), outcome=Outcome.ERROR, error="the step failed"))
+    pool = FakePool(sending(encode(tokenizer, "half"), outcome=Outcome.ERROR, error="the step failed"))
     async with serving(app_over(pool, tokenizer)) as url, sdk(url) as client:
         got = []
         with pytest.raises(openai.APIError, match="the step failed"):
@@ -77,7 +77,7 @@ async def test_sdk_raises_a_failure_in_mid_stream(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize(("stream_format", "marker"), [("openai", "[DONE]"), ("events", "event: done")])
 async def test_failed_stream_ends_with_an_error_event(tokenizer: Tokenizer, stream_format: str, marker: str) -> None:
-    pool = FakePool(saying(encode(tokenizer, "half"), outcome=Outcome.SHUTDOWN))
+    pool = FakePool(sending(encode(tokenizer, "half"), outcome=Outcome.SHUTDOWN))
     async with serving(app_over(pool, tokenizer)) as url, httpx.AsyncClient() as http:
         body = BODY | {"stream": True, "stream_format": stream_format}
         answer = await http.post(f"{url}/v1/completions", json=body)
@@ -88,8 +88,8 @@ async def test_failed_stream_ends_with_an_error_event(tokenizer: Tokenizer, stre
 
 async def test_internal_error_in_mid_stream_is_an_error_event(tokenizer: Tokenizer) -> None:
     def play(pool: FakePool, stream: Stream) -> None:
-        pool.later(lambda: pool.say(stream, encode(tokenizer, "a")))
-        pool.later(lambda: pool.say(stream, ["no id"]), 0.05)  # type: ignore[list-item]
+        pool.later(lambda: pool.send_tokens(stream, encode(tokenizer, "a")))
+        pool.later(lambda: pool.send_tokens(stream, ["no id"]), 0.05)  # type: ignore[list-item]
 
     async with serving(app_over(FakePool(play), tokenizer)) as url, httpx.AsyncClient() as http:
         answer = await http.post(f"{url}/v1/completions", json=BODY | {"stream": True})
@@ -103,7 +103,7 @@ async def test_client_that_leaves_has_its_request_aborted(tokenizer: Tokenizer, 
     async with serving(app) as url:
         client = await Raw.post(url, "/v1/completions", BODY | {"stream": stream, "n": 2})
         await until(lambda: len(pool.submitted) == 2)
-        pool.say(pool.submitted[0].stream, encode(tokenizer, "a"))
+        pool.send_tokens(pool.submitted[0].stream, encode(tokenizer, "a"))
         await asyncio.sleep(0.02)
         assert pool.aborted == []
         await client.leave()
@@ -142,7 +142,7 @@ async def test_deltas_for_a_slow_client_become_one(tokenizer: Tokenizer) -> None
     await until(lambda: pool.submitted)
     stream = pool.submitted[0].stream
     for letter in "abcdefgh":
-        pool.say(stream, encode(tokenizer, letter))
+        pool.send_tokens(stream, encode(tokenizer, letter))
         await asyncio.sleep(0.002)
     pool.end(stream, Outcome.LENGTH)
     assert len(written) == 1
@@ -159,7 +159,7 @@ async def test_silent_stream_sends_keep_alive_comments(tokenizer: Tokenizer) -> 
         client = await Raw.post(url, "/v1/completions", BODY | {"stream": True})
         heard = await asyncio.wait_for(client.reader.readuntil(b": keep-alive\n\n"), PATIENCE_S)
         assert b"200 OK" in heard
-        pool.say(pool.submitted[0].stream, encode(tokenizer, "a"))
+        pool.send_tokens(pool.submitted[0].stream, encode(tokenizer, "a"))
         pool.end(pool.submitted[0].stream, Outcome.LENGTH)
         rest = await asyncio.wait_for(client.reader.readuntil(b"data: [DONE]\n\n"), PATIENCE_S)
         await client.leave()
@@ -173,7 +173,7 @@ async def test_tokens_of_one_arrival_are_one_write(tokenizer: Tokenizer) -> None
         await until(lambda: pool.submitted)
         await client.reader.readuntil(b"\r\n\r\n")
         for id in encode(tokenizer, "abcdef"):
-            pool.say(pool.submitted[0].stream, [id])
+            pool.send_tokens(pool.submitted[0].stream, [id])
         size = int(await client.reader.readline(), 16)  # one chunk of the transfer encoding
         piece = (await client.reader.readexactly(size)).decode()
         await client.leave()

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import MODEL, TEMPLATE, FakePool, saying
+from tests.fakes import MODEL, TEMPLATE, FakePool, sending
 from tests.frontend.serving import app_over
 
 USER: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
@@ -62,7 +62,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
 
 
 async def status(tokenizer: Tokenizer, path: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
-    app = app_over(FakePool(play=saying(tokenizer.encode_now(["hi"], False)[0])), tokenizer)
+    app = app_over(FakePool(play=sending(tokenizer.encode_now(["hi"], False)[0])), tokenizer)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
         answer = await http.post(path, json={"model": MODEL, most: 5} | body, headers=headers)

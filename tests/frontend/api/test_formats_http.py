@@ -15,7 +15,7 @@ from frontend.errors import Overloaded, SluiceError
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import not_ready
 from shared.messages import Outcome
-from tests.fakes import MODEL, FakePool, saying
+from tests.fakes import MODEL, FakePool, sending
 from tests.frontend.api.harness import fold_chat, fold_message_events, parse_events, parse_sse
 from tests.frontend.serving import app_over, http_client, serving
 
@@ -28,7 +28,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def says(tokenizer: Tokenizer, *texts: str, outcome: Outcome = Outcome.EOS, error: str = "") -> FakePool:
-    return FakePool(saying(*[encode(tokenizer, text) for text in texts], outcome=outcome, error=error, pause_s=0.002))
+    return FakePool(sending(*[encode(tokenizer, text) for text in texts], outcome=outcome, error=error, pause_s=0.002))
 
 
 # the table of errors
@@ -174,8 +174,8 @@ def scored(tokenizer: Tokenizer) -> FakePool:
         def step(i: int) -> None:
             asked = stream.submit.sampling.logprobs
             if asked is not None:
-                pool.score(stream, len(stream.output), [-0.5] * len(pieces[i]), k=asked)
-            pool.say(stream, pieces[i])
+                pool.send_logprobs(stream, len(stream.output), [-0.5] * len(pieces[i]), k=asked)
+            pool.send_tokens(stream, pieces[i])
             if i == len(pieces) - 1:
                 pool.end(stream)
             else:

@@ -3,13 +3,13 @@
 from frontend.request import Finish
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome, Sampling
-from tests.fakes import FakePool, saying
+from tests.fakes import FakePool, sending
 from tests.frontend.generation.harness import collect, encode, generation_request, make_service
 
 
 async def test_deltas_of_one_sequence_join_to_its_text(tokenizer: Tokenizer) -> None:
     ids = encode(tokenizer)
-    pool = FakePool(saying(ids("Hello "), ids("the €"), [265]))
+    pool = FakePool(sending(ids("Hello "), ids("the €"), [265]))
     generation = await make_service(tokenizer, pool).start(generation_request())
     deltas = [delta for arrived in await collect(generation) for delta in arrived]
     assert "".join(delta.text for delta in deltas) == "Hello the €"
@@ -22,7 +22,7 @@ async def test_deltas_of_one_sequence_join_to_its_text(tokenizer: Tokenizer) -> 
 
 
 async def test_finish_by_a_stop_token_names_its_id(tokenizer: Tokenizer) -> None:
-    pool = FakePool(saying([65, 66], outcome=Outcome.STOP))
+    pool = FakePool(sending([65, 66], outcome=Outcome.STOP))
     deltas = (await collect(await make_service(tokenizer, pool).start(generation_request())))[-1]
     assert (deltas[0].finish, deltas[0].stop) == (Finish.STOP, 66)
 
@@ -34,9 +34,9 @@ async def test_echo_puts_the_prompt_first_with_its_logprobs(tokenizer: Tokenizer
     request = generation_request(prompts=(prompt,), sampling=sampling, echo=("ab",))
     generation = await make_service(tokenizer, pool).start(request)
     stream = pool.submitted[0].stream
-    pool.score(stream, 1, [-1.0, -2.0], prompt=True, k=1)
-    pool.score(stream, 0, [-3.0], k=1)
-    pool.say(stream, encode(tokenizer)("c"))
+    pool.send_logprobs(stream, 1, [-1.0, -2.0], prompt=True, k=1)
+    pool.send_logprobs(stream, 0, [-3.0], k=1)
+    pool.send_tokens(stream, encode(tokenizer)("c"))
     pool.end(stream, Outcome.LENGTH)
     ((delta,),) = await collect(generation)
     assert delta.text == "abc" and delta.logprobs is not None and delta.usage is not None
@@ -55,8 +55,8 @@ async def test_logprobs_of_held_back_text_stay_with_their_tokens(tokenizer: Toke
     stream = pool.submitted[0].stream
     deltas = generation.deltas()
     for offset, id in enumerate(ids):
-        pool.score(stream, offset, [-float(offset)])
-        pool.say(stream, [id])
+        pool.send_logprobs(stream, offset, [-float(offset)])
+        pool.send_tokens(stream, [id])
         if offset == 1:
             (first,) = await anext(deltas)
     pool.end(stream, Outcome.LENGTH)

@@ -8,7 +8,7 @@ from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError
 from frontend.request import Finish
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome
-from tests.fakes import FakePool, saying
+from tests.fakes import FakePool, sending
 from tests.frontend.generation.harness import collect, encode, generation_request, make_service
 
 
@@ -18,9 +18,9 @@ async def test_deltas_after_several_arrivals_are_one_delta(tokenizer: Tokenizer)
     stream = pool.submitted[0].stream
     deltas = generation.deltas()
     for id in encode(tokenizer)("abc"):
-        pool.say(stream, [id])
+        pool.send_tokens(stream, [id])
     assert [delta.text for delta in await anext(deltas)] == ["abc"]
-    pool.say(stream, encode(tokenizer)("d"))
+    pool.send_tokens(stream, encode(tokenizer)("d"))
     pool.end(stream, Outcome.LENGTH)
     (last,) = await anext(deltas)
     assert (last.text, last.finish) == ("d", Finish.LENGTH)
@@ -34,10 +34,10 @@ async def test_poll_with_a_stop_string_ends_the_choice_and_aborts_its_stream(tok
     service = make_service(tokenizer, pool)
     generation = await service.start(generation_request(stops=("END",)))
     stream = pool.submitted[0].stream
-    pool.say(stream, ids("some E"))
+    pool.send_tokens(stream, ids("some E"))
     deltas = generation.deltas()
     assert (await anext(deltas))[0].text == "some "
-    pool.say(stream, ids("NDless"))
+    pool.send_tokens(stream, ids("NDless"))
     (last,) = await anext(deltas)
     assert pool.aborted == [stream.id]
     assert (last.text, last.finish, last.stop) == ("", Finish.STOP, "END")
@@ -59,7 +59,7 @@ async def test_poll_with_a_stop_string_ends_the_choice_and_aborts_its_stream(tok
 async def test_deltas_of_a_failed_stream_raise_after_its_last_tokens(
     tokenizer: Tokenizer, outcome: Outcome, kind: type[SluiceError], status: int
 ) -> None:
-    pool = FakePool(saying(encode(tokenizer)("half"), outcome=outcome, error="because"))
+    pool = FakePool(sending(encode(tokenizer)("half"), outcome=outcome, error="because"))
     deltas = (await make_service(tokenizer, pool).start(generation_request())).deltas()
     (delta,) = await anext(deltas)
     assert (delta.text, delta.finish) == ("half", None)
@@ -73,7 +73,7 @@ async def test_deltas_closed_early_abort_all_streams(tokenizer: Tokenizer) -> No
     service = make_service(tokenizer, pool)
     generation = await service.start(generation_request(n=3))
     deltas = generation.deltas()
-    pool.say(pool.submitted[0].stream, [65])
+    pool.send_tokens(pool.submitted[0].stream, [65])
     await anext(deltas)
     await deltas.aclose()
     assert sorted(pool.aborted) == [1, 2, 3]
@@ -103,7 +103,7 @@ async def test_poll_sets_ended_and_error_with_the_last_deltas(tokenizer: Tokeniz
     generation = await service.start(generation_request())
     stream = pool.submitted[0].stream
     assert generation.poll() == [] and not generation.ended
-    pool.say(stream, encode(tokenizer)("half"))
+    pool.send_tokens(stream, encode(tokenizer)("half"))
     pool.end(stream, Outcome.ERROR, "broken")
     assert [delta.text for delta in generation.poll()] == ["half"]
     assert generation.ended and isinstance(generation.error, Internal) and service.generations == set()
@@ -116,7 +116,7 @@ async def test_on_ready_notifies_once_in_a_turn_of_the_loop(tokenizer: Tokenizer
     await asyncio.sleep(0)
     for submitted in pool.submitted:
         for id in encode(tokenizer)("abc"):
-            pool.say(submitted.stream, [id])
+            pool.send_tokens(submitted.stream, [id])
     assert len(calls) == 1, "the first one, before anything arrives"
     await asyncio.sleep(0)
     assert len(calls) == 2

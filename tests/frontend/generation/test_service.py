@@ -32,7 +32,7 @@ async def test_start_of_several_prompts_and_choices_groups_and_seeds_them(tokeni
     groups = [submitted.group for submitted in pool.submitted]
     assert groups[0] == groups[1] != groups[2] == groups[3] and 0 not in groups
     for letter, one in enumerate(pool.submitted):
-        pool.say(one.stream, [32 + letter])
+        pool.send_tokens(one.stream, [32 + letter])
         pool.end(one.stream)
     deltas = [delta for arrived in await collect(generation) for delta in arrived]
     assert sorted(delta.index for delta in deltas if delta.finish) == [0, 1, 2, 3]

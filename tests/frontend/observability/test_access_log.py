@@ -19,7 +19,7 @@ from frontend.observability.access_log import LogEntry, RequestRecord, as_json, 
 from frontend.text.tokenizer import Tokenizer
 from shared.line_writer import NonBlockingWriter
 from shared.messages import Outcome
-from tests.fakes import MODEL, FakePool, saying
+from tests.fakes import MODEL, FakePool, sending
 from tests.frontend.serving import Raw, app_over, serving, until
 from tests.patience import PATIENCE_S
 
@@ -53,7 +53,7 @@ async def test_finished_request_is_logged_once_with_all_fields(
 ) -> None:
     (tmp_path / "keys").write_text("sk-secret alice")
     ids = tokenizer.encode_now(["hello"], False)[0]
-    pool = FakePool(saying(ids, outcome=Outcome.LENGTH))
+    pool = FakePool(sending(ids, outcome=Outcome.LENGTH))
     headers = {"X-Api-Key": "sk-secret", "X-Request-Id": "mine-1"}
     async with client(pool, tokenizer, api_keys=str(tmp_path / "keys")) as http:
         for stream in (False, True):
@@ -72,8 +72,8 @@ async def test_finished_request_is_logged_once_with_all_fields(
 
 async def test_refused_and_failed_requests_are_logged(tokenizer: Tokenizer, told: Sink) -> None:
     full = FakePool(refusals={0: Overloaded("full", code="queue_full")})
-    broken = FakePool(saying([65], outcome=Outcome.ERROR))
-    hanging = FakePool(lambda pool, stream: pool.say(stream, [65]))
+    broken = FakePool(sending([65], outcome=Outcome.ERROR))
+    hanging = FakePool(lambda pool, stream: pool.send_tokens(stream, [65]))
     async with client(full, tokenizer) as http:
         await http.post("/v1/completions", json=BODY)
         await http.post("/v1/completions", json=BODY | {"top_p": 9})
@@ -100,7 +100,7 @@ async def test_refused_and_failed_requests_are_logged(tokenizer: Tokenizer, told
 
 
 async def test_outcome_tells_a_client_that_left_from_a_shutdown(tokenizer: Tokenizer, told: Sink) -> None:
-    pool = FakePool(lambda pool, stream: pool.say(stream, [65]))
+    pool = FakePool(lambda pool, stream: pool.send_tokens(stream, [65]))
     app = app_over(pool, tokenizer, access_log="json")
     async with serving(app) as url:
         for stream in (True, False):
@@ -167,7 +167,7 @@ async def test_full_pipe_delays_no_request(tokenizer: Tokenizer, monkeypatch: py
         assert outlet.dropped >= 1000 - 100 - 65, "what the pipe and the limit do not hold"
         await asyncio.sleep(0.1)  # the thread stands in a full pipe now
         async with asyncio.timeout(PATIENCE_S):
-            async with client(FakePool(saying([65])), tokenizer) as http:
+            async with client(FakePool(sending([65])), tokenizer) as http:
                 assert (await http.post("/v1/completions", json=BODY)).status_code == 200
         got = bytearray()
         before = threading.active_count()

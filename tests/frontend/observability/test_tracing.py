@@ -19,7 +19,7 @@ from frontend.errors import Overloaded
 from frontend.observability.tracing import Tracing
 from frontend.text.tokenizer import Tokenizer
 from shared.config import ConfigError
-from tests.fakes import MODEL, FakePool, saying
+from tests.fakes import MODEL, FakePool, sending
 from tests.frontend.serving import app_over
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "secret"}], "max_tokens": 8}
@@ -38,7 +38,7 @@ async def test_request_becomes_a_span_with_its_phases_in_the_clients_trace(
 ) -> None:
     memory = InMemorySpanExporter()
     monkeypatch.setattr(Tracing, "over_http", lambda endpoint: Tracing(SimpleSpanProcessor(memory)))
-    pool = FakePool(saying([65]), refusals={1: Overloaded("full", code="queue_full")})
+    pool = FakePool(sending([65]), refusals={1: Overloaded("full", code="queue_full")})
     parent = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     await ask(pool, tokenizer, parent, {"traceparent": "00-nonsense"}, otlp_endpoint="http://x")
     *phases, span, refused = memory.get_finished_spans()
@@ -71,7 +71,7 @@ async def test_spans_reach_a_collector_by_http(tokenizer: Tokenizer) -> None:
 
     with HTTPServer(("127.0.0.1", 0), Collector) as collector:
         threading.Thread(target=collector.serve_forever, daemon=True).start()
-        app = app_over(FakePool(saying([65])), tokenizer, otlp_endpoint=f"http://127.0.0.1:{collector.server_port}/")
+        app = app_over(FakePool(sending([65])), tokenizer, otlp_endpoint=f"http://127.0.0.1:{collector.server_port}/")
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
@@ -91,7 +91,7 @@ async def test_spans_reach_a_collector_by_http(tokenizer: Tokenizer) -> None:
 
 async def test_missing_collector_fails_no_request_and_delays_no_exit(tokenizer: Tokenizer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections and never answers
-        app = app_over(FakePool(saying([65])), tokenizer, otlp_endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        app = app_over(FakePool(sending([65])), tokenizer, otlp_endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),

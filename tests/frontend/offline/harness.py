@@ -36,7 +36,7 @@ def echoing(seconds: Callable[[list[int]], float] = lambda prompt: 0.001) -> Pla
 
         def step() -> None:
             done = len(stream.output)
-            pool.say(stream, said[done : done + 1])
+            pool.send_tokens(stream, said[done : done + 1])
             if done + 1 < len(said):
                 pool.later(step, pause)
             else:

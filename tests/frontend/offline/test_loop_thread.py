@@ -16,7 +16,7 @@ from tests.frontend.offline.harness import echoing, ids_of, llm_over, until
 
 
 def test_iterate_left_early_cancels_its_job(tokenizer: Tokenizer) -> None:
-    pool = FakePool(play=lambda pool, stream: pool.say(stream, ids_of(tokenizer, "h")))
+    pool = FakePool(play=lambda pool, stream: pool.send_tokens(stream, ids_of(tokenizer, "h")))
     with llm_over(pool, tokenizer) as llm:
         for text in llm.generate("abc", stream=True):
             assert text == "h"
@@ -26,7 +26,7 @@ def test_iterate_left_early_cancels_its_job(tokenizer: Tokenizer) -> None:
 
 
 async def test_iterate_async_closed_early_cancels_its_job(tokenizer: Tokenizer) -> None:
-    pool = FakePool(play=lambda pool, stream: pool.say(stream, ids_of(tokenizer, "h")))
+    pool = FakePool(play=lambda pool, stream: pool.send_tokens(stream, ids_of(tokenizer, "h")))
     with llm_over(pool, tokenizer) as llm:
         stream = llm.generate_async("abc")
         assert await anext(stream) == "h"
@@ -35,7 +35,7 @@ async def test_iterate_async_closed_early_cancels_its_job(tokenizer: Tokenizer) 
 
 
 def test_close_ends_running_jobs_and_refuses_new_ones(tokenizer: Tokenizer) -> None:
-    pool = FakePool(play=lambda pool, stream: pool.say(stream, ids_of(tokenizer, "h")))
+    pool = FakePool(play=lambda pool, stream: pool.send_tokens(stream, ids_of(tokenizer, "h")))
     with llm_over(pool, tokenizer) as llm:
         stream = llm.generate("abc", stream=True)
         assert next(stream) == "h"

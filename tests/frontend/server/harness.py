@@ -13,7 +13,7 @@ import uvloop
 
 from frontend.server.connection_limits import ConnectionLimits
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import FakePool, saying
+from tests.fakes import FakePool, sending
 from tests.frontend.serving import app_over, serving
 from tests.patience import PATIENCE_S
 
@@ -21,7 +21,7 @@ QUICK = ConnectionLimits(connections=50, header_bytes=4096, request_s=0.6, write
 HELLO = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = HELLO.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 BODY = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 2}).encode()
-SAY_A = saying([65], [66])
+SAY_A = sending([65], [66])
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 
 from frontend.server.connection_limits import ConnectionLimits
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import FakePool, saying
+from tests.fakes import FakePool, sending
 from tests.frontend.server.harness import HELLO, LAST, case, on_uvloop, post, status, statuses
 from tests.frontend.serving import until
 from tests.patience import PATIENCE_S
@@ -66,7 +66,7 @@ async def test_slow_request_is_answered_408_and_idle_connection_is_closed(tokeni
 async def test_client_that_never_reads_is_cut_off_and_its_request_aborted(tokenizer: Tokenizer) -> None:
     def flood(pool: FakePool, stream: Any) -> None:
         def say() -> None:
-            pool.say(stream, [65] * 20_000)
+            pool.send_tokens(stream, [65] * 20_000)
             if stream.end is None:
                 pool.later(say, 0.002)
 
@@ -89,7 +89,7 @@ async def test_client_that_never_reads_is_cut_off_and_its_request_aborted(tokeni
 
 @on_uvloop
 async def test_slow_response_hits_no_timeout(tokenizer: Tokenizer) -> None:
-    async with case(tokenizer, play=saying([65], [66], pause_s=0.9)) as it:
+    async with case(tokenizer, play=sending([65], [66], pause_s=0.9)) as it:
         assert status(await it.say(post(head=b"Connection: close\r\n"))) == 200
         assert not it.refused
 
@@ -168,7 +168,7 @@ async def test_client_with_a_body_too_large_can_read_the_413(tokenizer: Tokenize
 @on_uvloop
 async def test_pipelined_request_is_aborted_when_its_client_leaves(tokenizer: Tokenizer) -> None:
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 400, "stream": True}).encode()
-    async with case(tokenizer, ConnectionLimits(), play=saying(*[[65]] * 400, pause_s=0.02)) as it:
+    async with case(tokenizer, ConnectionLimits(), play=sending(*[[65]] * 400, pause_s=0.02)) as it:
         reader, writer = await it.connect(post(body) + HELLO)
         await reader.readuntil(b"data:")
         writer.close()
