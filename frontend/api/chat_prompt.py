@@ -33,12 +33,12 @@ class _TextPart(Protocol):
     def text(self) -> str: ...
 
 
-def joined(content: str | Sequence[_TextPart] | None) -> str:
+def join_text(content: str | Sequence[_TextPart] | None) -> str:
     """A message's text: its parts, joined as they stand."""
     return content if isinstance(content, str) else "".join([part.text for part in content or ()])
 
 
-def parsed(arguments: str) -> Any:
+def parse_arguments(arguments: str) -> Any:
     """A call's arguments as an object, or as they stand where they are none."""
     try:
         value = msgspec.json.decode(arguments)
@@ -79,7 +79,7 @@ def _merged(first: ChatMessage, second: ChatMessage) -> ChatMessage:
     return chat_message(first["role"], "\n".join(lines), "\n".join(thoughts), calls)
 
 
-def checked(
+def checked_messages(
     messages: Sequence[ChatMessage], style: ModelFormat, *, answered: bool, param: str = "messages"
 ) -> Sequence[ChatMessage]:
     """The messages as the model's template can show them.
@@ -98,7 +98,7 @@ def checked(
                 f"`{param}`: this model's chat template has no place for tool calls",
                 param=param, code="unsupported_content",
             )  # fmt: skip
-        known.update(made["id"] for made in calls)
+        known.update(call["id"] for call in calls)
         if style.shows_tools and (id := one.get("tool_call_id")) is not None and id not in known:
             raise Unprocessable(
                 f"`{param}`: a tool result belongs to the call {id!r:.80}, which no earlier message makes",
@@ -118,7 +118,7 @@ def _with_short_ids(one: ChatMessage) -> ChatMessage:
     """Mistral's templates accept only call ids of nine letters and digits; another id becomes a digest of itself."""
     changed = dict(one)
     if calls := one.get("tool_calls"):
-        changed["tool_calls"] = [{**made, "id": _short(made["id"])} for made in calls]
+        changed["tool_calls"] = [{**call, "id": _short(call["id"])} for call in calls]
     if id := one.get("tool_call_id"):
         changed["tool_call_id"] = _short(id)
     return changed
@@ -130,22 +130,22 @@ def _short(id: str) -> str:
 
 def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Llama's templates show one call per message: several calls become several messages, each before its result."""
-    shown: list[ChatMessage] = []
-    at = 0
-    while at < len(messages):
-        one, at = messages[at], at + 1
+    split: list[ChatMessage] = []
+    position = 0
+    while position < len(messages):
+        one, position = messages[position], position + 1
         calls = one.get("tool_calls", ())
         if len(calls) < 2:
-            shown.append(one)
+            split.append(one)
             continue
-        results = list(takewhile(lambda message: message["role"] == "tool", messages[at : at + len(calls)]))
-        at += len(results)
-        for made in calls:
-            own = [result for result in results if result.get("tool_call_id") == made["id"]]
-            results = [result for result in results if result not in own]
-            shown += [{**one, "tool_calls": [made]}, *own]
-        shown += results
-    return shown
+        results = list(takewhile(lambda message: message["role"] == "tool", messages[position : position + len(calls)]))
+        position += len(results)
+        for call in calls:
+            own_results = [result for result in results if result.get("tool_call_id") == call["id"]]
+            results = [result for result in results if result not in own_results]
+            split += [{**one, "tool_calls": [call]}, *own_results]
+        split += results
+    return split
 
 
 # the prompt
@@ -158,7 +158,7 @@ class Prompt(NamedTuple):
     begins: Reasoning  # the state of reasoning where the answer begins
 
 
-async def prompt(
+async def render_prompt(
     messages: Sequence[ChatMessage],
     context: ModelContext,
     kwargs: Mapping[str, Any],
@@ -181,7 +181,7 @@ async def prompt(
         raise Unprocessable(
             "this model has no chat template; use /v1/completions", param=param, code="no_chat_template"
         )
-    messages = checked(messages, context.style, answered=generate or resume, param=param)
+    messages = checked_messages(messages, context.style, answered=generate or resume, param=param)
     tools = [one.definition for one in offered] or None
     try:
         text = (

@@ -2,7 +2,7 @@
 
 A body that is written as its type says is decoded by msgspec in one pass. Every other body is read field by field in
 Python, by the same type. That second reading accepts what msgspec does not: null for a field with a default, 8.0 for
-an integer, an object without its optional type, and the harmless values of features that are not offered. It refuses
+an integer, an object without its optional type, and the harmless values of features that are not supported. It refuses
 everything else: with BadRequest for a wrong JSON type, a missing field or an empty array, with Unprocessable for a
 value out of range and an unknown or unsupported field.
 
@@ -123,7 +123,7 @@ def reader(node: nodes.Type) -> Reader:
 
 
 def _refuse(value: Any, path: str) -> Any:
-    raise Unprocessable(f"`{path}` is not offered by this server", param=path, code="unsupported_field")
+    raise Unprocessable(f"`{path}` is not supported by this server", param=path, code="unsupported_field")
 
 
 def _by_json_type(option: nodes.Type) -> dict[type, Reader]:
@@ -258,7 +258,7 @@ def _check_tag(tag: Any, known: Sequence[str], kind: type[RequestModel], path: s
     expected = f"one of {', '.join(known)}" if len(known) > 1 else known[0]
     if kind.UNKNOWN_TYPE == "out_of_range":
         raise out_of_range(path, tag, expected)
-    message = f"`{path}` must be {expected}: {tag!r:.80} is not offered by this server"
+    message = f"`{path}` must be {expected}: {tag!r:.80} is not supported by this server"
     raise Unprocessable(message, param=path, code=kind.UNKNOWN_TYPE)
 
 
@@ -305,5 +305,5 @@ def _check_only(path: str, value: Any, harmless: Sequence[Any]) -> None:
         return
     allowed = " or ".join(msgspec.json.encode(one).decode() for one in harmless)
     raise Unprocessable(
-        f"`{path}` is not offered by this server, except as {allowed}", param=path, code="unsupported_field"
+        f"`{path}` is not supported by this server, except as {allowed}", param=path, code="unsupported_field"
     )

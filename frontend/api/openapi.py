@@ -56,7 +56,7 @@ RESPONSES: Mapping[str, Any] = {
     "NotReady": response_types.NotReady,
     "Stats": Stats,
 }
-NOT_OFFERED = "Of a feature that is not offered; only values that leave it off"
+NOT_SUPPORTED = "Not supported: only values that leave the feature off are accepted"
 
 ERRORS = {
     400: "Not JSON, a wrong type, an empty prompt",
@@ -97,7 +97,7 @@ def document() -> dict[str, Any]:
 def _request(kind: type[RequestModel]) -> dict[str, Any]:
     """A body, each of its fields with a description."""
     body = request_schema(kind)
-    fields = {name: {"description": NOT_OFFERED, **shape} for name, shape in body["properties"].items()}
+    fields = {name: {"description": NOT_SUPPORTED, **shape} for name, shape in body["properties"].items()}
     return {**body, "properties": fields}
 
 

@@ -33,7 +33,7 @@ class RequestModel(
 ):
     """Base of all types that a request is decoded into.
 
-    ONLY: fields of features that are not offered, each with the values that leave the feature off.
+    ONLY: fields of features that are not supported, each with the values that leave the feature off.
     UNKNOWN_TYPE: the error code for an object whose `type` (or other tag) is unknown.
     DEFAULT_TYPE: an object without a tag has this type.
     SCHEMA: JSON Schemas of an object's rules besides its fields.

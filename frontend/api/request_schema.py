@@ -49,17 +49,17 @@ def schema(node: nodes.Type) -> Schema:
 def _one(node: nodes.Type) -> Schema:
     match node:
         case nodes.IntType(ge=low, le=high):
-            return {"type": "integer", **_given(minimum=low, maximum=high)}
+            return {"type": "integer", **_bounds(minimum=low, maximum=high)}
         case nodes.FloatType(ge=low, le=high):
-            return {"type": "number", **_given(minimum=low, maximum=high)}
+            return {"type": "number", **_bounds(minimum=low, maximum=high)}
         case nodes.StrType(min_length=least, pattern=pattern):
-            return {"type": "string", **_given(minLength=least, pattern=pattern)}
+            return {"type": "string", **_bounds(minLength=least, pattern=pattern)}
         case nodes.BoolType():
             return {"type": "boolean"}
         case nodes.LiteralType(values=values):
             return {"type": "string", "enum": list(values)}
         case nodes.ListType(item_type=item, min_length=least, max_length=most):
-            return {"type": "array", "items": schema(item), **_given(minItems=least, maxItems=most)}
+            return {"type": "array", "items": schema(item), **_bounds(minItems=least, maxItems=most)}
         case nodes.DictType(key_type=nodes.StrType()):
             return {"type": "object"}
         case nodes.DictType(value_type=value):
@@ -70,7 +70,7 @@ def _one(node: nodes.Type) -> Schema:
     return {}
 
 
-def _given(**bounds: Any) -> dict[str, Any]:
+def _bounds(**bounds: Any) -> dict[str, Any]:
     return {name: bound for name, bound in bounds.items() if bound is not None}
 
 

@@ -31,7 +31,7 @@ Rivals = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]  # the most likely tokens b
 TokenIds = Annotated[list[Count], Meta(max_length=1024)]
 StopTexts = Annotated[list[Text], Meta(max_length=MAX_STOPS)]
 Ignored = Annotated[Any, doc("Accepted, no effect")]
-Refused: TypeAlias = None  # a field that is known and not offered: only null is accepted
+Refused: TypeAlias = None  # a field that is known and not supported: only null is accepted
 
 ModelName = Annotated[Text | None, doc("The served name, see `/v1/models`; absent: the served model")]
 TemplateArguments = Annotated[dict[str, Any] | None, doc("Variables that are passed to the model's chat template")]
@@ -113,7 +113,7 @@ class StructuredOutputs(RequestModel):
 class OpenAIFields(GenerationFields):
     """The fields of OpenAI's formats, with those of vLLM and SGLang."""
 
-    # Features of other servers that are not offered, with the values that leave them off.
+    # Features of other servers that are not supported, with the values that leave them off.
     ONLY: ClassVar = {
         **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output", "no_stop_trim"), (False,)),
         **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),

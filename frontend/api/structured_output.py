@@ -109,20 +109,20 @@ def _by_format(form: ResponseFormat | TextFormat | None, param: str) -> Iterator
         case JsonObject():
             yield StructuredOutput(param, partial(grammar_builder.json_object, param))
         case JsonSchemaFormat(json_schema=JsonSchema(schema=schema)):
-            yield _made("json", schema, f"{param}.json_schema.schema")
+            yield _structured_output("json", schema, f"{param}.json_schema.schema")
         case FlatJsonSchemaFormat(schema=schema):
-            yield _made("json", schema, f"{param}.schema")
+            yield _structured_output("json", schema, f"{param}.schema")
 
 
 def _guided(request: OpenAIFields) -> Iterator[StructuredOutput]:
     for kind in GRAMMARS:
         if (value := getattr(request, f"guided_{kind}")) is not None:
-            yield _made(kind, value, f"guided_{kind}")
+            yield _structured_output(kind, value, f"guided_{kind}")
     if (outputs := request.structured_outputs) is None:
         return
     for kind in GRAMMARS:
         if (value := getattr(outputs, kind)) is not None:
-            yield _made(kind, value, f"structured_outputs.{kind}")
+            yield _structured_output(kind, value, f"structured_outputs.{kind}")
     if outputs.json_object:
         param = "structured_outputs.json_object"
         yield StructuredOutput(param, partial(grammar_builder.json_object, param))
@@ -130,26 +130,26 @@ def _guided(request: OpenAIFields) -> Iterator[StructuredOutput]:
 
 def anthropic(config: OutputConfig | None) -> list[StructuredOutput]:
     form = config and config.format
-    return [_made("json", form.schema, "output_config.format.schema")] if form else []
+    return [_structured_output("json", form.schema, "output_config.format.schema")] if form else []
 
 
-def _made(kind: str, value: Any, param: str) -> StructuredOutput:
+def _structured_output(kind: str, value: Any, param: str) -> StructuredOutput:
     return StructuredOutput(param, partial(GRAMMARS[kind], value, param))
 
 
-async def grammar(wanted: list[StructuredOutput], copies: int = 1) -> str:
+async def grammar(requested: list[StructuredOutput], copies: int = 1) -> str:
     """The one grammar, empty for none; `copies`: how many sequences will bring it to the worker.
 
     Raises Unprocessable for two grammars, an invalid one, and one that is too large for that many copies.
     """
-    if len(wanted) > 1:
-        names = " and ".join(f"`{one.param}`" for one in wanted)
+    if len(requested) > 1:
+        names = " and ".join(f"`{one.param}`" for one in requested)
         raise Unprocessable(
-            f"an answer can have one form only: {names} are given", param=wanted[1].param, code="conflicting_fields"
+            f"an answer can have one form only: {names} are given", param=requested[1].param, code="conflicting_fields"
         )
-    if not wanted:
+    if not requested:
         return ""
-    text, param = await grammar_builder.in_thread(wanted[0].make), wanted[0].param
+    text, param = await grammar_builder.in_thread(requested[0].make), requested[0].param
     if len(text) * copies > MAX_COPIED:
         raise Unprocessable(
             f"`{param}` is too large for {copies} answers in one request", param=param, code="out_of_range"

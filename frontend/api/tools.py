@@ -24,7 +24,7 @@ from frontend.text import grammar_builder
 MAX_TOOLS = 128
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-Wanted = tuple[Mode, frozenset[str] | None]  # None: any of the functions that are offered
+ModeAndNames = tuple[Mode, frozenset[str] | None]  # None: any of the functions that are tool_choice
 FunctionName = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z", extra_json_schema={"pattern": "^[A-Za-z0-9_-]{1,128}$"})
 ]
@@ -97,8 +97,10 @@ def _function(tool: FunctionTool | FlatFunctionTool | CustomTool, path: str) -> 
         case CustomTool():
             schema, param = tool.input_schema, f"{path}.input_schema"
     schema = NO_PARAMETERS if schema is None else {"type": "object", **schema}
-    shown = {"name": definition.name, "description": definition.description or "", "parameters": schema}
-    return Function(definition.name, schema, bool(definition.strict), param, {"type": "function", "function": shown})
+    shown_definition = {"name": definition.name, "description": definition.description or "", "parameters": schema}
+    return Function(
+        definition.name, schema, bool(definition.strict), param, {"type": "function", "function": shown_definition}
+    )
 
 
 # the tool choice
@@ -164,7 +166,7 @@ OpenAIChoice = _ModeName | FunctionChoice | AllowedToolsChoice | FlatFunctionCho
 AnthropicChoice = AutoChoice | AnyChoice | NoneChoice | ToolNameChoice
 
 
-def openai_choice(choice: OpenAIChoice) -> Wanted:
+def openai_choice(choice: OpenAIChoice) -> ModeAndNames:
     match choice:
         case None:
             return Mode.AUTO, None
@@ -180,7 +182,7 @@ def openai_choice(choice: OpenAIChoice) -> Wanted:
             return Mode(choice), None
 
 
-def anthropic_choice(choice: AnthropicChoice | None) -> Wanted:
+def anthropic_choice(choice: AnthropicChoice | None) -> ModeAndNames:
     match choice:
         case ToolNameChoice(name=name):
             return Mode.REQUIRED, frozenset([name])
@@ -222,11 +224,13 @@ ThinkingField = Annotated[
 # consequences for the answer
 
 
-def offer(functions: tuple[Function, ...], wanted: Wanted, several: bool, context: ModelContext) -> ToolChoice:
+def checked_choice(
+    functions: tuple[Function, ...], requested: ModeAndNames, parallel: bool, context: ModelContext
+) -> ToolChoice:
     """The tools and the choice among them. Raises Unprocessable for a choice of an unknown function, and if the model
     cannot call functions.
     """
-    mode, names = wanted
+    mode, names = requested
     known = frozenset(one.name for one in functions)
     twice = [name for name, times in Counter(one.name for one in functions).items() if times > 1]
     if twice:
@@ -240,18 +244,18 @@ def offer(functions: tuple[Function, ...], wanted: Wanted, several: bool, contex
             f"`tool_choice` names {sorted(unknown)[0]}, which is not among the `tools`",
             param="tool_choice", code="out_of_range",
         )  # fmt: skip
-    return ToolChoice(functions, mode, known if names is None else names, several)
+    return ToolChoice(functions, mode, known if names is None else names, parallel)
 
 
 def _check_format(context: ModelContext) -> None:
     if not context.style.shows_tools:
         raise Unprocessable(
-            "`tools` are not offered by this model: its chat template has no place for them",
+            "`tools` are not tool_choice by this model: its chat template has no place for them",
             param="tools", code="unsupported_field",
         )  # fmt: skip
     if context.style.tool_format is ToolFormat.NONE:
         raise Unprocessable(
-            "`tools` are not offered: how this model writes a call is not known (see --tool-format)",
+            "`tools` are not tool_choice: how this model writes a call is not known (see --tool-format)",
             param="tools", code="unsupported_field",
         )  # fmt: skip
 
@@ -275,19 +279,19 @@ def effort(wanted: str | None, param: str, context: ModelContext) -> dict[str, A
     return thinking(wanted not in ("none", "minimal"), param, context)
 
 
-async def answer_form(
-    offer: ToolChoice, begins: Reasoning, text: str, context: ModelContext
+async def grammar_and_parser(
+    tool_choice: ToolChoice, begins: Reasoning, text_grammar: str, context: ModelContext
 ) -> tuple[str, ParserConfig | None]:
     """The grammar of the whole answer, and how to parse it (None: it is plain text).
 
-    text: the grammar of the answer's text; a grammar is empty for none
+    text_grammar: the grammar of the answer's text; a grammar is empty for none
     """
     calls = context.style.tool_format
     make: Callable[[], str] | None = None
-    if offer.functions:
+    if tool_choice.functions:
         mark = context.tokenizer.special_id(MARKS.get(calls, ""))
-        make = partial(call_grammar, offer, calls, begins, mark=mark, answer=text)
-    elif text and begins is not Reasoning.DONE:
-        make = partial(after_reasoning, begins, text, "response_format")
-    grammar = await grammar_builder.in_thread(make) if make else text
-    return grammar, ParserConfig.of(begins, calls, [one.name for one in offer.callable_functions])
+        make = partial(call_grammar, tool_choice, calls, begins, mark=mark, answer=text_grammar)
+    elif text_grammar and begins is not Reasoning.DONE:
+        make = partial(after_reasoning, begins, text_grammar, "response_format")
+    grammar = await grammar_builder.in_thread(make) if make else text_grammar
+    return grammar, ParserConfig.of(begins, calls, [one.name for one in tool_choice.callable_functions])

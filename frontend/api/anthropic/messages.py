@@ -21,9 +21,10 @@ from frontend.api.common import (
     generation_request,
     sampling,
 )
-from frontend.api.tools import AnthropicChoice, answer_form, anthropic_choice, functions, offer
+from frontend.api.tools import anthropic_choice, checked_choice, functions, grammar_and_parser
 from frontend.errors import SluiceError
 from frontend.output_parser.parsed import ParsedOutput
+from frontend.output_parser.tool_choice import Function, ToolChoice
 from frontend.request import Delta, GenerationRequest
 
 __all__ = [
@@ -46,10 +47,10 @@ async def parse(request: MessageRequest, context: ModelContext) -> GenerationReq
     """Raises BadRequest or Unprocessable, naming the field."""
     check_model(request.model, context)
     known = functions(request.tools)
-    offered = offer(known, anthropic_choice(request.tool_choice), _several_calls(request.tool_choice), context)
+    tool_choice = _tool_choice(request, known, context)
     ids, begins = await message_prompt(request, known, context)
-    wanted = structured_output.anthropic(request.output_config)
-    grammar, parser_config = await answer_form(offered, begins, await structured_output.grammar(wanted), context)
+    text_grammar = await structured_output.grammar(structured_output.anthropic(request.output_config))
+    grammar, parser_config = await grammar_and_parser(tool_choice, begins, text_grammar, context)
     chosen = sampling(request, request.max_tokens, context, grammar=grammar)
     check_length("messages", len(ids), chosen.max_tokens, context)
     display = request.thinking and request.thinking.display
@@ -63,12 +64,15 @@ async def count_tokens(request: MessageCountRequest, context: ModelContext) -> t
     """The `input_tokens` that the same body would have as a message."""
     check_model(request.model, context)
     known = functions(request.tools)
-    offer(known, anthropic_choice(request.tool_choice), _several_calls(request.tool_choice), context)
+    _tool_choice(request, known, context)
     return types.InputTokenCount(input_tokens=len((await message_prompt(request, known, context)).ids))
 
 
-def _several_calls(choice: AnthropicChoice | None) -> bool:
-    return choice is None or not choice.disable_parallel_tool_use
+def _tool_choice(
+    request: MessageRequest | MessageCountRequest, known: tuple[Function, ...], context: ModelContext
+) -> ToolChoice:
+    parallel = request.tool_choice is None or not request.tool_choice.disable_parallel_tool_use
+    return checked_choice(known, anthropic_choice(request.tool_choice), parallel, context)
 
 
 def stream_writer(context: ResponseContext) -> "TextWriter | ParsedWriter":

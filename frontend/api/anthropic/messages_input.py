@@ -16,9 +16,9 @@ from frontend.api.chat_prompt import (
     Prompt,
     call,
     chat_message,
-    joined,
+    join_text,
     merge_same_role,
-    prompt,
+    render_prompt,
 )
 from frontend.api.common import ModelContext
 from frontend.api.request_model import RequestModel, out_of_range
@@ -111,7 +111,7 @@ class UserMessage(RequestModel, tag_field="role", tag="user"):
         for block in self.content:
             match block:
                 case ToolResultBlock(tool_use_id=id, content=content, is_error=failed):
-                    result = f"Error: {joined(content)}" if failed else joined(content)
+                    result = f"Error: {join_text(content)}" if failed else join_text(content)
                     messages.append(chat_message("tool", result) | {"tool_call_id": id})
                 case TextBlock(text=text) if messages and messages[-1]["role"] == "user":
                     messages[-1]["content"] += text
@@ -143,7 +143,7 @@ class SystemMessage(RequestModel, tag_field="role", tag="system"):
     content: str | Annotated[list[SystemTextBlock], _SomeParts]
 
     def chat_messages(self) -> list[ChatMessage]:
-        return [chat_message("system", joined(self.content))]
+        return [chat_message("system", join_text(self.content))]
 
 
 # the request
@@ -226,18 +226,18 @@ async def message_prompt(
     messages = list(chain.from_iterable(message.chat_messages() for message in request.messages))
     if messages[0]["role"] == "system":
         raise out_of_range("messages[0].role", "system", "user or assistant: what stands before is `system`")
-    system = [chat_message("system", joined(request.system))] if request.system else []
+    system = [chat_message("system", join_text(request.system))] if request.system else []
     messages = merge_same_role([*system, *messages])
     resume = messages[-1]["role"] == "assistant"
     arguments = _template_arguments(request, context) | (request.chat_template_kwargs or {})
     rest = arguments, functions, not resume, resume
     try:
-        return await prompt(messages, context, *rest)
+        return await render_prompt(messages, context, *rest)
     except TemplateError:
         plain = merge_same_role(_later_systems_as_users(messages))
         if plain == messages:
             raise
-        return await prompt(plain, context, *rest)
+        return await render_prompt(plain, context, *rest)
 
 
 def _later_systems_as_users(messages: Iterable[ChatMessage]) -> list[ChatMessage]:

@@ -22,7 +22,7 @@ from frontend.api.openai import response_types as types
 from frontend.api.openai.chat_input import ChatRequest, chat_prompt
 from frontend.api.openai.chat_output import ParsedChunkWriter, finish_reason, message
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error, usage_of
-from frontend.api.tools import answer_form, functions, offer, openai_choice
+from frontend.api.tools import checked_choice, functions, grammar_and_parser, openai_choice
 from frontend.errors import SluiceError, Unprocessable
 from frontend.output_parser.parsed import ParsedOutput
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
@@ -41,13 +41,12 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
     check_model(request.model, context)
     logprobs, most = _logprobs_asked(request), _max_tokens(request)
     known = functions(request.tools)
-    offered = offer(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
+    tool_choice = checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
     ids, begins = await chat_prompt(request, known, context)
     check_length("messages", len(ids), most or 1, context)
-    wanted = structured_output.openai(request, request.response_format, "response_format")
-    grammar, parser_config = await answer_form(
-        offered, begins, await structured_output.grammar(wanted, request.n), context
-    )
+    requested = structured_output.openai(request, request.response_format, "response_format")
+    text_grammar = await structured_output.grammar(requested, request.n)
+    grammar, parser_config = await grammar_and_parser(tool_choice, begins, text_grammar, context)
     chosen = sampling(request, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
     return generation_request(
         request, context, (ids,), chosen, stops=request.stops, n=request.n, parser_config=parser_config

@@ -13,9 +13,9 @@ from frontend.api.chat_prompt import (
     Prompt,
     call,
     chat_message,
-    joined,
-    parsed,
-    prompt,
+    join_text,
+    parse_arguments,
+    render_prompt,
 )
 from frontend.api.common import ModelContext
 from frontend.api.request_model import FieldError, RequestModel
@@ -113,10 +113,11 @@ class MessageParam(RequestModel):
     def chat_message(self) -> ChatMessage:
         """The message for chat templates, which want arguments as an object, unless they are none."""
         calls = [
-            call(one.id, one.function.name, parsed(one.function.arguments or "{}")) for one in self.tool_calls or ()
+            call(one.id, one.function.name, parse_arguments(one.function.arguments or "{}"))
+            for one in self.tool_calls or ()
         ]
         also = {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
-        return chat_message(ROLES.get(self.role, self.role), joined(self.content), self.thought, calls) | also
+        return chat_message(ROLES.get(self.role, self.role), join_text(self.content), self.thought, calls) | also
 
 
 Messages = Annotated[
@@ -182,4 +183,4 @@ async def chat_prompt(
         )  # fmt: skip
     arguments = effort(request.reasoning_effort, "reasoning_effort", context) | (request.chat_template_kwargs or {})
     messages = [message.chat_message() for message in request.messages or ()]
-    return await prompt(messages, context, arguments, functions, generate is not False, resume)
+    return await render_prompt(messages, context, arguments, functions, generate is not False, resume)

@@ -36,7 +36,7 @@ async def parse(request: CompletionRequest, context: ModelContext) -> Generation
     """Raises BadRequest or Unprocessable, naming the field."""
     check_model(request.model, context)
     if request.best_of not in (None, request.n):
-        raise Unprocessable("`best_of` other than `n` is not offered", param="best_of", code="unsupported_field")
+        raise Unprocessable("`best_of` other than `n` is not supported", param="best_of", code="unsupported_field")
     if request.max_tokens == 0 and not request.echo:
         raise Unprocessable("`max_tokens` must be at least 1 without `echo`", param="max_tokens", code="out_of_range")
     prompts = request.prompts

@@ -24,7 +24,7 @@ from frontend.api.openai.completions import error, error_body
 from frontend.api.openai.responses_input import SCORES, ResponseCountRequest, ResponseRequest, response_prompt
 from frontend.api.openai.responses_output import COMPLETED, INCOMPLETE, Output, event
 from frontend.api.structured_output import TextFormat
-from frontend.api.tools import answer_form, functions, offer, openai_choice
+from frontend.api.tools import checked_choice, functions, grammar_and_parser, openai_choice
 from frontend.errors import SluiceError
 from frontend.output_parser.tool_choice import Function
 from frontend.request import Delta, Finish, GenerationRequest
@@ -52,11 +52,11 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
     check_model(request.model, context)
     logprobs, most = _logprobs_asked(request), request.max_output_tokens
     known = functions(request.tools)
-    offered = offer(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
+    tool_choice = checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
     ids, begins = await response_prompt(request, known, context)
     check_length("input", len(ids), most or 1, context)
-    wanted = structured_output.openai(request, _format(request), "text.format")
-    grammar, parser_config = await answer_form(offered, begins, await structured_output.grammar(wanted), context)
+    text_grammar = await structured_output.grammar(structured_output.openai(request, _format(request), "text.format"))
+    grammar, parser_config = await grammar_and_parser(tool_choice, begins, text_grammar, context)
     chosen = sampling(request, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
     return generation_request(
         request, context, (ids,), chosen, stops=request.stops, parser_config=parser_config,
@@ -78,7 +78,7 @@ async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> 
     """The `input_tokens` that the same body would have as a request."""
     check_model(request.model, context)
     known = functions(request.tools)
-    offer(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
+    checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
     ids = (await response_prompt(request, known, context)).ids
     return types.InputTokens(input_tokens=len(ids))
 

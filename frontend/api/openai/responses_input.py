@@ -16,10 +16,10 @@ from frontend.api.chat_prompt import (
     Prompt,
     call,
     chat_message,
-    joined,
+    join_text,
     merge_same_role,
-    parsed,
-    prompt,
+    parse_arguments,
+    render_prompt,
 )
 from frontend.api.common import ModelContext
 from frontend.api.request_model import FieldError, RequestModel
@@ -117,13 +117,13 @@ Item = Message | FunctionCall | FunctionCallOutput | Reasoning
 def _chat_message(item: Item) -> ChatMessage:
     match item:
         case Message(role=role, content=content):
-            return chat_message(ROLES.get(role, role), joined(content))
+            return chat_message(ROLES.get(role, role), join_text(content))
         case FunctionCall(call_id=id, name=name, arguments=arguments):
-            return chat_message("assistant", "", calls=[call(id, name, parsed(arguments or "{}"))])
+            return chat_message("assistant", "", calls=[call(id, name, parse_arguments(arguments or "{}"))])
         case FunctionCallOutput(call_id=id, output=output):
-            return chat_message("tool", joined(output)) | {"tool_call_id": id}
+            return chat_message("tool", join_text(output)) | {"tool_call_id": id}
         case Reasoning(content=content, summary=summary):
-            return chat_message("assistant", "", joined(content) or joined(summary))
+            return chat_message("assistant", "", join_text(content) or join_text(summary))
 
 
 # the request
@@ -222,4 +222,6 @@ async def response_prompt(
     messages = [chat_message("user", items)] if isinstance(items, str) else [_chat_message(item) for item in items]
     arguments = effort(request.reasoning.effort if request.reasoning else None, "reasoning.effort", context)
     arguments |= request.chat_template_kwargs or {}
-    return await prompt(merge_same_role([*instructions, *messages]), context, arguments, functions, param="input")
+    return await render_prompt(
+        merge_same_role([*instructions, *messages]), context, arguments, functions, param="input"
+    )

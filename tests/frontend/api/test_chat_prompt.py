@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from frontend.api.chat_prompt import call, chat_message, checked
+from frontend.api.chat_prompt import call, chat_message, checked_messages
 from frontend.output_parser.formats import ModelFormat, ToolFormat
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL
@@ -55,7 +55,7 @@ async def test_mistral_loop_of_calls_and_results(tmp_path: Path, streamed: bool)
 def test_mistral_call_ids_that_fit_are_kept() -> None:
     turns = [chat_message("assistant", "", calls=[call("abc123XYZ", "f", {}), call("call_1", "f", {})])]
     turns += [chat_message("tool", "1") | {"tool_call_id": id} for id in ("abc123XYZ", "call_1")]
-    said, one, other = checked(turns, ModelFormat(ToolFormat.MISTRAL, shows_tools=True), answered=True)
+    said, one, other = checked_messages(turns, ModelFormat(ToolFormat.MISTRAL, shows_tools=True), answered=True)
     first, second = (each["id"] for each in said["tool_calls"])
     assert first == one["tool_call_id"] == "abc123XYZ"
     assert second == other["tool_call_id"] != "call_1" and len(second) == 9 and second.isalnum()

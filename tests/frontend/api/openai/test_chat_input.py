@@ -166,7 +166,7 @@ async def test_chat_refusal_codes(tokenizer: Tokenizer) -> None:
     assert (await refusal(tokenizer, max_tokens=90)).code == "context_length_exceeded"
     long = [{"role": "user", "content": "x" * 120}]
     assert (await refusal(tokenizer, messages=long, max_tokens=None)).code == "context_length_exceeded"
-    assert "not offered" in (await refusal(tokenizer, functions=[{}])).message
+    assert "not supported" in (await refusal(tokenizer, functions=[{}])).message
 
 
 async def test_chat_without_a_template_is_refused(tokenizer: Tokenizer) -> None:
