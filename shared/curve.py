@@ -66,7 +66,7 @@ def _pair(path: Path) -> tuple[bytes, bytes]:
 
 
 def _check_private(path: Path) -> None:
-    """As ssh does: only we may read our own file; a file of another user (a mounted secret) must not be open to all."""
+    """As with ssh, only we may read our own file. Another user's file (a mounted secret) must not be open to all."""
     try:
         info = path.stat()
     except OSError as error:

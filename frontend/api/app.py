@@ -42,8 +42,8 @@ from frontend.request import GenerationRequest
 from frontend.server import playground
 from frontend.server.auth import ApiKeys
 from frontend.server.middleware import (
+    API_FORMAT,
     CLOSED,
-    DIALECT,
     DIRECT,
     RECORD,
     REQUEST_ID,
@@ -199,18 +199,18 @@ class Api:
     async def generate(self, request: Request) -> Response:
         body = await self._body(request)
         begun = time.perf_counter()
-        exchange: RequestRecord = request.scope[RECORD]
-        api_format = request.scope[DIALECT] = self._api_format(request.scope["path"], body)
-        exchange.dialect = api_format.NAME
+        record: RequestRecord = request.scope[RECORD]
+        api_format = request.scope[API_FORMAT] = self._api_format(request.scope["path"], body)
+        record.api_format = api_format.NAME
         decoded = decode(body, api_format.REQUEST)
         await self.service.wait_for_handshake()
         context = self._context()
         generation_request = await api_format.parse(decoded, context)
-        if exchange.tenant:
-            generation_request = replace(generation_request, tenant=exchange.tenant)
-        exchange.generation_request = generation_request
+        if record.tenant:
+            generation_request = replace(generation_request, tenant=record.tenant)
+        record.generation_request = generation_request
         generation = await _while_connected(request, self.service.start(generation_request, begun))
-        exchange.generation = generation
+        record.generation = generation
         response_context = ResponseContext(generation_request, context.tokenizer, api_format.PREFIX)
         if generation_request.stream:
             return self._stream(request, api_format, response_context, generation)

@@ -34,7 +34,7 @@ class RequestRecord:
     """One HTTP request until it ends. The middleware creates and ends it, the route adds what it knows."""
 
     __slots__ = (
-        "began_at", "dialect", "error", "generation", "generation_request", "method", "outcome", "path",
+        "api_format", "began_at", "error", "generation", "generation_request", "method", "outcome", "path",
         "request_id", "status", "tenant", "trace",
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ class RequestRecord:
         self.status: int | None = None
         self.outcome = ""  # how it ended, if it has no generation
         self.error: str | None = None
-        self.dialect: str | None = None
+        self.api_format: str | None = None
         self.generation_request: GenerationRequest | None = None
         self.generation: Generation | None = None
 
@@ -72,7 +72,7 @@ class LogEntry(msgspec.Struct, gc=False):
     error: str | None
     key: str | None  # name of the API key
     total_ms: float
-    dialect: str | None = None
+    dialect: str | None = None  # name of the API format
     model: str | None = None
     stream: bool | None = None
     n: int | None = None
@@ -91,7 +91,7 @@ def entry_of(record: RequestRecord) -> LogEntry:
     entry = LogEntry(
         datetime.now(UTC).isoformat(timespec="milliseconds"), record.request_id, record.method, record.path,
         record.status, record.outcome or "finished", record.error, record.tenant or None,
-        round(1e3 * (time.perf_counter() - record.began_at), 3), record.dialect,
+        round(1e3 * (time.perf_counter() - record.began_at), 3), record.api_format,
     )  # fmt: skip
     generation_request, generation = record.generation_request, record.generation
     if generation_request is not None:

@@ -37,9 +37,9 @@ class ConnectionLimits:
 
 
 def available_connections(connections: int) -> int:
-    """Raises the limit on open files as far as allowed. Returns how many of `connections` it leaves room for.
+    """Raises the limit on open files as far as allowed. Returns how many of `connections` it permits.
 
-    Raises ConfigError when there is no room for any.
+    Raises ConfigError when it permits none.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

@@ -25,7 +25,7 @@ log = logging.getLogger("sluice.frontend")
 
 OPEN_ROUTES = frozenset({"/health", "/ready", "/"})  # and the playground's files, which contain no data
 PAGE_FILES = "/web/"
-DIALECT = "sluice.dialect"  # the API format; the route adds it to the scope
+API_FORMAT = "sluice.api_format"  # the API format; the route adds it to the scope
 REQUEST_ID = "sluice.request_id"
 CLOSED = "sluice.closed"  # why the server cut the connection off, if it did
 RECORD = "sluice.record"  # the RequestRecord
@@ -125,7 +125,7 @@ class RequestMiddleware:
                 raise
             if isinstance(error, Overloaded):
                 self._rejected(error.code or "overloaded")
-            envelope = scope.get(DIALECT) or self._envelope(scope["path"])
+            envelope = scope.get(API_FORMAT) or self._envelope(scope["path"])
             await error_response(error, envelope, request_id)(scope, receive, send_with_id)
         finally:
             self._ended(record)

@@ -2,10 +2,10 @@
 
 pool                all workers as one: chooses a worker for a stream, moves streams when a worker is lost
 discovery           worker addresses from flags, a file or DNS
-membership          which workers belong to the pool, and whether they are compatible
-routing             which worker gets a request: load and prefix affinity
+membership          the workers that belong to the pool, and whether they are compatible
+routing             chooses the worker for a request by load and prefix affinity
 connection          the connection to one worker: handshake, leases, repair
-listener            what a connection reports to the pool
+listener            the events that a connection reports to the pool
 stream              the output of one sequence, in order and without gaps
-status              what each worker last reported
+status              connection states, and the latest report of each worker
 """

@@ -1,4 +1,4 @@
-"""What a connection reports: events to its listener, and counts for /metrics."""
+"""The events that a connection reports to its listener, and its counts for /metrics."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol

@@ -1,7 +1,7 @@
 """All workers as one: chooses a worker for each request, and moves streams when their worker is lost.
 
 Knows streams and connections; nothing of sockets (connection.py), of addresses (membership.py, discovery.py) or of how
-a worker is chosen among those that are ready (routing.py).
+a worker is chosen among the ready ones (routing.py).
 
     a worker is lost (silent, disconnected, stalled)   its streams move to another ready worker, or wait for it
     it returns under the same epoch                    streams that moved are aborted there, the rest is repaired

@@ -77,7 +77,7 @@ class Stream:
         self.submitted_at, self.acknowledged = now, False
 
     def _remaining_ms(self, now: float) -> int:
-        """What remains of the deadline, at least 1; 0: it has none."""
+        """The rest of the deadline, at least 1; 0: it has none."""
         deadline = self.submit.deadline_ms
         return max(1, deadline - int(1e3 * (now - self.submitted_at))) if deadline else 0
 

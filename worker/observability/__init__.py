@@ -1,4 +1,4 @@
-"""What a worker reports about itself.
+"""Metrics and statistics of a worker.
 
 metrics             Prometheus metrics
 stats               rates and quantiles for Status messages

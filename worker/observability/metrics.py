@@ -40,7 +40,7 @@ FAILURES = tuple(outcome for outcome in Outcome if outcome not in SUCCESSES)
 
 
 class Source(Protocol):
-    """What a scrape reads its gauges from: the snapshot that is broadcast as Status."""
+    """The source of the gauges: the snapshot that is broadcast as Status."""
 
     def status(self) -> Status: ...
 
