@@ -79,7 +79,7 @@ def dtype_name(dtype: torch.dtype, scheme: Scheme | None) -> str:
 
 
 def kernels_name(decoder: Decoder, dtype: torch.dtype) -> str:
-    """What computes the model, as Status reports it."""
+    """The kind of kernels that compute the model, as Status reports it."""
     if decoder.operations is TORCH:
         return "torch"
     if decoder.weights.embed.is_cuda:

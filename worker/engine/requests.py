@@ -93,8 +93,8 @@ class RequestTable:
         """The keys of these ids. If there are more ids than requests here, only the keys of known requests."""
         if len(ids) <= len(self._records) + len(self._compiling):
             return [(sender, id) for id in ids]
-        wanted = frozenset(ids)
-        return [key for key in (*self._records, *self._compiling) if key[0] == sender and key[1] in wanted]
+        requested = frozenset(ids)
+        return [key for key in (*self._records, *self._compiling) if key[0] == sender and key[1] in requested]
 
     def _forget_frontend(self, sender: bytes, now: float) -> None:
         for key in [key for key in (*self._records, *self._compiling) if key[0] == sender]:

@@ -12,7 +12,7 @@ MAX_STOP_IDS, MAX_LOGPROBS, MAX_TENANT_CHARS = 1024, 1024, 1024  # more than any
 
 
 def check_submit(submit: m.Submit, vocab_size: int) -> str:
-    """What is wrong with the request; empty: nothing, and no step will raise because of the request's values."""
+    """Returns the first problem of the request; empty: none, and no step will raise because of its values."""
     sampling = submit.sampling
     try:
         prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)

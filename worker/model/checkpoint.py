@@ -225,8 +225,8 @@ def _files(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(set(names.values()))]
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
-    found = sorted(path.name for ending in OTHER_WEIGHTS for path in folder.glob(f"*{ending}"))
+    others = sorted(path.name for ending in OTHER_WEIGHTS for path in folder.glob(f"*{ending}"))
     shown = (
-        f"; it has {', '.join(found[:3])}{', …' if len(found) > 3 else ''}, which is another format" if found else ""
+        f"; it has {', '.join(others[:3])}{', …' if len(others) > 3 else ''}, which is another format" if others else ""
     )
     raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}: only safetensors checkpoints are read{shown}")

@@ -27,7 +27,7 @@ class CpuDecoder:
         )  # fmt: skip
 
     def forward(self, inputs: ForwardInputs, cache: Cache) -> Tensor:
-        """As Decoder.forward; `cache` must be the one that this decoder was made for."""
+        """Computes the same as Decoder.forward. `cache` must be the one that this decoder was made for."""
         assert cache is self._cache
         decoder, layers = self._decoder, self._layers
         x = layers.embeddings(len(inputs.token_ids))

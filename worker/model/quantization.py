@@ -132,16 +132,16 @@ def describe(stored: StoredQuantization | None, scheme: Scheme | None, dtype: to
         return text + _activations(stored, scheme)
     return (
         f"{text}, and widened to {plain} here: on the CPU they save neither memory nor time"
-        f"{_activations(stored, None, asked=scheme.dynamic)}"
+        f"{_activations(stored, None, requested=scheme.dynamic)}"
     )
 
 
-def _activations(stored: StoredQuantization | None, scheme: Scheme | None, *, asked: bool = False) -> str:
+def _activations(stored: StoredQuantization | None, scheme: Scheme | None, *, requested: bool = False) -> str:
     """The part of the sentence about activations, if a reader may expect otherwise."""
     if scheme is not None and scheme.dynamic:
         return "; so are their inputs, one scale per token"
-    wanted = asked or (stored is not None and stored.activations != "unquantized")
-    return "; activations, which would be quantized as well, are not" if wanted else ""
+    expected = requested or (stored is not None and stored.activations != "unquantized")
+    return "; activations, which would be quantized as well, are not" if expected else ""
 
 
 def read(config: Config) -> StoredQuantization | None:

@@ -32,7 +32,7 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What differs from layer to layer."""
+    """The properties in which layers differ."""
 
     window: int  # a row attends to the last `window` positions, its own included; 0: to all
     rope: int  # index into ModelSpec.ropes

@@ -26,7 +26,7 @@ def dummy_sequence(tokens: list[int], page_size: int, sampling: Sampling, seed: 
 
 @dataclass(frozen=True, slots=True)
 class LogitsUse:
-    """What each of the R rows of logits is used for."""
+    """The uses of the R rows of logits."""
 
     sampled: list[int]  # rows that ids are sampled from, in plan order
     prompts: list[tuple[int, int, int]]  # (chunk index, first row, rows): log-probabilities of prompt tokens

@@ -113,14 +113,14 @@ class CompareOperations:
         copies = tuple(cache.clone() for cache in caches)
         expected = getattr(self._plain, name)(args[0], *copies, *args[1 + len(copies) :], **options)
         try:
-            got = getattr(self._fast, name)(*args, **options)
-            problem = self._difference(_outputs(got, caches), _outputs(expected, copies))
+            actual = getattr(self._fast, name)(*args, **options)
+            problem = self._difference(_outputs(actual, caches), _outputs(expected, copies))
         except Exception as error:
             if _is_out_of_memory(error):
                 raise
             problem = f"fails ({_summary(error)})"
         if not problem:
-            return got
+            return actual
         self.problems.setdefault(name, problem)
         for cache, copy in zip(caches, copies, strict=True):
             cache.copy_(copy)
@@ -215,7 +215,7 @@ def _steps(sequences: list[Sequence], max_tokens: int) -> Iterator[list[Chunk]]:
 
 
 def _outputs(result: Tensor | tuple[Tensor, ...], caches: tuple[Tensor, ...]) -> list[Tensor]:
-    """What an operation returned, and the caches that it wrote to, with a row for each slot."""
+    """The tensors that an operation returned, and the caches that it wrote to, with a row for each slot."""
     returned = result if isinstance(result, tuple) else (result,)
     return [*returned, *(cache.flatten(0, 1) for cache in caches)]
 
