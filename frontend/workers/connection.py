@@ -134,7 +134,7 @@ class WorkerConnection:
         return self._send(stream.submit)
 
     def release(self, streams: Iterable[Stream]) -> None:
-        """Aborts streams at the worker and drops them here. Never blocks: a worker that is away gets the Abort later."""
+        """Aborts streams at the worker and drops them here. Never blocks: an absent worker gets the Abort later."""
         released = {stream.id: stream for stream in streams if self.streams.pop(stream.id, None) is not None}
         if not released:
             return
