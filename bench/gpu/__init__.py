@@ -4,7 +4,7 @@ command             flags and output files
 sections            what is measured, as data
 driver              starts the measuring process, watches its time, collects its rows
 measuring_process   runs tasks, and may die without losing what was measured before
-context             what every measurement gets: device, sizes, clock, time left
+environment         passed to every measurement: device, sizes, clock, remaining time
 shapes              models and sizes
 clock               times code on a device
 tables              rows as text, Markdown and JSON
