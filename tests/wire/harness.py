@@ -1,5 +1,7 @@
-"""A whole worker without a model, in a thread: real sockets, desk, scheduler and loop; the next id is a hash of all
-ids so far, so that any mistake in order, offset or resumption shows in the text."""
+"""A worker without a model, in a thread: real sockets, request table, scheduler and loop.
+
+The next id is a hash of all ids so far, so that any mistake in order, offset or resumption changes the tokens.
+"""
 
 import asyncio
 import random
@@ -44,7 +46,7 @@ def expected(prompt: list[int], count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A step that was over as soon as it was launched."""
+    """A step that is complete as soon as it is launched."""
 
     plan: Plan
     sampled: StepOutput
@@ -73,7 +75,7 @@ class FakeRunner:
 
 @dataclass
 class Worker:
-    """`with Worker(folder) as worker:` serves; `kill()` leaves without a word, as a crash does."""
+    """`with Worker(folder) as worker:` serves; `kill()` ends without a message, as a crash does."""
 
     folder: Path
     epoch: int = 1
@@ -127,7 +129,7 @@ class Worker:
             self.server.close()
 
     def end(self) -> None:
-        """As after a drain that took too long: everybody is told."""
+        """Ends as after a drain that took too long: every request gets its end."""
         self.stopped = True
         self.thread.join()
         self.request_table.end_all(Outcome.SHUTDOWN, time.monotonic(), "no more time")
@@ -139,13 +141,13 @@ def sampling(max_tokens: int, **options: object) -> Sampling:
     return Sampling(max_tokens, **options)  # type: ignore[arg-type]
 
 
-async def news(stream: Stream) -> Batch:
-    """Waits until something has come, and gathers it."""
-    told = asyncio.Event()
-    stream.on_fresh = told.set
+async def next_batch(stream: Stream) -> Batch:
+    """Waits until something has arrived, and gathers it."""
+    arrived = asyncio.Event()
+    stream.on_fresh = arrived.set
     while not stream.fresh:
-        await told.wait()
-        told.clear()
+        await arrived.wait()
+        arrived.clear()
     return stream.gather()
 
 
@@ -167,14 +169,14 @@ async def linked(wire: WireConfig, **options: float) -> AsyncIterator[WorkerPool
 async def until(true: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout
     while not true():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         await asyncio.sleep(0.005)
 
 
 async def whole(stream: Stream) -> tuple[list[int], m.End]:
     tokens: list[int] = []
     while True:
-        batch = await news(stream)
+        batch = await next_batch(stream)
         assert batch.start == len(tokens)
         tokens += batch.tokens
         if batch.end is not None:

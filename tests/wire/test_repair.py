@@ -11,7 +11,7 @@ from frontend.workers.pool import WorkerPool
 from shared import messages as m
 from shared.codec import decode_request, encode, pack_u32
 from tests.patience import PATIENCE_S
-from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, linked, news, sampling, until, whole
+from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, linked, next_batch, sampling, until, whole
 
 
 class Leaky:
@@ -62,7 +62,7 @@ async def test_lease_replaces_a_lost_abort(tmp_path: Path) -> None:
         async with linked(worker.wire) as pool:
             Leaky(only(pool), m.Abort, 1)
             stays, leaves = [await pool.submit([i], sampling(1500)) for i in range(2)]
-            await news(leaves)
+            await next_batch(leaves)
             pool.abort([leaves])
             await until(lambda: worker.scheduler.status.running == 1)
             pool.abort([stays])

@@ -14,7 +14,7 @@ from shared import messages as m
 from shared.codec import pack_u32
 from shared.config import WireConfig
 from tests.patience import PATIENCE_S
-from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, linked, news, sampling, until, whole
+from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, linked, next_batch, sampling, until, whole
 from worker.schedule.sequence import Sequence
 
 
@@ -78,7 +78,7 @@ async def test_abort_frees_at_once_and_is_idempotent(tmp_path: Path) -> None:
     with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as worker:
         async with linked(worker.wire) as pool:
             stream = await pool.submit(PROMPT, sampling(1000))
-            await news(stream)
+            await next_batch(stream)
             pool.abort([stream])
             pool.abort([stream])
             assert stream.end is not None and stream.end.outcome is m.Outcome.ABORTED

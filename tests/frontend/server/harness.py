@@ -39,15 +39,15 @@ class Case:
         host, port = self.url.removeprefix("http://").split(":")
         return host, int(port)
 
-    async def connect(self, said: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(*self.address)
         self.writers.append(writer)
-        writer.write(said)
+        writer.write(data)
         return reader, writer
 
-    async def say(self, said: bytes, seconds: float = PATIENCE_S) -> bytes:
+    async def send(self, data: bytes, seconds: float = PATIENCE_S) -> bytes:
         """Everything the server answers until it closes."""
-        reader, _ = await self.connect(said)
+        reader, _ = await self.connect(data)
         try:
             return await asyncio.wait_for(reader.read(), seconds)
         except ConnectionResetError:

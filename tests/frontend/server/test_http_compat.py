@@ -23,7 +23,7 @@ JAVA = post().partition(b"\r\n\r\n")[0] + b"\r\nUpgrade: h2c\r\nHTTP2-Settings: 
 @on_uvloop
 async def test_upgrade_offer_is_ignored_and_the_body_read(tokenizer: Tokenizer) -> None:
     async with case(tokenizer) as it:
-        answer = await it.say(JAVA + b"Connection: Upgrade, HTTP2-Settings\r\n\r\n" + BODY + LAST)
+        answer = await it.send(JAVA + b"Connection: Upgrade, HTTP2-Settings\r\n\r\n" + BODY + LAST)
         assert statuses(answer) == [200, 200]
         assert it.pool.live == 0
 
@@ -36,10 +36,10 @@ def test_head_without_upgrade_keeps_the_wish_to_close() -> None:
 @on_uvloop
 async def test_http_1_0_response_has_no_chunks_and_ends_with_the_connection(tokenizer: Tokenizer) -> None:
     async with case(tokenizer) as it:
-        answer = await it.say(post().replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        answer = await it.send(post().replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         assert status(answer) == 200 and b"chunked" not in answer
         streamed = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 2, "stream": True}).encode()
-        answer = await it.say(post(streamed).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        answer = await it.send(post(streamed).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         head, _, body = answer.partition(b"\r\n\r\n")
         assert b"chunked" not in head and body.startswith(b"data:") and body.endswith(b"data: [DONE]\n\n")
 
@@ -54,13 +54,13 @@ def self_signed(folder: Path) -> Path:
     return file
 
 
-def over_tls(url: str, certificate: Path, said: bytes) -> tuple[ssl.SSLSocket, bytes]:
+def over_tls(url: str, certificate: Path, data: bytes) -> tuple[ssl.SSLSocket, bytes]:
     """A connection as a client's pool keeps it: nobody looks at it once the answer is there."""
     host, port = url.removeprefix("https://").split(":")
     trust = ssl.create_default_context(cafile=certificate)
     connection = trust.wrap_socket(socket.create_connection((host, int(port)), 10), server_hostname=host)
-    connection.sendall(said)
-    return connection, connection.recv(1 << 16) if said else b""
+    connection.sendall(data)
+    return connection, connection.recv(1 << 16) if data else b""
 
 
 @on_uvloop
@@ -70,8 +70,8 @@ async def test_idle_tls_connection_does_not_delay_the_shutdown(
     certificate, app = self_signed(tmp_path), app_over(FakePool(SAY_A), tokenizer)
     with contextlib.ExitStack() as clients:
 
-        async def connect(url: str, said: bytes) -> tuple[ssl.SSLSocket, bytes]:
-            connection, answer = await asyncio.to_thread(over_tls, url, certificate, said)
+        async def connect(url: str, data: bytes) -> tuple[ssl.SSLSocket, bytes]:
+            connection, answer = await asyncio.to_thread(over_tls, url, certificate, data)
             return clients.enter_context(connection), answer
 
         async with serving(app, QUICK, certificate=certificate) as url:

@@ -59,18 +59,18 @@ async def test_slow_request_is_answered_408_and_idle_connection_is_closed(tokeni
         assert it.refused == {"request_timeout": 4} and not it.pool.submitted
         for task in trickles:
             task.cancel()
-        assert status(await it.say(post(head=b"Connection: close\r\n"))) == 200
+        assert status(await it.send(post(head=b"Connection: close\r\n"))) == 200
 
 
 @on_uvloop
 async def test_client_that_never_reads_is_cut_off_and_its_request_aborted(tokenizer: Tokenizer) -> None:
     def flood(pool: FakePool, stream: Any) -> None:
-        def say() -> None:
+        def send() -> None:
             pool.send_tokens(stream, [65] * 20_000)
             if stream.end is None:
-                pool.later(say, 0.002)
+                pool.later(send, 0.002)
 
-        pool.later(say)
+        pool.later(send)
 
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 500, "stream": True}).encode()
     async with case(tokenizer, play=flood) as it:
@@ -90,7 +90,7 @@ async def test_client_that_never_reads_is_cut_off_and_its_request_aborted(tokeni
 @on_uvloop
 async def test_slow_response_hits_no_timeout(tokenizer: Tokenizer) -> None:
     async with case(tokenizer, play=sending([65], [66], pause_s=0.9)) as it:
-        assert status(await it.say(post(head=b"Connection: close\r\n"))) == 200
+        assert status(await it.send(post(head=b"Connection: close\r\n"))) == 200
         assert not it.refused
 
 
@@ -100,7 +100,7 @@ async def test_connection_beyond_the_limit_is_answered_503(tokenizer: Tokenizer)
         held = [await it.connect(HELLO) for _ in range(3)]
         for reader, _ in held:
             await reader.readuntil(b"}")
-        answer = await it.say(HELLO)
+        answer = await it.send(HELLO)
         assert status(answer) == 503 and b"retry-after" in answer and it.refused == {"too_many_connections": 1}
         held[0][1].close()
         await held[0][1].wait_closed()
@@ -114,16 +114,16 @@ async def test_head_beyond_the_limit_is_answered_431(tokenizer: Tokenizer) -> No
         at_once = b"GET /health HTTP/1.1\r\n" + b"".join(b"X-%d: %s\r\n" % (i, b"a" * 90) for i in range(60)) + b"\r\n"
         in_the_line = b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"
         endless = b"GET /health HTTP/1.1\r\nX-Long: " + b"a" * 9000
-        for said in (at_once, in_the_line, endless):
-            assert status(await it.say(said)) == 431
+        for data in (at_once, in_the_line, endless):
+            assert status(await it.send(data)) == 431
         assert it.refused == {"head_too_large": 3}
         # a large body is no large head, nor is what follows it
         large = post(json.dumps({"model": "tiny", "prompt": "a" * 400, "max_tokens": 1, "user": "u" * 20_000}).encode())
-        assert statuses(await it.say(large + post(head=b"Connection: close\r\n")))[-1] == 200
+        assert statuses(await it.send(large + post(head=b"Connection: close\r\n")))[-1] == 200
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("data", "expected"),
     [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01", [400]),  # TLS to a plain port
         (b"GET /health HTTP/9.9\r\n\r\n", [400]),
@@ -145,16 +145,16 @@ async def test_head_beyond_the_limit_is_answered_431(tokenizer: Tokenizer) -> No
 )  # fmt: skip
 @on_uvloop
 async def test_malformed_request_is_answered_400_and_the_server_goes_on(
-    tokenizer: Tokenizer, said: bytes, expected: list[int] | None
+    tokenizer: Tokenizer, data: bytes, expected: list[int] | None
 ) -> None:
     async with case(tokenizer) as it:
-        answer = await it.say(said)
+        answer = await it.send(data)
         if expected is not None:
             assert statuses(answer) == expected
         if expected == [400]:
             assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
         await until(lambda: it.pool.live == 0)
-        assert status(await it.say(LAST)) == 200
+        assert status(await it.send(LAST)) == 200
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
@@ -162,7 +162,7 @@ async def test_malformed_request_is_answered_400_and_the_server_goes_on(
 async def test_client_with_a_body_too_large_can_read_the_413(tokenizer: Tokenizer, version: bytes) -> None:
     async with case(tokenizer) as it:
         large = post(b" " * (9 << 20), head=b"Connection: close\r\n").replace(b"HTTP/1.1", b"HTTP/" + version, 1)
-        assert status(await it.say(large)) == 413 and it.refused == {}
+        assert status(await it.send(large)) == 413 and it.refused == {}
 
 
 @on_uvloop

@@ -17,7 +17,7 @@ from shared import messages as m
 from shared.codec import encode
 from shared.config import WireConfig
 from shared.curve import keys_for
-from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, news, sampling, until
+from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, next_batch, sampling, until
 
 
 def addresses() -> dict[str, str]:
@@ -63,7 +63,7 @@ def silent(pool: WorkerPool) -> bool:
 
 async def answer(pool: WorkerPool, count: int) -> list[int]:
     stream = await pool.submit(PROMPT, sampling(count))
-    while (await news(stream)).end is None:
+    while (await next_batch(stream)).end is None:
         pass
     return stream.output
 
@@ -89,7 +89,7 @@ async def test_revoked_key_is_cut_off_and_stays_out(tmp_path: Path, keys: Path, 
         async with linked(wire) as pool:
             await until(lambda: pool.membership.readiness.ready)
             stream = await pool.submit(PROMPT, sampling(1500))
-            await news(stream)
+            await next_batch(stream)
             (keys / "allowed" / "frontend.key").unlink()
             await until(lambda: not worker.scheduler.has_work)  # while connected
             assert stream.end is None
