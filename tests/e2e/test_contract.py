@@ -1,4 +1,4 @@
-"""The HTTP contract row by row, asked of a real server: fields, streams, refusals, statistics, metrics."""
+"""The HTTP contract, row by row, on a real server: fields, streams, refusals, statistics, metrics."""
 
 import json
 import re
@@ -44,12 +44,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.mark.parametrize(
     ("row", "route"), [pytest.param(row, route, id=f"{row.name} {route}") for row in FIELDS for route in row.routes]
 )
-def test_a_field_means_what_it_says(site: Site, row: Row, route: str) -> None:
+def test_field_set_changes_answer_as_documented(site: Site, row: Row, route: str) -> None:
     plain, changed = site.ask(route, row.base), site.ask(route, row.base | row.fields)
     assert row.true(plain, changed), f"{plain}\n{changed}"
 
 
-def test_log_probabilities_are_of_the_answer_and_with_echo_of_the_prompt(site: Site) -> None:
+def test_logprobs_with_echo_cover_prompt_and_answer(site: Site) -> None:
     asked = {**GREEDY, "logprobs": 2, "echo": True, "max_tokens": 2}
     columns = site.ask(COMPLETIONS, asked).told["choices"][0]["logprobs"]
     assert "".join(columns["tokens"]) == "The capital of France is Paris."
@@ -61,7 +61,7 @@ def test_log_probabilities_are_of_the_answer_and_with_echo_of_the_prompt(site: S
     assert [first["token"], first["top_logprobs"][0]["token"], len(first["top_logprobs"])] == ["The", "The", 3]
 
 
-def test_what_was_computed_is_found_again_and_told(site: Site) -> None:
+def test_prefix_cache_repeated_prompt_is_reported_in_usage(site: Site) -> None:
     prompt = {**GREEDY, "prompt": list(range(300, 400)), "max_tokens": 1, "timings": True}
     details = [site.ask(COMPLETIONS, prompt).told["usage"]["prompt_tokens_details"] for _ in range(2)]
     assert details == [{"cached_tokens": 0}, {"cached_tokens": 96}], "three pages of 32"
@@ -73,7 +73,7 @@ def test_what_was_computed_is_found_again_and_told(site: Site) -> None:
 
 
 def events(said: httpx.Response) -> list[tuple[str, Any]]:
-    """(event, data); OpenAI's have no event's name."""
+    """Returns the stream as (event name, data); OpenAI's events have no name."""
     assert said.status_code == 200 and said.headers["content-type"].startswith("text/event-stream")
     assert (said.headers["cache-control"], said.headers["x-accel-buffering"]) == ("no-store", "no")
     assert said.headers["x-request-id"]
@@ -82,7 +82,7 @@ def events(said: httpx.Response) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("route", OPENAI)
-def test_openais_streams(site: Site, route: str) -> None:
+def test_openai_stream_equals_unstreamed_answer(site: Site, route: str) -> None:
     whole = site.ask(route, GREEDY)
     asked = LEAST[route] | GREEDY | {"stream": True, "stream_options": {"include_usage": True}}
     *chunks, last, done = [data for _, data in events(site.post(route, asked))]
@@ -100,7 +100,7 @@ def test_openais_streams(site: Site, route: str) -> None:
     assert counted[-1]["usage"]["completion_tokens"] == whole.tokens and all("usage" in chunk for chunk in counted[1:])
 
 
-def test_anthropics_stream(site: Site) -> None:
+def test_anthropic_stream_equals_unstreamed_answer(site: Site) -> None:
     whole = site.ask(MESSAGES, GREEDY)
     said = events(site.post(MESSAGES, LEAST[MESSAGES] | GREEDY | {"stream": True}))
     assert all(name == data["type"] for name, data in said)
@@ -122,7 +122,9 @@ def test_anthropics_stream(site: Site) -> None:
         ({**LONG, "max_tokens": 5, "stream": False}, "length", " Paris. France is in"),
     ],
 )
-def test_typed_events(site: Site, fields: dict[str, Any], reason: str, text: str) -> None:
+def test_typed_events_end_with_finish_reason_and_usage(
+    site: Site, fields: dict[str, Any], reason: str, text: str
+) -> None:
     asked = LEAST[COMPLETIONS] | fields | {"stream_format": "events"}
     *tokens, (name, done) = events(site.post(COMPLETIONS, asked))
     assert {name for name, _ in tokens} == {"token"} and all(set(data) == {"token", "token_id"} for _, data in tokens)
@@ -136,7 +138,7 @@ def test_typed_events(site: Site, fields: dict[str, Any], reason: str, text: str
 
 BAD = "invalid_request_error"
 SHARED: list[tuple[str, dict[str, Any] | bytes, int, str, str]] = [
-    # what            the body's change, or all of it                    status, OpenAI's type, Anthropic's
+    # name            change of the body, or the whole body              status, OpenAI's type, Anthropic's
     ("no JSON", b'{"model', 400, BAD, BAD),
     ("no object", b"[]", 400, BAD, BAD),
     ("max_tokens", {"max_tokens": "8"}, 400, BAD, BAD),
@@ -175,7 +177,7 @@ OWN: dict[str, list[tuple[str, Any]]] = {
 
 
 def refused(said: httpx.Response, route: str, status: int, openai: str, anthropic: str) -> dict[str, Any]:
-    """The error, in the envelope of its dialect."""
+    """Checks the error envelope of the route's API format and returns the error."""
     assert said.status_code == status, said.text
     told = said.json()
     if route == MESSAGES:
@@ -188,7 +190,7 @@ def refused(said: httpx.Response, route: str, status: int, openai: str, anthropi
 
 @pytest.mark.parametrize("route", ALL)
 @pytest.mark.parametrize(("what", "change", "status", "openai", "anthropic"), SHARED)
-def test_refusals(
+def test_invalid_body_is_refused_in_format_of_route(
     site: Site, route: str, what: str, change: dict[str, Any] | bytes, status: int, openai: str, anthropic: str
 ) -> None:
     body = change if isinstance(change, bytes) else LEAST[route] | change
@@ -202,24 +204,24 @@ def test_refusals(
 
 
 @pytest.mark.parametrize(("route", "name"), [(COMPLETIONS, "prompt"), (CHAT, "messages"), (MESSAGES, "messages")])
-def test_what_is_too_long_is_told_in_numbers(site: Site, route: str, name: str) -> None:
+def test_prompt_too_long_error_states_limit(site: Site, route: str, name: str) -> None:
     error = refused(site.post(route, LEAST[route] | {"max_tokens": LENGTH}), route, 422, BAD, BAD)
     assert f"`{name}`" in error["message"] and str(LENGTH) in error["message"]
     assert route == MESSAGES or (error["param"], error["code"]) == (name, "context_length_exceeded")
 
 
 @pytest.mark.parametrize(("route", "change"), [(route, change) for route in ALL for change in EMPTY[route]])
-def test_empty_prompts(site: Site, route: str, change: dict[str, Any]) -> None:
+def test_prompt_empty_is_refused_with_400(site: Site, route: str, change: dict[str, Any]) -> None:
     refused(site.post(route, LEAST[route] | change), route, 400, BAD, BAD)
 
 
 @pytest.mark.parametrize(("route", "name", "value"), [(route, *one) for route in ALL for one in OWN[route]])
-def test_what_a_dialect_does_not_have_is_refused_by_name(site: Site, route: str, name: str, value: Any) -> None:
+def test_field_unknown_to_format_is_refused_by_name(site: Site, route: str, name: str, value: Any) -> None:
     error = refused(site.post(route, LEAST[route] | {name: value}), route, 422, BAD, BAD)
     assert f"`{name}" in error["message"]
 
 
-def test_routes_methods_and_keys(site: Site) -> None:
+def test_routes_refuse_missing_key_wrong_key_and_wrong_method(site: Site) -> None:
     client = site.server.client
     for route in (*ALL, "/v1/messages/count_tokens", "/tokenize", "/detokenize"):
         words = MESSAGES if route.startswith(MESSAGES) else route
@@ -240,7 +242,7 @@ def test_routes_methods_and_keys(site: Site) -> None:
 # counting
 
 
-def test_small_routes(site: Site) -> None:
+def test_model_list_and_token_counts_agree_across_routes(site: Site) -> None:
     assert site.get("/v1/models").json()["data"] == [site.get("/v1/models/m").json()]
     model = site.get("/v1/models/m").json()
     assert (model["id"], model["object"], model["max_model_len"]) == ("m", "model", LENGTH)
@@ -251,7 +253,7 @@ def test_small_routes(site: Site) -> None:
     assert counted == site.post("/tokenize", {"messages": QUESTION}).json()["count"] == site.ask(CHAT, {}).prompt
 
 
-def test_statistics(site: Site) -> None:
+def test_stats_report_pages_worker_frontends_and_latency(site: Site) -> None:
     site.ask(COMPLETIONS, LONG)
     stats = site.get("/stats").json()
     assert (stats["running"], stats["waiting"], stats["waiting_tokens"], stats["draining"]) == (0, 0, 0, False)
@@ -296,7 +298,7 @@ WORKERS = {
 }  # fmt: skip
 
 
-def test_metrics_have_the_names_that_dashboards_know(site: Site) -> None:
+def test_metrics_have_documented_names_and_types(site: Site) -> None:
     frontends, worker = site.get("/metrics").text, httpx.get(site.worker_metrics, timeout=PATIENCE_S).text
     exported = []
     for text, names in ((frontends, FRONTENDS), (worker, WORKERS)):
@@ -312,7 +314,7 @@ def test_metrics_have_the_names_that_dashboards_know(site: Site) -> None:
     assert 'sluice_aborts_total{reason="client"} 0.0' in frontends
 
 
-def test_whichever_frontend_answers_counts_for_all(site: Site) -> None:
+def test_metrics_of_any_frontend_sum_all_frontends(site: Site) -> None:
     def generated() -> set[float]:
         texts = [site.get("/metrics").text for _ in range(16)]
         return {float(*re.findall(r"^sluice_generation_tokens_total (\S+)$", text, re.MULTILINE)) for text in texts}
@@ -324,7 +326,7 @@ def test_whichever_frontend_answers_counts_for_all(site: Site) -> None:
             time.sleep(0.1)
         return counts.pop()
 
-    time.sleep(1.5)  # what is counted is told to the others once a second
+    time.sleep(1.5)  # frontends exchange their counts once a second
     before = agreed()
     site.ask(COMPLETIONS, {**LONG, "max_tokens": 100})
     assert agreed(lambda count: count >= before + 100) == before + 100

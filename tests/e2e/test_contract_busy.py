@@ -1,4 +1,4 @@
-"""The HTTP contract of a server that cannot take more: full, then draining; and of one that speaks typed events."""
+"""The HTTP contract of a server which is full and then draining, and whose default stream is typed events."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 
 TOKENS = 40
 LONG = {"model": "m", "prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
-PLACES = 4  # one that runs, and three that wait
+PLACES = 4  # one running request and three waiting ones
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def ask(server: Server, route: str, fields: dict[str, Any]) -> httpx.Response:
 
 
 def refused(server: Server, code: str) -> None:
-    """In every envelope, streamed or not, before any stream has begun."""
+    """Checks the refusal in every API format, streamed or not, before any stream has begun."""
     for stream in (False, True):
         for route, more in ((COMPLETIONS, {"stream_format": "openai"}), (CHAT, {})):
             said = ask(server, route, more | {"stream": stream})
@@ -49,7 +49,7 @@ def overloaded(said: httpx.Response) -> dict[str, Any]:
     return dict(said.json())
 
 
-def test_more_than_it_can_take_is_refused_and_the_rest_is_whole(server: Server) -> None:
+def test_queue_overflow_is_refused_and_admitted_requests_complete(server: Server) -> None:
     def one(i: int) -> Events:
         with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
             return read_events(client, LONG)
@@ -66,10 +66,10 @@ def test_more_than_it_can_take_is_refused_and_the_rest_is_whole(server: Server) 
     server.until_idle()
 
 
-def test_full_then_draining_and_who_was_admitted_is_served(server: Server) -> None:
-    """The one that runs is held in its middle until everything that is refused meanwhile has been asked.
+def test_drain_of_full_server_completes_admitted_requests(server: Server) -> None:
+    """The running request is held halfway until every refusal has been checked.
 
-    Afterwards the server is gone, so this test is the last of its module.
+    The test ends the server, so it is the last of its module.
     """
     family = psutil.Process(server.process.pid).children(recursive=True)
 

@@ -1,4 +1,4 @@
-"""Answers with drafts are those without, to the byte: every way of sampling and ending, and through a killed worker."""
+"""Speculative decoding changes no byte of an answer: every way of sampling and ending, and with a killed worker."""
 
 import os
 import signal
@@ -33,14 +33,14 @@ BODIES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def both(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """With drafts, and without, as it is for so small a model where nobody says otherwise."""
+    """A server with draft tokens, and one without, which is the default for so small a model."""
     log = tmp_path_factory.mktemp("drafts") / "log"
     with serving("demo", log, "--speculation", "ngram", held=True) as on:
         yield on, demo
 
 
 def ask(server: Server, body: dict[str, Any]) -> dict[str, Any]:
-    """What is the same in every answer to it; how much of its prompt is in the prefix cache is not."""
+    """Returns the deterministic parts of the answer; the number of cached prompt tokens varies."""
     answer = server.client.post("/v1/completions", json={"model": "m", "seed": 0, **body})
     assert answer.status_code == 200, answer.text
     told = answer.json()
@@ -54,28 +54,26 @@ def speculation(stats: dict[str, Any]) -> tuple[int, int]:
     return stats["speculation"]["drafted"], stats["speculation"]["accepted"]
 
 
-def test_every_answer_is_the_same_alone_and_in_company(both: tuple[Server, Server]) -> None:
+def test_answers_with_drafts_alone_and_concurrent_are_unchanged(both: tuple[Server, Server]) -> None:
     on, off = both
     plain = [ask(off, body) for body in BODIES]
     assert [ask(on, body) for body in BODIES] == plain
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(lambda body: ask(on, body), BODIES)) == plain
-    on.until(lambda stats: 100 < speculation(stats)[1] < speculation(stats)[0])  # status comes four times a second
+    on.until(lambda stats: 100 < speculation(stats)[1] < speculation(stats)[0])  # four statuses a second
     assert speculation(off.stats()) == (0, 0)
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 0.9, "seed": 7}, {"stop": [" day", "dog was"]}, {"min_tokens": 9}]
 )
-def test_so_is_every_stream_and_there_is_an_event_for_each_id(
-    both: tuple[Server, Server], options: dict[str, Any]
-) -> None:
+def test_streams_with_drafts_have_one_event_per_token(both: tuple[Server, Server], options: dict[str, Any]) -> None:
     streams = [server.events(STORY, 120, **options) for server in both]
     assert streams[0] == streams[1]
     assert streams[0].done and streams[0].done["usage"]["completion_tokens"] == len(streams[0].ids)
 
 
-def test_a_killed_worker_changes_nothing(both: tuple[Server, Server]) -> None:
+def test_stream_with_drafts_and_killed_worker_is_unchanged(both: tuple[Server, Server]) -> None:
     on, off = both
     options = {"temperature": 0.3, "seed": 5, "ignore_eos": True}
     before = on.stats()["worker"]

@@ -1,4 +1,4 @@
-"""Answers that keep to what was asked, over HTTP with the demo model: schemas of all kinds, SDKs, a killed worker."""
+"""Structured output over HTTP with the demo model: schemas of all kinds, SDKs, a killed worker."""
 
 import json
 import os
@@ -22,7 +22,7 @@ PET = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 
 HELLO: Any = [{"role": "user", "content": "Tell me about a cat."}]
 
 
-def test_what_stops_by_itself_keeps_to_its_schema(demo: Server) -> None:
+def test_guided_json_answer_that_stops_matches_schema(demo: Server) -> None:
     stopped: list[str] = []
 
     @settings(max_examples=12, database=None)
@@ -44,7 +44,7 @@ def test_what_stops_by_itself_keeps_to_its_schema(demo: Server) -> None:
     assert len(stopped) > 10, "most of them end"
 
 
-def test_the_sdks_get_what_they_parse(demo: Server) -> None:
+def test_structured_output_in_sdks_matches_schema(demo: Server) -> None:
     with openai.OpenAI(base_url=demo.url + "/v1", api_key="x", max_retries=0) as sdk:
         wanted: Any = {"type": "json_schema", "json_schema": {"name": "pet", "strict": True, "schema": PET}}
         answer = sdk.chat.completions.create(
@@ -65,7 +65,7 @@ def test_the_sdks_get_what_they_parse(demo: Server) -> None:
         assert Draft202012Validator(PET).is_valid(json.loads(block.text))
 
 
-def test_a_killed_worker_changes_no_answer(demo: Server) -> None:
+def test_guided_json_stream_with_killed_worker_is_unchanged(demo: Server) -> None:
     fields = {"guided_json": LONG, "temperature": 1.0, "seed": 4}
     undisturbed = demo.events("Once upon a time", 400, **fields)
     pid = demo.stats()["worker"]["pid"]

@@ -1,4 +1,4 @@
-"""Every mode by its flags: the same text as the default's; what does not fit together is refused by both names."""
+"""Every mode, selected by flags, gives the default's text; contradicting flags are refused, and both are named."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def default(demo: Server) -> list[Events]:
 
 
 @pytest.mark.parametrize("flags", MODES.values(), ids=MODES)
-def test_every_mode_gives_the_same_text(default: list[Events], flags: str, tmp_path: Path) -> None:
+def test_mode_with_any_flags_gives_default_text(default: list[Events], flags: str, tmp_path: Path) -> None:
     with serving("demo", tmp_path / "log", *flags.split()) as server:
         told = answers(server)
         server.until_idle()
@@ -51,7 +51,7 @@ def test_every_mode_gives_the_same_text(default: list[Events], flags: str, tmp_p
         "--max-step-tokens 8 --prefill-chunk-size 64",
     ],
 )
-def test_what_contradicts_itself_is_refused_by_both_names(flags: str) -> None:
+def test_flags_contradicting_are_refused_and_both_named(flags: str) -> None:
     command = [sys.executable, "-m", "deploy.cli.main", "serve", *flags.split()]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 2

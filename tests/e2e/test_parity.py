@@ -1,5 +1,5 @@
-"""What comes out over HTTP is what transformers computes: greedy ids of three families, one at a time and 16 at once,
-and the log-likelihoods that evaluation harnesses ask for.
+"""Answers over HTTP equal those of transformers: greedy ids of three families, one request at a time and 16 at once,
+and the log-likelihoods which evaluation harnesses request.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ NEW = 64
 
 
 def reference(folder: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
-    """Greedy ids of each prompt alone, in float32, end-of-text ids never special."""
+    """Returns the greedy ids of each prompt alone, in float32; end-of-text ids are not special."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     outputs = []
     for prompt in prompts:
@@ -41,7 +41,7 @@ def prompts_of(vocab: int) -> list[list[int]]:
     return [torch.randint(3, vocab, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
-def test_greedy_ids_over_http(served: Served) -> None:
+def test_greedy_ids_alone_and_concurrent_match_transformers(served: Served) -> None:
     folder, server = served.folder, served.server
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = prompts_of(500)
@@ -65,7 +65,7 @@ def test_greedy_ids_over_http(served: Served) -> None:
 
 @dataclass
 class Scored:
-    """A context and what may follow: its log-probability, and whether it is what greedy decoding says."""
+    """A context and a continuation: its log-probability, and whether greedy decoding yields it."""
 
     context: list[int]
     continuation: list[int]
@@ -75,7 +75,7 @@ class Scored:
 
 @cache
 def scored(folder: Path) -> list[Scored]:
-    """As lm-evaluation-harness does it locally; every second continuation is the greedy one."""
+    """Scores as lm-evaluation-harness does locally; every second continuation is the greedy one."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     found = []
     for index, prompt in enumerate(prompts_of(500)):
@@ -93,7 +93,7 @@ def scored(folder: Path) -> list[Scored]:
 
 
 def choices(server: Server, prompts: list[Any], **fields: Any) -> list[dict[str, Any]]:
-    """The very body that lm-evaluation-harness' `local-completions` sends, and what may be said instead."""
+    """Sends the exact body of lm-evaluation-harness' `local-completions`; `fields` override parts of it."""
     body = {"model": "m", "prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234}
     answer = server.client.post("/v1/completions", json={**body, "echo": True, **fields})
     assert answer.status_code == 200, answer.text
@@ -101,14 +101,14 @@ def choices(server: Server, prompts: list[Any], **fields: Any) -> list[dict[str,
 
 
 def told(choice: dict[str, Any], context: int, end: int | None) -> tuple[float, bool]:
-    """As the harness reads a choice: of all tokens but the generated ones, those after the context."""
+    """Reads a choice as the harness does: the tokens after the context, without the generated ones."""
     logprobs = choice["logprobs"]["token_logprobs"][context:end]
     tops = choice["logprobs"]["top_logprobs"][context:end]
     return sum(logprobs), all(own == max(top.values()) for own, top in zip(logprobs, tops, strict=True))
 
 
 @pytest.mark.parametrize(("new", "end"), [(1, -1), (0, None)])
-def test_log_likelihoods_of_evaluation_harnesses(served: Served, new: int, end: int | None) -> None:
+def test_log_likelihoods_of_continuations_match_transformers(served: Served, new: int, end: int | None) -> None:
     wanted = scored(served.folder)
     ids = [one.context + one.continuation for one in wanted]
     batches = choices(served.server, ids[:10], max_tokens=new) + choices(served.server, ids[10:], max_tokens=new)
@@ -117,14 +117,14 @@ def test_log_likelihoods_of_evaluation_harnesses(served: Served, new: int, end: 
         logprob, greedy = told(choice, len(one.context), end)
         assert logprob == pytest.approx(one.logprob, abs=1e-3) and greedy == one.greedy
     assert {one.greedy for one in wanted} == {True, False}
-    ended = choices(served.server, ids[:2], max_tokens=1, logit_bias={"2": 100})  # an end of text counts, too
+    ended = choices(served.server, ids[:2], max_tokens=1, logit_bias={"2": 100})  # an end-of-text token counts, too
     for choice, other in zip(ended, batches, strict=False):
         shown = choice["logprobs"]["token_logprobs"]
         assert shown[1 : len(shown) - 1] == other["logprobs"]["token_logprobs"][1 : len(shown) - 1]
     served.server.until_idle()
 
 
-def test_a_text_is_scored_as_its_ids(served: Served) -> None:
+def test_prompt_as_text_is_scored_like_its_ids(served: Served) -> None:
     texts = [TEXT[0], TEXT[2], TEXT[3][:40]]
     tokenizer = AutoTokenizer.from_pretrained(served.folder)
     by_text = choices(served.server, texts)

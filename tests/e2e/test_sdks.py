@@ -1,4 +1,4 @@
-"""The official SDKs against a real server with the demo model: all chat dialects, streamed and whole."""
+"""The official SDKs against a real server with the demo model: all chat API formats, streamed and not."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -29,7 +29,7 @@ def claude(demo: Server) -> Iterator[anthropic.Anthropic]:
 
 
 def chat_streamed(chat: openai.OpenAI, **fields: Any) -> tuple[str, str | None, int]:
-    """Text, finish reason, output tokens."""
+    """Returns text, finish reason and number of output tokens."""
     text, finish, tokens = "", None, 0
     for chunk in chat.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}):
         for choice in chunk.choices:
@@ -46,7 +46,7 @@ def chat_whole(chat: openai.OpenAI, **fields: Any) -> tuple[str, str | None, int
 
 
 def claude_whole(claude: anthropic.Anthropic, extra: dict[str, Any], **fields: Any) -> tuple[str, str | None, int]:
-    """`extra` are fields that not every version of the SDK offers."""
+    """`extra`: fields which not every version of the SDK offers."""
     return told(claude.messages.create(**fields, extra_body=extra))
 
 
@@ -69,7 +69,7 @@ def told(message: anthropic.types.Message) -> tuple[str, str | None, int]:
     return block.text, message.stop_reason, message.usage.output_tokens
 
 
-def test_the_demo_model_answers_alike_in_both_dialects(chat: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+def test_greedy_answer_is_equal_in_chat_and_messages(chat: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     text, finish, tokens = chat_whole(chat, **ASKED, **GREEDY)
     assert "Paris" in text and finish == "stop"
     assert chat_streamed(chat, **ASKED, **GREEDY) == (text, finish, tokens)
@@ -77,13 +77,13 @@ def test_the_demo_model_answers_alike_in_both_dialects(chat: openai.OpenAI, clau
     assert claude_whole(claude, GREEDY, **ASKED) == claude_streamed(claude, GREEDY, **ASKED) == expected
 
 
-def test_the_same_seed_gives_the_same_text_in_both_dialects(chat: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+def test_seeded_answer_is_equal_in_chat_and_messages(chat: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     text, _, tokens = chat_whole(chat, **ASKED, **SEEDED)
     assert chat_streamed(chat, **ASKED, **SEEDED)[::2] == (text, tokens)
     assert claude_streamed(claude, SEEDED, **ASKED)[::2] == (text, tokens)
 
 
-def test_a_limit_and_a_stop_in_both_dialects(chat: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+def test_token_limit_and_stop_are_equal_in_chat_and_messages(chat: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     short = ASKED | {"max_tokens": 2}
     text, finish, tokens = chat_whole(chat, **short, **GREEDY)
     assert (finish, tokens) == ("length", 2)
@@ -95,7 +95,7 @@ def test_a_limit_and_a_stop_in_both_dialects(chat: openai.OpenAI, claude: anthro
     assert told(message) == (before, "stop_sequence", tokens) and message.stop_sequence == "Paris"
 
 
-def test_choices_and_logprobs(chat: openai.OpenAI) -> None:
+def test_chat_logprobs_of_each_choice_cover_its_text(chat: openai.OpenAI) -> None:
     answer = chat.chat.completions.create(**ASKED, **SEEDED, n=2, logprobs=True, top_logprobs=3)
     assert answer.choices[0].message.content == chat_whole(chat, **ASKED, **SEEDED)[0]
     for choice in answer.choices:
@@ -107,7 +107,7 @@ def test_choices_and_logprobs(chat: openai.OpenAI) -> None:
             assert len(rivals) == 3 and rivals == sorted(rivals, reverse=True) and entry.logprob <= rivals[0] <= 0
 
 
-def test_counting_agrees_with_usage(chat: openai.OpenAI, claude: anthropic.Anthropic, demo: Server) -> None:
+def test_token_count_routes_agree_with_usage(chat: openai.OpenAI, claude: anthropic.Anthropic, demo: Server) -> None:
     more: dict[str, Any] = {"model": "m", "messages": QUESTION, "system": "You are brief."}
     count = claude.messages.count_tokens(**more).input_tokens
     assert count == claude.messages.create(**more, max_tokens=4).usage.input_tokens
@@ -117,14 +117,14 @@ def test_counting_agrees_with_usage(chat: openai.OpenAI, claude: anthropic.Anthr
     assert usage is not None and usage.prompt_tokens == count
 
 
-def test_both_list_the_model(chat: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+def test_model_list_is_equal_in_both_sdks(chat: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     assert [model.id for model in chat.models.list()] == [model.id for model in claude.models.list()] == ["m"]
     found = claude.models.retrieve("m")
     assert (found.type, found.display_name) == ("model", "m")
     assert int(found.created_at.timestamp()) == chat.models.retrieve("m").created
 
 
-async def test_the_asynchronous_clients(demo: Server, chat: openai.OpenAI) -> None:
+async def test_asynchronous_clients_stream_the_same_text(demo: Server, chat: openai.OpenAI) -> None:
     text, finish, _ = chat_whole(chat, **ASKED, **GREEDY)
     async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as sdk:
         stream = await sdk.chat.completions.create(**ASKED, **GREEDY, stream=True)
@@ -138,7 +138,7 @@ async def test_the_asynchronous_clients(demo: Server, chat: openai.OpenAI) -> No
         assert "".join([piece async for piece in messages.text_stream]) == text
 
 
-# OpenAI's responses
+# the Responses API
 
 RESPONDED: dict[str, Any] = {"model": "m", "input": "What is the capital of France?", "max_output_tokens": 48}
 
@@ -155,11 +155,11 @@ def responses_streamed(sdk: openai.OpenAI, **fields: Any) -> tuple[str, str | No
 
 
 def merged(kinds: list[str]) -> list[str]:
-    """What comes at once is one piece, and how often that happens is chance."""
+    """Merges adjacent deltas of one kind: how many tokens share a delta depends on timing."""
     return [kind for i, kind in enumerate(kinds) if kind not in kinds[i - 1 : i] or not kind.endswith("delta")]
 
 
-def test_responses_say_what_chat_says(chat: openai.OpenAI) -> None:
+def test_responses_text_equals_chat_text(chat: openai.OpenAI) -> None:
     text, _, tokens = chat_whole(chat, **ASKED, **GREEDY)
     assert responses_streamed(chat, **RESPONDED, **GREEDY) == (text, "completed", tokens)
     assert response_told(chat.responses.create(**RESPONDED, **GREEDY)) == (text, "completed", tokens)
@@ -171,14 +171,14 @@ def test_responses_say_what_chat_says(chat: openai.OpenAI) -> None:
     assert told.model_extra["stop_reason"] == "Paris" and told.model_extra["timings"]["prefill_ms"] > 0
 
 
-def test_responses_that_are_cut_off(chat: openai.OpenAI) -> None:
+def test_responses_at_token_limit_are_incomplete(chat: openai.OpenAI) -> None:
     short = {**RESPONDED, **GREEDY, "max_output_tokens": 2}
     whole = chat.responses.create(**short)
     assert whole.incomplete_details and whole.incomplete_details.reason == "max_output_tokens"
     assert response_told(whole) == responses_streamed(chat, **short) == (whole.output_text, "incomplete", 2)
 
 
-def test_a_conversation_goes_on_with_what_was_given_back(chat: openai.OpenAI) -> None:
+def test_responses_output_as_history_continues_conversation(chat: openai.OpenAI) -> None:
     first = chat.responses.create(**RESPONDED, **GREEDY, instructions="You are brief.", store=False)
     history: list[Any] = [{"role": "user", "content": RESPONDED["input"]}, *first.output]
     history.append({"role": "user", "content": "And of Italy?"})
@@ -195,7 +195,7 @@ class Capital(BaseModel):
     capital: Literal["Paris", "Rome", "Oslo"]
 
 
-async def test_responses_of_a_form_with_every_helper(demo: Server, chat: openai.OpenAI) -> None:
+async def test_responses_structured_output_parses_in_every_helper(demo: Server, chat: openai.OpenAI) -> None:
     asked: dict[str, Any] = {**RESPONDED, **GREEDY, "text_format": Capital}
     expected = chat.responses.parse(**asked).output_parsed
     assert isinstance(expected, Capital)
@@ -210,7 +210,7 @@ async def test_responses_of_a_form_with_every_helper(demo: Server, chat: openai.
             assert (await events.get_final_response()).output_parsed == expected
 
 
-def test_a_response_with_log_probabilities(chat: openai.OpenAI) -> None:
+def test_responses_logprobs_cover_the_text(chat: openai.OpenAI) -> None:
     answer = chat.responses.create(**RESPONDED, **GREEDY, include=["message.output_text.logprobs"], top_logprobs=3)
     (message,) = answer.output
     assert message.type == "message" and message.content[0].type == "output_text"

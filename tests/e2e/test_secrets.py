@@ -1,4 +1,4 @@
-"""A server over TLS with API keys, as chatty as it gets: it works for who has a key, and never says what is secret."""
+"""A server with TLS, API keys and debug logs: it serves clients with a key and reveals no secret."""
 
 import ssl
 import subprocess
@@ -19,7 +19,7 @@ SECRETS = (KEY, WRONG, BASIC, PROMPT, "zebrafinch")
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed one for 127.0.0.1, and its key."""
+    """A self-signed certificate for 127.0.0.1, and its key."""
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "cert.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -28,7 +28,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return certificate, key
 
 
-def test_tls_and_keys_work_and_no_secret_is_told(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+def test_secrets_with_tls_and_debug_logs_are_never_revealed(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY}\n")
     trust = ssl.create_default_context(cafile=certificate[0])
@@ -79,7 +79,7 @@ def wait_for(log: Path, words: str) -> None:
         ({"ssl_certfile": "{cert}", "ssl_keyfile": "{other}"}, "--ssl-certfile and --ssl-keyfile hold no certificate"),
     ],
 )
-def test_bad_tls_files_are_told_in_one_sentence(
+def test_tls_files_invalid_are_refused_in_one_sentence(
     certificate: tuple[Path, Path], files: dict[str, str], said: str, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.pem"

@@ -1,4 +1,4 @@
-"""The server as its users meet it: many at once, more than it can take, gone in the middle, killed and back."""
+"""The server as its users see it: many streams, clients which leave, killed processes, refused starts."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.e2e.server import ROOT, Events, Server, free_port, read_events
 from tests.patience import PATIENCE_S
 
 
-def test_the_demo_model_knows_a_capital_in_both_dialects(demo: Server) -> None:
+def test_demo_model_names_a_capital_in_events_and_openai_formats(demo: Server) -> None:
     prompt = "Q: What is the capital of France?\nA:"
     assert "Paris" in demo.events(prompt, 16).text
     client = openai.OpenAI(base_url=demo.url + "/v1", api_key="none")
@@ -29,7 +29,7 @@ def test_the_demo_model_knows_a_capital_in_both_dialects(demo: Server) -> None:
     client.close()
 
 
-def test_64_streams_complete_and_leave_nothing(demo: Server) -> None:
+def test_64_streams_complete_and_free_all_pages(demo: Server) -> None:
     def one(i: int) -> Events:
         with httpx.Client(base_url=demo.url, timeout=PATIENCE_S) as client:
             return read_events(client, {"model": "m", "prompt": f"Count to {i}", "max_tokens": 16, "ignore_eos": True})
@@ -43,7 +43,7 @@ def test_64_streams_complete_and_leave_nothing(demo: Server) -> None:
     assert stats["pages"]["free"] + stats["pages"]["cached"] == stats["pages"]["total"]
 
 
-def test_seeded_text_is_the_same_under_load(demo: Server) -> None:
+def test_seeded_text_under_load_is_unchanged(demo: Server) -> None:
     fields = {"temperature": 0.9, "seed": 11, "top_p": 0.95}
     alone = demo.events("Once upon a time", 48, **fields)
     with ThreadPoolExecutor(8) as pool:
@@ -60,7 +60,7 @@ def _story(url: str, seed: int) -> Events:
         )
 
 
-def test_both_frontends_serve_and_hold_no_torch(demo: Server) -> None:
+def test_frontends_load_no_torch(demo: Server) -> None:
     pids = {frontend["pid"] for frontend in demo.stats()["frontends"]}
     assert len(pids) == 2
     for pid in pids:
@@ -70,8 +70,8 @@ def test_both_frontends_serve_and_hold_no_torch(demo: Server) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_request(demo: Server, stream: bool) -> None:
-    """In the middle: the worker is held until everything is free again."""
+def test_client_disconnect_frees_its_request(demo: Server, stream: bool) -> None:
+    """The client leaves halfway: the worker is held until everything is free again."""
     body = {"model": "m", "prompt": "Once upon a time", "max_tokens": 16, "ignore_eos": True, "stream": stream}
     content = json.dumps(body).encode()
     address = demo.url.removeprefix("http://").split(":")
@@ -85,7 +85,7 @@ def test_a_client_that_leaves_frees_its_request(demo: Server, stream: bool) -> N
         demo.until_idle()
 
 
-def test_a_killed_worker_is_replaced_and_streams_go_on(demo: Server) -> None:
+def test_worker_killed_is_replaced_and_streams_continue(demo: Server) -> None:
     undisturbed = demo.events("Once upon a time", 60, ignore_eos=True)
     before = demo.stats()["worker"]
     with ThreadPoolExecutor(1) as pool, demo.hold.at(30):
@@ -101,8 +101,8 @@ def test_a_killed_worker_is_replaced_and_streams_go_on(demo: Server) -> None:
     demo.until_idle()
 
 
-def test_a_killed_frontend_is_replaced(demo: Server) -> None:
-    known = demo.until(lambda s: len(s["frontends"]) == 2)["frontends"]  # a new worker hears of them anew
+def test_frontend_killed_is_replaced(demo: Server) -> None:
+    known = demo.until(lambda s: len(s["frontends"]) == 2)["frontends"]  # frontends register with a new worker again
     victim = known[0]["pid"]
     os.kill(victim, signal.SIGKILL)
     demo.until(lambda s: victim not in {f["pid"] for f in s["frontends"]} and len(s["frontends"]) == 2)
@@ -120,7 +120,7 @@ def test_a_killed_frontend_is_replaced(demo: Server) -> None:
         (["--device", "cuda"], 2, "--device cuda"),
     ],
 )
-def test_what_cannot_start_says_why_in_one_sentence(flags: list[str], code: int, words: str) -> None:
+def test_start_that_fails_states_reason_in_one_sentence(flags: list[str], code: int, words: str) -> None:
     command = [
         sys.executable,
         "-m",
@@ -138,7 +138,7 @@ def test_what_cannot_start_says_why_in_one_sentence(flags: list[str], code: int,
     assert "Traceback" not in ended.stdout + ended.stderr
 
 
-def test_a_taken_port_is_said(demo: Server) -> None:
+def test_start_on_taken_port_names_the_port(demo: Server) -> None:
     port = demo.url.rpartition(":")[2]
     command = [sys.executable, "-m", "deploy.cli.main", "serve", "--port", port, "--worker-metrics-port", "0"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)

@@ -1,6 +1,6 @@
-"""Models that have learnt nothing and call all the same, for the grammar makes them: whole conversations, both SDKs.
+"""Tool calls of untrained models, which the grammar alone makes well formed: whole conversations in both SDKs.
 
-Sampled at temperature 1, so that nothing but the grammar can make an answer right.
+Sampling is at temperature 1, so that only the grammar can make an answer correct.
 """
 
 import json
@@ -86,7 +86,7 @@ def fits(name: str, arguments: Any) -> bool:
     return Draft202012Validator(SCHEMAS[name]).is_valid(arguments)
 
 
-def test_a_question_a_call_a_result_an_answer(chat: openai.OpenAI) -> None:
+def test_chat_tool_call_with_result_is_answered(chat: openai.OpenAI) -> None:
     asked: dict[str, Any] = {**ASKED, "tools": TOOLS, "tool_choice": "required", "reasoning_effort": "none", **SEED}
     asked["parallel_tool_calls"] = False
     first = chat.chat.completions.create(**asked).choices[0]
@@ -103,7 +103,7 @@ def test_a_question_a_call_a_result_an_answer(chat: openai.OpenAI) -> None:
     assert told == streamed(chat, **more) and not told[2] and told[3] in ("stop", "length")
 
 
-def test_the_same_in_responses(chat: openai.OpenAI) -> None:
+def test_responses_tool_call_with_result_is_answered_like_chat(chat: openai.OpenAI) -> None:
     flat: list[Any] = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]
     asked: dict[str, Any] = {"model": "m", "input": "Weather?", "max_output_tokens": 400, "tools": flat}
     asked |= {"tool_choice": "required", "parallel_tool_calls": False, "reasoning": {"effort": "none"}}
@@ -124,7 +124,7 @@ def test_the_same_in_responses(chat: openai.OpenAI) -> None:
     assert answer.output_text == whole(chat, **{**fields, **SEED, "max_tokens": 24})[0]
 
 
-def test_the_same_for_claude(claude: anthropic.Anthropic) -> None:
+def test_messages_tool_call_with_result_is_answered(claude: anthropic.Anthropic) -> None:
     asked: dict[str, Any] = {
         **ASKED,
         "tools": CLAUDES,
@@ -145,8 +145,8 @@ def test_the_same_for_claude(claude: anthropic.Anthropic) -> None:
     assert [block.type for block in answer.content] == ["text"] and answer.stop_reason in ("end_turn", "max_tokens")
 
 
-def test_claudes_loop_runs_the_tools(claude: anthropic.Anthropic) -> None:
-    """Its newest form first asks for a thread, which a server without a memory has to refuse in the right words."""
+def test_anthropic_tool_runner_calls_tools_and_thread_is_refused(claude: anthropic.Anthropic) -> None:
+    """The newest runner first asks for a thread, which a stateless server must refuse with this code."""
 
     def get_weather(city: Literal["Paris", "Rome"]) -> str:
         """Of a city."""
@@ -163,8 +163,8 @@ def test_claudes_loop_runs_the_tools(claude: anthropic.Anthropic) -> None:
     assert told["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-def test_whatever_is_drawn_is_told_alike(chat: openai.OpenAI) -> None:
-    """Free to call or not: streamed and whole say the same, and a call that is whole fits its function."""
+def test_optional_tool_call_streamed_equals_unstreamed(chat: openai.OpenAI) -> None:
+    """The model may call or not; a finish reason of tool_calls implies a call."""
     for seed in range(3):
         fields: dict[str, Any] = {**ASKED, "tools": TOOLS, "seed": seed, "max_tokens": 60, "logprobs": True}
         told = whole(chat, **fields)
@@ -172,8 +172,8 @@ def test_whatever_is_drawn_is_told_alike(chat: openai.OpenAI) -> None:
         assert (told[3] == "tool_calls") <= bool(told[2])
 
 
-def test_a_model_that_is_led_to_its_tag_calls(server: Server, chat: openai.OpenAI) -> None:
-    """The tag is one token, special or not, and what begins with it has to be a call."""
+def test_tool_call_tag_forced_first_gives_a_call(server: Server, chat: openai.OpenAI) -> None:
+    """The tag is one token, special or not; an answer which begins with it must be a call."""
     bodies = [{"prompt": tag, "add_special_tokens": False} for tag in ("<tool_call>", "<|python_tag|>", "[TOOL_CALLS]")]
     ids = [server.client.post("/tokenize", json=body).json()["tokens"] for body in bodies]
     (lead,) = [str(found[0]) for found in ids if len(found) == 1]

@@ -1,4 +1,4 @@
-"""Two workers behind two frontends, as their users meet them: one is killed, or asked to go, under load."""
+"""Two workers behind two frontends: one worker is killed, or drains after SIGTERM, under load."""
 
 import os
 import signal
@@ -18,15 +18,15 @@ STREAMS, TOKENS = 8, 60
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
     flags = ("--workers", "2", "--frontends", "2", "--kv-cache-gb", "0.25")
-    with serving("demo", tmp_path_factory.mktemp("fleet") / "log", *flags, held=True) as server:
-        server.until(lambda stats: len(ready(stats)) == len(stats["frontends"]) == 2 and everywhere(server))
+    with serving("demo", tmp_path_factory.mktemp("pool") / "log", *flags, held=True) as server:
+        server.until(lambda stats: len(ready(stats)) == len(stats["frontends"]) == 2 and all_ready(server))
         yield server
 
 
-def everywhere(server: Server) -> bool:
-    """Whether both frontends are ready: each new connection finds one of them."""
+def all_ready(server: Server) -> bool:
+    """Whether both frontends are ready: each new connection reaches one of them."""
     return all(httpx.get(f"{server.url}/ready").status_code == 200 for _ in range(16))
 
 
@@ -35,7 +35,7 @@ def ready(stats: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def text(server: Server, i: int) -> str:
-    """One stream of the SDK: half of them greedy, half sampled."""
+    """Streams one answer through the SDK; even ones are greedy, odd ones sampled."""
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         chunks = client.completions.create(
             model="m", prompt=f"Story {i}: once", max_tokens=TOKENS, temperature=i % 2, seed=i, stream=True,
@@ -46,7 +46,7 @@ def text(server: Server, i: int) -> str:
 
 @contextmanager
 def load(server: Server) -> Iterator[list[Future[str]]]:
-    """Streams that run at both workers, which hold them in the middle until they are left, or released."""
+    """Runs streams on both workers, which hold them halfway until the block ends or releases them."""
     with ThreadPoolExecutor(STREAMS) as pool, server.hold.at(TOKENS // 2):
         texts = [pool.submit(text, server, i) for i in range(STREAMS)]
         server.until(lambda stats: all(worker["running"] for worker in stats["workers"]))
@@ -54,21 +54,23 @@ def load(server: Server) -> Iterator[list[Future[str]]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(fleet: Server) -> list[str]:
-    with load(fleet) as texts:
-        fleet.hold.release()
+def undisturbed(server: Server) -> list[str]:
+    with load(server) as texts:
+        server.hold.release()
         return [future.result(PATIENCE_S) for future in texts]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_nobody_notices_that_a_worker_goes(fleet: Server, undisturbed: list[str], signum: signal.Signals) -> None:
-    with load(fleet) as texts:
-        victim = ready(fleet.stats())[0]
-        fleet.hold.wait()
+def test_streams_with_killed_or_drained_worker_are_unchanged(
+    server: Server, undisturbed: list[str], signum: signal.Signals
+) -> None:
+    with load(server) as texts:
+        victim = ready(server.stats())[0]
+        server.hold.wait()
         os.kill(victim["pid"], signum)
-        fleet.hold.release()
+        server.hold.release()
         assert [future.result(PATIENCE_S) for future in texts] == undisturbed
-    fleet.until(lambda stats: victim["pid"] not in [w["pid"] for w in stats["workers"]] and len(ready(stats)) == 2)
-    stats = fleet.until_idle()
+    server.until(lambda stats: victim["pid"] not in [w["pid"] for w in stats["workers"]] and len(ready(stats)) == 2)
+    stats = server.until_idle()
     assert stats["pages"]["free"] + stats["pages"]["cached"] == stats["pages"]["total"]
-    assert "streams_lost_total 0" in fleet.client.get("/metrics").text
+    assert "streams_lost_total 0" in server.client.get("/metrics").text
