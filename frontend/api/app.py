@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -27,6 +26,7 @@ from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, to_j
 from frontend.api.decoding import decode
 from frontend.api.openai import chat, completions, responses, typed_events
 from frontend.api.openai.chat_input import TokenizeRequest
+from frontend.api.openai.completions_input import requested_stream_format
 from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.openapi import document
 from frontend.api.request_model import RequestModel
@@ -166,7 +166,7 @@ class Api:
     def _api_format(self, path: str, body: bytes = b"") -> ApiFormat:
         """The format of the response, also of an error if the body cannot be decoded."""
         if path == "/v1/completions":
-            wanted = _stream_format(body) or self._config.completions_stream_format
+            wanted = requested_stream_format(body) or self._config.completions_stream_format
             return typed_events if wanted == "events" else completions
         return API_FORMATS.get(path, completions)
 
@@ -309,19 +309,6 @@ class Api:
 
     async def document(self, request: Request) -> Response:
         return _json(document())
-
-
-class _StreamFormat(msgspec.Struct):
-    stream_format: Any = None
-
-
-def _stream_format(body: bytes) -> Any:
-    if b"stream_format" not in body:
-        return None
-    try:
-        return msgspec.json.decode(body, type=_StreamFormat).stream_format
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from msgspec import Meta
 
 from frontend.api.common import ModelContext, check_ids
@@ -76,3 +77,17 @@ async def tokenized(prompts: list[Prompt], context: ModelContext) -> list[list[i
             raise BadRequest("`prompt` has no tokens", param="prompt", code="empty_prompt")
         check_ids("prompt", ids, context.vocab_size)
     return tokens
+
+
+class _StreamFormat(msgspec.Struct):
+    stream_format: Any = None
+
+
+def requested_stream_format(body: bytes) -> Any:
+    """A body's `stream_format`, even if its other fields are refused; None if it has none or is not JSON."""
+    if b"stream_format" not in body:
+        return None
+    try:
+        return msgspec.json.decode(body, type=_StreamFormat).stream_format
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.api.openai import completions
-from frontend.api.openai.completions_input import CompletionRequest
+from frontend.api.openai.completions_input import CompletionRequest, requested_stream_format
 from frontend.errors import BadRequest, SluiceError, Unprocessable
 from frontend.request import GenerationRequest
 from frontend.text.tokenizer import Tokenizer
@@ -159,3 +159,17 @@ async def test_any_body_is_parsed_or_refused(tokenizer: Tokenizer, more: dict[st
         assert refused.message
     else:
         assert all(request.prompts)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"stream_format": "events", "temperature": -1}', "events"),
+        (b'{"prompt": "a"}', None),
+        (b'{"stream_format": null}', None),
+        (b'{"stream_format": "events"', None),
+        (b'["stream_format"]', None),
+    ],
+)
+def test_requested_stream_format_of_any_body(body: bytes, expected: Any) -> None:
+    assert requested_stream_format(body) == expected
