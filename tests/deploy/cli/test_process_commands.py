@@ -21,3 +21,9 @@ def test_serve_on_a_taken_port_is_one_line(capsys: pytest.CaptureFixture[str], t
         assert (code, text.startswith(f"sluice serve: port {port} is already in use")) == (1, True)
         code, text = fail(capsys, "serve", "--model", str(tmp_path), "--port", "0", "--worker-metrics-port", str(port))
         assert (code, text.startswith(f"sluice serve: port {port} is already in use")) == (1, True)
+
+
+@pytest.mark.parametrize("command", ["worker", "frontend", "serve"])
+def test_tcp_without_keys_is_a_usage_error(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, text = fail(capsys, command, "--request-address=tcp://127.0.0.1:5700", "--event-address=tcp://127.0.0.1:5701")
+    assert code == 2 and "--curve-dir, or --insecure" in text
