@@ -1,4 +1,4 @@
-"""`sluice keygen`: which files it makes. That ZeroMQ accepts the keys is tested in tests/worker/transport/test_auth.py."""
+"""`sluice keygen`: the files it makes. ZeroMQ accepts the keys in tests/worker/transport/test_auth.py."""
 
 import stat
 from pathlib import Path
