@@ -22,7 +22,7 @@ import deploy.demo
 from deploy.demo.training.corpus import documents
 from worker.kernels.linear import PackedLinear, pack_quantized
 from worker.kernels.quantize import Scheme
-from worker.kv_cache.tensors import Cache
+from worker.kv_cache.tensors import KVCache
 from worker.model.checkpoint import read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
@@ -106,7 +106,7 @@ def _logits(model: Decoder, ids: Tensor) -> Tensor:
     """After every token but the last, [T - 1, vocab] float32."""
     count = len(ids) - 1
     pages = -(-count // PAGE)
-    cache = Cache(model.spec, pages, PAGE, model.weights.embed.dtype, CPU)
+    cache = KVCache(model.spec, pages, PAGE, model.weights.embed.dtype, CPU)
     packed = ForwardInputs(
         token_ids=ids[:-1],
         positions=torch.arange(count),

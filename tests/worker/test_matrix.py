@@ -30,7 +30,7 @@ from tests.worker.schedule.harness import OracleDrafter, commit
 from worker.grammar.compiler import Grammar, GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.tensors import Cache
+from worker.kv_cache.tensors import KVCache
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.run.runner import Runner
@@ -112,7 +112,7 @@ def run(
     page_size = mode.page or MAX_SEQ_LEN
     pages = 1 + (CROWD + 2) * -(-MAX_SEQ_LEN // page_size)
     dtype = decoder.weights.embed.dtype
-    kv = Cache(decoder.spec, pages, page_size, dtype, "cpu")
+    kv = KVCache(decoder.spec, pages, page_size, dtype, "cpu")
     scheduler = Scheduler(mode.config(), PagePool(pages, page_size))
     runner = Runner(fastest_decoder(decoder, kv), kv)
     recorder = Recorder()

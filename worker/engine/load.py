@@ -24,7 +24,7 @@ from worker.kernels.operations import TORCH
 from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import PoolSize, configured_budget, longest_sequence, size_pool
-from worker.kv_cache.tensors import Cache
+from worker.kv_cache.tensors import KVCache
 from worker.model.checkpoint import CheckpointError, read_config, resolve, stored_bytes, tokenizer_ends
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder, Weights
@@ -87,7 +87,7 @@ def load_engine(
             on_progress=on_progress, on_size=gpu.read().check_weights if gpu else lambda needed: None,
         )  # fmt: skip
         size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, progressed)
-        cache = Cache(spec, size.pages, size.page_size, formats.kv_dtype, device)
+        cache = KVCache(spec, size.pages, size.page_size, formats.kv_dtype, device)
     log.info(
         "%s on %s in %s, K/V in %s: %d pages of %d tokens, sequences up to %d", spec.model_type,
         gpu.name if gpu else device, formats.dtype, formats.kv_dtype, size.pages - 1, size.page_size, size.max_seq_len,
@@ -138,14 +138,14 @@ def _resolve_speculation(worker: WorkerConfig, folder: Path, formats: Formats, d
     return replace(worker, speculation="ngram" if pays else "off")
 
 
-def _prepare_cpu_memory(cache: Cache) -> None:
+def _prepare_cpu_memory(cache: KVCache) -> None:
     """Requests huge pages from the system, and has memory prefaulted ahead of its use."""
     for part in (cache.k, cache.v):
         bindings.huge_pages(part)
     cache.prefault_ahead(bindings.touch_pages)
 
 
-def make_runner(decoder: Decoder, cache: Cache, worker: WorkerConfig, *, on_gpu: bool) -> Runner:
+def make_runner(decoder: Decoder, cache: KVCache, worker: WorkerConfig, *, on_gpu: bool) -> Runner:
     capturable = decoder.operations is not TORCH  # the plain-torch operations synchronize with the device
     return Runner(
         fastest_decoder(decoder, cache),

@@ -9,7 +9,7 @@ from worker.kv_cache.prefault import Prefaulter, Touch
 from worker.model.spec import ModelSpec
 
 
-class Cache:
+class KVCache:
     """`k` and `v`, each [layer, page, offset, kv_head, head_dim], zeros at first. Page 0 is scratch by convention."""
 
     def __init__(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from worker.kernels.cpu.decoder_c import DecoderC, DecoderCLayer
 from worker.kernels.operations import FAST
-from worker.kv_cache.tensors import Cache
+from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.forward_inputs import ForwardInputs
 
@@ -16,7 +16,7 @@ from worker.model.forward_inputs import ForwardInputs
 class CpuDecoder:
     """The interface of Decoder, over one cache only: the C library holds the addresses of its tensors."""
 
-    def __init__(self, decoder: Decoder, cache: Cache, layers: list[DecoderCLayer]) -> None:
+    def __init__(self, decoder: Decoder, cache: KVCache, layers: list[DecoderCLayer]) -> None:
         spec = decoder.spec
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
         self.layers_started, self.count_replayed = decoder.layers_started, decoder.count_replayed
@@ -26,7 +26,7 @@ class CpuDecoder:
             activation=spec.activation, layers_started=decoder.layers_started,
         )  # fmt: skip
 
-    def forward(self, inputs: ForwardInputs, cache: Cache) -> Tensor:
+    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         """Computes the same as Decoder.forward. `cache` must be the one that this decoder was made for."""
         assert cache is self._cache
         decoder, layers = self._decoder, self._layers
@@ -41,7 +41,7 @@ class CpuDecoder:
         return decoder.logits(h)
 
 
-def fastest_decoder(decoder: Decoder, cache: Cache) -> Decoder | CpuDecoder:
+def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:
     """A CpuDecoder where the C library has packed all the weights and knows the cache's format; else `decoder`."""
     if decoder.operations is not FAST or cache.k.dtype != decoder.weights.embed.dtype:
         return decoder
@@ -50,7 +50,7 @@ def fastest_decoder(decoder: Decoder, cache: Cache) -> Decoder | CpuDecoder:
     return CpuDecoder(decoder, cache, packed) if len(packed) == len(layers) else decoder
 
 
-def _layer_in_c(decoder: Decoder, index: int, cache: Cache) -> DecoderCLayer | None:
+def _layer_in_c(decoder: Decoder, index: int, cache: KVCache) -> DecoderCLayer | None:
     layer, kind = decoder.weights.layers[index], decoder.spec.layers[index]
     qkv, o, gate_up, down = layer.qkv.cpu, layer.o.cpu, layer.gate_up.cpu, layer.down.cpu
     if qkv is None or o is None or gate_up is None or down is None:

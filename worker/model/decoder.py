@@ -13,7 +13,7 @@ from torch.nn.functional import embedding
 
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, Operations
-from worker.kv_cache.tensors import Cache
+from worker.kv_cache.tensors import KVCache
 from worker.model import rope
 from worker.model.forward_inputs import ForwardInputs
 from worker.model.spec import LayerSpec, ModelSpec
@@ -60,7 +60,7 @@ class Decoder:
         # Rounded to the weights' format first, as the checkpoints were trained: sqrt(1152) is 34 in bfloat16.
         self.embed_scale = torch.tensor(spec.embed_scale).to(weights.embed.dtype).item()
 
-    def forward(self, inputs: ForwardInputs, cache: Cache) -> Tensor:
+    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         """Writes the K/V of every row and returns the logits of inputs.logits_indices, [R, vocab] float32."""
         do, last = self.operations, len(self.weights.layers) - 1
         eps, offset = self.spec.norm_eps, self.spec.norm_offset

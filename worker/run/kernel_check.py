@@ -20,7 +20,7 @@ from shared.messages import Sampling
 from worker.kernels.operations import TORCH, Operations
 from worker.kernels.split_k import sum_split_k
 from worker.kv_cache.sizing import PoolBudget
-from worker.kv_cache.tensors import Cache, kv_format
+from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.decoder import Decoder
 from worker.run.inputs import build_inputs
 from worker.run.runner import DeviceBroken
@@ -165,7 +165,7 @@ def _compare(decoder: Decoder, worker: WorkerConfig, length: int, both: CompareO
     sequences = _sequences(limits, decoder.spec.vocab_size)
     pages = 1 + sum(len(sequence.pages) for sequence in sequences)
     kv_dtype = kv_format(worker.kv_cache_dtype, decoder.weights.embed.dtype)
-    cache = Cache(small.spec, pages, limits.page_size, kv_dtype, device)
+    cache = KVCache(small.spec, pages, limits.page_size, kv_dtype, device)
     for chunks in _steps(sequences, limits.tokens):
         inputs, _ = build_inputs(chunks, limits.page_size, device)
         logits = small.forward(inputs, cache)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shared.messages import Sampling
 from worker.kernels.operations import Operations
-from worker.kv_cache.tensors import Cache
+from worker.kv_cache.tensors import KVCache
 from worker.model.forward_inputs import ForwardInputs
 from worker.model.spec import ModelSpec
 from worker.run.grammar_mask import GrammarMask
@@ -33,7 +33,7 @@ class Model(Protocol):
     max_positions: int
     layers_started: c_uint64
 
-    def forward(self, inputs: ForwardInputs, cache: Cache) -> Tensor: ...
+    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
     def count_replayed(self) -> None: ...
 
 
@@ -50,7 +50,7 @@ class Runner:
     """
 
     def __init__(
-        self, model: Model, cache: Cache, *, overlap: bool = False, graphs: bool = False, max_batch_size: int = 64
+        self, model: Model, cache: KVCache, *, overlap: bool = False, graphs: bool = False, max_batch_size: int = 64
     ) -> None:
         self._model = model
         self._cache = cache

@@ -12,7 +12,7 @@ from typing import Protocol
 from shared.config import WorkerConfig
 from shared.messages import Sampling
 from worker.kv_cache.sizing import GpuMemory, PoolBudget, page_size
-from worker.kv_cache.tensors import Cache, kv_format
+from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.decoder import Decoder
 from worker.run.inputs import dummy_sequence
 from worker.run.runner import Runner
@@ -156,7 +156,7 @@ def profile_memory(
     limits = StepLimits.of(worker, length)
     embed = decoder.weights.embed
     kv_dtype = kv_format(worker.kv_cache_dtype, embed.dtype)
-    runner = Runner(decoder, Cache(decoder.spec, 1, limits.page_size, kv_dtype, embed.device))
+    runner = Runner(decoder, KVCache(decoder.spec, 1, limits.page_size, kv_dtype, embed.device))
     warm_up(runner, steps(limits), on_progress)
     peaks = []
     prompt = limits.chunk(worker.max_step_tokens, limits.length, PROMPT_LOGPROBS)

@@ -14,7 +14,7 @@ from bench.gpu.setup.weights import random_weights
 from bench.gpu.tables import FAIL, PASS
 from shared.messages import Sampling
 from worker.kernels.quantize import Scheme
-from worker.kv_cache.tensors import Cache, kv_format
+from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.decoder import Decoder, Weights
 from worker.model.spec import ModelSpec
 from worker.schedule.sequence import Chunk, Sequence
@@ -52,7 +52,7 @@ class _Forwards:
         (self._one, *self._others), pages = sequences(lengths, PAGE_SIZE, spec.vocab_size, env.seed)
         self._length, self._device = length, env.device
         self._decoder = Decoder(spec, weights, length + 1)
-        self._cache = Cache(spec, pages, PAGE_SIZE, kv_format(setup.kv, env.dtype), env.device)
+        self._cache = KVCache(spec, pages, PAGE_SIZE, kv_format(setup.kv, env.dtype), env.device)
 
     def poison(self) -> None:
         """Fills the cache with NaN (in every format), so that values of earlier steps are not reused."""

@@ -21,7 +21,7 @@ from worker.engine.requests import RequestTable
 from worker.kernels.operations import FAST, Operations
 from worker.kernels.quantize import Scheme
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.tensors import Cache, kv_format
+from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.decoder import Decoder, Weights
 from worker.model.spec import ModelSpec
 from worker.observability.metrics import Metrics
@@ -67,7 +67,7 @@ class Harness:
         pages = slots * -(-max_length // PAGE_SIZE) + 1
         decoder = Decoder(spec, weights, max_length, setup.operations)
         self.spec, self._place, self._max_length = spec, env, max_length
-        self.cache = Cache(spec, pages, PAGE_SIZE, kv_format(setup.kv, env.dtype), env.device)
+        self.cache = KVCache(spec, pages, PAGE_SIZE, kv_format(setup.kv, env.dtype), env.device)
         self.scheduler = Scheduler(_config(setup, slots, max_length), PagePool(pages, PAGE_SIZE))
         stats, metrics = Stats(), Metrics()
         self._request_table = RequestTable(

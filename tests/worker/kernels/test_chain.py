@@ -13,7 +13,7 @@ from tests.worker.model.harness import Row, pack
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, Operations
 from worker.kernels.quantize import Scheme, quantize
-from worker.kv_cache.tensors import Cache
+from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder, Layer, Weights
 from worker.model.forward_inputs import ForwardInputs
 from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
@@ -89,7 +89,7 @@ def moved(value: Any, device: str, dtype: torch.dtype) -> Any:
 
 def logits(model: Decoder, sequences: list[Row]) -> Tensor:
     """Of each one's last token, after its prompt and after one token more."""
-    cache = Cache(model.spec, 20, PAGE, torch.float32, "cpu")
+    cache = KVCache(model.spec, 20, PAGE, torch.float32, "cpu")
     told = []
     for length in (len(sequences[0].tokens), 1):
         chunks = [(row, length if row is sequences[0] else len(row.tokens) - row.computed) for row in sequences]
@@ -176,7 +176,7 @@ def test_the_comparison_at_start_finds_nothing(scheme: str, dtype: torch.dtype, 
 def test_a_decode_waits_for_nothing_and_can_be_recorded(dtype: torch.dtype, scheme: str, device: str) -> None:
     """The host never asks the device; replayed from a CUDA graph, a step gives the same bits."""
     model = eight_bits(decoder_of(SANDWICH, device, dtype), scheme)
-    cache = Cache(model.spec, 20, PAGE, dtype, device)
+    cache = KVCache(model.spec, 20, PAGE, dtype, device)
     packed = moved(pack([(Row([7], [3]), 1), (Row([9], [4]), 1)], PAGE), device, dtype)
     model.forward(packed, cache)  # compiles
     torch.cuda.set_sync_debug_mode("error")
@@ -189,6 +189,6 @@ def test_a_decode_waits_for_nothing_and_can_be_recorded(dtype: torch.dtype, sche
         got = model.forward(packed, cache)
     graph.replay()
     assert torch.equal(got, expected) and expected.isfinite().all()
-    plain, empty = eight_bits(decoder_of(SANDWICH), scheme), Cache(SANDWICH, 20, PAGE, torch.float32, "cpu")
+    plain, empty = eight_bits(decoder_of(SANDWICH), scheme), KVCache(SANDWICH, 20, PAGE, torch.float32, "cpu")
     exact = plain.forward(moved(packed, "cpu", dtype), empty)
     assert float((got.cpu() - exact).norm() / exact.norm()) < (0.15 if scheme else 5e-2)  # several layers' roundings

@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from tests.worker.kv_cache.harness import SPEC
-from worker.kv_cache.tensors import Cache, bytes_per_page
+from worker.kv_cache.tensors import KVCache, bytes_per_page
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_cache_has_layout_and_size(dtype: torch.dtype) -> None:
-    cache = Cache(SPEC, pages=5, page_size=16, dtype=dtype, device="cpu")
+    cache = KVCache(SPEC, pages=5, page_size=16, dtype=dtype, device="cpu")
     assert cache.k.shape == cache.v.shape == (3, 5, 16, 2, 16) and cache.k.dtype == cache.v.dtype == dtype
     assert cache.k.nbytes + cache.v.nbytes == 5 * bytes_per_page(SPEC, 16, dtype)
     assert not cache.k.view(torch.uint8).any() and not cache.v.view(torch.uint8).any()
 
 
 def test_cache_layer_is_a_view() -> None:
-    cache = Cache(SPEC, pages=2, page_size=4, dtype=torch.float32, device="cpu")
+    cache = KVCache(SPEC, pages=2, page_size=4, dtype=torch.float32, device="cpu")
     k, v = cache.layer(1)
     k[1, 3] = 7.0
     v[0] = 9.0
@@ -33,7 +33,7 @@ def resident_bytes() -> int:
 
 def test_cache_pages_never_written_take_no_memory() -> None:
     before = resident_bytes()
-    cache = Cache(SPEC, pages=1 << 15, page_size=16, dtype=torch.float32, device="cpu")
+    cache = KVCache(SPEC, pages=1 << 15, page_size=16, dtype=torch.float32, device="cpu")
     cache.k[:, 7] = 1.0
     assert resident_bytes() - before < 64 << 20 < cache.k.nbytes
 

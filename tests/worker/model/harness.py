@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import VOCAB
-from worker.kv_cache.tensors import Cache, kv_format
+from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.checkpoint import read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
@@ -39,10 +39,10 @@ def decoder_of(folder: Path, *, dtype: torch.dtype = torch.float32, positions: i
     return Decoder(spec, load(folder, spec, dtype, CPU, invariant=False), positions)
 
 
-def cache_for(decoder: Decoder, *, tokens: int, page_size: int = 16, kept: str = "auto") -> Cache:
+def cache_for(decoder: Decoder, *, tokens: int, page_size: int = 16, kept: str = "auto") -> KVCache:
     """Room for `tokens` tokens and the scratch page; what no one wrote is NaN, so that reading it shows."""
     dtype = kv_format(kept, decoder.weights.embed.dtype)
-    cache = Cache(decoder.spec, 1 + tokens // page_size, page_size, dtype, CPU)
+    cache = KVCache(decoder.spec, 1 + tokens // page_size, page_size, dtype, CPU)
     cache.k.fill_(float("nan"))
     cache.v.fill_(float("nan"))
     cache.k[:, 0] = cache.v[:, 0] = 0.0
@@ -74,7 +74,7 @@ def pack(chunks: list[tuple[Row, int]], page_size: int, *, all_rows: bool = Fals
     )  # fmt: skip
 
 
-def rows_for(cache: Cache, prompts: list[list[int]], room: int) -> list[Row]:
+def rows_for(cache: KVCache, prompts: list[list[int]], room: int) -> list[Row]:
     """Each prompt with pages for `room` more tokens, drawn from the whole pool."""
     free = list(range(1, cache.pages))
     random.Random(len(prompts)).shuffle(free)
@@ -82,7 +82,7 @@ def rows_for(cache: Cache, prompts: list[list[int]], room: int) -> list[Row]:
     return [Row(list(prompt), [free.pop() for _ in range(need)]) for prompt, need in zip(prompts, needs, strict=True)]
 
 
-def step(decoder: Decoder, cache: Cache, rows: list[Row], chunk: int, *, all_rows: bool = False) -> Tensor:
+def step(decoder: Decoder, cache: KVCache, rows: list[Row], chunk: int, *, all_rows: bool = False) -> Tensor:
     """One forward over the next chunk of every row; their counts move on. Returns its logits."""
     chunks = [(row, min(chunk, len(row.tokens) - row.computed)) for row in rows]
     logits = decoder.forward(pack(chunks, cache.page_size, all_rows=all_rows), cache)
@@ -91,7 +91,7 @@ def step(decoder: Decoder, cache: Cache, rows: list[Row], chunk: int, *, all_row
     return logits
 
 
-def run_greedy(decoder: Decoder, cache: Cache, prompts: list[list[int]], n: int, chunk: int) -> list[list[int]]:
+def run_greedy(decoder: Decoder, cache: KVCache, prompts: list[list[int]], n: int, chunk: int) -> list[list[int]]:
     """The first n ids after each prompt."""
     rows = rows_for(cache, prompts, n)
     ends = {id(row): len(row.tokens) + n for row in rows}
@@ -103,7 +103,7 @@ def run_greedy(decoder: Decoder, cache: Cache, prompts: list[list[int]], n: int,
     return [row.tokens[len(prompt):] for row, prompt in zip(rows, prompts, strict=True)]  # fmt: skip
 
 
-def all_logits(decoder: Decoder, cache: Cache, prompts: list[list[int]], chunk: int) -> list[Tensor]:
+def all_logits(decoder: Decoder, cache: KVCache, prompts: list[list[int]], chunk: int) -> list[Tensor]:
     """Logits of every prompt token, [len(prompt), vocab] each."""
     rows = rows_for(cache, prompts, 0)
     while active := [row for row in rows if row.computed < len(row.tokens)]:

@@ -11,7 +11,7 @@ from shared.codec import pack_u32
 from tests.checkpoints import EOS, VOCAB
 from tests.worker.engine.harness import Bench
 from worker.kv_cache.sizing import GIB, GpuMemory
-from worker.kv_cache.tensors import Cache
+from worker.kv_cache.tensors import KVCache
 from worker.model.checkpoint import read_config
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
@@ -33,7 +33,7 @@ class RunnerBench(Bench):
     """A loop over a real runner on the CPU."""
 
     def __init__(self, decoder: Decoder, pages: int = 100, **options: bool) -> None:
-        cache = Cache(decoder.spec, pages, 16, decoder.weights.embed.dtype, "cpu")
+        cache = KVCache(decoder.spec, pages, 16, decoder.weights.embed.dtype, "cpu")
         runner = Runner(fastest_decoder(decoder, cache), cache, **options)  # type: ignore[arg-type]
         config = SchedulerConfig(max_seq_len=MAX_SEQ_LEN, eos_token_ids=frozenset({EOS}), max_step_tokens=64)
         super().__init__(runner=runner, config=config, pages=pages, vocab_size=VOCAB)

@@ -17,7 +17,7 @@ from tests.worker.model.harness import CPU, decoder_of
 from tests.worker.run.harness import Memory
 from worker.engine.load import explain_out_of_memory, size_pool_and_decoder
 from worker.kv_cache.sizing import GIB, RESERVED_BYTES
-from worker.kv_cache.tensors import Cache
+from worker.kv_cache.tensors import KVCache
 from worker.model.checkpoint import read_config
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.families import spec_from_config
@@ -117,7 +117,7 @@ def test_profile_memory_measures_and_reports_every_step(checkpoints: Checkpoints
 
 def test_warm_up_writes_to_the_scratch_page_only(checkpoints: Checkpoints) -> None:
     decoder = decoder_of(checkpoints("qwen3"))
-    cache = Cache(decoder.spec, 4, 32, torch.float32, CPU)
+    cache = KVCache(decoder.spec, 4, 32, torch.float32, CPU)
     for part in (cache.k, cache.v):
         part[:, 1:] = 7.0
     bounds = StepLimits.of(WorkerConfig(max_batch_size=4, max_step_tokens=64), 200)
