@@ -45,7 +45,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def byte_level_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
-    """BPE over bytes, as Llama 3 and Qwen have it: a token may be part of a character."""
+    """BPE over bytes, like the tokenizers of Llama 3 and Qwen: a token may be part of a character."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -58,21 +58,21 @@ def byte_level_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
 
 
 def byte_fallback_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
-    """BPE over characters with "▁" for spaces and <0xNN> for what it does not know, as Gemma has it.
+    """BPE over characters with "▁" for spaces and <0xNN> for bytes of unknown characters, like Gemma's tokenizer.
 
-    Like Gemma's it puts a beginning-of-text token before plain text, and its chat template brings one too.
+    It puts a beginning-of-text token before plain text, and its chat template adds one, too, as Gemma's do.
     """
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]
-    learner = Tokenizer(models.BPE(unk_token="<unk>"))
-    learner.normalizer = normalizers.Replace(" ", "▁")
-    learner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    learner.train_from_iterator(
+    trained = Tokenizer(models.BPE(unk_token="<unk>"))
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    trained.train_from_iterator(
         TEXT[:2], trainers.BpeTrainer(vocab_size=vocab - 256, special_tokens=[*SPECIAL, "<unk>"], show_progress=False)
     )
-    learned = json.loads(learner.to_str())["model"]
-    words = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
-    vocabulary = {word: i for i, word in enumerate([*words[:4], *fallback, *words[4:]])}
-    merges = [tuple(pair) for pair in learned["merges"]]
+    state = json.loads(trained.to_str())["model"]
+    tokens = sorted(state["vocab"], key=state["vocab"].__getitem__)
+    vocabulary = {token: i for i, token in enumerate([*tokens[:4], *fallback, *tokens[4:]])}
+    merges = [tuple(pair) for pair in state["merges"]]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -83,7 +83,7 @@ def byte_fallback_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
 
 
 def _wrap(tokenizer: Tokenizer, vocab: int, chat: str = CHAT) -> PreTrainedTokenizerFast:
-    """Filled up to `vocab` with words, so that every id a model can draw has a text."""
+    """Fills the vocabulary up to `vocab` with words, so that every id which a model can sample has a text."""
     tokenizer.add_tokens([f" word{i}" for i in range(vocab - tokenizer.get_vocab_size())])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=SPECIAL[2], bos_token=SPECIAL[0], pad_token=SPECIAL[0],
@@ -133,7 +133,7 @@ def _qwen3(tied: bool) -> PreTrainedModel:
 
 def _gemma3() -> PreTrainedModel:
     types = ["sliding_attention", "full_attention", "sliding_attention"]
-    sizes = {**SIZES, "hidden_size": 96}  # whose root, the embedding's scale, is no round number
+    sizes = {**SIZES, "hidden_size": 96}  # its root, the embedding's scale, is no round number
     config = Gemma3TextConfig(
         **sizes, sliding_window=WINDOW, layer_types=types, rope_parameters=GEMMA_ROPE, query_pre_attn_scalar=24
     )
@@ -141,10 +141,10 @@ def _gemma3() -> PreTrainedModel:
 
 
 def _phi3(**more: Any) -> PreTrainedModel:
-    """Three quarters of each head rotate."""
+    """A model which rotates three quarters of each head."""
     sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}  # hidden / heads
     part = {"partial_rotary_factor": 0.75}
-    rope = {"rope_theta": 10_000.0, **part, **more}  # which transformers 5.0 reads only beside the others
+    rope = {"rope_theta": 10_000.0, **part, **more}  # transformers 5.0 reads the factor only from here
     return Phi3ForCausalLM(
         Phi3Config(**sizes, **part, sliding_window=WINDOW, original_max_position_embeddings=512, rope_parameters=rope)
     )
@@ -176,20 +176,20 @@ KINDS = {
 
 
 def build(kind: str, seed: int = 0) -> PreTrainedModel:
-    """A model of that kind, float32, with norms and biases that are not what they start as."""
+    """Returns a float32 model of that kind, with norms and biases which differ from their initial values."""
     torch.manual_seed(seed)
     model = KINDS[kind].model()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-            if "post_" in name and kind.startswith("gemma"):  # else the scaled embedding outshouts the layers, and
+            if "post_" in name and kind.startswith("gemma"):  # else the scaled embedding outweighs the layers, and
                 parameter.add_(8.0)  # with a tied head every token predicts itself
     return cast(PreTrainedModel, model.eval())
 
 
 def save(kind: str, folder: Path, *, dtype: torch.dtype = torch.float32, shard: str = "50GB", seed: int = 0) -> Path:
-    """A checkpoint folder of that kind; `shard` is the largest size of one file ("200KB" makes several)."""
+    """Writes a checkpoint folder of that kind. `shard`: maximum size of a file ("200KB" gives several)."""
     model = torch.nn.Module.to(build(kind, seed), dtype)
     model.save_pretrained(folder, max_shard_size=shard)
     KINDS[kind].tokenizer().save_pretrained(folder)
@@ -202,9 +202,9 @@ class Checkpoints:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def __call__(self, kind: str, **how: Any) -> Path:
-        folder = self.root / "-".join([kind, *(f"{name}={value}" for name, value in sorted(how.items()))])
-        return folder if folder.exists() else save(kind, folder, **how)
+    def __call__(self, kind: str, **options: Any) -> Path:
+        folder = self.root / "-".join([kind, *(f"{name}={value}" for name, value in sorted(options.items()))])
+        return folder if folder.exists() else save(kind, folder, **options)
 
     def __iter__(self) -> Iterator[str]:
         return iter(KINDS)

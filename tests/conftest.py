@@ -1,4 +1,4 @@
-"""Fixtures and settings that more than one room needs."""
+"""Fixtures and settings which several folders of tests share."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tests.e2e.server import Server, serving
 
 hypothesis.settings.register_profile("sluice", deadline=None)
 hypothesis.settings.load_profile("sluice")
-torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings
+torch.set_num_threads(1)  # tiny models: a second thread costs more than it saves
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +22,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model behind two frontends, for all who need no flags of their own, as a start costs seconds.
+    """A server of the demo model with two frontends, for all tests which need no other flags: a start costs seconds.
 
-    Tests may hold, kill and stop its processes, and leave it idle and ready.
+    Tests may hold, kill and stop its processes, and must leave it idle and ready.
     """
     with serving("demo", tmp_path_factory.mktemp("demo") / "log", "--frontends", "2", held=True) as server:
         server.until(lambda stats: len(stats["frontends"]) == 2)
@@ -32,10 +32,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `browser` run only where `-m` names them."""
+    """Deselects tests marked `browser`, unless `-m` names the mark."""
     if "browser" in config.option.markexpr:
         return
-    apart = [item for item in items if item.get_closest_marker("browser")]
-    if apart:
-        config.hook.pytest_deselected(items=apart)
-        items[:] = [item for item in items if item not in apart]
+    browser_tests = [item for item in items if item.get_closest_marker("browser")]
+    if browser_tests:
+        config.hook.pytest_deselected(items=browser_tests)
+        items[:] = [item for item in items if item not in browser_tests]

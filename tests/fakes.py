@@ -1,7 +1,7 @@
-"""A worker pool without sockets, which a test plays by hand.
+"""A worker pool without sockets, which a test drives by hand.
 
-Streams are the real ones. `play` says what happens to each admitted sequence; without one the test feeds the
-streams itself with `say` and `end`.
+Its streams are real. `play` is called with each admitted stream; without it the test feeds the streams itself, with
+`send_tokens`, `send_logprobs` and `end`.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Submitted:
 
 @dataclass(eq=False)
 class FakePool:
-    """`refusals[i]`, if there is one, refuses the i-th submit; `delays[i]` is how long its admission takes."""
+    """A fake `WorkerPool`. `refusals`: errors by index of the submit call; `delays`: seconds its admission takes."""
 
     play: Play | None = None
     refusals: dict[int, SluiceError] = field(default_factory=dict)
@@ -72,17 +72,17 @@ class FakePool:
 
     @property
     def membership(self) -> Self:
-        """The fake is its own membership."""
+        """The membership of the pool, which the fake implements itself."""
         return self
 
     def statuses(self) -> list[WorkerStatus]:
-        """One worker, or none yet."""
+        """Returns one worker, or none before its first status."""
         state = STATES.get(self.readiness, ConnectionState.LOADING)
         return [WorkerStatus("fake", state, self.readiness.text, self.status)] if self.status else []
 
     @property
     def live(self) -> int:
-        return sum(one.stream.end is None for one in self.submitted)
+        return sum(submitted.stream.end is None for submitted in self.submitted)
 
     async def submit(
         self,
@@ -116,7 +116,7 @@ class FakePool:
                 self.aborted.append(stream.id)
                 self.end(stream, m.Outcome.ABORTED)
 
-    # the worker
+    # messages of the worker
 
     def send_tokens(self, stream: Stream, ids: Iterable[int]) -> None:
         if stream.end is None:
@@ -125,7 +125,7 @@ class FakePool:
     def send_logprobs(
         self, stream: Stream, start: int, logprobs: list[float], *, prompt: bool = False, k: int = 0
     ) -> None:
-        """The ids 1 to k are the likely tokens in each place, with equal log-probabilities."""
+        """Sends the ids 1 to k as the likeliest tokens of each position, with equal log-probabilities."""
         ids = list(range(1, k + 1)) * len(logprobs)
         values = [logprob for logprob in logprobs for _ in range(k)]
         columns = pack_f32(logprobs), k, pack_u32(ids), pack_f32(values)
@@ -138,17 +138,17 @@ class FakePool:
     def later(self, work: Callable[[], None], seconds: float = 0.0) -> None:
         """Calls `work` after `seconds`."""
 
-        async def do() -> None:
+        async def call() -> None:
             await asyncio.sleep(seconds)
             work()
 
-        task = asyncio.ensure_future(do())
+        task = asyncio.ensure_future(call())
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
 
 def sending(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str = "", pause_s: float = 0.0) -> Play:
-    """A script: sends the pieces one after another, the end together with the last one."""
+    """Returns a `play` which sends the pieces one after another, and the end together with the last piece."""
 
     def play(pool: FakePool, stream: Stream) -> None:
         def step(i: int) -> None:
@@ -170,7 +170,7 @@ def context(tokenizer: Tokenizer, **more: Any) -> ModelContext:
 
 
 def tokenizer(folder: Path) -> Tokenizer:
-    """A small byte-level one: ids 0 to 255 are bytes, `<s>` 264 begins a prompt, `</s>` 265 ends an answer."""
+    """Loads a byte-level tokenizer: ids 0 to 255 are bytes, `<s>` 264 begins a prompt, `</s>` 265 ends an answer."""
     return Tokenizer.load(save(byte_level(), folder, tokenizer_config={"chat_template": TEMPLATE}))
 
 

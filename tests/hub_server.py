@@ -1,4 +1,4 @@
-"""A hub of our own on 127.0.0.1: the few routes that huggingface_hub asks, over a folder; it notes what was read."""
+"""A local Hugging Face Hub on 127.0.0.1: serves a folder on the routes of huggingface_hub and records downloads."""
 
 import hashlib
 import json
@@ -14,29 +14,29 @@ from typing import Any
 
 import pytest
 
-PIECE = 1 << 16
+CHUNK_BYTES = 1 << 16
 
 
 @dataclass
 class Hub:
-    """One repository. `refuses`: answers everything with that status and X-Error-Code; `slow`: bytes a second."""
+    """One repository. `refusal`: status and X-Error-Code of all answers; `bytes_per_s`: download rate, 0: no limit."""
 
     folder: Path
     name: str = "org/tiny"
     commit: str = "a" * 40
-    refuses: tuple[int, str] | None = None
-    slow: int = 0
+    refusal: tuple[int, str] | None = None
+    bytes_per_s: int = 0
     url: str = ""
-    asked: list[str] = field(default_factory=list)  # files, with where each reading began: "model.safetensors@0"
+    downloads: list[str] = field(default_factory=list)  # file and first byte of each download: "model.safetensors@0"
 
     @cached_property
     def files(self) -> dict[str, bytes]:
-        found = sorted(path for path in self.folder.rglob("*") if path.is_file())
-        return {str(path.relative_to(self.folder)): path.read_bytes() for path in found}
+        paths = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in paths}
 
     @property
-    def read(self) -> set[str]:
-        return {one.partition("@")[0] for one in self.asked}
+    def downloaded(self) -> set[str]:
+        return {download.partition("@")[0] for download in self.downloads}
 
     def listing(self) -> list[dict[str, Any]]:
         return [
@@ -45,7 +45,7 @@ class Hub:
         ]
 
     def use(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-        """Makes huggingface_hub talk to this hub, without a token, and keep its files in `cache`."""
+        """Makes huggingface_hub use this hub, without a token, and store its files in `cache`."""
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", self.url)
         template = self.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -60,7 +60,7 @@ class Hub:
 
         class Server(ThreadingHTTPServer):
             def handle_error(self, *_: object) -> None:
-                """Clients leave whenever they like."""
+                """Ignores clients which disconnect."""
 
         with Server(("127.0.0.1", 0), Handler) as server:
             thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -84,16 +84,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        if self.hub.refuses is not None:
-            return self._send(self.hub.refuses[0], b"{}", {"X-Error-Code": self.hub.refuses[1]})
+        if self.hub.refusal is not None:
+            return self._send(self.hub.refusal[0], b"{}", {"X-Error-Code": self.hub.refusal[1]})
         path = self.path.partition("?")[0]
         api, files = f"/api/models/{self.hub.name}", f"/{self.hub.name}/resolve/"
         if path.startswith(f"{api}/tree/"):
             return self._send(200, json.dumps(self.hub.listing()).encode())
         if path == api or path.startswith(f"{api}/revision/"):
             siblings = [{"rfilename": name} for name in self.hub.files]
-            told = {"id": self.hub.name, "sha": self.hub.commit, "siblings": siblings}
-            return self._send(200, json.dumps(told).encode())
+            model = {"id": self.hub.name, "sha": self.hub.commit, "siblings": siblings}
+            return self._send(200, json.dumps(model).encode())
         name = path.removeprefix(files).partition("/")[2]
         if not path.startswith(files) or name not in self.hub.files:
             return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
@@ -101,21 +101,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, name: str) -> None:
         data = self.hub.files[name]
-        wanted = self.headers.get("Range", "")
-        start = int(wanted.removeprefix("bytes=").partition("-")[0] or 0)
+        byte_range = self.headers.get("Range", "")
+        start = int(byte_range.removeprefix("bytes=").partition("-")[0] or 0)
         headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": self.hub.commit}
         if self.command == "GET":
-            self.hub.asked.append(f"{name}@{start}")
-        if wanted:
+            self.hub.downloads.append(f"{name}@{start}")
+        if byte_range:
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        self._send(206 if wanted else 200, data[start:], headers)
+        self._send(206 if byte_range else 200, data[start:], headers)
 
     def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
-        for at in range(0, len(data) if self.command == "GET" else 0, PIECE):
-            self.wfile.write(data[at : at + PIECE])
-            if self.hub.slow:
-                time.sleep(PIECE / self.hub.slow)
+        for at in range(0, len(data) if self.command == "GET" else 0, CHUNK_BYTES):
+            self.wfile.write(data[at : at + CHUNK_BYTES])
+            if self.hub.bytes_per_s:
+                time.sleep(CHUNK_BYTES / self.hub.bytes_per_s)

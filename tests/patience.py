@@ -1,3 +1,3 @@
-"""How long a test waits for what has to come."""
+"""How long a test waits for an event which must happen."""
 
-PATIENCE_S = 300.0  # for what takes seconds: only what hangs may meet it, however slow and busy the machine is
+PATIENCE_S = 300.0  # events take seconds: only a hang reaches it, even on a slow and busy machine

@@ -1,4 +1,4 @@
-"""Chat templates with tools and thoughts, in the words of two families: short, but tags and shapes are theirs."""
+"""Short chat templates with tools and reasoning, with the tags and message layouts of three model families."""
 
 QWEN3 = """\
 {%- if tools %}

@@ -14,7 +14,7 @@ from jsonschema_rs import Draft202012Validator
 
 from tests.e2e.server import Server
 from tests.patience import PATIENCE_S
-from tests.schemas import TEMPERATURES, WHOLE
+from tests.schemas import SCHEMAS, TEMPERATURES
 
 LONG = {"type": "array", "minItems": 30, "items": {"type": "string", "maxLength": 6}}
 PET = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "legs": {"enum": [2, 4]}},
@@ -26,7 +26,7 @@ def test_guided_json_answer_that_stops_matches_schema(demo: Server) -> None:
     stopped: list[str] = []
 
     @settings(max_examples=12, database=None)
-    @given(WHOLE)
+    @given(SCHEMAS)
     def keeps(schema: dict[str, Any]) -> None:
         def ask(temperature: float) -> dict[str, Any]:
             body = {"model": "m", "prompt": "x", "max_tokens": 120, "temperature": temperature, "guided_json": schema}

@@ -1,6 +1,6 @@
 """`python -m tests.fuzz MINUTES [URL]`: fuzzes a running server, or one of its own with the demo model.
 
-Goes on after a finding, tells each distinct one, and ends with the count; the exit code is 1 when there was one.
+Continues after a finding, prints each distinct one, and ends with their count; the exit code is 1 if there is any.
 """
 
 import sys
@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 
 from tests.e2e.server import serving
-from tests.fuzz.described import fuzz_described
-from tests.fuzz.raw import fuzz_bodies, fuzz_http, sizes
+from tests.fuzz.openapi import fuzz_openapi
+from tests.fuzz.raw import fuzz_bodies, fuzz_http, fuzz_sizes
 
-ROUND = 100
+EXAMPLES = 100
 
 
 def main(minutes: float, url: str) -> int:
@@ -26,18 +26,18 @@ def main(minutes: float, url: str) -> int:
     tally: Counter[Any] = Counter()
     findings: Counter[str] = Counter()
     parts: list[Callable[[], Counter[Any]]] = [
-        lambda: fuzz_described(url, "m", ROUND),
-        lambda: fuzz_bodies(url, 5 * ROUND),
-        lambda: fuzz_http(url, 5 * ROUND),
-        lambda: sizes(url),
+        lambda: fuzz_openapi(url, "m", EXAMPLES),
+        lambda: fuzz_bodies(url, 5 * EXAMPLES),
+        lambda: fuzz_http(url, 5 * EXAMPLES),
+        lambda: fuzz_sizes(url),
     ]
     while time.monotonic() < deadline:
         for part in parts:
             try:
                 tally += part()
-            except (Exception, BaseExceptionGroup) as found:  # schemathesis raises groups of its own
-                text = "".join(traceback.format_exception(found))[-3000:]
-                findings[f"{type(found).__name__}: {str(found)[:100]}"] += 1
+            except (Exception, BaseExceptionGroup) as error:  # schemathesis raises groups of its own
+                text = "".join(traceback.format_exception(error))[-3000:]
+                findings[f"{type(error).__name__}: {str(error)[:100]}"] += 1
                 print(text, flush=True)
         print(f"{tally.total()} requests, {len(findings)} findings", flush=True)
     for kind, count in sorted(tally.items(), key=str):

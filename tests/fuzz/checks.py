@@ -1,4 +1,4 @@
-"""What must be true of any answer to any request that the description allows, or nearly."""
+"""Checks of every answer to a request which the OpenAPI document allows, or nearly allows."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -18,13 +18,13 @@ CHECKS: list[Any] = [
 ]
 
 
-def no_fault(context: CheckContext, response: Response, case: Case) -> None:
-    """Busy and too late are answers; anything else from 500 on is our fault."""
+def no_server_error(context: CheckContext, response: Response, case: Case) -> None:
+    """503 (busy) and 504 (too late) are valid answers; any other status from 500 on is a bug."""
     assert response.status_code < 500 or response.status_code in (503, 504), response.text
 
 
 def events_conform(document: Mapping[str, Any]) -> Callable[[CheckContext, Response, Case], None]:
-    """A stream's every event is one that is described, and there is exactly one end."""
+    """Returns a check that every event of a stream matches the document, and that it has exactly one end."""
     validators = {
         path: Draft202012Validator({**content[STREAM]["x-event-data"], "components": document["components"]})
         for path, item in document["paths"].items()
@@ -36,12 +36,12 @@ def events_conform(document: Mapping[str, Any]) -> Callable[[CheckContext, Respo
             return
         *parts, rest = response.content.decode().split("\n\n")
         assert not rest, "the stream is cut off"
-        told = list(_data(parts))
-        for data in told:
+        events = list(_data(parts))
+        for data in events:
             if data != "[DONE]":
                 validators[case.operation.path].validate(json.loads(data))
-        ends = [_ends(data) for data in told]
-        assert ends.count(True) == 1 and ends[-1], f"one end, the last thing said: {told[-3:]}"
+        ends = [_is_end(data) for data in events]
+        assert ends.count(True) == 1 and ends[-1], f"one end, as the last event: {events[-3:]}"
 
     return check
 
@@ -50,15 +50,17 @@ def _data(parts: list[str]) -> Iterator[str]:
     for part in parts:
         lines = part.split("\n")
         data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-        assert len(data) == 1 and len(lines) <= 2, f"no event: {part!r}"
+        assert len(data) == 1 and len(lines) <= 2, f"not an event: {part!r}"
         yield data[0]
 
 
-def _ends(data: str) -> bool:
-    """OpenAI's, Anthropic's and the typed events' words for it; a response that failed says so twice."""
+def _is_end(data: str) -> bool:
+    """Whether the event ends a stream of any API format; a failed response has an error and a final event."""
     if data == "[DONE]":
         return True
-    said = json.loads(data)
-    if "sequence_number" in said:
-        return said["type"] in RESPONSE_ENDS
-    return said.get("type") == "message_stop" or "error" in said or ("finish_reason" in said and "choices" not in said)
+    event = json.loads(data)
+    if "sequence_number" in event:
+        return event["type"] in RESPONSE_ENDS
+    return (
+        event.get("type") == "message_stop" or "error" in event or ("finish_reason" in event and "choices" not in event)
+    )

@@ -1,46 +1,46 @@
-"""The published description, made fit for fuzzing: short answers that may be given, and answers with no surprises.
+"""Narrows the OpenAPI document for fuzzing: requests for short answers, and answers without undocumented fields.
 
-Knows the names of fields that cost time or mean something only here; knows no server.
+The module knows which fields cost time or need values of this server; it contacts no server.
 """
 
 import copy
 from collections.abc import Mapping
 from typing import Any
 
-BUSY = {"n": 2, "best_of": 2, "max_completion_tokens": 6, "min_tokens": 4}  # at most
+MAXIMUMS = {"n": 2, "best_of": 2, "max_completion_tokens": 6, "min_tokens": 4}
 ID = {"type": "integer", "minimum": 0, "maximum": 50}
 TEXTS = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": ID, "minItems": 1}]}
 
 
 def narrowed(document: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Requests for `model` with few tokens; answers may have no other fields than those described."""
-    said = copy.deepcopy(dict(document))
-    schemas = said["components"]["schemas"]
+    """Limits requests to `model` and few tokens, and answers to the documented fields."""
+    narrow = copy.deepcopy(dict(document))
+    schemas = narrow["components"]["schemas"]
     for name, shape in schemas.items():
         if name.endswith("Request"):
             _shorten(name, shape, model)
         else:
             close(shape)
-    for path, item in said["paths"].items():
+    for path, item in narrow["paths"].items():
         if "parameters" in item and path.startswith("/v1/models"):
             item["parameters"][0]["schema"] = {"enum": [model, "other", f"{model}/{model}", "\U0001f642"]}
-    return said
+    return narrow
 
 
 def _shorten(name: str, request: dict[str, Any], model: str) -> None:
     fields = request["properties"]
     fields["model"] = {"enum": [model]}
-    for field, most in BUSY.items():
+    for field, maximum in MAXIMUMS.items():
         if field in fields:
-            _inner(fields[field])["maximum"] = most
+            _inner(fields[field])["maximum"] = maximum
     for field in ("stop_token_ids", "tokens"):
         if field in fields:
             _inner(fields[field])["items"] = ID
     for field in [field for field in fields if field.startswith("guided_")]:
-        del fields[field]  # as `structured_outputs`; of all of them there may be one
+        del fields[field]  # same as in `structured_outputs`; a request may have only one of them
     if "structured_outputs" in fields:
         _inner(fields["structured_outputs"])["maxProperties"] = 1
-    if name == "TokenizeRequest":  # a text; of chats there are enough elsewhere
+    if name == "TokenizeRequest":  # only a text; other routes cover chats
         request["required"] = ["prompt"]
         for field in ("messages", "continue_final_message"):
             del fields[field]
@@ -55,12 +55,12 @@ def _shorten(name: str, request: dict[str, Any], model: str) -> None:
 
 
 def _inner(field: dict[str, Any]) -> dict[str, Any]:
-    """What stands beside null."""
+    """Returns the alternative of a nullable field which is not null."""
     return field["anyOf"][0] if "anyOf" in field else field  # type: ignore[no-any-return]
 
 
 def close(shape: Any) -> None:
-    """Objects have the properties that are named, and no others."""
+    """Allows objects only the properties that are named."""
     match shape:
         case dict():
             if "properties" in shape:

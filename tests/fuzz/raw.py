@@ -1,4 +1,4 @@
-"""Requests that no description allows: bytes that are no JSON, JSON that is no request, HTTP that is hardly HTTP."""
+"""Requests outside the OpenAPI document: bytes that are not JSON, JSON that is no request, malformed HTTP."""
 
 import json
 import socket
@@ -45,7 +45,7 @@ SETTLED = settings(deadline=None, database=None, suppress_health_check=list(Heal
 
 @dataclass(frozen=True)
 class Answer:
-    """`status` 0: the connection was closed without one."""
+    """An answer. `status`: 0 if the connection was closed without one."""
 
     status: int
     headers: dict[str, str]
@@ -53,9 +53,9 @@ class Answer:
 
 
 def exchange(url: str, sent: bytes, *, leave: bool = False) -> Answer:
-    """Sends bytes; reads until the server closes. Raises TimeoutError when it does not.
+    """Sends bytes and reads until the server closes; raises TimeoutError if it does not.
 
-    With `leave` the server is told that no more will come, as it must be where it may wait for more.
+    leave: shut the sending side down, which is necessary where the server may wait for more bytes.
     """
     there = urlsplit(url)
     with socket.create_connection((there.hostname, there.port), TIMEOUT_S) as wire:
@@ -64,25 +64,25 @@ def exchange(url: str, sent: bytes, *, leave: bool = False) -> Answer:
             if leave:
                 wire.shutdown(socket.SHUT_WR)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it had read enough
-        said = b""
+            pass  # the server has already answered and closed
+        received = b""
         try:
             while piece := wire.recv(1 << 16):
-                said += piece
+                received += piece
         except ConnectionResetError:
             pass
-    head, _, body = said.partition(b"\r\n\r\n")
+    head, _, body = received.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     return Answer(int(first.split(" ")[1]) if first else 0, headers, body)
 
 
-def checked(answer: Answer, what: object) -> Answer:
-    """No fault of the server's, an error that says so, and an id on it unless it was refused as no HTTP."""
-    assert answer.status < 500 or answer.status in (503, 504), (what, answer)
+def checked(answer: Answer, label: object) -> Answer:
+    """Checks that the answer is no server error; an error has a body with `error`, and an id unless it was bad HTTP."""
+    assert answer.status < 500 or answer.status in (503, 504), (label, answer)
     if answer.status >= 400 and answer.body:
-        assert json.loads(answer.body)["error"], (what, answer)
-        assert "x-request-id" in answer.headers or answer.status in (400, 431), (what, answer)
+        assert json.loads(answer.body)["error"], (label, answer)
+        assert "x-request-id" in answer.headers or answer.status in (400, 431), (label, answer)
     return answer
 
 
@@ -114,7 +114,7 @@ VALUES = st.sampled_from([
     b'"' + b"a" * 5000 + b'"', b'"\xf0\x9f\x91\xa9\xe2\x80\x8d"', b'"<|im_start|>"', b'"openai"', b'"events"', b'"m"',
 ])  # fmt: skip
 MEMBERS = st.lists(st.tuples(NAMES, VALUES), max_size=2)
-WHOLE = {
+VALID_MEMBERS = {
     "/v1/completions": b'"model":"m","prompt":"a","max_tokens":2',
     "/v1/chat/completions": b'"model":"m","messages":[{"role":"user","content":"a"}],"max_tokens":2',
     "/v1/responses": b'"model":"m","input":"a","max_output_tokens":2',
@@ -123,9 +123,9 @@ WHOLE = {
 
 
 def members(path: str, given: list[tuple[str, bytes]]) -> bytes:
-    """A request that would do, and what came beside it: names may come twice, and values be no JSON."""
+    """Returns a valid request with additional members: names may repeat, and values may be invalid JSON."""
     rest = [b'"%s":%s' % (name.encode(), value) for name, value in given]
-    return b"{%s}" % b",".join([*([WHOLE[path]] if path in WHOLE else []), *rest])
+    return b"{%s}" % b",".join([*([VALID_MEMBERS[path]] if path in VALID_MEMBERS else []), *rest])
 
 
 TYPES = st.sampled_from([
@@ -134,33 +134,33 @@ TYPES = st.sampled_from([
 ])  # fmt: skip
 
 
-def fuzz_bodies(url: str, examples: int, *, again: bool = False) -> Tally:
-    """Bodies of every kind, whole and in chunks, under every content type; `again`: always the same ones."""
+def fuzz_bodies(url: str, examples: int, *, deterministic: bool = False) -> Tally:
+    """Posts bodies of every kind, whole and in chunks, with every content type. `deterministic`: use fixed examples."""
     tally: Tally = Counter()
 
-    @settings(SETTLED, max_examples=examples, derandomize=again)
+    @settings(SETTLED, max_examples=examples, derandomize=deterministic)
     @given(st.sampled_from(POSTED), st.binary(max_size=200) | JSON, MEMBERS, TYPES, st.integers(0, 3))
-    def posted(path: str, data: bytes, given: list[tuple[str, bytes]], kind: bytes, way: int) -> None:
-        body = data if way == 0 else members(path, given)
+    def post(path: str, data: bytes, given: list[tuple[str, bytes]], kind: bytes, variant: int) -> None:
+        body = data if variant == 0 else members(path, given)
         headers = [(b"Content-Type", kind), (b"Content-Length", b"%d" % len(body))]
-        if way == 2:
+        if variant == 2:
             headers[1] = (b"Transfer-Encoding", b"chunked")
             body = b"".join(b"%x\r\n%s\r\n" % (len(body[i : i + 7]), body[i : i + 7]) for i in range(0, len(body), 7))
             body += b"0\r\n\r\n"
-        if way == 3:
-            body = body[:-1]  # one byte never comes
-        answer = checked(exchange(url, request("POST", path, headers, body), leave=way == 3), (path, body, way))
+        if variant == 3:
+            body = body[:-1]  # the last byte is missing
+        answer = checked(exchange(url, request("POST", path, headers, body), leave=variant == 3), (path, body, variant))
         tally["bodies", answer.status] += 1
-        assert way == 3 or answer.status in (200, 400, 422), (path, body, answer)
+        assert variant == 3 or answer.status in (200, 400, 422), (path, body, answer)
 
-    posted()
+    post()
     return tally
 
 
-# the rest of HTTP
+# methods, paths and headers
 
 TOKEN = st.text("abcdefghijklmnopqrstuvwxyz-", min_size=1, max_size=12).map(str.encode)
-LENGTHS = {b"content-length", b"transfer-encoding", b"upgrade"}  # after which a server may wait
+LENGTHS = {b"content-length", b"transfer-encoding", b"upgrade"}  # headers after which a server may wait
 HEADER = st.tuples(
     TOKEN | st.sampled_from([
         b"Content-Length", b"Transfer-Encoding", b"Expect", b"Authorization", b"X-Api-Key", b"X-Request-Id", b"Upgrade",
@@ -174,37 +174,37 @@ HEADER = st.tuples(
 )  # fmt: skip
 
 
-def fuzz_http(url: str, examples: int, *, again: bool = False) -> Tally:
-    """Methods, addresses and headers; and bytes that are no HTTP at all."""
+def fuzz_http(url: str, examples: int, *, deterministic: bool = False) -> Tally:
+    """Sends random methods, paths and headers, and bytes that are not HTTP."""
     tally: Tally = Counter()
 
-    @settings(SETTLED, max_examples=examples, derandomize=again)
+    @settings(SETTLED, max_examples=examples, derandomize=deterministic)
     @given(st.sampled_from(METHODS), st.sampled_from(PATHS), st.lists(HEADER, max_size=4), st.binary(max_size=50))
-    def asked(method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    def send_request(method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         waits = method == "CONNECT" or bool(LENGTHS & {name.lower() for name, _ in headers})
         answer = checked(
             exchange(url, request(method, path, headers, body), leave=waits), (method, path, headers, body)
         )
         tally["http", answer.status] += 1
 
-    @settings(SETTLED, max_examples=max(1, examples // 4), derandomize=again)
+    @settings(SETTLED, max_examples=max(1, examples // 4), derandomize=deterministic)
     @given(st.binary(min_size=1, max_size=300), st.integers(0, 40))
-    def babbled(noise: bytes, cut: int) -> None:
+    def send_noise(noise: bytes, cut: int) -> None:
         begun = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"[:cut]
         tally["noise", checked(exchange(url, begun + noise, leave=True), noise).status] += 1
 
-    asked()
-    babbled()
+    send_request()
+    send_noise()
     return tally
 
 
-def sizes(url: str) -> Tally:
-    """What is too long, too deep or too large is refused, and the server goes on."""
+def fuzz_sizes(url: str) -> Tally:
+    """Sends requests which are too long, too deep or too large, and checks that the server survives them."""
     tally: Tally = Counter()
     huge = b'{"model":"m","prompt":"%s"}' % (b"a" * (9 << 20))
     deep = b'{"model":"m","metadata":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
     long = [(b"X-Long", b"a" * 60_000)] * 4
-    tries: dict[str, Callable[[], bytes]] = {
+    oversized: dict[str, Callable[[], bytes]] = {
         "huge": lambda: request("POST", "/v1/completions", [(b"Content-Length", b"%d" % len(huge))], huge),
         "deep": lambda: request("POST", "/v1/completions", [(b"Content-Length", b"%d" % len(deep))], deep),
         "long address": lambda: request("GET", "/v1/models/" + "a" * 60_000, [], b""),
@@ -212,7 +212,7 @@ def sizes(url: str) -> Tally:
         "long headers": lambda: request("GET", "/stats", long, b""),
         "many headers": lambda: request("GET", "/stats", [(b"X-%d" % i, b"a") for i in range(5000)], b""),
     }
-    for name, made in tries.items():
-        tally[name, checked(exchange(url, made()), name).status] += 1
+    for name, build in oversized.items():
+        tally[name, checked(exchange(url, build()), name).status] += 1
     assert httpx.get(f"{url}/health", timeout=TIMEOUT_S).status_code == 200
     return tally

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.server import Server
-from tests.fuzz.described import ROUTES, fuzz_described
-from tests.fuzz.raw import fuzz_bodies, fuzz_http, sizes
+from tests.fuzz.openapi import ROUTES, fuzz_openapi
+from tests.fuzz.raw import fuzz_bodies, fuzz_http, fuzz_sizes
 
 
 @pytest.fixture(scope="module")
@@ -17,28 +17,28 @@ def server(demo: Server) -> Iterator[Server]:
     demo.until_idle()
 
 
-def seen(tally: Counter[Any], *kind: str) -> set[int]:
+def statuses(tally: Counter[Any], *kind: str) -> set[int]:
     return {status for *what, status in tally if tuple(what) == kind}
 
 
-@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")  # schemathesis does
-def test_described_requests_get_described_answers(server: Server) -> None:
-    tally = fuzz_described(server.url, "m", 20, again=True)
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")  # schemathesis uses it
+def test_openapi_requests_get_documented_answers(server: Server) -> None:
+    tally = fuzz_openapi(server.url, "m", 20, deterministic=True)
     for route in ROUTES:
-        assert 200 in seen(tally, route, "positive"), tally
+        assert 200 in statuses(tally, route, "positive"), tally
     server.until_idle()
 
 
-def test_malformed_bodies_are_refused(server: Server) -> None:
-    assert {400, 422} & seen(fuzz_bodies(server.url, 200, again=True), "bodies")
+def test_bodies_malformed_are_refused(server: Server) -> None:
+    assert {400, 422} & statuses(fuzz_bodies(server.url, 200, deterministic=True), "bodies")
     server.until_idle()
 
 
-def test_malformed_http_is_refused(server: Server) -> None:
-    assert {400, 404, 405} & seen(fuzz_http(server.url, 200, again=True), "http")
+def test_http_malformed_is_refused(server: Server) -> None:
+    assert {400, 404, 405} & statuses(fuzz_http(server.url, 200, deterministic=True), "http")
     server.until_idle()
 
 
-def test_oversized_requests_are_refused(server: Server) -> None:
-    tally = sizes(server.url)
-    assert (seen(tally, "huge"), seen(tally, "deep")) == ({413}, {400})
+def test_requests_oversized_are_refused(server: Server) -> None:
+    tally = fuzz_sizes(server.url)
+    assert (statuses(tally, "huge"), statuses(tally, "deep")) == ({413}, {400})

@@ -36,8 +36,8 @@ def test_fetch_downloads_only_matching_files_and_reports_progress(hub: Hub) -> N
 def test_fetch_with_prefer_cache_asks_the_hub_only_once(hub: Hub) -> None:
     first = fetch(hub.name, ["*.json"], prefer_cache=True)
     hub.commit = "b" * 40
-    hub.asked.clear()
-    assert fetch(hub.name, ["*.json"], prefer_cache=True) == first and not hub.asked
+    hub.downloads.clear()
+    assert fetch(hub.name, ["*.json"], prefer_cache=True) == first and not hub.downloads
     assert fetch(hub.name, ["*.json"]).name == hub.commit
 
 
@@ -54,7 +54,7 @@ def test_fetch_with_prefer_cache_asks_the_hub_only_once(hub: Hub) -> None:
     ],
 )
 def test_refusal_is_one_line_that_says_what_to_do(hub: Hub, status: int, code: str, words: str) -> None:
-    hub.refuses = status, code
+    hub.refusal = status, code
     with pytest.raises(HubError, match=words) as caught:
         fetch(hub.name, ["*.json"], revision="v2")
     assert "\n" not in str(caught.value)

@@ -11,13 +11,13 @@ from frontend.text import grammar_builder as build
 from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
 from tests.checkpoints import VOCAB, Checkpoints
-from tests.schemas import TEMPERATURES, WHOLE
+from tests.schemas import SCHEMAS, TEMPERATURES
 from tests.worker.engine.harness import ME
 from tests.worker.grammar.harness import NAMED, Bench, alone, engine_of, submit
 
 
 @settings(max_examples=25, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(WHOLE)
+@given(SCHEMAS)
 def test_answer_that_ends_by_itself_keeps_to_its_schema(bench: Bench, whole: dict[str, Any]) -> None:
     made = build.json_schema(whole, "x")
     bench.server.sent.clear()

@@ -35,7 +35,7 @@ def test_resolve_fetches_only_needed_files_and_reports_bytes(hub: Hub) -> None:
     told: list[tuple[int, int]] = []
     folder = resolve(hub.name, on_progress=lambda done, total: told.append((done, total)))
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert found == NEEDED and hub.read == NEEDED
+    assert found == NEEDED and hub.downloaded == NEEDED
     assert folder.name == hub.commit
     done, total = told[-1]
     assert done == total >= 400_000 and all(one <= most for one, most in told)
@@ -58,10 +58,10 @@ def test_prefer_cache_keeps_the_same_weights(hub: Hub) -> None:
     """Whatever the hub has by then; but a cache that holds a part is no help."""
     fetch(hub.name, ["*.json"])
     before = resolve(hub.name, prefer_cache=True)
-    assert "model.safetensors" in hub.read
+    assert "model.safetensors" in hub.downloaded
     hub.commit = "b" * 40
-    hub.asked.clear()
-    assert resolve(hub.name, prefer_cache=True) == before and not hub.asked
+    hub.downloads.clear()
+    assert resolve(hub.name, prefer_cache=True) == before and not hub.downloads
     assert resolve(hub.name).name == hub.commit
 
 
@@ -81,12 +81,12 @@ def test_interrupted_download_fetches_only_incomplete_files(hub: Hub, monkeypatc
             raise Killed
 
     fetch(hub.name, ["*.json"])
-    hub.asked.clear()
+    hub.downloads.clear()
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 50_000)
     with pytest.raises(Killed):
         resolve(hub.name, on_progress=kill)
     assert (resolve(hub.name) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    assert not any(one.startswith(("config", "tokenizer")) for one in hub.asked)
+    assert not any(one.startswith(("config", "tokenizer")) for one in hub.downloads)
 
 
 def test_adapter_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Requests made from the published description: such as it allows, and such as it nearly allows."""
+"""Requests generated from the OpenAPI document: valid ones, and ones with small violations."""
 
 from collections import Counter
 from typing import Any
@@ -8,7 +8,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import Case, GenerationMode
 
-from tests.fuzz.checks import CHECKS, events_conform, no_fault
+from tests.fuzz.checks import CHECKS, events_conform, no_server_error
 from tests.fuzz.narrow import narrowed
 from tests.patience import PATIENCE_S
 
@@ -21,42 +21,48 @@ ROUTES = (
 Tally = Counter[tuple[str, str, int]]  # route, mode, status
 
 
-def spelled(value: Any) -> Any:
-    """Whole numbers written as such: to JSON Schema 1.0 is an integer, to the server it is none."""
+def with_integers(value: Any) -> Any:
+    """Replaces floats with integral values by integers: 1.0 is an integer in JSON Schema, but not for the server."""
     match value:
         case dict():
-            return {name: spelled(inner) for name, inner in value.items()}
+            return {name: with_integers(inner) for name, inner in value.items()}
         case list():
-            return [spelled(inner) for inner in value]
+            return [with_integers(inner) for inner in value]
         case float():
             return int(value) if value.is_integer() and abs(value) < 2**53 else value
         case _:
             return value
 
 
-def fuzz_described(url: str, model: str, examples: int, *, again: bool = False) -> Tally:
-    """`examples` for each generating route, allowed and nearly; a few for the others; `again`: always the same ones.
+def fuzz_openapi(url: str, model: str, examples: int, *, deterministic: bool = False) -> Tally:
+    """Sends valid and slightly invalid requests to every route; raises the error of a check which fails.
 
-    Raises what a check found.
+    examples: number for each route of ROUTES and mode; a tenth for the others. deterministic: use fixed examples.
     """
     document = narrowed(httpx.get(f"{url}/openapi.json", timeout=TIMEOUT_S).json(), model)
-    described = schemathesis.openapi.from_dict(document)
-    also = events_conform(document)
+    openapi = schemathesis.openapi.from_dict(document)
+    events_check = events_conform(document)
     tally: Tally = Counter()
 
-    def run(path: str, method: str, mode: GenerationMode, most: int) -> None:
-        cases: Any = described[path][method].as_strategy(generation_mode=mode)
+    def run(path: str, method: str, mode: GenerationMode, max_examples: int) -> None:
+        cases: Any = openapi[path][method].as_strategy(generation_mode=mode)
 
-        @settings(max_examples=most, deadline=None, suppress_health_check=SLOW, database=None, derandomize=again)
+        @settings(
+            max_examples=max_examples,
+            deadline=None,
+            suppress_health_check=SLOW,
+            database=None,
+            derandomize=deterministic,
+        )
         @given(case=cases)
-        def answered(case: Case) -> None:
+        def send(case: Case) -> None:
             if mode is GenerationMode.POSITIVE:
-                case.body = spelled(case.body)
+                case.body = with_integers(case.body)
             response = case.call(base_url=url, timeout=TIMEOUT_S)
             tally[path, mode.value, response.status_code] += 1
-            case.validate_response(response, checks=CHECKS, additional_checks=[no_fault, also])
+            case.validate_response(response, checks=CHECKS, additional_checks=[no_server_error, events_check])
 
-        answered()
+        send()
 
     for path in ROUTES:
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
