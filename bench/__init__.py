@@ -1,11 +1,11 @@
-"""Speed, measured from outside: `sluice bench`. Every report names its command.
+"""Benchmarks: `sluice bench`. Every report names its command.
 
 quick               `make bench`: the server beside transformers_loop, a plain transformers generate loop
 workloads/          workloads in several modes, with a report in HTML
 client/             the load client, and what it measures
-peers/              the same load on other servers
-gpu/                everything about one GPU
+peers/              the same load on vLLM, llama.cpp and transformers
+gpu/                correctness and speed of one GPU
 simulate/           the scheduler in virtual time: `sluice simulate`
 micro/              single parts: a frontend's cost per token, a worker step, CPU kernels, features
-checkpoints         random checkpoints of real shapes
+checkpoints         random checkpoints in real shapes
 """

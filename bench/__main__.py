@@ -1,4 +1,4 @@
-"""`sluice bench`: speed, measured from outside. Every report names its command; tests live elsewhere."""
+"""`sluice bench`: measures speed from outside of the server. Every report names its command."""
 
 import argparse
 import shlex
@@ -17,16 +17,18 @@ from shared.config import ConfigError
 from shared.flags import Parser
 
 DEMO_SCALE = 0.5  # the demo model takes 2,048 tokens
-QUICK = "quick, or no word: Sluice over HTTP beside a plain transformers loop, same weights, 1, 8 and 32 at once."
-ELSE = "workloads: a server or several modes under load. gpu: everything about one GPU. Each has a --help of its own."
-ABOUT = """Runs workloads against a server, or against one started here for each mode that is compared.
+QUICK = (
+    "quick (default): compares Sluice over HTTP with a plain transformers loop, for 1, 8 and 32 concurrent requests."
+)
+ELSE = "workloads: measures a server, or several modes, under load. gpu: measures one GPU. Each has its own --help."
+ABOUT = """Runs workloads against a running server, or against a server started here for each compared mode.
 
 workloads:
 """ + "\n".join(f"  {workload.name:20} {workload.text}" for workload in WORKLOADS.values())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 well, 1 something could not be measured, 2 bad flags."""
+    """Returns 0 on success, 1 if something could not be measured, 2 for invalid flags."""
     words = list(sys.argv[1:] if argv is None else argv)
     named = words[:1] in (["workloads"], ["quick"], ["gpu"])
     command = COMMANDS[words[0]] if named else _workloads if "--compare" in words else _quick
@@ -46,7 +48,7 @@ def _quick(words: list[str]) -> int:
     names = ("demo", *SHAPES)
     parser.add_argument(
         "--models", type=comma_separated(names), default="demo,qwen3-0.6b", metavar="NAME,...",
-        help=f"of {', '.join(names)}; all but the demo have random weights [default %(default)s]",
+        help=f"of {', '.join(names)}; all except the demo have random weights [default %(default)s]",
     )  # fmt: skip
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the numbers here as well")
     args = parser.read(words)
@@ -79,7 +81,8 @@ def _workloads(words: list[str]) -> int:
 
 
 def tables(results: Sequence[Result]) -> str:
-    """One table with a column a workload; or, of several modes, one a workload with a column a mode and its ratio."""
+    """One table with a column per workload; with several modes, one table per workload with a column and a ratio per
+    mode."""
     groups = by_workload(results)
     if all(len(group) == 1 for group in groups.values()):
         columns = {name: group[0].summary for name, group in groups.items()}
@@ -97,19 +100,22 @@ def _parser() -> Parser:
     add = parser.add_argument
     add(
         "--workload", type=comma_separated(WORKLOADS, every=WORKLOADS), default="all", metavar="NAME,...",
-        help="which [default all]",
+        help="workloads to run [default all]",
     )  # fmt: skip
-    add("--url", default="", help="a server that runs already")
-    add("--model", default="", metavar="NAME", help="the model's name there [default: the first it lists]")
-    add("--serve", default="", metavar="MODEL", help="start `sluice serve` with this model; flags for it behind --")
+    add("--url", default="", help="a running server")
+    add("--model", default="", metavar="NAME", help="the model's name on that server [default: the first it lists]")
+    add("--serve", default="", metavar="MODEL", help="start `sluice serve` with this model; its flags follow --")
     add(
         "--compare", type=comma_separated(MODES), default=(), metavar="MODE,...",
-        help=f"one server each: {', '.join(MODES)}; without --serve of the demo model, at --length-scale {DEMO_SCALE}",
+        help=f"compare modes, with one server each: {', '.join(MODES)}; "
+        f"without --serve: the demo model at --length-scale {DEMO_SCALE}",
     )  # fmt: skip
-    add("--rate-scale", type=positive_float, default=1.0, metavar="X", help="multiplies arrivals a second [default 1]")
+    add(
+        "--rate-scale", type=positive_float, default=1.0, metavar="X", help="multiplies arrivals per second [default 1]"
+    )
     add("--length-scale", type=positive_float, metavar="X", help="multiplies all lengths [default 1]")
-    add("--vocab", type=int, default=VOCAB, metavar="N", help="prompts are ids below this [default %(default)s]")
-    add("--json", type=new_file, metavar="FILE", help="write numbers and all stamps")
+    add("--vocab", type=int, default=VOCAB, metavar="N", help="prompts are token ids below this [default %(default)s]")
+    add("--json", type=new_file, metavar="FILE", help="write figures and all timestamps")
     add("--html", type=new_file, metavar="FILE", help="write a page with tables and pictures (needs matplotlib)")
     add("--png", type=new_file, metavar="FILE", help="write the pictures as one (needs matplotlib)")
     return parser
@@ -135,7 +141,7 @@ def _plan(args: argparse.Namespace, flags: tuple[str, ...]) -> Plan:
 
 
 def _check_matplotlib(args: argparse.Namespace) -> None:
-    """Before the long part: that what comes out of it can be drawn."""
+    """Checks before measuring that the results can be drawn."""
     if args.html or args.png:
         try:
             import matplotlib  # noqa: F401

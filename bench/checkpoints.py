@@ -1,5 +1,6 @@
-"""Random-weights checkpoints of real shapes, for speed only: a tokenizer learned from Python's own library, 32,000
-ids, tied embeddings, bfloat16. Made once, kept in a cache folder. Imports its libraries only to make one."""
+"""Checkpoints with random weights in real shapes, for measuring speed: a tokenizer of 32,000 ids trained on Python's
+standard library, tied embeddings, bfloat16. They are generated once and cached. Libraries are imported only to generate
+one."""
 
 import os
 import sysconfig
@@ -35,7 +36,7 @@ def cache_folder() -> Path:
 
 
 def checkpoint(shape: str, root: Path | None = None) -> Path:
-    """The folder of a checkpoint of that shape, made if need be (a minute the first time)."""
+    """The folder of a checkpoint of that shape; generates it if needed, which takes a minute."""
     folder = (root or cache_folder()) / shape
     if not (folder / "done").exists():
         _make(shape, folder)

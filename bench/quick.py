@@ -1,4 +1,4 @@
-"""`make bench`: Sluice over HTTP beside a plain transformers loop, same weights, at concurrency 1, 8 and 32."""
+"""`make bench`: compares Sluice over HTTP with a plain transformers loop, same weights, at concurrency 1, 8 and 32."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ PROMPT, NEW = 128, 64
 
 
 def quick(models: Sequence[str], out: Path | None, rounds: int = 2) -> str:
-    """The report as Markdown; `out` gets the numbers as JSON."""
+    """Returns the report as Markdown; writes the figures to `out` as JSON."""
     rows: dict[str, Summary] = {}
     for model in models:
         folder, vocab = _folder(model)

@@ -1,4 +1,4 @@
-"""The peer everybody has: a plain `transformers` generate loop on the same weights, batched, without a server."""
+"""The baseline: a plain, batched `transformers` generate loop on the same weights, without a server."""
 
 import random
 import time
@@ -20,7 +20,7 @@ class Generator:
         self._vocab = self._model.config.vocab_size
 
     def run(self, batch: int, prompt: int, new: int) -> list[Record]:
-        """Records as a client of a perfect server would keep them: every row gets its token when the step ends."""
+        """Records as a client of a perfect server would see them: every row gets its token at the end of the step."""
         rng = random.Random(batch)
         ids = torch.tensor([[rng.randrange(FIRST_ID, self._vocab) for _ in range(prompt)] for _ in range(batch)])
         stamps: list[float] = []

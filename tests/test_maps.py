@@ -14,7 +14,7 @@ MAPPED = (
     "worker/kernels/gpu", "worker/kv_cache", "worker/model", "worker/observability", "worker/run", "worker/schedule",
     "worker/transport", "deploy", "deploy/cli", "deploy/supervisor", "deploy/reference", "deploy/demo",
     "deploy/demo/training", "bench", "bench/client", "bench/gpu", "bench/gpu/checks", "bench/gpu/measure",
-    "bench/gpu/setup", "bench/micro", "bench/simulate", "bench/workloads",
+    "bench/gpu/setup", "bench/micro", "bench/peers", "bench/simulate", "bench/workloads",
 )  # fmt: skip
 PAGE = (ROOT / "docs/architecture.md").read_text()
 

@@ -1,4 +1,4 @@
-"""Reads one HTTP/1.1 answer from bytes, however they are cut. Knows framing; knows no sockets and no events."""
+"""Parses one HTTP/1.1 response from bytes, in any pieces. Knows framing, not sockets or events."""
 
 import re
 from collections.abc import Callable
@@ -7,22 +7,22 @@ HEAD_LIMIT = 1 << 16
 
 
 class MalformedResponse(ValueError):
-    """What came is not an answer, or not all of it."""
+    """The bytes are not an HTTP response, or it is incomplete."""
 
 
 class HttpResponse:
-    """`feed` gives the body's complete lines; chunk sizes and trailers never show among them."""
+    """`feed` returns the complete lines of the body, without chunk sizes and trailers."""
 
     def __init__(self) -> None:
         self.status = 0
         self.complete = False
-        self._raw = bytearray()  # not understood yet
-        self._line = bytearray()  # of the body, behind its last line end
-        self._left = 0  # bytes to come of this chunk, or of a body whose length was told
+        self._raw = bytearray()  # not parsed yet
+        self._line = bytearray()  # of the body, after its last line end
+        self._left = 0  # remaining bytes of this chunk, or of a body with a content-length
         self._step: Callable[[], bool] = self._head  # False: needs more bytes
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes, without their ends; raises Broken."""
+        """Returns the lines that `data` completes, without line ends. Raises MalformedResponse."""
         self._raw += data
         while not self.complete and self._step():
             pass
@@ -31,7 +31,8 @@ class HttpResponse:
         return [bytes(line.removesuffix(b"\r")) for line in lines]
 
     def finish(self) -> bytes:
-        """The connection has closed: what is left behind the last line; raises Broken if more should have come."""
+        """Ends the response when the connection has closed. Returns the text after the last line; raises
+        MalformedResponse if the response is incomplete."""
         if self._step != self._until_close and not self.complete:
             raise MalformedResponse(
                 "the answer broke off" if self.status else "the connection closed without an answer"
@@ -47,7 +48,7 @@ class HttpResponse:
         if not found:
             raise MalformedResponse("this is not HTTP")
         status = int(found[1])
-        if status >= 200:  # what is below only announces the answer
+        if status >= 200:  # 1xx responses precede the final one
             self.status = status
             self._step = self._framing({name.lower(): value.strip() for name, _, value in map(_partition, fields)})
         return True
@@ -102,7 +103,7 @@ class HttpResponse:
         self._line += piece
 
     def _upto(self, end: bytes) -> bytes | None:
-        """What stands before `end`, which goes too; None while it has not come."""
+        """Consumes and returns the bytes before `end`; None until it arrives."""
         at = self._raw.find(end)
         if at < 0:
             if len(self._raw) > HEAD_LIMIT:

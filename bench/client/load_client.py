@@ -1,6 +1,6 @@
-"""A load client: sends completions at given times, stamps what comes, and keeps what happened.
+"""A load client: sends completions at given times and records when tokens arrive.
 
-Speaks HTTP/1.1 over plain sockets, one connection a request: the measured process should be the server.
+Uses HTTP/1.1 over plain sockets, one connection per request, so that the client costs little beside the server.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from urllib.parse import SplitResult, urlsplit
 
 from bench.client.http_response import HttpResponse, MalformedResponse
 
-TIMEOUT_S = 900.0  # for one whole answer
+TIMEOUT_S = 900.0  # for one complete response
 READ_BYTES = 1 << 16
 NO_DONE = "the stream ended without [DONE]"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request of a workload: when (seconds after the start), what, and how much."""
+    """One request of a workload. at: seconds after the start."""
 
     at: float
     prompt: list[int] | str
@@ -31,9 +31,9 @@ class Call:
 
 @dataclass(slots=True)
 class Record:
-    """What one request met. Times in seconds since the workload's start.
+    """The result of one request. Times are in seconds since the workload's start.
 
-    `stamps`: one for each time that tokens came, `counts`: how many came together (empty: one each).
+    stamps: one for each arrival of tokens. counts: the number of tokens of each arrival (empty: one each).
     """
 
     sent: float = 0.0
@@ -51,29 +51,30 @@ class Record:
 
     @property
     def tokens(self) -> list[int]:
-        """How many came at each stamp."""
+        """The number of tokens at each stamp."""
         return self.counts or [1] * len(self.stamps)
 
     @property
     def gaps(self) -> list[float]:
-        """What the reader waited, between tokens: one gap for each time that something came.
+        """Waiting times between arrivals of tokens, one for each arrival after the first.
 
-        Tokens that came together are one event with the whole wait, however many they are, in one chunk or in
-        several. Counting the others as waits of 0 would reward a server for holding tokens back, and sharing the wait
-        out among them would hide a stall the better the longer it was. `per_token` is the figure that is indifferent.
+        Tokens that arrive together count as one event with the whole wait, in one chunk or several. Counting the others
+        as waits of 0 would reward a server that holds tokens back, and dividing the wait among them would hide stalls,
+        long ones most. `per_token` does not depend on this choice.
         """
         return [b - a for a, b in pairwise(self.stamps)]
 
     @property
     def per_token(self) -> float:
-        """Mean time of a token behind those that came first; nan if there is none."""
+        """Mean time per token after the first arrival; nan if there are none."""
         behind = sum(self.tokens[1:])
         return (self.stamps[-1] - self.stamps[0]) / behind if behind else nan
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server and the name of the model there; `extra` goes into every body, `without` is what it does not know."""
+    """A server. model: its name for the model. extra: fields added to every body. without: fields it does not
+    support."""
 
     url: str
     model: str
@@ -81,7 +82,8 @@ class Target:
     without: frozenset[str] = frozenset()
 
     def body(self, call: Call) -> bytes:
-        """Running usage, where the server knows it, tells how many tokens an event has, even one without text."""
+        """The body of a request. Continuous usage, where supported, gives the token count of events, even without
+        text."""
         fields = {
             "model": self.model, "prompt": call.prompt, "max_tokens": call.max_tokens, "temperature": 0, "stream": True,
             "ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, **self.extra,
@@ -96,7 +98,7 @@ async def run(
     *,
     sequential: bool = False,
 ) -> list[Record]:
-    """Send every call at its time, or one after another, and wait for all; a failed one has `error`."""
+    """Sends every call at its time, or one after another, and waits for all. Failed calls have `error`."""
     start = time.perf_counter()
 
     async def one(call: Call) -> Record:
@@ -162,7 +164,7 @@ class _Events:
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._running = True  # every event so far had the usage up to it
+        self._running = True  # whether every event so far had continuous usage
         self._ended = False
 
     def take(self, line: bytes, now: float) -> None:
@@ -182,7 +184,7 @@ class _Events:
             self._stamp(choice, tokens, now)
 
     def _usage(self, usage: dict[str, Any] | None) -> int | None:
-        """How many tokens came since the usage before; None where it is not told."""
+        """Tokens since the previous usage; None if the event has no usage."""
         if not usage:
             return None
         record = self._record
@@ -194,11 +196,11 @@ class _Events:
 
     def _stamp(self, choice: dict[str, Any], tokens: int | None, now: float) -> None:
         if choice.get("finish_reason") and not choice.get("text"):
-            return  # only says that it is over; the usage it may have is the whole answer's
+            return  # only reports the end; its usage covers the whole response
         self._running = self._running and tokens is not None
         count = tokens if self._running and tokens is not None else int(bool(choice.get("text")))
         record = self._record
-        if count > 0 and record.stamps and record.stamps[-1] == now:  # of the same read
+        if count > 0 and record.stamps and record.stamps[-1] == now:  # in the same read
             record.counts[-1] += count
         elif count > 0:
             record.stamps.append(now)

@@ -1,4 +1,4 @@
-"""What a token costs where nothing is done for it: bare ASGI under uvicorn, and the same through sse-starlette.
+"""A server that does no work per token: bare ASGI under uvicorn, and the same through sse-starlette.
 
 python -m bench.micro.asgi_floor PORT
 

@@ -2,8 +2,8 @@
 
     python -m bench.micro.cpu_kernels [threads]
 
-A shared machine is noisy: each figure is the best of several rounds, ours and torch's taken in turns, and with one
-thread it is CPU time. Believe the ratio.
+A shared machine is noisy: each figure is the best of several rounds, alternating between the library and torch, and CPU
+time with one thread. Only ratios are reliable.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""What drafts bring and cost: the same requests decoded with and without them, in turns, in one process and thread.
+"""Measures gain and cost of drafts: the same requests with and without them, alternating, in one process and thread.
 
 python -m bench.micro.drafts [--model qwen3-0.6b | demo] [--sequences 1,8] [--new 64] [--rounds 3]
 
-Three texts: the model's own, greedy; the same with drafts that are all wrong, whose price this is; and sampled at
-temperature 1, where a model of random weights never repeats itself; the demo tells stories to their ends. Times are of
-the thread's CPU, so that others who use the machine disturb little; outputs are compared.
+Three texts: the model's greedy text; the same with drafts that are all wrong, which shows the cost; and text at
+temperature 1, where a model with random weights never repeats itself. The demo tells stories to their ends. Times are
+CPU time of the thread, so that other processes disturb little. Outputs are compared.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def prompts(folder: Path, vocab: int, count: int) -> list[list[int]]:
 
 
 def decode(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int, drafts: int) -> Run:
-    """From the first token on: prompts are computed before the clock starts."""
+    """Decodes from the first token on; prompts are computed before the time starts."""
     config = SchedulerConfig(
         max_seq_len=2048, eos_token_ids=frozenset(engine.spec.eos_ids), max_draft_tokens=drafts, prefix_cache=False
     )
@@ -95,12 +95,12 @@ def run_step(engine: Engine, scheduler: Scheduler) -> None:
 
 
 def compare(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int, rounds: int) -> str:
-    """A line of a table; raises AssertionError if drafts change an output."""
+    """A line of the table. Raises AssertionError if drafts change an output."""
     plain, drafting = [], []
     for _ in range(rounds):
         plain.append(decode(engine, text, prompt_tokens, new, 0))
         drafting.append(decode(engine, text, prompt_tokens, new, 7))
-    assert all(run.tokens == plain[0].tokens for run in (*plain, *drafting)), "drafts change what is said"
+    assert all(run.tokens == plain[0].tokens for run in (*plain, *drafting)), "drafts change an output"
     ratios = [one.seconds / other.seconds for one, other in zip(plain, drafting, strict=True)]
     tokens = sum(len(output) - 1 for output in plain[0].tokens)
     speed = tokens / statistics.median(run.seconds for run in plain)
@@ -121,7 +121,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = DEMO_MODEL if args.model == "demo" else checkpoint(args.model)
     engine = load_engine(ModelConfig(model=str(folder)), WorkerConfig(device="cpu", kv_cache_gb=1.0))
-    print("| text, sequences | tokens/s without | times as fast with | drafts a token | accepted |")
+    print("| text, sequences | tokens/s without | speedup with drafts | drafts per token | accepted |")
     print("|---|--:|--:|--:|--:|")
     for sequences in map(int, args.sequences.split(",")):
         for text in TEXTS:

@@ -42,13 +42,13 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A server under measurement."""
+    """A process that is measured."""
 
     pid: int
     port: int
 
     def cpu(self) -> float:
-        """Seconds that all its threads have computed, to the nanosecond."""
+        """CPU seconds of all its threads, to the nanosecond."""
         threads = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
@@ -58,7 +58,7 @@ class Process:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def lags(self) -> dict[float, float]:
-        """How often the event loop was at most so many seconds late."""
+        """Counts of event-loop delays, by their upper bound in seconds."""
         return {float(le): float(count) for le, count in LAG.findall(self.get("/metrics"))}
 
     def get(self, path: str) -> str:
@@ -68,7 +68,7 @@ class Process:
 
 @contextmanager
 def started(words: Sequence[str], ready: str) -> Iterator[Process]:
-    """`python -m words… PORT`, answering at `ready`; raises BenchError when it does not."""
+    """Runs `python -m words… PORT` until it answers at path `ready`. Raises BenchError if it does not."""
     port = free_port()
     command = [sys.executable, "-m", *words, str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -90,7 +90,7 @@ def started(words: Sequence[str], ready: str) -> Iterator[Process]:
 
 @contextmanager
 def frontends(count: int) -> Iterator[tuple[ScriptedWorker, list[Process]]]:
-    """Real frontends and their scripted worker."""
+    """Starts real frontends and their scripted worker."""
     tokenizer = Tokenizer.load(MODEL)
     words = [id for id in tokenizer.encode_now([TEXT])[0] if tokenizer.token_text(id).isprintable()]
     with contextlib.ExitStack() as stack:
@@ -113,13 +113,13 @@ def frontends(count: int) -> Iterator[tuple[ScriptedWorker, list[Process]]]:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What was measured of one load."""
+    """Results for one load."""
 
     streams: int
     tokens_per_event: int
-    token_us: float  # CPU a token, the mean of all frontends
-    lag_ms: float  # p99, to the bounds of its buckets
-    stream_kb: float  # memory a stream
+    token_us: float  # CPU µs per token, mean over all frontends
+    lag_ms: float  # p99, rounded up to the bound of its bucket
+    stream_kb: float  # memory per stream
     admission_us: float  # CPU from the connection to the first token
 
 
@@ -158,7 +158,7 @@ def load(
 
 
 def burst(worker: ScriptedWorker, servers: Sequence[Process], streams: int, steps: int) -> str:
-    """All of them at once, each answered as soon as its request is there; then a few steps together, and all end."""
+    """Sends all requests at once and answers each on arrival; then runs a few common steps and ends all streams."""
     path, body = REQUESTS["completions"]
     empty = sum(server.memory() for server in servers)
     with connected_streams([server.port for server in servers], streams) as clients:
@@ -180,13 +180,13 @@ def burst(worker: ScriptedWorker, servers: Sequence[Process], streams: int, step
 
 
 def _quantile(buckets: dict[float, float], q: float) -> float:
-    """The bound below which a share `q` lies."""
+    """The bucket bound below which a share `q` of the counts lies."""
     bounds = sorted(buckets)
     return next((bound for bound in bounds if buckets[bound] >= q * buckets[bounds[-1]]), bounds[-1])
 
 
 def floor(server: Process, kind: str, streams: int, tokens: int) -> float:
-    """CPU µs a token."""
+    """CPU µs per token."""
     with connected_streams([server.port], streams) as clients:
         before = server.cpu()
         clients.send(request(f"/{kind}/{tokens}"))
@@ -195,7 +195,7 @@ def floor(server: Process, kind: str, streams: int, tokens: int) -> float:
 
 
 def requests(worker: ScriptedWorker, server: Process, count: int) -> dict[str, float]:
-    """CPU µs a request, one after another on one connection."""
+    """CPU µs per request, one after another on one connection."""
     whole = request("/v1/completions", {"model": "demo", "prompt": PROMPT, "max_tokens": 1})
     spent = {}
     with connected_streams([server.port], 1) as clients:
@@ -217,7 +217,8 @@ def requests(worker: ScriptedWorker, server: Process, count: int) -> dict[str, f
 
 
 def first(worker: ScriptedWorker, server: Process, count: int) -> list[float]:
-    """Milliseconds to the first token's event, idle, from a worker that answers at once; ascending."""
+    """Milliseconds to the event of the first token on an idle frontend, with a worker that answers at once;
+    ascending."""
     text, added = request(*REQUESTS["completions"]), []
     for _ in range(count):
         with connected_streams([server.port], 1) as clients:
@@ -238,11 +239,11 @@ PARTS = {"floors", "streams", "requests", "first", "burst"}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", default="64,256,1024,4096")
-    parser.add_argument("--wake", default="1,4", help="tokens that wait for a stream when it is woken")
-    parser.add_argument("--ask", default="completions", choices=sorted(REQUESTS), help="dialect")
-    parser.add_argument("--tokens", type=int, default=60_000, help="of a measurement, all streams together")
+    parser.add_argument("--wake", default="1,4", help="tokens per stream at each wake-up")
+    parser.add_argument("--ask", default="completions", choices=sorted(REQUESTS), help="API format")
+    parser.add_argument("--tokens", type=int, default=60_000, help="tokens per measurement, over all streams")
     parser.add_argument("--frontends", type=int, default=1)
-    parser.add_argument("--only", default="floors,streams,requests,first", help="and burst")
+    parser.add_argument("--only", default="floors,streams,requests,first", help="parts to run; there is also burst")
     args = parser.parse_args()
     parts = args.only.split(",")
     if unknown := set(parts) - PARTS:

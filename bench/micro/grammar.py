@@ -1,8 +1,9 @@
-"""What a grammar costs: the first compile, a mask, a token's advance, and a step of 8 sequences of the demo model.
+"""Measures a grammar's cost: compiling, a mask, advancing by a token, and a step of 8 sequences of the demo model.
 
     python -m bench.micro.grammar
 
-A vocabulary of 128,000 tokens is made from the demo's by joining random pairs of tokens: realistic lengths, no model.
+A vocabulary of 128,000 tokens is generated from the demo's by joining random pairs of tokens: realistic lengths, no
+model.
 """
 
 import json
@@ -30,7 +31,7 @@ LIST = json_schema({"type": "array", "items": ENTRY, "minItems": 500}, "bench")
 
 
 def widen(folder: Path, size: int) -> Path:
-    """The demo's tokenizer with that many tokens, in `folder`."""
+    """Writes the demo's tokenizer, extended to `size` tokens, to `folder`."""
     draw = random.Random(0)
     whole = json.loads((DEMO / "tokenizer.json").read_text())
     vocab, merges = whole["model"]["vocab"], whole["model"]["merges"]
@@ -60,7 +61,7 @@ def masks(folder: Path, vocab: int) -> None:
 
 
 def _rows(constrainer: GrammarMask, grammar: Grammar, rows: int, vocab: int) -> tuple[float, float, float]:
-    """Microseconds a row, medians: to fill its mask, to apply it to logits as well, to advance by a random token."""
+    """Median microseconds per row: to fill its mask, to also apply it to logits, to advance by a random token."""
     draw = np.random.default_rng(0)
     sequences = [
         Sequence((b"", i), [1], 1, Sampling(500), i, 0.0, constraint=grammar.new_matcher()) for i in range(rows)
@@ -84,7 +85,7 @@ def _rows(constrainer: GrammarMask, grammar: Grammar, rows: int, vocab: int) -> 
 
 
 def steps() -> None:
-    """The demo model at 8 sequences, temperature 1, in turns with and without a grammar."""
+    """Steps of the demo model with 8 sequences at temperature 1, alternating with and without a grammar."""
     engine = load_engine(ModelConfig(model=str(DEMO)), WorkerConfig(device="cpu", threads=1, kv_cache_gb=0.2))
     grammar = engine.compiler.compile(LIST).result()
     for turn in range(6):

@@ -1,8 +1,9 @@
-"""A worker without a model and its frontends' client in one thread: a step begins when every stream has the last.
+"""A worker without a model and a client of its frontends, in one thread: a step starts when all streams have received
+the previous one.
 
-So a frontend gets exactly what a step says, however busy the machine is, and its CPU time is the cost of just that.
-The worker's end of the wire is the real one (worker/transport/server.py); the client counts events in plain sockets
-with epoll.
+So a frontend processes exactly the given steps, on a busy machine too, and its CPU time is the cost of those steps
+only. The worker's side of the wire is the real one (worker/transport/server.py). The client counts events on plain
+sockets with epoll.
 """
 
 import json
@@ -30,10 +31,10 @@ STATUS = re.compile(rb"HTTP/1\.1 (\d+)")
 
 
 class ScriptedWorker:
-    """Admits whatever is asked; `step` gives each sequence its next ids."""
+    """Admits every request. `step` sends each sequence its next ids."""
 
     def __init__(self, folder: Path, model: str, words: Sequence[int], vocab: int) -> None:
-        """`words`: the ids that every sequence gets, from the first again after the last."""
+        """words: the ids that every sequence gets, repeated cyclically."""
         self.live: dict[bytes, list[int]] = defaultdict(list)  # frontend -> ids of its sequences
         self._words = list(words)
         self._at = 0  # output tokens of each sequence
@@ -46,7 +47,7 @@ class ScriptedWorker:
         self._server.close()
 
     def receive(self, timeout: float = 0.01, *, first: bool = False) -> int:
-        """Admit what has come; how many sequences that was. With `first` they get their first token at once."""
+        """Admits new requests and returns their number. first: sends them their first token at once."""
         self._server.progress()
         self._server.wait(timeout)
         received: dict[bytes, list[int]] = defaultdict(list)
@@ -64,7 +65,7 @@ class ScriptedWorker:
         return sum(map(len, received.values()))
 
     def step(self, count: int = 1, *, last: bool = False) -> None:
-        """`count` tokens for every sequence; with `last` they end with these."""
+        """Sends `count` tokens to every sequence. last: the sequences end with them."""
         at, self._at = self._at, self._at + count
         run = [self._words[(at + i) % len(self._words)] for i in range(count)]
         for sender, ids in self.live.items():
@@ -78,7 +79,7 @@ class ScriptedWorker:
 
 
 def _tokens(ids: Sequence[int], at: int, run: Sequence[int], ends: tuple[End, ...] = ()) -> Step:
-    """The same `run` for each, from offset `at`."""
+    """A Step with the same tokens for each sequence, from offset `at`."""
     n = len(ids)
     return Step(
         EPOCH, 0, pack_u32(ids), pack_u32([at]) * n, pack_u32([len(run)]) * n, pack_u32(run) * n, ends=ends
@@ -86,10 +87,10 @@ def _tokens(ids: Sequence[int], at: int, run: Sequence[int], ends: tuple[End, ..
 
 
 class StreamReaders:
-    """Streams that are read together."""
+    """Many streams, read together."""
 
     def __init__(self, ports: Sequence[int], streams: int) -> None:
-        """Connects them, to each port in turn; raises BenchError when one is refused."""
+        """Connects the streams to the ports in turn. Raises BenchError if one is refused."""
         self._poll = select.epoll()
         self._sockets: dict[int, socket.socket] = {}
         self._due: dict[int, int] = {}  # events still to come
@@ -110,15 +111,17 @@ class StreamReaders:
             socket_.sendall(request)
 
     def read(self, events: int, mark: bytes = b"\n\n", meanwhile: Callable[[], object] = lambda: None) -> list[float]:
-        """Until each has brought so many marks more; when they had, in seconds.
+        """Reads until every stream has received `events` more marks; returns when each had, in seconds.
 
-        Raises BenchError for an end, an error, or a long silence. `meanwhile` is called over and over.
+        Raises BenchError for an end, an error, or a long silence. meanwhile: called repeatedly.
         """
         left, done = dict.fromkeys(self._sockets, events), list[float]()
         begun = time.monotonic()
         while left:
             meanwhile()
-            time.sleep(POLL_S)  # not asleep on the sockets: to be woken is the sender's cost, for each one
+            time.sleep(
+                POLL_S
+            )  # instead of blocking on the sockets: waking the reader would cost the sender time for each stream
             for fd, _ in self._poll.poll(0):
                 data = self._tails.pop(fd, b"") + self._sockets[fd].recv(READ_BYTES)
                 self._check(data)
@@ -129,7 +132,7 @@ class StreamReaders:
                 elif left.pop(fd, None):
                     done.append(time.monotonic() - begun)
             if time.monotonic() > begun + TIMEOUT_S:
-                raise BenchError(f"{len(left)} streams of {len(self._sockets)} stand still")
+                raise BenchError(f"{len(left)} streams of {len(self._sockets)} stalled")
         return done
 
     def _check(self, data: bytes) -> None:
@@ -139,7 +142,7 @@ class StreamReaders:
 
 
 def request(path: str, body: dict[str, Any] | None = None) -> bytes:
-    """An HTTP request; without a body a GET."""
+    """An HTTP request: POST, or GET without a body."""
     data = json.dumps(body).encode() if body is not None else b""
     head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(data)}\r\n"
     return head.encode() + b"content-type: application/json\r\n\r\n" + data
@@ -155,7 +158,7 @@ def connected_streams(ports: Sequence[int], streams: int) -> Iterator[StreamRead
 
 
 def admit(worker: ScriptedWorker, streams: int) -> None:
-    """Until so many more have come."""
+    """Admits requests until `streams` more have arrived."""
     deadline = time.monotonic() + TIMEOUT_S
     while streams > 0:
         streams -= worker.receive()

@@ -1,4 +1,5 @@
-"""What a step costs the worker beside the model: receive, plan, pack, commit, publish, with no tensors computed.
+"""Measures what a step costs the worker outside of the model: receive, plan, pack, commit, publish, with no tensors
+computed.
 
 python -m bench.micro.step [--sequences 32,256] [--context 512]
 """
@@ -33,7 +34,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class EncodingServer:
-    """A link that encodes what it is given and sends it nowhere."""
+    """A wire server that encodes messages and does not send them."""
 
     inbox: deque[tuple[bytes, Request | FrontendGone]] = field(default_factory=deque)
     encoding_s: float = 0.0
@@ -50,7 +51,7 @@ class EncodingServer:
 
 @dataclass
 class GreedyRunner:
-    """A runner that packs and samples, greedily, from a vocabulary of eight."""
+    """A runner that packs inputs and samples greedily from a vocabulary of eight."""
 
     logits: torch.Tensor = field(default_factory=lambda: torch.zeros(4096, 8))
     packing_s: float = 0.0
@@ -68,7 +69,7 @@ class GreedyRunner:
 
 
 def measure(sequences: int, context: int) -> dict[str, float]:
-    """Microseconds a step, steady decodes, medians or means over STEPS steps."""
+    """Microseconds per step for steady decodes; medians or means over STEPS steps."""
     pages = sequences * -(-(context + STEPS + 64) // PAGE_SIZE) + 1
     config = SchedulerConfig(max_seq_len=1 << 16, max_batch_size=sequences, max_step_tokens=1 << 20)
     scheduler, stats, metrics = Scheduler(config, PagePool(pages, PAGE_SIZE)), Stats(), Metrics()

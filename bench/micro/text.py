@@ -1,8 +1,8 @@
-"""What text costs a frontend: detokenizing, stop strings, encoding here or on another thread.
+"""Measures a frontend's text processing: detokenizing, stop strings, encoding on the event loop or on a thread.
 
-    python bench/micro/text.py CHECKPOINT_FOLDER
+    python -m bench.micro.text CHECKPOINT_FOLDER
 
-Prints µs per token (best of several runs, one thread) for a long text as the checkpoint's tokenizer splits it.
+Prints µs per token (best of several runs, one thread) for a long text, tokenized with the checkpoint's tokenizer.
 """
 
 import asyncio

@@ -1,0 +1,8 @@
+"""Compares Sluice with vLLM, llama.cpp and transformers on the same weights: `python -m bench.peers`.
+
+catalog             how to install and start each server
+servers             runs all servers, with only one active at a time
+scenarios           the requests, and the figures computed from their records
+serving             CPU time per streamed token around a tiny model
+gguf_file           writes a checkpoint as GGUF for llama.cpp
+"""

@@ -1,6 +1,6 @@
-"""Sluice beside its peers: same machine, same minutes, same weights. `python -m bench.peers --help`.
+"""Compares Sluice with other servers: same machine, same minutes, same weights. `python -m bench.peers --help`.
 
-The first run installs each peer into an environment of its own (gigabytes, and minutes of compiling llama.cpp).
+The first run installs each server into its own environment (gigabytes, and minutes of compiling llama.cpp).
 """
 
 import sys
@@ -24,34 +24,39 @@ SERVED_TOKENS = 200  # of a stream
 
 
 def main(words: list[str]) -> int:
-    parser = Parser(prog="python -m bench.peers", description="Sluice beside its peers, on the same weights.")
+    parser = Parser(prog="python -m bench.peers", description="Compares Sluice with other servers on the same weights.")
     add = parser.add_argument
-    add("--shape", default="qwen3-0.6b", choices=sorted(SHAPES), help="of the random checkpoint [default %(default)s]")
+    add(
+        "--shape",
+        default="qwen3-0.6b",
+        choices=sorted(SHAPES),
+        help="shape of the random checkpoint [default %(default)s]",
+    )
     add(
         "--peers", type=comma_separated(PEERS, every=PEERS), default="all", metavar="NAME,...",
-        help=f"who takes part, of {', '.join(PEERS)} [default %(default)s]",
+        help=f"servers to compare, of {', '.join(PEERS)} [default %(default)s]",
     )  # fmt: skip
     add(
         "--also", type=configured, action="append", default=[], metavar='"--flag value ..."',
-        help="one more Sluice, with these flags; may be given several times, as --also='...'",
+        help="compare another Sluice with these flags; may be repeated, as --also='...'",
     )  # fmt: skip
     all_scenarios = {scenario.name: scenario for scenario in scenarios()}
     add(
         "--trials", type=comma_separated(all_scenarios, every=all_scenarios), default="all", metavar="NAME,...",
-        help=f"of {', '.join(all_scenarios)} [default %(default)s]",
+        help=f"scenarios to run, of {', '.join(all_scenarios)} [default %(default)s]",
     )  # fmt: skip
     add(
         "--rounds",
         type=positive_int,
         default=3,
         metavar="N",
-        help="how often each peer does each trial [default %(default)s]",
+        help="how often each server runs each scenario [default %(default)s]",
     )
-    add("--root", type=Path, default=cache_folder() / "peers", help="where the peers are installed")
+    add("--root", type=Path, default=cache_folder() / "peers", help="folder in which the servers are installed")
     add("--json", type=new_file, metavar="FILE", help="write all figures of all rounds")
     add(
         "--serving", type=_counts, metavar="N,...",
-        help="instead: the CPU time a token costs around a model of one tiny layer, with so many streams at once",
+        help="instead: CPU time per token around a model of one tiny layer, with so many concurrent streams",
     )  # fmt: skip
     try:
         args = parser.read(words)

@@ -1,4 +1,4 @@
-"""A random checkpoint of bench/checkpoints.py as a bf16 GGUF file: `python gguf_file.py FOLDER OUT.gguf`.
+"""Writes a random checkpoint of bench/checkpoints.py as a bf16 GGUF file: `python gguf_file.py FOLDER OUT.gguf`.
 
 Runs in llama.cpp's environment (gguf, torch, safetensors); knows the Llama and Qwen3 shapes only.
 """

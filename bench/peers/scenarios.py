@@ -1,6 +1,6 @@
-"""What every peer is put through, and the figures that come of it.
+"""The scenarios that every server runs, and the figures computed from them.
 
-Prompts are text that this tokenizer makes an exact number of tokens of, all different.
+Prompts are texts with an exact number of tokens for this tokenizer, all different.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ ARRIVALS, EVERY_S, RUNNING = 6, 1.5, 4
 
 
 class Prompts:
-    """Random text, cut so that this tokenizer makes exactly `tokens` of it; other seeds share no beginning."""
+    """Random texts with exactly `tokens` tokens. Texts of different seeds share no prefix."""
 
     def __init__(self, tokenizer: Tokenizer, seed: str) -> None:
         self._tokenizer = tokenizer
@@ -44,9 +44,11 @@ class Scenario:
     figures: Callable[[list[Record]], Figures]
 
     def run(self, target: Target, prompts: Prompts) -> Figures:
-        """What could not be measured is nan."""
+        """Runs the scenario. Figures that could not be measured are nan."""
         records = asyncio.run(run(target, self.calls(prompts)))
-        failed = [r.error for r in records if r.error and not (r.stamps and r.error == NO_DONE)]  # some never say it
+        failed = [
+            r.error for r in records if r.error and not (r.stamps and r.error == NO_DONE)
+        ]  # some servers never send [DONE]
         for record in records:
             record.error = ""
         if failed:
@@ -90,7 +92,7 @@ def _concurrent(count: int) -> Scenario:
 
 
 def _arriving_calls(prompts: Prompts) -> list[Call]:
-    """Some streams run; long prompts come in between."""
+    """Some streams are running while long prompts arrive."""
     running = [Call(0.0, prompts.text(PROMPT), 2 * NEW) for _ in range(RUNNING)]
     return running + [Call((i + 1) * EVERY_S, prompts.text(LONG), 4) for i in range(ARRIVALS)]
 

@@ -1,6 +1,6 @@
-"""All peers at once, one of them awake: what is measured one after another is compared within the same minutes.
+"""Runs all servers at once with one of them active, so that figures are compared within the same minutes.
 
-A server that is not being asked is stopped (SIGSTOP), so that it takes nothing from the one that is.
+Servers that are not being measured are stopped (SIGSTOP), so that they use no CPU time.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from bench.client.server import BenchError, free_port
 from bench.peers.catalog import Command, Peer
 
 START_S = 900.0
-RESUME_S = 1.0  # for processes of one server that have not heard of each other for a while
+RESUME_S = 1.0  # for processes of one server to reconnect after a stop
 
 
 @dataclass(frozen=True, slots=True)
 class PeerServer:
-    """One running server, asleep unless `awake()`."""
+    """One running server, stopped except inside `resumed()`."""
 
     peer: Peer
     target: Target
@@ -45,7 +45,7 @@ class PeerServer:
 
 
 def install(peer: Peer, root: Path, folder: Path) -> None:
-    """What is not there yet; minutes, and gigabytes. Raises BenchError."""
+    """Installs what is missing, which takes minutes and gigabytes. Raises BenchError."""
     root.mkdir(parents=True, exist_ok=True)
     done = root / f"{peer.name}.done"
     if not done.exists():
@@ -58,7 +58,7 @@ def install(peer: Peer, root: Path, folder: Path) -> None:
 
 @contextmanager
 def started_peers(peers: list[Peer], root: Path, folder: Path) -> Iterator[list[PeerServer]]:
-    """Started one after another, each stopped once it serves; ended in any case."""
+    """Starts the servers one after another and stops each once it serves. Always ends them on exit."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(_serving(peer, root, folder)) for peer in peers]
 
@@ -87,7 +87,7 @@ def _serving(peer: Peer, root: Path, folder: Path) -> Iterator[PeerServer]:
 
 
 def _wait(url: str, process: psutil.Process) -> None:
-    """Raises BenchError when the server ends, or is not there in time; its log says why."""
+    """Waits until the server answers. Raises BenchError if it ends or does not answer in time; its log says why."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
@@ -95,7 +95,7 @@ def _wait(url: str, process: psutil.Process) -> None:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
             return
         time.sleep(0.2)
-    raise BenchError(f"{url} did not answer well within {START_S:.0f} s; the server's log may say why")
+    raise BenchError(f"{url} did not answer with success within {START_S:.0f} s; the server's log may say why")
 
 
 def _process_tree(process: psutil.Process) -> list[psutil.Process]:

@@ -1,6 +1,6 @@
-"""What a streamed token costs each server around the model: CPU time of its processes, with a model of one tiny layer.
+"""CPU time that each server spends per streamed token outside of the model, measured with a model of one tiny layer.
 
-The process that listens at the port is what carries the streams; the others compute, schedule and supervise.
+The process that listens on the port carries the streams; the other processes compute, schedule and supervise.
 """
 
 from dataclasses import dataclass, replace
@@ -15,19 +15,22 @@ from bench.peers.catalog import Peer
 from bench.peers.servers import PeerServer, started_peers
 
 PROMPT = "def main"
-MORE_SEQUENCES = {"sluice": ["--max-batch-size", "256"], "vllm": ["--max-num-seqs", "256"]}  # overrule the catalog's
+MORE_SEQUENCES = {
+    "sluice": ["--max-batch-size", "256"],
+    "vllm": ["--max-num-seqs", "256"],
+}  # overrides the catalog's flags
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU µs a token."""
+    """CPU µs per token."""
 
-    front: float  # of the process that clients are connected to
-    rest: float  # of all others together
+    front: float  # the process that clients connect to
+    rest: float  # all other processes together
 
 
 def compare_serving(peers: list[Peer], root: Path, folder: Path, streams: list[int], tokens: int) -> str:
-    """A Markdown table of all peers at so many streams at once, of `tokens` tokens each. Raises BenchError."""
+    """A Markdown table of all servers, for each number of concurrent streams of `tokens` tokens. Raises BenchError."""
     rows = [["CPU µs a token: front, rest", *(f"{count} streams" for count in streams)]]
     with started_peers([_with_more_sequences(peer) for peer in peers], root.absolute(), folder) as servers:
         for server in servers:
@@ -44,7 +47,7 @@ def _with_more_sequences(peer: Peer) -> Peer:
 
 
 def _measured(server: PeerServer, streams: int, tokens: int) -> Cost:
-    """The second of two rounds."""
+    """The costs in the second of two rounds."""
     port = int(server.target.url.rpartition(":")[2])
     body = {"model": server.target.model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0,
             "ignore_eos": True, "stream": True}  # fmt: skip
@@ -59,7 +62,8 @@ def _measured(server: PeerServer, streams: int, tokens: int) -> Cost:
 
 
 def _processes(root: psutil.Process, port: int) -> tuple[Process, list[Process]]:
-    """Who accepts at `port`: the youngest that listens, as parents hand their sockets down."""
+    """(the process that accepts at `port`, the others). It is the youngest that listens: parents pass their sockets
+    on."""
     family = [root, *root.children(recursive=True)]
     front = [one.pid for one in family if port in _listens(one)][-1]
     return Process(front, port), [Process(one.pid, port) for one in family if one.pid != front]

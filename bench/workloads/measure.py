@@ -1,4 +1,4 @@
-"""Workloads times modes: starts what is to be compared, runs the same requests against each, keeps all records."""
+"""Runs every workload in every mode: starts the servers, sends the same requests to each, collects all records."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ from bench.client.server import BenchError, longest, running, served
 from bench.client.summary import Summary, reasons, summarize
 from bench.client.workloads import Scale, Workload
 
-# What can be compared: a name and the flags of `sluice serve` that make it. All else stays at its best setting.
+# Modes to compare, with the flags of `sluice serve` that select them. All other settings stay at their best.
 MODES: dict[str, tuple[str, ...]] = {
     "static": ("--batching-mode", "static"),
     "continuous": ("--batching-mode", "continuous"),
@@ -42,7 +42,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure. Either `url` (and `model` there, empty: the first) or `serve` with `flags`."""
+    """What to measure: either `url` (with `model`; empty: the first one there) or `serve` with `flags`."""
 
     workloads: Sequence[Workload]
     scale: Scale
@@ -55,7 +55,7 @@ class Plan:
 
 
 def measure(plan: Plan) -> list[Result]:
-    """All results, mode by mode; raises BenchError when a server cannot be reached, dies or answers nothing."""
+    """Returns all results, mode by mode. Raises BenchError if a server is unreachable, dies or answers no request."""
     if plan.url:
         return list(_workloads(plan, running(plan.url, plan.model), "as it runs"))
     results: list[Result] = []
@@ -88,7 +88,7 @@ def _check_fits(workload: Workload, calls: list[Call], target: Target) -> None:
     if 0 < room < need:
         share = int(100 * room / need) / 100
         raise BenchError(
-            f"{workload.name} has sequences of {need} tokens and the server takes {room}: use --length-scale, "
+            f"{workload.name} has sequences of {need} tokens and the server accepts {room}: use --length-scale, "
             f"{share:g} times what it was"
         )
 
@@ -110,7 +110,7 @@ def _why(records: Sequence[Record]) -> str:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Report]:
-    """A bar on a terminal; a line at every quarter elsewhere."""
+    """Shows progress: a bar on a terminal, else a line at every quarter."""
     if sys.stderr.isatty():
         from tqdm import tqdm  # type: ignore[import-untyped]
 

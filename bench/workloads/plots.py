@@ -1,6 +1,6 @@
-"""Pictures of a measurement: distributions, and courses in time, a colour a mode.
+"""Pictures of results: distributions and time series, with one colour per mode.
 
-Knows records and matplotlib (which nothing else here needs), without a screen.
+Uses matplotlib (nothing else here needs it) without a display.
 """
 
 import io
@@ -21,16 +21,16 @@ STYLE = {
     "axes.facecolor": "white", "legend.frameon": False,
 }  # fmt: skip
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#000000", "#80ba5a", "#a0522d")
-WIDTHS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # seconds of a bin: 1, unless the whole run is short
+WIDTHS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # bin widths in seconds; the largest unless the run is short
 BINS = 40
-SCATTER = 5000  # most dots of one mode
+SCATTER = 5000  # maximum number of dots of one mode
 
 Axes = Any  # matplotlib's, which has types only where it is installed
-Modes = Mapping[str, Sequence[Record]]  # what ended well, by mode
+Modes = Mapping[str, Sequence[Record]]  # successful records, by mode
 
 
 def png(groups: Mapping[str, Sequence[Result]]) -> bytes:
-    """One picture; workloads below each other, with all modes of a workload in the same panels."""
+    """One picture with all workloads; the modes of a workload share its panels."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ def png(groups: Mapping[str, Sequence[Result]]) -> bytes:
 
 
 def bins(points: Sequence[tuple[float, float]], width: float) -> dict[float, list[float]]:
-    """Values by the middle of the time bin that they fall into; bins without any are there, empty."""
+    """Values by the centre of their time bin; bins without values are empty lists."""
     found: dict[int, list[float]] = {}
     for time, value in points:
         found.setdefault(int(time / width), []).append(value)
@@ -96,7 +96,7 @@ def _distribution(
 
 
 def _waits(ax: Axes, modes: Modes, width: float) -> None:
-    """Every wait as a dot; lines for the 99th percentile of a bin, which is where stalls by long prompts show."""
+    """Every gap as a dot, and a line for the 99th percentile of each bin, where stalls by long prompts are visible."""
     for records, colour in zip(modes.values(), COLOURS, strict=False):
         points = sorted(
             (stamp, 1e3 * gap) for record in records for stamp, gap in zip(record.stamps[1:], record.gaps, strict=True)
@@ -140,13 +140,13 @@ def _in_flight(ax: Axes, modes: Modes) -> None:
             levels.append(level)
         ax.step(times, levels, where="post", color=colour)
     ax.yaxis.get_major_locator().set_params(integer=True)
-    ax.set(title="Requests under way", xlabel="seconds since the start", ylabel="requests")
+    ax.set(title="Requests in flight", xlabel="seconds since the start", ylabel="requests")
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
 
 
 def _log(ax: Axes, which: str) -> None:
-    """A logarithmic axis with plain numbers at 1, 2 and 5; stays linear where there is nothing above 0."""
+    """Makes the axis logarithmic with plain numbers at 1, 2 and 5; it stays linear if no value is above 0."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis = ax.xaxis if which == "x" else ax.yaxis

@@ -175,7 +175,7 @@ def test_a_server_that_dies_ends_the_measurement(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_does_not_fit_is_told_before_anything_is_sent() -> None:
-    with server(room=1000) as url, pytest.raises(BenchError, match=r"takes 1000: use --length-scale, 0\.\d+ times"):
+    with server(room=1000) as url, pytest.raises(BenchError, match=r"accepts 1000: use --length-scale, 0\.\d+ times"):
         measure(Plan(chosen("chunked_prefill"), Scale(), 1500, url=url))
 
 
