@@ -19,7 +19,7 @@ async def one(writes: Sequence[bytes], pause: float = 0.0) -> Record:
         return record
 
 
-async def test_a_stream_with_running_usage_is_counted_token_by_token() -> None:
+async def test_stream_with_continuous_usage_counts_every_token() -> None:
     writes = stream(event("a", 1), event("", 2), event("bcd", 5), event("", 5, "length"), event(None, 5))
     record = await one(writes, pause=0.02)
     assert record.error == ""
@@ -28,18 +28,18 @@ async def test_a_stream_with_running_usage_is_counted_token_by_token() -> None:
     assert (record.prompt_tokens, record.completion_tokens, record.cached_tokens) == (7, 5, 4)
 
 
-async def test_without_running_usage_an_event_with_text_is_one_token() -> None:
+async def test_event_with_text_without_usage_is_one_token() -> None:
     record = await one(stream(event("a"), event(""), event("b"), event("c", 9, "length"), event(None, 9)), pause=0.02)
     assert (record.counts, record.completion_tokens) == ([1, 1, 1], 9)
 
 
-async def test_events_of_one_write_came_together() -> None:
+async def test_events_of_one_write_share_a_stamp() -> None:
     record = await one([HEAD, chunk(event("a", 1)), chunk(event("b", 2) + event("c", 3) + DONE) + END], pause=0.02)
     assert record.counts == [1, 2]
     assert record.stamps[0] < record.stamps[1]
 
 
-async def test_a_data_line_may_lie_in_two_chunks() -> None:
+async def test_data_line_split_over_two_chunks_is_one_line() -> None:
     data = event("a", 1)
     record = await one([HEAD, chunk(data[:11]), chunk(data[11:]), chunk(DONE) + END], pause=0.01)
     assert (record.error, record.counts) == ("", [1])
@@ -60,20 +60,20 @@ async def test_a_data_line_may_lie_in_two_chunks() -> None:
         ([], "without an answer"),
     ],
 )
-async def test_what_is_not_a_whole_stream_is_a_failure_with_its_reason(writes: list[bytes], said: str) -> None:
+async def test_incomplete_stream_is_a_failure_with_its_reason(writes: list[bytes], said: str) -> None:
     record = await one(writes)
     assert said in record.error
     assert record.done >= record.sent
 
 
-async def test_no_server_is_a_failure_and_not_an_exception() -> None:
+async def test_call_without_a_server_is_a_failed_record() -> None:
     async with serving(lambda body: []) as server:
         url = server.url
     [record] = await run(Target(url, "m"), [CALL])
     assert record.error.startswith("connection")
 
 
-async def test_what_is_sent_asks_for_all_tokens_greedily() -> None:
+async def test_request_body_asks_for_all_tokens_greedily() -> None:
     async with serving(lambda body: stream(event("a", 1))) as server:
         await run(Target(server.url + "/v1", "m", {"seed": 3}), [CALL])
     [body] = server.bodies
@@ -81,7 +81,7 @@ async def test_what_is_sent_asks_for_all_tokens_greedily() -> None:
     assert (body["stream"], body["seed"]) == (True, 3)
 
 
-async def test_calls_go_out_at_their_times_and_all_together() -> None:
+async def test_calls_are_sent_at_their_times() -> None:
     ended: list[Record] = []
     async with serving(lambda body: stream(event("a", 1)), pause=0.05) as server:
         records = await run(server.target, [CALL, CALL, Call(0.08, [300], 1)], ended.append)

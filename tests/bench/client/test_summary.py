@@ -36,7 +36,7 @@ def test_percentiles_are_values_that_were_measured() -> None:
     assert math.isnan(percentile([], 0.5))
 
 
-def test_a_summary_of_two_streams() -> None:
+def test_summary_of_two_streams() -> None:
     made = summarize([record(1.0, [1.5, 2.0, 2.5]), record(2.0, [2.2, 2.4, 4.9], cached_tokens=50)])
     assert made["wall_s"] == pytest.approx(4.0)
     assert made["tokens_s"] == pytest.approx(6 / 4)
@@ -47,7 +47,7 @@ def test_a_summary_of_two_streams() -> None:
     assert (made["cached_tokens"], made["hit_share"]) == (50, 25)
 
 
-def test_failed_requests_are_counted_and_nothing_else() -> None:
+def test_summary_counts_only_the_failure_of_failed_requests() -> None:
     good, bad = record(0.0, [1.0, 2.0]), record(0.0, [9.0, 90.0], error="503: full")
     summed = summarize([good, bad])
     assert (summed.pop("requests"), summed.pop("failed")) == (2, 1)
@@ -56,14 +56,14 @@ def test_failed_requests_are_counted_and_nothing_else() -> None:
     assert reasons([good, bad, bad, Record(error="gone")]) == [("503: full", 2), ("gone", 1)]
 
 
-def test_when_all_failed_there_is_nothing_to_show_but_no_crash() -> None:
+def test_summary_of_only_failures_is_nan() -> None:
     summed = summarize([Record(error="gone")])
     assert (summed["requests"], summed["failed"]) == (1, 1)
     assert all(math.isnan(summed[key]) for key in ("tokens_s", "ttft_p50", "itl_p99", "itl_max", "hit_share"))
     assert json.loads(to_json({"a": [summed]}))["a"][0]["tokens_s"] is None
 
 
-def test_tokens_that_come_together_make_one_wait() -> None:
+def test_tokens_that_arrive_together_make_one_gap() -> None:
     """A stall that holds back many tokens stays as long as it was, and holding tokens back makes no wait shorter."""
     made = record(0.0, [1.0, 1.1, 3.1], [1, 1, 4])
     assert made.gaps == pytest.approx([0.1, 2.0])

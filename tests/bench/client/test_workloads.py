@@ -82,7 +82,7 @@ def test_other_prompts_share_no_page(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_every_time_the_same_with_ids_that_exist(name: str) -> None:
+def test_workload_is_deterministic_with_valid_ids(name: str) -> None:
     calls = made(name)
     assert calls == made(name)
     ids = [token for call in calls for token in call.prompt]
@@ -101,7 +101,7 @@ def test_scales_change_speed_and_lengths_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_warm_up_is_two_of_the_same_size_that_leave_nothing_to_find(name: str) -> None:
+def test_warm_up_is_two_calls_of_the_same_size_without_shared_prefix(name: str) -> None:
     calls = made(name)
     warm = WORKLOADS[name].warm_up(calls)
     assert [(len(call.prompt), call.max_tokens) for call in warm] == [(len(c.prompt), c.max_tokens) for c in calls[:2]]

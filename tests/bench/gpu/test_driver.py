@@ -45,7 +45,7 @@ def drive(handed_out: list[Table], log: IO[bytes], budget: float = 200.0) -> Dri
     return Driver(OPTIONS, time.time() + budget, log, handed_out.append)
 
 
-def test_each_failure_costs_one_task_and_is_told(log: IO[bytes], handed_out: list[Table]) -> None:
+def test_driver_each_failure_loses_one_task_and_is_noted(log: IO[bytes], handed_out: list[Table]) -> None:
     fine, raises, dies = section("fine"), section("raises"), section("dies")
     hangs = section("hangs", 1.0)
     tasks = [Task(fine, "a"), Task(raises, "b"), Task(dies, "c"), Task(dies, "d"), Task(hangs, "e"), Task(fine, "f")]
@@ -59,18 +59,18 @@ def test_each_failure_costs_one_task_and_is_told(log: IO[bytes], handed_out: lis
     assert [table.well for table in tables] == [True, False, False, False]
 
 
-def test_tables_are_handed_out_when_they_are_whole(log: IO[bytes], handed_out: list[Table]) -> None:
+def test_driver_reports_tables_when_complete(log: IO[bytes], handed_out: list[Table]) -> None:
     drive(handed_out, log).run([Task(section("fine"), "a"), Task(section("raises"), "b")])
     assert [table.section.name for table in handed_out] == ["fine", "raises"]
 
 
-def test_what_the_worker_warns_of_is_no_good_run(log: IO[bytes], handed_out: list[Table]) -> None:
+def test_driver_worker_warnings_make_a_table_not_well(log: IO[bytes], handed_out: list[Table]) -> None:
     (table,) = drive(handed_out, log).run([Task(section("warns"), "a")])
     assert table.rows[1]["note"] == "warned: slower from now on"
     assert not table.well
 
 
-def test_what_comes_after_the_budget_is_left_out_not_failed(
+def test_driver_skips_tasks_after_the_budget(
     log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = 0.0  # seconds by which the budget's clock is put forward, once the task that hangs is under way
@@ -86,7 +86,7 @@ def test_what_comes_after_the_budget_is_left_out_not_failed(
     assert rest.rows == [{"what": "b", "note": "left out: no time is left"}]
 
 
-def test_where_no_process_starts_nothing_is_waited_for(
+def test_driver_whose_process_does_not_start_fails_all_tasks(
     log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -96,7 +96,7 @@ def test_where_no_process_starts_nothing_is_waited_for(
     ] * 2
 
 
-def test_without_a_gpu_there_is_a_sentence(
+def test_driver_without_a_gpu_raises_bench_error(
     log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -106,7 +106,7 @@ def test_without_a_gpu_there_is_a_sentence(
         )
 
 
-def test_a_budget_that_is_spent_leaves_everything_out_and_says_so(log: IO[bytes], handed_out: list[Table]) -> None:
+def test_driver_with_spent_budget_skips_all_tasks_with_a_note(log: IO[bytes], handed_out: list[Table]) -> None:
     late = Section(
         "fine", "fine", ("what", "value"), "tests.bench.gpu.failing_tasks:fine", lambda options: (), 9.0, 9.0
     )
@@ -115,7 +115,7 @@ def test_a_budget_that_is_spent_leaves_everything_out_and_says_so(log: IO[bytes]
     assert table.well
 
 
-def test_what_was_measured_stays_when_somebody_ends_it(
+def test_gpu_command_keeps_results_when_interrupted(
     tmp_path: Path, log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that measures goes, too."""

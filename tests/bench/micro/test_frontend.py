@@ -3,7 +3,7 @@
 from bench.micro import frontend
 
 
-def test_a_real_frontend_is_fed_read_and_measured() -> None:
+def test_load_burst_and_first_token_measure_real_frontends() -> None:
     with frontend.frontends(2) as (script, servers):
         for ask in sorted(frontend.REQUESTS):
             row = frontend.load(script, servers, 4, 2, 5, ask)

@@ -102,7 +102,7 @@ def test_twin_in_half_precision(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_cache_of_eight_bits_is_read_as_the_queries_dtype(dtype: torch.dtype) -> None:
+def test_attention_torch_reads_an_fp8_cache_in_the_query_dtype(dtype: torch.dtype) -> None:
     """By the public function, for the C kernels know no such cache."""
     case = in_fp8(batch(MIXED, 4, 2, 64, 16, dtype))
     got = twin.attention(case.q, case.cache_k, case.cache_v, *case.fields, scale=0.125, window=24)
@@ -172,7 +172,7 @@ def _whose(starts_ptr, sequences, tiles_ptr, out_ptr, ROWS: tl.constexpr):
     tl.store(out_ptr + at, _find_sequence(starts_ptr, sequences, tl.load(tiles_ptr + at), ROWS))
 
 
-def test_triton_finds_whose_tile_it_is_among_more_sequences_than_it_looks_at_in_one_go(device: str) -> None:
+def test_attention_triton_finds_the_sequence_of_a_tile_among_many(device: str) -> None:
     rows, lengths = 16, torch.tensor([1, 17, 3, 40] * 150)
     starts = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))).to(device, torch.int32)
     asked = torch.tensor([0, 1, 3, 254, 255, 256, 257, 511, 512, 599], device=device)
@@ -222,7 +222,7 @@ def test_triton_bits_do_not_depend_on_bounds_workers_or_padding(
     assert torch.equal(run_triton(padded, 0.2, window, device, longer=5000)[:2], exact)
 
 
-def test_the_number_of_splits_covers_every_position() -> None:
+def test_count_splits_covers_every_position() -> None:
     from worker.kernels.gpu.key_splits import count_splits
 
     begins = [*range(0, 1024, 128), *range(1024, 4096, 512), *range(4096, 100_000, 2048)]

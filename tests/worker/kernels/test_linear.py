@@ -29,7 +29,7 @@ SHAPES = [(1, 48, 70), (5, 130, 256), (70, 130, 72), (20, 40, 700), (40, 64, 64)
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
-def test_triton(rows: int, columns: int, depth: int, dtype: torch.dtype, device: str) -> None:
+def test_linear_triton_agrees_with_torch(rows: int, columns: int, depth: int, dtype: torch.dtype, device: str) -> None:
     from worker.kernels.gpu.linear import linear_triton
 
     x = random(rows, 3 * depth, dtype=dtype, device=device)[:, depth : 2 * depth]  # strided
@@ -63,7 +63,7 @@ def test_gated_triton(rows: int, activation: Activation, dtype: torch.dtype, dev
             near(gated_linear_triton(x, weight, bias, activation), exact)
 
 
-def test_a_product_is_cut_by_the_weights_shape_alone_and_only_where_it_is_narrow() -> None:
+def test_chain_length_depends_on_the_weight_shape_only() -> None:
     from worker.kernels.gpu.tiles import MAX_CHAINS, chain_length, is_single_chain
 
     for columns, depth in ((3072, 8192), (2560, 9728), (1152, 6912), (1152, 1024), (5120, 3072), (33, 70)):

@@ -14,7 +14,7 @@ SHAPES = [(1, 8), (3, 96), (5, 1000), (2, 3, 64)]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("function", [rms_norm, rms_norm_torch])
-def test_formula(shape: tuple[int, ...], offset: bool, function: Callable[..., Tensor]) -> None:
+def test_rms_norm_follows_the_formula(shape: tuple[int, ...], offset: bool, function: Callable[..., Tensor]) -> None:
     x, weight = random(*shape), random(shape[-1], seed=1)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * (weight.double() + offset)
     close(function(x, weight, 1e-5, offset=offset), exact.float())
@@ -28,7 +28,7 @@ def test_llama_rounds_before_the_weight_and_gemma_after() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_residual_sum_is_rounded_before_it_is_normed(dtype: torch.dtype) -> None:
+def test_add_rms_norm_rounds_the_sum_before_the_norm(dtype: torch.dtype) -> None:
     x, residual, weight = (random(4, 64, dtype=dtype, seed=i) for i in range(3))
     weight = weight[0]
     normed, total = add_rms_norm_torch(x, residual, weight, 1e-6)
@@ -37,7 +37,7 @@ def test_the_residual_sum_is_rounded_before_it_is_normed(dtype: torch.dtype) -> 
     close(add_rms_norm(x, residual, weight, 1e-6)[0], normed)
 
 
-def test_heads_of_a_fused_projection_need_no_copy() -> None:
+def test_rms_norm_accepts_strided_heads() -> None:
     fused, weight = random(5, 6, 32), random(32, seed=1)
     got = rms_norm(fused[:, 2:4], weight, 1e-6)
     assert got.is_contiguous()
@@ -47,7 +47,9 @@ def test_heads_of_a_fused_projection_need_no_copy() -> None:
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_triton(shape: tuple[int, ...], offset: bool, dtype: torch.dtype, device: str) -> None:
+def test_rms_norm_triton_agrees_with_torch(
+    shape: tuple[int, ...], offset: bool, dtype: torch.dtype, device: str
+) -> None:
     from worker.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
 
     x, residual = (random(*shape, dtype=dtype, device=device, seed=i) for i in range(2))
@@ -63,7 +65,7 @@ def test_triton(shape: tuple[int, ...], offset: bool, dtype: torch.dtype, device
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("offset", [False, True])
-def test_triton_norms_before_it_adds_the_residual(offset: bool, dtype: torch.dtype, device: str) -> None:
+def test_add_rms_norm_triton_applies_x_norm_first(offset: bool, dtype: torch.dtype, device: str) -> None:
     """As one kernel after the other, to the bit."""
     from worker.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
 
@@ -80,7 +82,7 @@ def test_triton_norms_before_it_adds_the_residual(offset: bool, dtype: torch.dty
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("count", [2, 5])
-def test_triton_adds_terms(count: int, dtype: torch.dtype, device: str) -> None:
+def test_add_rms_norm_triton_adds_partial_sums(count: int, dtype: torch.dtype, device: str) -> None:
     from worker.kernels.gpu.norm import add_rms_norm_triton
 
     terms = random(count, 3, 600, device=device)

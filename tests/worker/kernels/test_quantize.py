@@ -35,7 +35,7 @@ def test_each_row_uses_the_whole_range_and_zeros_stay(kind: Kind) -> None:
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_quantized_linear_means_that_of_the_dequantized_weight(kind: Kind, biased: bool) -> None:
+def test_quantized_linear_equals_linear_with_the_dequantized_weight(kind: Kind, biased: bool) -> None:
     x, (values, scale) = random(5, 70), quantize(random(33, 70, seed=1), kind)
     bias = random(33, seed=2) if biased else None
     weight = dequantize(values, scale, torch.float64)
@@ -64,7 +64,9 @@ def product(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None = None
         (70, 40, 600, False),
     ],
 )
-def test_triton(rows: int, columns: int, depth: int, biased: bool, kind: Kind, dtype: torch.dtype, device: str) -> None:
+def test_linear_with_quantized_weight_triton_agrees_with_torch(
+    rows: int, columns: int, depth: int, biased: bool, kind: Kind, dtype: torch.dtype, device: str
+) -> None:
     x = random(rows, depth, dtype=dtype, device=device)
     values, scale = quantize(random(columns, depth, device=device, seed=1) / depth**0.5, kind)
     bias = random(columns, dtype=dtype, device=device, seed=2) if biased else None

@@ -1,68 +1,17 @@
 import math
 import random as host_random
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random
-from worker.kernels.params import EVERY, Bias, History, PlainParams, SampleParams, Stages
+from tests.worker.kernels.harness.sampling import Row, moved_to, params_of
+from worker.kernels.params import EVERY
 from worker.kernels.sample import logprobs, sample, sample_plain, uniform
 
 MASK = (1 << 64) - 1
-Record = TypeVar("Record")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One request's wishes, on the host."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
-    seed: int = 0
-    position: int = 0
-    history: tuple[tuple[int, int], ...] = ()  # (token, how often in the output)
-    bias: tuple[tuple[int, float], ...] = ()
-
-
-def params_of(rows: list[Row]) -> SampleParams:
-    def column(name: str, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
-
-    plain = {n: column(n, torch.float32) for n in ("temperature", "top_p", "min_p")}
-    top_k, positions = column("top_k", torch.int64), column("position", torch.int64)
-    seeds = torch.tensor([row.seed - (row.seed >> 63 << 64) for row in rows])
-    seen = [(r, token, count) for r, row in enumerate(rows) for token, count in row.history]
-    biased = [(r, token, value) for r, row in enumerate(rows) for token, value in row.bias]
-    return SampleParams(
-        PlainParams(**plain, top_k=top_k, seeds=seeds, positions=positions),
-        **{n: column(n, torch.float32) for n in PENALTIES},
-        history=History(*torch.tensor(seen).T.contiguous()) if seen else None,
-        bias=bias_of(biased) if biased else None,
-        stages=Stages(
-            all_greedy=all(row.temperature == 0 for row in rows),
-            any_greedy=any(row.temperature == 0 for row in rows),
-            any_top_k=any(row.top_k for row in rows),
-            any_top_p=any(row.top_p < 1 for row in rows),
-            any_min_p=any(row.min_p for row in rows),
-        ),
-    )
-
-
-PENALTIES = ("repetition", "presence", "frequency")
-
-
-def bias_of(entries: list[tuple[int, int, float]]) -> Bias:
-    rows, ids, values = zip(*entries, strict=True)
-    return Bias(torch.tensor(rows), torch.tensor(ids), torch.tensor(values))
 
 
 def python_uniform(seed: int, position: int) -> float:
@@ -160,7 +109,7 @@ def test_greedy_takes_the_first_of_equals_beside_sampling_rows() -> None:
     assert sample(logits, params_of([Row(temperature=0), Row(top_k=1)])).tolist() == [1, 1]
 
 
-def test_logits_are_left_alone() -> None:
+def test_sample_does_not_change_logits() -> None:
     logits = random(1, 20)
     before = logits.clone()
     sample(logits, params_of([Row(history=((3, 1),), presence=2.0, bias=((4, -math.inf),), top_k=3)]))
@@ -168,7 +117,7 @@ def test_logits_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("width", [151_936, 50_257])
-def test_a_row_does_not_depend_on_company_or_threads(width: int, threads: None) -> None:
+def test_sampled_row_does_not_depend_on_other_rows_or_threads(width: int, threads: None) -> None:
     """R = 1 against R = 8, at vocabulary sizes that reductions split over threads."""
     logits = random(8, width) * 4
     rows = [
@@ -192,7 +141,7 @@ def test_a_row_does_not_depend_on_company_or_threads(width: int, threads: None) 
     assert len(seen) == 1
 
 
-def test_stages_nobody_needs_may_be_switched_off() -> None:
+def test_skipping_unneeded_stages_changes_no_token() -> None:
     rows = [Row(seed=seed) for seed in range(50)]
     logits = random(50, 100)
     params = params_of(rows)
@@ -208,24 +157,13 @@ def test_uniform_is_splitmix64_on_every_seed() -> None:
         assert ((got > 0) & (got < 1)).all()
 
 
-def test_off_the_cpu_nothing_is_read_back_to_the_host() -> None:
+def test_sample_on_a_device_never_reads_back_to_the_host() -> None:
     """On the meta device there is nothing to read: any value the host asked for would raise."""
     params = params_of([Row(top_k=3, top_p=0.5, min_p=0.1, history=((1, 2),), bias=((2, 1.0),)), Row(temperature=0)])
     moved = moved_to(params, "meta")
     logits = torch.empty(2, 50, device="meta")
     assert sample(logits, moved).shape == (2,)
     assert logprobs(logits, moved.plain.positions, 4)[1].shape == (2, 4)
-
-
-def moved_to(record: Record, device: str) -> Record:
-    """A dataclass with all the tensors in it, however deep, on the device."""
-    values = ((f.name, getattr(record, f.name)) for f in fields(record))
-    moved: dict[str, Any] = {
-        name: value.to(device) if isinstance(value, Tensor) else moved_to(value, device)
-        for name, value in values
-        if isinstance(value, Tensor) or is_dataclass(value)
-    }
-    return replace(record, **moved)
 
 
 def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:

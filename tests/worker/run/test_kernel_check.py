@@ -11,8 +11,8 @@ from torch import Tensor
 
 from shared.config import WorkerConfig
 from tests.checkpoints import Checkpoints
-from tests.worker.kernels.test_chain import SANDWICH
-from tests.worker.kernels.test_chain import decoder_of as random_decoder
+from tests.worker.kernels.harness.decoders import SANDWICH
+from tests.worker.kernels.harness.decoders import decoder_of as random_decoder
 from tests.worker.model.harness import CPU, decoder_of
 from tests.worker.run.harness import Memory
 from worker.engine.formats import kernels_name

@@ -94,3 +94,8 @@ def batch(
         torch.tensor([kv for _, kv in lengths], dtype=torch.int32), page_table,
         keys, values, max(kv for _, kv in lengths),
     )  # fmt: skip
+
+
+def rope_tables(length: int, size: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    angles = torch.outer(torch.arange(length).float(), 100.0 ** -(torch.arange(0, size, 2) / size)).repeat(1, 2)
+    return angles.cos().to(device), angles.sin().to(device)

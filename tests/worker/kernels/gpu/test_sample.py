@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random
-from tests.worker.kernels.test_sample import Row, moved_to, params_of
+from tests.worker.kernels.harness.sampling import Row, moved_to, params_of
 from worker.kernels import sample as plain
 from worker.kernels.params import EVERY, Stages
 from worker.kernels.sample import sample_torch
@@ -59,7 +59,9 @@ def wish(dice: host_random.Random, width: int) -> Row:
         (500, {"part_size": 128, "max_one_pass": 0, "max_listed": 3}),  # every row looked at twice, no list long enough
     ],
 )
-def test_every_row_gets_the_twins_token(width: int, sizes: dict[str, int], grain: float, device: str) -> None:
+def test_sample_triton_chooses_the_tokens_of_sample_torch(
+    width: int, sizes: dict[str, int], grain: float, device: str
+) -> None:
     dice = host_random.Random(width + len(sizes))
     logits = random(12, width, seed=len(sizes)) * 3
     logits = (logits / grain).round() * grain if grain else logits
@@ -67,7 +69,7 @@ def test_every_row_gets_the_twins_token(width: int, sizes: dict[str, int], grain
     check(logits, [wish(dice, width) for _ in range(12)], device, **sizes)
 
 
-def test_top_p_takes_its_share_of_what_top_k_leaves(device: str) -> None:
+def test_top_p_applies_to_the_tokens_that_top_k_keeps(device: str) -> None:
     """Nearly flat, so that the two cuts lie far apart."""
     logits = torch.linspace(0, -0.5, 500).expand(6, -1)
     drawn = check(
@@ -76,7 +78,7 @@ def test_top_p_takes_its_share_of_what_top_k_leaves(device: str) -> None:
     assert max(drawn) < 31
 
 
-def test_rows_that_no_draw_is_made_from(device: str) -> None:
+def test_rows_without_a_finite_maximum_draw_token_0(device: str) -> None:
     logits = torch.full((8, 300), -torch.inf)
     logits[1, 200] = logits[2, 17] = 1.0
     logits[3, 40:] = torch.nan
@@ -90,7 +92,7 @@ def test_rows_that_no_draw_is_made_from(device: str) -> None:
     assert drawn == [0, 200, 17, 0, 0, 0, 0, 11]
 
 
-def test_what_the_host_knows_saves_work_and_changes_nothing(device: str) -> None:
+def test_stages_save_work_and_change_no_token(device: str) -> None:
     logits = random(3, 300)
     rows = [Row(seed=seed, min_p=0.1) for seed in range(3)]
     uncut = check(logits, rows, device, Stages(any_greedy=False, any_top_k=False, any_top_p=False), part_size=128)

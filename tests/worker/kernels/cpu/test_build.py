@@ -33,7 +33,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: path != build.SOURCES)
 
 
-def test_what_an_installation_brought_along_is_used_by_those_who_cannot_write_there(
+def test_installed_library_is_used_in_a_read_only_package(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beside = build.build()
@@ -42,7 +42,9 @@ def test_what_an_installation_brought_along_is_used_by_those_who_cannot_write_th
     assert build.build() == beside and len(made) == 1
 
 
-def test_without_one_it_is_made_once_in_the_cache(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_in_a_read_only_package_uses_the_cache(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read_only(monkeypatch)
     cached = build.build()
     assert cached is not None and cached.parent == tmp_path / "cache" / "sluice"
@@ -50,7 +52,7 @@ def test_without_one_it_is_made_once_in_the_cache(made: Made, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("trouble", ["a file is in the way", "no home"])
-def test_nowhere_to_write_is_no_reason_to_fail(
+def test_build_without_a_writable_folder_returns_none(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trouble: str
 ) -> None:
     def homeless() -> Path:

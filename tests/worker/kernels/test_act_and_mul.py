@@ -10,7 +10,7 @@ from worker.kernels.act_and_mul import Activation, act_and_mul, act_and_mul_torc
 
 @pytest.mark.parametrize("function", [act_and_mul, act_and_mul_torch])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_formula(activation: Activation, function: Callable[[Tensor, Activation], Tensor]) -> None:
+def test_rms_norm_follows_the_formula(activation: Activation, function: Callable[[Tensor, Activation], Tensor]) -> None:
     x = random(3, 40)
     a, b = x[:, :20].double(), x[:, 20:].double()
     inner = (2 / torch.pi) ** 0.5 * (a + 0.044715 * a**3)
@@ -21,7 +21,7 @@ def test_formula(activation: Activation, function: Callable[[Tensor, Activation]
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter's; 1 / (1 + inf) is right
-def test_triton(activation: Activation, dtype: torch.dtype, device: str) -> None:
+def test_act_and_mul_triton_agrees_with_torch(activation: Activation, dtype: torch.dtype, device: str) -> None:
     from worker.kernels.gpu.act_and_mul import act_and_mul_triton
 
     x = random(3, 2 * 1100, dtype=dtype, device=device) * 4

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.harness.cases import TRITON_DTYPES, near, poisoned, random
-from tests.worker.kernels.test_rotary import tables
+from tests.worker.kernels.harness.cases import TRITON_DTYPES, near, poisoned, random, rope_tables
 from worker.kernels.qkv_rope_write import qkv_rope_write
 from worker.kernels.split_k import sum_split_k
 
@@ -42,7 +41,7 @@ class Case:
     @property
     def where(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         positions, slots = (torch.tensor(one, device=self.device) for one in (POSITIONS, SLOTS))
-        return *tables(50, self.size, self.device), positions, slots
+        return *rope_tables(50, self.size, self.device), positions, slots
 
 
 def fused(
@@ -87,7 +86,9 @@ def same(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
 @pytest.mark.parametrize("dtype", TRITON_DTYPES[:2])
 @pytest.mark.parametrize(("normed", "offset"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_triton(sizes: tuple[int, int, int], normed: bool, offset: bool, dtype: torch.dtype) -> None:
+def test_qkv_rope_write_triton_agrees_with_torch(
+    sizes: tuple[int, int, int], normed: bool, offset: bool, dtype: torch.dtype
+) -> None:
     case = Case(*sizes, dtype, "cpu")
     same(fused(case, case.qkv, normed=normed, offset=offset), apart(case, case.qkv, normed=normed, offset=offset))
 
@@ -113,7 +114,7 @@ def test_triton_is_near_what_float32_gives(sizes: tuple[int, int, int], dtype: t
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("sizes", SIZES[1:])
-def test_triton_adds_terms(sizes: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
+def test_add_rms_norm_triton_adds_partial_sums(sizes: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
     case = Case(*sizes, dtype, device)
     terms = random(3, *case.qkv.shape, device=device)
     whole = sum_split_k(terms, 2, dtype)

@@ -1,6 +1,5 @@
 """`sluice bench workloads` as a person meets it: mistakes, servers that are not there or fail, and what it writes."""
 
-import base64
 import json
 import re
 import sys
@@ -16,18 +15,15 @@ import pytest
 from bench.__main__ import main, tables
 from bench.client.load_client import Record, Target
 from bench.client.server import BenchError, free_port, served
-from bench.client.summary import summarize
 from bench.client.workloads import Scale, chosen
 from bench.workloads import measure as measuring
-from bench.workloads.measure import MODES, Plan, Result, measure, progress
-from bench.workloads.plots import bins, png
-from bench.workloads.report import page
+from bench.workloads.measure import MODES, Plan, measure, progress
 from deploy.cli import main as cli
 from deploy.supervisor.child_command import SERVE_FLAGS
 from shared.flags import Parser, add_flags, read
 from tests.bench.fake_server import event
+from tests.bench.results import PNG, records, result
 
-PNG = b"\x89PNG\r\n\x1a\n"
 Answer = Callable[[int], tuple[int, bytes]]
 
 
@@ -96,7 +92,9 @@ def bench(*words: str) -> int:
         (["--url", f"http://127.0.0.1:{free_port()}"], 1, "no server answers"),
     ],
 )
-def test_a_mistake_is_one_sentence(words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flags_give_one_sentence(
+    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bench(*words) == code
     out, err = capsys.readouterr()
     assert err.startswith("sluice bench: ")
@@ -121,7 +119,7 @@ def test_quick_knows_its_models_before_it_begins(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("words", [[], ["quick"]])
-def test_without_workloads_it_is_the_quick_comparison(
+def test_command_without_workloads_runs_quick(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("bench.quick.quick", lambda models, out: f"{models}, {out}")
@@ -129,7 +127,7 @@ def test_without_workloads_it_is_the_quick_comparison(
     assert capsys.readouterr().out == "('demo', 'tiny'), x\n"
 
 
-def test_a_workload_against_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_workloads_command_measures_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / name for name in ("a.json", "a.html", "a.png")]
     flags = [word for file in files for word in (f"--{file.suffix[1:]}", str(file))]
     with server() as url:
@@ -155,18 +153,18 @@ def test_some_503s_are_failures_with_their_reason(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("answered", [0, 2])
-def test_when_all_fail_the_reason_is_the_answer(answered: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_workload_with_only_failures_reports_the_reason(answered: int, capsys: pytest.CaptureFixture[str]) -> None:
     with server(lambda count: good(count) if count <= answered else (422, b'{"error": {"message": "no"}}')) as url:
         assert bench("--url", url, "--workload", "baseline") == 1
     assert "sluice bench: baseline: " in (err := capsys.readouterr().err)
     assert "422: no" in err
 
 
-def test_a_server_that_dies_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_dies_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some answers came, and afterwards nobody is there."""
     with server() as url:
         target = Target(url, "one")
-    mixed = [*made(3), Record(error="connection lost or refused (ConnectionResetError)")]
+    mixed = [*records(3), Record(error="connection lost or refused (ConnectionResetError)")]
     monkeypatch.setattr(measuring, "_check_fits", lambda *args: None)
     monkeypatch.setattr(measuring, "_run", lambda *args: mixed)
     plan = Plan(chosen("baseline"), Scale(), 1500)
@@ -174,17 +172,17 @@ def test_a_server_that_dies_ends_the_measurement(monkeypatch: pytest.MonkeyPatch
         list(measuring._workloads(plan, target, "as it runs"))
 
 
-def test_what_does_not_fit_is_told_before_anything_is_sent() -> None:
+def test_workload_that_does_not_fit_fails_before_sending() -> None:
     with server(room=1000) as url, pytest.raises(BenchError, match=r"accepts 1000: use --length-scale, 0\.\d+ times"):
         measure(Plan(chosen("chunked_prefill"), Scale(), 1500, url=url))
 
 
-def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
+def test_unknown_model_error_lists_the_served_models() -> None:
     with server() as url, pytest.raises(BenchError, match=r"does not serve 'two' but one"):
         measure(Plan(chosen("baseline"), Scale(), 1500, url=url, model="two"))
 
 
-def test_a_server_that_cannot_start_says_why() -> None:
+def test_server_that_fails_to_start_reports_the_reason() -> None:
     with (
         pytest.raises(BenchError, match=r"ended with 2 before it was ready: .*--page-size"),
         served("demo", ["--page-size", "0"]),
@@ -193,7 +191,7 @@ def test_a_server_that_cannot_start_says_why() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_is_flags_that_serve_takes(mode: str) -> None:
+def test_every_mode_has_flags_that_serve_accepts(mode: str) -> None:
     parser = Parser(prog="serve")
     add_flags(parser, SERVE_FLAGS)
     read(parser.read(MODES[mode]), {}, SERVE_FLAGS)
@@ -234,52 +232,13 @@ def test_progress_on_a_terminal_is_a_bar(capsys: pytest.CaptureFixture[str], mon
     assert "2/2" in capsys.readouterr().err
 
 
-def made(count: int, wait: float = 0.01) -> list[Record]:
-    starts = [index * 0.1 for index in range(count)]
-    return [Record(at, [at + wait * (i + 1) for i in range(8)], at + 1, 10, 8, 5) for at in starts]
-
-
-def result(workload: str, mode: str, records: list[Record]) -> Result:
-    return Result(workload, mode, records, summarize(records))
-
-
 def test_tables_of_several_modes_have_ratios() -> None:
-    text = tables([result("work", "one", made(5)), result("work", "two", made(5, 0.02))])
+    text = tables([result("work", "one", records(5)), result("work", "two", records(5, 0.02))])
     assert re.search(r"\| work +\| +one \| +two \| ratio \|", text)
     assert re.search(r"\| ITL p50, ms +\| +10.0 \| +20.0 \| +2.00 \|", text)
 
 
-def size(picture: bytes) -> tuple[int, int]:
-    assert picture.startswith(PNG)
-    return int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])
-
-
-def test_a_page_is_one_file_with_everything_in_it() -> None:
-    both = [result("a<b", mode, made(5, wait)) for mode, wait in (("one", 0.01), ("two", 0.03))]
-    text = page(both, "sluice bench workloads --serve x&y", ["one failed: <oops>"])
-    [picture] = re.findall(r"data:image/png;base64,([^\"]+)", text)
-    assert min(size(base64.b64decode(picture))) > 500
-    assert "a&lt;b" in text and "x&amp;y" in text and "&lt;oops&gt;" in text
-    assert "<th>two</th><th>ratio</th>" in text
-    assert not re.search(r"(src|href)=\"(?!data:)", text)
-
-
-def test_a_picture_grows_with_the_workloads_and_bears_having_nothing_to_show() -> None:
-    groups = {"a": [result("a", "one", made(3))], "b": [result("b", "one", [Record(error="x"), *made(1)[:0]])]}
-    one, two = size(png({"a": groups["a"]})), size(png(groups))
-    assert one[0] == two[0] and two[1] == 2 * one[1]
-
-
-def test_a_picture_takes_every_mode_at_once() -> None:
-    assert size(png({"a": [result("a", mode, made(2)) for mode in MODES]}))
-
-
-def test_bins_keep_their_gaps() -> None:
-    assert bins([(0.1, 1.0), (0.4, 2.0), (2.9, 3.0)], 1.0) == {0.5: [1.0, 2.0], 1.5: [], 2.5: [3.0]}
-    assert bins([], 1.0) == {}
-
-
-def test_a_whole_measurement_with_a_real_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_workloads_command_measures_a_real_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [
         "--workload",
         "prefix_caching",

@@ -81,7 +81,7 @@ def test_norm_of_a_sum(dtype: torch.dtype, offset: bool) -> None:
 
 @dtypes
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gate(dtype: torch.dtype, activation: act_and_mul.Activation) -> None:
+def test_act_and_mul_agrees_with_torch(dtype: torch.dtype, activation: act_and_mul.Activation) -> None:
     for t, n in ((1, 5), (3, 100), (40, 1024)):
         x = random(t, 2 * n, dtype=dtype) * 4
         with poisoned():
@@ -90,7 +90,7 @@ def test_gate(dtype: torch.dtype, activation: act_and_mul.Activation) -> None:
         assert torch.equal(bindings.act_and_mul(x[:1], activation), ours[:1])
 
 
-def test_gate_far_from_zero() -> None:
+def test_act_and_mul_of_large_inputs_agrees_with_torch() -> None:
     x = torch.tensor([[-1e4, -200.0, -90.0, 0.0, 90.0, 1e4] + [1.0] * 6])
     for activation in ("silu", "gelu_tanh"):
         torch.testing.assert_close(
@@ -129,7 +129,7 @@ def test_write(dtype: torch.dtype, page_size: int, d: int) -> None:
 @dtypes
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("d", [48, 64])
-def test_one_pass_has_the_bits_of_its_parts(dtype: torch.dtype, normed: bool, d: int) -> None:
+def test_qkv_rope_write_has_the_bits_of_its_parts(dtype: torch.dtype, normed: bool, d: int) -> None:
     t, heads, kv_heads = 37, 6, 2
     qkv, weights = random(t, (heads + 2 * kv_heads) * d, dtype=dtype), [random(d, dtype=dtype, seed=s) for s in (1, 2)]
     positions, slots = torch.randperm(t), torch.randperm(64)[:t]
@@ -147,13 +147,15 @@ def test_one_pass_has_the_bits_of_its_parts(dtype: torch.dtype, normed: bool, d:
     assert all(torch.equal(a, b) for a, b in zip(ours, parts, strict=True))
 
 
-def test_other_types_are_left_to_torch() -> None:
+def test_other_dtypes_use_torch() -> None:
     assert bindings.available(torch.float32)
     assert not bindings.available(torch.float16)
     assert not bindings.available(torch.float64)
 
 
-def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def test_library_is_switched_off_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     for cached in (library.library, library.level, library.kernels):
         cached.cache_clear()
         request.addfinalizer(cached.cache_clear)

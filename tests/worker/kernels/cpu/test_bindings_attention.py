@@ -58,7 +58,7 @@ def story(lengths: list[int], heads: int, kv_heads: int, d: int, dtype: torch.dt
 @pytest.mark.parametrize(
     "heads, kv_heads, d", [(4, 2, 16), (6, 1, 24), (8, 8, 64), (4, 4, 96), (16, 8, 128), (4, 1, 256), (20, 1, 7)]
 )
-def test_equals_the_plain_twin(dtype: torch.dtype, heads: int, kv_heads: int, d: int) -> None:
+def test_attention_agrees_with_torch(dtype: torch.dtype, heads: int, kv_heads: int, d: int) -> None:
     some = story([150, 1, 64, 65, 200], heads, kv_heads, d, dtype)
     rows = [(0, 0, 150), (1, 0, 1), (2, 63, 64), (3, 30, 65), (4, 199, 200)]
     for window in (0, 5, 100):
@@ -69,7 +69,7 @@ def test_equals_the_plain_twin(dtype: torch.dtype, heads: int, kv_heads: int, d:
 
 @dtypes
 @pytest.mark.parametrize("window", [0, 1500])
-def test_long_sequences_in_spans(dtype: torch.dtype, window: int) -> None:
+def test_attention_of_long_sequences_uses_splits(dtype: torch.dtype, window: int) -> None:
     some = story([2300], 4, 2, 32, dtype)
     for rows in ((0, 2299, 2300), (0, 2200, 2300)):
         close(some.step(rows, page=64, window=window)[0], some.step(rows, page=64, window=window, plain=True)[0])
@@ -78,7 +78,7 @@ def test_long_sequences_in_spans(dtype: torch.dtype, window: int) -> None:
 @dtypes
 @pytest.mark.parametrize("heads, kv_heads, d", [(4, 2, 64), (9, 1, 40)])
 @pytest.mark.parametrize("window", [0, 70])
-def test_bits_do_not_depend_on_chunks_pages_threads_or_company(
+def test_attention_bits_do_not_depend_on_chunks_pages_threads_or_batch(
     dtype: torch.dtype, window: int, heads: int, kv_heads: int, d: int
 ) -> None:
     some = story([1200, 333, 70, 1], heads, kv_heads, d, dtype)

@@ -46,7 +46,7 @@ def test_tokens_are_at_most_half_a_step_off(kind: Kind) -> None:
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_product_means_that_of_the_numbers_which_are_left(kind: Kind, biased: bool) -> None:
+def test_dynamic_linear_equals_the_product_of_quantized_tokens(kind: Kind, biased: bool) -> None:
     x, (weight, scale) = tokens(5, 70), quantize(random(33, 70, seed=1), kind)
     bias = random(33, seed=2) if biased else None
     values, token_scale = quantize_tokens(x, FORMATS[kind])
@@ -62,7 +62,7 @@ def test_a_product_means_that_of_the_numbers_which_are_left(kind: Kind, biased: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_no_kernel_reads_them_tokens_stay_as_they_are(kind: Kind) -> None:
+def test_dynamic_linear_without_a_gpu_does_not_quantize_tokens(kind: Kind) -> None:
     x, eight = tokens(5, 70), quantize(random(33, 70, seed=1), kind)
     ready, plain = (
         pack_quantized(*eight, dtype=torch.float32, invariant=True, dynamic=dynamic) for dynamic in (True, False)
@@ -87,7 +87,7 @@ def test_triton_quantizes_to_the_same(rows: int, depth: int, kind: Kind, dtype: 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter's
-def test_a_row_of_zeros_stays_and_one_that_is_not_finite_spoils_no_other(kind: Kind, device: str) -> None:
+def test_quantize_tokens_keeps_zero_rows_and_isolates_non_finite_rows(kind: Kind, device: str) -> None:
     x, eight = random(5, 300, device=device), quantize(random(40, 300, device=device, seed=1), kind)
     x[1], x[2, 7], x[3, 9] = 0, torch.nan, torch.inf
     for got in (product(x, *eight), linear_quantized_torch(x, *eight, None, dynamic=True)):
@@ -107,7 +107,9 @@ def test_a_row_of_zeros_stays_and_one_that_is_not_finite_spoils_no_other(kind: K
         (130, 66, 72, True),
     ],
 )
-def test_triton(rows: int, columns: int, depth: int, biased: bool, kind: Kind, dtype: torch.dtype, device: str) -> None:
+def test_linear_with_dynamic_quantization_triton_agrees_with_torch(
+    rows: int, columns: int, depth: int, biased: bool, kind: Kind, dtype: torch.dtype, device: str
+) -> None:
     x = tokens(rows, depth, dtype, device)
     eight = quantize(random(columns, depth, device=device, seed=1) / depth**0.5, kind)
     bias = random(columns, dtype=dtype, device=device, seed=2) if biased else None

@@ -32,7 +32,7 @@ def env(tmp_path: Path) -> Environment:
 
 
 @pytest.mark.slow
-def test_all_of_it_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_command_runs_all_sections_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {name: tmp_path / name for name in ("json", "out", "trace", "log")}
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     code = bench("--device", "cpu", "--models", "tiny", "--seed", "1", *flags)
@@ -73,16 +73,18 @@ def _figures(tables: dict[str, Any], name: str, column: str, count: int) -> None
         (("--budget", "0"), "--budget: must be a number above 0"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_command_invalid_flags_give_one_sentence(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bench(*words) == 2
     assert said in capsys.readouterr().err
 
 
-def test_every_kernel_that_is_named_has_cases() -> None:
+def test_every_named_kernel_has_cases() -> None:
     assert set(sections.KERNELS) == set(CASES)
 
 
-def test_a_kernel_that_computes_something_else_fails(env: Environment) -> None:
+def test_correctness_of_a_wrong_kernel_fails(env: Environment) -> None:
     x = torch.randn(8, 8)
     assert _result(env, Case("same", lambda: (x * 1.001,), lambda: (x,))) == "pass"
     assert _result(env, Case("off", lambda: (x * 1.1,), lambda: (x,))) == "FAIL"
@@ -90,7 +92,7 @@ def test_a_kernel_that_computes_something_else_fails(env: Environment) -> None:
     assert _result(env, Case("raises", lambda: (x[9],), lambda: (x,))) == "FAIL"
 
 
-def test_a_kernel_that_leaves_something_out_fails(env: Environment) -> None:
+def test_correctness_of_a_kernel_with_unwritten_output_fails(env: Environment) -> None:
     def half() -> tuple[torch.Tensor]:
         out = torch.empty(1000)
         out[:500] = 1
@@ -99,7 +101,7 @@ def test_a_kernel_that_leaves_something_out_fails(env: Environment) -> None:
     assert _result(env, Case("half", half, lambda: (torch.ones(1000),))) == "FAIL"
 
 
-def test_ids_must_be_equal(env: Environment) -> None:
+def test_correctness_of_ids_requires_equality(env: Environment) -> None:
     ids = torch.arange(9)
     assert kernel(env, "sample", [Case("same", lambda: (ids,), lambda: (ids,))])["result"] == "pass"
     assert kernel(env, "sample", [Case("one", lambda: (ids.clamp(max=7),), lambda: (ids,))])["result"] == "FAIL"
@@ -109,7 +111,7 @@ def _result(env: Environment, case: Case) -> str | float:
     return kernel(env, "some", [case])["result"]
 
 
-def test_a_failed_check_is_no_good_run() -> None:
+def test_table_with_a_failed_check_is_not_well() -> None:
     table = Table(sections.SECTIONS[0])
     table.add({"what": "norm", "result": "pass"})
     assert table.well
@@ -129,7 +131,7 @@ def test_floors_count_the_parameters_that_transformers_counts(model: str) -> Non
     assert linear_parameters(spec) + head_parameters(spec) == count
 
 
-def test_windows_bound_what_a_decode_reads() -> None:
+def test_roofline_windows_bound_the_kv_bytes() -> None:
     spec = spec_of("gemma-3-1b")
     windowed = sum(bool(layer.window) for layer in spec.layers)
     assert kv_bytes(spec, [1024]) == 2 * 2 * 256 * (512 * windowed + 1024 * (26 - windowed))
@@ -137,14 +139,14 @@ def test_windows_bound_what_a_decode_reads() -> None:
     assert prefill_operations(spec, 512) == 2 * linear_parameters(spec) * 512 + full + 2 * head_parameters(spec)
 
 
-def test_gaps_are_where_nothing_runs() -> None:
+def test_profiler_gaps_are_times_without_a_span() -> None:
     spans = [Span("a", 0, 10), Span("b", 5, 2), Span("c", 12, 3), Span("d", 15, 1), Span("e", 20, 5)]
     assert gaps(spans) == [2, 4] and extent(spans) == 25
     assert gaps([]) == [] and extent([]) == 0
 
 
 @pytest.mark.parametrize("size", [300, 2048, 128_256, 262_144])
-def test_a_tokenizer_has_as_many_words_as_it_is_asked_for(size: int) -> None:
+def test_checkpoint_tokenizer_has_the_requested_vocabulary_size(size: int) -> None:
     made = tokenizer(size)
     assert made.get_vocab_size() == size
     assert made.decode([size - 1]) and made.decode(made.encode("so it goes").ids) == "so it goes"

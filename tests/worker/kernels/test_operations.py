@@ -1,64 +1,24 @@
 """The decoder's loop through the Triton kernels, attention apart: that they fit together, and change nothing."""
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from shared.config import WorkerConfig
-from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random
+from tests.worker.kernels.harness.cases import TRITON_DTYPES, close
+from tests.worker.kernels.harness.decoders import PLAIN, SANDWICH, decoder_of, moved
 from tests.worker.model.harness import Row, pack
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, Operations
 from worker.kernels.quantize import Scheme, quantize
 from worker.kv_cache.tensors import KVCache
-from worker.model.decoder import Decoder, Layer, Weights
-from worker.model.forward_inputs import ForwardInputs
-from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
+from worker.model.decoder import Decoder
+from worker.model.spec import LayerSpec, ModelSpec
 from worker.run.kernel_check import find_wrong_operations
 
-PLAIN = ModelSpec(
-    model_type="llama", vocab_size=70, hidden_size=256, intermediate_size=576, heads=8, kv_heads=2, head_dim=64,
-    layers=(LayerSpec(0, 0),), ropes=(RopeSpec("default", 10_000.0),), max_positions=64, norm_eps=1e-6,
-    attention_scale=0.125, activation="silu", tied=False, eos_ids=(), dtype="float32",
-)  # fmt: skip
-SANDWICH = replace(
-    PLAIN,
-    layers=2 * PLAIN.layers,
-    norm_offset=True,
-    sandwich_norms=True,
-    qk_norm=True,
-    activation="gelu_tanh",
-    embed_scale=4.0,
-)
 PAGE = 4
-
-
-def weight(*shape: int, seed: int) -> Tensor:
-    return random(*shape, seed=seed) / shape[-1] ** 0.5 if len(shape) > 1 else random(*shape, seed=seed)
-
-
-def layer(spec: ModelSpec, seed: int) -> Layer:
-    hidden, inner, d = spec.hidden_size, spec.intermediate_size, spec.head_dim
-    shapes = {"qkv": (spec.qkv_size, hidden), "o": (hidden, spec.heads * d), "gate_up": (2 * inner, hidden),
-              "down": (hidden, inner)}  # fmt: skip
-    norms = {"before_attention": hidden, "before_mlp": hidden}
-    norms |= {"after_attention": hidden, "after_mlp": hidden} if spec.sandwich_norms else {}
-    norms |= {"q_norm": d, "k_norm": d} if spec.qk_norm else {}
-    fields: dict[str, Any] = {name: weight(size, seed=seed + i) for i, (name, size) in enumerate(norms.items())}
-    for i, (name, shape) in enumerate(shapes.items()):
-        fields[name] = PackedLinear(weight(*shape, seed=seed + 10 + i), None, True)
-    return Layer(**fields)
-
-
-def decoder_of(spec: ModelSpec, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
-    head = PackedLinear(weight(spec.vocab_size, spec.hidden_size, seed=1), None, True)
-    layers = [layer(spec, 100 * i) for i in range(len(spec.layers))]
-    embed = random(spec.vocab_size, spec.hidden_size, seed=2)
-    whole = Weights(embed, layers, weight(spec.hidden_size, seed=3), head)
-    return Decoder(spec, moved(whole, device, dtype), 64)
 
 
 def eight_bits(model: Decoder, name: str) -> Decoder:
@@ -74,17 +34,6 @@ def eight_bits(model: Decoder, name: str) -> Decoder:
     names = ("qkv", "o", "gate_up", "down")
     layers = [replace(one, **{name: quantized(getattr(one, name)) for name in names}) for one in model.weights.layers]
     return Decoder(model.spec, replace(model.weights, layers=layers), 64)
-
-
-def moved(value: Any, device: str, dtype: torch.dtype) -> Any:
-    """A dataclass of tensors, lists and such, on another device; what is float32, as `dtype`."""
-    if isinstance(value, Tensor):
-        return value.to(device, dtype if value.dtype == torch.float32 else value.dtype)
-    if isinstance(value, list):
-        return [moved(one, device, dtype) for one in value]
-    if isinstance(value, Weights | Layer | PackedLinear | ForwardInputs):
-        return replace(value, **{f.name: moved(getattr(value, f.name), device, dtype) for f in fields(value)})
-    return value
 
 
 def logits(model: Decoder, sequences: list[Row]) -> Tensor:
@@ -134,7 +83,7 @@ def on_triton(model: Decoder) -> Decoder:
     [(PLAIN, ""), (SANDWICH, ""), (PLAIN, "fp8"), (SANDWICH, "fp8-dynamic"), (PLAIN, "int8-dynamic")],
     ids=["plain", "sandwich", "eight bits", "eight by eight bits", "integers"],
 )
-def test_the_loop_means_the_same(spec: ModelSpec, scheme: str) -> None:
+def test_triton_decoder_agrees_with_the_torch_decoder(spec: ModelSpec, scheme: str) -> None:
     model = eight_bits(decoder_of(spec), scheme)
     expected, got = (logits(how, [one(), *others()]) for how in (model, on_triton(model)))
     if "dynamic" in scheme:  # what is rounded one step further is so in all that follows
@@ -145,7 +94,7 @@ def test_the_loop_means_the_same(spec: ModelSpec, scheme: str) -> None:
 
 @pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("scheme", ["", "int8", "int8-dynamic", "fp8-dynamic"])
-def test_a_sequence_has_the_same_bits_alone_and_in_company(scheme: str) -> None:
+def test_sequence_has_the_same_bits_alone_and_in_a_batch(scheme: str) -> None:
     """Of one row, of a few and of more than a tile of them."""
     model = on_triton(eight_bits(decoder_of(PLAIN), scheme))
     alone, company = logits(model, [one()]), logits(model, [one(), *others()])
@@ -163,7 +112,7 @@ def all_triton(model: Decoder) -> Decoder:
 @pytest.mark.filterwarnings("ignore:overflow encountered in")
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("scheme", ["", *(pytest.param(one, marks=pytest.mark.gpu) for one in ("int8", "fp8-dynamic"))])
-def test_the_comparison_at_start_finds_nothing(scheme: str, dtype: torch.dtype, device: str) -> None:
+def test_kernel_check_finds_no_wrong_operation(scheme: str, dtype: torch.dtype, device: str) -> None:
     windowed = replace(SANDWICH, layers=(LayerSpec(7, 0), LayerSpec(0, 0)))
     model = all_triton(eight_bits(decoder_of(windowed, device, dtype), scheme))
     length = 1300 if device == "cuda" else 21  # the interpreter takes its time
@@ -173,7 +122,7 @@ def test_the_comparison_at_start_finds_nothing(scheme: str, dtype: torch.dtype, 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scheme", ["", "fp8", "fp8-dynamic", "int8-dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_decode_waits_for_nothing_and_can_be_recorded(dtype: torch.dtype, scheme: str, device: str) -> None:
+def test_decode_step_never_synchronizes_and_can_be_captured(dtype: torch.dtype, scheme: str, device: str) -> None:
     """The host never asks the device; replayed from a CUDA graph, a step gives the same bits."""
     model = eight_bits(decoder_of(SANDWICH, device, dtype), scheme)
     cache = KVCache(model.spec, 20, PAGE, dtype, device)

@@ -30,7 +30,7 @@ def test_write(write: Callable[..., None], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
-def test_triton(dtype: torch.dtype, device: str) -> None:
+def test_store_kv_triton_agrees_with_torch(dtype: torch.dtype, device: str) -> None:
     from worker.kernels.gpu.store_kv import store_kv_triton
 
     check(store_kv_triton, dtype, device)

@@ -12,9 +12,8 @@ from torch import Tensor
 
 import worker.kernels.gpu
 from tests.worker.kernels.harness.adverse import Order, adverse
-from tests.worker.kernels.harness.cases import batch, poisoned, random
-from tests.worker.kernels.test_rotary import tables
-from tests.worker.kernels.test_sample import Row, params_of
+from tests.worker.kernels.harness.cases import batch, poisoned, random, rope_tables
+from tests.worker.kernels.harness.sampling import Row, params_of
 from worker.kernels.quantize import quantize
 
 pytestmark = [
@@ -53,7 +52,7 @@ def writes() -> Iterable[Tensor]:
 
     positions, slots = torch.tensor([0, 9, 3]), torch.tensor([7, 4, 8])
     q, k = (strided(3, heads * 24).unflatten(1, (heads, 24)) for heads in (3, 1))
-    yield from rotary_triton(q, k, *tables(10, 24), positions)
+    yield from rotary_triton(q, k, *rope_tables(10, 24), positions)
     for dtype in (HALF, torch.float8_e4m3fn):
         caches = [torch.zeros(3, 4, 1, 24).to(dtype) for _ in "kv"]
         store_kv_triton(k, k, *caches, slots)
@@ -68,7 +67,7 @@ def heads() -> Iterable[Tensor]:
     for qkv, dtype in ((strided(3, 13 * 24), HALF), (random(2, 3, 13 * 24), torch.float8_e4m3fn)):
         caches = [torch.zeros(3, 4, 5, 24).to(dtype) for _ in "kv"]
         yield qkv_rope_write_triton(
-            qkv, *caches, *tables(10, 24), positions, slots,
+            qkv, *caches, *rope_tables(10, 24), positions, slots,
             q_norm=norm, k_norm=norm, eps=1e-6, offset=True, dtype=HALF,
         )  # fmt: skip
         yield from caches
@@ -144,7 +143,7 @@ KERNELS: dict[Run, set[str]] = {
 
 
 @pytest.mark.parametrize("run", KERNELS, ids=lambda run: run.__name__)
-def test_order_and_neighbours_do_not_show(run: Run) -> None:
+def test_kernel_bits_do_not_depend_on_program_order_or_neighbours(run: Run) -> None:
     expected = list(run())
     for order in get_args(Order):
         with poisoned(), adverse(order) as launched:
@@ -154,7 +153,7 @@ def test_order_and_neighbours_do_not_show(run: Run) -> None:
         assert launched == KERNELS[run]
 
 
-def test_every_kernel_is_among_them() -> None:
+def test_program_order_covers_every_kernel() -> None:
     folder = Path(next(iter(worker.kernels.gpu.__path__)))
     kernels = {
         line.split("(")[0].removeprefix("def ")
@@ -195,7 +194,7 @@ def _store_what_another_stores(x_ptr, y_ptr, size):
         (_store_what_another_stores, "not ordered"),
     ],
 )  # fmt: skip
-def test_faults_are_seen(kernel: Any, fault: str) -> None:
+def test_adverse_interpreter_reports_faults(kernel: Any, fault: str) -> None:
     x = random(20)
     with adverse("backwards"), pytest.raises(Exception, match=fault):  # the interpreter's, around it
         kernel[(3,)](x[::3], random(3), 3)
@@ -204,7 +203,7 @@ def test_faults_are_seen(kernel: Any, fault: str) -> None:
 FAR = (1 << 31) + (1 << 20)  # elements: more than 32 bits count; memory that nothing is written to costs nothing
 
 
-def test_a_cache_of_more_elements_than_32_bits_count() -> None:
+def test_attention_triton_handles_a_cache_beyond_32_bit_offsets() -> None:
     from worker.kernels.gpu.attention import attention_triton
     from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
     from worker.kernels.gpu.store_kv import store_kv_triton

@@ -61,7 +61,7 @@ def random(*size: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("rows, pairs, columns", [(16, 16, 16), (1, 16, 16), (5, 3, 7)])
-def test_a_dot_is_two_chains_from_zero_and_their_sum_is_added(rows: int, pairs: int, columns: int) -> None:
+def test_emulated_dot_sums_two_chains_from_zero(rows: int, pairs: int, columns: int) -> None:
     a, b = random(rows, 2 * pairs).bfloat16(), random(pairs, 2 * columns, seed=1).bfloat16()
     before, expected = random(rows, columns, seed=2), random(rows, columns, seed=2)
     shape((rows, 4 * columns), (rows, 4 * pairs), (pairs, 4 * columns))
@@ -75,7 +75,7 @@ def test_a_dot_is_two_chains_from_zero_and_their_sum_is_added(rows: int, pairs: 
     assert torch.equal(stored(0, rows, columns), expected + (chains[0] + chains[1]))
 
 
-def test_denormals_are_zeros_whatever_the_thread_asked_for() -> None:
+def test_emulated_dot_flushes_denormals() -> None:
     shape((1, 4), (1, 4), (1, 4))
     for sum, left, right in [(0.0, TINY, 1e38), (TINY, 0.0, 0.0), (0.0, 1e-20, 1e-20)]:
         load(0, torch.tensor([[sum]]))
@@ -127,13 +127,13 @@ MISUSES: list[tuple[Misuse, str]] = [
 
 
 @pytest.mark.parametrize("misuse, why", MISUSES)
-def test_what_a_processor_refuses_is_told(misuse: Misuse, why: str) -> None:
+def test_emulated_amx_reports_what_a_processor_would_reject(misuse: Misuse, why: str) -> None:
     misuse()
     assert why in emulated_amx.fault()
     assert not emulated_amx.fault()
 
 
-def test_a_processor_or_a_system_without_amx_gets_the_next_tier() -> None:
+def test_tier_without_amx_support_is_avx512bf16() -> None:
     for amx, granting in [(0, 1), (1, 0)]:
         emulated_amx.library().emulated_machine(amx, granting)
         assert emulated_amx.library().tier() == 3
@@ -150,7 +150,7 @@ def test_every_processor_that_multiplies_bf16_gives_nearly_the_same(which: int |
 
 
 @pytest.mark.parametrize("rows, most", [(1, 1.5), (16, 1.5), (17, 1.0), (32, 1.0), (48, 1.3), (512, 1.14)])
-def test_tiles_are_loaded_about_once_a_product(rows: int, most: float) -> None:
+def test_gemm_amx_loads_tiles_about_once_per_product(rows: int, most: float) -> None:
     """Four products of two tiles of rows and two of weights; each weight is loaded once for up to 32 rows."""
     x, weight = random(rows, 512).bfloat16(), random(128, 512, seed=1).bfloat16()
     with use(EMULATED):

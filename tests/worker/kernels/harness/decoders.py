@@ -1,0 +1,66 @@
+"""Small decoders with random weights."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.worker.kernels.harness.cases import random
+from worker.kernels.linear import PackedLinear
+from worker.model.decoder import Decoder, Layer, Weights
+from worker.model.forward_inputs import ForwardInputs
+from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
+
+PLAIN = ModelSpec(
+    model_type="llama", vocab_size=70, hidden_size=256, intermediate_size=576, heads=8, kv_heads=2, head_dim=64,
+    layers=(LayerSpec(0, 0),), ropes=(RopeSpec("default", 10_000.0),), max_positions=64, norm_eps=1e-6,
+    attention_scale=0.125, activation="silu", tied=False, eos_ids=(), dtype="float32",
+)  # fmt: skip
+
+
+SANDWICH = replace(
+    PLAIN,
+    layers=2 * PLAIN.layers,
+    norm_offset=True,
+    sandwich_norms=True,
+    qk_norm=True,
+    activation="gelu_tanh",
+    embed_scale=4.0,
+)
+
+
+def weight(*shape: int, seed: int) -> Tensor:
+    return random(*shape, seed=seed) / shape[-1] ** 0.5 if len(shape) > 1 else random(*shape, seed=seed)
+
+
+def layer(spec: ModelSpec, seed: int) -> Layer:
+    hidden, inner, d = spec.hidden_size, spec.intermediate_size, spec.head_dim
+    shapes = {"qkv": (spec.qkv_size, hidden), "o": (hidden, spec.heads * d), "gate_up": (2 * inner, hidden),
+              "down": (hidden, inner)}  # fmt: skip
+    norms = {"before_attention": hidden, "before_mlp": hidden}
+    norms |= {"after_attention": hidden, "after_mlp": hidden} if spec.sandwich_norms else {}
+    norms |= {"q_norm": d, "k_norm": d} if spec.qk_norm else {}
+    fields: dict[str, Any] = {name: weight(size, seed=seed + i) for i, (name, size) in enumerate(norms.items())}
+    for i, (name, shape) in enumerate(shapes.items()):
+        fields[name] = PackedLinear(weight(*shape, seed=seed + 10 + i), None, True)
+    return Layer(**fields)
+
+
+def decoder_of(spec: ModelSpec, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
+    head = PackedLinear(weight(spec.vocab_size, spec.hidden_size, seed=1), None, True)
+    layers = [layer(spec, 100 * i) for i in range(len(spec.layers))]
+    embed = random(spec.vocab_size, spec.hidden_size, seed=2)
+    whole = Weights(embed, layers, weight(spec.hidden_size, seed=3), head)
+    return Decoder(spec, moved(whole, device, dtype), 64)
+
+
+def moved(value: Any, device: str, dtype: torch.dtype) -> Any:
+    """A dataclass of tensors, lists and such, on another device; what is float32, as `dtype`."""
+    if isinstance(value, Tensor):
+        return value.to(device, dtype if value.dtype == torch.float32 else value.dtype)
+    if isinstance(value, list):
+        return [moved(one, device, dtype) for one in value]
+    if isinstance(value, Weights | Layer | PackedLinear | ForwardInputs):
+        return replace(value, **{f.name: moved(getattr(value, f.name), device, dtype) for f in fields(value)})
+    return value
