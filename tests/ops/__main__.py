@@ -1,8 +1,8 @@
-"""`python -m tests.ops [PART ...]`: Sluice under a real Prometheus and behind a real nginx, and its pods, on the files
-that deploy/ ships.
+"""`python -m tests.ops [PART ...]` runs Sluice under a real Prometheus, behind a real nginx, and as Kubernetes pods.
 
-Needs prometheus, promtool and nginx on the PATH; takes about three minutes, a third of it to install the frontend's
-requirements. Prints what it found out; the exit code is 0 if all of it is as promised.
+It uses the files that deploy/ ships, and needs prometheus, promtool and nginx on the PATH. It takes about three
+minutes, a third of it to install the frontend's requirements. It prints its measurements; the exit code is 0 if every
+check holds.
 """
 
 import subprocess
@@ -10,22 +10,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.ops.balanced import balanced
-from tests.ops.monitored import monitored
+from tests.ops.load_balancer import load_balancer
+from tests.ops.monitoring import monitoring
 from tests.ops.pods import pods
 from tests.ops.programs import DEPLOY
 
 
-def rules(place: Path) -> None:
-    for words in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):
-        subprocess.run(["promtool", *words], cwd=DEPLOY / "monitoring", check=True, stdout=subprocess.DEVNULL)
-        print(f"promtool {' '.join(words)}: ok", flush=True)
+def rules(folder: Path) -> None:
+    for arguments in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):
+        subprocess.run(["promtool", *arguments], cwd=DEPLOY / "monitoring", check=True, stdout=subprocess.DEVNULL)
+        print(f"promtool {' '.join(arguments)}: ok", flush=True)
 
 
-PARTS = {"rules": rules, "monitored": monitored, "balanced": balanced, "pods": pods}
+PARTS = {"rules": rules, "monitoring": monitoring, "load_balancer": load_balancer, "pods": pods}
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="sluice-ops-") as room:
+    with tempfile.TemporaryDirectory(prefix="sluice-ops-") as root:
         for name in sys.argv[1:] or PARTS:
-            (place := Path(room) / name).mkdir()
-            PARTS[name](place)
+            (folder := Path(root) / name).mkdir()
+            PARTS[name](folder)

@@ -1,6 +1,6 @@
-"""The commands, environments, secrets and probes of the Kubernetes files, as processes of this machine.
+"""Runs the commands, environments, secrets and probes of the Kubernetes files as processes of this machine.
 
-Only what a cluster would give is replaced: names of hosts, ports, where volumes are mounted, the model.
+It replaces only the parts which a cluster provides: host names, ports, mount points of volumes, the model.
 """
 
 import os
@@ -23,9 +23,9 @@ KEY = "sk-of-prometheus"
 SLUICE = [sys.executable, "-m", "deploy.cli.main"]
 
 
-def pods(room: Path) -> None:
+def pods(folder: Path) -> None:
     with ExitStack() as stack:
-        _secrets(room)
+        _secrets(folder)
         wire, metrics, port = _pair_of_ports(), free_port(), free_port()
         changes = {
             "0.0.0.0:5555": f"127.0.0.1:{wire}",
@@ -33,60 +33,61 @@ def pods(room: Path) -> None:
             "sluice-worker:5555": f"localhost:{wire}",
             "127.0.0.1:8001": f"127.0.0.1:{metrics}",
             "--port=8000": f"--port={port}",
-            "/secrets/": f"{room}/secrets/",
+            "/secrets/": f"{folder}/secrets/",
         }
         worker = _container("worker.yaml")
-        command = [*_words(worker["args"], changes | {"/keys": f"{room}/worker-keys"}), "--threads=1", "--model=demo"]
+        command = _replaced(worker["args"], changes | {"/keys": f"{folder}/worker-keys"})
+        command += ["--threads=1", "--model=demo"]
         process = stack.enter_context(
-            running([*SLUICE, *command, f"--worker-metrics-port={metrics}"], room / "worker.log")
+            running([*SLUICE, *command, f"--worker-metrics-port={metrics}"], folder / "worker.log")
         )
         frontend = _container("frontend.yaml")
-        command = [*_words(frontend["args"], changes | {"/keys": f"{room}/frontend-keys"}), "--model=demo"]
-        stack.enter_context(running([*SLUICE, *command], room / "frontend.log"))
+        command = [*_replaced(frontend["args"], changes | {"/keys": f"{folder}/frontend-keys"}), "--model=demo"]
+        stack.enter_context(running([*SLUICE, *command], folder / "frontend.log"))
         url = f"http://127.0.0.1:{port}"
         until(lambda: httpx.get(url + frontend["startupProbe"]["httpGet"]["path"]).status_code == 200, "a start")
         until(lambda: httpx.get(url + frontend["readinessProbe"]["httpGet"]["path"]).status_code == 200, "readiness")
         _check_keys(url)
-        _check_liveness(_words(worker["livenessProbe"]["exec"]["command"], changes)[1:], process)
+        _check_liveness(_replaced(worker["livenessProbe"]["exec"]["command"], changes)[1:], process)
 
 
 def _container(file: str) -> dict[str, Any]:
-    found = (entry["spec"] for entry in yaml.safe_load_all((DEPLOY / "kubernetes" / file).read_text()))
-    return next(spec["template"]["spec"]["containers"][0] for spec in found if "template" in spec)
+    specs = (entry["spec"] for entry in yaml.safe_load_all((DEPLOY / "kubernetes" / file).read_text()))
+    return next(spec["template"]["spec"]["containers"][0] for spec in specs if "template" in spec)
 
 
-def _words(words: list[str], changes: dict[str, str]) -> list[str]:
+def _replaced(arguments: list[str], changes: dict[str, str]) -> list[str]:
     for old, new in changes.items():
-        words = [word.replace(old, new) for word in words]
-    return words
+        arguments = [argument.replace(old, new) for argument in arguments]
+    return arguments
 
 
 def _pair_of_ports() -> int:
     return next(port for port in iter(free_port, 0) if port < 65535)
 
 
-def _secrets(room: Path) -> None:
-    """As the README makes them and the pods mount them."""
-    subprocess.run([*SLUICE, "keygen", str(room / "keys")], check=True, stdout=subprocess.DEVNULL)
+def _secrets(folder: Path) -> None:
+    """Creates the secrets as the README does, and copies them to where the pods mount them."""
+    subprocess.run([*SLUICE, "keygen", str(folder / "keys")], check=True, stdout=subprocess.DEVNULL)
     readme = (DEPLOY / "README.md").read_text()
     for role in ("worker", "frontend"):
-        (made,) = re.findall(rf"secret generic sluice-{role}-keys(.*)", readme)
-        paths = [room / path for path in re.findall(r"--from-file=(\S+)", made)]
+        (command,) = re.findall(rf"secret generic sluice-{role}-keys(.*)", readme)
+        paths = [folder / path for path in re.findall(r"--from-file=(\S+)", command)]
         (volume,) = (v for v in _volumes(f"{role}.yaml") if v["name"] == "keys")
         items = volume["secret"].get("items") or [{"key": path.name, "path": path.name} for path in paths]
         for item in items:
             (source,) = (path for path in paths if path.name == item["key"])
-            target = room / f"{role}-keys" / item["path"]
+            target = folder / f"{role}-keys" / item["path"]
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
             target.chmod(0o400)
-    (room / "secrets").mkdir()
-    (room / "secrets/api-keys").write_text(f"{KEY} prometheus\n")
+    (folder / "secrets").mkdir()
+    (folder / "secrets/api-keys").write_text(f"{KEY} prometheus\n")
 
 
 def _volumes(file: str) -> list[dict[str, Any]]:
-    found = (entry["spec"] for entry in yaml.safe_load_all((DEPLOY / "kubernetes" / file).read_text()))
-    return next(spec["template"]["spec"]["volumes"] for spec in found if "template" in spec)
+    specs = (entry["spec"] for entry in yaml.safe_load_all((DEPLOY / "kubernetes" / file).read_text()))
+    return next(spec["template"]["spec"]["volumes"] for spec in specs if "template" in spec)
 
 
 def _check_keys(url: str) -> None:
@@ -98,7 +99,7 @@ def _check_keys(url: str) -> None:
     assert answer.status_code == 200, answer.text
     text = httpx.get(f"{url}/metrics", headers=allowed).text
     assert 'sluice_key_requests_total{key="prometheus"} 1.0' in text
-    print("pods over tcp with CURVE and API keys: started, ready, answering; /metrics with a key only", flush=True)
+    print("pods over tcp with CURVE and API keys: started, ready, answering; /metrics requires a key", flush=True)
 
 
 def _check_liveness(command: list[str], worker: subprocess.Popen[bytes]) -> None:
@@ -111,4 +112,4 @@ def _check_liveness(command: list[str], worker: subprocess.Popen[bytes]) -> None
     os.kill(worker.pid, signal.SIGCONT)
     codes.append(probe())
     assert codes == [0, 1, 0], codes
-    print(f"liveness of a worker that runs, is stopped, goes on: exit codes {codes}", flush=True)
+    print(f"liveness probe of a running, stopped and continued worker: exit codes {codes}", flush=True)

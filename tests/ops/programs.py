@@ -1,6 +1,6 @@
-"""The real programs around Sluice for the length of a `with`: Prometheus and nginx on the files that deploy/ ships.
+"""Context managers which run Prometheus and nginx with the files that deploy/ ships.
 
-Only ports and paths are written anew and, so that nobody waits, Prometheus' intervals and the alerts' patience.
+They change only ports and paths and, to save time, Prometheus' intervals and the delays of its alerts.
 """
 
 import json
@@ -24,22 +24,22 @@ DEPLOY = ROOT / "deploy"
 PATIENCE_S = 120.0
 
 
-def until(true: Callable[[], Any], what: str, timeout: float = PATIENCE_S) -> Any:
-    """What `true()` says as soon as it is something."""
+def until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_S) -> Any:
+    """Polls `condition` and returns its first true value; connection errors count as false."""
     deadline = time.monotonic() + timeout
     while True:
         try:
-            if found := true():
-                return found
+            if value := condition():
+                return value
         except (httpx.TransportError, KeyError, IndexError):
             pass
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.1)
 
 
 @contextmanager
 def running(command: Sequence[str], log: Path, cwd: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
-    """Afterwards SIGTERM, and exit code 0 unless it was killed before."""
+    """Runs a process and ends it with SIGTERM; checks exit code 0, unless the process was killed before."""
     environment = _environment()
     if cwd != ROOT:
         environment.pop("PYTHONPATH", None)
@@ -76,7 +76,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(folder: Path, frontends: list[int], workers: list[int]) -> Iterator[Prometheus]:
-    """Scrapes and judges once a second; alerts that wait minutes wait 2 s."""
+    """Runs a Prometheus which scrapes and evaluates once a second; alerts that wait minutes wait 2 s."""
     shutil.copytree(DEPLOY / "monitoring", folder)
     config = folder / "prometheus.yml"
     config.write_text(re.sub(r"_interval: 15s", "_interval: 1s", config.read_text()))
@@ -88,9 +88,9 @@ def prometheus(folder: Path, frontends: list[int], workers: list[int]) -> Iterat
     address = f"127.0.0.1:{free_port()}"
     command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     with running([*command, f"--web.listen-address={address}"], folder / "log"):
-        found = Prometheus(f"http://{address}")
-        until(lambda: httpx.get(f"{found.url}/-/ready").status_code == 200, "Prometheus")
-        yield found
+        server = Prometheus(f"http://{address}")
+        until(lambda: httpx.get(f"{server.url}/-/ready").status_code == 200, "Prometheus")
+        yield server
 
 
 NGINX = """\
@@ -113,7 +113,7 @@ http {{
 
 @contextmanager
 def nginx(folder: Path, frontends: Sequence[int], change: Callable[[str], str] = str) -> Iterator[str]:
-    """Its URL; `change` edits proxy.conf."""
+    """Runs nginx and yields its URL. `change`: edits proxy.conf."""
     (folder / "sluice").mkdir(parents=True)
     port = free_port()
     upstream = (DEPLOY / "nginx/upstream.conf").read_text()
@@ -131,7 +131,7 @@ def nginx(folder: Path, frontends: Sequence[int], change: Callable[[str], str] =
 
 
 def frontend_only(folder: Path) -> list[str]:
-    """The command `sluice` in an environment that has no torch: what the frontend's image does."""
+    """Returns the command `sluice` of a new environment without torch, made like the frontend's image."""
     source = folder / "source"
     skipped = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "*.so", "tests", "shared/seeds")
     shutil.copytree(ROOT, source, ignore=skipped)
