@@ -1,4 +1,4 @@
-"""Fixtures of the browser tests. Playwright is imported only when one runs."""
+"""Fixtures of the browser tests. They import Playwright only when such a test runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.web.playground import Playground
 
-    Opens = Callable[..., AbstractContextManager[Playground]]
+    OpenPlayground = Callable[..., AbstractContextManager[Playground]]
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +38,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def here(browser: "Browser", demo: Server) -> "Iterator[Playground]":
-    """The demo's playground, open and ready."""
+def ui(browser: "Browser", demo: Server) -> "Iterator[Playground]":
+    """The playground of the demo server, open and ready."""
     from tests.web.playground import playground
 
     with playground(browser, demo.url) as page:
@@ -48,8 +48,8 @@ def here(browser: "Browser", demo: Server) -> "Iterator[Playground]":
 
 
 @pytest.fixture
-def opened(browser: "Browser") -> "Opens":
-    """`with opened(url, **context) as page` is the playground of another server."""
+def open_playground(browser: "Browser") -> "OpenPlayground":
+    """`with open_playground(url, **context) as page` opens the playground of another server."""
     from tests.web.playground import playground
 
     return lambda url, **context: playground(browser, url, **context)
@@ -61,6 +61,6 @@ def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def scripted(qwen_folder: Any) -> Model:
-    """A model that says what its test tells it to, with Qwen's way to think and to call."""
+def model(qwen_folder: Any) -> Model:
+    """A fake model with scripted outputs, and Qwen's format of reasoning and tool calls."""
     return Model(tokenizer_with(qwen_folder, QWEN3))

@@ -1,4 +1,4 @@
-"""The playground as its users have it: what they click, type and see."""
+"""The page object of the playground: the elements which users click, fill in and read."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.web.browser import Watch, watched
 PATIENCE_MS = 60_000
 GENERATION = re.compile(r"/v1/(chat/)?completions$")
 
-# In the page, while it works: every length that the last answer has had.
+# Runs in the page and records every length of the last answer.
 NOTE_LENGTHS = """() => {
   window.lengths = [];
   const note = () => lengths.push([...document.querySelectorAll(".answer")].at(-1)?.textContent.length ?? 0);
@@ -50,42 +50,42 @@ class Playground:
     def timing(self) -> str:
         return self.turn.locator(".timing").text_content() or ""
 
-    def knob(self, name: str, value: str) -> None:
+    def set_field(self, name: str, value: str) -> None:
         if self.settings.get_attribute("open") is None:
             self.settings.locator("summary").click()
         self.settings.locator(f"[name={name}]").fill(value)
 
-    def extra(self, name: str, value: str) -> None:
-        """A system prompt, tools or a schema."""
+    def set_extra(self, name: str, value: str) -> None:
+        """Fills in the system prompt, the tools or the schema."""
         if self.panel.locator(".extras").get_attribute("open") is None:
             self.panel.locator(".extras > summary").click()
         self.panel.locator(f"[name={name}]").fill(value)
 
-    def ask(self, text: str, *, until: str = "done", key: str = "Enter") -> None:
+    def send(self, text: str, *, until: str = "done", key: str = "Enter") -> None:
         turns = self.panel.locator(".turn").count()
         self.panel.locator(".composer textarea").fill(text)
         self.panel.locator(".composer textarea").press(key)
         expect(self.panel.locator(".turn")).to_have_count(turns + 1)
-        self.until(until)
+        self.wait_for_state(until)
 
-    def until(self, state: str) -> None:
+    def wait_for_state(self, state: str) -> None:
         expect(self.turn).to_have_attribute("data-state", state)
 
     def button(self, name: str) -> Locator:
         return self.panel.get_by_role("button", name=name, exact=True)
 
     def add_to_requests(self, **fields: Any) -> None:
-        """To what the page asks from now on: it has no field for everything."""
+        """Adds fields, for which the page has no input, to its further requests."""
 
-        def change(route: Route) -> None:
+        def add_fields(route: Route) -> None:
             route.continue_(post_data=json.dumps(json.loads(route.request.post_data or "{}") | fields))
 
-        self.page.route(GENERATION, change)
+        self.page.route(GENERATION, add_fields)
 
 
 @contextmanager
 def playground(browser: Browser, url: str, **context: Any) -> Iterator[Playground]:
-    """In a fresh context; at the end nothing may have gone wrong (see Watch)."""
+    """Opens the playground in a new browser context; raises at the end if the page had errors (see Watch)."""
     with watched(browser, url, **context) as (page, watch):
         page.set_default_timeout(PATIENCE_MS)
         yield Playground(page, watch, url)

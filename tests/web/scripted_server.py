@@ -1,4 +1,4 @@
-"""A server whose model speaks from a script, in a thread of its own: a browser test cannot be asynchronous."""
+"""A server with a scripted model, in its own thread: a browser test cannot be asynchronous."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from tests.frontend.speaking import Model
 
 @contextmanager
 def served(model: Model, port: int = 0, **config: Any) -> Iterator[str]:
-    """Yields the base URL; port 0 is any that is free. What goes wrong in the thread is raised here."""
+    """Yields the base URL and raises errors of the thread. `port`: 0 for any free port."""
     url: Future[str] = Future()
     stop: Future[asyncio.Event] = Future()
 
