@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz MINUTES [URL]`: fuzzes a running server, or one of its own with the demo model.
+"""`python -m tests.fuzz MINUTES [URL]`: fuzzes a running server, or starts one with the demo model.
 
 Continues after a finding, prints each distinct one, and ends with their count; the exit code is 1 if there is any.
 """

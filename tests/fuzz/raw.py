@@ -122,9 +122,9 @@ VALID_MEMBERS = {
 }
 
 
-def members(path: str, given: list[tuple[str, bytes]]) -> bytes:
+def members(path: str, extra: list[tuple[str, bytes]]) -> bytes:
     """Returns a valid request with additional members: names may repeat, and values may be invalid JSON."""
-    rest = [b'"%s":%s' % (name.encode(), value) for name, value in given]
+    rest = [b'"%s":%s' % (name.encode(), value) for name, value in extra]
     return b"{%s}" % b",".join([*([VALID_MEMBERS[path]] if path in VALID_MEMBERS else []), *rest])
 
 
@@ -140,8 +140,8 @@ def fuzz_bodies(url: str, examples: int, *, deterministic: bool = False) -> Tall
 
     @settings(SETTLED, max_examples=examples, derandomize=deterministic)
     @given(st.sampled_from(POSTED), st.binary(max_size=200) | JSON, MEMBERS, TYPES, st.integers(0, 3))
-    def post(path: str, data: bytes, given: list[tuple[str, bytes]], kind: bytes, variant: int) -> None:
-        body = data if variant == 0 else members(path, given)
+    def post(path: str, data: bytes, extra: list[tuple[str, bytes]], kind: bytes, variant: int) -> None:
+        body = data if variant == 0 else members(path, extra)
         headers = [(b"Content-Type", kind), (b"Content-Length", b"%d" % len(body))]
         if variant == 2:
             headers[1] = (b"Transfer-Encoding", b"chunked")

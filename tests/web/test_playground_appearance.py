@@ -10,7 +10,7 @@ from tests.web.playground import Playground, playground
 
 pytestmark = pytest.mark.browser
 
-SIZES = {"desk": (1280, 800), "tablet": (1024, 768), "phone": (390, 844), "narrow": (360, 640)}
+SIZES = {"desktop": (1280, 800), "tablet": (1024, 768), "phone": (390, 844), "narrow": (360, 640)}
 THEMES: list[Any] = ["light", "dark"]
 MIN_CONTRAST = 4.5  # of text: https://www.w3.org/TR/WCAG22/#contrast-minimum
 
