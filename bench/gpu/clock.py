@@ -1,4 +1,4 @@
-"""How long something takes: by the device's own events where it has them, by the wall clock elsewhere."""
+"""Times a call: with events of the device on a GPU, with the wall clock elsewhere."""
 
 import statistics
 import time
@@ -8,19 +8,22 @@ from typing import Protocol
 import torch
 
 WARM_UP = 3
-MOST_S = 1.0  # of all samples together
+MOST_S = 1.0  # the longest that all samples of one call may take together
 
 
 class Clock(Protocol):
     def seconds(self, call: Callable[[], object]) -> float:
-        """Of one call: the median of several samples, after a warm-up. What it launches need not have ended."""
+        """Returns the seconds that one call takes: the median of several samples, after a warm-up.
+
+        The work that `call` launches on the device need not have ended when `call` returns.
+        """
 
     def wait(self) -> None:
-        """Until the device has done all it was asked."""
+        """Waits until the device has done all its work."""
 
 
 class HostClock:
-    """For devices that compute before they return."""
+    """Times devices on which a call returns after its computation has ended."""
 
     def wait(self) -> None:
         return None
@@ -36,7 +39,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Between two events on the stream, so the host's part counts only where the device has to wait for it."""
+    """Measures between two events on the stream. So the host's time counts only where the device has to wait for it."""
 
     def wait(self) -> None:
         torch.cuda.synchronize()
@@ -59,7 +62,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def _median(sample: Callable[[int], float], *, samples: int, sample_s: float) -> float:
-    """`sample(calls)` gives seconds a call; it is asked for so many calls as take `sample_s`."""
+    """Returns the median of `sample(calls)`, in seconds a call. One sample makes as many calls as take `sample_s`."""
     rough = min(sample(1) for _ in range(WARM_UP))
     calls = max(1, min(1000, round(sample_s / max(rough, 1e-7))))
     fitting = max(3, min(samples, int(MOST_S / max(rough * calls, 1e-7))))

@@ -1,5 +1,4 @@
-"""`sluice bench gpu`: correctness and speed of one NVIDIA GPU in one command, with random weights, without a
-network."""
+"""`sluice bench gpu`: measures correctness and speed of one NVIDIA GPU, with random weights and without a network."""
 
 import argparse
 import random

@@ -1,7 +1,7 @@
-"""Runs the tasks in a separate process, and starts another when it dies, hangs or breaks its device.
+"""Runs the tasks in a separate process, and starts another process when that one dies, hangs or breaks its device.
 
-A kernel that faults makes the device unusable for its process, and a kernel that hangs never returns. Results measured
-before are kept, and the next process measures the remaining tasks.
+A kernel that faults makes the device unusable for its process, and a kernel that hangs never returns. The results
+measured before that are kept, and the next process measures the remaining tasks.
 """
 
 import json
@@ -22,9 +22,9 @@ from bench.client.server import BenchError
 from bench.gpu.sections import NOTE, Options, Task
 from bench.gpu.tables import Table
 
-GRACE_S = 10.0  # beyond the budget, for a task that is nearly finished
+GRACE_S = 10.0  # how long a task that is nearly finished may exceed the budget
 STDERR = 2
-START_S = 120.0  # until a process sends its first event
+START_S = 120.0  # how long a process may take until its first event
 
 
 def _task_message(task: Task) -> dict[str, Any]:
@@ -50,8 +50,10 @@ class Driver:
     tables: dict[str, Table] = field(default_factory=dict)
 
     def run(self, tasks: list[Task]) -> list[Table]:
-        """Returns all tables, in order. A process that dies loses the current task; `Interrupted` loses it and ends the
-        run."""
+        """Runs the tasks and returns all tables, in order.
+
+        When a process dies, its current task is lost. `Interrupted` loses the current task too, and ends the run.
+        """
         queue, reason = list(tasks), "no time is left"
         with TemporaryDirectory(prefix="sluice-bench-") as folder:
             try:
@@ -76,7 +78,7 @@ class Driver:
         return time.time() >= self.deadline
 
     def _fail_all(self, queue: list[Task]) -> None:
-        """A process did not start, so another would not either."""
+        """Fails all remaining tasks: a process did not start, so another would not start either."""
         while queue:
             self._end(queue, "the process that was to measure it did not start")
 
@@ -124,7 +126,10 @@ class Driver:
             self._end(queue, process.exit_reason())
 
     def _end(self, queue: list[Task], failed: str) -> None:
-        """Ends the first task. After the last task of a section, its table is reported."""
+        """Removes the first task from the queue. After the last task of a section, reports the section's table.
+
+        failed: the reason if the task failed, else empty.
+        """
         task = queue.pop(0)
         table = self._table(task)
         if failed:

@@ -16,7 +16,7 @@ from worker.model.spec import ModelSpec
 
 Row = dict[str, str | float]
 NEEDS_CUDA = "needs CUDA"
-CPU_STRIDE = 12  # without a GPU, one kind of so many is tried
+CPU_STRIDE = 12  # without a GPU, one of 12 kinds is tried
 T = TypeVar("T")
 
 
@@ -43,7 +43,7 @@ class Environment:
         return self.deadline - time.time()
 
     def skip_reason(self, need_s: float) -> str:
-        """Why a measurement of `need_s` seconds is skipped; empty if there is time for it."""
+        """Returns why a measurement of `need_s` seconds is skipped, or an empty string if there is time for it."""
         seconds_left = self.seconds_left()
         return (
             ""
@@ -52,14 +52,14 @@ class Environment:
         )
 
     def sample(self, kinds: Iterable[T]) -> list[T]:
-        """All kinds on a GPU; elsewhere a few, to test the checks themselves."""
+        """Returns all kinds on a GPU. Elsewhere it returns a few, which suffice to test the checks themselves."""
         return list(kinds)[:: 1 if self.cuda else CPU_STRIDE]
 
     def generator(self) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(self.seed)
 
     def share_of_copy(self, size: float, seconds: float) -> float:
-        """Percent of the copy bandwidth, for `size` bytes read or written in `seconds`."""
+        """Returns the percentage of the copy bandwidth at which `size` bytes are read or written in `seconds`."""
         return 100 * size / seconds / self.limits.get("copy", math.nan)
 
     def share_of_gemm(self, operations: float, seconds: float) -> float:
@@ -67,7 +67,7 @@ class Environment:
 
 
 def spec_of(model: str, layers: int = 0) -> ModelSpec:
-    """The spec of a model in CONFIGS. layers: at most so many; 0: all."""
+    """Returns the spec of a model in CONFIGS. layers: the maximum number of layers; 0 means all."""
     config = dict(CONFIGS[model])
     if layers:
         config["num_hidden_layers"] = min(layers, config["num_hidden_layers"])

@@ -48,7 +48,7 @@ def main(pipe: int) -> None:
             return send({"refused": str(error)})
         env = _environment(order)
         if not env.cuda:
-            torch.set_num_threads(1)  # tiny sizes: more would only wait for each other
+            torch.set_num_threads(1)  # the sizes are tiny: several threads would only wait for each other
         send({"about": _about(env)})
         for task in order["tasks"]:
             send({"begin": task["call"]})
@@ -74,7 +74,7 @@ def _environment(order: dict[str, Any]) -> Environment:
 
 
 class _WarningLog(logging.Handler):
-    """What the worker warns of, each thing once: a fast path that is switched off should not go unseen."""
+    """Collects the worker's distinct warnings, so that a fast path that is switched off does not go unnoticed."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -85,7 +85,7 @@ class _WarningLog(logging.Handler):
 
 
 def _task(env: Environment, task: dict[str, Any], send: Send, warnings_log: _WarningLog) -> bool:
-    """One task from begin to end; False when the device is not to be used any more."""
+    """Runs one task. Returns False if the device is broken, so that this process must not use it any more."""
     begun, failed, sent = time.monotonic(), "", dict(env.limits)
     warnings_log.lines.clear()
     try:
@@ -116,7 +116,7 @@ def _rows(env: Environment, task: dict[str, Any]) -> Iterator[Row]:
 
 
 def _reason(error: Exception) -> str:
-    """Type, first line and where in our own files."""
+    """Describes an error: its type, the first line of its message, and where it was raised in our own files."""
     root = str(Path(__file__).parents[2])
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(root)]
     where = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
@@ -125,7 +125,7 @@ def _reason(error: Exception) -> str:
 
 
 def _device_works(env: Environment) -> bool:
-    """After a fault every call on the device fails."""
+    """Whether the device still computes: after a fault, every call on it fails."""
     try:
         torch.ones(1, device=env.device).add_(1)
         env.clock.wait()

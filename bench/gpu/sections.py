@@ -39,8 +39,9 @@ Arguments = Callable[[Options], tuple[str, ...]]
 class Section:
     """One table.
 
-    columns: keys of the rows, and headings. call: module:function, called with (env, argument); there is one task for
-    each argument. need_s: a task is not started with less time left. cap_s: a task is ended after this time.
+    columns: the keys of the rows, which are also the headings. call: module:function, called with (env, argument);
+    there is one task for each argument. need_s: a task is not started when fewer seconds are left. cap_s: a task that
+    runs for more seconds is ended.
     """
 
     name: str
@@ -146,7 +147,7 @@ SECTIONS: tuple[Section, ...] = (
         "bench.gpu.measure.transformers_peer:measure", _first_model, 45, 200,
     ),
 )  # fmt: skip
-ALWAYS = ("floors",)  # other sections report shares of these
+ALWAYS = ("floors",)  # always measured: other sections report shares of these limits
 
 
 def tasks(names: tuple[str, ...], options: Options) -> list[Task]:

@@ -1,4 +1,7 @@
-"""Models to measure, as the config.json of their checkpoints has them: real shapes, so that floors are real floors."""
+"""The models to measure, with the values of their checkpoints' config.json, and the sizes of the measurements.
+
+The shapes are real, so that a computed floor is the floor of a real model.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,22 +54,22 @@ DEFAULT_MODELS = ("llama-3.2-3b", "qwen3-4b", "gemma-3-1b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much of everything."""
+    """The sizes of all measurements: FULL on a GPU, SMALL to test the benchmark itself."""
 
     copy_bytes: int
-    gemm: int  # rows, columns and depth
+    gemm: int  # rows, columns and depth of a square matrix product
     batches: tuple[int, ...]
     context: int
-    steps: int  # in a timed round
-    rounds: int  # the first is not counted
+    steps: int  # steps of a timed round
+    rounds: int  # timed rounds, of which the first is not counted
     prompt: int
-    attention: tuple[int, int]  # sequences, keys of each
-    rows: tuple[int, ...]  # of the kernels alone
+    attention: tuple[int, int]  # number of sequences; number of keys of each
+    rows: tuple[int, ...]  # numbers of rows with which single kernels are measured
     idle_batch: int
     host_batches: tuple[int, int]
-    layers: int  # of a real model's, in checks
-    check: int  # prompt tokens in checks
-    new: int  # tokens after them
+    layers: int  # layers of a real model that the checks use
+    check: int  # prompt tokens in the checks
+    new: int  # output tokens in the checks
     length_scale: float
     rate_scale: float
     workloads: str

@@ -1,4 +1,4 @@
-"""Rows as they come in, and as they are shown: text, Markdown, JSON."""
+"""Collects the rows of each section and formats them as text, Markdown and JSON."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ PASS, FAIL = "pass", "FAIL"
 
 @dataclass(slots=True)
 class Table:
-    """A section's rows. `failures` are tasks that raised, hung or died."""
+    """The rows of a section. failures: the number of tasks that raised an exception, hung or died."""
 
     section: Section
     rows: list[dict[str, Cell]] = field(default_factory=list)
@@ -51,12 +51,12 @@ def shown(cell: Cell) -> str:
 
 
 def page(tables: Iterable[Table], head: Iterable[str]) -> str:
-    """Markdown."""
+    """Returns the lines of `head` and all tables as Markdown."""
     return "\n".join([*head, "", *(table.text() for table in tables)])
 
 
 def as_data(tables: Iterable[Table]) -> dict[str, object]:
-    """For JSON."""
+    """Returns all tables as data for JSON."""
     return {
         table.section.name: {"title": table.section.title, "seconds": round(table.seconds, 1), "rows": table.rows}
         for table in tables

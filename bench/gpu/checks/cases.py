@@ -1,5 +1,7 @@
-"""Test cases for each kernel: new random inputs, and the result of its PyTorch form in fp32. Odd sizes, all page
-sizes."""
+"""Test cases for each kernel: new random inputs, and the result of its PyTorch form in fp32.
+
+The sizes include odd ones, and all page sizes occur.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
@@ -72,13 +74,13 @@ def _linear_cases(env: Environment) -> Iterator[Case]:
 
 
 def _quantized_cases(env: Environment) -> Iterator[Case]:
-    """Eight-bit weights in every kind of tile; and every possible byte, exactly."""
+    """Yields products with eight-bit weights in every kind of tile, and products with every possible byte value."""
     random = RandomTensors(env)
     shapes = ((1536, 1152), (1000, 520), (5120, 3072))
     for at, (rows, (n, k)) in enumerate(env.sample(product((1, 3, 16, 33, 64, 65, 130, 257), shapes))):
         quantized = quantize(random(n, k, dtype=torch.float32).mul_(k**-0.5), "fp8" if at % 2 else "int8")
         bias = random(n) if rows % 2 else None
-        for dynamic in (False, True) if env.cuda else (False,):  # elsewhere activations are not quantized
+        for dynamic in (False, True) if env.cuda else (False,):  # on a CPU, activations are not quantized
             yield _eight_bits(random(rows, k), *quantized, bias, dynamic)
             yield _eight_bits_gated(random(rows, k), *quantized, "gelu_tanh" if at % 2 else "silu", dynamic)
     every = torch.arange(256, dtype=torch.uint8, device=env.device)
@@ -117,7 +119,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, invariant: bool) 
 
 
 def _fused_cases(env: Environment) -> Iterator[Case]:
-    """Fused products: with act_and_mul, or with partial sums that the next norm adds."""
+    """Yields matrix products that are fused with act_and_mul, or whose partial sums the next norm adds."""
     random = RandomTensors(env)
     rows, sizes = (1, 5, 33, 64, 130), ((1152, 6912), (520, 1000), (3072, 8192))
     for at, (count, (hidden, inner)) in enumerate(env.sample(product(rows, sizes))):
@@ -154,7 +156,7 @@ def _add_rms_norm_after_linear(
 
 
 def _sample_cases(env: Environment) -> Iterator[Case]:
-    """Sampled ids: the device and the CPU must draw the same from the same logits."""
+    """Yields logits and sampling parameters for which the device and the CPU must sample the same ids."""
     random = RandomTensors(env)
     kinds: tuple[Kind, ...] = ((0.0, 0, 1.0, 0.0), (0.8, 0, 1.0, 0.0), (1.0, 50, 0.9, 0.01))
     for (rows, vocab), kind in env.sample(product(((1, 2048), (5, 32_000), (33, 128_256), (2, 262_144)), kinds)):
@@ -162,7 +164,7 @@ def _sample_cases(env: Environment) -> Iterator[Case]:
 
 
 def sampling_params(rows: int, kind: Kind, device: torch.device | str = "cpu") -> tuple[PlainParams, Stages]:
-    """Sampling parameters with the same values for every row."""
+    """Returns sampling parameters with the same values for every row, and the stages that they need."""
     temperature, top_k, top_p, min_p = kind
 
     def column(value: float) -> Tensor:

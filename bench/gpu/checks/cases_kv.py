@@ -22,7 +22,7 @@ WINDOWS = (0, 24, 512)
 
 
 def _cache_dtype(env: Environment) -> torch.dtype:
-    """float32 on the CPU, whose library may store bfloat16 values interleaved."""
+    """Returns the dtype of K/V: float32 on the CPU, because the C library may store bfloat16 values interleaved."""
     return env.dtype if env.cuda else torch.float32
 
 
@@ -127,7 +127,10 @@ def _attention(
     seed: int,
     cache_dtype: torch.dtype | None = None,
 ) -> Case:
-    """Slots that belong to no sequence hold NaN. cache_dtype: of K/V; None: that of q."""
+    """Returns a case of a step with several sequences. Slots that belong to no sequence hold NaN.
+
+    cache_dtype: the dtype of K/V, or None for the dtype of q.
+    """
     q_heads, kv_heads, dim, page = shape
     sequences_, pool = sequences((keys for _, keys in mix), page, 100, seed)
     step = packed([last(one, rows) for one, (rows, _) in zip(sequences_, mix, strict=True)], page, random.device)

@@ -1,4 +1,4 @@
-"""Section `correct`: a row for each kernel, and rows for bits and ids of whole steps."""
+"""Section `correct`: checks each kernel (one row each), and the bits and sampled ids of whole steps."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from bench.gpu.checks.random_inputs import Case
 from bench.gpu.environment import Environment, Row
 from bench.gpu.tables import FAIL, PASS
 
-BOUND = 1e-2  # of the largest value, in bfloat16
+BOUND = 1e-2  # the largest allowed error, as a share of the largest value; for bfloat16
 
 
 def check(env: Environment, argument: str) -> Iterator[Row]:
@@ -28,7 +28,7 @@ def check(env: Environment, argument: str) -> Iterator[Row]:
 
 @torch.inference_mode()
 def kernel(env: Environment, name: str, cases: Iterable[Case]) -> Row:
-    """Runs all cases of one kernel. The note describes the first failure."""
+    """Runs all cases of one kernel and returns its row, whose note describes the first failure."""
     count, worst, note = 0, 0.0, ""
     bound = 0.0 if name == "sample" else BOUND
     for case in cases:
@@ -48,7 +48,7 @@ def kernel(env: Environment, name: str, cases: Iterable[Case]) -> Row:
 
 
 def _error(got: Tensor, want: Tensor) -> float:
-    """The largest difference as a share of the largest expected value; for ids, the number that differ."""
+    """Returns the largest difference as a share of the largest expected value; for ids, how many of them differ."""
     if got.shape != want.shape:
         return float("inf")
     if not want.is_floating_point():
@@ -62,7 +62,7 @@ def _error(got: Tensor, want: Tensor) -> float:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fills tensors of `torch.empty` with NaN, so that values a kernel does not write are noticed."""
+    """Makes `torch.empty` fill its tensors with NaN, so that values that a kernel fails to write are noticed."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield

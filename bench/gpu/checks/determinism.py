@@ -1,4 +1,4 @@
-"""Checks of whole steps: the same bits in every batch and chunking, the same ids in every configuration."""
+"""Checks that whole steps give the same bits in every batch and chunking, and the same ids in every configuration."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,19 +19,22 @@ from worker.model.decoder import Decoder, Weights
 from worker.model.spec import ModelSpec
 from worker.schedule.sequence import Chunk, Sequence
 
-OTHER_LENGTHS = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # tokens of others
+OTHER_LENGTHS = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # prompt tokens of the other sequences of a batch
 BASE = Setup()
 QUANTIZED_WEIGHTS = (
     Setup(weights=Scheme("int8")),
     Setup(weights=Scheme("fp8")),
-)  # on the CPU, where K/V of eight bits promise nothing
+)  # the only quantized formats checked on the CPU, which guarantees nothing for eight-bit K/V
 DYNAMIC_QUANTIZED = (Setup(weights=Scheme("int8", dynamic=True)), Setup(weights=Scheme("fp8", dynamic=True)))
 FORMATS = (Setup(kv="fp8"), *QUANTIZED_WEIGHTS, *DYNAMIC_QUANTIZED)
 
 
 @torch.inference_mode()
 def check_bits(env: Environment, model: str) -> Iterator[Row]:
-    """Logits of the first layers of a real model: one sequence alone, beside others, in chunks, as a decode."""
+    """Compares the logits of one sequence that is computed alone, beside others, in chunks and as a decode.
+
+    Uses the first layers of a real model.
+    """
     spec = spec_of(model, env.sizes.layers)
     formats = (BASE, *(FORMATS if env.cuda else QUANTIZED_WEIGHTS)) if model == env.models[0] else (BASE,)
     for format in formats:
@@ -43,7 +46,7 @@ def check_bits(env: Environment, model: str) -> Iterator[Row]:
 
 
 class _Forwards:
-    """Steps of a decoder without a scheduler. They return the last logits of one sequence."""
+    """Runs steps of a decoder without a scheduler. Every variant returns the last logits of the same sequence."""
 
     def __init__(self, env: Environment, spec: ModelSpec, setup: Setup) -> None:
         length = env.sizes.check
@@ -55,7 +58,7 @@ class _Forwards:
         self._cache = KVCache(spec, pages, PAGE_SIZE, kv_format(setup.kv, env.dtype), env.device)
 
     def poison(self) -> None:
-        """Fills the cache with NaN (in every format), so that values of earlier steps are not reused."""
+        """Fills the cache with NaN (in every format), so that a step that reads values of earlier steps is noticed."""
         for part in (self._cache.k, self._cache.v):
             part.view(torch.uint8).fill_(0xFF)
 
@@ -74,7 +77,7 @@ class _Forwards:
         return self._logits(last(self._one, self._length))
 
     def _logits(self, *chunks: Chunk) -> Tensor:
-        """The logits of the first chunk's last row."""
+        """Returns the logits of the first chunk's last row."""
         return self._decoder.forward(packed(list(chunks), PAGE_SIZE, self._device), self._cache)[0].clone()
 
     def _in_chunks(self, cuts: tuple[int, ...]) -> Tensor:
@@ -110,7 +113,7 @@ VARIANTS = (
     Variant("without graphs and overlap", Setup(graphs=False, overlap=False)),
     Variant("nothing fused", Setup(operations=without(*UNFUSED))),
 )
-MORE_WAYS = (  # for one model
+MORE_WAYS = (  # more variants, for the first model only
     Variant("prompts in chunks of 64", Setup(step_tokens=64)),
     Variant("without graphs", Setup(graphs=False)),
     Variant("without overlap", Setup(overlap=False)),
@@ -119,7 +122,7 @@ MORE_WAYS = (  # for one model
 
 
 def check_ids(env: Environment, model: str) -> Iterator[Row]:
-    """Ids of several sequences, some greedy and some drawn, through the whole loop."""
+    """Compares the ids of several sequences, some greedy and some sampled, from the whole loop in each variant."""
     spec = spec_of(model, env.sizes.layers)
     weights = random_weights(spec, env.dtype, env.device, seed=env.seed)
     expected = _ids(env, spec, weights, BASE)

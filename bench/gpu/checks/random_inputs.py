@@ -1,4 +1,4 @@
-"""A test case for a kernel, and random inputs."""
+"""Defines a test case for a kernel, and makes random inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +14,10 @@ Tensors = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """got: the kernel, in the format under test. want: its PyTorch form in fp32. Both return tensors of the same
-    shapes."""
+    """Two functions whose results are compared. Both return tensors of the same shapes.
+
+    got: runs the kernel in the format under test. want: runs its PyTorch form in fp32.
+    """
 
     label: str
     got: Callable[[], Tensors]
@@ -23,7 +25,7 @@ class Case:
 
 
 class RandomTensors:
-    """Random tensors on one device, of one dtype by default."""
+    """Makes random tensors on one device, with a default dtype."""
 
     def __init__(self, env: Environment, dtype: torch.dtype | None = None) -> None:
         self._generator, self._dtype, self.device = env.generator(), dtype or env.dtype, env.device
@@ -33,5 +35,5 @@ class RandomTensors:
         return made.to(dtype or self._dtype)
 
     def ids(self, count: int, below: int) -> Tensor:
-        """Distinct ids, [count] int64."""
+        """Returns distinct random ids, [count] int64."""
         return torch.randperm(below, generator=self._generator, device=self.device)[:count]

@@ -1,6 +1,6 @@
-"""Measurements: a module for each section of `sluice bench gpu`, or a few.
+"""Measurements: each module measures one section of `sluice bench gpu`, or several.
 
-device_limits       copy bandwidth, GEMM rate, launch times: the floors of the others
+device_limits       copy bandwidth, GEMM rate, launch times: the limits that other sections refer to
 decode, prefill     steps of the worker's whole loop
 isolated_kernels    sections attention, linear and kernels: each kernel on its own
 idle                time between steps

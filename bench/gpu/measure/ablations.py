@@ -1,4 +1,7 @@
-"""What each part of the fast path brings: the same steps with it and without it, everything else as it is served."""
+"""Measures the gain from each part of the fast path: runs the same steps with and without that part.
+
+Everything else is as in the server.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,15 +17,15 @@ from bench.gpu.setup.weights import random_weights
 from worker.model.spec import ModelSpec
 
 BASE = Setup()
-ROW_COUNTS = (1, 32, 2048)  # rows: decodes, and a step of a long prompt
+ROW_COUNTS = (1, 32, 2048)  # two batches of decodes, and a step of a long prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     name: str
     without: Setup
-    prefill: bool = False  # it matters to long prompts, too
-    cuda: bool = False  # it is not there elsewhere
+    prefill: bool = False  # whether the part affects long prompts too
+    cuda: bool = False  # whether the part exists on GPUs only
 
 
 def _without_fusion(fusion: str) -> Part:
@@ -58,7 +61,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _parts(env: Environment, model: str) -> list[Part]:
-    """Of the first model all that it has, of others what only they have."""
+    """Returns the parts to measure: all parts of the first model, and those of other models that the first lacks."""
     first = env.models[0]
     if model == first:
         return [part for part in PARTS if part is not SANDWICH_NORMS or spec_of(model).sandwich_norms]
@@ -66,7 +69,7 @@ def _parts(env: Environment, model: str) -> list[Part]:
 
 
 def _figures(env: Environment, spec: ModelSpec, setup: Setup, *, prefill: bool) -> dict[str, float]:
-    """Seconds of a decode step at one sequence and at many, and of a long prompt."""
+    """Returns the seconds of a decode step with one sequence and with many, and of a long prompt."""
     weights = random_weights(spec, env.dtype, env.device, invariant=setup.invariant, seed=env.seed)
     harness = build_harness(env, spec, setup, slots=env.sizes.idle_batch, max_length=max_length(env), weights=weights)
     harness.fill_cache_randomly()
@@ -79,7 +82,7 @@ def _figures(env: Environment, spec: ModelSpec, setup: Setup, *, prefill: bool) 
 
 
 def _sampling(env: Environment, spec: ModelSpec) -> Row:
-    """What temperature and top-p cost beside greedy."""
+    """Measures the cost of temperature and top-p, compared with greedy sampling."""
     batch = env.sizes.idle_batch
     harness = build_harness(env, spec, BASE, slots=batch, max_length=max_length(env))
     harness.fill_cache_randomly()
@@ -89,8 +92,10 @@ def _sampling(env: Environment, spec: ModelSpec) -> Row:
 
 
 def _activations(env: Environment, spec: ModelSpec) -> Iterator[Row]:
-    """What it brings to multiply eight bits by eight: the products of one layer, beside those of weights widened to
-    sixteen."""
+    """Measures the gain from eight-bit activations: the matrix products of one layer with eight-bit weights.
+
+    The comparison widens the same weights to sixteen bits and multiplies them by sixteen-bit activations.
+    """
     for kind, rows in product(("int8", "fp8"), ROW_COUNTS):
         part, what = f"{kind} activations, with {kind} weights", f"a layer's products, {rows} rows"
         if why := env.skip_reason(8) if env.cuda else NEEDS_CUDA:
@@ -100,7 +105,7 @@ def _activations(env: Environment, spec: ModelSpec) -> Iterator[Row]:
 
 
 def _row(part: str, what: str, having: float, lacking: float) -> Row:
-    """A negative gain is a price."""
+    """Returns a row. A negative gain means that the part costs time."""
     return {
         "without": part, "what": what, "ms with": 1e3 * having, "ms without": 1e3 * lacking,
         "gain %": 100 * (lacking / having - 1),

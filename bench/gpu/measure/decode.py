@@ -1,4 +1,4 @@
-"""Decode: ms a step at several batch sizes, against the bytes that a step must read."""
+"""Measures decode steps at several batch sizes, and compares them with the time to read the necessary bytes."""
 
 import statistics
 import time
@@ -10,15 +10,18 @@ from bench.gpu.setup.harness import Harness, Setup, build_harness
 from bench.gpu.setup.roofline import kv_bytes, weight_bytes
 from worker.kernels.quantize import Scheme
 
-PROFILED = 64  # steps that may follow
-WARM_UP = 12  # steps: kernels are compiled and graphs captured in them
+PROFILED = 64  # steps that a caller may run afterwards, under the profiler
+WARM_UP = 12  # steps that are not timed: they compile kernels and capture graphs
 
 BASE, INT8, FP8 = Setup(), Scheme("int8"), Scheme("fp8")
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Sizes are bytes: of a weight in the layers and of a number in the cache; 0: the model's own."""
+    """A format to measure. weight, kv: bytes of a weight in the layers and of a number in the cache.
+
+    0 means the size of the model's own dtype.
+    """
 
     name: str
     setup: Setup = BASE
@@ -70,7 +73,7 @@ def max_length(env: Environment) -> int:
 def time_decodes(
     env: Environment, harness: Harness, batch: int, *, temperature: float = 0.0, top_p: float = 1.0
 ) -> tuple[float, float]:
-    """Seconds a step, the median of the rounds, and the mean context meanwhile."""
+    """Returns the seconds a step, as the median of the rounds, and the mean context length during the rounds."""
     sizes = env.sizes
     harness.add_decoding(batch, sizes.context, temperature=temperature, top_p=top_p)
     harness.run_steps(WARM_UP)

@@ -1,4 +1,4 @@
-"""What the device does at best, in this run: the figures all others are shares of."""
+"""Measures the limits of the device in this run. Other sections report their results as shares of these limits."""
 
 import time
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ def measure(env: Environment, argument: str) -> Iterator[Row]:
 
 
 def _copy(env: Environment) -> float:
-    """Bytes a second."""
+    """Returns the bytes a second that a copy reads and writes."""
     source = torch.empty(env.sizes.copy_bytes, dtype=torch.uint8, device=env.device).fill_(1)
     target = torch.empty_like(source)
     return 2 * source.nbytes / env.clock.seconds(lambda: target.copy_(source))
 
 
 def _gemm(env: Environment) -> float:
-    """Operations a second, on random data: zeros would take less power and run faster."""
+    """Returns the operations a second of a matrix product of random data, as zeros would take less power and time."""
     n, generator = env.sizes.gemm, env.generator()
     a, b = (torch.randn(n, n, generator=generator, device=env.device).to(env.dtype) for _ in range(2))
     return 2.0 * n**3 / env.clock.seconds(lambda: torch.mm(a, b))

@@ -1,4 +1,4 @@
-"""Kernels alone, on inputs larger than caches: how near each comes to what the device can."""
+"""Measures each kernel alone, on inputs larger than the caches, and compares it with the limits of the device."""
 
 from collections.abc import Callable, Iterator
 
@@ -21,9 +21,9 @@ from worker.kernels.quantize import Scheme, quantize
 from worker.kernels.sample import sample_plain
 from worker.model.spec import ModelSpec
 
-MIN_TOTAL_BYTES = 256 << 20  # bytes of different weights in turn: more than a cache holds
-VARIANTS = ("invariant", "library", "int8", "fp8")  # the last two, a Scheme's names, with eight-bit weights
-MAX_MEMORY_BOUND_ROWS = 512  # rows up to which a product is bound by reading its weight
+MIN_TOTAL_BYTES = 256 << 20  # bytes of the weights that a measurement reads in turn: more than a cache holds
+VARIANTS = ("invariant", "library", "int8", "fp8")  # the last two are names of a Scheme, with eight-bit weights
+MAX_MEMORY_BOUND_ROWS = 512  # with more rows, a matrix product is no longer limited by reading its weight
 
 
 @torch.inference_mode()
@@ -51,7 +51,7 @@ def _prefilled(env: Environment, spec: ModelSpec, model: str, what: str, seconds
 def _attention_call(
     env: Environment, spec: ModelSpec, lengths: list[int], rows: int
 ) -> tuple[Callable[[], Tensor], int]:
-    """A call of the kernel over scattered pages, no window; and the bytes of the keys and values it reads."""
+    """Returns a call of the kernel over scattered pages, without a window, and the bytes of K/V that it reads."""
     random = RandomTensors(env)
     made, pool = sequences(lengths, PAGE_SIZE, 100, env.seed)
     step = packed([last(one, rows) for one in made], PAGE_SIZE, env.device)
@@ -65,7 +65,7 @@ def _attention_call(
 
 
 def _sdpa_call(env: Environment, spec: ModelSpec) -> Callable[[], Tensor]:
-    """Keys and values side by side, in the order that torch likes."""
+    """Returns a call of torch's own attention, with keys and values contiguous in the order that suits it."""
     random, tokens = RandomTensors(env), env.sizes.prompt
     q = random(1, spec.heads, tokens, spec.head_dim)
     k, v = (random(1, spec.kv_heads, tokens, spec.head_dim) for _ in "kv")
@@ -96,7 +96,7 @@ def linear_alone(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _products(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """[N, K] of each weight."""
+    """Returns the shape [N, K] of each weight by its name."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     return {
         "qkv": (spec.qkv_size, hidden), "o": (hidden, spec.heads * spec.head_dim), "gate_up": (2 * inner, hidden),
@@ -105,7 +105,7 @@ def _products(spec: ModelSpec) -> dict[str, tuple[int, int]]:
 
 
 def _product(env: Environment, spec: ModelSpec, name: str, rows: int, variant: str) -> float:
-    """Seconds of one as the decoder asks for it, several weights in turn."""
+    """Returns the seconds of one matrix product as the decoder calls it, measured over several weights in turn."""
     random, (n, k) = RandomTensors(env), _products(spec)[name]
     min_total = MIN_TOTAL_BYTES if env.cuda else 1
     size = 2 if variant in VARIANTS[:2] else 1
@@ -132,7 +132,7 @@ def _packed(env: Environment, weight: Tensor, variant: str) -> PackedLinear:
 
 @torch.inference_mode()
 def layer_alone(env: Environment, spec: ModelSpec, rows: int, variant: str) -> float:
-    """Seconds of all products of a layer; `way` as in WAYS, or another name of a Scheme."""
+    """Returns the seconds of all matrix products of a layer. variant: one of VARIANTS, or another name of a Scheme."""
     return sum(_product(env, spec, name, rows, variant) for name in _products(spec) if name != "head")
 
 
@@ -147,7 +147,7 @@ def kernels_alone(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _small_kernels(env: Environment, spec: ModelSpec, rows: int) -> dict[str, tuple[Callable[[], object], int]]:
-    """A call and the bytes it must move, of everything but products and attention."""
+    """Returns, for each kernel except matrix products and attention, a call and the bytes that it must move."""
     random, size = RandomTensors(env), env.dtype.itemsize
     x, residual, weight = random(rows, spec.hidden_size), random(rows, spec.hidden_size), random(spec.hidden_size)
     gate_up, qkv = random(rows, 2 * spec.intermediate_size), random(rows, spec.qkv_size)

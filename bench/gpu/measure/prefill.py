@@ -1,4 +1,4 @@
-"""One long prompt, alone: whole in one step, and in the steps that the server cuts by default on a GPU and on a CPU."""
+"""Measures one long prompt alone: in one step, and in chunks of the server's default sizes for GPUs and for CPUs."""
 
 import statistics
 import time
@@ -11,7 +11,7 @@ from bench.gpu.setup.weights import random_weights
 from shared.default_sizes import GPU_TOKENS, TOKENS
 from shared.messages import Sampling
 
-ROUNDS = 4  # the first is not counted
+ROUNDS = 4  # prompts, of which the first is not counted
 
 
 def measure(env: Environment, model: str) -> Iterator[Row]:
@@ -34,7 +34,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def to_first_token(env: Environment, harness: Harness, prompt: int) -> float:
-    """Seconds, the median of several prompts."""
+    """Returns the seconds from a prompt to its first token, as the median of several prompts."""
     rounds = []
     for _ in range(ROUNDS):
         env.clock.wait()

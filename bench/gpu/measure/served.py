@@ -1,4 +1,4 @@
-"""The workloads as users meet them: `sluice serve` with its frontend and its sockets, one load client."""
+"""Runs the workloads over HTTP: `sluice serve` with its frontend and its sockets, and one load client."""
 
 import asyncio
 import shlex
@@ -38,7 +38,7 @@ def scale(env: Environment) -> Scale:
 
 
 def flags(env: Environment) -> tuple[str, ...]:
-    """A GPU takes what it takes by default."""
+    """Returns the flags of `sluice serve`. On a GPU, batch and cache have their default sizes."""
     where = ("--device", env.device.type, "--max-seq-len", str(LONGEST))
     if not env.cuda:
         return (*where, "--max-batch-size", "32", "--kv-cache-gb", "0.1")

@@ -1,4 +1,7 @@
-"""`sluice serve` from nothing to a first token, cold and warm, its kernels compiled and cached before."""
+"""Measures the start of `sluice serve` to its first token, with a cold and with a warm page cache.
+
+On a GPU, the first start compiles the kernels, which later starts find in their cache.
+"""
 
 import asyncio
 import time
@@ -28,7 +31,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _start(env: Environment, folder: Path) -> tuple[float, float]:
-    """Seconds until it is ready (looked at ten times a second), and until it has answered with a token."""
+    """Returns the seconds until the server is ready (polled ten times a second), and until its first token arrives."""
     begun = time.perf_counter()
     with served(str(folder), flags(env)) as target:
         ready = time.perf_counter() - begun

@@ -1,4 +1,4 @@
-"""A trace of decode steps for Perfetto, and where their time goes, kernel by kernel."""
+"""Writes a trace of decode steps for Perfetto, and reports the time of each kernel in them."""
 
 import re
 from collections import defaultdict
@@ -31,7 +31,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _kernels(env: Environment, spans: list[Span]) -> Iterator[Row]:
-    """The longest, and the rest together."""
+    """Yields a row for each of the kernels that take most time, and one row for all others together."""
     named = defaultdict(list)
     for span in spans:
         named[span.name].append(span)
@@ -43,7 +43,7 @@ def _kernels(env: Environment, spans: list[Span]) -> Iterator[Row]:
 
 
 def _row(env: Environment, what: str, spans: list[Span], all_spans: list[Span], moved: float) -> Row:
-    """`moved`: bytes a step that they must read, 0 where that is not known."""
+    """Returns a row for some spans. moved: the bytes that they must read in a step, or 0 if that is not known."""
     taken, whole = sum(span.length for span in spans), sum(span.length for span in all_spans)
     row: Row = {"kernel": what, "calls a step": len(spans) / STEPS, "µs a step": taken / STEPS}
     row["% of device time"] = 100 * taken / whole if whole else 0.0

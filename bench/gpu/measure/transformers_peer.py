@@ -1,4 +1,4 @@
-"""The same workloads through transformers' continuous batching: no server, no text, ids in and ids out."""
+"""Runs the same workloads through transformers' continuous batching, without a server: token ids in, token ids out."""
 
 import time
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from bench.gpu.setup.checkpoint import checkpoint
 
 NO_EOS = -1
 OLDER = "its continuous batching takes no settings"
-CLOSING_S = 5.0  # of the budget, kept for the end
+CLOSING_S = 5.0  # seconds of the budget that are left for the shutdown
 
 
 def measure(env: Environment, model: str) -> Iterator[Row]:
@@ -40,7 +40,9 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _limits(env: Environment) -> Any:
-    """Its own choice on a GPU; elsewhere it would take most of the machine's memory."""
+    """Returns None on a GPU, where transformers chooses its limits. On a CPU it would take most of the memory,
+    so the limits are small there.
+    """
     if env.cuda:
         return None
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -49,7 +51,10 @@ def _limits(env: Environment) -> Any:
 
 
 def _run(env: Environment, manager: Any, calls: list[Call], *, sequential: bool) -> list[Record]:
-    """Each call at its time, or after the one before; what has not ended when the budget does has failed."""
+    """Sends each call at its time, or after the previous call has ended if `sequential`.
+
+    A call that has not ended when the budget is spent counts as failed.
+    """
     start = time.perf_counter()
     records = [Record(error="not ended within the budget") for _ in calls]
     todo, ended = list(enumerate(calls)), 0

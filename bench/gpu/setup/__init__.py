@@ -1,10 +1,10 @@
-"""What the measurements are built from.
+"""Models, steps and tools that several measurements share.
 
 harness             the worker's loop without sockets
 weights             random weights of any spec
 checkpoint          a checkpoint folder with random weights
 steps               hand-made steps, without a scheduler
-unfused             the decoder's operations with fusions taken apart
+unfused             the decoder's operations with some fused kernels replaced by separate ones
 profiler            spans of torch's profiler
-roofline            bytes and operations that a step needs at least
+roofline            the minimum of bytes and operations that a step needs
 """

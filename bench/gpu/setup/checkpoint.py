@@ -1,4 +1,7 @@
-"""A checkpoint folder of a real shape: random weights made on the device, a tokenizer of as many words."""
+"""Writes a checkpoint folder with the shapes of a real model.
+
+Its weights are random and made on the device. Its tokenizer has as many tokens as the model.
+"""
 
 import json
 import os
@@ -19,7 +22,7 @@ DROP = Path("/proc/sys/vm/drop_caches")
 
 
 def checkpoint(env: Environment, model: str) -> Path:
-    """Made once in the place's folder, seconds and gigabytes."""
+    """Returns the checkpoint folder of a model. The first call writes it, which takes seconds and gigabytes."""
     folder = env.folder / model
     if not (folder / "done").exists():
         folder.mkdir(exist_ok=True)
@@ -32,7 +35,7 @@ def checkpoint(env: Environment, model: str) -> Path:
 
 
 def tokenizer(size: int) -> Tokenizer:
-    """Byte-level: every byte, then words of two letters, then words of four."""
+    """Returns a byte-level tokenizer of `size` tokens: all bytes, then words of two letters, then words of four."""
     vocab = {token: id for id, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     pairs = [(one, other) for one in LETTERS for other in LETTERS]
     words = [one + other for one, other in pairs]
@@ -49,14 +52,14 @@ def tokenizer(size: int) -> Tokenizer:
 
 
 def _tensors(env: Environment, model: str) -> dict[str, Tensor]:
-    """On the host, named as transformers names them."""
+    """Returns the tensors of a checkpoint in host memory, with the names that transformers uses."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**CONFIGS[model])
     with torch.device("meta"):
         shapes = AutoModelForCausalLM.from_config(config, dtype=env.dtype).state_dict()
     generator = env.generator()
-    still = 0.0 if config.model_type.startswith("gemma") else 1.0  # what a norm begins with
+    still = 0.0 if config.model_type.startswith("gemma") else 1.0  # the initial weight of a norm
 
     def make(name: str, shape: torch.Size) -> Tensor:
         tensor = torch.empty(shape, dtype=env.dtype, device=env.device)
@@ -67,13 +70,13 @@ def _tensors(env: Environment, model: str) -> dict[str, Tensor]:
 
 
 def forget(env: Environment, folder: Path) -> str:
-    """Drops the page cache as far as this process may: says how far."""
+    """Drops the page cache as far as this process is permitted to, and returns a description of what it dropped."""
     os.sync()
     for file in folder.iterdir():
         descriptor = os.open(file, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
-    if not env.cuda:  # a trial: other programs' cache is theirs
+    if not env.cuda:  # only tests the benchmark, so it leaves the cache of other programs alone
         return "cold: the checkpoint's dropped"
     try:
         DROP.write_text("3")

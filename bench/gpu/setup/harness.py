@@ -1,6 +1,6 @@
-"""The worker's own loop around random weights, without sockets: what is timed is what serves.
+"""Runs the worker's own loop with random weights and without sockets, so that the timed code is that of the server.
 
-Sequences may begin with K/V that nobody computed (random numbers), so that a thousand tokens of context cost nothing.
+Sequences may start with random numbers as K/V, so that a context of a thousand tokens need not be computed.
 """
 
 import gc
@@ -38,9 +38,9 @@ PAGE_SIZE = WorkerConfig().page_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What of the fast path is on, what K/V (a --kv-cache-dtype) and weights are kept in, how prompts are cut.
+    """Which parts of the fast path are on, the formats of K/V and weights, and how prompts are cut into chunks.
 
-    `step_tokens` 0: a prompt is one chunk.
+    kv: a value of --kv-cache-dtype. step_tokens: the tokens of a chunk; 0 means that a prompt is one chunk.
     """
 
     invariant: bool = True
@@ -53,20 +53,20 @@ class Setup:
 
     @property
     def description(self) -> str:
-        """What of the formats is not the model's own."""
+        """Describes the formats that differ from the model's own; empty if none does."""
         cache = f", {self.kv} K/V" if self.kv != "auto" else ""
         return cache + (f", {self.weights} weights" if self.weights else "")
 
 
 class Harness:
-    """One model, its pool and its loop. `slots` sequences of at most `max_length` tokens fit."""
+    """One model, its page pool and its loop. The pool holds `slots` sequences of at most `max_length` tokens."""
 
     def __init__(
         self, env: Environment, spec: ModelSpec, weights: Weights, setup: Setup, *, slots: int, max_length: int
     ) -> None:
         pages = slots * -(-max_length // PAGE_SIZE) + 1
         decoder = Decoder(spec, weights, max_length, setup.operations)
-        self.spec, self._place, self._max_length = spec, env, max_length
+        self.spec, self._env, self._max_length = spec, env, max_length
         self.cache = KVCache(spec, pages, PAGE_SIZE, kv_format(setup.kv, env.dtype), env.device)
         self.scheduler = Scheduler(_config(setup, slots, max_length), PagePool(pages, PAGE_SIZE))
         stats, metrics = Stats(), Metrics()
@@ -83,7 +83,7 @@ class Harness:
         return self._rng.choices(range(self.spec.vocab_size), k=length)
 
     def submit(self, prompts: Seq[Seq[int]], sampling: Sampling) -> list[Sequence]:
-        """Taken in, not computed yet."""
+        """Submits a request for each prompt and returns the new sequences, of which nothing is computed yet."""
         first = self._next
         for prompt in prompts:
             self._server.inbox.append((FRONTEND, Submit(self._next, pack_u32(list(prompt)), sampling)))
@@ -95,7 +95,7 @@ class Harness:
         return sequences
 
     def add_decoding(self, count: int, context: int, *, temperature: float = 0.0, top_p: float = 1.0) -> None:
-        """`count` sequences of `context` tokens each, in the place of all others, whose next step is a decode."""
+        """Replaces all sequences by `count` sequences of `context` tokens each, whose next step is a decode."""
         self.clear()
         sampling = Sampling(self._max_length - context, temperature=temperature, top_p=top_p, ignore_eos=True)
         self.submit([self.prompt(context) for _ in range(count)], sampling)
@@ -105,14 +105,14 @@ class Harness:
             self.scheduler.update(plan, [7] * len(plan.sampling), 1.0)
 
     def fill_cache_randomly(self) -> None:
-        """Random keys and values everywhere."""
-        generator, env = self._place.generator(), self._place
+        """Fills the whole cache with random keys and values."""
+        env, generator = self._env, self._env.generator()
         for part in (self.cache.k, self.cache.v):
             for layer in part:
                 layer.copy_(torch.randn(layer.shape, generator=generator, dtype=env.dtype, device=env.device))
 
     def clear(self) -> None:
-        """Ends them all, and what is under way."""
+        """Aborts all sequences and waits for the steps in flight."""
         ids = tuple(sequence.key[1] for sequence in self.scheduler.sequences())
         if ids:
             self._server.inbox.append((FRONTEND, Abort(ids)))
@@ -123,7 +123,7 @@ class Harness:
             self._loop.iterate()
 
     def drain(self) -> None:
-        """Until every sequence has ended, and every step."""
+        """Runs the loop until every sequence and every step has ended."""
         while self._loop.iterate():
             pass
 
@@ -140,8 +140,8 @@ def build_harness(
     max_length: int,
     weights: Weights | None = None,
 ) -> Harness:
-    """A rig with weights of its own, unless they are given."""
-    gc.collect()  # the rig before holds itself in circles, and most of the device's memory
+    """Returns a harness. Makes random weights unless `weights` is given."""
+    gc.collect()  # the previous harness has reference cycles and holds most of the device's memory
     setup = setup or Setup()
     made = weights or random_weights(
         spec, env.dtype, env.device, invariant=setup.invariant, seed=env.seed, scheme=setup.weights

@@ -1,4 +1,4 @@
-"""What ran on the device and when, from torch's profiler: read from the trace it writes, which every version has."""
+"""Records what ran on the device and when. Reads the trace that torch's profiler writes in every version of torch."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Microseconds on the trace's clock."""
+    """One kernel, copy or operator. begin, length: microseconds on the clock of the trace."""
 
     name: str
     begin: float
@@ -23,9 +23,10 @@ class Span:
 
 
 def record(env: Environment, run: Callable[[], object], copy: Path | None = None) -> list[Span]:
-    """Runs it twice, under the profiler the second time; spans on the device, by time. On the CPU: operators.
+    """Calls `run` twice under the profiler and returns the spans of the second call, ordered by time.
 
-    `copy`: where the trace is left. The profiler itself is warmed up first: it takes a second to begin.
+    The first call warms up the profiler, which takes a second to start. The spans are those on the device; on the CPU
+    they are operators. copy: the path to which the trace is copied, if given.
     """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if env.cuda else [])
     trace = env.folder / "trace.json"
@@ -47,7 +48,7 @@ def record(env: Environment, run: Callable[[], object], copy: Path | None = None
 
 
 def gaps(spans: list[Span]) -> list[float]:
-    """Microseconds between spans in which nothing ran, in order; what overlaps counts once."""
+    """Returns the lengths in microseconds of the gaps in which nothing ran, in order. Spans may overlap."""
     found, end = [], spans[0].begin if spans else 0.0
     for span in spans:
         if span.begin > end:
@@ -57,5 +58,5 @@ def gaps(spans: list[Span]) -> list[float]:
 
 
 def extent(spans: list[Span]) -> float:
-    """From the first begin to the last end."""
+    """Returns the microseconds from the first begin to the last end."""
     return max(span.begin + span.length for span in spans) - spans[0].begin if spans else 0.0

@@ -1,4 +1,4 @@
-"""Steps laid out by hand: chunks of sequences over a shuffled page pool, without a scheduler."""
+"""Builds steps without a scheduler: chunks of sequences whose pages lie in random order in the pool."""
 
 import random
 from array import array
@@ -15,7 +15,10 @@ GREEDY = Sampling(1 << 20, temperature=0.0, ignore_eos=True)
 
 
 def sequences(lengths: Iterable[int], page_size: int, vocab: int, seed: int) -> tuple[list[Sequence], int]:
-    """One of each length, pages at random places; and how many pages the pool needs, scratch included."""
+    """Returns a sequence of each length, with pages in random order, and the pages that the pool needs.
+
+    The number of pages includes the scratch page.
+    """
     rng = random.Random(seed)
     made = [Sequence((b"", at), rng.choices(range(vocab), k=n), n, GREEDY, at, 0.0) for at, n in enumerate(lengths)]
     counts = [-(-len(sequence.tokens) // page_size) for sequence in made]
@@ -28,7 +31,7 @@ def sequences(lengths: Iterable[int], page_size: int, vocab: int, seed: int) -> 
 
 
 def last(sequence: Sequence, count: int, *, upto: int = 0) -> Chunk:
-    """The last `count` tokens of it, or of its first `upto`; samples."""
+    """Returns a chunk with the last `count` tokens of a sequence, or of its first `upto` tokens. The chunk samples."""
     end = upto or len(sequence.tokens)
     return Chunk(sequence, end - count, count, True)
 

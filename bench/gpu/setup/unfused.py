@@ -1,4 +1,4 @@
-"""What the decoder calls, taken apart again: for each fusion the separate kernels that give the same bits."""
+"""Replaces fused operations of the decoder by the separate kernels that give the same bits."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -44,5 +44,5 @@ UNFUSED: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 
 
 def without(*fusions: str) -> Operations:
-    """What a decoder computes with, these taken apart."""
+    """Returns the decoder's fast operations, with the named fusions replaced by separate kernels."""
     return replace(FAST, **{name: function for fusion in fusions for name, function in UNFUSED[fusion].items()})

@@ -1,4 +1,4 @@
-"""Random weights of any spec, made on the device: no files, no copies."""
+"""Makes random weights for any spec directly on the device, without files or copies."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from worker.kernels.quantize import Scheme, quantize
 from worker.model.decoder import Layer, Weights
 from worker.model.spec import ModelSpec
 
-EMBED_STD = 0.02  # small beside what the layers add: a tied head would else repeat its input for ever
+EMBED_STD = 0.02  # small compared with what the layers add; otherwise a tied head would repeat its input for ever
 
 
 def random_weights(
@@ -20,9 +20,9 @@ def random_weights(
     seed: int = 0,
     scheme: Scheme | None = None,
 ) -> Weights:
-    """Values of about 1 everywhere between the layers, so that sums, maxima and powers are those of real work.
+    """Returns random weights for which the values between the layers are about 1 everywhere.
 
-    scheme: what the layers' weights are quantized to.
+    So sums, maxima and power consumption are those of real work. scheme: how the layers' weights are quantized.
     """
     maker = _Maker(spec, dtype, torch.Generator(device).manual_seed(seed), invariant, scheme)
     embed = maker.normal(spec.vocab_size, spec.hidden_size, std=EMBED_STD)
