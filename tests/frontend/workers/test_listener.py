@@ -1,0 +1,12 @@
+"""The counters of a frontend's connections."""
+
+from dataclasses import asdict
+
+from frontend.workers.listener import WireCounters
+
+
+def test_wire_counters_begin_at_zero_and_count_apart() -> None:
+    counters = WireCounters()
+    assert set(asdict(counters).values()) == {0}
+    counters.resyncs += 2
+    assert (counters.resyncs, counters.gaps, WireCounters().resyncs) == (2, 0, 0)
