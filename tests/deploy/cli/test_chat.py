@@ -109,7 +109,10 @@ def test_ctrl_c_stops_the_answer_and_a_second_one_leaves_the_chat() -> None:
     with scripted_server(says("first", end=b": wait"), holding=True) as server:
         control, terminal = os.openpty()
         command = [sys.executable, "-m", "deploy.cli.main", "chat", "--url", server.url]
-        process = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        )  # fmt: skip
         try:
             assert process.stdout is not None
             os.write(control, b"hi\n")
