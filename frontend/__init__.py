@@ -1,7 +1,7 @@
 """A frontend process: it reads HTTP requests, has a worker compute them, and streams the answers. No torch here.
 
 __main__            one process: opens the port, loads the tokenizer, serves, drains
-errors, request     what may go wrong, with its HTTP status; a validated request and its deltas
+errors, request     exceptions with their HTTP status; a validated request and its deltas
 server/             the edge: connections, TLS, authentication, middleware, server-sent events
 api/                the routes, and what each API format reads and writes
 generation/         one request: its sequences, its choices, their deltas
@@ -9,6 +9,6 @@ text/               tokenizer, chat template, detokenizer, stop strings, grammar
 output_parser/      reasoning and tool calls in the generated text
 workers/            the worker pool: discovery, membership, routing, connections, streams
 observability/      access log, metrics, statistics, tracing
-offline/, llm        the same from Python, without HTTP: `LLM`; its public name
+offline/, llm        generation from Python, without HTTP: the class `LLM`, and its public name
 web/                the page at `/`
 """

@@ -3,9 +3,9 @@
 The port is open before the tokenizer is read, so that `/health` and `/ready` answer at once.
 
 SIGTERM and Ctrl-C drain: nothing more is admitted, and running requests may finish. A second signal exits at once,
-except under the launcher: process managers signal launcher and frontend alike, so that the frontend sees the first
-signal twice; the launcher kills it on its own second one. SIGHUP says that another process has taken over the port:
-this one accepts no further connections, and serves the open ones.
+except under the launcher: a process manager signals both the launcher and the frontend, so that the frontend sees the
+first signal twice. When the launcher gets a second signal, it kills the frontend. SIGHUP means that another process has
+taken over the port: this one accepts no further connections, and serves the open ones.
 """
 
 import asyncio
@@ -38,16 +38,17 @@ from shared.curve import keys_for
 from shared.heartbeat import Heartbeat, Phase
 
 GRACE_S = 5.0  # for connections to receive their last bytes after a drain
-IDLE_CLOSE_S = 3.0  # after SIGHUP: when idle connections are closed
+IDLE_CLOSE_S = 3.0  # after SIGHUP, until idle connections are closed
 HOLD_S = 30.0  # how long `hold` waits for readiness before it accepts connections anyway
 READY_POLL_S = 0.05
 BEAT_S = 0.2
-# A frame for thousands of streams makes far more than Python's 700 objects before it frees them: collections in vain.
+# Decoding a frame for thousands of streams creates far more objects than Python's threshold of 700 before it frees any:
+# with that threshold, collections would find no garbage.
 GC_THRESHOLDS = (50_000, 20, 20)
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that still answers (503) while it drains, and for which a signal is not a failure."""
+    """A uvicorn server that still answers (503) while it drains, and exits with success after a signal."""
 
     def __init__(
         self, config: uvicorn.Config, service: Service, drain_timeout: float, heartbeat: Heartbeat, *, hold: bool
@@ -75,7 +76,7 @@ class Server(uvicorn.Server):
             self._heartbeat.phase = Phase.SERVING
 
     async def _accept(self, sockets: list[socket.socket]) -> None:
-        """Does what uvicorn does at its start, once requests can be served."""
+        """Waits until requests can be served, HOLD_S at most; then listens as uvicorn does at its start."""
         deadline = time.monotonic() + HOLD_S
         while not self._service.readiness.ready and time.monotonic() < deadline:
             await asyncio.sleep(READY_POLL_S)
@@ -141,7 +142,7 @@ def serve(
 
 
 async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat: Heartbeat, *, hold: bool) -> None:
-    """Like `serve`, in the running event loop."""
+    """Does the same as `serve`, in the running event loop."""
     config = settings.frontend
     check_tls(config)
     for address in (settings.wire.requests, *config.worker_addresses.split(",")):
@@ -168,11 +169,11 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
         heartbeat_task.cancel()
         timeouts_task.cancel()
     if tokenizer.done() and not tokenizer.cancelled():
-        tokenizer.result()  # raises why it was not loaded
+        tokenizer.result()  # raises the error if the tokenizer was not loaded
 
 
 def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:
-    """A pool of the worker at the wire's own addresses, or of all workers that the settings name."""
+    """Creates the pool of the workers that the settings name; if none, of the one at the wire's own addresses."""
     config = settings.frontend
     file = Path(config.workers_file) if config.workers_file else None
     has_discovery = bool(config.worker_addresses or file)
@@ -207,13 +208,13 @@ async def _load_tokenizer(settings: Settings, server: Server, tokenizer: asyncio
         tokenizer.set_exception(exc)
         server.should_exit = True
     gc.collect()
-    gc.freeze()  # objects that live now live on: no collection pauses to go through them again
+    gc.freeze()  # these objects live as long as the process: no later collection pauses to scan them
     gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _uvicorn_config(settings: Settings, app: Any, protocol: Any) -> uvicorn.Config:
     config = settings.frontend
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns about malformed requests: metrics count them
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # no warnings about malformed requests: metrics count them
     return uvicorn.Config(
         app,
         host=config.host,

@@ -22,7 +22,7 @@ class SluiceError(Exception):
 
 
 class BadRequest(SluiceError):
-    """Not JSON, wrong types, empty prompt."""
+    """The body is not JSON, a value has the wrong type, or a prompt is empty."""
 
     status = 400
     kind = "invalid_request_error"
@@ -39,7 +39,7 @@ class NotFound(SluiceError):
 
 
 class MethodNotAllowed(SluiceError):
-    """allow: the methods that the route has."""
+    """The route does not have the method; `allow` lists the methods that it has."""
 
     status = 405
     kind = "not_found_error"
@@ -55,14 +55,14 @@ class TooLarge(SluiceError):
 
 
 class Unprocessable(SluiceError):
-    """Well-formed but not acceptable: out of range, unknown field or model, too long."""
+    """The request is well-formed but not acceptable: out of range, unknown field or model, too long."""
 
     status = 422
     kind = "invalid_request_error"
 
 
 class Overloaded(SluiceError):
-    """Queue full, draining, no worker. `retry_after` is in seconds."""
+    """The queue is full, the server drains, or there is no worker. `retry_after` is in seconds."""
 
     status = 503
     kind = "overloaded_error"

@@ -29,15 +29,15 @@ class GenerationRequest:
     Choice `i` of the response belongs to prompt `i // n`.
     """
 
-    prompts: tuple[list[int], ...]  # token ids, none empty
+    prompts: tuple[list[int], ...]  # token ids; no prompt is empty
     sampling: Sampling
     stops: tuple[str, ...] = ()
     n: int = 1
     stream: bool = False
-    echo: tuple[str, ...] = ()  # each prompt's text, to precede its choices; "" for a prompt of ids
-    timings: bool = False  # the response includes them
-    include_usage: bool = False  # in a last chunk of a stream
-    continuous_usage: bool = False  # in every chunk of a stream
+    echo: tuple[str, ...] = ()  # each prompt's text, which precedes its choices; "" for a prompt of ids
+    timings: bool = False  # the response includes timings
+    include_usage: bool = False  # a stream has the usage in a last chunk
+    continuous_usage: bool = False  # a stream has the usage in every chunk
     model: str = ""
     cache_salt: str = ""  # this and the next two: see shared.messages.Submit
     deadline_ms: int = 0
@@ -81,7 +81,7 @@ class Delta(msgspec.Struct, gc=False):
     stop: str | int | None = None
     usage: Usage | None = None  # of this choice so far
     logprobs: list[TokenLogprob] | None = None
-    timings: Timings | None = None  # with finish
+    timings: Timings | None = None  # set together with `finish`
     seed: int | None = None
 
     @property

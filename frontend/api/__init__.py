@@ -11,10 +11,10 @@ The formats share these modules:
     decoding            decodes a body into its type, or refuses it
     request_types       the fields that the formats share, as types
     common              the model's facts, sampling, usage and timings
-    chat_prompt         chat messages as a prompt
+    chat_prompt         turns chat messages into a prompt
     tools               tools and tool choices, as the formats write them
     structured_output   the fields that ask for structured output
     openapi, request_schema     the description of the API at /openapi.json
-    response_types      what the types of all responses share
+    response_types      the base of all response types
     keyword_struct      structs with keyword-only fields
 """

@@ -60,7 +60,7 @@ from shared.config import FrontendConfig, ModelConfig
 from shared.messages import Limits
 
 FLUSH_S = 1.0
-LAG_S = 0.05  # how often the event loop's punctuality is measured
+LAG_S = 0.05  # between two measurements of the event loop's lag
 
 SERVING = (ConnectionState.READY, ConnectionState.DRAINING)  # the model is loaded
 
@@ -98,7 +98,7 @@ def create_app(
     tokenizer: asyncio.Future[Tokenizer],
     metrics: PrometheusMetrics,
 ) -> Starlette:
-    """The ASGI application; its lifespan starts and closes `pool`. `app.state.service` is the Service.
+    """Creates the ASGI application; its lifespan starts and closes `pool`. `app.state.service` is the Service.
 
     Raises ConfigError if the file of API keys cannot be used.
     """
@@ -118,7 +118,7 @@ def create_app(
 
 
 def _pass_on(request: Request, exc: Exception) -> Response:
-    raise exc  # to the middleware
+    raise exc  # the middleware makes the response
 
 
 class Api:
@@ -160,11 +160,11 @@ class Api:
         ]
 
     def envelope(self, path: str) -> Envelope:
-        """The format of an error that occurs before the body is read."""
+        """Returns the API format of an error that occurs before the body is read."""
         return messages if path.startswith("/v1/messages/") else self._api_format(path)
 
     def _api_format(self, path: str, body: bytes = b"") -> ApiFormat:
-        """The format of the response, also of an error if the body cannot be decoded."""
+        """Returns the API format of the response; an error has it, too, even if the body cannot be decoded."""
         if path == "/v1/completions":
             wanted = requested_stream_format(body) or self._config.completions_stream_format
             return typed_events if wanted == "events" else completions
@@ -235,7 +235,7 @@ class Api:
         )
 
     async def _body(self, request: Request) -> bytes:
-        """Raises TooLarge as soon as the limit is passed or announced."""
+        """Reads the body. Raises TooLarge as soon as its announced or received length exceeds the limit."""
         most = self._config.max_body_bytes
         data = bytearray()
         announced = request.headers.get("content-length", "0")
@@ -248,7 +248,7 @@ class Api:
         return bytes(data)
 
     def _context(self) -> ModelContext:
-        """Raises Overloaded while the tokenizer is loading."""
+        """Returns the model's context. Raises Overloaded while the tokenizer is loading."""
         return self._model_context.within(self._limits)
 
     @cached_property
@@ -257,7 +257,7 @@ class Api:
 
     @property
     def _limits(self) -> Limits | None:
-        """None before a worker has reported them."""
+        """Returns the worker's limits; None before a worker has reported them."""
         welcome = self._pool.membership.welcome
         return welcome.limits if welcome else None
 
@@ -316,7 +316,7 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. If the client disconnects first, cancels `work` and raises ClientDisconnect."""
+    """Returns the result of `work`. If the client disconnects first, cancels `work` and raises ClientDisconnect."""
     here = asyncio.current_task()
     disconnected = False
 

@@ -1,7 +1,7 @@
 """Shared by the chat formats: messages as chat templates know them (`ChatMessage`), and the prompt they become.
 
-Knows text parts, tool calls and the chat template; knows no API format. A format's file `…_input` messages its messages
-into `ChatMessage`s.
+Knows text parts, tool calls and the chat template; knows no API format. The `…_input` module of a format turns its
+messages into `ChatMessage`s.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from frontend.text.chat_template import TemplateError
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
-MARK = "\ue000"  # private use: where the text to be continued ends, for the time of rendering
+MARK = "\ue000"  # a private-use character; while rendering, it marks where the text to be continued ends
 ROLES = {"developer": "system"}  # OpenAI's newer name
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of reasoning in templates
 MISTRALS_ID = re.compile(r"[A-Za-z0-9]{9}")
@@ -34,12 +34,12 @@ class _TextPart(Protocol):
 
 
 def join_text(content: str | Sequence[_TextPart] | None) -> str:
-    """A message's text: its parts, joined as they stand."""
+    """Returns a message's text: its parts, joined without a separator."""
     return content if isinstance(content, str) else "".join([part.text for part in content or ()])
 
 
 def parse_arguments(arguments: str) -> Any:
-    """A call's arguments as an object, or as they stand where they are none."""
+    """Returns a call's arguments as an object, or unchanged if they are no JSON object."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -51,18 +51,18 @@ def parse_arguments(arguments: str) -> Any:
 
 
 def chat_message(role: str, content: str, thought: str | None = None, calls: Sequence[ChatMessage] = ()) -> ChatMessage:
-    """A message as chat templates know it."""
+    """Returns a message as chat templates know it."""
     also: ChatMessage = dict.fromkeys(THOUGHTS, thought) if thought else {}
     return {"role": role, "content": content} | also | ({"tool_calls": list(calls)} if calls else {})
 
 
 def call(id: str, name: str, arguments: Any) -> ChatMessage:
-    """One of an assistant's `tool_calls`."""
+    """Returns one entry of an assistant message's `tool_calls`."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def merge_same_role(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Joins neighbours of one role into one message, a line each. Each result of a tool stays its own message."""
+    """Joins adjacent messages of one role, with a line break between them. Each tool result stays its own message."""
     merged: list[ChatMessage] = []
     for one in messages:
         if merged and merged[-1]["role"] == one["role"] != "tool":
@@ -72,7 +72,7 @@ def merge_same_role(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 
 
 def _merged(first: ChatMessage, second: ChatMessage) -> ChatMessage:
-    """A message that only calls or thinks has no line to join."""
+    """Joins two messages of one role. A message that only calls or thinks adds no line to the text."""
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
     thoughts = [one["reasoning_content"] for one in (first, second) if "reasoning_content" in one]
     lines = [one["content"] for one in (first, second) if one["content"] or not (calls or thoughts)]
@@ -82,13 +82,13 @@ def _merged(first: ChatMessage, second: ChatMessage) -> ChatMessage:
 def checked_messages(
     messages: Sequence[ChatMessage], style: ModelFormat, *, answered: bool, param: str = "messages"
 ) -> Sequence[ChatMessage]:
-    """The messages as the model's template can show them.
+    """Checks the messages, and returns them in the form that the model's template can show.
 
-    answered: an answer follows
+    answered: an answer follows the last message
     param: the request field that holds the messages
 
-    Raises Unprocessable for calls that the template has no place for, for the result of an unknown call, and for an
-    answer to a call without result.
+    Raises Unprocessable for calls that the template has no place for, for the result of an unknown call, and for
+    calls in the last message if an answer follows, as they have no result.
     """
     known: set[str] = set()
     for i, one in enumerate(messages):
@@ -115,7 +115,7 @@ def checked_messages(
 
 
 def _with_short_ids(one: ChatMessage) -> ChatMessage:
-    """Mistral's templates accept only call ids of nine letters and digits; another id becomes a digest of itself."""
+    """Shortens call ids, as Mistral's templates accept only nine letters and digits: other ids become digests."""
     changed = dict(one)
     if calls := one.get("tool_calls"):
         changed["tool_calls"] = [{**call, "id": _short(call["id"])} for call in calls]
@@ -129,7 +129,7 @@ def _short(id: str) -> str:
 
 
 def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Llama's templates show one call per message: several calls become several messages, each before its result."""
+    """Splits messages with several calls into one per call, each before its result: Llama's templates show one."""
     split: list[ChatMessage] = []
     position = 0
     while position < len(messages):
@@ -208,7 +208,7 @@ def _opened(
     tools: Sequence[dict[str, Any]] | None,
     kwargs: Mapping[str, Any],
 ) -> str:
-    """The prompt up to the end of the last message's content."""
+    """Renders the prompt up to the end of the last message's content."""
     last = messages[-1] | {"content": messages[-1]["content"] + MARK}
     text, mark, _ = context.template.render([*messages[:-1], last], False, tools, **kwargs).rpartition(MARK)
     if not mark:

@@ -26,7 +26,7 @@ from frontend.text.tokenizer import Tokenizer
 from shared.config import FrontendConfig
 from shared.messages import Limits, Sampling, Timings
 
-AsyncDeltas = AsyncIterator[list[Delta]]  # each list is all that arrived since the last one
+AsyncDeltas = AsyncIterator[list[Delta]]  # each list has all that arrived since the previous list
 
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
@@ -44,13 +44,13 @@ class ModelContext:
     vocab_size: int
     tokenizer: Tokenizer
     template: ChatTemplate
-    stream_format: str = "openai"  # for /v1/completions, where the body has none
+    stream_format: str = "openai"  # of /v1/completions, if the body names none
     style: ModelFormat = field(default_factory=ModelFormat)  # how the model writes reasoning and tool calls
     recommended: Mapping[str, Any] = field(default_factory=dict)  # defaults of sampling fields, by the model's authors
 
     @classmethod
     def of(cls, name: str, tokenizer: Tokenizer, config: FrontendConfig) -> Self:
-        """The context before any worker has reported its limits."""
+        """Returns the context before any worker has reported its limits."""
         return cls(
             name, 0, tokenizer.vocab_size, tokenizer, ChatTemplate(tokenizer.templates, tokenizer.named_tokens),
             config.completions_stream_format,
@@ -59,13 +59,13 @@ class ModelContext:
         )  # fmt: skip
 
     def within(self, limits: Limits | None) -> Self:
-        """The same with a worker's limits, if one has reported them."""
+        """Returns the context with a worker's limits; unchanged if no worker has reported them."""
         return replace(self, max_seq_len=limits.max_seq_len, vocab_size=limits.vocab_size) if limits else self
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """Everything besides its deltas that writing a response needs."""
+    """Everything that writing a response needs in addition to its deltas."""
 
     request: GenerationRequest
     tokenizer: Tokenizer
@@ -106,7 +106,7 @@ def check_length(param: str, prompt: int, output: int, context: ModelContext) ->
 
 
 def sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
-    """The wire's Sampling. An absent field has the checkpoint's recommendation or else Sampling's default.
+    """Makes the wire's Sampling. An absent field has the checkpoint's recommendation or else Sampling's default.
 
     more: the fields that only some API formats have
     """
@@ -122,7 +122,7 @@ def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
         case "seed":
             return value % (1 << 64)  # the same integer of 64 bits, as unsigned
         case "top_k":
-            return min(value, context.vocab_size)  # a larger one means the same, and need not fit the wire
+            return min(value, context.vocab_size)  # a larger one means the same, and may not fit the wire
         case "stop_token_ids":
             check_ids(name, value, context.vocab_size)
             return tuple(value)
@@ -133,14 +133,14 @@ def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
 
 
 def _float32(value: float) -> float:
-    """0 for a value that is too small for the worker's float32."""
+    """Returns the value, or 0 if it is too small for the worker's float32."""
     return value if abs(value) >= SMALLEST else 0.0
 
 
 def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling fields that a checkpoint's generation_config.json recommends; none if it says not to sample.
+    """Returns the sampling fields that a checkpoint's generation_config.json recommends; none if it says not to sample.
 
-    A value that no request could have (a `top_k` of 0) recommends nothing.
+    A value that no request could have (such as a `top_k` of 0) is ignored.
     """
     if generation.get("do_sample") is False:
         return {}
@@ -155,7 +155,7 @@ def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
 def generation_request(
     request: GenerationFields, context: ModelContext, prompts: tuple[list[int], ...], chosen: Sampling, **more: Any
 ) -> GenerationRequest:
-    """more: the fields that only this request's API format has"""
+    """Makes a GenerationRequest; `more` has the fields that only this request's API format has."""
     options = request.stream_options
     return GenerationRequest(
         prompts=prompts, sampling=chosen, stream=request.stream, timings=request.timings, model=context.model,

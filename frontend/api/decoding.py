@@ -49,7 +49,7 @@ Reader = Callable[[Any, str], Any]
 
 
 def decode(body: bytes, kind: type[Request]) -> Request:
-    """The body as `kind`. Raises BadRequest or Unprocessable."""
+    """Returns the body as `kind`. Raises BadRequest or Unprocessable."""
     try:
         request: Request = _decoder(kind).decode(body)
         return request
@@ -60,7 +60,7 @@ def decode(body: bytes, kind: type[Request]) -> Request:
 
 
 def convert(body: Mapping[str, Any], kind: type[Request]) -> Request:
-    """The same for a body that is already decoded, or was never JSON."""
+    """Does the same as `decode` for a body that is already decoded, or was never JSON."""
     try:
         return msgspec.convert(body, kind, str_keys=True)
     except msgspec.ValidationError:
@@ -68,7 +68,7 @@ def convert(body: Mapping[str, Any], kind: type[Request]) -> Request:
 
 
 def decode_json(body: bytes) -> Any:
-    """Plain values. Raises BadRequest."""
+    """Returns the body as plain Python values. Raises BadRequest."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
@@ -96,11 +96,11 @@ def _read_body(body: Any, kind: type[Request]) -> Request:
     return request
 
 
-# the readers of each type of value: functions of the value and its path
+# a reader for each type of value: a function of the value and its path
 
 
 def reader(node: nodes.Type) -> Reader:
-    """Reads a value of the type that `node` describes, which is not null."""
+    """Returns a function that reads a value, not null, of the type that `node` describes."""
     options = list(alternatives(node))
     if not options:
         return _refuse
@@ -127,7 +127,8 @@ def _refuse(value: Any, path: str) -> Any:
 
 
 def _by_json_type(option: nodes.Type) -> dict[type, Reader]:
-    """JSON has one kind of number: an integer may be written as 8.0, unless it must be exact, and a number as 8."""
+    """Returns a reader for each JSON type that the value may have. JSON has one kind of number: an integer may be
+    written as 8.0, unless it must be exact, and a number as 8."""
     match node := bare(option):
         case nodes.IntType(ge=low, le=high):
             exact = isinstance(option, nodes.Metadata) and "exact" in (option.extra or {})
@@ -208,7 +209,7 @@ def _of_string(some: bool, pattern: str | None) -> Reader:
 
 
 def _of_array(node: nodes.ListType) -> Reader:
-    """A refusal names the entry (`messages[2].role`) where entries are objects, and else the array."""
+    """Returns the reader of an array. A refusal names the entry (`messages[2].role`) if it is an object, else the array."""
     item, most = reader(node.item_type), node.max_length
     objects = any(isinstance(bare(one), nodes.StructType) for one in alternatives(node.item_type))
 
@@ -274,7 +275,7 @@ def _of_object(node: nodes.StructType) -> Reader:
 
     def read(value: dict[str, Any], path: str) -> Any:
         prefix = f"{path}." if path else ""
-        if types and (tag := value.get("type")) is not None:  # an object of another type has fields of its own
+        if types and (tag := value.get("type")) is not None:  # an object of another type has other fields
             _check_tag(tag, types, kind, f"{prefix}type")
         for name, entry in value.items():
             if name in kind.ONLY:
@@ -294,7 +295,7 @@ def _of_object(node: nodes.StructType) -> Reader:
 
 
 def _literal_types(node: nodes.StructType) -> list[str]:
-    """The values of a field `type` that says what kind of object it is."""
+    """Returns the values that the object's field `type` may have, if it has one."""
     nested = [alternatives(field.type) for field in node.fields if field.encode_name == "type"]
     return [str(value) for one in chain(*nested) if isinstance(one, nodes.LiteralType) for value in one.values]
 

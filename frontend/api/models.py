@@ -8,7 +8,7 @@ from shared.messages import Limits
 
 
 def model_of(name: str, created: int, limits: Limits | None) -> Model:
-    """created: seconds since 1970, of this process's start."""
+    """Describes the served model; `created` is the start of this process, in seconds since 1970."""
     longest = limits.max_seq_len if limits else None
     return Model(
         id=name,
@@ -25,7 +25,7 @@ def model_list(name: str, created: int, limits: Limits | None) -> ModelList:
 
 
 def find_model(wanted: str, name: str, created: int, limits: Limits | None) -> Model:
-    """Raises NotFound for any name but the served one."""
+    """Returns the served model. Raises NotFound for any other name."""
     if wanted != name:
         raise NotFound(f"the model `{wanted}` is not served here", param="model", code="model_not_found")
     return model_of(name, created, limits)

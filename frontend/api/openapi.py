@@ -1,6 +1,6 @@
 """The published description of the HTTP interface (OpenAPI 3.1), made of the types that requests are decoded into.
 
-Knows each route's request type and the shape of its answer; a test holds its routes against the app's.
+Knows each route's request type and the shape of its answer; a test compares its routes with the app's.
 """
 
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ RETRY_AFTER = {"Retry-After": {"description": "Seconds", "schema": {"type": "int
 
 
 def document() -> dict[str, Any]:
-    """The whole description, ready to be written as JSON."""
+    """Returns the whole description, ready to be written as JSON."""
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sluice", "version": _version(), "description": "Serves an open-weight language model."},
@@ -95,7 +95,7 @@ def document() -> dict[str, Any]:
 
 
 def _request(kind: type[RequestModel]) -> dict[str, Any]:
-    """A body, each of its fields with a description."""
+    """Returns the schema of a body, each of its fields with a description."""
     body = request_schema(kind)
     fields = {name: {"description": NOT_SUPPORTED, **shape} for name, shape in body["properties"].items()}
     return {**body, "properties": fields}
@@ -113,7 +113,7 @@ def ref(name: str) -> dict[str, str]:
 
 
 def _generating() -> dict[str, Any]:
-    """Routes that answer at once or, with `stream`, in server-sent events."""
+    """Returns the routes that answer at once or, with `stream`, in server-sent events."""
     openai_error, anthropic_error = ref("OpenAIError"), ref("AnthropicError")
     either = {"anyOf": [openai_error, ref("ErrorEvent")]}  # depends on the body's `stream_format`
     typed = [ref(name) for name in ("TokenEvent", "DoneEvent", "ErrorEvent")]
@@ -146,7 +146,7 @@ def _counting() -> dict[str, Any]:
 
 
 def _reporting() -> dict[str, Any]:
-    """Routes that only report."""
+    """Returns the routes that only report."""
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     error = ref("OpenAIError")
     missing = {"404": _answer("Nothing of that name", _json(error))}
@@ -170,7 +170,10 @@ def _reporting() -> dict[str, Any]:
 
 
 def _post(summary: str, takes: str, gives: str, error: Schema, events: Schema | None = None) -> dict[str, Any]:
-    """events: the schema of the JSON of each `data:` line, for which OpenAPI 3.1 has no keyword"""
+    """Describes a POST route.
+
+    events: the schema of the JSON of each `data:` line, for which OpenAPI 3.1 has no keyword
+    """
     content = _json(ref(gives))
     if events is not None:
         content["text/event-stream"] = {"x-event-data": events}

@@ -13,7 +13,7 @@ from msgspec import inspect as nodes
 from frontend.api.keyword_struct import KeywordStructMeta
 from frontend.errors import BadRequest, SluiceError, Unprocessable
 
-MOST = (1 << 31) - 1  # the largest integer of most fields: no tensor and no counter wraps
+MOST = (1 << 31) - 1  # the largest integer of most fields, so that no tensor and no counter overflows
 LARGEST, SMALLEST = 3.4e38, 2.0**-126  # bounds of numbers: the worker computes in float32
 TYPE_NAMES: Mapping[type, str] = {
     bool: "a boolean",
@@ -46,7 +46,7 @@ class RequestModel(
 
 
 class FieldError(ValueError):
-    """Raised in `__post_init__` of a RequestModel for a field whose value does not fit the others, or its syntax."""
+    """Raised in `__post_init__` of a RequestModel for a field whose value contradicts others or is malformed."""
 
     def __init__(self, field: str, problem: str, error: type[SluiceError] = Unprocessable, code: str = "out_of_range"):
         super().__init__(f"`{field}` {problem}")
@@ -74,19 +74,19 @@ def type_info(kind: type[RequestModel]) -> nodes.StructType:
 
 @cache
 def fields_of(kind: type[RequestModel]) -> Mapping[str, nodes.Field]:
-    """By name in JSON."""
+    """Returns the fields of a type by their names in JSON."""
     return {field.encode_name: field for field in type_info(kind).fields}
 
 
 def bare(node: nodes.Type) -> nodes.Type:
-    """Without its metadata."""
+    """Returns the type without its metadata."""
     while isinstance(node, nodes.Metadata):
         node = node.type
     return node
 
 
 def alternatives(node: nodes.Type) -> Iterator[nodes.Type]:
-    """The types that a value may have, without null."""
+    """Yields the types that a value may have, without null."""
     union = bare(node)
     for one in union.types if isinstance(union, nodes.UnionType) else (node,):
         if isinstance(bare(one), nodes.UnionType):

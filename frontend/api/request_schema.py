@@ -17,7 +17,7 @@ SAMPLING_DEFAULTS = msgspec.structs.asdict(Sampling(max_tokens=0))
 
 
 def request_schema(kind: type[RequestModel]) -> Schema:
-    """A whole body. Refused fields are left out."""
+    """Returns the schema of a whole body, without the fields that accept only null (`Refused`)."""
     return _object(type_info(kind))
 
 
@@ -34,7 +34,7 @@ def _refused(field: nodes.Field) -> bool:
 
 
 def schema(node: nodes.Type) -> Schema:
-    """The schema of a value, without null."""
+    """Returns the schema of a value, without null."""
     extra: dict[str, Any] = {}
     while isinstance(node, nodes.Metadata):
         extra = {**(node.extra_json_schema or {}), **extra}
@@ -107,7 +107,7 @@ def _property(kind: type[RequestModel], field: nodes.Field) -> Schema:
 
 
 def description(field: nodes.Field) -> str:
-    """A field's description; empty if its name is enough."""
+    """Returns a field's description; empty if its name is enough."""
     for node in (field.type, *alternatives(field.type)):
         if isinstance(node, nodes.Metadata) and "description" in (node.extra_json_schema or {}):
             return str((node.extra_json_schema or {})["description"])
@@ -115,7 +115,7 @@ def description(field: nodes.Field) -> str:
 
 
 def _default(kind: type[RequestModel], field: nodes.Field) -> Any:
-    """The value that null means; None if a client could not send it: internally, no `top_k` is 0."""
+    """Returns the value that null means; None if a client could not send that value (no `top_k` is 0 internally)."""
     value = field.default
     if value is None and issubclass(kind, GenerationFields):
         value = SAMPLING_DEFAULTS.get(field.name)

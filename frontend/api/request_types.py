@@ -27,7 +27,7 @@ PositiveShare = Annotated[float, Meta(ge=SMALLEST, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=LARGEST)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
-Rivals = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]  # the most likely tokens beside the chosen one
+Rivals = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]  # how many likely tokens to report in addition to the chosen one
 TokenIds = Annotated[list[Count], Meta(max_length=1024)]
 StopTexts = Annotated[list[Text], Meta(max_length=MAX_STOPS)]
 Ignored = Annotated[Any, doc("Accepted, no effect")]
@@ -90,14 +90,14 @@ class GenerationFields(RequestModel):
     service_tier: Ignored = None
 
     def __post_init__(self) -> None:
-        if self.seed is not None and not _LOW64 <= self.seed <= _HIGH64:  # beyond what Meta can bound
+        if self.seed is not None and not _LOW64 <= self.seed <= _HIGH64:  # Meta cannot bound integers of 64 bits
             raise FieldError("seed", f"must be a signed or unsigned integer of 64 bits, got {self.seed!r:.80}")
 
 
 JsonSchemaValue = dict[str, Any] | bool | str
 _Choices = Annotated[list[str], Meta(max_length=4096)]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
-_TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # the vocabulary is checked where it is known
+_TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # checked against the vocabulary where that is known
 
 
 class StructuredOutputs(RequestModel):

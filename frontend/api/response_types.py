@@ -1,4 +1,4 @@
-"""What the types of all responses share, and the responses of the routes that generate nothing.
+"""The base of all response types, and the responses of the routes that generate nothing.
 
 A response is a Struct; `schemas` makes its JSON Schema for /openapi.json. An optional field that is UNSET is left out.
 Streams write the same types; the parts of a chunk that do not change are encoded once.
@@ -87,7 +87,7 @@ class NotReady(ResponseModel):
 
 
 def schemas(types: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON Schemas (2020-12) of response types by component name, with the types that they refer to.
+    """Returns JSON Schemas (2020-12) of response types by component name, with the types that they refer to.
 
     types: a Struct or a union of Structs for each name.
     """
@@ -122,7 +122,7 @@ def _structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
 
 
 def _require_all(struct: type[msgspec.Struct], schema: dict[str, Any]) -> None:
-    """A response has every field that cannot be UNSET, also where a default writes it."""
+    """Marks as required every field that cannot be UNSET, also if it has a default: a response always has it."""
     schema["required"] = [
         field.encode_name for field in msgspec.structs.fields(struct) if field.default is not UNSET
     ] + ([struct.__struct_config__.tag_field] if struct.__struct_config__.tag_field else [])

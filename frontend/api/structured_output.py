@@ -80,7 +80,7 @@ class StructuredOutput:
 
 
 def _json_schema(value: Any, name: str) -> str:
-    """`value`: a schema, or the text of one."""
+    """Builds the grammar of a JSON schema; `value` is the schema or its text."""
     if type(value) is str:
         try:
             value = msgspec.json.decode(value)
@@ -100,7 +100,7 @@ GRAMMARS: dict[str, Callable[[Any, str], str]] = {
 
 
 def openai(request: OpenAIFields, form: ResponseFormat | TextFormat | None, param: str) -> list[StructuredOutput]:
-    """Every structured output that a request asks for; `param` is the field that holds `form`."""
+    """Returns every structured output that a request asks for; `param` is the field that holds `form`."""
     return [*_by_format(form, param), *_guided(request)]
 
 
@@ -138,7 +138,7 @@ def _structured_output(kind: str, value: Any, param: str) -> StructuredOutput:
 
 
 async def grammar(requested: list[StructuredOutput], copies: int = 1) -> str:
-    """The one grammar, empty for none; `copies`: how many sequences will bring it to the worker.
+    """Builds the grammar that is requested; empty if none is. `copies` sequences will bring it to the worker.
 
     Raises Unprocessable for two grammars, an invalid one, and one that is too large for that many copies.
     """

@@ -19,7 +19,7 @@ class DetokenizeRequest(RequestModel):
 
 
 async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
-    """Adds the tokenizer's special tokens to `prompt`, unless told not to; `messages` become what chat sends."""
+    """Encodes `prompt`, by default with the tokenizer's special tokens, or `messages` as chat does."""
     check_model(request.model, context)
     prompt, special = request.prompt, request.add_special_tokens
     if (prompt is None) == (request.messages is None):
@@ -42,7 +42,7 @@ async def detokenize(request: DetokenizeRequest, context: ModelContext) -> Promp
 
 
 def info(context: ModelContext) -> TokenizerInfo:
-    """Facts for evaluation harnesses that lack the tokenizer, as on vLLM's route of this name."""
+    """Returns facts for evaluation harnesses that lack the tokenizer, as on vLLM's route of this name."""
     tokenizer = context.tokenizer
     return TokenizerInfo(
         bos_token=tokenizer.named_tokens.get("bos_token"),

@@ -24,7 +24,7 @@ from frontend.text import grammar_builder
 MAX_TOOLS = 128
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-ModeAndNames = tuple[Mode, frozenset[str] | None]  # None: any of the functions that are tool_choice
+ModeAndNames = tuple[Mode, frozenset[str] | None]  # None: any of the offered functions may be called
 FunctionName = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z", extra_json_schema={"pattern": "^[A-Za-z0-9_-]{1,128}$"})
 ]
@@ -227,8 +227,8 @@ ThinkingField = Annotated[
 def checked_choice(
     functions: tuple[Function, ...], requested: ModeAndNames, parallel: bool, context: ModelContext
 ) -> ToolChoice:
-    """The tools and the choice among them. Raises Unprocessable for a choice of an unknown function, and if the model
-    cannot call functions.
+    """Returns the tools and the choice among them. Raises Unprocessable for a choice of an unknown function, and if the
+    model cannot call functions.
     """
     mode, names = requested
     known = frozenset(one.name for one in functions)
@@ -261,7 +261,7 @@ def _check_format(context: ModelContext) -> None:
 
 
 def thinking(wanted: bool | None, param: str, context: ModelContext) -> dict[str, Any]:
-    """The chat template's variables for thinking or not. Raises Unprocessable if the model cannot, when `wanted`."""
+    """Returns the template's variables that turn thinking on or off. Raises Unprocessable if `wanted` is impossible."""
     style = context.style
     if wanted and not (style.has_reasoning or style.has_enable_thinking):
         raise Unprocessable(
@@ -271,7 +271,7 @@ def thinking(wanted: bool | None, param: str, context: ModelContext) -> dict[str
 
 
 def effort(wanted: str | None, param: str, context: ModelContext) -> dict[str, Any]:
-    """The same for OpenAI's degrees of effort, which some templates know."""
+    """Returns the template's variables for an OpenAI effort; thinking on or off if the template knows no degrees."""
     if wanted is None:
         return {}
     if context.style.has_reasoning_effort:
@@ -282,9 +282,9 @@ def effort(wanted: str | None, param: str, context: ModelContext) -> dict[str, A
 async def grammar_and_parser(
     tool_choice: ToolChoice, begins: Reasoning, text_grammar: str, context: ModelContext
 ) -> tuple[str, ParserConfig | None]:
-    """The grammar of the whole answer, and how to parse it (None: it is plain text).
+    """Returns the grammar of the whole answer (empty if it is free), and how to parse it (None if it is plain text).
 
-    text_grammar: the grammar of the answer's text; a grammar is empty for none
+    text_grammar: the grammar of the answer's text; empty if the text is free
     """
     calls = context.style.tool_format
     make: Callable[[], str] | None = None

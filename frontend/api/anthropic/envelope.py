@@ -6,7 +6,7 @@ from frontend.errors import SluiceError, TooLarge
 from frontend.request import Delta, Finish
 
 PREFIX = "msg"
-CACHES = "caches"  # GenerationRequest.format_data: whether the client marked what to cache
+CACHES = "caches"  # key of GenerationRequest.format_data: whether the client marked what to cache
 FINISH: dict[Finish, types.StopReason] = {
     Finish.EOS: "end_turn",
     Finish.STOP: "stop_sequence",
@@ -22,7 +22,7 @@ def error(exc: SluiceError, request_id: str) -> bytes:
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """Ends a failed stream: no message_stop follows."""
+    """Encodes the event that ends a failed stream; no message_stop follows."""
     return b"event: error\ndata: " + error(exc, request_id) + b"\n\n"
 
 
@@ -48,7 +48,7 @@ DELTA = (
 
 
 def text_delta(delta: Delta, totals: Totals | None) -> bytes:
-    """A delta of the first block. `totals`: only if the request asked for running usage."""
+    """Encodes a delta of the first block. `totals` is None unless the request asked for running usage."""
     text = delta.text
     if not text and (totals is None or not delta.ids):
         return b""
@@ -56,12 +56,12 @@ def text_delta(delta: Delta, totals: Totals | None) -> bytes:
 
 
 def running_usage(totals: Totals | None) -> bytes:
-    """The last field of a delta event: the usage so far, if the request asked for it."""
+    """Encodes the last field of a delta event: the usage so far, or nothing if the request did not ask for it."""
     return b"" if totals is None else b',"usage":' + to_json(usage(totals))
 
 
 def start(context: ResponseContext) -> bytes:
-    """The first event. Cached tokens are known, and counted, only at the end."""
+    """Encodes the first event. Its usage has no cached tokens, because they are known only at the end."""
     message = types.Message(
         id=_id(context), model=context.request.model, content=[], stop_reason=None, stop_sequence=None,
         usage=usage(Totals(context.request)),
@@ -70,7 +70,7 @@ def start(context: ResponseContext) -> bytes:
 
 
 def end(context: ResponseContext, delta: Delta, totals: Totals, called: bool = False) -> bytes:
-    """The last events, after all blocks are closed. `called`: the answer has tool calls."""
+    """Encodes the last events, after all blocks are closed. `called` says that the answer has tool calls."""
     reason = types.MessageDelta(delta=stop(delta, called), usage=usage(totals), seed=delta.seed, timings=totals.timings)
     return event(reason) + STOP
 
@@ -78,7 +78,7 @@ def end(context: ResponseContext, delta: Delta, totals: Totals, called: bool = F
 def complete_message(
     context: ResponseContext, blocks: list[types.ContentBlock], delta: Delta, totals: Totals, called: bool = False
 ) -> bytes:
-    """A message in one piece; `delta` is its last."""
+    """Encodes a message in one piece; `delta` is its last delta."""
     reason = stop(delta, called)
     return to_json(
         types.Message(
@@ -99,7 +99,8 @@ def _id(context: ResponseContext) -> str:
 
 
 def stop(delta: Delta, called: bool = False) -> types.MessageEnd:
-    """A stop token id ends a turn, as the model's own end tokens do; only a text is a stop sequence."""
+    """Returns why the message ended. A stop token id ends the turn, as the model's own end tokens do; only a text
+    counts as a stop sequence."""
     sequence = delta.stop if isinstance(delta.stop, str) else None
     finish = Finish.EOS if delta.finish is Finish.STOP and sequence is None else delta.finish
     if called and finish is Finish.EOS:
@@ -108,7 +109,7 @@ def stop(delta: Delta, called: bool = False) -> types.MessageEnd:
 
 
 def usage(totals: Totals) -> types.MessageUsage:
-    """Cached tokens count apart only for requests that marked what to cache."""
+    """Returns the usage. Cached tokens are counted separately only for requests that marked what to cache."""
     used = totals.usage
     cached = used.cached_tokens if totals.request.format_data.get(CACHES) else 0
     return types.MessageUsage(

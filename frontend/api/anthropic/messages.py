@@ -44,7 +44,7 @@ REQUEST = MessageRequest
 
 
 async def parse(request: MessageRequest, context: ModelContext) -> GenerationRequest:
-    """Raises BadRequest or Unprocessable, naming the field."""
+    """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     known = functions(request.tools)
     tool_choice = _tool_choice(request, known, context)
@@ -61,7 +61,7 @@ async def parse(request: MessageRequest, context: ModelContext) -> GenerationReq
 
 
 async def count_tokens(request: MessageCountRequest, context: ModelContext) -> types.InputTokenCount:
-    """The `input_tokens` that the same body would have as a message."""
+    """Returns the `input_tokens` that a message with the same body would have."""
     check_model(request.model, context)
     known = functions(request.tools)
     _tool_choice(request, known, context)
@@ -105,7 +105,7 @@ class TextWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """The answer in one piece."""
+    """Writes the answer in one piece."""
     totals = Totals(context.request)
     texts: list[str] = []
     last: Delta | None = None

@@ -1,6 +1,6 @@
 """The request of Anthropic's messages, and the prompt that its messages and content blocks make.
 
-A message may become several chat messages: each result of a tool is one of its own.
+One message may become several chat messages, because each tool result becomes a chat message of its own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -82,7 +82,7 @@ class ThinkingBlock(_Block, tag="thinking"):
 
 
 class RedactedThinkingBlock(_Block, tag="redacted_thinking"):
-    data: str  # unreadable here
+    data: str  # encrypted, so this server cannot read it
 
 
 class ToolResultBlock(_Block, tag="tool_result"):
@@ -104,7 +104,7 @@ class UserMessage(RequestModel, tag_field="role", tag="user"):
     content: str | Annotated[list[UserBlock], _SomeParts]
 
     def chat_messages(self) -> list[ChatMessage]:
-        """One for each tool result, and one for each run of texts between them."""
+        """Returns a message for each tool result, and one for each run of texts between them."""
         if isinstance(self.content, str):
             return [chat_message("user", self.content)]
         messages: list[ChatMessage] = []
@@ -124,7 +124,7 @@ class AssistantMessage(RequestModel, tag_field="role", tag="assistant"):
     content: str | Annotated[list[AssistantBlock], _SomeParts]
 
     def chat_messages(self) -> list[ChatMessage]:
-        """One with all texts, all thoughts and all calls, as templates want them."""
+        """Returns one message with all texts, all thoughts and all calls, as chat templates expect it."""
         if isinstance(self.content, str):
             return [chat_message("assistant", self.content)]
         texts, thoughts, calls = [], [], []
@@ -218,10 +218,10 @@ def _parts(request: MessageRequest) -> Iterator[RequestModel]:
 async def message_prompt(
     request: MessageRequest | MessageCountRequest, functions: Sequence[Function], context: ModelContext
 ) -> Prompt:
-    """The prompt of a request's messages; it continues a last message of the assistant's.
+    """Renders the prompt of a request's messages. If the last message is the assistant's, the answer continues it.
 
-    Where a template accepts a system message at the beginning only, later ones become a user's. Raises BadRequest or
-    Unprocessable.
+    If the template accepts a system message only at the beginning, later ones become user messages. Raises BadRequest
+    or Unprocessable.
     """
     messages = list(chain.from_iterable(message.chat_messages() for message in request.messages))
     if messages[0]["role"] == "system":
@@ -245,7 +245,7 @@ def _later_systems_as_users(messages: Iterable[ChatMessage]) -> list[ChatMessage
 
 
 def _template_arguments(request: MessageRequest | MessageCountRequest, context: ModelContext) -> dict[str, Any]:
-    """Without `thinking` the model does not think; `adaptive` leaves it to the model, which may be unable to."""
+    """Returns the template's variables. Without `thinking` the model does not think; `adaptive` lets it if it can."""
     style = context.style
     kind = request.thinking.type if request.thinking else "disabled"
     wanted = kind == "enabled" or (kind == "adaptive" and (style.has_reasoning or style.has_enable_thinking))

@@ -1,7 +1,7 @@
 """Reasoning and tool calls in Anthropic's format: https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
 
-`messages` writes responses without either. The signature of a thinking block is a digest of its text; it is not checked
-when the block is sent back.
+`messages` writes the responses that have neither. The signature of a thinking block is a digest of its text; it is not
+checked when the block is sent back.
 """
 
 from base64 import b64encode
@@ -19,7 +19,7 @@ from frontend.output_parser.parsed import Call, ParsedOutput
 from frontend.output_parser.parser import OutputParser
 from frontend.request import Delta
 
-OMITTED = "omitted"  # GenerationRequest.format_data["thinking"]: thinking blocks are sent without their text
+OMITTED = "omitted"  # value of GenerationRequest.format_data["thinking"]: send thinking blocks without their text
 
 
 def call_id(context: ResponseContext, index: int) -> str:
@@ -31,7 +31,7 @@ def _signature(digest: Any) -> str:
 
 
 def parsed_blocks(parsed: ParsedOutput, context: ResponseContext) -> list[types.ContentBlock]:
-    """The blocks of a complete message, in the answer's order; an empty text if there are none."""
+    """Returns the blocks of a complete message, in the answer's order; an empty text block if there are none."""
     omitted = context.request.format_data.get("thinking") == OMITTED
     blocks: list[types.ContentBlock] = []
     calls = 0
@@ -88,7 +88,7 @@ class Blocks:
         self._digest = sha256()
 
     def write(self, event: Event, after: bytes) -> bytes:
-        """after: the end of each delta"""
+        """Returns the event as bytes; `after` is what ends each delta event."""
         match event:
             case Text(text):
                 opening = self._begin(types.TextBlock(text="")) if self._open is not types.TextBlock else b""

@@ -1,4 +1,4 @@
-"""What Anthropic's messages answer, whole and as events. `seed` and `timings` are additions."""
+"""The responses of Anthropic's messages, complete and as events. `seed` and `timings` are additions."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""OpenAI's API formats. Each `…_input` has the type of the request and its prompt, each `…_output` parsed answers.
+"""OpenAI's API formats. `…_input` modules read requests and make prompts; `…_output` modules write parsed answers.
 
 completions, completions_input                 text completions
 typed_events                                   typed events, on the route of completions

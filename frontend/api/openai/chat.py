@@ -1,7 +1,7 @@
 """OpenAI's chat completions: https://platform.openai.com/docs/api-reference/chat
 
-A stream is a chunk with each choice's role, text chunks, a chunk with each finish reason, a usage chunk when asked,
-`[DONE]`. Chunks are rendered as in `completions`; here is what chat says differently.
+A stream is a chunk with each choice's role, text chunks, a chunk with each finish reason, a usage chunk if requested,
+and `[DONE]`. Chunks are rendered as in `completions`; this module has the differences of chat.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ PARSED_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
 
 
 async def parse(request: ChatRequest, context: ModelContext) -> GenerationRequest:
-    """Raises BadRequest or Unprocessable, naming the field."""
+    """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     logprobs, most = _logprobs_asked(request), _max_tokens(request)
     known = functions(request.tools)
@@ -60,7 +60,7 @@ def _logprobs_asked(request: ChatRequest) -> int | None:
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
-    """None: to the context's end."""
+    """Returns the limit on new tokens; None if the answer may go on to the end of the context."""
     given = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(given) > 1:
         raise Unprocessable(
@@ -77,7 +77,7 @@ def stream_writer(context: ResponseContext) -> ChunkWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """The answer in one piece."""
+    """Writes the answer in one piece."""
     choices = [_Choice(context, index) for index in range(context.request.n)]
     totals = Totals(context.request)
     async for deltas in arriving:
@@ -145,7 +145,7 @@ def _logprobs(context: ResponseContext, delta: Delta, offset: int = 0) -> types.
 def logprob_entries(
     context: ResponseContext, scores: Iterable[TokenLogprob], no_bytes: list[int] | None = None
 ) -> list[types.TokenLogprobs]:
-    """An entry for each token. Tokens that add nothing to the text are spelled out, and their bytes are `no_bytes`."""
+    """Returns an entry for each token. Tokens that add no text are spelled out, with `no_bytes` as their bytes."""
     text, raw = context.tokenizer.token_text, context.tokenizer.token_bytes
 
     def score(id: int, logprob: float) -> types.TokenScore:

@@ -59,14 +59,14 @@ class TextPart(RequestModel):
 class CalledFunction(RequestModel):
     name: Text
     arguments: str | None = None
-    parsed_arguments: Ignored = None  # the SDK's own
+    parsed_arguments: Ignored = None  # added by OpenAI's SDK
 
 
 class ToolCall(RequestModel):
     id: Text
     function: CalledFunction
     type: Literal["function"] | None = None
-    index: Count | None = None  # of a stream
+    index: Count | None = None  # from the chunks of a stream
 
 
 def _having(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ _called_or_thought = {"anyOf": [_having("tool_calls", {"type": "array", "minItem
 class MessageParam(RequestModel):
     """Only an assistant's message that calls or thinks may have no content."""
 
-    ONLY: ClassVar = {"type": ("text", "message")}  # lm-evaluation-harness' and the Responses API's for any message
+    ONLY: ClassVar = {"type": ("text", "message")}  # sent by lm-evaluation-harness, and by the Responses API
     SCHEMA: ClassVar = (
         {"anyOf": [_having("content", {"not": {"type": "null"}}), {"allOf": [_from_assistant, _called_or_thought]}]},
         {"anyOf": [_from_assistant, {"properties": {"tool_calls": {"maxItems": 0}}}]},
@@ -98,7 +98,7 @@ class MessageParam(RequestModel):
     refusal: Refused = None
     audio: Refused = None
     annotations: Ignored = None
-    parsed: Ignored = None  # the SDK's own
+    parsed: Ignored = None  # added by OpenAI's SDK
 
     def __post_init__(self) -> None:
         if self.tool_calls and self.role != "assistant":
@@ -111,7 +111,7 @@ class MessageParam(RequestModel):
         return self.reasoning_content or self.reasoning
 
     def chat_message(self) -> ChatMessage:
-        """The message for chat templates, which want arguments as an object, unless they are none."""
+        """Returns the message for chat templates, which expect arguments as an object; others stay text."""
         calls = [
             call(one.id, one.function.name, parse_arguments(one.function.arguments or "{}"))
             for one in self.tool_calls or ()
@@ -174,7 +174,7 @@ class TokenizeRequest(RequestModel):
 async def chat_prompt(
     request: ChatRequest | TokenizeRequest, functions: Sequence[Function], context: ModelContext
 ) -> Prompt:
-    """The prompt of a request's messages. Raises BadRequest or Unprocessable."""
+    """Renders the prompt of a request's messages. Raises BadRequest or Unprocessable."""
     generate, resume = request.add_generation_prompt, request.continue_final_message
     if generate and resume:
         raise Unprocessable(

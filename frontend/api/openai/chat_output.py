@@ -1,7 +1,7 @@
 """Reasoning and tool calls in OpenAI's chat format: https://platform.openai.com/docs/guides/function-calling
 
-Reasoning is called `reasoning_content` by DeepSeek, vLLM and SGLang, `reasoning` by OpenRouter. `chat` writes responses
-without either.
+Reasoning is called `reasoning_content` by DeepSeek, vLLM and SGLang, `reasoning` by OpenRouter. `chat` writes the
+responses that have neither reasoning nor tool calls.
 """
 
 from msgspec import UNSET
@@ -21,7 +21,7 @@ def call_id(context: ResponseContext, choice: int, index: int) -> str:
 
 
 def finish_reason(parser: OutputParser, delta: Delta) -> types.ChatFinishReason:
-    """ "tool_calls" if the model called tools and ended by itself."""
+    """Returns "tool_calls" if the model called tools and ended by itself, else why the choice ended."""
     stopped = delta.finish is Finish.STOP and isinstance(delta.stop, str)
     if parser.called and delta.finish is not Finish.LENGTH and not stopped:
         return "tool_calls"
@@ -29,7 +29,7 @@ def finish_reason(parser: OutputParser, delta: Delta) -> types.ChatFinishReason:
 
 
 def message(parsed: ParsedOutput, context: ResponseContext, choice: int) -> types.ChatAnswer:
-    """The message of a complete response; its content is null if it only calls tools."""
+    """Returns the message of a complete response; its content is null if it only calls tools."""
     calls = [
         types.ToolCall(
             id=call_id(context, choice, i), function=types.FunctionCall(name=call.name, arguments=call.arguments)
@@ -45,7 +45,7 @@ def message(parsed: ParsedOutput, context: ResponseContext, choice: int) -> type
 
 
 class ParsedChunkWriter(ChunkWriter):
-    """Writes chunks of one parser event each; log-probabilities go with the next chunk that is sent."""
+    """Writes one chunk per parser event; log-probabilities go with the next chunk that is sent."""
 
     def __init__(self, context: ResponseContext, shape: Shape, opening: bytes, parser_config: ParserConfig) -> None:
         super().__init__(context, shape, opening)
@@ -62,7 +62,7 @@ class ParsedChunkWriter(ChunkWriter):
         return data if delta.finish is None else data + self._rest_of(choice, delta) + self._finish(delta)
 
     def _delta(self, choice: int, event: Event) -> types.ChatDelta | None:
-        """The event as the delta of a chunk; None if it has no chunk of its own."""
+        """Returns the event as the delta of a chunk; None if it has no chunk of its own."""
         match event:
             case Text(text):
                 self._choices[choice].has_output = True
@@ -90,7 +90,7 @@ class ParsedChunkWriter(ChunkWriter):
         )  # fmt: skip
 
     def _rest_of(self, choice: "_Choice", delta: Delta) -> bytes:
-        """An empty content, if neither text nor a call was sent, with the remaining log-probabilities."""
+        """Encodes a chunk of empty content with the remaining log-probabilities, if any, or if there was no output."""
         if choice.has_output and not choice.scores:
             return b""
         return self._chunk(delta.index, types.ChatDelta(content=""))

@@ -1,7 +1,7 @@
 """OpenAI's text completions: https://platform.openai.com/docs/api-reference/completions
 
-A stream is text chunks, one chunk with the finish reason for each choice, a usage chunk when asked, `[DONE]`.
-All chunks that wait go out in one write, and the constant parts of a chunk are rendered once. Chat completions use the
+A stream is text chunks, one chunk with the finish reason for each choice, a usage chunk if requested, and `[DONE]`.
+All waiting chunks go out in one write, and the constant parts of a chunk are rendered once. Chat completions use the
 same chunks in a slightly different shape.
 """
 
@@ -33,7 +33,7 @@ FINISH: dict[Finish, types.FinishReason] = {Finish.EOS: "stop", Finish.STOP: "st
 
 
 async def parse(request: CompletionRequest, context: ModelContext) -> GenerationRequest:
-    """Raises BadRequest or Unprocessable, naming the field."""
+    """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     if request.best_of not in (None, request.n):
         raise Unprocessable("`best_of` other than `n` is not supported", param="best_of", code="unsupported_field")
@@ -61,7 +61,7 @@ def stream_writer(context: ResponseContext) -> "ChunkWriter":
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """The answer in one piece."""
+    """Writes the answer in one piece."""
     choices = [_Choice(context, index) for index in range(len(context.request.prompts) * context.request.n)]
     totals = Totals(context.request)
     async for deltas in arriving:
@@ -98,7 +98,7 @@ def usage_of(usage: Usage) -> types.Usage:
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """The end of a failed stream: no `[DONE]` follows."""
+    """Encodes the end of a failed stream; no `[DONE]` follows."""
     return b"data: " + error(exc, request_id) + b"\n\n"
 
 
@@ -111,16 +111,16 @@ class Shape:
     """The differences between chunks of completions and of chat."""
 
     head: Callable[[ResponseContext], ResponseModel]
-    before: bytes  # the text of a choice
+    before: bytes  # what precedes the text of a choice
     after: bytes
-    without: bytes  # in place of all three when there is no text
-    logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # for a delta that begins at this character
+    without: bytes  # replaces `before`, the text and `after` if there is no text
+    logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # the int: where the delta begins, in characters
 
 
 class ChunkWriter:
     """Writes one response as a stream of chunks.
 
-    opening: the payload of a chunk that each choice begins with; empty: none.
+    opening: the payload of a chunk that each choice begins with; empty if there is no such chunk.
     """
 
     def __init__(self, context: ResponseContext, shape: Shape, opening: bytes = b"") -> None:
@@ -146,7 +146,7 @@ class ChunkWriter:
         return data
 
     def end(self) -> bytes:
-        """The chunk with the usage, if requested, and the end mark."""
+        """Returns the chunk with the usage, if requested, and the end mark."""
         return self._usage_chunk() + DONE
 
     def _write(self, delta: Delta) -> bytes:
@@ -161,7 +161,7 @@ class ChunkWriter:
         return chunk if delta.finish is None else chunk + self._finish(delta)
 
     def _rich(self, delta: Delta, text: str) -> bytes:
-        """A chunk with log-probabilities or running usage."""
+        """Encodes a chunk with log-probabilities or running usage."""
         if not text and not delta.ids:
             return b""
         offset = self._offsets[delta.index]
@@ -197,7 +197,7 @@ class ChunkWriter:
 
 
 def _extras(delta: Delta) -> bytes:
-    """Extensions of OpenAI's: which stop ended the choice, and the seed that reproduces it."""
+    """Encodes two additions to OpenAI's format: which stop ended the choice, and the seed that reproduces it."""
     return b',"stop_reason":%s,"seed":%s' % (to_json(delta.stop), to_json(delta.seed))
 
 
@@ -239,7 +239,7 @@ class _Choice:
 
 
 def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> types.CompletionLogprobs:
-    """`offset`: where the delta's text begins in the choice's text."""
+    """Returns the log-probabilities of a delta whose text begins at `offset` of the choice's text."""
     columns = types.CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for token, text in zip(delta.logprobs or (), delta.texts, strict=False):
         scored = token.logprob == token.logprob  # NaN: a prompt's first token
@@ -252,7 +252,7 @@ def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> types.Comp
 
 
 def _top(context: ResponseContext, token: TokenLogprob) -> dict[str, float | None]:
-    """The likeliest tokens by text; of two ids with one text the likelier stays."""
+    """Returns the likeliest tokens by text; if two ids have the same text, the likelier one stays."""
     text = context.tokenizer.token_text
     return {text(id): logprob for id, logprob in reversed(token.top)}
 

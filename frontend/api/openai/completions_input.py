@@ -56,19 +56,19 @@ class CompletionRequest(OpenAIFields):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """A list of prompts in any case."""
+        """The prompts as a list, also if the body has a single one."""
         several: Any = self.prompt
         single = type(several) is str or (bool(several) and type(several[0]) is int)
         return [several] if single else several
 
 
 def prompt_texts(prompts: list[Prompt]) -> tuple[str, ...]:
-    """Each prompt as the client wrote it; empty for token ids."""
+    """Returns each prompt as the client wrote it; empty for a prompt of token ids."""
     return tuple([prompt if isinstance(prompt, str) else "" for prompt in prompts])
 
 
 async def tokenized(prompts: list[Prompt], context: ModelContext) -> list[list[int]]:
-    """Raises BadRequest for a prompt without tokens, Unprocessable for ids outside the vocabulary."""
+    """Encodes the prompts. Raises BadRequest for one without tokens, Unprocessable for ids outside the vocabulary."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     encoded = iter(await context.tokenizer.encode_batch(texts) if texts else [])
     tokens = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
@@ -84,7 +84,7 @@ class _StreamFormat(msgspec.Struct):
 
 
 def requested_stream_format(body: bytes) -> Any:
-    """A body's `stream_format`, even if its other fields are refused; None if it has none or is not JSON."""
+    """Returns a body's `stream_format`, even if its other fields are refused; None if it has none or is not JSON."""
     if b"stream_format" not in body:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What OpenAI's text and chat completions answer, whole and in chunks.
+"""The responses of OpenAI's text and chat completions, complete and in chunks.
 
 Fields that OpenAI does not have: `stop_reason` (the stop string or id), `seed` (reproduces the answer), `timings`, and
 `reasoning` under the names that DeepSeek, vLLM and OpenRouter use.

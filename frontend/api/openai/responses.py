@@ -48,7 +48,7 @@ OPENING = (types.Created, types.InProgress)
 
 
 async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRequest:
-    """Raises BadRequest or Unprocessable, naming the field."""
+    """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     logprobs, most = _logprobs_asked(request), request.max_output_tokens
     known = functions(request.tools)
@@ -65,7 +65,7 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
 
 
 def _logprobs_asked(request: ResponseRequest) -> int | None:
-    """`top_logprobs` implies log-probabilities."""
+    """Returns how many top log-probabilities are requested, None for none; `top_logprobs` implies log-probabilities."""
     asked = SCORES in (request.include or ()) or request.top_logprobs
     return (request.top_logprobs or 0) if asked else None
 
@@ -75,7 +75,7 @@ def _format(request: ResponseRequest) -> TextFormat | None:
 
 
 async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> types.InputTokens:
-    """The `input_tokens` that the same body would have as a request."""
+    """Returns the `input_tokens` that a request with the same body would have."""
     check_model(request.model, context)
     known = functions(request.tools)
     checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
@@ -84,7 +84,7 @@ async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> 
 
 
 def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampling) -> dict[str, Any]:
-    """The fields of a response that repeat its request."""
+    """Returns the fields of a response that repeat its request."""
     tools = [{"type": "function", **one.definition["function"], "strict": one.strict} for one in known]
     return {
         "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,
@@ -131,7 +131,7 @@ class ResponseWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """The answer in one piece."""
+    """Writes the answer in one piece."""
     totals, output = Totals(context.request), Output(context)
     last: Delta | None = None
     async for deltas in arriving:
@@ -144,7 +144,7 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """The end of a failed stream, as OpenAI's: its SDKs raise on the first event, other clients know the second."""
+    """Encodes the end of a failed stream. OpenAI's SDKs raise on the first event; other clients know the second."""
     body = error_body(exc)
     first = event(context, types.StreamError, code=body.code, message=body.message, param=body.param, error=body)
     failed = _started(context, "failed")
@@ -164,7 +164,7 @@ def _started(context: ResponseContext, status: types.Status = "in_progress") -> 
 
 
 def _finished(context: ResponseContext, delta: Delta, totals: Totals, output: Output) -> types.Response:
-    """The complete response; `delta` is its last one."""
+    """Returns the complete response; `delta` is its last delta."""
     response = _started(context, INCOMPLETE if delta.finish is Finish.LENGTH else COMPLETED)
     if delta.finish is Finish.LENGTH:
         response.incomplete_details = types.IncompleteDetails()

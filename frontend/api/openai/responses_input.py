@@ -94,7 +94,7 @@ class FunctionCall(_Item, tag="function_call"):
     call_id: Text
     name: Text
     arguments: str | None = None
-    parsed_arguments: Ignored = None  # the SDK's own
+    parsed_arguments: Ignored = None  # added by OpenAI's SDK
 
 
 class FunctionCallOutput(_Item, tag="function_call_output"):
@@ -108,7 +108,7 @@ class FunctionCallOutput(_Item, tag="function_call_output"):
 class Reasoning(_Item, tag="reasoning"):
     summary: Annotated[list[SummaryPart], Meta(max_length=MAX_PARTS)] | None = None
     content: Annotated[list[ReasoningPart], Meta(max_length=MAX_PARTS)] | None = None
-    encrypted_content: str | None = None  # unreadable here
+    encrypted_content: str | None = None  # encrypted, so this server cannot read it
 
 
 Item = Message | FunctionCall | FunctionCallOutput | Reasoning
@@ -216,7 +216,7 @@ class ResponseRequest(OpenAIFields):
 async def response_prompt(
     request: ResponseRequest | ResponseCountRequest, functions: Sequence[Function], context: ModelContext
 ) -> Prompt:
-    """The prompt of a request's items. Raises BadRequest or Unprocessable."""
+    """Renders the prompt of a request's items. Raises BadRequest or Unprocessable."""
     instructions = [chat_message("system", request.instructions)] if request.instructions else []
     items = request.input
     messages = [chat_message("user", items)] if isinstance(items, str) else [_chat_message(item) for item in items]

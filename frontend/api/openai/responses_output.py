@@ -25,7 +25,7 @@ INCOMPLETE: Literal["incomplete"] = "incomplete"
 
 
 def event(context: ResponseContext, kind: type[types.Event], **fields: Any) -> bytes:
-    """An event of the response's stream, with the next sequence number."""
+    """Encodes an event of the response's stream, with the next sequence number."""
     return _bytes(kind, to_json(kind(sequence_number=next(context.event_numbers), **fields)))
 
 
@@ -36,8 +36,8 @@ def _bytes(kind: type[types.Event], data: bytes) -> bytes:
 class Item:
     """An output item that is still open; so far it has `text`."""
 
-    PREFIX: ClassVar[str]  # of its id
-    DEFAULT_STATUS: ClassVar[types.ItemStatus] = COMPLETED  # if another item follows without an explicit end
+    PREFIX: ClassVar[str]  # of the item's id
+    DEFAULT_STATUS: ClassVar[types.ItemStatus] = COMPLETED  # the status if another item follows without an explicit end
     DELTA: ClassVar[type[types.ItemEvent]]
 
     def __init__(self, context: ResponseContext, index: int) -> None:
@@ -63,7 +63,7 @@ class Item:
         return self._delta(b'"delta":%s' % to_json(text))
 
     def _delta(self, fields: bytes) -> bytes:
-        """The delta event with these fields; what does not change from delta to delta is encoded once."""
+        """Encodes the delta event with these fields; what does not change from delta to delta is encoded once."""
         return b'%s,%s,"sequence_number":%d}\n\n' % (self._delta_head, fields, next(self._context.event_numbers))
 
     @cached_property
@@ -157,7 +157,7 @@ class ToolCall(Item):
 
 
 class Output:
-    """Folds deltas into items. `items` are the finished ones, which after the last delta are all."""
+    """Folds deltas into items. `items` has the finished items: after the last delta, all of them."""
 
     def __init__(self, context: ResponseContext) -> None:
         self.items: list[types.OutputItem] = []
@@ -166,7 +166,7 @@ class Output:
         self._parser = OutputParser(context.request.parser_config or ParserConfig())
         self._open: Item | None = None
         self._scored = context.request.sampling.logprobs is not None
-        self._plain = context.request.parser_config is None and not self._scored  # all of it is text
+        self._plain = context.request.parser_config is None and not self._scored  # all output is text
         self._scores: list[TokenLogprob] = []  # scores of tokens that no event has mentioned yet
 
     def add(self, delta: Delta) -> list[bytes]:
@@ -183,7 +183,7 @@ class Output:
         return events if delta.finish is None else events + self._finish(delta.finish)
 
     def _pieces(self, delta: Delta) -> Iterator[tuple[str, int, Sequence[TokenLogprob]]]:
-        """Text, number of tokens and their scores; token by token while the side of a reasoning mark matters."""
+        """Yields text, number of tokens and scores: token by token if scores are requested or reasoning may go on."""
         if not self._scored and self._parser.reasoning is Reasoning.DONE:
             yield delta.text, len(delta.ids), ()
             return

@@ -1,4 +1,4 @@
-"""What OpenAI's responses answer, whole and as numbered events. `stop_reason`, `seed` and `timings` are additions."""
+"""The types of OpenAI's responses, complete and as numbered events. `stop_reason`, `seed` and `timings` are additions."""
 
 from typing import Any, Literal
 
@@ -78,7 +78,7 @@ class ReasoningSettings(ResponseModel):
 
 
 class TextSettings(ResponseModel):
-    format: Any  # as it was sent
+    format: Any  # as the client sent it
 
 
 class Response(ResponseModel):

@@ -1,6 +1,6 @@
 """The typed events of /v1/completions with `"stream_format": "events"`: token, token, …, then done or error.
 
-Always a stream. One `token` event for every generated id, in order, then exactly one `done` or `error`.
+The answer is always a stream: one `token` event for every generated id, in order, then exactly one `done` or `error`.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ REQUEST = CompletionRequest
 
 
 async def parse(body: CompletionRequest, context: ModelContext) -> GenerationRequest:
-    """The same as completions, without the features that these events cannot express."""
+    """Does the same as for completions, but refuses the features that these events cannot express."""
     request = await completions.parse(body, context)
     if request.n > 1 or len(request.prompts) > 1:
         param = "n" if request.n > 1 else "prompt"
@@ -34,7 +34,7 @@ def stream_writer(context: ResponseContext) -> "EventWriter":
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """All events at once; HTTP requests are always streamed."""
+    """Returns all events at once. HTTP requests do not need it, as they are always streamed."""
     writer = EventWriter(context)
     return b"".join([writer.write(deltas) async for deltas in arriving])
 
@@ -66,7 +66,7 @@ class EventWriter:
 
 
 def _tokens(delta: Delta) -> bytes:
-    """An event for each id. Text that became certain only after the last id is an event without an id."""
+    """Encodes an event for each id. Text that became certain only after the last id is an event without an id."""
     return b"".join(
         b'event: token\ndata: {"token": %s, "token_id": %s}\n\n'
         % (to_json(text), b"null" if id is None else b"%d" % id)
