@@ -2,12 +2,12 @@
 
 __main__            one process: binds its sockets, loads the model, serves, drains
 transport/          the ZeroMQ sockets, on an I/O thread
-engine/             loading, the compute loop, the request table, the crash journal
-schedule/           which tokens the next step computes; plain integers
+engine/             loads the model; the compute loop, the request table, the crash journal
+schedule/           decides which tokens the next step computes; works on plain integers
 kv_cache/           K/V pages: owners, prefix cache, tensors, sizes
-run/                a planned step as tensors: inputs, forward, sampling, CUDA graphs
-model/              the decoder, and how a checkpoint becomes one
-kernels/            the operations: their meaning in PyTorch, Triton for GPUs, C for CPUs
+run/                runs a planned step on tensors: inputs, forward, sampling, CUDA graphs
+model/              the decoder, and how it is made from a checkpoint
+kernels/            the operations: reference versions in PyTorch, Triton for GPUs, C for CPUs
 grammar/            structured output: compiled grammars and their state
 observability/      metrics and statistics
 """

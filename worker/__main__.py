@@ -32,12 +32,13 @@ log = logging.getLogger("sluice.worker")
 def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = False) -> None:
     """Serves until SIGTERM or SIGINT, then drains.
 
-    again: this worker replaces one that died, so it prefers the same, cached weights.
+    again: whether this worker replaces one that died. It then prefers the weights in the cache,
+        which the dead worker served too, to newer ones on the hub.
 
     Raises:
         ConfigError, CheckpointError: this model cannot be served with these settings.
-        DeviceBroken: the device cannot compute any more. Frontends got no End for live requests, so that these
-            continue in the next worker.
+        DeviceBroken: the device cannot compute any more. Frontends get no End for live requests, so that the
+            requests continue in the next worker.
     """
     torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
     stop = StopSignal.install()
@@ -86,7 +87,7 @@ def _serve(
     server.identity = Identity(server.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits)
     log.info("ready: %s", settings.model.name)
     gc.collect()
-    gc.freeze()  # torch's modules and the model live until the end: no step pauses to scan them again
+    gc.freeze()  # torch's modules and the model live until the process exits: no step shall pause to scan them
     loop.run(lambda: stop.requested)
     log.info("draining for at most %g s", settings.worker.drain_timeout)
     request_table.draining = reporter.draining = True
@@ -107,7 +108,7 @@ def _serve_metrics(metrics: Metrics, server: WireServer, settings: Settings) -> 
 
 @dataclass(slots=True)
 class StopSignal:
-    """`requested` becomes true with the first SIGTERM or SIGINT. Before serving, the process exits at once instead."""
+    """Sets `requested` on SIGTERM or SIGINT. Before `serving` is set, the signal ends the process at once instead."""
 
     requested: bool = False
     serving: bool = False

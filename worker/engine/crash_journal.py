@@ -2,14 +2,16 @@
 
 The journal is written before each step and read when a request comes to another worker. When a worker dies in a step,
 the crash count of every request in that step grows by one. A request with a crash count runs in steps of its own until
-it has made a token, which clears it. Two deaths therefore prove which request kills workers, and the requests that
-were merely in the same step are cleared. A request that only waited gets no count, and nor does any request of a
-worker that was killed from outside.
+it has produced a token, which resets its count. The second death therefore proves which request kills workers, and the
+other requests of the first step are cleared. A request that only waited gets no count, and neither does any request of
+a worker that was killed from outside.
 
-The journal knows the layout of a heartbeat's body (all counts u32) and nothing of processes:
+The journal is stored in the body of the heartbeat file. Byte offsets (all counts are u32):
 
-      0  step: number of requests, and the crash count that each has if this step is the last; 8  suspects: their number
-     16  step: 12 bytes each, frontend id and request id; then suspects: the same and their crash counts
+      0  the number of requests in the step, and the crash count that each gets if the worker dies in this step
+      8  the number of suspects
+     16  the requests in the step, 12 bytes each: frontend id and request id
+     then the suspects, 16 bytes each: frontend id, request id, crash count
 
 The file of a dead worker is read by all workers whose files are in the same folder, because its requests may go to any
 of them.
@@ -28,7 +30,7 @@ _SUSPECTS_COUNT_OFFSET, _SUSPECTS_OFFSET, _MAX_SUSPECTS = 8, _STEP_OFFSET + _MAX
 
 
 class CrashJournal:
-    """One worker's own journal. If its heartbeat has no file, the crash counts that frontends report are believed."""
+    """The journal of this worker. If its heartbeat has no file, it uses the crash counts that frontends report."""
 
     def __init__(self, heartbeat: Heartbeat | None = None) -> None:
         self._heartbeat = heartbeat or Heartbeat()
@@ -39,9 +41,10 @@ class CrashJournal:
         self._heartbeat.blamed = False
 
     def crash_count(self, key: Key, reported: int) -> int:
-        """How many workers died in a step with this request, since the request last made progress.
+        """Returns how many workers have died in a step with this request since the request last made progress.
 
-        key: its key at its first worker; reported: its frontend's count of the workers that died meanwhile.
+        key: the key of the request at its first worker.
+        reported: how many workers with this request have died, as its frontend counted them.
         """
         own = self._heartbeat.file
         if own is None:
@@ -81,7 +84,7 @@ class CrashJournal:
 
 
 def _crash_counts(heartbeat: Heartbeat) -> dict[Key, int]:
-    """All crash counts in a file; first those of the last step, if that step killed the worker."""
+    """Returns all crash counts in a file. If the last step killed the worker, its counts replace older ones."""
     last = _last_step(heartbeat) if heartbeat.blamed else {}
     return last | {key: crash_count for key, crash_count in _suspects(heartbeat).items() if key not in last}
 

@@ -1,4 +1,4 @@
-"""The number formats of a model: of its computation, of the K/V cache, and of quantized weights."""
+"""Chooses the number formats of a model: for computation, for the K/V cache and for quantized weights."""
 
 import logging
 from dataclasses import dataclass
@@ -20,7 +20,11 @@ log = logging.getLogger("sluice.load")
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """dtype: what the model computes with; kv_dtype: of the cache; scheme: of linears quantized in memory, if any."""
+    """The formats of a model.
+
+    dtype: the model computes in it; kv_dtype: the K/V cache is stored in it; scheme: the quantization of the linear
+    layers in memory, None if they are not quantized.
+    """
 
     dtype: torch.dtype
     kv_dtype: torch.dtype
@@ -28,12 +32,15 @@ class Formats:
 
     @property
     def all_in_c(self) -> bool:
-        """Whether the CPU's C kernels compute everything, so that a row has the same bits in any step."""
+        """Whether the C kernels for CPUs compute everything, so that the bits of a row do not depend on its step."""
         return self.kv_dtype is self.dtype and bindings.available(self.dtype)
 
 
 def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) -> Formats:
-    """Raises ConfigError when the flags do not fit the checkpoint or the device."""
+    """Chooses the formats from the flags and the checkpoint.
+
+    Raises ConfigError when the flags do not fit the checkpoint or the device.
+    """
     dtype = _weights_dtype(spec, worker.dtype, device)
     kv_dtype = kv_format(worker.kv_cache_dtype, dtype)
     for needed in (dtype, kv_dtype):
@@ -45,8 +52,10 @@ def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) 
 
 
 def _weights_dtype(spec: ModelSpec, flag: str, device: torch.device) -> torch.dtype:
-    """The checkpoint's format unless the flag names another. On the CPU, which has no kernels for it, float16 becomes
-    float32."""
+    """Returns the format that the flag names; with "auto", the one of the checkpoint.
+
+    On the CPU, "auto" replaces float16, for which there are no kernels, by float32.
+    """
     if flag == "auto" and spec.dtype == "float16" and device.type == "cpu":
         log.info("the checkpoint's float16 is computed in float32 here; --dtype bfloat16 takes half the memory")
         return torch.float32
@@ -55,7 +64,7 @@ def _weights_dtype(spec: ModelSpec, flag: str, device: torch.device) -> torch.dt
 
 
 def warn_about_cpu(worker: WorkerConfig, formats: Formats) -> None:
-    """Logs which flags do nothing on the CPU, and what plain PyTorch computes there for lack of C kernels."""
+    """Logs which flags have no effect on the CPU, and what plain PyTorch computes for lack of C kernels."""
     if worker.kernels != "auto":
         log.warning(
             "--kernels %s is for GPUs: the CPU has C kernels, or plain PyTorch with SLUICE_NATIVE=0", worker.kernels
@@ -73,13 +82,13 @@ def warn_about_cpu(worker: WorkerConfig, formats: Formats) -> None:
 
 
 def dtype_name(dtype: torch.dtype, scheme: Scheme | None) -> str:
-    """The format of the weights in memory, as Status reports it."""
+    """Returns the name of the format of the weights in memory, as Status reports it."""
     plain = str(dtype).removeprefix("torch.")
     return f"{plain}, {scheme} weights" if scheme else plain
 
 
 def kernels_name(decoder: Decoder, dtype: torch.dtype) -> str:
-    """The kind of kernels that compute the model, as Status reports it."""
+    """Returns the kind of kernels that compute the model, as Status reports it."""
     if decoder.operations is TORCH:
         return "torch"
     if decoder.weights.embed.is_cuda:

@@ -1,6 +1,6 @@
-"""From a model's name to an engine that is ready: checkpoint, weights, K/V pool, runner, scheduler.
+"""Loads an engine by the name of its model: checkpoint, weights, K/V pool, runner, scheduler.
 
-Each part reports its progress.
+Downloading, loading and warm-up report their progress.
 """
 
 import hashlib
@@ -67,10 +67,14 @@ def load_engine(
     *,
     prefer_cache: bool = False,
 ) -> Engine:
-    """prefer_cache: use the checkpoint in the cache, even if the hub has a newer one.
+    """Loads the model and builds an engine that is ready to compute.
 
-    Raises ConfigError (flags that do not fit the model or the machine), CheckpointError, or DeviceBroken (a GPU that a
-    kernel has left unusable), each with one sentence.
+    prefer_cache: use the checkpoint in the cache, even if the hub has a newer one.
+
+    Raises, each with a message of one sentence:
+        ConfigError: the flags do not fit the model or the machine.
+        CheckpointError: the checkpoint cannot be loaded.
+        DeviceBroken: a kernel has left the GPU unusable.
     """
     device = pick_device(worker.device)
     worker = with_default_sizes(worker, on_gpu=device.type == "cuda")
@@ -127,10 +131,11 @@ def _tokenizer_hash(folder: Path) -> str:
 
 
 def _resolve_speculation(worker: WorkerConfig, folder: Path, formats: Formats, device: torch.device) -> WorkerConfig:
-    """Replaces --speculation auto by ngram where drafts pay.
+    """Replaces --speculation auto by ngram where drafts make decoding faster, and by off elsewhere.
 
-    They do not pay on a GPU, where they cost graphs and overlap; without the C kernels, which give a row the same bits
-    in any step; nor for models that fit in the processors' caches, whose steps are not memory-bound.
+    It is off on a GPU, where steps with drafts can use neither CUDA graphs nor overlap. It is off without C kernels,
+    because only they give a row the same bits in any step. It is off for models that fit in the processors' caches,
+    because their steps are not memory-bound.
     """
     if worker.speculation != "auto":
         return worker
@@ -139,7 +144,7 @@ def _resolve_speculation(worker: WorkerConfig, folder: Path, formats: Formats, d
 
 
 def _prepare_cpu_memory(cache: KVCache) -> None:
-    """Requests huge pages from the system, and has memory prefaulted ahead of its use."""
+    """Requests huge pages for the K/V cache from the system, and starts to prefault its memory ahead of use."""
     for part in (cache.k, cache.v):
         bindings.huge_pages(part)
     cache.prefault_ahead(bindings.touch_pages)
@@ -165,9 +170,9 @@ def size_pool_and_decoder(
     gpu: GpuMemoryReader | None,
     on_progress: Callable[[], None],
 ) -> tuple[PoolSize, Decoder]:
-    """The size of the K/V pool, and a decoder for sequences of the length that it allows.
+    """Returns the size of the K/V pool, and a decoder for the longest sequences that the pool can hold.
 
-    On a GPU the kernels are chosen and compiled first, which shows what memory they leave for the pool.
+    On a GPU the kernels are chosen and compiled first, which shows how much memory they leave for the pool.
     """
     if gpu is None:
         size = size_pool(spec, kv_dtype, configured_budget(worker), model, worker)
@@ -184,7 +189,7 @@ def explain_out_of_memory(gpu: GpuMemoryReader | None) -> Iterator[None]:
     """Turns every error that means "out of memory" into a ConfigError that names the settings to change."""
     try:
         yield
-    except (RuntimeError, OSError) as error:  # torch's, the driver's own by way of CUDA or Triton, or the system's
+    except (RuntimeError, OSError) as error:  # raised by torch, by the driver through CUDA or Triton, or by the system
         if not any(words in str(error) for words in ("out of memory", "allocate memory")):
             raise
         name = gpu.name if gpu else "the device"
@@ -196,5 +201,5 @@ def explain_out_of_memory(gpu: GpuMemoryReader | None) -> Iterator[None]:
 
 
 def _first_sentences(error: Exception) -> str:
-    """The first two sentences of the first line, in which PyTorch names the cause."""
+    """Returns the first two sentences of the first line of the message: in them, PyTorch names the cause."""
     return ". ".join(str(error).split("\n")[0].split(". ")[:2])

@@ -1,18 +1,18 @@
 """The compute loop. An iteration receives messages, plans and launches one step, applies results, and publishes them.
 
-Where a step may overlap with the next one, the results applied in an iteration are those of the step before: the
-device computes while the last ids are read, published and planned with. Otherwise the results of a step are applied in
-the iteration that launched it.
+If a step may overlap with the one before, an iteration launches it and then applies the results of the one before: the
+device computes the new step while the worker reads and publishes the ids of the last one and plans the next. Otherwise
+the iteration that launches a step also applies its results.
 
 How failures are isolated:
 - A step that raises is bisected until one sequence is left. Only that sequence fails, and only after the device has
-  computed a dummy step, which shows that it still works for others.
-- A step that runs out of memory is bisected likewise, and then the chunk of its one sequence is halved, down to a
-  single token, before any sequence fails.
+  computed a dummy step, which shows that the device still works for other sequences.
+- A step that runs out of memory is bisected in the same way. If one sequence alone still runs out of memory, its chunk
+  is halved, down to a single token, before the sequence fails.
 - Steps launched after a failed one are discarded and planned again.
 - Requests suspected of having crashed a worker (crash_journal.py) run in steps of their own.
 - A device that fails the dummy step ends the loop with DeviceBroken. No request is reported as failed, and the running
-  ones go on in the next worker.
+  requests continue in the next worker.
 """
 
 import logging
@@ -51,7 +51,7 @@ class Loop:
         *,
         canary_s: float = 0.0,
     ) -> None:
-        """canary_s: after so long without a step, the device is checked with a dummy step; 0: never."""
+        """canary_s: after this many seconds without a step, a dummy step checks the device; 0 turns the check off."""
         self._scheduler = scheduler
         self._runner = runner
         self._request_table = request_table
@@ -65,7 +65,7 @@ class Loop:
 
     @property
     def in_flight(self) -> int:
-        """Steps that have been launched and whose results have not been applied."""
+        """The number of steps that are launched but whose results are not applied yet."""
         return len(self._in_flight)
 
     def run(self, stopped: Callable[[], bool]) -> None:
@@ -78,7 +78,7 @@ class Loop:
         self._request_table.publish(self._server, self._clock())
 
     def iterate(self) -> bool:
-        """Launches or drains one step; False if there was nothing to compute."""
+        """Launches or drains one step. Returns False if there was nothing to compute."""
         began = self._clock()
         self._server.progress()
         self._request_table.receive(self._server.inbox, began)
@@ -87,7 +87,7 @@ class Loop:
         busy = bool(plan) or bool(self._in_flight)
         if plan:
             self._stats.speed.busy(began)
-            self._request_table.publish(self._server, began)  # admissions need not wait for the step
+            self._request_table.publish(self._server, began)  # sends admissions before the step is computed
             self._compute(plan.chunks)
             self._metrics.step(plan, planned - began, self._clock() - planned)
         elif busy:
@@ -110,7 +110,7 @@ class Loop:
         self._last_computed = self._clock()
 
     def _compute(self, chunks: list[Chunk]) -> None:
-        """Computes the chunks in one step; if some are of suspects, in one step for all others and one per suspect."""
+        """Computes the chunks in one step, except that each suspect gets a step of its own."""
         steps = _isolate_suspects(chunks)
         for step in steps:
             self._launch(Plan(step))
@@ -128,7 +128,7 @@ class Loop:
         try:
             step = self._runner.launch(plan, before)
         except Exception as error:
-            if before is not None:  # either step may be at fault: this one is planned again with nothing in flight
+            if before is not None:  # either step may be the cause: this one is planned again after the other is applied
                 log.exception("a step behind another one could not be launched")
                 self._drain()
             else:
@@ -152,12 +152,12 @@ class Loop:
             self._report(step.plan, output, self._scheduler.update(step.plan, output.ids, now), now)
 
     def _recover(self, plan: Plan, error: Exception) -> None:
-        """Bisects a failed step. Nothing is in flight and nothing was applied, so any part of it can be retried."""
+        """Bisects a failed step. No step is in flight and none of its results is applied, so any part can rerun."""
         log.error("a step of %d sequences, %d tokens failed", len(plan.chunks), plan.tokens, exc_info=error)
         chunks = self._scheduler.retryable(plan.chunks)
         if not chunks:
             return
-        if len(chunks) < len(plan.chunks) or plan.drafts:  # the error may have been of a sequence or draft now gone
+        if len(chunks) < len(plan.chunks) or plan.drafts:  # a sequence or draft that is gone now may have caused it
             self._retry(chunks)
         elif len(chunks) > 1:
             for part in _bisect(chunks):
@@ -184,7 +184,7 @@ class Loop:
         for update in updates:
             sequence = update.sequence
             if update.tokens:
-                prompts_done += not sequence.last_token  # its row was the last of the prompt, not one of the output
+                prompts_done += not sequence.last_token  # its row was the last token of the prompt, not an output token
                 generated += len(update.tokens)
                 self._request_table.add_tokens(sequence, update.tokens)
                 self._record_latency(sequence, len(update.tokens), now, latencies)
@@ -204,7 +204,7 @@ class Loop:
 
 
 def _sequences(plan: Plan, before: Plan | None) -> list[Sequence]:
-    """The sequences of a step, and of the step before if it is in flight; each once."""
+    """Returns the sequences of a step and, if the step before is in flight, of that one too; each once."""
     sequences = [chunk.sequence for chunk in plan.chunks]
     if before is None:
         return sequences
@@ -218,18 +218,21 @@ def _isolate_suspects(chunks: list[Chunk]) -> list[list[Chunk]]:
 
 
 def _grammar_error(update: SequenceUpdate) -> str:
-    """Why a sequence ended in an error without an exception: its grammar allows no token."""
+    """Returns why the grammar of a sequence ended it: it allows no token. Returns "" if the grammar did not end it."""
     failed = update.outcome is m.Outcome.ERROR and update.sequence.constraint
     return failed.error if failed else ""
 
 
 def _first_half(chunk: Chunk) -> Chunk:
-    """The first half of a chunk; the rest is planned again."""
+    """Returns the first half of a chunk. The scheduler plans the second half again."""
     return Chunk(chunk.sequence, chunk.start, chunk.length // 2, False)
 
 
 def _bisect(chunks: list[Chunk]) -> tuple[list[Chunk], list[Chunk]]:
-    """Splits a step into sequences that have run well before and new ones; if all are of one kind, into halves."""
+    """Splits a failed step in two: sequences that have already produced tokens, and new ones.
+
+    If all sequences are of one kind, it splits them into halves.
+    """
     proven = [chunk for chunk in chunks if _has_run(chunk)]
     if 0 < len(proven) < len(chunks):
         return proven, [chunk for chunk in chunks if not _has_run(chunk)]

@@ -1,8 +1,8 @@
-"""The request table: frontends' messages become scheduler calls, and the results become messages.
+"""The request table: turns messages from frontends into scheduler calls, and results into messages to frontends.
 
-Every request is kept from its Submit to its one End, and KEEP_FINISHED_S longer, so that a frontend that lost a frame
-can ask for its output again. What an iteration of the loop has for one frontend is collected in a StepBuilder and sent
-once. Computes nothing.
+The table keeps every request from its Submit to its one End, and KEEP_FINISHED_S longer, so that a frontend that lost a
+frame can ask for the output again. A StepBuilder collects the results of one loop iteration for one frontend, which are
+then sent in one message. This module computes nothing on the device.
 """
 
 import random
@@ -25,8 +25,8 @@ from worker.transport.server import FrontendGone, WireServer
 
 KEEP_FINISHED_S = 30.0  # how long a frontend can still ask for the output of a finished request
 MAX_RETRY_AFTER_S = 120.0
-QUARANTINE_CRASHES = 2  # a request that was in the step of so many crashes, without progress, is refused
-MAX_COMPILING = 256  # requests that wait for their grammars
+QUARANTINE_CRASHES = 2  # a request is refused after this many crashes in its steps without progress
+MAX_COMPILING = 256  # how many requests may wait for their grammars
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class RequestRecord:
 
 
 class RequestTable:
-    """All requests of this worker. `now` is the time of the loop's clock, in seconds, in every method."""
+    """All requests of this worker. In every method, `now` is the time of the loop's clock in seconds."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class RequestTable:
         self._stats = stats
         self._metrics = metrics
         self._vocab_size = vocab_size
-        self._backlog = (-1.0, 1.0)  # when it was last estimated, and the seconds that it takes to compute
+        self._backlog = (-1.0, 1.0)  # when the backlog was last estimated; seconds to compute it
         self._seeds = seeds
         self._compiler = compiler
         self._compiling = PendingGrammars()
@@ -69,7 +69,7 @@ class RequestTable:
     # messages from frontends
 
     def receive(self, inbox: deque[tuple[bytes, m.Request | FrontendGone]], now: float) -> None:
-        """Handles what the inbox holds now, queues requests whose grammars are ready, ends those past deadlines."""
+        """Handles the messages in the inbox, queues requests with ready grammars, ends requests past deadlines."""
         for _ in range(len(inbox)):  # later messages wait for the next iteration
             sender, request = inbox.popleft()
             match request:
@@ -90,7 +90,7 @@ class RequestTable:
             self.end(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
 
     def _keys_of(self, sender: bytes, ids: tuple[int, ...]) -> list[Key]:
-        """The keys of these ids. If there are more ids than requests here, only the keys of known requests."""
+        """Returns the keys of these ids. If there are more ids than requests here, only the keys of known requests."""
         if len(ids) <= len(self._records) + len(self._compiling):
             return [(sender, id) for id in ids]
         requested = frozenset(ids)
@@ -100,12 +100,12 @@ class RequestTable:
         for key in [key for key in (*self._records, *self._compiling) if key[0] == sender]:
             self._abort(key, now)
             self._records.pop(key, None)
-        self._builders.pop(sender, None)  # a frontend that returns asks again, and must not hear of these aborts
+        self._builders.pop(sender, None)  # if the frontend returns, it submits again, and must not get these aborts
 
     def _submit(self, sender: bytes, submit: m.Submit, now: float) -> None:
         key = (sender, submit.id)
         known = self._records.get(key)
-        if known is not None:  # sent again, because the answer was lost
+        if known is not None:  # the frontend sent it again because the answer was lost
             self._resync(sender, submit.id, len(submit.generated) // 4)
             return
         if key in self._compiling:  # sent again; the answer follows when the grammar is ready
@@ -130,7 +130,7 @@ class RequestTable:
         return None
 
     def _enqueue_compiled(self, now: float) -> None:
-        """Queues sequences whose grammars have become ready; ends those past their deadlines."""
+        """Queues sequences whose grammars have become ready, and ends sequences past their deadlines."""
         for sequence in self._compiling.expire(now):
             self._end_unqueued(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
         for sequence, problem in self._compiling.take_ready():
@@ -141,7 +141,7 @@ class RequestTable:
                 self._reject(sender, rejected)
 
     def _end_unqueued(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
-        """Admits and ends, in one message, a sequence that was never queued."""
+        """Admits and immediately ends a sequence that was never queued, in one message."""
         self._admit(sequence)
         self.end(sequence, outcome, now, error)
 
@@ -197,7 +197,7 @@ class RequestTable:
         return None
 
     def _retry_after(self, now: float) -> float:
-        """Seconds to compute the present backlog at the measured speed, at least one. Estimated once an iteration."""
+        """Returns the seconds that the backlog takes at the measured speed, at least 1. Estimates once an iteration."""
         estimated, seconds = self._backlog
         if estimated != now:
             live = self._scheduler.sequences()
@@ -216,16 +216,16 @@ class RequestTable:
             self._end_unqueued(unqueued, m.Outcome.ABORTED, now)
 
     def _abort_unleased(self, sender: bytes, lease: m.Lease, now: float) -> None:
-        """Aborts requests that their frontend no longer has: the Abort was lost, or overtook the Submit."""
-        leased = {*unpack_u32(lease.ids)}  # of the ids up to lease.last_id; ids are 32-bit numbers that wrap around
+        """Aborts requests that are missing from their frontend's Lease: the Abort was lost or overtook the Submit."""
+        leased = {*unpack_u32(lease.ids)}  # ids after lease.last_id are newer than the lease; 32-bit ids wrap around
         live = [id for (frontend, id), record in self._records.items() if frontend == sender and record.end is None]
         for id in [*live, *(id for frontend, id in self._compiling if frontend == sender)]:
             if id not in leased and (lease.last_id - id) % (1 << 32) < 1 << 31:
                 self._abort((sender, id), now)
 
     def _resync(self, sender: bytes, id: int, offset: int) -> None:
-        """Sends again the whole output from token `offset` on, and the end."""
-        if (sender, id) in self._compiling:  # nothing has been sent about it yet
+        """Sends the whole output from token `offset` on again, and the End if the request has ended."""
+        if (sender, id) in self._compiling:  # nothing has been sent about this request yet
             return
         record = self._records.get((sender, id))
         builder = self._builders[sender]

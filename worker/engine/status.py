@@ -1,4 +1,4 @@
-"""The Status of this worker, from its first second on: loading, serving, draining or failed."""
+"""Builds the Status of this worker in every phase: downloading, loading, serving, draining or failed."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from worker.schedule.state import SchedulerStatus
 
 @dataclass(slots=True)
 class StatusReporter:
-    """Other threads call status(), for frontends and for each scrape; a count may then be one step old."""
+    """Builds Status. Other threads call status(), for frontends and for scrapes, so a count may be one step old."""
 
     settings: Settings
     epoch: int
@@ -80,7 +80,7 @@ class StatusReporter:
         return WorkerState.DRAINING if self.draining else WorkerState.READY
 
     def _update_totals(self, scheduler: SchedulerStatus) -> None:
-        """Updates the counters that the scheduler and the server keep. Runs several times a second and per scrape."""
+        """Copies the counters of scheduler and server into the metrics, several times a second and at each scrape."""
         if self.metrics is not None:
             self.metrics.update_totals(
                 {

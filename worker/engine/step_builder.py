@@ -1,4 +1,4 @@
-"""The Step message of one loop iteration for one frontend, while it is being filled."""
+"""Collects the contents of the Step message of one loop iteration for one frontend."""
 
 from dataclasses import dataclass, field
 
@@ -17,18 +17,18 @@ class StepBuilder:
     ends: list[m.End] = field(default_factory=list)
     logprobs: list[m.Logprobs] = field(default_factory=list)
     started: list[m.Started] = field(default_factory=list)
-    repaired: set[int] = field(default_factory=set)  # resynced in this iteration; once is enough
+    repaired: set[int] = field(default_factory=set)  # requests resynced in this iteration; once is enough
     unknown: list[int] = field(default_factory=list)
 
     def add(self, id: int, start: int, tokens: list[int]) -> None:
-        """Adds output tokens of request `id`, the first of which is output token `start`."""
+        """Adds output tokens of request `id`. start: the index of the first one in the output."""
         self.ids.append(id)
         self.starts.append(start)
         self.counts.append(len(tokens))
         self.tokens += tokens
 
     def build(self) -> m.Step:
-        """The message, without epoch and sequence number, which the server fills in."""
+        """Builds the message. The server fills in the epoch and the sequence number."""
         return m.Step(
             0, 0, pack_u32(self.ids), pack_u32(self.starts), pack_u32(self.counts), pack_u32(self.tokens),
             tuple(self.admitted), tuple(self.rejected), tuple(self.ends), tuple(self.logprobs),

@@ -1,6 +1,7 @@
-"""Checks the values of a Submit, whose types were checked when it was decoded, so that no frontend can harm the worker.
+"""Checks the values of a Submit, so that no frontend can harm the worker.
 
-Frontends check all of this before, with better messages; but a frontend may be faulty or hostile.
+The decoder of the message has checked the types. Frontends check all of this before, with better messages, but a
+frontend may be faulty or hostile.
 """
 
 import math
@@ -12,7 +13,7 @@ MAX_STOP_IDS, MAX_LOGPROBS, MAX_TENANT_CHARS = 1024, 1024, 1024  # more than any
 
 
 def check_submit(submit: m.Submit, vocab_size: int) -> str:
-    """Returns the first problem of the request; empty: none, and no step will raise because of its values."""
+    """Returns the first problem of the request, or "" if no step will raise because of its values."""
     sampling = submit.sampling
     try:
         prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)

@@ -1,4 +1,4 @@
-"""Reads how much memory a GPU has and how much a step takes of it, in bytes; sizing.py draws the conclusions."""
+"""Reads how much memory a GPU has and how much a step needs, in bytes. sizing.py computes the pool from that."""
 
 import gc
 
@@ -18,7 +18,7 @@ class GpuMemoryReader:
         self._reserved_before = 0
 
     def read(self) -> GpuMemory:
-        """The device's memory now, after PyTorch has given back what it only caches."""
+        """Returns the memory of the device now, after PyTorch has released the memory that it only caches."""
         self._release_cached()
         free, total = torch.cuda.mem_get_info(self._device)
         return GpuMemory(self.name, free, total, self._utilization)
@@ -30,7 +30,10 @@ class GpuMemoryReader:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def measured_growth(self) -> int:
-        """The most that PyTorch's allocator held since start_measurement(), less what it held then; with fragments."""
+        """Returns by how much the memory that PyTorch's allocator holds grew at most since start_measurement().
+
+        This includes fragmentation.
+        """
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_reserved(self._device) - self._reserved_before
 

@@ -1,11 +1,11 @@
 """The page pool: which K/V pages are free, cached or owned. Plain ints: no tensors, no tokens.
 
-A page is *free* (nothing worth keeping), *cached* (published under a digest, without an owner, reusable) or
-*owned* (by one sequence, or by several that share a published page). Page 0 is scratch: padding points there
+A page is *free* (it holds nothing worth keeping), *cached* (it is published under a digest, has no owner, and can be
+reused) or *owned* (by one sequence, or by several that share a published page). Page 0 is scratch: padding points there
 and it is never handed out.
 
-One ordered dict is both the free list and the eviction order: plain free pages stand at its front, cached
-ones behind them from least to most recently released. Every operation is O(1) a page.
+One ordered dict is both the free list and the eviction order: free pages are at its front, and cached pages
+follow from least to most recently released. Every operation takes O(1) per page.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,7 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that acquire() can hand out: free and cached ones."""
+        """The number of pages that acquire() can hand out: the free and the cached ones."""
         return len(self._spare)
 
     def pages_for(self, tokens: int) -> int:
@@ -43,7 +43,8 @@ class PagePool:
         return Pages(free=spare - self._cached, cached=self._cached, owned=self.usable - spare, total=self.usable)
 
     def acquire(self, count: int) -> list[int] | None:
-        """Hands out `count` pages to one owner, all or none; evicts cached pages only when no free one is left."""
+        """Hands out `count` pages to one owner, or returns None if there are fewer. Evicts cached pages only after all
+        free ones are used."""
         spare = self._spare
         if count > len(spare):
             return None
@@ -63,9 +64,10 @@ class PagePool:
         self._owners[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        """Removes one owner from each page. pages: in the order of their tokens.
+        """Removes one owner from each page. pages: the pages in the order of their tokens.
 
-        The tail goes first: a page's digest depends on the pages before it, so chains are evicted from their ends.
+        The last page is released first, so that chains are evicted from their ends: the digest of a page depends on the
+        pages before it.
         """
         for page in reversed(list(pages)):
             owners = self._owners[page] - 1
@@ -81,7 +83,7 @@ class PagePool:
                 self._cached += 1
 
     def publish(self, page: int, digest: bytes) -> bool:
-        """Makes an owned page findable. False, and nothing changes, if another page has the digest already."""
+        """Makes find() return an owned page. Returns False and changes nothing if another page has this digest."""
         holder = self._published.get(digest)
         if holder is not None:
             return holder == page
@@ -92,18 +94,18 @@ class PagePool:
         return True
 
     def find(self, digest: bytes) -> int | None:
-        """The page that is published under `digest`."""
+        """Returns the page that is published under `digest`, or None."""
         return self._published.get(digest)
 
     def owned(self, page: int) -> bool:
         return self._owners[page] > 0
 
     def owners(self) -> dict[int, int]:
-        """The number of owners of each owned page."""
+        """Returns the number of owners of each owned page."""
         return {page: owners for page, owners in enumerate(self._owners) if owners}
 
     def check(self) -> None:
-        """Raises AssertionError unless every page is exactly one of free, cached and owned, and all counts agree."""
+        """Raises AssertionError unless every page is exactly one of free, cached or owned, and all counts agree."""
         spare, digests = self._spare, self._digests
         assert SCRATCH not in spare and not self._owners[SCRATCH], "the scratch page was handed out"
         assert digests[SCRATCH] is None, "the scratch page was published"

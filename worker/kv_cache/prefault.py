@@ -1,7 +1,7 @@
-"""Prefaults K/V memory: makes the system provide it before it is used, as page faults cost more than computing.
+"""Prefaults K/V memory: makes the system provide it before its first use, because page faults cost more than computing.
 
-The pool hands out fresh pages in ascending order, so the next ones are known. A thread of lowest priority stays
-AHEAD_TOKENS ahead of the highest page in use.
+The pool hands out fresh pages in ascending order, so the next ones are known. A thread of lowest priority prefaults
+memory up to AHEAD_TOKENS ahead of the highest page in use.
 """
 
 import os
@@ -12,25 +12,25 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 AHEAD_TOKENS = 16_384
-STRIDE_TOKENS = 256  # touched at a time
+STRIDE_TOKENS = 256  # how many tokens one call of touch_next() covers
 NICE = 19
 
-Touch = Callable[[int, int], bool]  # (address, bytes); False: this system cannot do it
+Touch = Callable[[int, int], bool]  # called with (address, bytes); returns False if this system cannot prefault
 
 
 class Prefaulter:
     """Touches pages ahead of the highest one passed to reach(). Its thread ends when the object is gone."""
 
     def __init__(self, touch: Touch, arrays: Sequence[Tensor]) -> None:
-        """arrays: K and V of every layer, each [pages, page_size, …], contiguous."""
+        """arrays: K and V of every layer, each contiguous and of shape [pages, page_size, …]."""
         self._touch = touch
-        self._arrays = tuple(arrays)  # keeps them alive while the thread touches them
-        # Only numbers in the thread: PyTorch's code would abort the process if the interpreter exits meanwhile.
+        self._arrays = tuple(arrays)  # keeps the tensors alive while the thread touches their memory
+        # The thread uses only numbers: PyTorch's code in it would abort the process if the interpreter exits meanwhile.
         self._regions = [(part.data_ptr(), part[0].nbytes) for part in arrays]
         self._pages, page_size = arrays[0].shape[:2]
         self._stride = max(1, STRIDE_TOKENS // page_size)
         self._ahead = max(1, AHEAD_TOKENS // page_size)
-        self._done = 0  # pages below are prefaulted
+        self._done = 0  # all pages below this one are prefaulted
         self._highest = 0
         self._wake = threading.Event()
         weakref.finalize(self, self._wake.set)
@@ -42,13 +42,13 @@ class Prefaulter:
         return self._done
 
     def reach(self, page: int) -> None:
-        """Pages up to this one are in use. Costs nothing unless it is the highest yet."""
+        """Notes that pages up to this one are in use. Costs nothing unless it is the highest page so far."""
         if page > self._highest:
             self._highest = page
             self._wake.set()
 
     def touch_next(self) -> bool:
-        """Touches the next STRIDE_TOKENS; False when AHEAD_TOKENS are reached, or the end."""
+        """Touches the next STRIDE_TOKENS. Returns False if nothing is left to do until reach() is called."""
         first, end = self._done, min(self._done + self._stride, self._pages)
         if first == end or first >= self._highest + self._ahead:
             return False

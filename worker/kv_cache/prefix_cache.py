@@ -1,8 +1,9 @@
 """The prefix cache: finds full pages whose K/V was computed before, by the chain hash of all tokens up to their end.
 
-Knows tokens, digests and the page pool; not sequences, not tensors. A page's digest covers its parent's
-digest and its own tokens, and the chain starts from the cache salt: two pages have one digest only if
-salt and all tokens up to the page's end are equal (blake2b, 256 bit, so that collisions cannot be constructed).
+The cache works on tokens, digests and the page pool, and knows neither sequences nor tensors. The digest of a page
+covers its tokens and the digest of the page before it, and the chain starts from the cache salt. Two pages therefore
+have the same digest only if the salt and all tokens up to the end of the page are equal. The hash is blake2b with 256
+bits, so that collisions cannot be constructed.
 """
 
 from array import array
@@ -17,17 +18,17 @@ DIGEST_BYTES = 32
 class PrefixCache:
     """Looks up the published pages of one pool by token prefix.
 
-    `digests` belongs to the caller: one list a sequence, kept with its tokens and only ever extended here, so
-    that no token is hashed twice.
+    The caller owns `digests`: one list per sequence, kept with its tokens. The methods only append to it, so that no
+    token is hashed twice.
     """
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
-        self.queries = 0  # tokens of sequences that got pages, counted each time they did
-        self.hits = 0  # the part of them whose K/V was found
+        self.queries = 0  # tokens of sequences that got pages, counted each time a sequence gets pages
+        self.hits = 0  # the tokens among the queries whose K/V was found
 
     def extend(self, digests: list[bytes], tokens: list[int], cache_salt: str, pages: int) -> None:
-        """Extends `digests` to those of the first `pages` pages, at least."""
+        """Appends to `digests` until it covers at least the first `pages` pages."""
         size = self.pool.page_size
         parent = digests[-1] if digests else _digest(cache_salt.encode())
         for end in range((len(digests) + 1) * size, pages * size + 1, size):
@@ -35,9 +36,10 @@ class PrefixCache:
             digests.append(parent)
 
     def match(self, digests: list[bytes], tokens: list[int], cache_salt: str) -> list[int]:
-        """Pages of the longest published prefix, in order; the last token is never in it, it has to be computed.
+        """Returns the pages of the longest published prefix, in order.
 
-        The pages are not shared yet: pool.share() each before anything is acquired.
+        The prefix never includes the last token, because that token has to be computed. The pages are not shared yet:
+        call pool.share() for each of them before you acquire any page.
         """
         full = (len(tokens) - 1) // self.pool.page_size
         self.extend(digests, tokens, cache_salt, full)
@@ -52,7 +54,7 @@ class PrefixCache:
     def publish(self, digests: list[bytes], pages: Sequence[int], indices: range) -> None:
         """Publishes the full pages of a sequence at `indices`.
 
-        If another page has the same digest, that one stays published and this one remains private.
+        If another page already has the same digest, it stays published, and the page of this sequence is private.
         """
         for index in indices:
             self.pool.publish(pages[index], digests[index])

@@ -1,8 +1,8 @@
-"""The size of the K/V pool: from a flag, or from the memory that is free.
+"""Computes the size of the K/V pool from a flag, or from the free memory.
 
-On the CPU the pool gets a share of what the system has left. On a GPU it gets what remains of this worker's share of
-the device beside the weights and the largest step, which worker/run/warmup.py measures. Plain arithmetic: nothing here
-reads a device.
+On the CPU the pool gets a share of the memory that the system has available. On a GPU it gets the rest of this worker's
+share of the device after the weights and the largest step, which worker/run/warmup.py measures. This module is plain
+arithmetic and reads no device.
 
     │ weights, CUDA itself, other processes │ a step │ graphs, reserve │ pool │         not ours          │
     0                                                       --gpu-memory-utilization of it          total
@@ -18,8 +18,8 @@ from worker.kv_cache.tensors import bytes_per_page
 from worker.model.spec import ModelSpec
 
 GIB = 1 << 30
-CONTIGUOUS_SEQ_LEN = 4096  # default with --kv-cache-backend contiguous: each sequence reserves its whole length
-RESERVED_BYTES = 512 << 20  # on a GPU, for what is not measured: kernels loaded later, graphs' own records, fragments
+CONTIGUOUS_SEQ_LEN = 4096  # default length for --kv-cache-backend contiguous, where each sequence reserves all of it
+RESERVED_BYTES = 512 << 20  # on a GPU, for what is not measured: kernels loaded later, records of graphs, fragments
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class PoolBudget:
-    """How many bytes the pool may take. remedy: what to change if that is too little, for the error message."""
+    """How many bytes the pool may take. remedy: what the error message advises to change if that is too little."""
 
     nbytes: int
     remedy: str
@@ -50,16 +50,16 @@ class GpuMemory:
 
     @property
     def available(self) -> int:
-        """How much this worker may still take."""
+        """The number of bytes that this worker may still take."""
         return max(0, int(self.free - (1 - self.utilization) * self.total))
 
     def check_weights(self, needed: int) -> None:
-        """Called before the weights are read. Raises ConfigError when the device cannot take so many bytes."""
+        """Raises ConfigError when the device cannot take `needed` bytes. Called before the weights are read."""
         if needed > self.available:
             raise ConfigError(f"the model's weights need {needed / GIB:.2f} GiB, and {self}: {_REMEDIES}")
 
     def pool_budget(self, step: int, graphs: int) -> PoolBudget:
-        """What the pool may take once the weights are loaded.
+        """Returns the budget of the pool after the weights are loaded.
 
         step: bytes that the largest step takes while it runs; graphs: bytes that CUDA graphs keep.
         """
@@ -82,7 +82,10 @@ _REMEDIES = "end other processes there, raise --gpu-memory-utilization, or serve
 
 
 def longest_sequence(spec: ModelSpec, model: ModelConfig, worker: WorkerConfig) -> int:
-    """Tokens of the longest sequence by the flags. Raises ConfigError when the model does not support that length."""
+    """Returns the length of the longest sequence that the flags allow, in tokens.
+
+    Raises ConfigError when the model does not support that length.
+    """
     contiguous = worker.kv_cache_backend == "contiguous"
     max_seq_len = model.max_seq_len or min(spec.max_positions, CONTIGUOUS_SEQ_LEN if contiguous else spec.max_positions)
     if max_seq_len > spec.max_positions:
@@ -91,14 +94,18 @@ def longest_sequence(spec: ModelSpec, model: ModelConfig, worker: WorkerConfig) 
 
 
 def page_size(max_seq_len: int, worker: WorkerConfig) -> int:
-    """Tokens in a page, for sequences of at most `max_seq_len` tokens."""
+    """Returns the number of tokens in a page, for sequences of at most `max_seq_len` tokens."""
     return max_seq_len if worker.kv_cache_backend == "contiguous" else min(worker.page_size, max_seq_len)
 
 
 def size_pool(
     spec: ModelSpec, dtype: torch.dtype, budget: PoolBudget, model: ModelConfig, worker: WorkerConfig
 ) -> PoolSize:
-    """Raises ConfigError when not even one sequence of --max-seq-len fits, naming what to change."""
+    """Returns the size of the pool that fits in the budget.
+
+    Raises ConfigError, which names what to change, when not even one sequence of --max-seq-len fits. Without that flag,
+    the pool limits the length of sequences instead.
+    """
     max_seq_len = longest_sequence(spec, model, worker)
     size = page_size(max_seq_len, worker)
     page_bytes = bytes_per_page(spec, size, dtype)
@@ -115,6 +122,6 @@ def size_pool(
 
 
 def configured_budget(worker: WorkerConfig) -> PoolBudget:
-    """The budget by --kv-cache-gb, on any device; without it, on the CPU, a share of the free memory."""
+    """Returns the budget that --kv-cache-gb sets; without the flag, a share of the system's free memory (CPU only)."""
     nbytes = int(worker.kv_cache_gb * GIB) or int(CPU_SHARE * available_bytes())
     return PoolBudget(nbytes, "raise --kv-cache-gb or lower --max-seq-len")

@@ -1,4 +1,4 @@
-"""The K/V tensors. pages.py knows which page belongs to which sequence."""
+"""The tensors of the K/V cache. pages.py tracks which page belongs to which sequence."""
 
 import mmap
 
@@ -10,7 +10,7 @@ from worker.model.spec import ModelSpec
 
 
 class KVCache:
-    """`k` and `v`, each [layer, page, offset, kv_head, head_dim], zeros at first. Page 0 is scratch by convention."""
+    """Holds `k` and `v`, each [layer, page, offset, kv_head, head_dim], initially zero. Page 0 is the scratch page."""
 
     def __init__(
         self, spec: ModelSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str
@@ -23,32 +23,32 @@ class KVCache:
         self._prefaulter: Prefaulter | None = None
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer, each [page, offset, kv_head, head_dim]."""
+        """Returns K and V of one layer, each [page, offset, kv_head, head_dim]."""
         return self._layers[index]
 
     def prefault_ahead(self, touch: Touch) -> None:
-        """Starts to prefault memory ahead of its use (prefault.py): on the CPU, where the system provides it lazily."""
+        """Starts to prefault memory ahead of its use (prefault.py). CPU only: its system provides memory lazily."""
         if self.k.device.type == "cpu" and self._prefaulter is None:
             self._prefaulter = Prefaulter(touch, [part for layer in self._layers for part in layer])
 
     def reach(self, page: int) -> None:
-        """A step uses pages up to this one: memory is prefaulted ahead of it."""
+        """Notes that a step uses pages up to this one, so that memory after it is prefaulted."""
         if self._prefaulter is not None:
             self._prefaulter.reach(page)
 
 
 def kv_format(name: str, dtype: torch.dtype) -> torch.dtype:
-    """The type that K/V is stored in, by the value of --kv-cache-dtype; dtype: the model's."""
+    """Returns the dtype that K/V is stored in. name: the value of --kv-cache-dtype; dtype: the dtype of the model."""
     return torch.float8_e4m3fn if name == "fp8" else dtype
 
 
 def bytes_per_page(spec: ModelSpec, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of the K and V of `page_size` tokens in all layers."""
+    """Returns the size in bytes of the K and V of `page_size` tokens in all layers."""
     return 2 * len(spec.layers) * page_size * spec.kv_heads * spec.head_dim * dtype.itemsize
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on the CPU they take memory only where they are written, as fresh pages of the system are zero."""
+    """Returns a tensor of zeros. On the CPU, memory is taken only where it is written: fresh system pages are zero."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = torch.Size(shape).numel() * dtype.itemsize

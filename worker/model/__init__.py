@@ -1,12 +1,14 @@
-"""Decoder-only models. There is one decoder; families are data.
+"""Decoder-only models. One decoder serves all model families; a family is described by data.
 
 forward_inputs      the input of a forward
-spec                a model as data: sizes, norms, biases, layers
+spec                describes a model as data: sizes, norms, biases, layers
 decoder             the forward: one plain loop over the layers
-cpu_decoder         the same with its loop in C, on the CPU
+cpu_decoder         the same forward on the CPU, with the loop in C
 rope                tables of rotary embeddings
-families, rope_settings     from config.json to a spec
-checkpoint, staging         tensors by name; reading files ahead into device memory
-weights, quantization       from a checkpoint's tensors to the decoder's weights; eight-bit weights
+families, rope_settings     make a spec from config.json
+checkpoint          finds a checkpoint and reads its tensors by name
+staging             reads files ahead into device memory
+weights             makes the weights of the decoder from the tensors of a checkpoint
+quantization        eight-bit weights
 device              chooses and checks the device
 """

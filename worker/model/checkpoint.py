@@ -1,7 +1,7 @@
-"""A checkpoint on disk: where it is, its config, and its tensors by name. Knows no model.
+"""Finds a checkpoint on disk and reads its config and its tensors by name. Contains nothing about models.
 
-Every tensor is copied into the caller's memory, from the mapped file or through staging.py: machines that page out
-idle file pages would stall a model that computes from the map.
+Every tensor is copied into the memory of the caller, from the mapped file or through staging.py. A model that computes
+from the map would stall on machines that page out idle file pages.
 """
 
 import json
@@ -23,26 +23,28 @@ from worker.model.staging import Extent, Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors"]
-OTHER_WEIGHTS = (".gguf", ".bin", ".pth", ".pt", ".safetensors")  # the last under names that are not read
+OTHER_WEIGHTS = (".gguf", ".bin", ".pth", ".pt", ".safetensors")  # .safetensors: only names that are not read
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32,  # these only where quantization.py reads them
+    "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32,  # only for tensors that quantization.py reads
 }  # fmt: skip
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be served: one sentence that names the file, and the tensor if there is one."""
+    """The checkpoint cannot be served. The message is one sentence that names the file and possibly the tensor."""
 
 
 class UnsupportedModel(CheckpointError):
-    """The config needs something that is not implemented: one sentence that names it and what is supported."""
+    """The config needs something unsupported. The message is one sentence that names it and what is supported."""
 
 
 def resolve(
     model: str, revision: str = "", *, prefer_cache: bool = False, on_progress: Progress = lambda done, total: None
 ) -> Path:
-    """The folder of a checkpoint: `model` itself, or a snapshot of that hub id, downloaded unless it is cached.
+    """Returns the folder of a checkpoint: `model` itself if it is a folder, else a snapshot of the hub id `model`.
+
+    The snapshot is downloaded unless it is cached.
 
     prefer_cache: use a complete cached copy without asking the hub for a newer one; see `shared.hf_hub`.
     Raises CheckpointError when there is no such folder and the hub does not have it or cannot be reached.
@@ -69,12 +71,12 @@ def _is_complete(folder: Path) -> bool:
 
 
 def stored_bytes(folder: Path) -> int:
-    """The size of all files of weights. Raises CheckpointError when there are none."""
+    """Returns the total size of the files of weights. Raises CheckpointError when there are none."""
     return sum(path.stat().st_size for path in _files(folder))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json, with the end-of-text ids of generation_config.json where it names any (they are more accurate)."""
+    """Reads config.json. End-of-text ids in generation_config.json replace its own, because they are more accurate."""
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise CheckpointError(f"{folder} is an adapter (LoRA), not a model: merge it into its base model first")
     config = _json(folder / "config.json")
@@ -91,15 +93,16 @@ class _Token(msgspec.Struct):
 
 
 class _Added(msgspec.Struct):
-    """The one part of tokenizer.json that is read here."""
+    """The only part of tokenizer.json that this module reads."""
 
     added_tokens: list[_Token] = []
 
 
 def tokenizer_ends(folder: Path) -> tuple[int, ...]:
-    """The id of the tokenizer's own end-of-text token, if it has one.
+    """Returns the id of the end-of-text token that the tokenizer names, if it names one.
 
-    Chat models are made from base models by giving the tokenizer another end; config.json often has only the old one.
+    A chat model is made from a base model with another end-of-text token in the tokenizer, but config.json often names
+    only the token of the base model.
     """
     settings = folder / "tokenizer_config.json"
     eos_token = _json(settings).get("eos_token") if settings.exists() else None
@@ -107,7 +110,7 @@ def tokenizer_ends(folder: Path) -> tuple[int, ...]:
     try:
         added = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_Added).added_tokens
     except (OSError, msgspec.DecodeError):
-        return ()  # a missing or broken tokenizer is reported where it is needed
+        return ()  # the code that needs the tokenizer reports that it is missing or broken
     return tuple(token.id for token in added if token.content == text)
 
 
@@ -124,10 +127,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The tensors of a folder's safetensors files, by name; files stay open until `close`."""
+    """Reads the tensors of the safetensors files in a folder by name. The files stay open until `close`."""
 
     def __init__(self, folder: Path, staging: Staging | None = None) -> None:
-        """staging: tensors are read through it; it is closed with the checkpoint."""
+        """staging: reads the tensors if it is given; close() closes it too."""
         self.folder = folder
         self._files: dict[str, Any] = {}  # tensor name → open file
         self._paths: dict[str, Path] = {}
@@ -138,7 +141,7 @@ class Checkpoint:
             for path in _files(folder):
                 self._add(path)
             if staging is not None:
-                self._open.callback(staging.close)  # closed before the files that it reads
+                self._open.callback(staging.close)  # runs before the files that it reads are closed
         except BaseException:
             self._open.close()
             raise
@@ -165,14 +168,14 @@ class Checkpoint:
         return name in self._files
 
     def where(self, name: str) -> Path:
-        """The file that holds a tensor, or the folder when none does."""
+        """Returns the file that holds a tensor, or the folder if no file holds it."""
         return self._paths.get(name, self.folder)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._files[name].get_slice(name).get_shape())
 
     def dtype(self, name: str, among: Collection[torch.dtype] = DTYPES.values()) -> torch.dtype:
-        """The stored format of a tensor; raises CheckpointError if it is not `among` the allowed ones."""
+        """Returns the number format of a stored tensor. Raises CheckpointError if the format is not in `among`."""
         stored = self._files[name].get_slice(name).get_dtype()
         dtype = DTYPES.get(stored)
         if dtype is None or dtype not in among:
@@ -181,18 +184,18 @@ class Checkpoint:
         return dtype
 
     def nbytes(self, name: str) -> int:
-        """The stored size of a tensor; raises CheckpointError for a number format that weights cannot have."""
+        """Returns the size of a stored tensor in bytes. Raises CheckpointError if the format is unknown."""
         return torch.Size(self.shape(name)).numel() * self.dtype(name).itemsize
 
     def expect(self, names: Iterable[str]) -> None:
-        """Announces the tensors that will be copied, in their order, so that they can be read ahead."""
+        """Announces which tensors will be copied next, in that order, so that they can be read ahead."""
         if self._staging is not None:
             self._staging.expect(self._extents[name] for name in names)
 
     def copy(self, name: str, into: Tensor) -> None:
         """Copies a tensor into contiguous memory of the same shape, on any device and of any dtype.
 
-        On a GPU the copy may end after this returns, but before anything that is launched later.
+        On a GPU the copy may still run when this returns, but it ends before anything that is launched later starts.
 
         Raises CheckpointError when the file cannot be read.
         """
@@ -210,7 +213,10 @@ class Checkpoint:
 
 
 def _extents(fd: int) -> dict[str, Extent]:
-    """Where each tensor lies in a safetensors file: 8 bytes of length, the JSON header, the tensors."""
+    """Returns the byte range of each tensor in a safetensors file.
+
+    The file consists of the length of the header (8 bytes), the header in JSON, and the tensors.
+    """
     begin = 8 + int.from_bytes(os.pread(fd, 8, 0), "little")
     header = json.loads(os.pread(fd, begin - 8, 8))
     places = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}

@@ -1,6 +1,6 @@
-"""The decoder on the CPU with its loop over the layers in C: one call a step, and the bits of the plain loop.
+"""A decoder for the CPU whose loop over the layers is in C: one call per step, and the same bits as the Python loop.
 
-`fastest_decoder` chooses between this one and model/decoder.py, once, when the model has been loaded.
+`fastest_decoder` chooses between this decoder and model/decoder.py once, after the model is loaded.
 """
 
 import torch
@@ -14,7 +14,7 @@ from worker.model.forward_inputs import ForwardInputs
 
 
 class CpuDecoder:
-    """The interface of Decoder, over one cache only: the C library holds the addresses of its tensors."""
+    """Has the interface of Decoder, but works with one cache only: the C library holds the addresses of its tensors."""
 
     def __init__(self, decoder: Decoder, cache: KVCache, layers: list[DecoderCLayer]) -> None:
         spec = decoder.spec
@@ -42,7 +42,7 @@ class CpuDecoder:
 
 
 def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:
-    """A CpuDecoder where the C library has packed all the weights and knows the cache's format; else `decoder`."""
+    """Returns a CpuDecoder if the C library has packed all weights and supports the cache's format; else `decoder`."""
     if decoder.operations is not FAST or cache.k.dtype != decoder.weights.embed.dtype:
         return decoder
     layers = [_layer_in_c(decoder, index, cache) for index in range(len(decoder.weights.layers))]

@@ -1,6 +1,6 @@
-"""The decoder: one plain loop over the layers. A model family is data in the spec; an absent norm is None.
+"""The decoder: one plain loop over the layers. The spec describes the model family; a norm that it lacks is None.
 
-The decoder works on rows and knows no sequences. Each kernel reads from ForwardInputs what a row may attend to.
+The decoder works on rows and knows no sequences. The kernels read from ForwardInputs what each row may attend to.
 """
 
 from copy import copy
@@ -21,9 +21,9 @@ from worker.model.spec import LayerSpec, ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The weights of one layer. H hidden, I intermediate, D head_dim; norms are [H], or [D] on queries and keys.
+    """The weights of one layer. Norms are [H], except those of queries and keys, which are [D].
 
-    A comment begins with the names in Hugging Face checkpoints.
+    H: hidden size; I: intermediate size; D: head_dim. Each comment begins with the names in Hugging Face checkpoints.
     """
 
     before_attention: Tensor  # input_layernorm
@@ -49,15 +49,15 @@ class Weights:
 
 
 class Decoder:
-    """A model that is ready to run. It holds no state of any sequence: the cache does."""
+    """A model that is ready to run. The state of sequences is in the cache, not in the decoder."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, max_positions: int, operations: Operations = FAST) -> None:
-        """max_positions: rotary tables are made for positions 0 .. max_positions - 1."""
+        """max_positions: the rotary tables cover positions 0 .. max_positions - 1."""
         self.spec, self.weights, self.operations, self.max_positions = spec, weights, operations, max_positions
-        self.layers_started = c_uint64()  # in all steps so far: shows that a long step makes progress
+        self.layers_started = c_uint64()  # counts over all steps: shows that a long step makes progress
         self.ropes = [rope.tables(table, spec.head_dim, max_positions, weights.embed.device) for table in spec.ropes]
         self.norms = [*(layer.before_attention for layer in weights.layers), weights.norm]
-        # Rounded to the weights' format first, as the checkpoints were trained: sqrt(1152) is 34 in bfloat16.
+        # The scale is rounded to the weights' format, as in training: sqrt(1152) is 34 in bfloat16.
         self.embed_scale = torch.tensor(spec.embed_scale).to(weights.embed.dtype).item()
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
@@ -84,17 +84,17 @@ class Decoder:
         return self.logits(h)
 
     def logits(self, h: Tensor) -> Tensor:
-        """The normed output of the last layer [R, H] -> [R, vocab] float32."""
+        """Computes the logits [R, vocab] float32. h: the normed output of the last layer [R, H]."""
         logits = self.operations.linear(h, self.weights.head, fp32_out=True)
         cap = self.spec.logit_softcap
         return (logits / cap).tanh() * cap if cap else logits
 
     def count_replayed(self) -> None:
-        """Counts the layers of a forward that a CUDA graph replayed, which runs none of this code."""
+        """Counts the layers of a forward that a CUDA graph replayed: a replay does not run forward()."""
         self.layers_started.value += len(self.weights.layers)
 
     def with_operations(self, operations: Operations) -> "Decoder":
-        """The same decoder with other operations; they share the weights and the count of layers."""
+        """Returns a copy of this decoder with other operations. Both share the weights and the count of layers."""
         other = copy(self)
         other.operations = operations
         return other

@@ -12,15 +12,18 @@ from worker.kernels.quantize import FORMATS, Scheme
 
 log = logging.getLogger("sluice.load")
 
-MIN_CAPABILITY = {  # the first compute capability with the format, and what to choose on older GPUs
+MIN_CAPABILITY = {  # the lowest compute capability that has the format, and what to choose on older GPUs
     torch.bfloat16: ((8, 0), "--dtype float16 or --device cpu"),
     torch.float8_e4m3fn: ((8, 9), "--kv-cache-dtype auto"),
 }
-MIN_MATMUL_CAPABILITY = {torch.int8: (8, 0), torch.float8_e4m3fn: (8, 9)}  # for products of such numbers
+MIN_MATMUL_CAPABILITY = {torch.int8: (8, 0), torch.float8_e4m3fn: (8, 9)}  # for matrix products in these formats
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is a GPU if there is one. Raises ConfigError when a GPU is requested or found and cannot compute."""
+    """Returns the device of that name; `auto` chooses a GPU if there is one.
+
+    Raises ConfigError when a GPU is requested or chosen but cannot compute.
+    """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         if name == "auto" and visible_gpus():
             log.warning("there is a GPU, but it cannot be used: %s", _why_no_cuda())
@@ -44,9 +47,9 @@ def check_format(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def computable(scheme: Scheme | None, device: torch.device, flag: str) -> Scheme | None:
-    """The scheme, without dynamic inputs if the GPU is too old for them.
+    """Returns the scheme, but without dynamic quantization of inputs if the GPU is too old for that.
 
-    flag: the value of --quantization. Raises ConfigError if it asks for dynamic inputs on such a GPU.
+    flag: the value of --quantization. Raises ConfigError if the flag asks for dynamic quantization on such a GPU.
     """
     if scheme is None or not scheme.dynamic or device.type != "cuda":
         return scheme
@@ -63,7 +66,7 @@ def computable(scheme: Scheme | None, device: torch.device, flag: str) -> Scheme
 
 
 def _why_no_cuda() -> str:
-    """Why CUDA cannot be used; empty: it can."""
+    """Returns why CUDA cannot be used, or "" if it can."""
     if torch.version.cuda is None:
         return "this PyTorch was built without CUDA"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -83,7 +86,10 @@ def _try_cuda() -> None:
 
 
 def _reason(message: str) -> str:
-    """PyTorch's reason without its advice: from "Error 803: …" on if there is such a number, else one sentence."""
+    """Returns the reason in a message of PyTorch without the advice.
+
+    This is the text from "Error 803: …" on if there is such a number, else the first sentence.
+    """
     _, error, code = message.partition(" Error ")
     reason = error.strip() + " " + code if error else message.partition(". ")[0]
     return (reason.strip().splitlines() or ["CUDA does not start"])[0].rstrip(".")

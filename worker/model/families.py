@@ -1,8 +1,8 @@
-"""From a Hugging Face config to a ModelSpec: a family is a row of defaults and switches.
+"""Makes a ModelSpec from a Hugging Face config. Each model family is a row of defaults and switches.
 
-Both spellings of rotary settings are read (`rope_parameters`, and the older `rope_theta` + `rope_scaling` +
-`rope_local_base_freq`), and both of windows (`layer_types`, and the older patterns). The defaults equal those of
-transformers' config classes, because config.json omits values that equal them.
+The module reads both spellings of rotary settings (`rope_parameters`, and the older `rope_theta` + `rope_scaling` +
+`rope_local_base_freq`), and both spellings of windows (`layer_types`, and the older patterns). The defaults equal those
+of the config classes in transformers, because config.json omits values that equal them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,19 +36,22 @@ def _window_everywhere(config: Config) -> list[str]:
 
 
 def _window_from_layer(config: Config) -> list[str]:
-    """Qwen: layers from `max_window_layers` on are windowed, if `use_sliding_window` is set."""
+    """Windows the layers from `max_window_layers` on if `use_sliding_window` is set (Qwen)."""
     first = config["max_window_layers"] if config["use_sliding_window"] else config["num_hidden_layers"]
     return [SLIDING if i >= first else FULL for i in range(config["num_hidden_layers"])]
 
 
 def _window_but_every_nth(config: Config) -> list[str]:
-    """Gemma 3: every `sliding_window_pattern`-th layer attends to all positions."""
+    """Windows all layers except every `sliding_window_pattern`-th, which attends to all positions (Gemma 3)."""
     nth = config["sliding_window_pattern"]
     return [SLIDING if (i + 1) % nth else FULL for i in range(config["num_hidden_layers"])]
 
 
 def _window_where_nothing_rotates(config: Config) -> list[str]:
-    """SmolLM3: layers that rotate attend to everything; the others are windowed if `use_sliding_window` is set."""
+    """Windows the layers without rotary embeddings if `use_sliding_window` is set (SmolLM3).
+
+    Layers with rotary embeddings attend to all positions.
+    """
     windowed = config["use_sliding_window"] and config["sliding_window"]
     return [FULL if rotates or not windowed else SLIDING for rotates in _rotates_but_every_nth(config)]
 
@@ -58,7 +61,10 @@ def _every_layer_rotates(config: Config) -> list[bool]:
 
 
 def _rotates_but_every_nth(config: Config) -> list[bool]:
-    """SmolLM3: every `no_rope_layer_interval`-th layer has no positions, unless a list names them (0: without)."""
+    """Returns for each layer whether it has rotary embeddings (SmolLM3).
+
+    Every `no_rope_layer_interval`-th layer has none, unless the list `no_rope_layers` exists, where 0 means none.
+    """
     nth = config["no_rope_layer_interval"]
     layers = config["no_rope_layers"] or [(i + 1) % nth for i in range(config["num_hidden_layers"])]
     return [bool(rotates) for rotates in layers]
@@ -66,20 +72,20 @@ def _rotates_but_every_nth(config: Config) -> list[bool]:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The defaults of a model_type, and what its configs do not say."""
+    """The defaults of a model_type, and the properties that its configs do not state."""
 
     defaults: Config
     layer_types: Callable[[Config], list[str]] = _every_layer_full
     rotates: Callable[[Config], list[bool]] = _every_layer_rotates
     fused: bool = False
-    partial_rotary: bool = False  # heads may be rotated in part
+    partial_rotary: bool = False  # a config may rotate only a part of each head
     norm_offset: bool = False
     sandwich_norms: bool = False
     qk_norm: bool = False
     always_qkv_bias: bool = False
     scale_embeddings: bool = False
     local_rope: bool = False  # windowed layers have rotary settings of their own
-    names: Mapping[str, str] = field(default_factory=dict)  # its own names of common settings
+    names: Mapping[str, str] = field(default_factory=dict)  # common name of a setting → the name in this family
 
 
 PHI3 = {
@@ -119,15 +125,16 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": Family(PHI3, layer_types=_window_everywhere, fused=True, partial_rotary=True),
     "smollm3": Family(SMOLLM3, layer_types=_window_where_nothing_rotates, rotates=_rotates_but_every_nth),
 }  # fmt: skip
-TEXT_MODELS = {"gemma3": "gemma3_text", "mistral3": "mistral"}  # multimodal: the default family of `text_config`
-GENERATORS = ("forcausallm", "forconditionalgeneration")  # endings of the classes that generate text
+# multimodal model_type → the family of its text model, if `text_config` names none
+TEXT_MODELS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+GENERATORS = ("forcausallm", "forconditionalgeneration")  # the names of classes that generate text end so
 
 
 def spec_from_config(config: Config) -> ModelSpec:
-    """The spec of a checkpoint's config.json (as a dict, in any spelling since transformers 4.40).
+    """Returns the spec of a model. config: its config.json as a dict, in any spelling since transformers 4.40.
 
-    Raises UnsupportedModel for an unsupported family, rotary kind or activation, and for a config that lacks a size;
-    CheckpointError for an unsupported quantization.
+    Raises UnsupportedModel for an unsupported family, rotary kind or activation, and for a config that lacks a size.
+    Raises CheckpointError for an unsupported quantization.
     """
     model_type, inner = config.get("model_type"), config.get("text_config") or {}
     name = str(inner.get("model_type") or TEXT_MODELS[model_type] if model_type in TEXT_MODELS else model_type)
@@ -144,7 +151,10 @@ def spec_from_config(config: Config) -> ModelSpec:
 
 
 def _check_purpose(architectures: Sequence[str]) -> None:
-    """The checkpoint of a classifier or an embedder may have all tensors of a tied language model."""
+    """Raises UnsupportedModel if the model does not generate text.
+
+    The tensors do not show this: a classifier or an embedder may have all tensors of a tied language model.
+    """
     if architectures and not any(name.lower().endswith(GENERATORS) for name in architectures):
         raise UnsupportedModel(f"{', '.join(architectures)} does not generate text: only language models are served")
 
@@ -209,7 +219,7 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def _layers(family: Family, config: Config) -> tuple[tuple[LayerSpec, ...], tuple[RopeSpec, ...]]:
-    """The layers, and a rotary table for each kind of layer with settings of its own."""
+    """Returns the layers and the rotary tables. Layers with the same rotary settings share a table."""
     types = config.get("layer_types") or family.layer_types(config)
     unknown = set(types) - {FULL, SLIDING}
     if unknown:
@@ -223,10 +233,10 @@ def _layers(family: Family, config: Config) -> tuple[tuple[LayerSpec, ...], tupl
 
 
 def _max_positions(config: Config, ropes: Sequence[RopeSpec]) -> int:
-    """The positions that the model was trained for, corrected by its rotary scaling.
+    """Returns how many positions the model was trained for, corrected by its rotary scaling.
 
-    longrope has other factors for texts longer than the original positions, and which apply is not known before a text
-    has ended. Such models are therefore served up to the original positions.
+    longrope uses other factors for texts longer than the original positions, but the length of a text is not known
+    before it ends. Models with longrope are therefore served only up to the original positions.
     """
     positions = int(config["max_position_embeddings"])
     for rope in ropes:
@@ -244,7 +254,7 @@ def _rope(family: Family, config: Config, kind: str) -> RopeSpec:
 
 
 def _rope_settings(family: Family, config: Config, kind: str) -> Config:
-    """The rotary settings of one kind of layer, old spelling or new, as one flat dict."""
+    """Returns the rotary settings of one kind of layer as one flat dict, from the old or the new spelling."""
     local = family.local_rope and kind == SLIDING
     theta = config["rope_local_base_freq"] if local else config["rope_theta"]
     old = {"rope_theta": theta, "partial_rotary_factor": config.get("partial_rotary_factor")}

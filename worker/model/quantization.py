@@ -1,11 +1,10 @@
-"""Checkpoints with eight-bit linears: their `quantization_config`, where their values and scales are, and what they
-become in memory.
+"""Reads checkpoints with eight-bit linears: their `quantization_config`, values and scales, and the format in memory.
 
 Supported are `compressed-tensors` (int8 and fp8, scales per tensor, row, group of columns or block) and `fp8` (scales
 per tensor or block). Weights with one scale per row or per tensor keep their format in memory. Weights with finer
-scales are dequantized to the weights' dtype, which loses nothing of note; a scale per row would need a second rounding
-to eight bits. Activations are quantized if the checkpoint asks for dynamic scales per token. Any other quantization of
-activations (stored scales, or scales per group) is ignored, and they keep sixteen bits.
+scales are dequantized to the dtype of the model, which loses nothing of note. Keeping them in eight bits with one scale
+per row would round them a second time. Activations are quantized if the checkpoint asks for dynamic scales per token.
+Any other quantization of activations (stored scales, or scales per group) is ignored, and they keep sixteen bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from worker.kernels.quantize import FORMATS, Kind, Scheme
 from worker.model.checkpoint import Checkpoint, CheckpointError
 from worker.model.spec import Activations, StoredQuantization
 
-# Tensors of linears or attention that have no effect here. Zero points have none because symmetric ones are zero.
+# Tensors of linears or attention that are not read. Zero points are all zero in symmetric quantization.
 IGNORED = (
     ".input_scale", ".output_scale", ".weight_shape", ".weight_zero_point", ".q_scale", ".k_scale", ".v_scale",
 )  # fmt: skip
@@ -36,13 +35,13 @@ class ExpectedTensor:
 
     name: str
     shape: Shape
-    formats: tuple[torch.dtype, ...] = PLAIN  # allowed ones
-    becomes: Shape = ()  # its shape in an unquantized weight; (): the same
+    formats: tuple[torch.dtype, ...] = PLAIN  # the formats that it may be stored in
+    becomes: Shape = ()  # its shape as part of an unquantized weight; (): the same as `shape`
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """One weight [N, K] in a checkpoint: unquantized, or values and scales."""
+    """Describes how a checkpoint stores one weight [N, K]: as one unquantized tensor, or as values and scales."""
 
     name: str
     shape: Shape
@@ -51,7 +50,7 @@ class WeightSource:
     scale_shape: Shape = ()
 
     def tensors(self) -> list[ExpectedTensor]:
-        """The tensors, in the order in which they are read."""
+        """Returns the tensors that store the weight, in the order in which they are read."""
         if self.stored is None:
             return [ExpectedTensor(self.name, self.shape)]
         values = ExpectedTensor(self.name, self.values_shape, (self.values_dtype,), self.shape)
@@ -63,18 +62,18 @@ class WeightSource:
 
     @property
     def values_shape(self) -> Shape:
-        """The shape of the values' tensor."""
+        """The shape of the tensor of values as stored."""
         return (self.shape[0], -(-self.shape[1] // 4)) if self.packed else self.shape
 
     @property
     def values_dtype(self) -> torch.dtype:
-        """The format of the values' tensor; only for quantized weights."""
+        """The format of the tensor of values as stored. Only quantized weights have it."""
         assert self.stored is not None
         return torch.int32 if self.packed else FORMATS[self.stored.kind]
 
 
 def source_of(name: str, shape: Shape, stored: StoredQuantization | None, checkpoint: Checkpoint) -> WeightSource:
-    """The source of the weight `name`, which is quantized if the checkpoint has scales for it."""
+    """Returns how the checkpoint stores the weight `name`, which is quantized if the checkpoint has scales for it."""
     scale = next((name + ending for ending in ("_scale", "_scale_inv") if name + ending in checkpoint), "")
     if stored is None or not scale:
         return WeightSource(name, shape)
@@ -84,17 +83,17 @@ def source_of(name: str, shape: Shape, stored: StoredQuantization | None, checkp
 
 
 def stack_rows(values: Sequence[Tensor]) -> Tensor:
-    """Stacks the values [N, K] of several linears by rows; as bytes, because not every torch concatenates float8."""
+    """Concatenates the values [N, K] of several linears by rows; as bytes, because not every torch can for float8."""
     return torch.cat([part.view(torch.int8) for part in values]).view(values[0].dtype)
 
 
 def unpack_int32(values: Tensor, columns: int) -> Tensor:
-    """int32 [N, K / 4], the first of four values + 128 in the lowest byte -> int8 [N, columns]."""
+    """Unpacks int32 [N, K / 4] to int8 [N, columns]. Each byte is a value + 128; the lowest byte is the first value."""
     return (values.view(torch.uint8)[:, :columns] ^ 128).view(torch.int8).contiguous()
 
 
 def expand_scales(scale: Tensor, source: WeightSource) -> Tensor:
-    """The scales of a source, float32: [N] if no row has more than one, else [N, K]."""
+    """Expands the stored scales of a weight [N, K] to float32: [N] if each row has one scale, else [N, K]."""
     assert source.stored is not None
     (rows, columns), (down, across) = source.shape, source.stored.block
     if source.stored.by_row:
@@ -104,9 +103,9 @@ def expand_scales(scale: Tensor, source: WeightSource) -> Tensor:
 
 
 def scheme_in_memory(stored: StoredQuantization | None, flag: str) -> Scheme | None:
-    """The format of a checkpoint's linears in memory under `--quantization`; None: the weights' dtype.
+    """Returns the quantization of the linears in memory, or None if they have the dtype of the model.
 
-    Raises ConfigError when checkpoint and flag name different formats.
+    flag: the value of --quantization. Raises ConfigError when the checkpoint and the flag name different formats.
     """
     if flag == "none":
         return None
@@ -119,7 +118,7 @@ def scheme_in_memory(stored: StoredQuantization | None, flag: str) -> Scheme | N
 
 
 def describe(stored: StoredQuantization | None, scheme: Scheme | None, dtype: torch.dtype, device: torch.device) -> str:
-    """A sentence for the log; empty if nothing is quantized."""
+    """Returns a sentence for the log about the quantization, or "" if nothing is quantized."""
     plain = str(dtype).removeprefix("torch.")
     if stored is None and scheme is None:
         return ""
@@ -137,7 +136,7 @@ def describe(stored: StoredQuantization | None, scheme: Scheme | None, dtype: to
 
 
 def _activations(stored: StoredQuantization | None, scheme: Scheme | None, *, requested: bool = False) -> str:
-    """The part of the sentence about activations, if a reader may expect otherwise."""
+    """Returns the part of describe() about activations, or "" if the reader does not expect quantized ones."""
     if scheme is not None and scheme.dynamic:
         return "; so are their inputs, one scale per token"
     expected = requested or (stored is not None and stored.activations != "unquantized")
@@ -145,9 +144,9 @@ def _activations(stored: StoredQuantization | None, scheme: Scheme | None, *, re
 
 
 def read(config: Config) -> StoredQuantization | None:
-    """The quantization of a checkpoint by its config.json; None: none.
+    """Reads how a checkpoint is quantized from its config.json. Returns None if it is not quantized.
 
-    Raises CheckpointError, which names `quant_method`, for unsupported ones.
+    Raises CheckpointError, which names `quant_method`, if the quantization is not supported.
     """
     settings = config.get("quantization_config")
     if not settings:

@@ -1,4 +1,7 @@
-"""Tables of rotary angles, float32, a row per position. Kinds differ only in their inverse frequencies."""
+"""Computes tables of rotary embeddings, float32, one row per position.
+
+The kinds of rotary embeddings differ in their inverse frequencies and in the magnitude of cos and sin.
+"""
 
 import math
 
@@ -12,9 +15,10 @@ Device = torch.device | str
 
 
 def tables(spec: RopeSpec, head_dim: int, positions: int, device: Device) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * inverse frequency, each [positions, head_dim] float32; both halves of a row are equal.
+    """Returns cos and sin of position * inverse frequency, each [positions, head_dim] float32.
 
-    They are computed on the CPU, so that every device rotates by the same bits. Unrotated pairs have 1 and 0.
+    Both halves of a row are equal. Dimensions that are not rotated have cos 1 and sin 0. The tables are computed on the
+    CPU, so that every device uses the same bits.
     """
     rotated = 0 if spec.kind == "none" else spec.rotated or head_dim
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(spec, rotated)  # [M, R/2]
@@ -25,7 +29,10 @@ def tables(spec: RopeSpec, head_dim: int, positions: int, device: Device) -> tup
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """Radians per position of each pair of dimensions, [head_dim / 2] float32. head_dim: rotated dimensions."""
+    """Returns the radians per position for each pair of dimensions, [head_dim / 2] float32.
+
+    head_dim: how many dimensions of a head are rotated.
+    """
     plain = 1.0 / (spec.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / max(head_dim, 1)))
     if spec.kind == "longrope":
         return plain / torch.tensor(spec.factors)
@@ -39,15 +46,15 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:
-    """Stretches long waves by `factor`, keeps short ones, and blends between them (the scheme of Llama 3.1)."""
-    turns = spec.original_positions / (2 * math.pi / plain)  # how often each pair turned over the original positions
+    """Stretches long wavelengths by `factor`, keeps short ones, and blends between them (Llama 3.1)."""
+    turns = spec.original_positions / (2 * math.pi / plain)  # full rotations of each pair over the original positions
     blend = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
     keep = blend.clamp(0.0, 1.0)
     return (1 - keep) * plain / spec.factor + keep * plain
 
 
 def _yarn(spec: RopeSpec, plain: Tensor, head_dim: int) -> Tensor:
-    """Keeps pairs that turned often, stretches pairs that turned seldom, with a ramp between (arXiv 2309.00071)."""
+    """Keeps the pairs that rotate often, stretches those that rotate seldom, with a ramp between (arXiv 2309.00071)."""
 
     def dimension(turns: float) -> float:
         return head_dim * math.log(spec.original_positions / (turns * 2 * math.pi)) / (2 * math.log(spec.theta))

@@ -1,6 +1,6 @@
-"""From the rotary settings of a Hugging Face config, as one flat dict, to a RopeSpec. Knows no families.
+"""Makes a RopeSpec from the rotary settings of a Hugging Face config, given as one flat dict, for any model family.
 
-The defaults equal those of transformers' functions for each kind.
+The defaults equal those of the functions in transformers for each kind.
 """
 
 import math
@@ -15,7 +15,10 @@ Config = Mapping[str, Any]
 
 
 def rope_spec(settings: Config, config: Config, head_dim: int, *, partial: bool) -> RopeSpec:
-    """The RopeSpec of one kind of layer. partial: heads may be rotated in part. Raises UnsupportedModel."""
+    """Returns the RopeSpec of one kind of layer. partial: whether the model family may rotate only a part of each head.
+
+    Raises UnsupportedModel.
+    """
     kind = settings.get("rope_type", settings.get("type", "default"))
     kind = "longrope" if "short_factor" in settings else kind  # older configs call it su or yarn
     read = ROPE_KINDS.get(kind)
@@ -29,7 +32,7 @@ def rope_spec(settings: Config, config: Config, head_dim: int, *, partial: bool)
 
 
 def _rotated(settings: Config, head_dim: int, partial: bool) -> int:
-    """The rotated dimensions of a head; 0: all."""
+    """Returns how many dimensions of a head are rotated, or 0 for all."""
     part = settings.get("partial_rotary_factor") or 1.0
     if part == 1.0:
         return 0
@@ -85,7 +88,10 @@ def _longrope(settings: Config) -> RopeSpec:
 
 
 def _yarn_magnitude(settings: Config) -> float:
-    """The config's value, else equation 22 of arXiv 2309.00071 or the ratio of two such values."""
+    """Returns the `attention_factor` of the config if it has one.
+
+    Otherwise computes equation 22 of arXiv 2309.00071, or the ratio of two such values if the config has both weights.
+    """
     attention_factor = settings.get("attention_factor")
     if attention_factor is not None:
         return float(attention_factor)
@@ -100,7 +106,7 @@ def _yarn_magnitude(settings: Config) -> float:
 NO_ROPE = RopeSpec("none", 1.0)
 ROPE_KINDS: Mapping[str, Callable[[Config], RopeSpec]] = {
     "default": _default_rope,
-    "dynamic": _default_rope,  # the same up to the positions that the model was trained for
+    "dynamic": _default_rope,  # equal to default up to the positions that the model was trained for
     "linear": _linear_rope,
     "llama3": _llama3_rope,
     "yarn": _yarn_rope,

@@ -1,6 +1,6 @@
-"""A decoder-only model as data: its sizes, which norms and biases exist, and what each layer attends to.
+"""Describes a decoder-only model as data: its sizes, which norms and biases it has, and what each layer attends to.
 
-Knows no files (weights.py), no names of Hugging Face (families.py) and no tensors.
+The spec contains no files (see weights.py), no names of Hugging Face (see families.py) and no tensors.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized a
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """One table of rotary angles; see rope.py for what each kind does with the numbers."""
+    """Describes one table of rotary embeddings. rope.py shows how each kind uses the numbers."""
 
     kind: str  # default, linear, llama3, yarn, longrope; none: nothing is rotated
     theta: float
@@ -24,36 +24,36 @@ class RopeSpec:
     original_positions: int = 0  # llama3, yarn: positions before the model was extended
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    truncate: bool = True  # yarn: correction range in whole dimensions
+    truncate: bool = True  # yarn: whether the ends of the ramp are rounded to whole dimensions
     magnitude: float = 1.0  # yarn, longrope: cos and sin are multiplied by it
-    factors: tuple[float, ...] = ()  # longrope: of each pair of dimensions
-    rotated: int = 0  # dimensions of a head that are rotated; 0: all. weights.py moves the others between them
+    factors: tuple[float, ...] = ()  # longrope: one factor for each pair of dimensions
+    rotated: int = 0  # how many dimensions of a head are rotated, 0 for all; weights.py reorders them
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """The properties in which layers differ."""
 
-    window: int  # a row attends to the last `window` positions, its own included; 0: to all
+    window: int  # a row attends to the last `window` positions, including its own; if 0, to all
     rope: int  # index into ModelSpec.ropes
 
 
 @dataclass(frozen=True, slots=True)
 class StoredQuantization:
-    """How a checkpoint stores quantized linears. A linear is quantized if there are scales among its tensors."""
+    """Describes how a checkpoint stores quantized linears. A linear is quantized if its tensors include scales."""
 
     kind: Kind
-    block: tuple[int, int]  # rows and columns that share a scale; 0: all of them
+    block: tuple[int, int]  # how many rows and how many columns share a scale; 0 means all
     packed: bool = False  # four values in an int32
     activations: Activations = "unquantized"
 
     @property
     def by_row(self) -> bool:
-        """Whether no row has more than one scale."""
+        """Whether each row has a single scale, which rows may share."""
         return self.block[1] == 0
 
     def grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """How many scales a weight of this shape has, by rows and by columns."""
+        """Returns how many scales a weight of this shape has along its rows and along its columns."""
         rows, columns = (-(-size // step) if step else 1 for size, step in zip(shape, self.block, strict=True))
         return rows, columns
 
@@ -64,7 +64,7 @@ class StoredQuantization:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A family and its sizes. Every layer has a norm before attention and one before the feed-forward."""
+    """Describes a model. Every layer has a norm before attention and one before the feed-forward."""
 
     model_type: str
     vocab_size: int
@@ -75,7 +75,7 @@ class ModelSpec:
     head_dim: int
     layers: tuple[LayerSpec, ...]
     ropes: tuple[RopeSpec, ...]
-    max_positions: int  # that the model was trained for
+    max_positions: int  # how many positions the model was trained for
     norm_eps: float
     norm_offset: bool = False  # norms multiply by 1 + w
     sandwich_norms: bool = False  # norms after attention and after the feed-forward, before the residual sum
@@ -83,15 +83,15 @@ class ModelSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    fused: bool = False  # the checkpoint has q, k and v as one tensor, and gate and up as another
+    fused: bool = False  # whether the checkpoint stores q, k and v as one tensor, and gate and up as another
     attention_scale: float
     activation: Activation
     embed_scale: float = 1.0  # rounded to the weights' dtype before it is applied
-    logit_softcap: float = 0.0  # c * tanh(logits / c); 0: none
-    tied: bool  # the head is the embedding
+    logit_softcap: float = 0.0  # if c is not 0, logits become c * tanh(logits / c)
+    tied: bool  # whether the head is the embedding
     eos_ids: tuple[int, ...]
-    dtype: str  # the checkpoint's: float32, bfloat16, float16
-    stored: StoredQuantization | None = None  # how linears of eight bits are stored; None: there are none
+    dtype: str  # the dtype of the checkpoint: float32, bfloat16 or float16
+    stored: StoredQuantization | None = None  # how eight-bit linears are stored; None if no linear is quantized
 
     @property
     def qkv_size(self) -> int:

@@ -1,13 +1,13 @@
-"""Loads byte ranges of files into tensors: threads read ahead into staging buffers while others are copied.
+"""Loads byte ranges of files into tensors: threads read ahead into some staging buffers while others are copied.
 
-Knows files and bytes, and no names. A buffer is reused only when the device has its bytes. On CUDA buffers are pinned,
-so that copies are asynchronous.
+The module works on files and bytes, and knows no names of tensors. A buffer is reused only after its bytes are on the
+device. On CUDA, the buffers are pinned, so that copies are asynchronous.
 
     file ──preadv──► buffer 1 ──copy──► tensor         several threads read, one piece into one buffer;
          ──preadv──► buffer 2                          the caller's thread copies, in the order of its calls
          ──preadv──► buffer 3
 
-`expect` announces the order of the copies. Copies in another order are correct as well, but have not been read ahead.
+`expect` announces the order of the copies. Copies in another order are correct as well, but are not read ahead.
 """
 
 import os
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PIECE_BYTES = 4 << 20  # of a buffer: the overhead of a piece does not show, and all buffers fit into a cache
-BUFFERS = 8  # and as many concurrent reads: a fast disk is idle with fewer
+PIECE_BYTES = 4 << 20  # size of a buffer: large enough that overhead per piece is small; all buffers fit into a cache
+BUFFERS = 8  # also the number of concurrent reads: a fast disk is idle with fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Extent:
 
 
 class Buffer:
-    """Staging memory, and the copy from it that must end before it is written again."""
+    """Staging memory, and an event for the copy from it, which must end before the memory is written again."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -42,7 +42,7 @@ class Buffer:
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
     def fill(self, extent: Extent) -> None:
-        """Raises OSError, and EOFError when the file ends before the extent does."""
+        """Reads the extent into the buffer. Raises OSError, and EOFError when the file ends before the extent does."""
         self.wait()
         done = 0
         while done < extent.nbytes:
@@ -52,9 +52,9 @@ class Buffer:
             done += read
 
     def copy(self, stored: torch.dtype, into: Tensor) -> None:
-        """Copies the first bytes, numbers of format `stored`, into a flat, contiguous tensor.
+        """Fills a flat, contiguous tensor with the numbers at the start of the buffer. stored: their format there.
 
-        A conversion to another format runs on that tensor's device. On a GPU the copy may end after this returns.
+        A conversion to another format runs on the device of the tensor. On a GPU the copy may end after this returns.
         """
         memory = self._memory[: into.numel() * stored.itemsize]
         if into.dtype == stored:
@@ -80,26 +80,28 @@ class _Read:
 
 
 class Staging:
-    """The buffers and threads of one load."""
+    """Loads extents with its own buffers and threads. One object serves one load."""
 
     def __init__(self, device: torch.device, *, piece: int = PIECE_BYTES, buffers: int = BUFFERS) -> None:
-        """piece: in bytes, a multiple of 8, so that no number is cut."""
+        """piece: the size of a buffer in bytes, a multiple of 8, so that no number is split."""
         self._piece = piece
         self._free = [Buffer(piece, device) for _ in range(buffers)]
         self._pool = ThreadPoolExecutor(buffers, "weights")
-        self._expected: deque[Extent] = deque()  # pieces that are not being read yet, in order
+        self._expected: deque[Extent] = deque()  # pieces whose read has not started, in order
         self._ahead: deque[_Read] = deque()
 
     def expect(self, extents: Iterable[Extent]) -> None:
-        """Announces the next copies, in their order."""
+        """Announces the extents that copy() will be called with next, in that order."""
         self._expected.extend(piece for extent in extents for piece in self._pieces(extent))
         self._read_ahead()
 
     def copy(self, extent: Extent, stored: torch.dtype, into: Tensor) -> None:
-        """Fills `into`, contiguous, on any device and of any format, with the extent's numbers of format `stored`.
+        """Fills `into` with the numbers of an extent.
 
-        Does not wait for a GPU: whatever is launched there later sees the numbers. Raises OSError, and EOFError when
-        the file is shorter than the extent.
+        stored: the format of the numbers in the file; into: contiguous, on any device and of any format.
+
+        Does not wait for a GPU, but everything that is launched there later sees the numbers. Raises OSError, and
+        EOFError when the file is shorter than the extent.
         """
         flat, at, pieces = into.view(-1), 0, self._pieces(extent)
         if pieces and not (self._ahead and self._ahead[0].piece == pieces[0]):
@@ -129,7 +131,7 @@ class Staging:
             self._ahead.append(_Read(piece, buffer, self._pool.submit(buffer.fill, piece)))
 
     def _read_now(self, pieces: list[Extent]) -> None:
-        """Reads pieces that were not expected next. Pieces that were read ahead instead are read again later."""
+        """Starts to read pieces that were not expected next. Other pieces that were read ahead are read again later."""
         wait([read.done for read in self._ahead])
         later = [*(read.piece for read in self._ahead), *self._expected]
         self._free += [read.buffer for read in self._ahead]

@@ -1,7 +1,7 @@
-"""Fills a decoder's weights from a checkpoint, layer by layer, so that at most one linear exists twice at any time.
+"""Fills the weights of a decoder from a checkpoint, layer by layer, so that at most one linear is in memory twice.
 
-A table made from the spec names the tensors that a checkpoint must hold. It is checked before anything is read.
-Projections with the same input are stacked into one linear.
+The spec determines which tensors a checkpoint must hold. This is checked before any weight is read. Projections with
+the same input are stacked into one linear. A "stored weight" is one weight as the checkpoint stores it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,27 +24,27 @@ from worker.model.spec import ModelSpec
 from worker.model.staging import Staging
 
 EMBED, HEAD, NORM = "embed_tokens.weight", "lm_head.weight", "norm.weight"
-IGNORED = ("rotary_emb.inv_freq",)  # tables in old checkpoints
+IGNORED = ("rotary_emb.inv_freq",)  # rotary tables in old checkpoints, not needed
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StackedLinear:
-    """Linears of the checkpoint that are stacked into one by rows."""
+    """Describes linears of the checkpoint whose rows are concatenated into one linear."""
 
     modules: tuple[str, ...]
     rows: tuple[int, ...]
     columns: int
     bias: bool
-    order: Tensor | None = None  # of the rows, if it differs from the checkpoint's
+    order: Tensor | None = None  # the row order in memory; None: as in the checkpoint
 
     def ordered(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Tensors with an entry per row, in `order`."""
+        """Returns the tensors, which have one entry per row, with their entries in `order`."""
         return tensors if self.order is None else tuple(tensor[self.order.to(tensor.device)] for tensor in tensors)
 
     def tensors(self, prefix: str, kind: str) -> list[tuple[str, Shape]]:
-        """The names and shapes in the checkpoint. kind: `weight` or `bias`."""
+        """Returns the names and shapes of the tensors in the checkpoint. kind: `weight` or `bias`."""
         columns = (self.columns,) if kind == "weight" else ()
         parts = zip(self.modules, self.rows, strict=True)
         return [(f"{prefix}{module}.{kind}", (rows, *columns)) for module, rows in parts]
@@ -64,11 +64,12 @@ def load(
     """Loads all weights to `device` as `dtype`, with packed linears.
 
     invariant: see kernels/linear.py.
-    scheme: the linears of the layers are quantized so, unless the checkpoint has quantized them already, or has
-        quantized others and not them. Embedding and head are not quantized: the head decides between tokens with close
-        logits, and a tied head is the embedding, whose rows are looked up. None: quantized linears become `dtype`.
+    scheme: how the linears of the layers are quantized in memory. Linears that the checkpoint stores in this format
+        with one scale per row keep their values. If the checkpoint has quantized only some linears, the others become
+        `dtype`. If scheme is None, all linears become `dtype`. Embedding and head are never quantized: the head decides
+        between tokens with close logits, and a tied head is the embedding, whose rows are looked up.
     on_progress: called with (done, total) bytes of the checkpoint, from (0, total) to (total, total).
-    on_size: called before that with the bytes that the device must hold; it may raise to end the load.
+    on_size: called before on_progress with the bytes that the device must hold; it may raise to end the load.
 
     Raises CheckpointError when a tensor is missing, superfluous or misshaped, or a file is broken.
     """
@@ -79,7 +80,7 @@ def load(
 
 @dataclass
 class _Loader:
-    """One load: the arguments of load(), and the bytes done so far."""
+    """Performs one load. The fields are the arguments of load() and the progress in bytes."""
 
     checkpoint: Checkpoint
     spec: ModelSpec
@@ -132,13 +133,16 @@ class _Loader:
         return linear.ordered(self._read(linear.tensors(prefix, "bias")))[0] if linear.bias else None
 
     def _is_quantized(self, sources: Sequence[WeightSource]) -> bool:
-        """Whether the linear stacked from these sources has eight bits in memory."""
+        """Whether the linear made of these stored weights has eight bits in memory.
+
+        True if there is a scheme and the checkpoint has quantized all of these weights, or no weights at all.
+        """
         return self.scheme is not None and (
             self.spec.stored is None or all(source.stored is not None for source in sources)
         )
 
     def _quantized(self, sources: Sequence[WeightSource], kind: Kind) -> tuple[Tensor, Tensor]:
-        """The values [N, K] and scales [N] of a quantized linear."""
+        """Returns the values [N, K] and scales [N] of a quantized linear made of these stored weights."""
         stored = self.spec.stored
         if stored is None or not stored.by_row or stored.kind != kind:
             return quantize(self._weight(sources), kind)
@@ -149,7 +153,7 @@ class _Loader:
         return source_of(name, shape, self.spec.stored, self.checkpoint)
 
     def _weight(self, sources: Sequence[WeightSource]) -> Tensor:
-        """One weight [N, K] of the model's dtype, dequantized if necessary."""
+        """Returns the stored weights stacked into one weight [N, K] of the model's dtype, dequantized if necessary."""
         if all(source.stored is None for source in sources):
             return self._read([(source.name, source.shape) for source in sources])
         return torch.cat([self._full(source) for source in sources])
@@ -160,13 +164,16 @@ class _Loader:
         return dequantize(*self._eight_bits(source), self.dtype)
 
     def _eight_bits(self, source: WeightSource) -> tuple[Tensor, Tensor]:
-        """Values [N, K], and scales [N] or [N, K]."""
+        """Reads the values [N, K] and the scales, [N] or [N, K], of a quantized stored weight."""
         values = self._read([(source.name, source.values_shape)], source.values_dtype)
         scale = self._read([(source.scale, source.scale_shape or (1,))], torch.float32)
         return (unpack_int32(values, source.shape[1]) if source.packed else values), expand_scales(scale, source)
 
     def _head_weight(self, embed: Tensor) -> Tensor:
-        """A tied checkpoint may hold a head nevertheless. If it is not a copy of the embedding, it is used."""
+        """Returns the weight of the head.
+
+        A tied checkpoint may hold a head nevertheless. If that is not a copy of the embedding, it is used.
+        """
         if not self.head:
             return embed
         head = self._full(self._head_source())
@@ -185,7 +192,7 @@ class _Loader:
         return whole
 
     def _check(self) -> None:
-        """Checks everything that can be checked without reading a weight."""
+        """Checks names, shapes and formats of the tensors, without reading a weight."""
         checkpoint, expected = self.checkpoint, {tensor.name: tensor for tensor in self._expected()}
         for name, tensor in expected.items():
             if name not in checkpoint:
@@ -203,19 +210,19 @@ class _Loader:
         self.total = sum(checkpoint.nbytes(name) for name in expected)
 
     def _needed(self) -> int:
-        """The bytes of all weights in memory, without scales."""
+        """Returns how many bytes all weights take in memory, without scales."""
         numbers = sum(torch.Size(tensor.becomes or tensor.shape).numel() for tensor in self._expected())
         quantized = (source for sources in self._linears() if self._is_quantized(sources) for source in sources)
         eight_bits = sum(torch.Size(source.shape).numel() for source in quantized)
         return numbers * self.dtype.itemsize - eight_bits * (self.dtype.itemsize - 1)
 
     def _linears(self) -> Iterator[list[WeightSource]]:
-        """The sources of each linear of all layers."""
+        """Yields the stored weights of each linear, for all layers."""
         for i, linear in product(range(len(self.spec.layers)), _stacked_linears(self.spec).values()):
             yield [self._source(*weight) for weight in linear.tensors(f"{self.prefix}layers.{i}.", "weight")]
 
     def _expected(self) -> Iterator[ExpectedTensor]:
-        """All tensors, in the order in which they are read."""
+        """Yields all tensors that the checkpoint must hold, in the order in which they are read."""
         hidden, vocab = self.spec.hidden_size, self.spec.vocab_size
         yield ExpectedTensor(self.prefix + EMBED, (vocab, hidden))
         for i in range(len(self.spec.layers)):
@@ -235,7 +242,7 @@ class _Loader:
 
 
 def _prefix(checkpoint: Checkpoint) -> str:
-    """The prefix of the text model's names: `model.`, `language_model.model.`, … or nothing."""
+    """Returns the prefix of the names of the text model's tensors: `model.`, `language_model.model.`, … or ""."""
     name = _named(checkpoint, EMBED)
     if not name:
         raise CheckpointError(f"{checkpoint.folder}: tensor model.{EMBED} is missing")
@@ -248,7 +255,7 @@ def _named(checkpoint: Checkpoint, ending: str) -> str:
 
 
 def _stacked_linears(spec: ModelSpec) -> dict[str, StackedLinear]:
-    """The linears of a Layer."""
+    """Returns the linears of a Layer, by field name."""
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     hidden, inner = spec.hidden_size, spec.intermediate_size
     order = _row_order(spec)
@@ -268,10 +275,11 @@ def _stacked_linears(spec: ModelSpec) -> dict[str, StackedLinear]:
 
 
 def _row_order(spec: ModelSpec) -> Tensor | None:
-    """The order of the rows of queries, keys and values if heads are rotated in part; None: the checkpoint's.
+    """Returns the row order of queries, keys and values if only a part of each head is rotated, else None.
 
-    Kernels rotate dimension i of a head with i + D / 2. Of the head's D dimensions the first R are rotated, i with
-    i + R / 2. The order places these pairs D / 2 apart, and the other dimensions in the gaps.
+    The kernels rotate dimension i of a head together with dimension i + D / 2. The checkpoint rotates only the first R
+    of the D dimensions, and pairs i with i + R / 2. The new order places these pairs D / 2 apart and fills the gaps
+    with the other dimensions.
     """
     rotated, size = spec.ropes[0].rotated, spec.head_dim
     if not rotated:
@@ -285,7 +293,10 @@ def _row_order(spec: ModelSpec) -> Tensor | None:
 
 
 def _norms(spec: ModelSpec) -> dict[str, tuple[str, int]]:
-    """The norms of a Layer. `post_attention_layernorm` names two different norms: see its two rows."""
+    """Returns the norms of a Layer, by field name: the module in the checkpoint, and the size.
+
+    The module `post_attention_layernorm` is one of two different norms: see its two rows.
+    """
     norms = {"before_attention": ("input_layernorm", spec.hidden_size)}
     if spec.sandwich_norms:
         norms["after_attention"] = ("post_attention_layernorm", spec.hidden_size)
