@@ -29,14 +29,14 @@ class Address:
         return ""
 
     def at(self, ip: str) -> "Address":
-        """The same ports at an IP address of the host."""
+        """Returns this address with its host replaced by `ip`; the ports stay."""
         return parse(f"tcp://{ip}:{self.name.rpartition(':')[2]}")
 
 
 def parse(text: str) -> Address:
-    """`tcp://HOST:PORT`: requests on PORT, events on the next; `ipc:///FOLDER`: the sockets in that folder.
+    """Parses a worker's address. Raises ValueError, whose message is a sentence.
 
-    Raises ValueError, whose message is a sentence.
+    `tcp://HOST:PORT` takes requests on PORT and sends events on PORT + 1; `ipc:///FOLDER` has both sockets in FOLDER.
     """
     if text.startswith("ipc:///"):
         folder = text.removeprefix("ipc://").rstrip("/")
@@ -48,5 +48,5 @@ def parse(text: str) -> Address:
 
 
 def parse_all(text: str) -> list[Address]:
-    """Addresses separated by commas or spaces; an empty text has none. Raises ValueError."""
+    """Parses addresses separated by commas or spaces; returns [] for an empty text. Raises ValueError."""
     return [parse(word) for word in re.split(r"[,\s]+", text) if word]

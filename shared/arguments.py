@@ -22,7 +22,7 @@ def positive_int(text: str) -> int:
 
 
 def new_file(text: str) -> Path:
-    """A path at which a file can be written."""
+    """Parses the path of a file to write: its folder exists, and it is no folder itself."""
     path = Path(text)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(
@@ -34,7 +34,7 @@ def new_file(text: str) -> Path:
 def comma_separated(known: Collection[str], *, every: Collection[str] = ()) -> Callable[[str], tuple[str, ...]]:
     """Returns a parser of comma-separated names, which drops duplicates.
 
-    every: what `all` stands for; empty: `all` is not accepted.
+    every: the names that `all` stands for; if empty, `all` is not accepted.
     """
 
     def read(text: str) -> tuple[str, ...]:

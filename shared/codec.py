@@ -1,7 +1,7 @@
-"""Encodes and decodes messages: one encoder, two typed decoders, packed columns. Never pickle.
+"""Encodes and decodes messages: one encoder, two typed decoders, packed columns. It never uses pickle.
 
-An event frame has two parts: topic (the frontend's id or BROADCAST) and body; a request frame only its body
-(the ROUTER adds the sender). Decoders raise `msgspec.DecodeError` (its subclass ValidationError for the wrong shape).
+An event frame has two parts: topic (the frontend's id or BROADCAST) and body. A request frame has only a body, to which
+the ROUTER adds the sender. Decoders raise `msgspec.DecodeError` (its subclass ValidationError for the wrong shape).
 """
 
 import sys
@@ -34,12 +34,12 @@ def decode_event(body: bytes | memoryview) -> Event:
 
 
 def pack_u32(values: Iterable[int]) -> bytes:
-    """Packs little-endian uint32s; raises OverflowError beyond 32 bits."""
+    """Packs values as little-endian uint32; raises OverflowError for a value beyond 32 bits."""
     return _little_endian(array("I", values)).tobytes()
 
 
 def unpack_u32(data: bytes) -> "array[int]":
-    """The inverse of pack_u32; raises ValueError when `data` is not a whole number of values."""
+    """Reverses pack_u32; raises ValueError when `data` is not a whole number of values."""
     return _unpack("I", data)
 
 

@@ -2,7 +2,7 @@
 
 A field `prefill_chunk_size` is the flag `--prefill-chunk-size` and the variable `SLUICE_PREFILL_CHUNK_SIZE`
 (flags win); booleans get `--x / --no-x`. `at_least`, `above` and `at_most` bound one setting; settings_check.py holds
-the rules between settings, flags.py reads them.
+the rules between settings; flags.py reads flags and variables.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ BY_DEVICE = 0  # default of sizes that the worker derives from its device (defau
 
 
 class ConfigError(ValueError):
-    """One sentence that names the flags at fault; the command prints it and exits with 2."""
+    """Settings cannot be used; the message is one sentence that names the flags. The command exits with 2."""
 
 
 def setting(
@@ -29,9 +29,9 @@ def setting(
     at_most: float | None = None,
     shown: str = "",
 ) -> Any:
-    """A field of a settings record.
+    """Declares a field of a settings record.
 
-    shown: the default in words, where the real one is determined later.
+    shown: the default in words, for a default that is determined later.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most}
     return field(default=default, metadata={"help": help, "unit": unit, "choices": choices, "shown": shown, **bounds})
@@ -283,7 +283,7 @@ class Settings:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
 
 
-# Settings are addressed by name: no two records have a field of the same name.
+# Code refers to a setting by its field name alone, so no two records may have a field of the same name.
 
 
 def flag_name(name: str) -> str:
@@ -293,7 +293,7 @@ def flag_name(name: str) -> str:
 def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """Returns the settings with some of them changed.
 
-    values: by field name, such as `page_size`. They are not checked, see `settings_check.check`.
+    values: new values by field name, such as `page_size`. `settings_check.check` checks them; this function does not.
     Raises ConfigError for an unknown name.
     """
     if unknown := values.keys() - _flat(settings).keys():
@@ -307,13 +307,13 @@ def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
 
 
 def non_default_names(settings: Settings) -> frozenset[str]:
-    """The settings whose value is not the default."""
+    """Returns the names of the settings whose value is not the default."""
     values, defaults = _flat(settings), _flat(Settings())
     return frozenset(name for name in values if values[name] != defaults[name])
 
 
 def value_problem(item: "dataclasses.Field[Any]", value: Any) -> str:
-    """Describes what is wrong with a value of the right type ("must be at least 1"); empty: nothing."""
+    """Describes what is wrong with a value of the right type ("must be at least 1"), or returns an empty string."""
     meta = item.metadata
     if meta["choices"] and value not in meta["choices"]:
         return f"must be one of {', '.join(meta['choices'])}"

@@ -1,4 +1,4 @@
-"""CURVE keys for tcp://: the files that each role reads, and one sentence for each thing that can be wrong with them.
+"""Reads and checks the CURVE keys for tcp:// addresses. Every fault in the files is reported in one sentence.
 
     curve_dir/worker.key_secret      the worker's pair               (only on the worker's host)
     curve_dir/worker.key             its public half                 (on every frontend's host)
@@ -22,7 +22,7 @@ ALLOWED = "allowed"
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """The key pair of one end and, at a frontend, the worker's public key. All in Z85."""
+    """The key pair of one end of a connection; a frontend also has the worker's public key. All are in Z85."""
 
     public: bytes
     secret: bytes
@@ -30,8 +30,9 @@ class CurveKeys:
 
 
 def keys_for(address: str, wire: WireConfig, *, worker: bool) -> CurveKeys | None:
-    """The keys that a socket of this role needs for an address; None: it needs none.
+    """Returns the keys that a socket needs for an address, or None if it needs none.
 
+    worker: whether the socket is the worker's; otherwise it is a frontend's.
     Raises ConfigError naming --curve-dir when a file is missing, unreadable, malformed or open to others.
     """
     if not address.startswith("tcp://") or wire.insecure:
@@ -47,7 +48,7 @@ def keys_for(address: str, wire: WireConfig, *, worker: bool) -> CurveKeys | Non
 
 
 def allowed_keys(wire: WireConfig) -> set[bytes]:
-    """The public keys that may connect now, in Z85. Files that hold no key are ignored."""
+    """Returns the public keys that may connect now, in Z85. Files that hold no key are ignored."""
     keys = set()
     for path in (Path(wire.curve_dir) / ALLOWED).glob("*.key"):
         try:
@@ -66,7 +67,10 @@ def _pair(path: Path) -> tuple[bytes, bytes]:
 
 
 def _check_private(path: Path) -> None:
-    """As with ssh, only we may read our own file. Another user's file (a mounted secret) must not be open to all."""
+    """Raises ConfigError if a secret key is open to others.
+
+    As with ssh, only we may read our own file. Another user's file (a mounted secret) must not be open to all.
+    """
     try:
         info = path.stat()
     except OSError as error:
@@ -76,7 +80,7 @@ def _check_private(path: Path) -> None:
 
 
 def _load(path: Path) -> tuple[bytes, bytes]:
-    """The public and the secret key; the latter is empty in a file of the public half."""
+    """Returns the public and the secret key in a file; the secret key is empty if the file has only the public one."""
     import zmq.auth
     from zmq.utils import z85
 

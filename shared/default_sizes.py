@@ -1,4 +1,4 @@
-"""Default step sizes by device: large enough to keep it busy, small enough that no stream waits long."""
+"""Default step sizes by device: large enough to keep the device busy, small enough that no stream waits long."""
 
 from dataclasses import replace
 

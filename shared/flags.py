@@ -25,7 +25,7 @@ _METAVARS = {str(int): "N", str(float): "X"}
 class Flag:
     """One setting as a command-line flag and an environment variable."""
 
-    record: str  # field of Settings that holds it
+    record: str  # name of the field of Settings whose record holds this setting
     field: "dataclasses.Field[Any]"
 
     @property
@@ -66,7 +66,7 @@ class Flag:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser without abbreviations that raises every mistake as a one-sentence ConfigError."""
+    """An argument parser that accepts no abbreviations and raises every mistake as a one-sentence ConfigError."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
@@ -97,13 +97,13 @@ class _Help(argparse.HelpFormatter):
 
 
 def all_flags() -> tuple[Flag, ...]:
-    """All settings, in the order of the records."""
+    """Returns a flag for every setting, in the order of the records."""
     records: dict[str, Any] = {record.name: record.type for record in dataclasses.fields(Settings)}
     return tuple(Flag(name, item) for name, record in records.items() for item in dataclasses.fields(record))
 
 
 def select(records: Collection[str], also: Collection[str] = ()) -> tuple[Flag, ...]:
-    """The flags of whole records and of single settings.
+    """Returns the flags of whole records and of single settings.
 
     records: names of fields of `Settings`.
     also: names of single settings of other records.
@@ -112,7 +112,7 @@ def select(records: Collection[str], also: Collection[str] = ()) -> tuple[Flag, 
 
 
 def add_flags(parser: argparse.ArgumentParser, flags: Sequence[Flag]) -> None:
-    """Adds one documented option per flag, grouped by record; absent options are not in the namespace."""
+    """Adds one documented option per flag, grouped by record. Options that are not given stay out of the namespace."""
     groups: dict[str, Any] = {}
     for flag in flags:
         if flag.record not in groups:
@@ -123,7 +123,7 @@ def add_flags(parser: argparse.ArgumentParser, flags: Sequence[Flag]) -> None:
 def given_values(
     namespace: argparse.Namespace, environment: Mapping[str, str], flags: Sequence[Flag]
 ) -> dict[str, Any]:
-    """The explicitly given settings by name: from flags first, then from the environment."""
+    """Returns the explicitly given settings by name; a flag wins over the environment."""
     return dict(_explicit(vars(namespace), environment, flags))
 
 
@@ -134,7 +134,7 @@ def read(namespace: argparse.Namespace, environment: Mapping[str, str], flags: S
 
 
 def to_argv(settings: Settings, flags: Sequence[Flag]) -> list[str]:
-    """The shortest command line that yields these settings when no SLUICE_ variable is set."""
+    """Returns the shortest command line that yields these settings when no SLUICE_ variable is set."""
     changed = non_default_names(settings)
     return [
         _argument(flag, getattr(getattr(settings, flag.record), flag.name)) for flag in flags if flag.name in changed
@@ -142,13 +142,13 @@ def to_argv(settings: Settings, flags: Sequence[Flag]) -> list[str]:
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables of settings, for a child process that gets all settings as flags."""
+    """Returns the environment without the variables of settings, for a child that gets all settings as flags."""
     variables = {flag.variable for flag in all_flags()}
     return {name: value for name, value in environment.items() if name not in variables}
 
 
 def misspelt_variables(environment: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable whose name is close to a setting's.
+    """Returns a sentence for each variable whose name is close to a setting's.
 
     Other unknown names are accepted: Kubernetes sets some for a service called sluice.
     """

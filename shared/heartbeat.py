@@ -1,12 +1,12 @@
 """A process's heartbeat: a small file that the process and its watchdog both map.
 
-The watchdog can read it in whatever state the process is (stopped, stuck or dead), and it costs no message. It holds
-counters, not clocks: the reader sees with its own clock that a counter stands still. The owner writes the body.
+The watchdog can read the file even if the process is stopped, stuck or dead, and no message is sent. The file holds
+counters, not times: the watchdog sees by its own clock that a counter stands still. The process writes the body.
 
       0  alive     u64  grows while the process can respond, whatever it computes
       8  progress  u64  grows while its work advances: each iteration of a loop, each layer of a step, each file loaded
      16  phase     u64  see Phase
-     24  blamed    u64  written by the watchdog: 1 if the previous process died of its own work
+     24  blamed    u64  written by the watchdog: 1 if the previous process crashed or hung because of its own work
      32  body
 """
 
@@ -73,9 +73,10 @@ class Heartbeat:
         self._words[3] = blamed
 
     def start(self) -> None:
-        """Starts the phases of a new process. The counters go on, and the previous process's body stays readable.
+        """Resets the phase to STARTING for a new process, which continues the file of the previous one.
 
-        Recreates a deleted file with its contents where possible: programs that clean up temporary files do not see
+        The counters are not reset, and what the previous process wrote into the body stays readable. If the file was
+        deleted, it is recreated with its contents where possible: programs that clean up temporary files do not see
         that a file is mapped.
         """
         if self.file is not None and not self.file.exists():
@@ -91,7 +92,7 @@ def _map_file(file: Path) -> mmap.mmap:
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(fd).st_size < FILE_BYTES:
-            # Writing to a mapped page for which the disk has no room would kill the process.
+            # Writing to a mapped page for which the disk has no space would kill the process.
             os.posix_fallocate(fd, 0, FILE_BYTES)
         return mmap.mmap(fd, FILE_BYTES)
     finally:

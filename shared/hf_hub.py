@@ -11,12 +11,12 @@ from typing import Any
 
 Progress = Callable[[int, int], None]  # (bytes downloaded, bytes in total as far as known)
 
-HTTP_LOGGERS = ("httpx", "httpx2")  # they log a line for every request
+HTTP_LOGGERS = ("httpx", "httpx2")  # these loggers write a line for every request
 IGNORED_FILES = ["original/*", "onnx/*", "openvino/*", "gguf/*"]  # the same model in formats of other programs
 
 
 class HubError(Exception):
-    """One sentence that says what could not be fetched, why, and what to do."""
+    """A download failed; the message is one sentence that says what could not be fetched, why, and what to do."""
 
 
 def fetch(
@@ -30,7 +30,7 @@ def fetch(
     """Returns a local folder with the files of the hub id `model`; downloads what the cache lacks.
 
     files: patterns of file names.
-    revision: branch, tag or commit; empty: the main branch.
+    revision: branch, tag or commit; the main branch if empty.
     prefer_cache: use a complete cached copy without asking the hub for a newer one. Without a network the cache is
         used in any case.
     Raises HubError.
@@ -47,12 +47,12 @@ def fetch(
             except OSError:
                 pass
         return Path(snapshot_download(model, tqdm_class=_progress_bars(on_progress), **options))
-    except Exception as error:  # its HTTP library raises many types
+    except Exception as error:  # the HTTP library of huggingface_hub raises many types
         raise HubError(_describe(model, revision, error)) from error
 
 
 def _progress_bars(on_progress: Progress) -> type:
-    """Makes a tqdm class that draws nothing; its bars that count bytes call `on_progress`."""
+    """Makes a tqdm class whose bars draw nothing; bars that count bytes call `on_progress`."""
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     class SilentBar(tqdm):  # type: ignore[misc]

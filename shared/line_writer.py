@@ -1,8 +1,8 @@
-"""A stream that never blocks its writer: a thread writes the lines, or they are dropped and counted.
+"""A stream that never blocks its writer: a thread writes the lines; lines beyond the buffer are dropped and counted.
 
-For processes that must not stall on a full disk or an unread pipe. Knows bytes and a file descriptor. The standard
-library's QueueListener does not fit: it bounds records instead of bytes, makes one system call per line, and waits
-without limit when it stops.
+It is for processes that must not stall on a full disk or an unread pipe. It knows bytes and a file descriptor. The
+standard library's QueueListener does not fit: it bounds records instead of bytes, makes one system call per line, and
+waits without limit when it stops.
 """
 
 import os
@@ -50,7 +50,7 @@ class NonBlockingWriter:
         self._has_lines.set()
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="line-writer", daemon=True)
-            with suppress(RuntimeError):  # the system has no room for a thread: the next line tries again
+            with suppress(RuntimeError):  # the system cannot start a thread: the next line tries again
                 thread.start()
                 self._thread = thread
 

@@ -4,11 +4,11 @@ import os
 from itertools import takewhile
 from pathlib import Path
 
-CPU_SHARE = 0.4  # of free memory for K/V on the CPU; the rest is for the system, the frontends and the next model
+CPU_SHARE = 0.4  # share of free memory that K/V gets on the CPU; the system, frontends and the next model get the rest
 
 
 def available_bytes() -> int:
-    """Available memory: MemAvailable, or what the control group's limit leaves if that is less."""
+    """Returns the available memory: MemAvailable, or what the control group's limit leaves if that is less."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(lines["MemAvailable"].split()[0]) * 1024
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
@@ -18,12 +18,12 @@ def available_bytes() -> int:
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def visible_gpus() -> list[str]:
-    """NVIDIA devices by the names that CUDA_VISIBLE_DEVICES uses; if it is set, only the devices in it.
+    """Returns NVIDIA devices, named as in CUDA_VISIBLE_DEVICES; if that variable is set, only the devices in it.
 
     As in CUDA, a word that names no device, such as -1, ends the list.
     """

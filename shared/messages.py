@@ -5,9 +5,10 @@ Knows nothing of sockets, tokenizers or tensors. Two unions:
     Request = Hello | Lease | Submit | Abort | Resync      frontend -> worker  (DEALER -> ROUTER)
     Event   = Welcome | Step | Status                      worker -> frontend  (XPUB -> SUB)
 
-PUB may lose frames, so every event names the worker's `epoch` (its incarnation), every `Step` a per-frontend `seq`, and
-every run of tokens its start offset in the request's output: a gap is detected at once, a duplicate is harmless, and
-`Resync` repairs. Columns (`bytes`) are packed little-endian (codec.py).
+The XPUB socket may lose frames. So every event carries the worker's `epoch` (its incarnation), every `Step` carries a
+sequence number `seq` per frontend, and every run of tokens carries its start offset in the request's output. A gap is
+therefore detected at once and repaired by `Resync`, and a duplicate is harmless. Columns (`bytes`) are packed
+little-endian (codec.py).
 """
 
 from enum import StrEnum
@@ -16,11 +17,11 @@ from typing import Annotated
 import msgspec
 
 PROTOCOL_VERSION = 2
-TOPIC_BYTES = 8  # the id of a frontend is the topic of its events
+TOPIC_BYTES = 8  # length of a frontend's id, which is the topic of its events
 BROADCAST = bytes(TOPIC_BYTES)  # the topic of Status
 
 
-U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]  # checked by the decoder; columns cannot hold more
+U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]  # the decoder checks the range, because columns hold 32 bits
 
 
 class Outcome(StrEnum):
@@ -55,7 +56,10 @@ class Refusal(StrEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """How the tokens of a request are sampled, and when it ends. Zero or None switches a feature off."""
+    """How the tokens of a request are sampled, and when it ends.
+
+    Options that are zero, None or empty are off; `top_p` and `repetition_penalty` are off at 1.
+    """
 
     max_tokens: int
     temperature: float = 1.0  # 0 is greedy
@@ -70,7 +74,7 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None  # k: of the chosen token and of the k most likely ones; None: of none
+    logprobs: int | None = None  # k: send those of the chosen token and of the k most likely ones; None: send none
     prompt_logprobs: bool = False
     grammar: str = ""  # llguidance grammar that the output must match; empty: any output
 
@@ -88,24 +92,24 @@ class _Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True)
 
 
 class Hello(_Message):
-    """Begins the handshake; repeated until a Welcome with this nonce arrives on the frontend's topic."""
+    """Begins the handshake; the frontend repeats it until a Welcome with this nonce arrives on its topic."""
 
-    nonce: int  # repeated in the Welcome
+    nonce: int  # the Welcome returns it
     pid: int  # of the frontend, for logs
     version: int = PROTOCOL_VERSION
     host: str = ""  # of the frontend, for logs
 
 
 class Lease(_Message):
-    """Heartbeat that names the requests of a frontend. Without one for `--lease-timeout` the worker frees them all.
+    """Heartbeat that lists a frontend's live requests. Without one for `--lease-timeout`, the worker frees them all.
 
     A request with an id up to `last_id` that is not among `ids` has ended, even if its Abort was lost. Ids only grow
     (modulo 32 bits), so a Lease that arrives late is still true.
     """
 
     live: U32  # number of live requests
-    last_id: U32 = 0  # of the latest Submit to this worker; 0: none, or not reported
-    ids: bytes = b""  # packed uint32, the live requests
+    last_id: U32 = 0  # id of the latest Submit to this worker; 0 if there is none or it is not reported
+    ids: bytes = b""  # packed uint32: ids of the live requests
 
 
 class Submit(_Message):
@@ -120,12 +124,12 @@ class Submit(_Message):
     sampling: Sampling
     generated: bytes = b""  # packed uint32
     cache_salt: str = ""  # only requests with equal salts share cached prefixes
-    group: int = 0  # sequences of one prompt (n > 1) share a group id; 0: the only one
-    deadline_ms: int = 0  # from the arrival of this message; 0: none
+    group: int = 0  # sequences of one prompt (n > 1) share a group id; 0 if the prompt has only this sequence
+    deadline_ms: int = 0  # counted from the arrival of this message; 0 if there is no deadline
     priority: int = 0  # lower is scheduled first
     crashes: U32 = 0  # workers that died with this request in flight since its last token
-    tenant: str = ""  # name of the API key it came with; the queue is fair between tenants
-    original_id: U32 = 0  # id of its first Submit if it was with another worker before; 0: this is its first
+    tenant: str = ""  # name of the API key that the request came with; the queue is fair between tenants
+    original_id: U32 = 0  # id of the request's first Submit if another worker had it before; 0 if this is the first
 
 
 class Abort(_Message):
@@ -135,7 +139,7 @@ class Abort(_Message):
 
 
 class Resync(_Message):
-    """Requests the output of `id` again from `offset` on, and its end if it ended, after a gap."""
+    """Asks, after a gap, for the output of request `id` from `offset` on, and for its End if it has ended."""
 
     id: U32
     offset: U32
@@ -162,14 +166,14 @@ class Welcome(_Message):
     tokenizer_hash: str  # sha256 of tokenizer.json
     limits: Limits
     version: int = PROTOCOL_VERSION
-    seq: int = 0  # of the next Step for this frontend
+    seq: int = 0  # sequence number of the next Step for this frontend
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A Submit was admitted."""
 
     id: int
-    seed: int  # that the request is sampled with
+    seed: int  # the seed that the request is sampled with
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -216,7 +220,7 @@ class Logprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
     top: int  # k, the number of most likely tokens
     top_ids: bytes  # packed uint32 [count * k], most likely first
     top_logprobs: bytes  # packed float32 [count * k]
-    prompt: bool = False  # tokens of the prompt, whose first token has no log-probability
+    prompt: bool = False  # whether the tokens are the prompt's; the first prompt token has no log-probability
 
 
 class Step(_Message):
@@ -227,7 +231,7 @@ class Step(_Message):
     """
 
     epoch: int
-    seq: int  # number of this frame among those for the frontend
+    seq: int  # sequence number of this frame among the frames for the frontend
     ids: bytes = b""  # packed uint32
     starts: bytes = b""  # packed uint32
     counts: bytes = b""  # packed uint32
@@ -237,7 +241,7 @@ class Step(_Message):
     ends: tuple[End, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
     started: tuple[Started, ...] = ()
-    unknown: tuple[int, ...] = ()  # ids of Resyncs that the worker does not know: submit them again
+    unknown: tuple[int, ...] = ()  # ids from Resyncs that the worker does not know; the frontend submits them again
 
 
 class Pages(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -250,11 +254,11 @@ class Pages(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class PrefillBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The plan for steps that contain decodes, from measured step times; zero while nothing was measured."""
+    """How much prefill fits into a step that contains decodes, from measured step times; zero until one is measured."""
 
-    target_s: float = 0.0  # target duration of a step; 0: none
+    target_s: float = 0.0  # target duration of a step; 0 if there is no target
     prompt_tokens: int = 0  # prefill tokens allowed in a step
-    decodes_s: float = 0.0  # time of its decodes alone
+    decodes_s: float = 0.0  # time that the step's decodes take alone
     prompt_token_s: float = 0.0  # time added by each prefill token
 
 
@@ -264,11 +268,11 @@ class ConnectedFrontend(msgspec.Struct, frozen=True, gc=False, array_like=True):
     id: str  # hexadecimal
     pid: int
     streams: int  # live requests, as of its latest Lease
-    seq: int = 0  # of the next Step for it; shows the frontend that the last one was lost
+    seq: int = 0  # sequence number of the next Step for it, by which the frontend notices that the last one was lost
 
 
 class Quantiles(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Seconds; zero while nothing was measured."""
+    """Quantiles in seconds; zero until something was measured."""
 
     p50: float = 0.0
     p95: float = 0.0
@@ -284,17 +288,17 @@ class Status(_Message):
     device: str
     dtype: str
     state: WorkerState
-    progress: float = 1.0  # of DOWNLOADING or LOADING, 0 to 1
+    progress: float = 1.0  # progress of DOWNLOADING or LOADING, from 0 to 1
     seq: int = 0
     max_seq_len: int = 0
-    last_step_age_s: float = 0.0  # since the compute loop last made progress: an iteration, or a layer of a step
+    last_step_age_s: float = 0.0  # seconds since the compute loop made progress: an iteration, or a layer of a step
     running: int = 0  # sequences
     waiting: int = 0  # sequences
     waiting_tokens: int = 0  # tokens of waiting sequences
     pages: Pages = Pages()
     prefix_queries: int = 0  # tokens looked up in the prefix cache
     prefix_hits: int = 0  # tokens found there
-    prompt_tokens_s: float = 0.0  # over the last 10 s
+    prompt_tokens_s: float = 0.0  # per second, over the last 10 s
     generation_tokens_s: float = 0.0
     ttft: Quantiles = Quantiles()
     itl: Quantiles = Quantiles()
@@ -303,7 +307,7 @@ class Status(_Message):
     error: str = ""  # with state FAILED: why the worker ends; its requests get no outcome, so that they can be resumed
     kernels: str = ""  # implementation: "triton", "c" or "torch"; "" while not known
     pace: PrefillBudget = PrefillBudget()
-    draft_tokens: int = 0  # computed
+    draft_tokens: int = 0  # draft tokens computed
     accepted_tokens: int = 0  # draft tokens accepted
 
 

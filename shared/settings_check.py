@@ -24,7 +24,7 @@ from shared.config import (
 def check(settings: Settings, explicit: Collection[str] | None = None) -> Settings:
     """Returns the settings as they will be used. Raises ConfigError.
 
-    explicit: names of the settings that the user gave; None: the ones that differ from their default.
+    explicit: names of the settings that the user gave; if None, those that differ from their default.
     """
     explicit = non_default_names(settings) if explicit is None else explicit
     _check_values(settings)
@@ -108,7 +108,10 @@ def _chunks(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
 
 
 def _target(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
-    """The target limits prefill tokens, so it needs chunked prompts that do not go before decodes."""
+    """Switches --target-step-s off where it has no effect.
+
+    The target limits prefill tokens, so it needs chunked prefill, and a policy that schedules decodes first.
+    """
     worker = settings.worker
     if worker.scheduler_policy == "prefill_first":
         cause = "--scheduler-policy prefill_first"
@@ -122,7 +125,7 @@ def _target(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
 
 
 def _budget(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
-    """A step must be able to hold one chunk, and one decode of every running sequence."""
+    """Checks that a step can hold one chunk, and one decode of every running sequence."""
     worker = settings.worker
     sizes = {"max_batch_size": worker.max_batch_size}
     if worker.use_chunked_prefill:
@@ -134,7 +137,10 @@ def _budget(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
 
 
 def _speculation(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
-    """Draft tokens follow a token that must have been read, and are computed in a batch."""
+    """Switches overlap off for drafting, and checks that answers cannot change.
+
+    Draft tokens follow a token that must have been read, and are computed in a batch.
+    """
     worker = settings.worker
     if worker.speculation == "off" and "max_draft_tokens" in explicit:
         raise ConfigError("--max-draft-tokens has no effect with --speculation off")
@@ -150,7 +156,7 @@ def _speculation(settings: Settings, explicit: Collection[str]) -> dict[str, Any
 
 
 def _stopping(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
-    """Child processes are killed only after their time to drain."""
+    """Makes --stop-timeout longer than --drain-timeout, so that child processes can drain before they are killed."""
     drain, stop = settings.worker.drain_timeout, settings.launch.stop_timeout
     if stop > drain:
         return {}

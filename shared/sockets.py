@@ -13,20 +13,20 @@ import zmq
 from shared.config import ConfigError, WireConfig
 from shared.curve import keys_for
 
-HANDSHAKE_MS = 3000  # of CURVE; a rejected peer is disconnected after this and tries again
-CONNECT_MS = 3000  # for another host to answer; the system's own timeout doubles up to minutes between two attempts
-HIGH_WATER = 100_000  # frames queued for a peer; then sends to it fail
+HANDSHAKE_MS = 3000  # for the CURVE handshake; a rejected peer is disconnected after this and tries again
+CONNECT_MS = 3000  # for another host to answer; without it, the system's pauses between attempts double up to minutes
+HIGH_WATER = 100_000  # maximum frames queued for a peer; beyond it, sends to the peer fail
 PING_TIMEOUT_MS = 15_000  # a peer that answers no pings is disconnected: frames queued for it would fill the memory
 
 
 def connect(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, wire: WireConfig, *, identity: bytes = b""
 ) -> zmq.Socket[bytes]:
-    """A socket that keeps trying to reach `address`; sends fail with zmq.Again without a connection."""
+    """Returns a socket that keeps trying to reach `address`; without a connection, sends fail with zmq.Again."""
     sock = _socket(context, kind)
     if identity:
         sock.setsockopt(zmq.IDENTITY, identity)
-    if kind != zmq.SUB:  # it would discard a worker's last messages if the worker closes before they are read
+    if kind != zmq.SUB:  # on SUB it would discard the last messages of a worker that closes before they are read
         sock.setsockopt(zmq.IMMEDIATE, 1)
     sock.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
     sock.setsockopt(zmq.TCP_MAXRT, CONNECT_MS)
@@ -38,7 +38,7 @@ def connect(
 
 
 def bind(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, wire: WireConfig) -> zmq.Socket[bytes]:
-    """A bound socket.
+    """Returns a bound socket.
 
     Raises:
         ConfigError: the address cannot be bound, or others may connect to it.
@@ -90,6 +90,6 @@ def _secure(sock: zmq.Socket[bytes], address: str, wire: WireConfig, *, server: 
     if server:
         sock.curve_server = True
         sock.setsockopt(zmq.ZAP_DOMAIN, b"sluice")  # worker/transport/auth.py checks every key
-        sock.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # and without it no peer may connect
+        sock.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without that check, no peer may connect
     else:
         sock.curve_serverkey = keys.worker

@@ -70,7 +70,7 @@ def complete(words: list[str]) -> int:
 
 
 class Conversation:
-    """The messages of one chat, and the commands between them."""
+    """A chat: its messages, and the commands that the user types between them."""
 
     def __init__(self, server: Server, body: dict[str, Any], system: str, interactive: bool) -> None:
         self._server = server
@@ -105,7 +105,7 @@ class Conversation:
                 print(HELP, file=sys.stderr)
 
     def _exchange(self, line: str) -> None:
-        """Sends a question and prints the answer; a failed one is left out of later requests."""
+        """Sends a question and prints the answer; later requests leave out a failed exchange."""
         messages = [*self._messages, {"role": "user", "content": line}]
         system = [{"role": "system", "content": self._system}] if self._system else []
         answer: list[str] = []
@@ -129,7 +129,7 @@ class Conversation:
 
 
 class Reasoning:
-    """Shows a model's reasoning, dimmed, on a terminal and nowhere else."""
+    """Shows a model's reasoning, dimmed, if the output is a terminal, and otherwise drops it."""
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
@@ -171,7 +171,7 @@ def _parser(name: str, about: str) -> Parser:
 
 
 def _body(args: argparse.Namespace, server: Server) -> dict[str, Any]:
-    """Sends only the explicit parameters; the server chooses the rest."""
+    """Returns a request body with only the explicit parameters; the server chooses the rest."""
     explicit = {field: getattr(args, field) for field in (*SAMPLING, "stop")}
     model = args.model or server.model()
     return {"model": model} | {field: value for field, value in explicit.items() if value is not None}
@@ -184,7 +184,7 @@ def _collect(pieces: Iterator[str], collected: list[str]) -> Iterator[str]:
 
 
 def _print(pieces: Iterator[str]) -> None:
-    """Prints each piece at once, and ends the last line, also after a failure."""
+    """Prints each piece as it arrives, and ends the last line, even after a failure."""
     last = ""
     try:
         for piece in pieces:

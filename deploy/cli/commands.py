@@ -16,7 +16,7 @@ from shared.flags import Flag
 class Command:
     """A subcommand that takes settings.
 
-    run: "module:name" of a function of the settings and the parsed arguments.
+    run: "module:name" of a function that takes the settings and the parsed arguments.
     """
 
     about: str
@@ -28,7 +28,7 @@ class Command:
 class Tool:
     """A subcommand with its own arguments.
 
-    run: "module:name" of a function of the argument list.
+    run: "module:name" of a function that takes the argument list.
     parser: "module:name" of a function that returns its argument parser.
     """
 
@@ -77,7 +77,7 @@ TOOLS = {
 
 
 def load_function(place: str) -> Callable[..., Any]:
-    """The function at "module:name"."""
+    """Imports and returns the function at "module:name"."""
     module, _, name = place.partition(":")
     function: Callable[..., Any] = getattr(import_module(module), name)
     return function

@@ -61,7 +61,7 @@ def _cpu() -> str:
 
 
 def _native() -> str:
-    """The tier of the built library; a worker rebuilds an outdated one when it starts."""
+    """Describes the built CPU library and its instruction tier; a worker rebuilds an outdated library at its start."""
     if os.environ.get("SLUICE_NATIVE") == "0":
         return "switched off (SLUICE_NATIVE=0)"
     libraries = sorted(CSRC.glob("libsluice-*.so")) or sorted(_cache().glob("libsluice-*.so"))

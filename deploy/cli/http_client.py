@@ -21,7 +21,7 @@ class Server:
     """One server.
 
     url: such as "http://127.0.0.1:8000", with or without "/v1".
-    key: its API key; empty: none.
+    key: API key; empty if the server needs none.
     """
 
     def __init__(self, url: str, key: str = "") -> None:
@@ -39,7 +39,7 @@ class Server:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def model(self) -> str:
-        """The name of the first served model."""
+        """Returns the name of the first served model."""
         with closing(self._connect()) as connection:
             response = self._request(connection, "GET", "models", None)
             models = _json(self._read(response)).get("data")
@@ -112,7 +112,7 @@ class Server:
 
 
 def _json(data: bytes) -> dict[str, Any]:
-    """Parses an object; any other text becomes an error with that text."""
+    """Parses a JSON object; any other text becomes an object whose `error` is that text."""
     try:
         value = json.loads(data)
     except ValueError:
@@ -121,7 +121,7 @@ def _json(data: bytes) -> dict[str, Any]:
 
 
 def _error_message(body: Mapping[str, Any]) -> str:
-    """The message of an error: OpenAI's object, plain text, or a web framework's `detail` or `message`."""
+    """Returns the message of an error: OpenAI's object, plain text, or a web framework's `detail` or `message`."""
     error = body.get("error") or body.get("detail") or body.get("message") or ""
     return str(error.get("message") or error) if isinstance(error, dict) else str(error)
 

@@ -47,7 +47,7 @@ def keygen(words: list[str]) -> int:
 
 
 def summary(folder: Path, name: str) -> str:
-    """Lists the keys and where to copy them, after the keys of the frontend `name` were made."""
+    """Returns the text that follows the making of keys for the frontend `name`: the files and where to copy them."""
     pairs = {role: f"{file}.key_secret, {file}.key" for role, file in (("worker", "worker"), ("frontend", name))}
     files = {**pairs, "allowed": f"{ALLOWED}/{name}.key"}
     width = max(map(len, files.values()))
@@ -58,7 +58,7 @@ def summary(folder: Path, name: str) -> str:
 
 
 def make_keys(folder: Path, *names: str, force: bool = False) -> None:
-    """Makes a key pair for each name, all or none, and admits each one that is not the worker's.
+    """Makes a key pair for each name, all or none. Each public key but the worker's also goes to the allowed keys.
 
     Raises CliError if a pair exists (unless `force`), OSError if the folder cannot be written.
     """

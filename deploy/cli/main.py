@@ -45,7 +45,7 @@ def _reopen_closed_streams() -> None:
 
 
 def _handle_sigterm_as_init() -> None:
-    """Installs an early handler: for PID 1, as in a container, the kernel ignores signals without one."""
+    """Installs an early SIGTERM handler if this is PID 1 (in a container): else the kernel would ignore the signal."""
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 

@@ -1,6 +1,6 @@
 """`sluice probe URL`: a health check for containers, which have no curl.
 
-Checks for an answer of 200, and on request the age of the last step in a worker's /metrics. Exit code 0 or 1.
+It checks that the answer is 200 and, if asked to, the age of the last step in a worker's /metrics. Exit code 0 or 1.
 """
 
 import http.client
@@ -45,7 +45,7 @@ def probe(words: list[str]) -> int:
 
 
 def _get(url: str, timeout: float, *, insecure: bool) -> bytes:
-    """Never uses a proxy: the probed process runs beside it."""
+    """Returns the body at `url`. Never uses a proxy: the probed process runs next to the probe."""
     context = ssl.create_default_context()
     if insecure:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -61,9 +61,9 @@ def frontend(settings: Settings, namespace: argparse.Namespace) -> int:
 
 
 def _share_metrics(namespace: argparse.Namespace) -> None:
-    """Writes metrics to files that all frontends read. Must run before anything is counted.
+    """Makes prometheus-client write metrics to shared files. This must happen before anything is counted.
 
-    A process continues the files of its predecessor, so files do not pile up.
+    A process continues the files of its predecessor, so that files do not pile up.
     """
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not folder:

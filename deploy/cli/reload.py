@@ -17,7 +17,7 @@ def parser() -> Parser:
 
 
 def reload(words: list[str]) -> int:
-    """Raises CliError unless exactly one server runs."""
+    """Signals the running server to replace its frontends. Raises CliError unless exactly one server runs."""
     folder = parser().read(words).run_dir or os.environ.get("SLUICE_RUN_DIR", "")
     pids = running_servers(folder)
     if not pids:

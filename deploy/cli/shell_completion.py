@@ -1,7 +1,7 @@
 """`sluice completion bash|zsh`: prints a completion script that shtab makes from the argument parsers.
 
 To use it: `source <(sluice completion bash)`. shtab's scripts need a wrapper: bash splits `--flag=value` into three
-words, which its script does not join, and its script for zsh registers itself only inside `eval`.
+words, which shtab's bash script does not join, and shtab's zsh script registers itself only inside `eval`.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def completion(words: list[str]) -> int:
 
 
 def script(shell: str) -> str:
-    """The completion script of a shell of SHELLS."""
+    """Returns the completion script for `shell`, which is one of SHELLS."""
     import shtab  # only this command needs it
 
     if shell == "bash":
@@ -57,7 +57,10 @@ def script(shell: str) -> str:
 
 
 def _all_commands(file: dict[str, str] | None = None) -> argparse.ArgumentParser:
-    """One parser with every command as a subcommand; `file`: shtab's completion of values without choices."""
+    """Returns one parser that has every command as a subcommand.
+
+    file: how shtab completes values without choices.
+    """
     top = Parser(prog="sluice")
     commands = top.add_subparsers(metavar="command")
     for name, entry in (COMMANDS | TOOLS).items():
@@ -79,7 +82,11 @@ def _parser(entry: Command | Tool) -> Parser | None:
 
 
 def _describe_values(action: argparse.Action, file: dict[str, str] | None) -> None:
-    """Names the choices that the metavar spells as `a|b|c`, and keeps the help to its first part."""
+    """Prepares one argument for shtab.
+
+    A metavar such as `a|b|c` becomes the list of choices; an argument without choices is completed as `file` says. The
+    help text is cut before its first ` [`, where defaults and variables begin.
+    """
     action.help = action.help and action.help.partition(" [")[0]
     if action.nargs == 0:
         return

@@ -27,19 +27,19 @@ class CliError(Exception):
 
 
 def command_line(role: str, settings: Settings, flags: Sequence[Flag]) -> list[str]:
-    """The command of a child that dies with this process; `role`: "worker" or "frontend"."""
+    """Returns the command line of a child that dies with this process; `role` is "worker" or "frontend"."""
     return [sys.executable, "-P", "-m", "deploy.cli.main", role, f"--parent={os.getpid()}", *to_argv(settings, flags)]
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment without settings: flags carry those, so that a child cannot read them differently."""
+    """Returns this process's environment without settings, so that a child takes them all from its flags."""
     home = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(path for path in (home, os.environ.get("PYTHONPATH")) if path)
     return without_settings(os.environ) | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
 
 
 def with_local_model(settings: Settings) -> Settings:
-    """Replaces `model` by its folder if it is a local one; clients still use the original name."""
+    """Replaces the name of a local model by its folder; clients still use the original name."""
     return with_values(
         settings, {"model": _model_folder(settings.model.model), "served_model_name": settings.model.name}
     )
@@ -57,7 +57,7 @@ def with_tokenizer_files(settings: Settings) -> Settings:
 
 
 def _model_folder(model: str) -> str:
-    """The folder of the demo or of a local checkpoint, else `model` itself, which is a hub id."""
+    """Returns the folder of the demo model or of a local checkpoint, else `model` itself, which is then a hub id."""
     if model == "demo":
         if not (DEMO_MODEL / "config.json").is_file():
             raise CliError(f"the embedded demo model is missing from {DEMO_MODEL}", 3)

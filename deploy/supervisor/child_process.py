@@ -1,6 +1,7 @@
 """One supervised child process: starts it, relays its output, and restarts it with growing pauses until stopped.
 
-Knows no roles: a `ChildSpec` says what to run, a function which exit codes are final, and watchdog.py what a hang is.
+Knows no roles: a `ChildSpec` says what to run, a callback decides which exit codes are final, and watchdog.py decides
+what a hang is.
 """
 
 import asyncio
@@ -23,16 +24,16 @@ class ChildSpec:
     """A child's name in the log, its command, and what it inherits."""
 
     name: str
-    command: Callable[[int], list[str]]  # by incarnation: 1, 2, …
+    command: Callable[[int], list[str]]  # takes the incarnation: 1, 2, …
     environment: Callable[[int], Mapping[str, str]]
     fds: tuple[int, ...] = ()
     watchdog: Watchdog | None = None  # None: a hang is not detected
-    successor: "Callable[[], ChildSpec] | None" = None  # makes the child that can replace it while it still serves
+    successor: "Callable[[], ChildSpec] | None" = None  # makes a child that can take over while this one serves
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses between restarts in seconds: doubling, and short again after a healthy life."""
+    """Pauses between restarts, in seconds. They double, and are short again after a process that lived long enough."""
 
     first: float = 0.5
     longest: float = 30.0
@@ -40,7 +41,7 @@ class Backoff:
     _next: float = 0.0
 
     def after(self, lived: float) -> float:
-        """The pause before the next start of a process that lived for `lived` seconds."""
+        """Returns the pause before the next start of a process that lived for `lived` seconds."""
         pause = self.first if lived >= self.healthy or not self._next else self._next
         self._next = min(pause * 2, self.longest)
         return pause
@@ -62,17 +63,17 @@ class Child:
         self._draining = False
         self._was_ready = False
         self._killed_as_hanging = False
-        self._hung = False  # killed as hanging, and of its own work
+        self._hung = False  # killed as hanging, and the process's own work caused the hang
         self._output_bytes = 0
 
     @property
     def pid(self) -> int | None:
-        """The process that runs now."""
+        """The pid of the running process; None if none runs."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     @property
     def last_error(self) -> str:
-        """The message of the last line: "no weights" of "sluice worker: no weights"."""
+        """The message in the last line of output: "no weights" if the line is "sluice worker: no weights"."""
         prefix, _, message = self.last_line.partition(": ")
         return message or prefix
 
@@ -117,7 +118,7 @@ class Child:
         if reason := self.spec.watchdog.check(elapsed, self._output_bytes):
             self._killed_as_hanging = True
             stopped = is_stopped(self.pid)
-            self._hung = not stopped  # a process that was stopped from outside does not hang of its own work
+            self._hung = not stopped  # if a process was stopped from outside, its own work did not cause the hang
             self._console.print(f"{self.spec.name} hangs: {reason}{' (it is stopped)' if stopped else ''}; killing it")
             self.kill()
 
@@ -170,7 +171,7 @@ class Child:
     async def _output_pipe(self) -> AsyncIterator[int]:
         """Yields the write end of a pipe whose lines go to the console.
 
-        Not a pipe of asyncio: its `wait` would also wait for other processes that hold the pipe open.
+        It is not asyncio's own pipe, with which `Process.wait` would also wait for other processes that hold it open.
         """
         read_end, write_end = os.pipe()
         reader = asyncio.StreamReader()

@@ -1,4 +1,4 @@
-"""The launcher's output: every process's lines with its name, and a progress bar while loading.
+"""Writes the launcher's output: the lines of every process, labelled with its name, and a progress bar while loading.
 
 Knows no processes. A closed pipe does not stop the server.
 """
@@ -22,7 +22,7 @@ class Sink(Protocol):
 
 
 class LineSplitter:
-    """Splits arbitrary chunks of bytes into lines. Of a line redrawn with \\r, only the last state is kept."""
+    """Splits arbitrary chunks of bytes into lines. If a line is redrawn with \\r, only its last state is kept."""
 
     def __init__(self, limit: int = 1 << 16) -> None:
         self._rest = b""
@@ -47,16 +47,16 @@ class Console:
     def __init__(self, stream: Sink, names: tuple[str, ...] = (), data: Sink | None = None) -> None:
         """Writes to `stream`.
 
-        names: of all processes, for the width of the label and its colours.
-        data: receives lines of JSON, which are for programs; None: stdout.
+        names: the names of all processes, which determine the width and the colours of labels.
+        data: receives lines of JSON, which are for programs; stdout if None.
         """
         self._stream = stream
         self._data = data
         self._is_terminal = stream.isatty()
         self._width = max((len(name) for name in names), default=0)
         self._colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
-        self._bar = ""  # as drawn now, on a terminal
-        self._last_progress = ""  # the last progress line, elsewhere
+        self._bar = ""  # the bar as drawn now, if the output is a terminal
+        self._last_progress = ""  # the last progress line, if it is not
 
     def line(self, name: str, text: str) -> None:
         """Writes one line of the process `name`; a JSON object is written without a label."""

@@ -37,11 +37,11 @@ class EmbeddedWorker:
             raise CliError(f"the worker cannot start: {self._child.last_error or 'it printed nothing'}", 1)
 
     def mark_ready(self) -> None:
-        """From now on the worker is restarted whenever it dies."""
+        """Makes sure that the worker is restarted whenever it dies from now on."""
         self._was_ready = True
 
     async def kill(self) -> None:
-        """Kills the worker without draining: no client is left, and it keeps no state."""
+        """Kills the worker without draining: no client is left, and the worker keeps no state."""
         self._watch.cancel()
         self._child.stop()
         self._child.kill()
@@ -52,7 +52,7 @@ class EmbeddedWorker:
 async def embedded_worker(settings: Settings) -> AsyncIterator[EmbeddedWorker]:
     """Runs a worker for the duration of the `async with`. Raises RunDirError.
 
-    Must run in a thread that lives as long: on Linux a process is tied to the thread that started it.
+    It must run in a thread that outlives the worker: on Linux a process is tied to the thread that started it.
     """
     with run_dir(settings.wire.run_dir) as folder:
         worker = EmbeddedWorker(with_values(settings, {"run_dir": str(folder)}))

@@ -1,7 +1,7 @@
 """The listening sockets of one port: one per frontend, all opened and held by the launcher.
 
-The kernel distributes new connections over them. The launcher keeps them open, so connections to a frontend that died
-wait in its queue for the next one.
+The kernel distributes new connections over the sockets. The launcher keeps them open, so connections to a frontend that
+died wait in its socket's queue until it is restarted.
 """
 
 import errno
@@ -10,7 +10,7 @@ import socket
 
 
 class ListenError(Exception):
-    """One sentence that says why the port cannot be opened."""
+    """The port cannot be opened; the message is one sentence that says why."""
 
 
 def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
@@ -38,14 +38,14 @@ def is_taken(host: str, port: int) -> bool:
 
 
 def url(listener: socket.socket, *, secure: bool = False) -> str:
-    """The URL under which a browser on this machine reaches a listening socket."""
+    """Returns the URL under which a browser on this machine reaches a listening socket."""
     scheme = "https" if secure else "http"
     host, port = reachable(listener)
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def reachable(listener: socket.socket) -> tuple[str, int]:
-    """The address to connect to: 0.0.0.0 and :: become loopback."""
+    """Returns the address for connecting to a listening socket: 0.0.0.0 and :: become loopback."""
     host, port = listener.getsockname()[:2]
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 

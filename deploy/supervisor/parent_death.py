@@ -12,8 +12,8 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def die_with(parent: int) -> None:
-    """Has this process killed when `parent` dies. Outside Linux it only checks that `parent` is alive now."""
+    """Makes the kernel kill this process when `parent` dies. Outside Linux it only checks that `parent` still lives."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the call
+    if os.getppid() != parent:  # the parent died before the call
         os.kill(os.getpid(), signal.SIGKILL)

@@ -24,7 +24,7 @@ class WorkerPlacement:
 
 
 def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[int], int]) -> list[WorkerPlacement]:
-    """Places the workers of `settings`, which name a run folder.
+    """Divides the machine among the workers of `settings`, which must name a run folder.
 
     gpus: devices as in CUDA_VISIBLE_DEVICES.
     free_port: returns the given port, or another one if it is taken.
@@ -61,12 +61,15 @@ def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[
 
 
 def folder(settings: Settings, index: int) -> Path:
-    """The folder of the sockets of worker `index`, where there are several."""
+    """Returns the folder with the sockets of worker `index` of several workers."""
     return Path(settings.wire.run_dir) / f"w{index}"
 
 
 def addresses(settings: Settings) -> str:
-    """The frontends' --worker-addresses: own workers first; empty for a single worker under --run-dir."""
+    """Returns --worker-addresses for the frontends: this server's workers, then external ones.
+
+    It is empty if a single worker under --run-dir is all there is.
+    """
     external, count = settings.frontend.worker_addresses, settings.launch.workers
     if count == 1:
         has_external = external or settings.frontend.workers_file

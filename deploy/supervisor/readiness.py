@@ -18,14 +18,15 @@ class Readiness:
 
 
 async def poll_ready(host: str, port: int, timeout: float = 2.0, *, secure: bool = False) -> Readiness | None:
-    """Requests /ready, over TLS if `secure`; None without a valid answer within `timeout` seconds."""
+    """Requests /ready, over TLS if `secure`; returns None if no valid answer arrives within `timeout` seconds."""
     with contextlib.suppress(OSError, ValueError, TimeoutError):
         return _parse(await asyncio.wait_for(_get(host, port, _tls() if secure else None), timeout))
     return None
 
 
 def _tls() -> ssl.SSLContext:
-    """Accepts any certificate: this is our own server, by an address that the certificate hardly names."""
+    """Returns a TLS context that accepts any certificate: the server is our own, and its certificate seldom names the
+    local address."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
@@ -50,7 +51,7 @@ def _parse(response: bytes) -> Readiness:
 
 
 def ready_message(url: str, model: str, *, keys: bool) -> str:
-    """How to use a server that is ready, as commands to paste."""
+    """Returns the message for a server that is ready: how to use it, as commands to paste."""
     body = {"model": model, "prompt": "Once upon a time", "max_tokens": 48}
     auth = ' -H "Authorization: Bearer $API_KEY"' if keys else ""
     insecure = " -k" if url.startswith("https:") else ""  # not needed where the certificate is trusted

@@ -18,14 +18,14 @@ _SOCKET_PATH_LIMIT = 100  # the system's limit is 107 bytes including the socket
 
 
 class RunDirError(Exception):
-    """One sentence that says why the run folder cannot be used."""
+    """The run folder cannot be used; the message is one sentence that says why."""
 
 
 @contextlib.contextmanager
 def run_dir(path: str = "") -> Iterator[Path]:
     """Yields a locked folder of mode 0700 with a `metrics` folder in it. Raises RunDirError.
 
-    path: the folder; empty: a temporary one.
+    path: the folder; a temporary one if empty.
     """
     _remove_dead()
     folder = Path(path).absolute() if path else _make_temporary()
@@ -62,13 +62,14 @@ def _as_run_dir_error(folder: Path) -> Iterator[None]:
 
 
 def running_servers(path: str = "") -> list[int]:
-    """Process ids of running servers: of the folder `path`, else of this user's temporary folders."""
+    """Returns the process ids of running servers: of the one in folder `path` or, if it is empty, of all those in this
+    user's temporary folders."""
     folders = [Path(path)] if path else [folder for folder in _temporary() if folder.stat().st_uid == os.getuid()]
     return [pid for folder in folders if (pid := _server_pid(folder))]
 
 
 def _server_pid(folder: Path) -> int:
-    """The process id of the folder's server; 0 if it is not running."""
+    """Returns the process id of the folder's server, or 0 if the server is not running."""
     with contextlib.suppress(OSError, ValueError):
         try:
             with (folder / "lock").open() as lock:
@@ -86,10 +87,10 @@ def _temporary() -> Iterable[Path]:
 
 
 def reserve_metrics(folder: Path, name: str) -> bool:
-    """Allocates the metrics files of process `name` in advance; False if the disk has no room.
+    """Allocates the metrics files of process `name` in advance; returns False if the disk has no space.
 
-    prometheus-client maps its files sparsely: on a full disk, counting one more request would kill the process. Counts
-    of an earlier process of this name are kept.
+    prometheus-client maps its files sparsely: on a full disk, counting one more request would kill the process. The
+    counts of an earlier process of this name are kept.
     """
     created: list[Path] = []
     try:
@@ -145,6 +146,6 @@ def _remove_dead() -> None:
         with contextlib.suppress(OSError, RunDirError):
             if (
                 folder.stat().st_uid == os.getuid() and (folder / "lock").stat().st_size
-            ):  # an empty lock: its server is just starting
+            ):  # the lock file is empty while its server is starting
                 with _locked(folder):
                     shutil.rmtree(folder, ignore_errors=True)

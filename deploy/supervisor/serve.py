@@ -1,8 +1,8 @@
 """The launcher behind `sluice serve`: keeps N workers and M frontends running until it is stopped.
 
-Owns what must outlive its children (the run folder, the listening sockets). It sees only their exit codes, log lines,
-heartbeats (watchdog.py) and /ready. Children die with it, however it dies (parent_death.py). SIGHUP replaces the
-frontends, one after another, without refusing a request.
+It owns what must outlive its children (the run folder, the listening sockets), and sees only the children's exit codes,
+log lines, heartbeats (watchdog.py) and /ready. Children die with it, however it dies (parent_death.py). SIGHUP replaces
+the frontends, one after another, without refusing a request.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ async def report_readiness(
 ) -> None:
     """Shows the loading progress, prints `ready_text` when the server is ready, and then every change of readiness.
 
-    interval: seconds between polls of a server that is ready; before, it polls five times a second.
+    interval: seconds between polls of a server that is ready; until then, there are five polls a second.
     """
     last = Readiness()
     while True:
@@ -60,7 +60,7 @@ async def report_readiness(
 def serve(settings: Settings, explicit: Collection[str]) -> int:
     """Runs until SIGTERM or Ctrl-C and returns the exit code. Raises ListenError, RunDirError and ConfigError.
 
-    explicit: names of the settings that the user gave: a default metrics port that is taken is replaced by a free one.
+    explicit: names of the settings that the user gave. A taken metrics port is replaced only if it is not among them.
     """
     listeners = listen(settings.frontend.host, settings.frontend.port, settings.launch.frontends)
     with contextlib.ExitStack() as stack:
@@ -109,7 +109,7 @@ async def _run_supervisor(
 
 
 def _metrics_port(settings: Settings, port: int, explicit: Collection[str]) -> int:
-    """Returns `port` for a worker's /metrics, or a free one if it is taken and only a default."""
+    """Returns `port` for a worker's /metrics, or a free port if `port` is taken and the user did not choose it."""
     host = settings.worker.worker_host
     if not is_taken(host, port):
         return port
@@ -140,7 +140,7 @@ def _worker_spec(worker: WorkerPlacement, folder: Path) -> ChildSpec:
         *child_command.command_line("worker", worker.settings, WORKER_FLAGS),
         f"--heartbeat={watchdog.heartbeat.file}",
     ]
-    # Each worker writes its own folder: workers count the same metrics.
+    # Each worker has a folder of its own for metrics, because all workers count the same ones.
     metrics = folder / "metrics" / worker.heartbeat.removesuffix(".heartbeat")
     metrics.mkdir(parents=True, exist_ok=True)
     variables = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)} | worker.environment
@@ -158,9 +158,9 @@ def _frontend_specs(settings: Settings, listeners: list[socket.socket], folder: 
 
 
 def _frontend_spec(index: int, settings: Settings, fd: int, folder: Path, generation: int = 0) -> ChildSpec:
-    """The frontend of one socket; `generation` counts its replacements.
+    """Returns the spec of one socket's frontend; `generation` counts the replacements of that frontend.
 
-    The first process of a successor accepts no connection before it can serve (`--hold`).
+    The first process of a replacement accepts no connection before it can serve (`--hold`).
     """
     watchdog = watchdog_for(settings, folder, f"frontend-{index}-{generation % 2}.heartbeat")
     argv = [

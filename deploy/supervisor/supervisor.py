@@ -17,7 +17,7 @@ PERMANENT_FAILURES = (2, 3)  # exit codes that a restart does not cure: bad sett
 
 
 class Supervisor:
-    """Keeps children running; `run` returns the exit code of all of them together."""
+    """Keeps children running; `run` returns one exit code for all of them."""
 
     def __init__(
         self,
@@ -100,11 +100,15 @@ class Supervisor:
         self._tasks[child] = task
 
     def _is_final(self, child: Child, code: int) -> bool:
-        """A successor is never restarted: its predecessor still serves."""
+        """Whether a child that exited with `code` is not restarted.
+
+        True for a replacement that does not serve yet (the old child still does), and for a permanent failure before
+        the server was ever ready.
+        """
         return child not in self._children or (code in PERMANENT_FAILURES and not self.ready_once)
 
     async def reload(self) -> None:
-        """Replaces every child that has a successor, one after another; the new serves before the old drains."""
+        """Replaces every child that has a successor, one after another; the new child serves before the old drains."""
         async with self._reloading:
             for index, child in enumerate(self._children):
                 if child.spec.successor is not None and not self._stopping:
@@ -159,13 +163,13 @@ class Supervisor:
 
 
 def _combine(codes: Sequence[int]) -> int:
-    """0 if every child ended cleanly, which includes dying of our SIGTERM before it had a handler."""
+    """Returns 0 if every child ended cleanly, else 1. Dying of our SIGTERM before having a handler is clean, too."""
     return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
 
 
 @contextlib.contextmanager
 def _signal_handlers(stop: Callable[[], object], reload: Callable[[], object]) -> Iterator[None]:
-    """Handles SIGTERM, SIGINT and SIGHUP. SIGHUP reloads, except when it comes because the terminal was closed."""
+    """Handles SIGTERM, SIGINT and SIGHUP. SIGHUP reloads, or stops if it comes because the terminal was closed."""
     loop, terminal = asyncio.get_running_loop(), sys.stderr.isatty()
     handlers = {
         signal.SIGTERM: stop,

@@ -1,7 +1,7 @@
-"""Judges from its heartbeat whether a process hangs, and from its exit code whether it died of its own work.
+"""Judges whether a process hangs, by its heartbeat, and whether its own work killed it, by its exit code.
 
-Knows counters that stand still and for how long that is acceptable; kills no process. Time is the sum of the check
-intervals, each capped: a machine that was asleep, or a stopped launcher, is no evidence against a process.
+It knows how long each counter may stand still; it kills no process. Time is the sum of the check intervals, each of
+them capped: a machine that was asleep, or a stopped launcher, is no evidence against a process.
 
     serving          `alive` or `progress` standing still for `stall_s` is a hang
     before serving   no `progress` and no output for `load_s` is a hang
@@ -59,7 +59,7 @@ class Watchdog:
         self._oom_kills_before = self._oom_kills()
 
     def check(self, elapsed: float, output_bytes: int) -> str:
-        """Describes how the process hangs; empty: it does not.
+        """Describes how the process hangs; returns an empty string if it does not.
 
         elapsed: seconds since the last check.
         output_bytes: a count that grows with everything that the process prints.
@@ -74,7 +74,7 @@ class Watchdog:
         return f"no progress for {stuck:.0f} s" if stuck > self._timeouts.stall_s else ""
 
     def ended(self, code: int, *, hung: bool) -> None:
-        """Records for the next process whether this one died of its own work, which a `kill -9` from outside is not."""
+        """Records for the next process whether this one died of its own work; `kill -9` from outside does not count."""
         if self.serving:
             own_work = code != -signal.SIGKILL or hung or self._oom_kills() > self._oom_kills_before
             self.heartbeat.blamed = own_work and code not in CLEAN_EXITS
@@ -88,7 +88,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _system_oom_kills() -> int:
-    """The system's count of processes killed for lack of memory; 0 where it has none."""
+    """Returns the system's count of processes killed for lack of memory; 0 if the system does not report one."""
     with suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
