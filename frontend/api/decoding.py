@@ -209,7 +209,8 @@ def _of_string(some: bool, pattern: str | None) -> Reader:
 
 
 def _of_array(node: nodes.ListType) -> Reader:
-    """Returns the reader of an array. A refusal names the entry (`messages[2].role`) if it is an object, else the array."""
+    """Returns the reader of an array. Its refusals name the entry (`messages[2].role`) if entries are objects, else
+    the array."""
     item, most = reader(node.item_type), node.max_length
     objects = any(isinstance(bare(one), nodes.StructType) for one in alternatives(node.item_type))
 

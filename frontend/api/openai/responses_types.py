@@ -1,4 +1,4 @@
-"""The types of OpenAI's responses, complete and as numbered events. `stop_reason`, `seed` and `timings` are additions."""
+"""OpenAI's responses, complete and as numbered events. `stop_reason`, `seed` and `timings` are additions."""
 
 from typing import Any, Literal
 
