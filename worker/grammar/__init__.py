@@ -1,6 +1,6 @@
-"""Structured output: keeps answers to a grammar.
+"""Structured output: makes answers follow a grammar.
 
 compiler            compiles grammars, in threads
-pending             requests whose grammars are being compiled
-matcher             the state of one answer in its grammar
+pending             holds requests whose grammars are being compiled
+matcher             tracks how far one answer has got in its grammar
 """

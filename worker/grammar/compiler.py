@@ -1,8 +1,8 @@
-"""Compiles grammars in its own threads, so that the compute loop never waits for one.
+"""Compiles grammars in threads of its own, so that the compute loop never waits for a grammar.
 
-Knows the vocabulary (tokenizer.json) and llguidance. The most recently used compiled grammars are cached by their text,
-invalid ones included. Reading a vocabulary of 128,000 tokens holds the GIL for about a second, so that happens while
-the weights are read; compiling a grammar hardly holds it.
+The compiler uses llguidance and the vocabulary in tokenizer.json. It caches the most recently used compiled grammars by
+their text, including invalid ones. Reading a vocabulary of 128,000 tokens holds the GIL for about a second, so it is
+read while the weights are read. Compiling a grammar hardly holds the GIL.
 """
 
 import re
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 THREADS = 2
 TAG = re.compile(r"<[!-~]+>")
 MAX_CACHED = 64  # grammars
-MAX_CACHED_CHARS = 4 << 20  # of their texts; compiled they take up to some twenty times as much
+MAX_CACHED_CHARS = 4 << 20  # total length of their texts; compiled, grammars take up to about twenty times as much
 
 
 class InvalidGrammar(Exception):
-    """The text is no grammar, no output fits it, or the tokenizer cannot be used; the message says why."""
+    """The text is not a grammar, no output fits it, or the tokenizer cannot be used. The message says which."""
 
 
 class Grammar:
-    """A compiled grammar; every sequence that it constrains has its own matcher."""
+    """A compiled grammar. Each sequence that it constrains gets a matcher of its own."""
 
     def __init__(self, matcher: Matcher) -> None:
         self._initial = matcher
@@ -40,7 +40,7 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Begins to read the vocabulary at once. Calls `wake`, in another thread, when a grammar has been compiled."""
+    """Compiles grammars. Starts to read the vocabulary at once, and calls `wake` in a thread after each grammar."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -53,7 +53,10 @@ class GrammarCompiler:
         self._chars = 0
 
     def compile(self, text: str) -> "Future[Grammar]":
-        """The grammar's future, done already if the grammar is cached. Its result() raises InvalidGrammar."""
+        """Returns a future of the compiled grammar. Its result() raises InvalidGrammar.
+
+        The future of a grammar that was compiled before is done already.
+        """
         cached = self._cache.get(text)
         if cached is not None:
             self._cache.move_to_end(text)
@@ -66,7 +69,7 @@ class GrammarCompiler:
         return future
 
     def close(self) -> None:
-        """Cancels what is not being compiled yet; does not wait for the rest."""
+        """Cancels compilations that have not started. Does not wait for the others."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _load(self) -> "LLTokenizer":
@@ -79,8 +82,8 @@ class GrammarCompiler:
 def with_plain_tags(tokenizer: str) -> str:
     """Moves added tokens such as <think> and <tool_call> into the vocabulary of a tokenizer.json.
 
-    They are not special, and an answer shows them as their text; but llguidance takes every added token in angle
-    brackets for a special one, which no text of a grammar matches.
+    These tokens are not special: an answer shows them as text. But llguidance treats every added token in angle
+    brackets as special, and then no text in a grammar matches it.
     """
     content = msgspec.json.decode(tokenizer)
     vocabulary = content.get("model", {}).get("vocab")
@@ -91,7 +94,7 @@ def with_plain_tags(tokenizer: str) -> str:
         return tokenizer
     vocabulary |= {
         entry["content"]: entry["id"] for entry in content["added_tokens"]
-    }  # all of them, or others would be renumbered
+    }  # all added tokens, or those left out would get new ids
     content["added_tokens"] = [entry for entry in content["added_tokens"] if entry not in tags]
     return msgspec.json.encode(content).decode()
 
@@ -104,7 +107,7 @@ def _compile(text: str, vocabulary: "Future[LLTokenizer]") -> Grammar:
     except Exception as error:
         raise InvalidGrammar(f"this model's tokenizer cannot be used with a grammar: {error}") from error
     matcher = LLMatcher(tokens, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
-    matcher.compute_bitmask()  # the first one costs the most, and shows whether any token fits
+    matcher.compute_bitmask()  # the first bitmask costs the most, and shows whether any token fits
     if matcher.is_error():
         raise InvalidGrammar(f"the grammar cannot be enforced: {error_text(matcher)}")
     return Grammar(Matcher(matcher))

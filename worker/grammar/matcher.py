@@ -1,4 +1,4 @@
-"""The state of one sequence's output in its grammar. Knows token ids; knows no sequences and no logits."""
+"""Tracks the state of one output in its grammar. Works on token ids, and knows neither sequences nor logits."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ MAX_ERROR_CHARS = 300
 
 
 class Matcher(Constraint):
-    """Changes in accept() only, once for each token that is kept, so that a step can be tried again."""
+    """The state of one output in its grammar. Only accept() changes it, so that a failed step can be retried."""
 
     __slots__ = ("state",)
 
@@ -20,7 +20,7 @@ class Matcher(Constraint):
         self.state = state
 
     def accept(self, token: int) -> bool:
-        return self.state.consume_token(token) and not self.state.is_error()  # an eos is consumed even after an error
+        return self.state.consume_token(token) and not self.state.is_error()  # eos is consumed even after an error
 
     @property
     def ended(self) -> bool:
@@ -31,12 +31,12 @@ class Matcher(Constraint):
         return error_text(self.state)
 
     def replay(self, tokens: Iterable[int]) -> bool:
-        """Accepts output that was generated before a crash; False if it does not fit."""
+        """Accepts output that was generated before a crash. Returns False if the output does not fit the grammar."""
         return all(self.accept(token) for token in tokens)
 
 
 def error_text(state: "LLMatcher") -> str:
-    """Why no token can follow, in a line; empty if one can."""
+    """Returns in one line why no token can follow, or "" if a token can follow."""
     words = state.get_error().partition("<state>")[0].strip()
     if not words:
         return ""

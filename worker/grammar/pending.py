@@ -1,4 +1,4 @@
-"""Sequences whose grammars are being compiled, from Submit until they can be scheduled. Knows no messages."""
+"""Holds sequences from their Submit until their grammars are compiled. Creates no messages."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -10,7 +10,7 @@ from worker.schedule.sequence import Key, Sequence
 
 @dataclass(slots=True)
 class PendingGrammars:
-    """Sequences and the futures of their grammars, in order of arrival."""
+    """Holds sequences and the futures of their grammars, in order of arrival."""
 
     _pending: dict[Key, tuple[Sequence, "Future[Grammar]"]] = field(default_factory=dict)
 
@@ -27,12 +27,12 @@ class PendingGrammars:
         self._pending[sequence.key] = sequence, grammar
 
     def remove(self, key: Key) -> Sequence | None:
-        """Removes a sequence and returns it; None if it is not here."""
+        """Removes and returns a sequence. Returns None if the sequence is not here."""
         sequence, _ = self._pending.pop(key, (None, None))
         return sequence
 
     def take_ready(self) -> list[tuple[Sequence, str]]:
-        """Removes the sequences whose grammars are compiled and sets their matchers; each with its error, or ""."""
+        """Removes sequences whose grammars are compiled and sets their matchers. Returns each with an error or ""."""
         keys = [key for key, (_, grammar) in self._pending.items() if grammar.done()]
         return [(self._pending[key][0], _set_matcher(*self._pending.pop(key))) for key in keys]
 
@@ -43,7 +43,7 @@ class PendingGrammars:
 
 
 def _set_matcher(sequence: Sequence, grammar: "Future[Grammar]") -> str:
-    """Moves a new matcher over the output that a resumed sequence brings; returns why that fails, or ""."""
+    """Gives a sequence a new matcher, which accepts any output so far. Returns why that fails, or ""."""
     try:
         matcher = grammar.result().new_matcher()
     except InvalidGrammar as invalid:

@@ -1,8 +1,8 @@
-"""Prometheus metrics of a worker: steps, pages, the queue and where a request's time goes.
+"""Prometheus metrics of a worker: steps, pages, the queue, and how long requests spend in each phase.
 
-Frontends export what clients see; no name is exported by both. Counters never fall: with PROMETHEUS_MULTIPROC_DIR set
-(before prometheus-client is imported) they lie in files of that folder, and a scrape adds those of earlier processes of
-this worker. Gauges are read from the current process at each scrape.
+Frontends export what clients see, and frontends and workers share no metric name. Counters never fall: if
+PROMETHEUS_MULTIPROC_DIR is set before prometheus-client is imported, counters are kept in files in that folder, and a
+scrape adds the files of earlier processes of this worker. Gauges are read from the current process at each scrape.
 """
 
 import os
@@ -40,13 +40,13 @@ FAILURES = tuple(outcome for outcome in Outcome if outcome not in SUCCESSES)
 
 
 class Source(Protocol):
-    """The source of the gauges: the snapshot that is broadcast as Status."""
+    """Provides the values of the gauges: the same Status that is broadcast."""
 
     def status(self) -> Status: ...
 
 
 class Metrics:
-    """Fed by the compute loop; `serve` opens the port."""
+    """Records the metrics of the worker. The compute loop calls its methods; `serve` opens the port."""
 
     def __init__(self, prefix: str = "sluice_") -> None:
         self.registry = CollectorRegistry()
@@ -72,18 +72,21 @@ class Metrics:
         return Histogram(self._prefix + name, text, labels, buckets=buckets, registry=self.registry)
 
     def _counter(self, name: str, text: str, label: str = "", values: Iterable[str] = ()) -> Counter:
-        """Label values begin at 0: a series that first appears as 1 has no rate, and no alert would see it."""
+        """Makes a counter that starts at 0 for each label value.
+
+        A series that first appears with the value 1 has no rate, so no alert would see the first event.
+        """
         counter = Counter(self._prefix + name, text, [label] if label else [], registry=self.registry)
         for value in values:
             counter.labels(value)
         return counter
 
     def serve(self, source: Source, host: str, port: int) -> None:
-        """Raises OSError when the port is taken."""
+        """Serves the metrics over HTTP. Raises OSError when the port is taken."""
         start_http_server(port, host, self.scrape_registry(source))
 
     def scrape_registry(self, source: Source) -> CollectorRegistry:
-        """Everything a scrape reads; call it once."""
+        """Returns a registry of everything that a scrape reads. Call this once."""
         registry = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
@@ -92,14 +95,14 @@ class Metrics:
         return registry
 
     def update_totals(self, totals: Mapping[str, int]) -> None:
-        """Brings the counters of TOTALS to sums kept elsewhere; may be called from any thread."""
+        """Raises the counters of TOTALS to totals that other objects keep. Any thread may call this."""
         with self._totals_lock:
             for name, total in totals.items():
                 self._totals[name].inc(total - self._last_totals[name])
                 self._last_totals[name] = total
 
     def step(self, plan: Plan, planning_s: float, running_s: float) -> None:
-        """A step was planned in `planning_s` seconds, and launched and read in `running_s`."""
+        """Records a step that took `planning_s` seconds to plan, and `running_s` seconds to launch and read."""
         self._planning.observe(planning_s)
         self._running.observe(running_s)
         self._step_tokens.observe(plan.tokens)
@@ -112,7 +115,10 @@ class Metrics:
         self._rejected.labels(reason.value).inc()
 
     def ended(self, outcome: Outcome, sequence: Sequence, now: float) -> None:
-        """A sequence has ended. One that a frontend aborts at a stop string counts as aborted; its times count too."""
+        """Records the end of a sequence.
+
+        A sequence that a frontend aborts at a stop string counts as aborted, and its times are recorded too.
+        """
         if outcome not in SUCCESSES:
             self._failed.labels(outcome.value).inc()
         if sequence.first_token:
@@ -122,7 +128,7 @@ class Metrics:
 
 
 class StatusCollector:
-    """Gauges, read from Status at each scrape."""
+    """Makes the gauges from Status at each scrape."""
 
     def __init__(self, prefix: str, source: Source) -> None:
         self._prefix = prefix

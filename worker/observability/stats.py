@@ -1,4 +1,4 @@
-"""Rates over the last ten seconds and latencies of the last requests, for Status messages and `Retry-After`."""
+"""Computes rates over the last ten seconds and latencies of recent requests, for Status and `Retry-After`."""
 
 import math
 from collections import deque
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from shared.messages import Quantiles
 
 WINDOW_S = 10.0
-SAMPLES = 1024  # for quantiles
+SAMPLES = 1024  # how many observations quantiles are computed from
 
 
 @dataclass(slots=True)
 class Rate:
-    """Tokens per second over the last WINDOW_S."""
+    """Measures tokens per second over the last WINDOW_S."""
 
     _events: deque[tuple[float, int]] = field(default_factory=deque)
     _sum: int = 0
@@ -28,7 +28,7 @@ class Rate:
         return self._sum / WINDOW_S
 
     def total(self, now: float) -> int:
-        """Tokens of the last WINDOW_S."""
+        """Returns the number of tokens in the last WINDOW_S."""
         self._forget(now)
         return self._sum
 
@@ -39,19 +39,19 @@ class Rate:
 
 @dataclass(slots=True)
 class BusyRate:
-    """Tokens per second of busy time, over the last WINDOW_S of it; idle time does not count."""
+    """Measures tokens per second of busy time, over the last WINDOW_S of busy time. Idle time does not count."""
 
     _rate: Rate = field(default_factory=Rate)
-    _busy_s: float = 0.0  # in all
-    _since: float | None = None  # when the step began, or the last one ended; None: idle
+    _busy_s: float = 0.0  # total busy time
+    _since: float | None = None  # when the present step began or the last step ended; None while idle
 
     def busy(self, now: float) -> None:
-        """Busy time begins, unless it has already."""
+        """Starts busy time, unless it has started already."""
         if self._since is None:
             self._since = now
 
     def idle(self) -> None:
-        """Idle time begins."""
+        """Starts idle time."""
         self._since = None
 
     def add(self, now: float, count: int) -> None:
@@ -60,13 +60,13 @@ class BusyRate:
         self._rate.add(self._busy_s, count)
 
     def per_second(self) -> float:
-        """0 while nothing was measured."""
+        """Returns the rate, or 0 if nothing has been measured yet."""
         return self._rate.total(self._busy_s) / min(WINDOW_S, self._busy_s) if self._busy_s else 0.0
 
 
 @dataclass(slots=True)
 class Recent:
-    """Quantiles of the last SAMPLES observations."""
+    """Computes quantiles of the last SAMPLES observations."""
 
     _values: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
@@ -79,13 +79,13 @@ class Recent:
 
 
 def quantile(ordered: list[float], q: float) -> float:
-    """The nearest-rank quantile of ascending values; raises IndexError when there are none."""
+    """Returns the nearest-rank quantile of ascending values. Raises IndexError if there are no values."""
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
 @dataclass(slots=True)
 class Stats:
-    """Fed by the loop after each step."""
+    """The statistics of a worker. The compute loop updates them after each step."""
 
     prompt: Rate = field(default_factory=Rate)
     generation: Rate = field(default_factory=Rate)

@@ -1,18 +1,19 @@
-"""A step on the device. Every module that knows both plans and tensors is here.
+"""Runs a step on the device. Every module that works on both plans and tensors is here.
 
 Inputs, from a plan to tensors:
-inputs              a plan as ForwardInputs
-sampler             the sampling parameters of a batch
-grammar_mask        bitmasks of the tokens that grammars allow
-graph_inputs        the inputs of a captured decode, at fixed addresses
+inputs              makes ForwardInputs from a plan
+sampler             makes the sampling parameters of a batch
+grammar_mask        masks the tokens that grammars forbid
+graph_inputs        holds the inputs of a captured decode at fixed addresses
 
 Execution, from tensors to ids:
 runner              launch(plan): inputs, forward, sampling
-in_flight           a step that has been launched and not read
-logprobs            log-probabilities
-graphs, graph_capture       decodes as CUDA graphs; one decode of fixed shape and its capture
+in_flight           a step that is launched but not read yet
+logprobs            computes log-probabilities
+graphs              runs decodes as CUDA graphs
+graph_capture       captures one decode of a fixed shape
 
 Before serving:
-warmup              dummy steps compile every kernel and measure memory
+warmup              runs dummy steps, which compile every kernel and measure memory
 kernel_check        compares Triton's kernels with plain PyTorch
 """

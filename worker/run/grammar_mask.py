@@ -1,7 +1,7 @@
 """Masks the tokens that grammars forbid.
 
-A row's mask comes from its own sequence alone. Rows without a grammar keep their bits, and a batch without grammars
-costs one check a row.
+The mask of a row depends only on its own sequence. Rows without a grammar keep their bits. In a batch without grammars,
+this costs one check per row.
 """
 
 import os
@@ -21,13 +21,13 @@ from worker.schedule.sequence import Sequence
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
-MIN_PARALLEL_BYTES = 1 << 16  # of masks, 4 rows of 128,000 tokens: below that, waking a thread costs more than it saves
+MIN_PARALLEL_BYTES = 1 << 16  # 4 masks of 128,000 tokens: for fewer bytes, waking a thread costs more than it saves
 
-Bits = NDArray[np.uint8]  # [R, bytes]: bit i of a row is token i, from the lowest
+Bits = NDArray[np.uint8]  # [R, bytes]: bit i of a row, from the lowest bit on, is for token i
 
 
 class GrammarMask:
-    """`apply` precedes everything else that changes logits, so that nothing makes a forbidden token possible again."""
+    """Masks the logits of a batch. Call `apply` before anything else that changes logits could allow a token again."""
 
     def __init__(self, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._vocab_size = vocab_size
@@ -35,7 +35,7 @@ class GrammarMask:
         self._cores = len(os.sched_getaffinity(0))
 
     def apply(self, logits: Tensor, sequences: list[Sequence]) -> Tensor:
-        """logits [R, V] -> the same, or a copy in which forbidden tokens are -inf."""
+        """Returns the logits [R, V] if there are no grammars, else a copy in which forbidden tokens are -inf."""
         rows = [row for row, sequence in enumerate(sequences) if sequence.constraint is not None]
         if not rows:
             return logits
@@ -47,7 +47,10 @@ class GrammarMask:
         return logits.index_copy(0, at, logits[at].masked_fill_(forbidden, -torch.inf))
 
     def _allowed(self, sequences: list[Sequence]) -> Bits:
-        """Large batches use the library's threads. A grammar without an allowed token has an `error` afterwards."""
+        """Returns the allowed tokens of each sequence. A grammar that allows no token has an `error` after this.
+
+        Large batches use the threads of llguidance.
+        """
         bits = np.zeros((len(sequences), (self._vocab_size + 31) // 32 * 4), np.uint8)
         matchers = [cast(Matcher, sequence.constraint).state for sequence in sequences]
         address, width = bits.ctypes.data, bits.shape[1]
@@ -70,7 +73,7 @@ class GrammarMask:
 
 
 def _forbid_end(mask: Bits, ids: list[int]) -> None:
-    """Forbids what would end the sequence before its `min_tokens`, unless the grammar allows nothing else."""
+    """Forbids the tokens `ids`, which would end the sequence before `min_tokens`, unless no other token is allowed."""
     rest = mask.copy()
     for id in ids:
         rest[id >> 3] &= ~np.uint8(1 << (id & 7))
@@ -79,7 +82,7 @@ def _forbid_end(mask: Bits, ids: list[int]) -> None:
 
 
 def _unpack_bits(bits: Bits, device: torch.device) -> Tensor:
-    """[R, B] -> bool [R, 8 B]; to a GPU only the bits are copied."""
+    """Unpacks [R, B] bytes to [R, 8 B] bools. Only the packed bits are copied to a GPU."""
     if device.type == "cpu":
         return torch.from_numpy(np.unpackbits(bits, axis=1, bitorder="little")).view(torch.bool)
     places = torch.arange(8, dtype=torch.uint8, device=device)

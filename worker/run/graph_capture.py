@@ -1,4 +1,4 @@
-"""One decode of a fixed shape with memory at fixed addresses, and how it is captured as a CUDA graph."""
+"""Captures a decode as a CUDA graph: it has a fixed shape, and its memory is at fixed addresses."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -25,7 +25,7 @@ Capture = Callable[[Callable[[], object]], Graph]
 
 
 class EagerGraph:
-    """Stands in for a graph on devices without graphs: a replay computes again."""
+    """Replaces a graph on devices without graphs. replay() runs the computation again."""
 
     def __init__(self, body: Callable[[], object]) -> None:
         self._body = body
@@ -35,7 +35,10 @@ class EagerGraph:
 
 
 def cuda_capture() -> Capture:
-    """Captures on the current device. All graphs share one pool of memory, since they never run at the same time."""
+    """Returns a function that captures CUDA graphs on the current device.
+
+    All graphs share one pool of memory, because they never run at the same time.
+    """
     pool = torch.cuda.graph_pool_handle()
 
     def capture(body: Callable[[], object]) -> Graph:
@@ -44,24 +47,24 @@ def cuda_capture() -> Capture:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 body()
         finally:
-            torch.cuda.set_stream(stream)  # a capture that fails leaves its own stream as the current one
+            torch.cuda.set_stream(stream)  # after a failed capture, the current stream is that of the capture
         return graph
 
     return capture
 
 
 class StaticDecode:
-    """A decode of `batch` rows over keys of at most `max_kv_len` positions, with the memory it reads and writes."""
+    """A decode of `batch` rows that attend to at most `max_kv_len` positions, and the memory that it uses."""
 
     def __init__(self, batch: int, max_kv_len: int, page_size: int, ids: Tensor, forward: Forward) -> None:
-        """ids: [batch or more] int64, at first the ids of the step before and then the ids of this step."""
+        """ids: [batch or more] int64. Before compute() the ids of the step before, after it the ids of this step."""
         device, pages = ids.device, -(-max_kv_len // page_size)
         self.graph: Graph | None = None
-        self.graph_outputs: list[Tensor] = []  # tensors that the graph writes to: they must live as long as it does
+        self.graph_outputs: list[Tensor] = []  # tensors that the graph writes to, which must live as long as the graph
         self._page_size, self._ids, self._forward = page_size, ids, forward
         self._block = torch.zeros(block_bytes(batch, pages), dtype=torch.uint8, device=device)
         self._columns = GraphInputs.of(self._block, batch, pages)
-        self._host_blocks = [HostBlock(batch, pages, device) for _ in range(2)]  # the last one may not be sent yet
+        self._host_blocks = [HostBlock(batch, pages, device) for _ in range(2)]  # the last one may still be in use
         rows = torch.arange(batch, device=device)
         self._inputs = ForwardInputs(
             token_ids=torch.zeros_like(rows),
@@ -75,7 +78,7 @@ class StaticDecode:
         )
 
     def fill(self, plan: Plan, before: InFlightStep | None) -> None:
-        """Loads the inputs of a plan for the next compute(). before: the step whose ids its tokens may be."""
+        """Loads the inputs of a plan for the next compute(). before: the step that samples tokens not known yet."""
         if before is not None and before.ids.data_ptr() != self._ids.data_ptr():
             self._ids[: len(before.ids)].copy_(before.ids)
         self._host_blocks.reverse()
@@ -84,7 +87,7 @@ class StaticDecode:
         block.send(self._block)
 
     def compute(self) -> Tensor:
-        """Leaves the ids in `ids` and returns the logits [batch, vocab] float32. Never waits for the device."""
+        """Writes the sampled ids to `ids` and returns the logits [batch, vocab] float32. Never waits for the device."""
         columns, inputs = self._columns, self._inputs
         sampled = self._ids[columns.sources.clamp(min=0)]
         torch.where(columns.sources < 0, columns.token_ids, sampled, out=inputs.token_ids)

@@ -1,8 +1,8 @@
-"""The inputs of a captured decode: columns at fixed places of one block of memory.
+"""Holds the inputs of a captured decode as columns at fixed places in one block of memory.
 
-The host fills a block and sends it in one copy; the device reads the same columns from its own block. Rows of the
-block that a step does not need are padding: they compute token 0 in the scratch page. Knows sequences and tensors,
-and no graphs.
+The host fills a block and sends it in one copy. The device reads the same columns from its own block. Rows of the block
+that a step does not need are padding: they compute token 0 in the scratch page. This module works on sequences and
+tensors, and contains nothing about graphs.
 """
 
 from array import array
@@ -21,16 +21,16 @@ from worker.run.inputs import PLACEHOLDER, pending_tokens
 from worker.run.sampler import signed_seed
 from worker.schedule.sequence import Chunk, Sequence
 
-ALIGN = 128  # bytes, of the start of a column: kernels are specialized for the alignment of addresses
-KNOWN = -1  # as a source: the token is in `token_ids`
+ALIGN = 128  # in bytes, for the start of each column: kernels are specialized for the alignment of addresses
+KNOWN = -1  # value of `sources`: the token is in `token_ids`
 
 
 @dataclass(frozen=True, slots=True)
 class GraphInputs:
-    """Columns of B rows, with up to P pages a row."""
+    """The columns of B rows, with up to P pages per row."""
 
     token_ids: Tensor  # [B] int64
-    sources: Tensor  # [B] int64: which of the last step's ids the token is, or KNOWN
+    sources: Tensor  # [B] int64: index of the token in the ids of the last step, or KNOWN
     positions: Tensor  # [B] int64
     slot_mapping: Tensor  # [B] int64
     seq_lens: Tensor  # [B] int32
@@ -44,7 +44,7 @@ class GraphInputs:
 
     @classmethod
     def of(cls, block: Tensor, batch: int, pages: int) -> "GraphInputs":
-        """Views of a block of `block_bytes(batch, pages)` uint8."""
+        """Makes views of the columns in a block. block: [block_bytes(batch, pages)] uint8."""
         views, begin = {}, 0
         for name, (dtype, shape) in _layout(batch, pages).items():
             size = _bytes(dtype, shape)
@@ -80,7 +80,10 @@ def _aligned(size: int) -> int:
 
 
 class HostBlock:
-    """One block on the host. A row is written in full when its sequence changes, and otherwise only where it moves."""
+    """A block on the host.
+
+    A row is written in full if it gets another sequence. Otherwise only the values that change are written.
+    """
 
     def __init__(self, batch: int, pages: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -91,15 +94,15 @@ class HostBlock:
             item.name: getattr(views, item.name).numpy() for item in fields(GraphInputs)
         }
         self._prompt_lens = np.zeros(batch, np.int64)
-        self._row_pages: list[array[int] | None] = [None] * batch  # the sequence's own pages: they identify it
-        self._page_counts = [0] * batch  # how many of these pages a row of the table has
+        self._row_pages: list[array[int] | None] = [None] * batch  # they identify the sequence of the row
+        self._page_counts = [0] * batch  # how many of these pages are in its row of page_table
         self._rows = batch
         self._pad(0)
 
     def fill(self, chunks: Seq[Chunk], before: Seq[Chunk], page_size: int) -> None:
-        """Lays out decodes of one token each. before: the chunks of the step before, for tokens not known yet."""
+        """Fills the columns for decodes of one token. before: chunks of the step that samples unknown tokens."""
         if self._sent is not None:
-            self._sent.synchronize()  # the last copy has been made: the block may be overwritten
+            self._sent.synchronize()  # waits for the last copy, after which the block may be overwritten
         n, columns = len(chunks), self._columns
         begins = [chunk.start for chunk in chunks]
         starts = np.array(begins, np.int64)
@@ -122,7 +125,7 @@ class HostBlock:
         slots[:n] += starts % page_size
 
     def send(self, block: Tensor) -> None:
-        """Copies this block to the device's, in the order of its stream."""
+        """Copies this block to the block of the device, in stream order."""
         block.copy_(self._block, non_blocking=True)
         if self._sent is not None:
             self._sent.record()
@@ -143,7 +146,7 @@ class HostBlock:
         self._page_counts[row] = count
 
     def _pad(self, rows: int) -> None:
-        """Makes the rows from `rows` on padding: token 0 at position 0 of the scratch page, sampled greedily."""
+        """Makes row `rows` and all later ones padding: token 0 at position 0 of the scratch page, sampled greedily."""
         freed = slice(rows, self._rows)
         if rows < self._rows:
             columns = self._columns

@@ -1,8 +1,8 @@
-"""Decodes captured once as CUDA graphs and replayed: one call instead of hundreds, sampling included.
+"""Captures decodes once as CUDA graphs and replays them: one call instead of hundreds, including sampling.
 
-There is a graph for each shape: a number of rows, padded, and a bound on the positions of keys. A shape is captured
-after its first step, which runs without a graph. Before the first one serves a request, a self-test compares a replay
-with the computation that it stands for. Any failure turns graphs off, and steps run as they do without them.
+There is one graph for each shape, which is a padded number of rows and a bound on the positions of keys. A shape is
+captured after its first step, which runs without a graph. Before the first graph serves a request, a self-test compares
+a replay with the same step without a graph. Any failure turns graphs off, and steps then run without graphs.
 """
 
 import logging
@@ -21,11 +21,11 @@ from worker.schedule.sequence import Chunk, Plan
 log = logging.getLogger("sluice.graphs")
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-MIN_KV_LEN = 512  # positions: shorter sequences are not worth graphs of their own
+MIN_KV_LEN = 512  # in positions: shorter sequences are not worth graphs of their own
 
 
 class DecodeGraphs:
-    """The graphs of one runner. `on`: they may be used; once off, they remain off."""
+    """The graphs of one runner. on: whether graphs may be used. Once it is False, it stays False."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class DecodeGraphs:
         device: torch.device,
         count_replayed: Callable[[], None],
     ) -> None:
-        """count_replayed: called after each replay, which runs none of the captured code."""
+        """count_replayed: called after each replay, because a replay does not run the captured Python code."""
         self.on = True
         self._forward, self._capture, self._count_replayed = forward, capture, count_replayed
         self._page_size, self._max_seq_len = page_size, max_seq_len
@@ -48,12 +48,12 @@ class DecodeGraphs:
         self._tested = False
 
     def accepts(self, plan: Plan) -> bool:
-        """Whether the step can be a graph: decodes only, each sampled from unadjusted logits."""
+        """Whether a graph can run the step: it has only decodes, each sampled from unadjusted logits."""
         chunks = plan.chunks
         return self.on and len(chunks) <= self._batch_sizes[-1] and all(map(_is_plain_decode, chunks))
 
     def launch(self, plan: Plan, before: InFlightStep | None, *, may_overlap: bool) -> InFlightStep:
-        """Launches a step that `accepts` accepts; otherwise as Runner.launch."""
+        """Launches a step for which accepts() is True. The parameters are those of Runner.launch."""
         if not self._tested:
             self._self_test()
         decode = self._decode_for(plan)
@@ -109,9 +109,9 @@ class DecodeGraphs:
             log.info("decodes are replayed as CUDA graphs; a self-test gave the same bits with and without")
 
     def _test_replay(self) -> str:
-        """Captures a graph with dummy step A, replays it with dummy step B, and compares with computing B without it.
+        """Tests a graph: captures it with dummy step A, replays it with dummy step B, and computes B without it.
 
-        Only the scratch page is used. Returns what is wrong; empty: nothing.
+        Returns how the results differ, or "" if they are equal. Uses only the scratch page.
         """
         most = self._batch_sizes[-1]
         step_a, step_b = _dummy_decodes(self._page_size, 0, most), _dummy_decodes(self._page_size, 3, most)
@@ -135,7 +135,7 @@ class DecodeGraphs:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Batches are padded to the next of these."""
+    """Returns the sizes that batches are padded to, in ascending order up to `most`."""
     larger = range(BATCH_SIZES[-1] + 128, most, 128)
     return [*(size for size in (*BATCH_SIZES, *larger) if size < most), most]
 
@@ -146,7 +146,7 @@ def _is_plain_decode(chunk: Chunk) -> bool:
 
 
 def _dummy_decodes(page_size: int, first: int, most: int) -> Plan:
-    """Decodes of several dummy sequences, whose new tokens have different slots of the scratch page."""
+    """Returns decodes of several dummy sequences, whose new tokens go to different slots of the scratch page."""
     chunks = []
     for row in range(min(page_size, most, 4)):
         tokens = [first + i for i in range(row + 1)]

@@ -1,4 +1,4 @@
-"""A step in flight: it has been launched, and its ids have not been read."""
+"""A step in flight: it is launched, but its ids are not read yet."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ StepLogprobs = list[tuple[Sequence, m.Logprobs]]
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """An id for each of the plan's rows, in their order, and the log-probabilities that requests asked for."""
+    """The results of a step: an id per row of the plan, in order, and the log-probabilities that requests ask for."""
 
     ids: list[int]
     logprobs: StepLogprobs = field(default_factory=list)
 
 
 class HostCopy:
-    """A copy of a tensor to the host, in flight. Later work of the tensor's stream may overwrite the original."""
+    """Starts to copy a tensor to the host. Later work in the stream of the tensor may overwrite the tensor."""
 
     def __init__(self, values: Tensor) -> None:
         self._event = torch.cuda.Event() if values.is_cuda else None  # type: ignore[no-untyped-call]
@@ -33,7 +33,7 @@ class HostCopy:
             self._event.record()
 
     def read(self) -> Tensor:
-        """Waits for the copy."""
+        """Waits for the copy and returns it."""
         if self._event is not None:
             self._event.synchronize()
         return self._host
@@ -45,7 +45,7 @@ def no_logprobs() -> StepLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """`may_overlap`: the next step may be launched before this one is read."""
+    """A step in flight. may_overlap: whether the next step may be launched before this one is read."""
 
     plan: Plan
     may_overlap: bool
@@ -55,6 +55,6 @@ class InFlightStep:
 
     @torch.inference_mode()
     def read(self) -> StepOutput:
-        """Waits for the step; raises whatever the device raises."""
+        """Waits for the step and returns its results. Raises whatever the device raises."""
         ids: list[int] = self.host_ids.read().tolist()
         return StepOutput(ids, self.read_logprobs())

@@ -1,4 +1,4 @@
-"""A Plan, which is plain ints, laid out as the tensors of ForwardInputs."""
+"""Makes the tensors of ForwardInputs from a Plan, which consists of plain ints."""
 
 from array import array
 from collections.abc import Iterator
@@ -15,25 +15,25 @@ from worker.kv_cache.pages import SCRATCH
 from worker.model.forward_inputs import ForwardInputs
 from worker.schedule.sequence import Chunk, Sequence
 
-PLACEHOLDER = 0  # stands for an id that only the device knows yet
+PLACEHOLDER = 0  # replaces an id that only the device will know
 
 
 def dummy_sequence(tokens: list[int], page_size: int, sampling: Sampling, seed: int = 0) -> Sequence:
-    """A sequence that belongs to no request: all its pages are the scratch page."""
+    """Makes a sequence that belongs to no request. All its pages are the scratch page."""
     pages = array("i", [SCRATCH]) * -(-len(tokens) // page_size)
     return Sequence((b"", 0), tokens, len(tokens), sampling, seed, arrival=0.0, pages=pages)
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsUse:
-    """The uses of the R rows of logits."""
+    """Which rows of the logits [R, vocab] are used for what."""
 
     sampled: list[int]  # rows that ids are sampled from, in plan order
-    prompts: list[tuple[int, int, int]]  # (chunk index, first row, rows): log-probabilities of prompt tokens
+    prompts: list[tuple[int, int, int]]  # for prompt log-probabilities: (chunk index, first row, row count)
 
 
 def build_inputs(chunks: Seq[Chunk], page_size: int, device: torch.device) -> tuple[ForwardInputs, LogitsUse]:
-    """Lays the chunks end to end: host work only, then one copy per tensor to the device."""
+    """Makes ForwardInputs with the chunks one after another: works on the host, then makes one copy per tensor."""
     lengths = [chunk.length for chunk in chunks]
     query_start_loc = np.fromiter(accumulate(lengths, initial=0), np.int32, len(chunks) + 1)
     seq_lens = np.fromiter((chunk.start + chunk.length for chunk in chunks), np.int32, len(chunks))
@@ -97,7 +97,7 @@ def _logits_indices(chunks: Seq[Chunk], query_start_loc: NDArray[np.int32]) -> t
 
 
 def pending_tokens(chunks: Seq[Chunk], before: Seq[Chunk]) -> tuple[list[int], list[int]]:
-    """The rows whose tokens the host does not know yet, and which of the ids sampled for `before` each will be."""
+    """Returns the rows whose tokens the host does not know yet, and their indices in the ids sampled for `before`."""
     pending = [index for index, chunk in enumerate(chunks) if chunk.start >= len(chunk.sequence.tokens)]
     if not pending:
         return [], []
@@ -107,6 +107,6 @@ def pending_tokens(chunks: Seq[Chunk], before: Seq[Chunk]) -> tuple[list[int], l
 
 
 def to_device(values: NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """Copies without waiting: on a GPU the copy precedes whatever its stream does from now on."""
+    """Copies an array to the device without waiting. On a GPU, later work in the stream runs after the copy."""
     tensor = torch.from_numpy(values)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

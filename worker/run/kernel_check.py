@@ -1,8 +1,8 @@
-"""Checks before serving that Triton's kernels compute on this GPU what plain PyTorch computes on it.
+"""Checks before serving that the Triton kernels compute the same on this GPU as plain PyTorch.
 
-A compiler or a device may be wrong without any error. Therefore a few dummy steps go through the loaded model's own
-layers, the first of each kind, and every operation in them runs both ways on the same inputs. If one differs or fails,
-all operations run in their plain forms from then on.
+A compiler or a device may compute wrong results without any error. Therefore a few dummy steps run through layers of
+the loaded model, the first of each kind. Every operation in them runs with Triton and with PyTorch on the same inputs.
+If the results of one operation differ, or it fails, PyTorch computes all operations from then on.
 """
 
 import logging
@@ -30,21 +30,21 @@ from worker.schedule.sequence import Chunk, Plan, Sequence
 
 log = logging.getLogger("sluice.load")
 
-CHUNK_LENGTHS = (3, 1, 40, 1, 19, 130, 1, 512, 512, 1)  # of each sequence, step by step: all tiles, and decodes
+CHUNK_LENGTHS = (3, 1, 40, 1, 19, 130, 1, 512, 512, 1)  # of each sequence, step by step; they use all tiles
 SEQUENCE_LENGTHS = (sum(CHUNK_LENGTHS), 70, 30)
 SEQUENCE_SAMPLINGS = (PLAIN, Sampling(1), Sampling(1, top_p=0.9))
-MAX_ROUNDINGS = 4  # of the format, one after another
-MIN_TOLERANCE = 1e-3  # in any format, as a share of a row's length
-FP8_TOLERANCE = 2**-3  # in K/V of eight bits, where a number may be rounded to its other neighbour
+MAX_ROUNDINGS = 4  # how many rounding errors of the format may add up
+MIN_TOLERANCE = 1e-3  # for any format, as a share of the norm of a row
+FP8_TOLERANCE = 2**-3  # for eight-bit K/V, where a number may be rounded the other way
 
 
 def choose_operations(
     decoder: Decoder, worker: WorkerConfig, length: int, memory: MemoryGauge, on_progress: Callable[[], None]
 ) -> tuple[Decoder, PoolBudget]:
-    """The decoder with the operations of --kernels, or with plain ones if Triton's compute wrongly on this device.
+    """Returns the decoder with the operations of --kernels, and the memory that is left for the K/V pool.
 
-    Returns also the memory that is left for the K/V pool: all kernels are compiled, and the largest step is measured,
-    for sequences of up to `length` tokens.
+    With --kernels auto, the decoder has plain operations if Triton's are wrong on this device. To find how much memory
+    is left, it compiles all kernels and measures the largest step, for sequences of up to `length` tokens.
 
     Raises torch.OutOfMemoryError, or DeviceBroken if a kernel has left the device unusable.
     """
@@ -89,7 +89,7 @@ def _with_torch(
 
 
 def find_wrong_operations(decoder: Decoder, worker: WorkerConfig, length: int) -> str:
-    """The decoder's operations that compute something else than the plain ones, and how they do; empty: none."""
+    """Returns which operations of the decoder differ from the plain ones, and how, or "" if none differs."""
     both = CompareOperations(decoder.operations, TORCH, decoder.weights.embed.dtype)
     try:
         _compare(decoder, worker, length, both)
@@ -100,11 +100,11 @@ def find_wrong_operations(decoder: Decoder, worker: WorkerConfig, length: int) -
 
 
 class CompareOperations:
-    """Runs operations both ways, and returns the fast form's result if they agree, else the plain form's."""
+    """Runs each operation in its fast and its plain form. The result is that of the plain form if the two differ."""
 
     def __init__(self, fast: Operations, plain: Operations, dtype: torch.dtype) -> None:
         """dtype: the format that the operations compute in."""
-        self.problems: dict[str, str] = {}  # by operation, its first
+        self.problems: dict[str, str] = {}  # operation → its first problem
         self.operations = Operations(**{item.name: partial(self._run, item.name) for item in fields(Operations)})
         self._fast, self._plain, self._dtype = fast, plain, dtype
 
@@ -144,9 +144,9 @@ class CompareOperations:
 
 
 def worst_row(got: Tensor, expected: Tensor) -> float:
-    """The largest error of a row [R, ...], as a share of its length or of the median length if that is more.
+    """Returns the largest error of a row [R, ...], relative to its norm or to the median norm, whichever is larger.
 
-    NaN is infinitely far off. Rows that are not finite in `expected` do not count.
+    NaN counts as an infinite error. Rows that are not finite in `expected` are ignored.
     """
     actual, wanted = (x.float().flatten(1) for x in (got, expected))
     lengths = wanted.norm(dim=1)
@@ -159,7 +159,7 @@ def worst_row(got: Tensor, expected: Tensor) -> float:
 
 @torch.inference_mode()
 def _compare(decoder: Decoder, worker: WorkerConfig, length: int, both: CompareOperations) -> None:
-    """Computes prompt chunks across pages, decodes, and both together, and samples after each step."""
+    """Computes steps with prompt chunks across pages, with decodes, and with both, and samples after each step."""
     limits, device = StepLimits.of(worker, length), decoder.weights.embed.device
     small = _first_of_each_kind(decoder, length, both)
     sequences = _sequences(limits, decoder.spec.vocab_size)
@@ -173,7 +173,7 @@ def _compare(decoder: Decoder, worker: WorkerConfig, length: int, both: CompareO
 
 
 def _first_of_each_kind(decoder: Decoder, length: int, both: CompareOperations) -> Decoder:
-    """A decoder with only the first layer of each kind: of each spec, and of each format of weights."""
+    """Returns a decoder with only the first layer of each kind. A kind is a layer spec with formats of weights."""
     spec, weights = decoder.spec, decoder.weights
     kinds: dict[object, int] = {}
     for index, (kind, layer) in enumerate(zip(spec.layers, weights.layers, strict=True)):
@@ -189,7 +189,7 @@ def _first_of_each_kind(decoder: Decoder, length: int, both: CompareOperations) 
 
 
 def _sequences(limits: StepLimits, vocab: int) -> list[Sequence]:
-    """Sequences with tokens from the whole vocabulary, on pages in descending order."""
+    """Makes sequences with tokens from the whole vocabulary, and pages in descending order."""
     sequences, page = [], 1
     for number, (most, sampling) in enumerate(zip(SEQUENCE_LENGTHS, SEQUENCE_SAMPLINGS, strict=True)):
         tokens = [(7919 * (number + 3 * at) + 11) % vocab for at in range(min(most, limits.length))]
@@ -200,7 +200,7 @@ def _sequences(limits: StepLimits, vocab: int) -> list[Sequence]:
 
 
 def _steps(sequences: list[Sequence], max_tokens: int) -> Iterator[list[Chunk]]:
-    """The chunks of each step: at most `max_tokens` tokens in all, but at least one of each sequence."""
+    """Yields the chunks of each step: at most `max_tokens` tokens in total, but at least one of each sequence."""
     for chunk_length in CHUNK_LENGTHS:
         live = [sequence for sequence in sequences if sequence.uncomputed_tokens]
         if not live:
@@ -215,7 +215,7 @@ def _steps(sequences: list[Sequence], max_tokens: int) -> Iterator[list[Chunk]]:
 
 
 def _outputs(result: Tensor | tuple[Tensor, ...], caches: tuple[Tensor, ...]) -> list[Tensor]:
-    """The tensors that an operation returned, and the caches that it wrote to, with a row for each slot."""
+    """Returns the tensors that an operation returned and the caches that it wrote to, with one row per slot."""
     returned = result if isinstance(result, tuple) else (result,)
     return [*returned, *(cache.flatten(0, 1) for cache in caches)]
 

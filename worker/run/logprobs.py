@@ -1,6 +1,6 @@
-"""The log-probabilities that requests ask for, as messages.
+"""Computes the log-probabilities that requests ask for, and makes messages of them.
 
-They are computed with the step and come to the host in one copy for all requests.
+The device computes them with the step, and one copy brings those of all requests to the host.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,18 +21,18 @@ from worker.schedule.sequence import Plan, Sequence
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Rows [first, first + count) of a block, with their `top` most likely tokens, become one message."""
+    """Describes one message: rows [first, first + count) of a block, each with its `top` most likely tokens."""
 
     sequence: Sequence
     first: int
     count: int
     top: int
-    prompt_index: int | None = None  # of the first row's token in the prompt; None: it is the next output token
+    prompt_index: int | None = None  # index in the prompt of the first row's token; None for output
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The log-probabilities of one token and of the T most likely tokens, for N rows."""
+    """The log-probabilities of the chosen token and of the T most likely tokens, for N rows."""
 
     chosen: Tensor  # [N] float32
     ids: Tensor  # [N, T] int64
@@ -40,7 +40,7 @@ class _Block:
     entries: list[_Entry]
 
     def bits(self) -> Tensor:
-        """[N * (1 + 2 T)] int32."""
+        """Returns all numbers in one tensor [N * (1 + 2 T)] int32, which holds the bits of floats unchanged."""
         values = torch.cat([self.chosen, self.values.flatten()])
         return torch.cat([values.view(torch.int32), self.ids.flatten().int()])
 
@@ -48,7 +48,10 @@ class _Block:
 def launch_logprobs(
     plan: Plan, use: LogitsUse, logits: Tensor, sampled: Tensor, ids: Tensor
 ) -> Callable[[], StepLogprobs]:
-    """Computes what the step's requests ask for. The result waits for it; call it once the step before is applied.
+    """Starts computing the log-probabilities that the requests of the step ask for.
+
+    Returns a function that waits for them and makes the messages. Call it only after the results of the step before are
+    applied, because a message contains the output length at the time of the call.
 
     logits: [R, V] float32; sampled: the rows of logits that ids are sampled from; ids: the sampled ids, both in the
     order of plan.rows.

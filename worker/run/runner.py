@@ -1,6 +1,6 @@
-"""One forward per step: build the inputs, run the model, sample every row that is the last of its sequence.
+"""Runs one forward per step: builds the inputs, runs the model, and samples the rows that need a next token.
 
-The runner knows tensors and plans and decides nothing. Prefill, chunked prefill and decode take the same path.
+The runner works on tensors and plans and makes no decisions. Prefill, chunked prefill and decode take the same path.
 """
 
 from ctypes import c_uint64
@@ -38,15 +38,16 @@ class Model(Protocol):
 
 
 class DeviceBroken(Exception):
-    """The device fails even a dummy step, so it is unusable."""
+    """The device cannot compute even a dummy step, so it is unusable."""
 
 
 class Runner:
-    """A model and its K/V pool on one device.
+    """Runs the steps of a model, with its K/V pool, on one device.
 
-    overlap: a step whose rows are all sampled from unadjusted logits may be followed by another before it is read.
-    graphs: decodes of up to `max_batch_size` such rows are captured as CUDA graphs and replayed; on the CPU they are
-    computed again instead.
+    overlap: whether the next step may be launched before a step is read whose rows are all sampled from unadjusted
+    logits.
+    graphs: whether decodes of up to `max_batch_size` such rows are captured as CUDA graphs and replayed. On the CPU, a
+    replay computes the decode again.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class Runner:
         return self._model.forward(inputs, self._cache)
 
     def step(self, plan: Plan) -> StepOutput:
-        """Computes the plan's chunks; raises whatever the device raises, having changed no sequence."""
+        """Computes the chunks of a plan. Raises whatever the device raises. Never changes a sequence."""
         return self.launch(plan).read()
 
     @torch.inference_mode()
     def launch(self, plan: Plan, before: InFlightStep | None = None) -> InFlightStep:
-        """Launches the plan's chunks. Tokens that the host does not know yet are ids that step `before` samples."""
+        """Launches the chunks of a plan. Tokens that the host does not know yet come from the ids of step `before`."""
         if self._graphs is not None and self._graphs.accepts(plan):
             return self._graphs.launch(plan, before, may_overlap=self._overlap)
         inputs, use = build_inputs(plan.chunks, self._cache.page_size, self._device)
@@ -105,7 +106,7 @@ class Runner:
             token_ids.index_copy_(0, at, before.ids[source])
 
     def check_device(self) -> None:
-        """Runs a dummy step: one token in the scratch page. Raises DeviceBroken, or hangs, if the device cannot."""
+        """Runs a dummy step of one token in the scratch page. If the device is broken, raises DeviceBroken or hangs."""
         sequence = dummy_sequence([0], self._cache.page_size, Sampling(1, temperature=0.0))
         try:
             self.step(Plan([Chunk(sequence, 0, 1, True)]))
@@ -114,5 +115,5 @@ class Runner:
 
     @property
     def layers_started(self) -> int:
-        """Layers that all steps so far have started, the running one included: a long step is not a hanging one."""
+        """How many layers all steps, including the running one, have started. It tells a long step from a hang."""
         return int(self._model.layers_started.value)

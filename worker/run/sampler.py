@@ -1,7 +1,7 @@
-"""The parameters of the sampling kernel for a batch of sequences, an entry a row. Chooses no token itself.
+"""Makes the parameters of the sampling kernel for a batch of sequences, one entry per row. The kernel chooses tokens.
 
-The parameters of a row come from its own sequence alone, and its randomness from (seed, output position). The other
-sequences of the batch, preemptions and resumptions change nothing.
+The parameters of a row depend only on its own sequence, and its random numbers only on (seed, output position). Other
+sequences in the batch, preemptions and resumptions therefore do not change a token.
 """
 
 import math
@@ -17,7 +17,7 @@ from worker.kernels.sample import sample, sample_plain
 from worker.run.inputs import to_device
 from worker.schedule.sequence import Row, Sequence
 
-COLUMN_ALIGN = 32  # entries, 128 bytes or more: kernels are specialized for the alignment of addresses
+COLUMN_ALIGN = 32  # in entries (at least 128 bytes): kernels are specialized for the alignment of addresses
 
 
 def sample_rows(
@@ -26,23 +26,26 @@ def sample_rows(
     eos_ids: tuple[int, ...],
     plain_kernel: Callable[..., Tensor] = sample_plain,
 ) -> Tensor:
-    """Samples an id for each row: logits [R, V] float32 -> [R] int64 on the same device, without waiting for it."""
+    """Samples an id for each row and returns [R] int64 on the device of the logits, without waiting for the device.
+
+    logits: [R, V] float32.
+    """
     if all(not sequence.sampling.temperature and is_plain(sequence) for sequence, _ in rows):
         return logits.argmax(-1)
     return sample(logits, sampling_params(rows, eos_ids, logits.device), plain_kernel)
 
 
 def is_plain(sequence: Sequence) -> bool:
-    """Whether the sequence's logits are sampled unadjusted: by no penalty, bias, grammar or min_tokens.
+    """Whether no penalty, bias, grammar or min_tokens adjusts the logits of the sequence before sampling.
 
-    The next token then depends on no text, so that it can be sampled before the last one is known on the host. A
-    sequence that is plain remains plain.
+    The host can then launch the sampling of the next token before it knows the last one. A sequence that is plain
+    remains plain.
     """
     return len(sequence.tokens) >= sequence.plain_from and sequence.constraint is None
 
 
 def sampling_params(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
-    """The sampling parameters of rows, an entry a row."""
+    """Makes the sampling parameters of the rows, one entry per row."""
     params = [sequence.sampling for sequence, _ in rows]
     floats = [
         (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params
@@ -69,7 +72,7 @@ def sampling_params(rows: list[Row], eos_ids: tuple[int, ...], device: torch.dev
 
 
 def _columns(rows: NDArray[np.generic], device: torch.device) -> tuple[Tensor, ...]:
-    """The columns of [R, C] on the device, in one copy. Each begins at a multiple of COLUMN_ALIGN entries."""
+    """Copies the columns of an array [R, C] to the device in one copy. Each starts at a multiple of COLUMN_ALIGN."""
     count, width = rows.shape
     columns = np.zeros((width, -(-count // COLUMN_ALIGN) * COLUMN_ALIGN), rows.dtype)
     columns[:, :count] = rows.T
@@ -77,7 +80,7 @@ def _columns(rows: NDArray[np.generic], device: torch.device) -> tuple[Tensor, .
 
 
 def signed_seed(seed: int) -> int:
-    """An unsigned 64-bit seed with the same bits as int64."""
+    """Returns the int64 that has the same bits as an unsigned 64-bit seed."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -105,9 +108,9 @@ def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bi
 
 
 def _row_biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
-    """The request's own biases, and before min_tokens -inf for every token that would end the sequence.
+    """Returns the biases of the request and, before min_tokens, -inf for every token that would end the sequence.
 
-    Where there is a grammar, GrammarMask applies min_tokens, because it knows which other tokens are allowed.
+    If there is a grammar, GrammarMask applies min_tokens instead, because it knows which other tokens are allowed.
     """
     sequence, output = row
     biases = dict(sequence.sampling.logit_bias)
@@ -117,7 +120,7 @@ def _row_biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
 
 
 def stop_ids(sequence: Sequence, eos_ids: tuple[int, ...]) -> Iterator[int]:
-    """The tokens that end the sequence."""
+    """Yields the tokens that end the sequence."""
     yield from sequence.sampling.stop_token_ids
     if not sequence.sampling.ignore_eos:
         yield from eos_ids

@@ -1,8 +1,8 @@
-"""Dummy steps before serving: they compile every kernel, and they show how much memory the largest step takes.
+"""Runs dummy steps before serving, to compile every kernel and to measure how much memory the largest step takes.
 
 A GPU's kernels are compiled for the arguments of their first call: a number format, tiles that suit the number of
 rows, and whether a size is 1, a multiple of 16 or neither. The steps here therefore cover every kind of step that
-requests can cause. They compute in the scratch page only, which stands for all pages of their sequences.
+requests can cause. They compute only in the scratch page, which is used as every page of their sequences.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -40,16 +40,16 @@ SAMPLINGS = (
     EVERYTHING,
 )
 PROMPT_LOGPROBS = Sampling(1, temperature=0.0, logprobs=2, prompt_logprobs=True)  # logits of every row
-MULTIPLES_OF_16 = (16, 64, 256)  # sizes beside those of sizes()
-FEW_ROWS, FEW_TOKENS = (1, 3, 16, 67), (19, 131, 512)  # of the first few decodes and prompts
-PROMPT_LOGPROBS_TOKENS = (16, 40, 100, 200, 512)  # tokens of prompts with log-probabilities
+MULTIPLES_OF_16 = (16, 64, 256)  # added to the geometric sizes in sizes()
+FEW_ROWS, FEW_TOKENS = (1, 3, 16, 67), (19, 131, 512)  # sizes of steps, where a few are enough
+PROMPT_LOGPROBS_TOKENS = (16, 40, 100, 200, 512)  # lengths of prompts with log-probabilities
 FIRST_ROWS = (1, 2, 4, 8)
-LONG_CONTEXT = 1100  # tokens before a step: more than one split of attention
+LONG_CONTEXT = 1100  # computed tokens before a step: enough for more than one split of attention
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The largest possible step; makes the plans of dummy steps within these limits."""
+    """The limits of a step. The methods make plans of dummy steps within these limits."""
 
     sequences: int
     tokens: int
@@ -58,7 +58,7 @@ class StepLimits:
 
     @classmethod
     def of(cls, worker: WorkerConfig, length: int) -> "StepLimits":
-        """Without chunked prefill, the last prompt of a step may exceed the step's token budget."""
+        """Makes the limits. Without chunked prefill, the last prompt of a step may exceed its token budget."""
         beyond = 0 if worker.use_chunked_prefill else length - 1
         tokens = min(worker.max_step_tokens + beyond, worker.max_batch_size * length)
         return cls(worker.max_batch_size, tokens, length, page_size(length, worker))
@@ -67,23 +67,26 @@ class StepLimits:
         return dummy_sequence([0] * length, self.page_size, sampling)
 
     def decodes(self, count: int, after: int, *samplings: Sampling) -> Plan:
-        """The token after `after` others for each of `count` sequences; less of both where the limits require it.
+        """Plans a decode of `count` sequences, each after `after` computed tokens. The limits may reduce both numbers.
 
-        samplings: given to the sequences in turn; none: greedy.
+        samplings: the sequences get them in turn. Without any, the decodes are greedy.
         """
         length = min(after + 1, self.length)
         kinds = [self.dummy(length, sampling) for sampling in samplings or (GREEDY,)]
         return Plan([Chunk(kinds[i % len(kinds)], length - 1, 1, True) for i in range(min(count, self.sequences))])
 
     def chunk(self, tokens: int, after: int, sampling: Sampling = GREEDY) -> Plan:
-        """The next `tokens` of a prompt after `after` computed ones; less of both where the limits require it."""
+        """Plans `tokens` tokens of a prompt after `after` computed ones. The limits may reduce both numbers."""
         tokens = min(tokens, self.tokens, self.length)
         after = min(after, self.length - tokens)
         return Plan([Chunk(self.dummy(after + tokens, sampling), after, tokens, True)])
 
     def largest(self) -> Plan:
-        """The step that needs most memory: all sequences of the greatest length, all tokens of the budget, and every
-        stage of sampling for every row."""
+        """Plans the step that needs the most memory.
+
+        It has the most sequences, all of the greatest length, all tokens of the budget, and every stage of sampling for
+        every row.
+        """
         sequence, left = self.dummy(self.length, EVERYTHING), self.tokens
         chunks: list[Chunk] = []
         for others in reversed(range(self.sequences)):
@@ -94,7 +97,10 @@ class StepLimits:
 
 
 def sizes(most: int) -> list[int]:
-    """From 1 to `most`, each at most a quarter more than the last: between two of them no kernel changes its tiles."""
+    """Returns sizes from 1 to `most`, and multiples of 16.
+
+    Each size is at most a quarter more than the one before (or 1 more), so that kernels use the same tiles in between.
+    """
     result = [1]
     while result[-1] < most:
         result.append(min(most, max(result[-1] + 1, result[-1] * 5 // 4)))
@@ -102,7 +108,7 @@ def sizes(most: int) -> list[int]:
 
 
 def steps(limits: StepLimits) -> Iterator[Plan]:
-    """Steps that together compile every kernel that requests can need, from the simplest on."""
+    """Yields steps that together compile every kernel that requests can need, the simplest first."""
     for rows in sizes(limits.sequences):
         yield limits.decodes(rows, 0)
     for tokens in sizes(min(limits.tokens, limits.length)):
@@ -121,7 +127,7 @@ def steps(limits: StepLimits) -> Iterator[Plan]:
 
 
 def first_decodes(limits: StepLimits) -> Iterator[Plan]:
-    """Decodes as the first few requests cause them, so that their CUDA graphs are captured before serving."""
+    """Yields decodes like those of the first few requests, so that their CUDA graphs are captured before serving."""
     for rows in FIRST_ROWS:
         yield limits.decodes(rows, 8, PLAIN)
 
@@ -131,14 +137,14 @@ class StepRunner(Protocol):
 
 
 def warm_up(runner: StepRunner, plans: Iterable[Plan], on_progress: Callable[[], None]) -> None:
-    """Runs the plans one after another, and calls `on_progress` after each. Raises what the device raises."""
+    """Runs the plans one after another, and calls `on_progress` after each. Raises whatever the device raises."""
     for plan in plans:
         runner.step(plan)
         on_progress()
 
 
 class MemoryGauge(Protocol):
-    """The memory of a device; see worker/kv_cache/gpu_memory.py."""
+    """Measures the memory of a device; see worker/kv_cache/gpu_memory.py."""
 
     def read(self) -> GpuMemory: ...
     def start_measurement(self) -> None: ...
@@ -148,10 +154,10 @@ class MemoryGauge(Protocol):
 def profile_memory(
     decoder: Decoder, worker: WorkerConfig, length: int, memory: MemoryGauge, on_progress: Callable[[], None]
 ) -> PoolBudget:
-    """Compiles every kernel for sequences of up to `length` tokens, and measures what steps leave for the K/V pool.
+    """Compiles every kernel for sequences of up to `length` tokens, and measures how much memory the K/V pool can have.
 
-    The cache is only a scratch page, and is freed. Raises torch.OutOfMemoryError when the largest step does not fit
-    beside the weights.
+    The cache for this is only a scratch page, which is freed afterwards. Raises torch.OutOfMemoryError when the largest
+    step does not fit in the memory that the weights leave.
     """
     limits = StepLimits.of(worker, length)
     embed = decoder.weights.embed

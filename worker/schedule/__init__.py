@@ -1,12 +1,13 @@
-"""Which tokens are computed next. Plain integers: no tensors, no sockets, no clock (the caller passes `now`).
+"""Decides which tokens are computed next. Uses plain integers: no tensors, no sockets, no clock (callers pass `now`).
 
-scheduler           what others call: submit, plan, launched, update, abort
-sequence            a request as counts; a step's plan, and what the step did to a sequence
-state               all live sequences, waiting or running
-queue, fair_queue   the waiting sequences; fair order between tenants
-admission           which requests are accepted at all
+scheduler           the interface for other folders: submit, plan, launched, update, abort
+sequence            the data of a request, of a planned step, and of its results
+state               holds all live sequences, waiting or running
+queue               orders the waiting sequences
+fair_queue          orders tenants fairly
+admission           decides which requests are accepted at all
 policy              the scheduling modes, as small objects
-step_time           how many prompt tokens a step may have, from measured step times
-paging              pages for sequences, from worker/kv_cache
-speculation         draft tokens, and how many are worth computing
+step_time           limits the prompt tokens of a step, from measured step times
+paging              gives pages from worker/kv_cache to sequences
+speculation         proposes draft tokens if they are worth computing
 """

@@ -1,4 +1,4 @@
-"""Which sequences are accepted at all; everything else about them is decided in plan()."""
+"""Decides which sequences are accepted at all. Scheduler.plan() decides everything else about them."""
 
 from shared.messages import Refusal
 from worker.schedule.paging import Paging
@@ -6,11 +6,11 @@ from worker.schedule.policy import SchedulerConfig
 from worker.schedule.queue import WaitingQueue
 from worker.schedule.sequence import Sequence
 
-RESERVED_SHARE = 8  # one part in so many of the queue is kept for tenants with little or nothing in it
+RESERVED_SHARE = 8  # 1 / RESERVED_SHARE of the queue is kept for tenants with few or no requests in it
 
 
 class Refused(Exception):
-    """A sequence was not accepted; `reason` and the text go to the client."""
+    """The sequence is not accepted. The client gets `reason` and the message."""
 
     reason = Refusal.INVALID
 
@@ -24,19 +24,22 @@ class TooLong(Refused):
 
 
 def check_possible(sequence: Sequence, config: SchedulerConfig, paging: Paging) -> None:
-    """Raises Refused if the sequence could not be finished even with the worker to itself."""
+    """Raises Refused if the sequence could not finish even if it were alone on the worker."""
     if sequence.prompt_len < 1 or sequence.output_len < 0:
         raise Refused("the prompt is empty")
     tokens = len(sequence.tokens)
     longest = sequence.prompt_len + sequence.sampling.max_tokens
     if max(longest, tokens) > config.max_seq_len:
         raise TooLong(f"prompt and max_tokens are {longest} tokens, but at most {config.max_seq_len} are possible")
-    if not paging.fits(max(longest - 1, tokens)):  # the last token's K/V is never needed
+    if not paging.fits(max(longest - 1, tokens)):  # the K/V of the last token is never needed
         raise TooLong(f"prompt and max_tokens are {longest} tokens, which is more than the K/V pool can hold")
 
 
 def check_queue(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueue, running: int) -> None:
-    """Raises QueueFull if too many wait. A sequence is always accepted if none waits and fewer than a batch run."""
+    """Raises QueueFull if too many sequences or tokens wait, or if the tenant has more than its share of the queue.
+
+    A sequence is always accepted if no sequence waits and the running ones do not fill a batch.
+    """
     waiting = len(queue)
     if waiting >= config.max_waiting_requests and (waiting or running >= config.max_batch_size):
         raise QueueFull(f"{waiting} requests are waiting, and at most {config.max_waiting_requests} may wait")
@@ -47,10 +50,10 @@ def check_queue(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueue
 
 
 def _check_share(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueue) -> None:
-    """A tenant may have seven times as much waiting as it leaves free for others, and one request in any case.
+    """Raises QueueFull if the tenant has waiting more than seven times as much as the queue has free.
 
-    So one tenant alone can fill seven eighths of the queue, two nearly half of it each, and however many there are, the
-    next one finds a place.
+    One waiting request per tenant is always allowed. One tenant alone can therefore fill seven eighths of the queue,
+    two tenants can fill nearly half of it each, and a further tenant finds a place however many there are.
     """
     requests, tokens = queue.tenants.waiting(sequence.tenant)
     ratio = RESERVED_SHARE - 1

@@ -1,12 +1,13 @@
-"""Fair order between tenants: which of the ready sequences joins next; by priority within a tenant, then first come.
+"""Decides which ready sequence joins next: orders tenants fairly, and within a tenant by priority, then by arrival.
 
-A tenant (the name of an API key; "" where there are none) has an account of the tokens computed for it, and the tenant
-with the least goes next: a virtual token counter, Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
-A tenant that comes back after a pause starts no lower than the waiting ones: a pause neither earns nor costs anything.
+A tenant is the name of an API key, or "" if there are no keys. Each tenant has an account that counts the tokens
+computed for it, and the tenant with the lowest count goes next. This is a virtual token counter: Sheng et al.,
+"Fairness in Serving Large Language Models", OSDI 2024. A tenant that returns after a pause starts no lower than the
+waiting tenants, so a pause brings neither an advantage nor a disadvantage.
 
-A sequence is charged with the tokens that it has to compute when it joins, not with those found in the prefix cache;
-with its output when it stops running, or as soon as tenants have to be compared while it runs. With one tenant nothing
-is ever compared, and the order is that of arrival. Knows nothing of pages, steps and time.
+When a sequence joins, its account is charged with the tokens to compute, without those found in the prefix cache. Its
+output is charged when it stops running, or earlier if tenants have to be compared. If there is only one tenant, none
+are compared, and the order is that of priority and arrival. This module knows nothing about pages, steps and time.
 
 A waiting sequence is ready unless it was preempted or waits for the leader of its group (queue.py).
 """
@@ -21,9 +22,9 @@ from worker.schedule.sequence import Sequence
 
 @dataclass(slots=True)
 class Account:
-    """One tenant's counts and its ready sequences."""
+    """The counts and the ready sequences of one tenant."""
 
-    served: int = 0  # tokens
+    served: int = 0  # tokens computed for the tenant
     running: int = 0  # sequences
     waiting: int = 0  # sequences, ready or not
     waiting_tokens: int = 0
@@ -32,7 +33,7 @@ class Account:
 
     @property
     def head(self) -> Sequence | None:
-        """The first ready sequence. Queues of a priority that became empty are deleted here."""
+        """The first ready sequence. Reading it deletes the queues of priorities that have become empty."""
         while self.priorities:
             queue = self.ready[self.priorities[0]]
             if queue:
@@ -51,24 +52,30 @@ class Account:
 
 
 class FairQueue:
-    """running: the sequences that run now, read whenever tenants have to be compared."""
+    """Orders the ready sequences of all tenants.
+
+    running: the sequences that run now. The queue reads them when it has to compare tenants.
+    """
 
     def __init__(self, running: Collection[Sequence]) -> None:
         self._running = running
-        self._accounts: dict[str, Account] = {}  # of all tenants since clear()
-        self._ready: dict[str, Account] = {}  # of tenants with a ready sequence
-        self._last: Account | None = None  # of the sequence that joined last
+        self._accounts: dict[str, Account] = {}  # the accounts of all tenants since clear()
+        self._ready: dict[str, Account] = {}  # the accounts of tenants with a ready sequence
+        self._last: Account | None = None  # the account of the sequence that joined last
 
     @property
     def head(self) -> Sequence | None:
-        """The sequence that joins next, by accounts as they were charged last."""
+        """The sequence that joins next, according to the accounts as last charged."""
         if len(self._ready) > 1:
             return min(self._ready.values(), key=lambda account: account.served).head
         return next(iter(self._ready.values())).head if self._ready else None
 
     @property
     def starved(self) -> Sequence | None:
-        """The next sequence of a tenant with nothing running; None if others were already preempted for it once."""
+        """The next ready sequence of a tenant that has no running sequence, if there is one.
+
+        None also if other sequences were already preempted to admit it.
+        """
         if len(self._accounts) < 2 or not self._ready:
             return None
         idle = [account for account in self._ready.values() if not account.running]
@@ -76,14 +83,17 @@ class FairQueue:
         return None if head is None or head.preempted_for else head
 
     def over_share(self, places: int) -> str | None:
-        """The tenant that runs most, if it runs more than its share of `places`, and more than one sequence."""
+        """Returns the tenant with the most running sequences, if that is more than one and more than its fair share.
+
+        places: how many sequences may run; a fair share is the same part of them for each active tenant.
+        """
         running = [(account.running, name) for name, account in self._accounts.items() if account.running]
         sharing = sum(1 for account in self._accounts.values() if account.running or account.waiting)
         most, name = max(running, default=(0, ""))
         return name if most > max(1.0, places / max(1, sharing)) else None
 
     def waiting(self, tenant: str) -> tuple[int, int]:
-        """The number of a tenant's waiting sequences, and of their tokens."""
+        """Returns how many sequences of a tenant wait, and how many tokens they have."""
         account = self._accounts.get(tenant)
         return (account.waiting, account.waiting_tokens) if account else (0, 0)
 
@@ -100,7 +110,7 @@ class FairQueue:
         account.waiting_tokens -= len(sequence.tokens)
 
     def add_ready(self, sequence: Sequence, *, front: bool = False) -> None:
-        """A waiting sequence may join; `front`: before all others of its tenant and priority."""
+        """Makes a waiting sequence ready to join. front: it goes before all others of its tenant and priority."""
         tenant = sequence.tenant
         account = self._accounts[tenant]
         if tenant not in self._ready:
@@ -112,7 +122,7 @@ class FairQueue:
         account.add(sequence, front=front)
 
     def remove_ready(self, sequence: Sequence) -> None:
-        """A ready sequence joins or was aborted."""
+        """Removes a ready sequence that joins or was aborted."""
         account = self._accounts[sequence.tenant]
         del account.ready[sequence.priority][sequence]
         if account.head is None:
@@ -130,12 +140,15 @@ class FairQueue:
         _charge(sequence, account)
 
     def clear(self) -> None:
-        """Nothing waits and nothing runs: no tenant has an advantage to make up for."""
+        """Deletes all accounts. Called when no sequence waits or runs, so that no tenant is ahead of another."""
         self._accounts.clear()
         self._last = None
 
     def charge_running(self) -> None:
-        """Before a choice between tenants: charges what the running sequences computed since the last one."""
+        """Charges the tokens that running sequences have computed since they were last charged.
+
+        Called before a choice between tenants.
+        """
         if len(self._ready) > 1:
             self._charge_all()
 

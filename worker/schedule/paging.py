@@ -1,6 +1,6 @@
-"""Gives K/V pages to sequences and takes them back: connects a sequence's counts with the page pool.
+"""Gives K/V pages of the page pool to sequences and takes them back.
 
-Knows one sequence at a time; scheduler.py decides which sequence gets pages first, and at whose expense.
+It handles one sequence at a time. scheduler.py decides which sequence gets pages first, and which one is preempted.
 """
 
 from array import array
@@ -14,27 +14,29 @@ from worker.schedule.sequence import Sequence
 
 
 class Paging:
-    """watermark: the share of the pool that claims leave to the growth of sequences that run already."""
+    """Gives pages to sequences. watermark: the share of the pool that claim() leaves for running sequences to grow."""
 
     def __init__(self, pool: PagePool, prefix_cache: bool, watermark: float) -> None:
         self.pool = pool
         self.prefix = PrefixCache(pool) if prefix_cache else None
         self._watermark_pages = ceil(watermark * pool.usable)
-        self._last_refused: tuple[Sequence | None, int] = (None, 0)  # with the number of pages available then
+        self._last_refused: tuple[Sequence | None, int] = (None, 0)  # and how many pages were available then
 
     def fits(self, tokens: int) -> bool:
-        """Whether the empty pool could hold so many tokens of one sequence."""
+        """Whether the pool, if it were empty, could hold a sequence of that many tokens."""
         return self.pool.pages_for(tokens) <= self.pool.usable
 
     def claim(self, sequence: Sequence, *, alone: bool) -> bool:
-        """Pages for all of a sequence's tokens; those of a cached prefix are shared and counted as computed.
+        """Gives a sequence pages for all its tokens.
 
-        False, and nothing changes, if they do not fit above the watermark. alone: no other sequence runs; ignores the
-        watermark.
+        Pages of a cached prefix are shared, and their tokens count as computed.
+
+        Returns False and changes nothing if fewer pages than the watermark would be left. alone: no other sequence
+        runs, so the watermark is ignored.
         """
         available = self.pool.available
         if self._last_refused[0] is sequence and available <= self._last_refused[1]:
-            return False  # nothing was freed since; a long prompt is not looked up at every step
+            return False  # no page was freed since: saves looking up a long prompt at every step
         shared = self._match(sequence)
         fresh = self.pool.pages_for(len(sequence.tokens)) - len(shared)
         revived = sum(not self.pool.owned(page) for page in shared)
@@ -51,7 +53,7 @@ class Paging:
         return True
 
     def grow(self, sequence: Sequence) -> bool:
-        """Adds one page; False if there is none."""
+        """Adds one page to a sequence. Returns False if no page is available."""
         page = self.pool.acquire(1)
         if page is None:
             return False
@@ -59,7 +61,7 @@ class Paging:
         return True
 
     def publish(self, sequence: Sequence, start: int, end: int) -> None:
-        """Publishes the pages that writing the K/V of positions start .. end-1 has filled."""
+        """Publishes the pages that became full when the K/V of positions start .. end-1 was written."""
         if self.prefix is None:
             return
         size = self.pool.page_size
@@ -80,7 +82,7 @@ class Paging:
             assert computed <= slots, f"{sequence.key}: {computed} tokens computed, in {slots} slots"
 
     def _match(self, sequence: Sequence) -> list[int]:
-        # Log-probabilities of a prompt's tokens come from computing them.
+        # To get the log-probabilities of prompt tokens, the prompt has to be computed.
         if self.prefix is None or (sequence.sampling.prompt_logprobs and not sequence.output_len):
             return []
         return self.prefix.match(sequence.digests, sequence.tokens, sequence.cache_salt)

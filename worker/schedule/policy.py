@@ -1,11 +1,11 @@
-"""The scheduler's modes as small objects that answer questions.
+"""The scheduling modes, as small objects that the scheduler asks.
 
     BatchingPolicy    how many sequences may join now, and when           ContinuousBatching | StaticBatching
     ChunkPolicy       how much of a prompt a step computes                ChunkedPrefill | WholePrefill
     OrderPolicy       which sequences get a full step's tokens first      Fcfs | PrefillFirst | DecodeRoundRobin
     StepTimePolicy    how many prompt tokens a step with decodes has      step_time.py
 
-None of them touches a page or changes a sequence, and there is one scheduler for all of them.
+No policy touches a page or changes a sequence. The same scheduler works with all policies.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -19,7 +19,7 @@ from worker.schedule.step_time import StepTimePolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """The scheduler's settings; names and meanings are those of WorkerConfig."""
+    """The settings of the scheduler. Their names and meanings are those of WorkerConfig."""
 
     max_seq_len: int
     eos_token_ids: frozenset[int] = frozenset()
@@ -35,40 +35,40 @@ class SchedulerConfig:
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 0
     prefix_cache: bool = True
-    max_draft_tokens: int = 0  # of one sequence in a step; 0: --speculation off
-    watermark: float = 0.01  # share of the pool that new sequences leave to the growth of running ones
+    max_draft_tokens: int = 0  # for one sequence in one step; 0 means --speculation off
+    watermark: float = 0.01  # share of the pool that new sequences leave free for running ones to grow
 
     @classmethod
     def of(cls, worker: WorkerConfig, max_seq_len: int, eos_token_ids: frozenset[int]) -> "SchedulerConfig":
-        """From the worker's settings; max_seq_len: as the worker resolved it (the setting may be 0)."""
+        """Makes the config from the worker's settings. max_seq_len: the resolved value, as the setting may be 0."""
         paged = worker.kv_cache_backend == "paged"
         same = {field.name: getattr(worker, field.name) for field in fields(cls) if hasattr(worker, field.name)}
         return replace(
             cls(**same, max_seq_len=max_seq_len, eos_token_ids=eos_token_ids),
             prefix_cache=worker.prefix_cache and paged,
             max_draft_tokens=worker.max_draft_tokens if worker.speculation == "ngram" else 0,
-            watermark=0.01 if paged else 0.0,  # a sequence with a page of max_seq_len tokens never grows
+            watermark=0.01 if paged else 0.0,  # else a sequence has one page of max_seq_len tokens and never grows
         )
 
 
 class BatchingPolicy(Protocol):
-    """When waiting sequences may join those that run."""
+    """Decides when waiting sequences may join the running ones."""
 
-    closed: bool  # all members of a batch join in one step, and no sequence joins later
+    closed: bool  # whether all sequences of a batch join in one step and no sequence joins later
 
     def places(self, now: float, running: int, preempted: int, fresh: int, oldest: float) -> int:
-        """How many sequences may join in the step that is being planned.
+        """Returns how many sequences may join in the step that is being planned.
 
-        running: number of running sequences; preempted, fresh: of waiting ones that were preempted, or never ran;
-        oldest: since when the first fresh one waits.
+        running: how many sequences run; preempted: how many waiting sequences were preempted; fresh: how many waiting
+        sequences never ran; oldest: since when the first fresh one has been waiting.
         """
 
     def opens(self, now: float, fresh: int, oldest: float) -> float:
-        """When to ask places() again if nothing runs, `fresh` sequences wait and nothing else happens."""
+        """Returns when to call places() again if no sequence runs, `fresh` sequences wait and nothing else happens."""
 
 
 class ContinuousBatching:
-    """A sequence joins at the next step if there is a place."""
+    """Lets a sequence join at the next step if the batch has a free place."""
 
     closed = False
 
@@ -83,10 +83,10 @@ class ContinuousBatching:
 
 
 class StaticBatching:
-    """A batch runs until all its members have finished.
+    """Runs each batch until all its sequences have finished, before others may join.
 
-    It forms when `max_batch_size` sequences wait, or `timeout` seconds after the first of them could have started:
-    after it arrived or after the last batch was over, whichever is later.
+    A batch starts when `max_batch_size` sequences wait, or `timeout` seconds after the first of them could have started
+    (it arrived, or the last batch ended, whichever is later).
     """
 
     closed = True
@@ -114,14 +114,17 @@ class StaticBatching:
 
 
 class ChunkPolicy(Protocol):
-    """How much of a prompt a step computes."""
+    """Decides how much of a prompt a step computes."""
 
     def length(self, remaining: int, budget: int) -> int:
-        """How many of a prompt's `remaining` tokens to compute when `budget` are left in the step (0 or less: none)."""
+        """Returns how many of the `remaining` tokens of a prompt to compute.
+
+        budget: how many tokens are left in the step. If 0 or less, no token is computed.
+        """
 
 
 class ChunkedPrefill:
-    """At most `size` tokens of a prompt, and of all prompts as many as the budget has left."""
+    """Computes at most `size` tokens of each prompt in a step, as long as the budget lasts."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -131,27 +134,30 @@ class ChunkedPrefill:
 
 
 class WholePrefill:
-    """A prompt is never cut: the last one of a step may exceed the budget."""
+    """Computes each prompt in one step. The last prompt of a step may exceed the budget."""
 
     def length(self, remaining: int, budget: int) -> int:
         return remaining if budget > 0 else 0
 
 
 class OrderPolicy(Protocol):
-    """Which sequences go first when a step cannot hold all. What one side leaves, the other may use."""
+    """Decides which sequences go first when a step cannot hold all.
+
+    Tokens that decodes do not use are free for prompts, and the other way round.
+    """
 
     def reserve(self, budget: int) -> int:
-        """How many of the step's tokens decodes may claim before prompts get theirs."""
+        """Returns how many tokens of the step are for decodes before prompts get any."""
 
     def arrange(self, decodes: list[Sequence]) -> list[Sequence]:
-        """Decodes, passed from oldest to newest, in the order in which they get their token."""
+        """Returns the decodes in the order in which they get a token. decodes: from oldest to newest."""
 
     def served(self, count: int, decodes: int) -> None:
-        """The first `count` of the `decodes` arranged ones were served."""
+        """Notes that the first `count` of the `decodes` sequences that arrange() returned got a token."""
 
 
 class Fcfs:
-    """Decodes first, from oldest to newest; prompts share what is left, in order of arrival."""
+    """Serves decodes first, from oldest to newest. Prompts share the remaining tokens in order of arrival."""
 
     def reserve(self, budget: int) -> int:
         return budget
@@ -164,7 +170,7 @@ class Fcfs:
 
 
 class PrefillFirst(Fcfs):
-    """Prompts first, in order of arrival; decodes share what is left, from oldest to newest.
+    """Serves prompts first, in order of arrival. Decodes share the remaining tokens from oldest to newest.
 
     Decodes are not starved: once `max_batch_size` sequences run, no prompt joins until one of them has finished.
     """
@@ -174,9 +180,9 @@ class PrefillFirst(Fcfs):
 
 
 class DecodeRoundRobin:
-    """Decodes may claim the larger half of the step before prompts share the rest.
+    """Reserves the larger half of the step for decodes. Prompts share the rest.
 
-    When not all decodes fit, the next step goes on with the first that was left out, so that all advance in turn.
+    If not all decodes fit, the next step starts with the first one that was left out, so that all advance in turn.
     """
 
     def __init__(self) -> None:
@@ -213,7 +219,7 @@ def order_policy(config: SchedulerConfig) -> OrderPolicy:
 
 
 def step_time_policy(config: SchedulerConfig) -> StepTimePolicy:
-    """Without a limit where a prompt is never cut, or goes before decodes."""
+    """Makes the policy, without a limit if prompts are never split or go before decodes."""
     whole = config.batching_mode == "static" or not config.use_chunked_prefill
     unlimited = whole or config.scheduler_policy == "prefill_first"
     return StepTimePolicy(inf if unlimited else config.target_step_s or inf, config.max_step_tokens)

@@ -1,10 +1,11 @@
-"""The waiting sequences, and which of them joins next: first come, first served, with three exceptions.
+"""Holds the waiting sequences and decides which joins next: first come, first served, with three exceptions.
 
-Preempted sequences go before all others. The sequences of one prompt form a group (n > 1): the first one, the
-leader, computes that prompt; the others, its followers, wait until it has, and then go to the front: they find its
-pages in the prefix cache. Tenants share fairly, and within a tenant priority goes first (fair_queue.py).
+1. Preempted sequences go before all others.
+2. The sequences of one prompt form a group (n > 1). The first one, the leader, computes the prompt. The others, its
+   followers, wait until the prompt is computed. Then they go to the front, as the prefix cache has the leader's pages.
+3. Tenants share fairly, and within a tenant, priority counts before arrival (fair_queue.py).
 
-Knows nothing of pages, budgets or time. Everything is O(1) a sequence while there is one tenant.
+The queue knows nothing about pages, budgets or time. Every operation takes O(1) per sequence while there is one tenant.
 """
 
 from collections import OrderedDict
@@ -17,7 +18,7 @@ from worker.schedule.fair_queue import FairQueue
 from worker.schedule.sequence import Sequence
 
 GroupKey = tuple[bytes, int]  # (frontend id, group id)
-WaitingSince = OrderedDict[Sequence, float]  # seconds
+WaitingSince = OrderedDict[Sequence, float]  # since when each sequence waits, in seconds
 
 
 @dataclass(slots=True)
@@ -27,13 +28,14 @@ class _Group:
 
 
 class WaitingQueue:
-    """groups: whether followers wait for their leader; without a prefix cache they would gain nothing.
+    """Holds the waiting sequences.
 
-    running: the sequences that run now, which the fair queue reads.
+    groups: whether followers wait for their leader. Without a prefix cache, they would gain nothing.
+    running: the sequences that run now. The fair queue reads them.
     """
 
     def __init__(self, groups: bool, running: Collection[Sequence] = ()) -> None:
-        self.tokens = 0  # of all sequences in it
+        self.tokens = 0  # total tokens of the waiting sequences
         self.tenants = FairQueue(running)
         self._preempted: WaitingSince = OrderedDict()
         self._fresh: WaitingSince = OrderedDict()
@@ -49,17 +51,17 @@ class WaitingQueue:
 
     @property
     def preempted(self) -> int:
-        """Number of sequences that were preempted."""
+        """How many of the waiting sequences were preempted."""
         return len(self._preempted)
 
     @property
     def fresh(self) -> int:
-        """Number of sequences that never ran and wait for no leader."""
+        """How many of the waiting sequences never ran and do not wait for a leader."""
         return len(self._fresh)
 
     @property
     def oldest(self) -> float:
-        """Since when the first of the fresh sequences waits; infinite without one."""
+        """Since when the first fresh sequence has been waiting; inf if there is none."""
         return next(iter(self._fresh.values()), inf)
 
     @property
@@ -80,7 +82,7 @@ class WaitingQueue:
         self.tenants.add_ready(sequence)
 
     def push_preempted(self, sequence: Sequence, now: float) -> None:
-        """Adds a preempted sequence. Called from the newest to older ones, so that each goes to the front."""
+        """Adds a preempted sequence. Each goes to the front, so call this from the newest to the oldest."""
         self.tokens += len(sequence.tokens)
         self.tenants.stop_running(sequence)
         self.tenants.add_waiting(sequence)
@@ -88,7 +90,7 @@ class WaitingQueue:
         self._preempted.move_to_end(sequence, last=False)
 
     def remove(self, sequence: Sequence) -> bool:
-        """Removes a sequence that joins or leaves; False if it does not wait."""
+        """Removes a sequence that joins or leaves. Returns False if the sequence does not wait."""
         if not self._pop(sequence):
             return False
         self.tokens -= len(sequence.tokens)
@@ -96,7 +98,7 @@ class WaitingQueue:
         return True
 
     def release_group(self, sequence: Sequence) -> None:
-        """The sequence computed its prompt: if it is a leader, its followers go to the front."""
+        """Moves the followers of a sequence to the front, if it is a leader. Called when it has computed its prompt."""
         group = self._groups.get(_group_key(sequence))
         if group is None or group.leader is not sequence:
             return
@@ -106,7 +108,7 @@ class WaitingQueue:
             self._push_front(follower, since)
 
     def replace_leader(self, sequence: Sequence) -> None:
-        """The sequence left for good: if it was a leader, its first follower leads now."""
+        """Makes the first follower of a sequence the leader, if it was a leader. Called when it has left for good."""
         group = self._groups.get(_group_key(sequence))
         if group is None or group.leader is not sequence:
             return

@@ -1,25 +1,28 @@
-"""The scheduler: which tokens the next step computes, and what the step's results mean.
+"""The scheduler: decides which tokens the next step computes, and applies the results of steps.
 
-    submit(sequence, now)       a sequence waits from now on; raises Refused
-    plan(now)                   the next step: which sequences compute how many tokens
-    launched(plan)              that step is in flight, so that the next plan() goes on from there
-    update(plan, ids, now)      its ids were sampled: new tokens, ends, and full pages that others may find
-    abort(key), expire(now)     sequences leave early; their pages are free at once
-    discard_in_flight()         no launched step will be updated: everything is as it was before
+    submit(sequence, now)       adds a sequence to the queue; raises Refused
+    plan(now)                   decides the next step: which sequences compute how many tokens
+    launched(plan)              notes that the step is in flight, so that the next plan() continues from there
+    update(plan, ids, now)      applies the sampled ids: adds tokens, ends sequences, publishes full pages
+    abort(key), expire(now)     remove sequences early; their pages are free at once
+    discard_in_flight()         forgets the steps in flight, as if they had not been launched
 
-Pure counting in plain ints: knows nothing of tensors, sockets or clocks (the caller passes `now`).
+The scheduler counts in plain ints and knows nothing about tensors, sockets or clocks (the caller passes `now`).
 
-Two choices. A prompt gets all its pages when it joins, not chunk by chunk: half-computed prompts never wait for each
-other's pages, and admission is one comparison. Page growth goes before everything else in a step, from the oldest
-sequence to the newest, and takes pages from the newest: the oldest always advances.
+Two design choices:
+- A prompt gets all its pages when it joins, not chunk by chunk. Half-computed prompts therefore never wait for each
+  other's pages, and admission is one comparison.
+- Running sequences get the pages to grow before anything else in a step, from the oldest sequence to the newest. If no
+  page is free, the newest sequence is preempted. The oldest sequence therefore always advances.
 
-A plan may be made while steps are in flight. It goes on from the positions that those steps will have reached. A token
-whose id is not known yet can be computed all the same, as the device knows it by then; but nothing is planned beyond a
-length that ends the sequence. An eos among those ids shows in update(), and at worst one row was computed in vain.
+A plan may be made while steps are in flight. It continues from the positions that those steps will have reached. A
+token whose id the host does not know yet can be in the plan, because the device will know it by then. Nothing is
+planned beyond a length that ends the sequence. If one of those ids is an eos, update() sees that later, and at worst
+one row was computed in vain.
 
-A step that raised needs no undoing. plan() changes no count of computed tokens, nothing is published before update(),
-and pages stay with their sequences, so the next plan() takes up the same work. A step may also be repeated in parts,
-each a `Plan` of some of its chunks, to find out which sequence made it fail.
+After a step that raised, nothing has to be undone. plan() does not change the counts of computed tokens, pages are not
+published before update(), and sequences keep their pages, so the next plan() contains the same work. To find out which
+sequence made a step fail, the step may also be repeated in parts, each a `Plan` of some of its chunks.
 """
 
 from collections.abc import Iterable
@@ -37,7 +40,7 @@ from worker.schedule.state import SchedulerState, SchedulerStatus
 
 
 class Scheduler:
-    """All sequences of one worker."""
+    """Schedules all sequences of one worker."""
 
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.config = config
@@ -47,7 +50,7 @@ class Scheduler:
         self._step_time = policy.step_time_policy(config)
         self._speculation = Speculation(config, pool)
         self.state = SchedulerState(config, pool, reuses_pages=config.prefix_cache and not self._batching.closed)
-        self._earliest_deadline = inf  # no live sequence has an earlier one
+        self._earliest_deadline = inf  # no live sequence has an earlier deadline
         self._prefill_tokens = 0
         self._generation_tokens = 0
 
@@ -75,11 +78,14 @@ class Scheduler:
         return bool(self.state.live)
 
     def sequences(self) -> list[Sequence]:
-        """All live sequences, in order of arrival."""
+        """Returns all live sequences, in order of arrival."""
         return list(self.state.live.values())
 
     def next_wakeup(self, now: float) -> float:
-        """When to call expire() and plan() if no message arrives before: `now` or earlier is at once, inf is never."""
+        """Returns when to call expire() and plan() next if no message arrives before that.
+
+        `now` or earlier means at once, and inf means never.
+        """
         queue = self.state.queue
         if self.state.running or queue.preempted:
             return now
@@ -89,24 +95,24 @@ class Scheduler:
     # Sequences come and go
 
     def submit(self, sequence: Sequence, now: float) -> None:
-        """Takes in a sequence, which waits from now on. Raises Refused, and changes nothing, if it cannot.
+        """Adds a sequence to the queue. Raises Refused and changes nothing if it cannot be accepted.
 
-        A sequence may bring output (a stream that is resumed): its K/V is computed, its ids are not sampled again, and
-        one whose output is complete ends without a new token.
+        A resumed sequence brings the output that it has so far: the K/V of this output is computed, but its ids are not
+        sampled again. If the output is complete, the sequence ends without a new token.
         """
         if sequence.key in self.state.live:
             raise Refused(f"request id {sequence.key[1]} is in use already")
         check_possible(sequence, self.config, self.state.paging)
-        if not sequence.resumed:  # a resumed one was admitted before
+        if not sequence.resumed:  # a resumed sequence was admitted before
             check_queue(sequence, self.config, self.state.queue, len(self.state.running))
         self._earliest_deadline = min(self._earliest_deadline, sequence.deadline)
         self.state.live[sequence.key] = sequence
         self.state.queue.push(sequence, now)
 
     def abort(self, key: Key) -> Sequence | None:
-        """Ends a sequence, waiting or running, and returns it; None if there is none (any more).
+        """Ends a waiting or running sequence and returns it. Returns None if no live sequence has this key.
 
-        Pages that it computed in steps that were updated stay cached; what a failed step wrote never is.
+        Full pages that update() has published stay cached. Pages that a failed step wrote are never published.
         """
         sequence = self.state.live.get(key)
         if sequence is not None:
@@ -119,7 +125,7 @@ class Scheduler:
             self.state.leave(sequence)
 
     def expire(self, now: float) -> list[Sequence]:
-        """Ends and returns the sequences whose deadline has passed. Costs nothing while none has."""
+        """Ends and returns the sequences whose deadlines have passed. Costs nothing before the earliest deadline."""
         if now < self._earliest_deadline:
             return []
         expired = [sequence for sequence in self.state.live.values() if sequence.deadline <= now]
@@ -131,7 +137,7 @@ class Scheduler:
     # The next step
 
     def plan(self, now: float) -> Plan:
-        """Decides the next step: decodes, then prompt chunks. Empty when there is nothing to compute yet."""
+        """Decides the next step: decodes, then prompt chunks. The plan is empty if there is nothing to compute yet."""
         plan = Plan()
         self._admit_starved_tenant(plan.preempted, now)
         decodes, prompts = self._running_work(plan.preempted, now)
@@ -149,9 +155,10 @@ class Scheduler:
         return plan
 
     def _admit_starved_tenant(self, preempted: list[Sequence], now: float) -> None:
-        """Admits a sequence of a tenant with nothing running by preempting the tenant most over its fair share.
+        """Admits a sequence of a tenant with no running sequence, if necessary by preempting others.
 
-        Only where a preempted sequence finds its pages again, and once for each waiting sequence: it may be in vain.
+        It preempts sequences of the tenant that is most over its fair share. This happens only if a preempted sequence
+        finds its pages again in the prefix cache, and only once for each waiting sequence, because it may not help.
         """
         state, tenants = self.state, self.state.queue.tenants
         starved = tenants.starved if state.reuses_pages else None
@@ -168,9 +175,9 @@ class Scheduler:
             starved.preempted_for = True
 
     def _running_work(self, preempted: list[Sequence], now: float) -> tuple[list[Sequence], list[Sequence]]:
-        """The running sequences as decodes (one token uncomputed, with a page for it) and prompts.
+        """Divides the running sequences into decodes (one uncomputed token, which has a page) and prompts.
 
-        Skips sequences whose last token, or whose drafts, are in flight: their length is not known yet.
+        Skips sequences whose last token is in flight, and those with drafts in flight, as their length is not known.
         """
         decodes: list[Sequence] = []
         prompts: list[Sequence] = []
@@ -189,7 +196,10 @@ class Scheduler:
         return decodes, prompts
 
     def _add_page(self, sequence: Sequence, preempted: list[Sequence], now: float) -> bool:
-        """One more page, by preempting the newest sequences if need be; False if this one was preempted itself."""
+        """Gives a sequence one more page, and preempts the newest sequences if necessary.
+
+        Returns False if the sequence itself was preempted.
+        """
         while not self.state.paging.grow(sequence):
             newest = next(reversed(self.state.running))
             self.state.preempt(newest, now)
@@ -201,7 +211,7 @@ class Scheduler:
     def _decode_chunks(self, decodes: list[Sequence]) -> list[Chunk]:
         outcome = self.state.outcome
         return [
-            # The token may be a prompt's last one, and max_tokens 0: then nothing is sampled.
+            # If the token is the last of a prompt and max_tokens is 0, nothing is sampled.
             Chunk(
                 sequence,
                 sequence.computed_tokens + sequence.in_flight_tokens,
@@ -212,7 +222,7 @@ class Scheduler:
         ]
 
     def _prefill_chunks(self, prompts: list[Sequence], budget: int, now: float, *, admit: bool) -> list[Chunk]:
-        """Chunks of running prompts, then of sequences that join for them."""
+        """Returns the chunks of running prompts, then those of sequences that join now."""
         chunks: list[Chunk] = []
         state, queue = self.state, self.state.queue
         limit = self.config.max_prefill_chunks_per_step or inf
@@ -231,7 +241,7 @@ class Scheduler:
         return chunks
 
     def _add_prefill(self, sequence: Sequence, budget: int, chunks: list[Chunk], limit: float) -> int:
-        """Appends the sequence's next prompt chunk if the step has room for one; returns its length."""
+        """Appends the next prompt chunk of a sequence if it fits in the step. Returns its length, or 0."""
         start = sequence.computed_tokens + sequence.in_flight_tokens
         remaining = len(sequence.tokens) - start
         length = self._chunking.length(remaining, budget) if len(chunks) < limit else 0
@@ -243,7 +253,10 @@ class Scheduler:
     # The results of a step
 
     def launched(self, plan: Plan) -> None:
-        """The step is in flight. Raises ValueError, and changes nothing, if it does not go on from the last one."""
+        """Notes that a step is in flight.
+
+        Raises ValueError and changes nothing if the step does not continue where the last one ended.
+        """
         chunks = [chunk for chunk in plan.chunks if chunk.sequence in self.state.running]
         for chunk in chunks:
             if chunk.start != chunk.sequence.computed_tokens + chunk.sequence.in_flight_tokens:
@@ -255,9 +268,9 @@ class Scheduler:
         self._step_time.launched(len(plan.chunks))
 
     def update(self, plan: Plan, ids: list[int], now: float) -> list[SequenceUpdate]:
-        """Applies a step's results: `ids[i]` was sampled for `plan.rows[i]`. Steps are updated in launch order.
+        """Applies the results of a step: `ids[i]` was sampled for `plan.rows[i]`. Call it in the order of launches.
 
-        Skips sequences that left, or were preempted, since the plan was made. Raises ValueError, and changes nothing,
+        Skips sequences that have left or were preempted since the plan was made. Raises ValueError and changes nothing
         if the number of ids does not fit the plan.
         """
         rows = sum([chunk.samples + len(chunk.drafts) for chunk in plan.chunks])
@@ -272,27 +285,27 @@ class Scheduler:
                 own = accepted_ids([*own, *islice(sampled, len(chunk.drafts))], chunk.drafts)
                 drafts += len(chunk.drafts)
             if chunk.sequence not in running or chunk.sequence.in_flight_tokens < chunk.length:
-                continue  # it left or was preempted, and may run again
+                continue  # it has left, or was preempted (and may run again)
             update = self._apply(chunk, own, now)
             if update is not None:
                 updates.append(update)
-        self._generation_tokens += len(ids) - drafts  # _mark_computed() adds the accepted ones
+        self._generation_tokens += len(ids) - drafts  # _mark_computed() has added the accepted drafts
         return updates
 
     def discard_in_flight(self) -> None:
-        """No launched step will be updated: the next plan() takes up their work again."""
+        """Forgets the launched steps, for which update() will not be called. The next plan() repeats their work."""
         self._step_time.discarded()
         for sequence in self.state.running:
             sequence.in_flight_tokens = sequence.pending_outputs = 0
 
     def retryable(self, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """The chunks of a discarded step that can be computed again as they are, without their drafts."""
+        """Returns the chunks of a discarded step that can be computed again, without their drafts."""
         running = self.state.running
         left = [chunk for chunk in chunks if chunk.sequence in running]
         return [without_drafts(chunk) for chunk in left if chunk.sequence.computed_tokens == chunk.start]
 
     def _apply(self, chunk: Chunk, ids: list[int], now: float) -> SequenceUpdate | None:
-        """Applies one chunk and its ids; None while the prompt is not complete."""
+        """Applies one chunk and its ids. Returns None if the prompt is not complete yet."""
         sequence = chunk.sequence
         if ids and sequence.constraint is not None and not sequence.constraint.accept(ids[0]):
             self._mark_computed(chunk, 0)

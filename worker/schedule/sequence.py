@@ -1,6 +1,6 @@
-"""A request inside the worker as a few counts; the step that is planned for it, and what that step did to it.
+"""The data of the scheduler: a sequence (a request inside the worker), a planned step, and the results of a step.
 
-Plain data: knows no policy, no queue, no tensors and no clock.
+This is plain data, without policies, queues, tensors or clocks.
 """
 
 import sys
@@ -12,7 +12,7 @@ import msgspec
 
 from shared.messages import Outcome, Sampling
 
-TILE = 16  # rows that a matrix multiplication computes at once
+TILE = 16  # a matrix multiplication computes this many rows at once
 
 Key = tuple[bytes, int]  # (frontend id, request id)
 
@@ -21,11 +21,14 @@ class Constraint(Protocol):
     """The state of a sequence's output in its grammar; `worker/grammar` implements it."""
 
     def accept(self, token: int) -> bool:
-        """Called once for each sampled token that is kept; False: the token does not fit, and `error` says why."""
+        """Adds a sampled token to the output. Called once for each token that is kept.
+
+        Returns False if the token does not fit the grammar; `error` then says why.
+        """
 
     @property
     def ended(self) -> bool:
-        """Nothing more may follow."""
+        """Whether the output is complete, so that no token may follow."""
 
     @property
     def error(self) -> str: ...
@@ -35,24 +38,26 @@ class Drafter(Protocol):
     """Proposes draft tokens for one sequence; see speculation.py."""
 
     def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
-        """At most `limit` tokens that may follow `tokens`, which only ever grow between calls.
+        """Returns at most `limit` tokens that may follow `tokens`. Between calls, `tokens` may only grow.
 
-        cost: the cost of one draft, as a share of what an accepted one saves.
+        cost: the cost of one draft token, as a share of what an accepted one saves.
         """
 
     def record(self, drafted: int, accepted: int) -> None:
-        """The first `accepted` of the last proposal's `drafted` tokens were right."""
+        """Notes that of the `drafted` tokens of the last proposal, the first `accepted` were accepted."""
 
     def stop(self) -> None:
-        """Proposes nothing any more."""
+        """Makes propose() return no tokens from now on."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` is prompt + output; `computed_tokens` of them have K/V in `pages`; the rest is still to be computed.
+    """A request in the scheduler.
 
-    There is no state field. Waiting: no pages, not running. Prefill: more than one token is uncomputed. Decode:
-    exactly one is.
+    `tokens` is prompt + output. The first `computed_tokens` of them have K/V in `pages`; the others have none yet.
+
+    There is no state field. A waiting sequence has no pages. A running sequence with more than one uncomputed token is
+    in prefill, and with exactly one in decode.
     """
 
     # the request
@@ -61,45 +66,45 @@ class Sequence:
     prompt_len: int
     sampling: Sampling
     seed: int
-    arrival: float  # seconds, the loop's clock
+    arrival: float  # seconds of the loop's clock
     cache_salt: str = ""  # only sequences with the same salt share cached prefixes
     group: int = 0  # the same for all sequences of one prompt, see queue.py; 0: no group
     priority: int = 0  # lower goes first
-    deadline: float = float("inf")  # seconds, the loop's clock
+    deadline: float = float("inf")  # seconds of the loop's clock
     tenant: str = ""  # the name of its API key, see fair_queue.py
 
     # progress
-    computed_tokens: int = 0  # tokens with K/V, without those of steps in flight
-    in_flight_tokens: int = 0  # tokens after those, which steps in flight compute
-    pending_outputs: int = 0  # ids, at least, that these steps sample and that the scheduler does not know yet
+    computed_tokens: int = 0  # tokens with K/V, not counting steps in flight
+    in_flight_tokens: int = 0  # the following tokens, which steps in flight compute
+    pending_outputs: int = 0  # ids (at least) that steps in flight sample and the scheduler does not know yet
     constraint: Constraint | None = None
-    drafter: Drafter | None = None  # set when it may have drafts for the first time, see speculation.py
-    plain_from: int = field(init=False)  # with so many tokens or more, only a grammar can adjust its logits
+    drafter: Drafter | None = None  # set before its first draft, see speculation.py
+    plain_from: int = field(init=False)  # from this many tokens on, only a grammar can adjust its logits
 
     # memory
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # C ints, which worker/run/inputs.py copies whole
-    digests: list[bytes] = field(default_factory=list)  # of its full pages, see worker/kv_cache/prefix_cache.py
+    digests: list[bytes] = field(default_factory=list)  # digests of its full pages, see worker/kv_cache/prefix_cache.py
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at its first admission
     charged_tokens: int = 0  # tokens already counted in its tenant's account, see fair_queue.py
 
     # history
     admitted: float = 0.0  # when it first got pages
     first_token: float = 0.0  # when its first token was applied
-    last_token: float = 0.0  # when its latest token was
+    last_token: float = 0.0  # when its latest token was applied
     preemptions: int = 0
-    preempted_for: bool = False  # running sequences were already preempted to admit it
-    crashes: int = 0  # of workers, which it is suspected of having caused
-    resumed: bool = False  # it was admitted by a worker that is gone
-    original_id: int = 0  # its request id at its first worker; 0: this is its first
+    preempted_for: bool = False  # whether running sequences were already preempted to admit it
+    crashes: int = 0  # number of worker crashes that it is suspected of having caused
+    resumed: bool = False  # whether a worker that is gone admitted it before
+    original_id: int = 0  # its request id at its first worker; 0 if this is its first worker
 
     def __post_init__(self) -> None:
         sampling = self.sampling
-        adjusted = sampling.penalized or bool(sampling.logit_bias)  # at every token; min_tokens only at the first
+        adjusted = sampling.penalized or bool(sampling.logit_bias)  # for all tokens; min_tokens: the first ones
         self.plain_from = sys.maxsize if adjusted else self.prompt_len + sampling.min_tokens
 
     @property
     def original_key(self) -> Key:
-        """The key that it had at its first worker."""
+        """The key that the sequence had at its first worker."""
         return self.key[0], self.original_id or self.key[1]
 
     @property
@@ -113,25 +118,26 @@ class Sequence:
 
     @property
     def uncomputed_tokens(self) -> int:
-        """Tokens without K/V; the step that brings this to zero samples the next token."""
+        """The number of tokens without K/V. The step that brings it to zero samples the next token."""
         return len(self.tokens) - self.computed_tokens
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """Compute tokens[start : start + length] of a sequence; a decode is a chunk of one token and its drafts.
+    """A part of a planned step: computes tokens[start : start + length] of a sequence.
 
-    A Struct, not a dataclass: hundreds are made each step, and these cost a tenth and no garbage collection.
+    A decode is a chunk of one token and its drafts. The class is a Struct, not a dataclass: each step makes hundreds of
+    chunks, and Structs cost a tenth and no garbage collection.
     """
 
     sequence: Sequence
     start: int
     length: int
-    samples: bool  # it reaches the end of the tokens, so the next one is sampled from its last row
-    drafts: tuple[int, ...] = ()  # proposed next tokens: computed in this step, and sampled from as well
+    samples: bool  # whether the next token is sampled from its last row, which is the end of the tokens
+    drafts: tuple[int, ...] = ()  # proposed next tokens: computed in this step, and their rows are sampled too
 
     @property
     def rows(self) -> int:
-        """How many ids are sampled: one, and one after each draft as if all drafts before it were right."""
+        """How many ids are sampled: one, and one more after each draft, as if all drafts up to it were right."""
         return self.samples + len(self.drafts)
 
 
@@ -141,7 +147,7 @@ Row = tuple[Sequence, int]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, one forward: decodes first, then prompt chunks."""
+    """A planned step, computed in one forward: decodes first, then prompt chunks."""
 
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
@@ -176,8 +182,8 @@ class Plan:
 
 
 class SequenceUpdate(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """What a step did to one sequence. A prompt that is not complete yet gets none."""
+    """The result of a step for one sequence. There is none for a prompt that is not complete yet."""
 
     sequence: Sequence
-    tokens: list[int]  # new ones; empty when the sequence ends without one, as with max_tokens 0
-    outcome: Outcome | None  # None: it goes on
+    tokens: list[int]  # new tokens; empty if the sequence ends without one, as with max_tokens 0
+    outcome: Outcome | None  # None if the sequence continues

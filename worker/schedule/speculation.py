@@ -1,13 +1,13 @@
-"""Speculative decoding from the sequence's own text: draft tokens, and how many of them are worth computing.
+"""Speculative decoding: proposes draft tokens from the text of the sequence itself, if they are worth computing.
 
-Text repeats itself: names, quotations, code, answers about a document. A draft is what followed the same few tokens the
-last time. Drafts are computed in the same step as the token that they follow: a step of few rows takes hardly longer
-with a few more, as most of its time goes into reading weights. A draft is accepted only if it is the very id that was
-sampled for its place, and logits and random numbers are the same bits with and without it; so drafts change speed and
-nothing else, and a rejected one cost a row.
+Text repeats itself: names, quotations, code, answers about a document. The drafts are the tokens that followed the last
+occurrence of the same few tokens. They are computed in the same step as the token that they follow. A step of few rows
+takes hardly longer with a few more rows, because most of its time goes into reading weights. A draft is accepted only
+if it equals the id that is sampled for its position, and the bits of logits and random numbers do not depend on drafts.
+Drafts therefore change nothing but the speed, and a rejected draft costs one row.
 
-Drafts take nothing from other sequences: they use the rows that are left of a tile in a step without prompt chunks, and
-the slots that are left in a sequence's last page. K/V that a rejected draft wrote is overwritten before it is read.
+Drafts take nothing from other sequences: they use the free rows of a tile in a step without prompt chunks, and the free
+slots in the last page of a sequence. K/V that a rejected draft has written is overwritten before it is read.
 """
 
 from itertools import takewhile
@@ -18,15 +18,15 @@ from worker.schedule.sequence import TILE, Chunk, Sequence
 
 ROW_COST = 1 / 40  # cost of one more row, as a share of a step
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
-INDEXED_PER_STEP = 1024  # most tokens that are indexed at once: a long prompt is indexed over several steps
+INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
-INITIAL_ACCEPTANCE = 0.5  # the assumed acceptance rate before anything was drafted
+INITIAL_ACCEPTANCE = 0.5  # the acceptance rate that is assumed before the first draft
 LEARNING_RATE = 1 / 4  # how far one accepted or rejected draft moves the rate
-RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves it back, so that drafts are tried again
+RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves the rate back, to try drafts again
 
 
 class Speculation:
-    """Adds drafts to a step's decodes, at most `config.max_draft_tokens` to one sequence (0: none)."""
+    """Adds drafts to the decodes of a step, at most `config.max_draft_tokens` per sequence."""
 
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.draft_tokens = 0
@@ -36,11 +36,14 @@ class Speculation:
         self._rows = min(TILE, config.max_step_tokens)
 
     def add_drafts(self, decodes: list[Chunk]) -> list[Chunk]:
-        """The same decodes, all of a step, with drafts where possible; each has the same share of the free rows."""
+        """Returns the decodes with drafts where possible. Each decode may use the same share of the free rows.
+
+        decodes: all chunks of the step.
+        """
         free = self._rows - len(decodes)
         if not self._config.max_draft_tokens or free <= 0:
             return decodes
-        cost = ROW_COST * len(decodes)  # the step yields so many tokens, and would yield one more
+        cost = ROW_COST * len(decodes)  # the step yields one token per decode; an accepted draft adds one
         extended = []
         for left, chunk in zip(range(len(decodes), 0, -1), decodes, strict=True):
             limit = min(free // left, self._limit(chunk.sequence)) if chunk.samples else 0
@@ -61,7 +64,10 @@ class Speculation:
         return sequence.drafter.propose(sequence.tokens, limit, cost)
 
     def _limit(self, sequence: Sequence) -> int:
-        """Most drafts: the step samples one token more than that, which may not exceed the sequence's length."""
+        """Returns how many drafts a sequence may have in this step.
+
+        The step samples one token more than it has drafts, and all of them must fit in the maximum length.
+        """
         if not sequence.output_len or sequence.in_flight_tokens or not _may_draft(sequence):
             return 0
         length, config = len(sequence.tokens), self._config
@@ -71,13 +77,13 @@ class Speculation:
 
 
 def accepted_ids(ids: list[int], drafts: tuple[int, ...]) -> list[int]:
-    """The sampled ids whose preceding tokens are right: up to the first one that differs from its draft."""
+    """Returns the valid sampled ids: those up to and including the first that differs from its draft."""
     right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, drafts, strict=False)))
     return ids[: right + 1]
 
 
 def without_drafts(chunk: Chunk) -> Chunk:
-    """The chunk for a second try: without drafts, of which its sequence gets no more."""
+    """Returns the chunk without its drafts, for a retry. Its sequence gets no more drafts."""
     if not chunk.drafts:
         return chunk
     if chunk.sequence.drafter is not None:
@@ -86,18 +92,22 @@ def without_drafts(chunk: Chunk) -> Chunk:
 
 
 def _may_draft(sequence: Sequence) -> bool:
-    """Whether its rows can be sampled without knowing the ids of the rows before; and no crash is suspected of it."""
+    """Whether the sequence may have drafts.
+
+    True if each row can be sampled without knowing the ids of earlier rows, and the sequence is not suspected of having
+    crashed a worker.
+    """
     sampling = sequence.sampling
     independent = sequence.constraint is None and not sampling.penalized and sampling.logprobs is None
     return independent and not sequence.crashes
 
 
 class NgramDrafter:
-    """Drafts for one sequence. Its cost a step does not grow with the sequence, and is tiny while it is wrong."""
+    """Proposes drafts for a sequence. The cost per step does not grow with the sequence, and is tiny if drafts fail."""
 
     def __init__(self) -> None:
         self._indexes = [NgramIndex(length) for length in NGRAM_LENGTHS]
-        self._last = self._indexes[0]  # the index of the last proposal
+        self._last = self._indexes[0]  # the index that made the last proposal
 
     def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
         for index in self._indexes:
@@ -106,7 +116,7 @@ class NgramDrafter:
             if position is not None:
                 self._last = index
                 following = tokens[position : position + count]
-                return tuple((following * count)[:count])  # where that is shorter, it is repeated
+                return tuple((following * count)[:count])  # if the text that follows is too short, it is repeated
         return ()
 
     def record(self, drafted: int, accepted: int) -> None:
@@ -117,16 +127,19 @@ class NgramDrafter:
 
 
 class NgramIndex:
-    """Maps every `length` tokens in a row to the position after their last occurrence; knows its acceptance rate."""
+    """Maps each n-gram of `length` tokens to the position after its last occurrence, and tracks its acceptance rate."""
 
     def __init__(self, length: int) -> None:
         self.acceptance = INITIAL_ACCEPTANCE
         self._length = length
         self._next = length  # the next position to be indexed
-        self._after: dict[tuple[int, ...], int] = {}  # the position behind an n-gram
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram → the position after it
 
     def find(self, tokens: list[int]) -> int | None:
-        """The position in `tokens` of what followed its last n-gram before; `tokens` only ever grow."""
+        """Returns the position after the previous occurrence of the last n-gram of `tokens`, or None.
+
+        Between calls, `tokens` may only grow.
+        """
         length = self._length
         for position in range(self._next, min(len(tokens), self._next + INDEXED_PER_STEP)):
             self._after[tuple(tokens[position - length : position])] = position
@@ -134,11 +147,11 @@ class NgramIndex:
         return self._after.get(tuple(tokens[-length:]))
 
     def draft_length(self, limit: int, cost: float) -> int:
-        """How many tokens to draft: a draft is worth it if its probability of being accepted is above `cost`."""
+        """Returns how many tokens to draft. A draft is worth it if its probability of acceptance is above `cost`."""
         count, probability = 0, self.acceptance
         while count < limit and probability > cost:
             count += 1
-            probability *= self.acceptance  # it is accepted only if all before it are
+            probability *= self.acceptance  # a draft is accepted only if all drafts before it are
         if not count:
             self.acceptance += (INITIAL_ACCEPTANCE - self.acceptance) * RECOVERY_RATE
         return count

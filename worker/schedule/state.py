@@ -1,6 +1,6 @@
-"""The live sequences of one worker: which of them wait, which run, and which pages the running ones own.
+"""Holds the live sequences of one worker: which of them wait, which run, and which pages the running ones own.
 
-Counts only. scheduler.py decides what a step computes and applies what came of it.
+scheduler.py decides what a step computes, and applies the results.
 """
 
 from typing import NamedTuple
@@ -14,25 +14,25 @@ from worker.schedule.sequence import Key, Sequence
 
 
 class SchedulerStatus(NamedTuple):
-    """Present sizes, and totals since the start. May be read from another thread."""
+    """The present counts of the scheduler, and totals since the start. Other threads may read it."""
 
     running: int  # sequences
     waiting: int  # sequences
     waiting_tokens: int
     preemptions: int
-    prefill_tokens: int  # computed for prompts, and again for preempted sequences
+    prefill_tokens: int  # tokens computed for prompts, and again for preempted sequences
     generation_tokens: int
     draft_tokens: int
     accepted_tokens: int  # draft tokens that were accepted
-    prefix_queries: int  # tokens looked up in the prefix cache: those of a sequence each time it gets pages
+    prefix_queries: int  # tokens looked up in the prefix cache: all tokens of a sequence each time it gets pages
     prefix_hits: int
     prefill_budget: PrefillBudget
 
 
 class SchedulerState:
-    """Every live sequence either waits (no pages) or runs (owns its pages).
+    """Holds every live sequence, which either waits and has no pages, or runs and owns its pages.
 
-    reuses_pages: whether a sequence that is preempted finds its pages again, in the prefix cache.
+    reuses_pages: whether a preempted sequence can find its pages again in the prefix cache.
     """
 
     def __init__(self, config: SchedulerConfig, pool: PagePool, *, reuses_pages: bool) -> None:
@@ -45,7 +45,7 @@ class SchedulerState:
         self.preemptions = 0
 
     def join(self, sequence: Sequence, now: float) -> bool:
-        """Moves a waiting sequence to the running ones; False if the pages of all its tokens do not fit."""
+        """Lets a waiting sequence run. Returns False if there are not enough pages for all its tokens."""
         if not self.paging.claim(sequence, alone=not self.running):
             return False
         self.queue.remove(sequence)
@@ -57,7 +57,7 @@ class SchedulerState:
         return True
 
     def preempt(self, sequence: Sequence, now: float) -> None:
-        """Moves a running sequence to the front of the queue; an id in flight for it will be sampled again."""
+        """Moves a running sequence to the front of the queue. If an id is in flight for it, the id is sampled again."""
         del self.running[sequence]
         self.paging.free(sequence)
         sequence.computed_tokens = sequence.in_flight_tokens = sequence.pending_outputs = 0
@@ -68,7 +68,7 @@ class SchedulerState:
     def leave(self, sequence: Sequence) -> None:
         """Removes a sequence for good.
 
-        Its pages are free at once: a step in flight may still write to them, but every later step comes after it.
+        Its pages are free at once. A step in flight may still write to them, but every later step runs after it.
         """
         del self.live[sequence.key]
         sequence.drafter = None  # a caller may keep the sequence for a while
@@ -84,9 +84,10 @@ class SchedulerState:
             self.queue.tenants.clear()
 
     def outcome(self, sequence: Sequence) -> Outcome | None:
-        """How the tokens so far end the sequence; None: they do not. Eos goes before a stop id, that before the length.
+        """Returns how the tokens so far end the sequence, or None if they do not end it.
 
-        The end of a grammar is an eos even with ignore_eos: nothing could follow.
+        Eos takes precedence over a stop id, and a stop id over the length. The end of a grammar counts as an eos even
+        with ignore_eos, because nothing could follow.
         """
         if sequence.constraint is not None and sequence.constraint.ended:
             return Outcome.EOS
@@ -100,7 +101,7 @@ class SchedulerState:
         return Outcome.LENGTH if self.at_max_length(sequence, len(tokens)) else None
 
     def at_max_length(self, sequence: Sequence, length: int) -> bool:
-        """Whether the sequence ends with so many tokens, whatever they are."""
+        """Whether the sequence ends when it has `length` tokens, whatever the tokens are."""
         return length - sequence.prompt_len >= sequence.sampling.max_tokens or length >= self.config.max_seq_len
 
     def check(self) -> None:

@@ -1,5 +1,5 @@
-"""The worker's end of the wire.
+"""Connects the worker with the frontends over ZeroMQ.
 
 server              the ZeroMQ sockets, on an I/O thread
-auth                which public keys may connect
+auth                decides which public keys may connect
 """

@@ -1,7 +1,8 @@
-"""Authenticates connections over tcp://: answers ZeroMQ's requests to check the key of each one (ZAP, RFC 27).
+"""Authenticates connections over tcp://: ZeroMQ asks it to check the public key of each connection (ZAP, RFC 27).
 
-Lives in the I/O thread. The folder of allowed keys is read at every request, so that a key is valid as soon as its file
-is there. ZeroMQ asks once a connection: later messages of a key whose file was removed are dropped (`is_allowed`).
+It runs in the I/O thread. It reads the folder of allowed keys for every check, so that a key is valid as soon as its
+file exists. ZeroMQ asks only once per connection. If the file of a key is removed later, `is_allowed` rejects the
+messages that still come over its connection.
 """
 
 import logging
@@ -15,22 +16,22 @@ from shared.curve import allowed_keys
 log = logging.getLogger("sluice.transport")
 
 ENDPOINT = "inproc://zeromq.zap.01"
-MAX_LOGGED = 64  # refused keys whose first refusal is logged
+MAX_LOGGED = 64  # how many refused keys are logged, each only once
 
 
 @dataclass(slots=True)
 class Authenticator:
-    """Open it before the sockets that it protects are bound."""
+    """Checks the keys of connections. Must be opened before the sockets that it protects are bound."""
 
     wire: WireConfig
     socket: zmq.Socket[bytes]
-    refused: int = 0  # connections and messages
+    refused: int = 0  # number of refused connections and messages
     _allowed: set[str] = field(default_factory=set)  # as of the last `refresh`
     _logged: set[bytes] = field(default_factory=set)
 
     @classmethod
     def open(cls, context: zmq.Context[zmq.Socket[bytes]], wire: WireConfig) -> "Authenticator | None":
-        """None where no key is needed."""
+        """Opens an authenticator. Returns None if the settings require no keys."""
         if wire.insecure or not wire.requests.startswith("tcp://"):
             return None
         socket: zmq.Socket[bytes] = context.socket(zmq.REP)
@@ -39,11 +40,11 @@ class Authenticator:
         return cls(wire, socket)
 
     def refresh(self) -> None:
-        """Reads the folder; called a few times a second."""
+        """Reads the folder of allowed keys. Called a few times a second."""
         self._allowed = {key.decode() for key in allowed_keys(self.wire)}
 
     def is_allowed(self, frames: list[zmq.Frame]) -> bool:
-        """Whether the key of the connection that a message came over is still allowed."""
+        """Whether the key of the connection that delivered this message is still allowed."""
         try:
             allowed = bool(frames) and frames[-1].get("User-Id") in self._allowed
         except zmq.ZMQError:
@@ -52,7 +53,7 @@ class Authenticator:
         return allowed
 
     def answer(self) -> None:
-        """Answers all of ZeroMQ's pending requests."""
+        """Answers all pending requests of ZeroMQ to check a key."""
         from zmq.utils import z85
 
         while True:
@@ -65,7 +66,7 @@ class Authenticator:
             allowed = key.decode() in self._allowed
             if not allowed:
                 self._refuse(key, address.decode("ascii", "replace"))
-            # 300: the handshake times out and the peer tries again; after 400 it would not
+            # After 300 the handshake times out and the peer retries; after 400 it would not retry.
             verdict = (b"200", b"OK", key) if allowed else (b"300", b"unknown key", b"")
             self.socket.send_multipart((version, request, *verdict, b""))
 

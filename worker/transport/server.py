@@ -1,4 +1,4 @@
-"""The worker's end of the wire: an I/O thread that owns both sockets, so that the worker answers while it computes.
+"""Connects the worker with the frontends: an I/O thread owns both sockets, so that it answers during a long step.
 
 The compute loop reads `inbox` and calls `publish`; it never touches a socket and never waits for one. The thread
 answers handshakes, keeps leases, numbers frames, and broadcasts Status with the age of the loop's last progress.
@@ -7,7 +7,8 @@ answers handshakes, keeps leases, numbers frames, and broadcasts Status with the
                  ◄──inbox, awake─────────────── I/O thread ─────┤
                  ──snapshot, progress──────────►               └─ XPUB  ──► frontends
 
-A frame that a frontend cannot take is dropped and its number skipped: the frontend sees the gap and resyncs.
+If a frontend does not keep up, a frame for it is dropped and its number is skipped. The frontend sees the gap and
+resyncs.
 """
 
 import logging
@@ -32,15 +33,15 @@ log = logging.getLogger("sluice.transport")
 
 STATUS_INTERVAL_S = 0.2
 MAX_READS = 1000  # messages read from one socket before the others are polled
-MAX_INBOX = 1 << 16  # messages; more stay with their senders
+MAX_INBOX = 1 << 16  # messages; further ones are not read, and wait with their senders
 MAX_FRONTENDS = 1024
 POLL_MS = 100
-MAX_LEASE_IDS = 1 << 16  # a Lease with more ids is renewed, but frees nothing
+MAX_LEASE_IDS = 1 << 16  # a Lease with more ids renews the lease, but aborts no requests
 
 
 @dataclass(frozen=True, slots=True)
 class FrontendGone:
-    """In the inbox: a frontend left or fell silent; its requests are to be freed."""
+    """A message in the inbox: a frontend disconnected or fell silent, so its requests must be aborted."""
 
 
 @dataclass(slots=True)
@@ -49,22 +50,22 @@ class FrontendPeer:
 
     pid: int
     last_seen: float
-    seq: int = 0  # of the next Step
-    streams: int = 0  # as of its latest Lease
+    seq: int = 0  # sequence number of the next Step
+    streams: int = 0  # number of live requests in its latest Lease
 
 
 @dataclass(slots=True)
 class WireCounters:
-    """Events since the process started."""
+    """Counts events since the process started."""
 
-    garbage: int = 0  # frames that are no valid request
-    unsent: int = 0  # frames that a frontend could not take
-    reaped: int = 0  # frontends that left or fell silent
+    garbage: int = 0  # frames that are not valid requests
+    unsent: int = 0  # frames dropped because a frontend did not keep up
+    reaped: int = 0  # frontends that disconnected or fell silent
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The contents of Welcome; complete once the model is loaded."""
+    """What a Welcome says about this worker. `limits` is None until the model is loaded."""
 
     epoch: int
     model: str
@@ -74,12 +75,15 @@ class Identity:
 
 @dataclass(slots=True)
 class WireServer:
-    """Start it before loading the model, so that `/ready` on every frontend shows the progress."""
+    """Owns the sockets and the I/O thread.
+
+    Start it before loading the model, so that `/ready` on every frontend shows the progress.
+    """
 
     wire: WireConfig
     identity: Identity
     lease_timeout: float  # seconds
-    snapshot: Callable[[], m.Status]  # makes Status; called in the I/O thread
+    snapshot: Callable[[], m.Status]  # makes a Status; called in the I/O thread
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     inbox: deque[tuple[bytes, m.Request | FrontendGone]] = field(default_factory=deque)
     awake: threading.Event = field(default_factory=threading.Event)
@@ -87,8 +91,8 @@ class WireServer:
     progressed_at: float = field(default_factory=time.monotonic)  # when the compute loop last made progress
     counters: WireCounters = field(default_factory=WireCounters)
     _peers: dict[bytes, FrontendPeer] = field(default_factory=dict)
-    _subscribers: Counter[bytes] = field(default_factory=Counter)  # connections of each topic
-    _other_versions: deque[bytes] = field(default_factory=lambda: deque(maxlen=64))  # frontends already logged
+    _subscribers: Counter[bytes] = field(default_factory=Counter)  # number of connections per topic
+    _other_versions: deque[bytes] = field(default_factory=lambda: deque(maxlen=64))  # already logged
     _outbox: deque[tuple[bytes, m.Step]] = field(default_factory=deque)
     _wakeup: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
     _last_progress: int = 0
@@ -101,7 +105,7 @@ class WireServer:
     _xpub: zmq.Socket[bytes] = field(init=False)
 
     def totals(self) -> dict[str, int]:
-        """The counts for /metrics, by their names there."""
+        """Returns the totals that /metrics shows, by their names there."""
         return {
             "wire_garbage": self.counters.garbage,
             "wire_unsent": self.counters.unsent,
@@ -110,7 +114,7 @@ class WireServer:
         }
 
     def status(self) -> m.Status:
-        """The worker as it is now, with its frontends and the age of its progress; may be called from any thread."""
+        """Returns the present Status, with the frontends and the age of the last progress. Any thread may call this."""
         peers = tuple(
             m.ConnectedFrontend(id.hex(), peer.pid, peer.streams, peer.seq) for id, peer in list(self._peers.items())
         )
@@ -120,7 +124,7 @@ class WireServer:
     # called by the compute loop
 
     def start(self) -> None:
-        """Binds the sockets and starts the thread. Raises ConfigError when an address is taken or not protected."""
+        """Binds the sockets and starts the I/O thread. Raises ConfigError when an address is taken or not protected."""
         self._authenticator = Authenticator.open(self._context, self.wire)
         self._router = bind(self._context, zmq.ROUTER, self.wire.requests, self.wire)
         self._xpub = bind(self._context, zmq.XPUB, self.wire.events, self.wire)
@@ -128,31 +132,31 @@ class WireServer:
         self._thread.start()
 
     def progress(self) -> None:
-        """The compute loop has made progress."""
+        """Notes that the compute loop has made progress."""
         self.progressed_at = time.monotonic()
         self.heartbeat.progress()
 
     def publish(self, topic: bytes, step: m.Step) -> None:
-        """Queues a frame; it gets its number when it is sent."""
+        """Queues a frame. The I/O thread numbers it when it sends it."""
         self._outbox.append((topic, step))
 
     def flush(self) -> None:
-        """Wakes the I/O thread, so that it sends what was published."""
+        """Wakes the I/O thread, so that it sends the queued frames."""
         os.eventfd_write(self._wakeup, 1)
 
     def refresh(self) -> None:
-        """Broadcasts Status now, because others wait for the change."""
+        """Has Status broadcast at once, for frontends that wait for a change."""
         self._status_due = 0.0
         self.flush()
 
     def wait(self, timeout: float) -> None:
-        """Waits until something is in the inbox, or for `timeout` seconds."""
+        """Waits until the inbox holds a message or `awake` is set, but at most `timeout` seconds."""
         if not self.inbox:
             self.awake.wait(timeout)
         self.awake.clear()
 
     def close(self) -> None:
-        """Sends what was published and a last Status, then ends the thread."""
+        """Sends the queued frames and a last Status, then ends the thread and closes the sockets."""
         self._stop = True
         self.flush()
         if self._thread is not None:
@@ -297,7 +301,10 @@ class WireServer:
                 self._count_subscribers(message[1:], 1 if message[0] else -1)
 
     def _count_subscribers(self, id: bytes, change: int) -> None:
-        """Counts connections: a frontend that reconnected is not gone when its old connection breaks."""
+        """Counts the connections of a frontend, and removes the frontend when the last one is gone.
+
+        A frontend that has reconnected therefore stays when its old connection breaks.
+        """
         self._subscribers[id] += change
         if self._subscribers[id] <= 0:
             del self._subscribers[id]
