@@ -16,7 +16,7 @@ LogprobsByOffset = dict[int, TokenLogprob]
 
 
 class Choice:
-    """Turns batches into deltas until it is `done`; then `finish` says how it ended, None after a failure."""
+    """Turns batches into deltas until it is `done`. `finish` then says how it ended; it is None after a failure."""
 
     __slots__ = (
         "_echo", "_index", "_output_logprobs", "_prompt", "_prompt_logprobs", "_released", "_request", "_text",
@@ -52,7 +52,7 @@ class Choice:
         self._echo = ids, texts
 
     def add(self, batch: Batch) -> Delta | None:
-        """The delta that the batch makes certain; None when there is none yet."""
+        """Returns the delta that the batch makes certain; None if there is none yet."""
         for logprobs in batch.logprobs:
             self._store(logprobs, self._prompt_logprobs if logprobs.prompt else self._output_logprobs)
         end = batch.end
@@ -96,9 +96,9 @@ class Choice:
         return delta
 
     def timings(self, end: End | None) -> Timings:
-        """The worker's timings.
+        """Returns the worker's timings.
 
-        end: None when a stop string ended the choice: its timings count from its first token then
+        end: None if a stop string ended the choice; its timings then count from its first token
         """
         if end is not None:
             return end.timings
@@ -112,7 +112,7 @@ class Choice:
             into[logprobs.start + i] = TokenLogprob(-1, logprob, top)
 
     def _take_logprobs(self, logprobs: LogprobsByOffset, ids: list[int], start: int) -> list[TokenLogprob]:
-        """Removes and returns one per id; NaN for a token that was never scored (a prompt's first)."""
+        """Removes and returns one log-probability per id: NaN for a token that was never scored (a prompt's first)."""
         taken = [logprobs.pop(start + i, None) for i in range(len(ids))]
         return [
             TokenLogprob(id, math.nan) if entry is None else TokenLogprob(id, entry.logprob, entry.top)

@@ -1,7 +1,7 @@
 """An admitted request: its choices, polled for what has arrived, until every choice has ended or one has failed.
 
-Knows tokens and text; knows neither an API format nor a socket. Each poll returns one list for all that has arrived: a
-client that reads slowly, or a busy loop, makes the pieces larger and not more.
+Knows tokens and text; knows neither an API format nor a socket. Each poll returns one list of everything that has
+arrived: if the client reads slowly or the event loop is busy, the lists get longer, and there are not more of them.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from shared.messages import End, Outcome
 
 
 class RequestMetrics:
-    """What the service reports about its requests, in under a microsecond a call; this one keeps nothing."""
+    """Receives what the service reports about its requests, in under a microsecond a call. This base class drops it."""
 
     def admitted(self, prompt_tokens: int) -> None: ...
     def first_tokens(self, seconds: float, tokens: int) -> None: ...
@@ -64,7 +64,7 @@ class Generation:
         live.add(self)
 
     def fail_after(self, seconds: float) -> None:
-        """Fails the request if it has not ended by then, whatever state its worker is in."""
+        """Fails the request if it has not ended after `seconds`, whatever state its worker is in."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, deadline_error())
 
     def fail(self, error: SluiceError) -> None:
@@ -73,7 +73,7 @@ class Generation:
         self._pool.abort([choice.stream for choice in self.choices])
 
     def close(self, reason: str = "client") -> None:
-        """Idempotent and immediate. Aborts every choice that has not ended, and counts it under `reason`."""
+        """Aborts every choice that has not ended, and counts it under `reason`. Idempotent; never waits."""
         if self not in self._live:
             return
         self._live.discard(self)
@@ -94,7 +94,7 @@ class Generation:
         self._schedule_notify()
 
     def _schedule_notify(self) -> None:
-        """Notifies once in a turn of the loop, however much arrives."""
+        """Schedules one `_notify` for the next turn of the loop, however much arrives."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._notify)
@@ -104,7 +104,7 @@ class Generation:
         self._callback()
 
     def poll(self) -> list[Delta]:
-        """All deltas since the last call, perhaps none. With the last ones it sets `ended`, and closes the generation.
+        """Returns all deltas since the last call, perhaps none. With the last ones, sets `ended` and closes itself.
 
         The generation ends when every choice has its finish, or when one failed: then `error` says why.
         """
@@ -134,7 +134,7 @@ class Generation:
         return deltas
 
     async def deltas(self) -> AsyncGenerator[list[Delta]]:
-        """Awaits each list of deltas that is not empty.
+        """Yields each list of deltas that is not empty.
 
         Raises:
             SluiceError: a choice failed; its last deltas have been yielded before.
@@ -180,7 +180,7 @@ def deadline_error(message: str = "") -> DeadlineExceeded:
 
 
 def error_of(end: End) -> SluiceError:
-    """The error that a client gets for an end without success."""
+    """Returns the error that a client gets for an end without success."""
     match end.outcome:
         case Outcome.DEADLINE:
             return deadline_error(end.error)

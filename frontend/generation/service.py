@@ -25,8 +25,8 @@ from frontend.workers.status import DRAINING, Readiness, not_ready
 from frontend.workers.stream import Stream
 from shared.messages import Sampling
 
-DRAINING_RETRY_S = 5.0  # until another server may have taken over
-HANDSHAKE_S = 0.5  # for a worker that may be ready at any moment
+DRAINING_RETRY_S = 5.0  # the Retry-After while draining: another server may have taken over by then
+HANDSHAKE_S = 0.5  # how long a request waits for a worker that may be ready at any moment
 POLL_S = 0.02  # how often it checks for the end of the handshake, or of the last request of a drain
 
 
@@ -60,14 +60,14 @@ class Service:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises Overloaded until it is loaded."""
+        """The tokenizer. Raises Overloaded until it is loaded."""
         if not self._tokenizer.done() or self._tokenizer.cancelled() or self._tokenizer.exception() is not None:
             raise Overloaded(f"not ready: {self.readiness.text}", code="not_ready", retry_after=1.0)
         return self._tokenizer.result()
 
     async def wait_for_handshake(self) -> None:
-        """Waits, for HANDSHAKE_S at most, while the tokenizer loads or the handshake with the workers goes on: another
-        frontend of the same port may be ready already and have answered so.
+        """Waits, for HANDSHAKE_S at most, while the tokenizer loads or the handshake with the workers goes on.
+        Another frontend on the same port may already have told the client that the server is ready.
 
         Raises:
             Overloaded: requests still cannot be served.
@@ -86,13 +86,13 @@ class Service:
             raise Overloaded(f"not ready: {readiness.text}", code=readiness.code, retry_after=retry_after)
 
     async def start(self, request: GenerationRequest, arrived_at: float | None = None) -> "Generation":
-        """Returns when all sequences are admitted.
+        """Submits the sequences of a request, and returns when all are admitted.
 
-        arrived_at: when the request arrived, by `time.perf_counter()`; None: now
+        arrived_at: when the request arrived, by `time.perf_counter()`; None means now
 
         Raises:
             Overloaded, Unprocessable: a sequence was refused; those already admitted are aborted.
-            DeadlineExceeded: `deadline_ms`, counted from `arrived_at`, passed before.
+            DeadlineExceeded: `deadline_ms`, counted from `arrived_at`, passed before all were admitted.
         """
         self._check_ready()
         arrived_at = time.perf_counter() if arrived_at is None else arrived_at
@@ -157,12 +157,12 @@ class Service:
 
 
 def _time_left(request: GenerationRequest, arrived_at: float) -> float:
-    """Seconds until the request's deadline."""
+    """Returns the seconds until the request's deadline."""
     return arrived_at + request.deadline_ms / 1e3 - time.perf_counter()
 
 
 def _sampling(sampling: Sampling, n: int) -> Sampling:
-    """Choice `n` of a prompt has the given seed plus `n`."""
+    """Returns the sampling of a prompt's choice `n`: its seed is the given seed plus `n`."""
     if sampling.seed is None or n == 0:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + n) % (1 << 64))

@@ -87,7 +87,7 @@ class LogEntry(msgspec.Struct, gc=False):
 
 
 def entry_of(record: RequestRecord) -> LogEntry:
-    """The log entry of a request that ends now."""
+    """Returns the log entry of a request that ends now."""
     entry = LogEntry(
         datetime.now(UTC).isoformat(timespec="milliseconds"), record.request_id, record.method, record.path,
         record.status, record.outcome or "finished", record.error, record.tenant or None,
@@ -122,18 +122,18 @@ def _add_generation(entry: LogEntry, generation: Generation, began_at: float) ->
 
 
 def _timings(choice: Choice) -> Timings:
-    """The worker's times; those sent with the first token if the frontend ended the choice."""
+    """Returns the worker's times; those sent with the first token if the frontend ended the choice."""
     end = choice.stream.end
     return choice.timings(end if end is not None and end.timings != NO_TIMINGS else None)
 
 
 def as_json(entry: LogEntry) -> bytes:
-    """The line of `--access-log json`."""
+    """Encodes the line of `--access-log json`."""
     return _encode(entry) + b"\n"
 
 
 def as_text(entry: LogEntry) -> bytes:
-    """The line of `--access-log text`; empty for a successful probe, scrape or playground file."""
+    """Encodes the line of `--access-log text`; empty for a successful probe, scrape or playground file."""
     if entry.outcome == "finished" and (entry.path in QUIET_PATHS or entry.path.startswith("/web/")):
         return b""
     path = entry.path if entry.path.isprintable() else ascii(entry.path)
@@ -165,7 +165,7 @@ class AccessLog:
 
 
 def access_log(config: FrontendConfig) -> AccessLog | None:
-    """The log of `--access-log`: `text` on stderr among log lines of level info, or `json` on stdout."""
+    """Opens the log of `--access-log`: `text` on stderr among log lines of level info, or `json` on stdout."""
     if config.access_log == "json":
         return AccessLog(as_json, NonBlockingWriter(sys.__stdout__.fileno() if sys.__stdout__ else 1))
     if config.access_log == "text" and config.log_level in ("debug", "info"):

@@ -1,4 +1,7 @@
-"""Hooks called for each request that has ended: access log, counts by API key, traces. Their errors never reach it."""
+"""Hooks called for each request that has ended: access log, counts by API key, traces.
+
+Their errors never reach the request.
+"""
 
 import logging
 import os
@@ -41,7 +44,7 @@ class EndHooks:
 
 
 def end_hooks(config: FrontendConfig, metrics: PrometheusMetrics) -> EndHooks:
-    """The hooks of the settings. Raises ConfigError when traces are requested and cannot be sent."""
+    """Creates the hooks that the settings ask for. Raises ConfigError when traces are requested and cannot be sent."""
     hooks = EndHooks()
     hooks.add(lambda entry, record: metrics.request_ended(entry.key, entry.prompt_tokens, entry.completion_tokens))
     if (access := access_log(config)) is not None:
@@ -52,7 +55,8 @@ def end_hooks(config: FrontendConfig, metrics: PrometheusMetrics) -> EndHooks:
 
 
 def _add_tracing(hooks: EndHooks, endpoint: str) -> None:
-    """Failure is an error for the flag, but only a warning for the environment variable, which other programs share."""
+    """Adds the tracing hook. If it fails, that is an error if the flag asked for tracing, but only a warning if the
+    environment variable did, which other programs share."""
     try:
         from frontend.observability.tracing import Tracing  # loaded on demand, because it imports a lot
 

@@ -2,7 +2,7 @@
 
 Workers export what they compute; no name is exported by both. Observations are additions in plain Python; `flush`
 carries them over to prometheus-client once a second and at every scrape. With PROMETHEUS_MULTIPROC_DIR set (before
-prometheus-client is imported) the values lie in files of that folder, so that any frontend answers for all of them, and
+prometheus-client is imported) the values lie in files of that folder, so that any frontend reports for all of them, and
 the counts of a process that died remain.
 """
 
@@ -40,7 +40,7 @@ class BulkHistogram(Histogram):
     """A histogram that also takes many observations at once."""
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """`counts[i]` observations fell into bucket i (the last is +Inf); their sum is `total`."""
+        """Adds `counts[i]` observations to bucket i (the last is +Inf); the sum of their values is `total`."""
         for value, count in zip(self._buckets, counts, strict=True):
             if count:
                 value.inc(count)
@@ -49,7 +49,7 @@ class BulkHistogram(Histogram):
 
 
 class BufferedHistogram:
-    """Observations of one histogram until the next flush."""
+    """Holds the observations of one histogram until the next flush."""
 
     __slots__ = ("_bounds", "_counts", "_histogram", "_total")
 
@@ -144,7 +144,7 @@ class PrometheusMetrics(RequestMetrics):
         self._refused.labels(reason).inc()
 
     def request_ended(self, key: str | None, prompt_tokens: int | None, generation_tokens: int | None) -> None:
-        """An HTTP request has ended. `key`: name of its API key; None: the server has no keys."""
+        """Counts an HTTP request that has ended. `key` is the name of its API key, None if the server has no keys."""
         if key is not None:
             counts = self._new_by_key.get(key)
             if counts is None:
@@ -160,7 +160,7 @@ class PrometheusMetrics(RequestMetrics):
     # reading
 
     def flush(self, wire: WireCounters) -> None:
-        """Carries over what was observed since the last call; the counts of `wire` only grow."""
+        """Carries what was observed since the last call over to prometheus-client; the counts of `wire` only grow."""
         for histogram in self._histograms:
             histogram.flush()
         prompt, generation = self._new_tokens
@@ -177,7 +177,7 @@ class PrometheusMetrics(RequestMetrics):
             setattr(self._flushed_wire, name, count)
 
     def text(self, wire: WireCounters, workers: Sequence[WorkerStatus]) -> bytes:
-        """Prometheus' text format: the counts of all frontends that share the folder, and this one's gauges."""
+        """Returns Prometheus' text format: the counts of all frontends that share the folder, and this one's gauges."""
         self.flush(wire)
         registry = CollectorRegistry()
         source = MultiProcessCollector(None) if self._multiprocess else self.registry  # type: ignore[no-untyped-call]

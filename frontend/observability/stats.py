@@ -11,7 +11,7 @@ from shared.messages import Status, WorkerState
 
 Count = Annotated[int, Meta(ge=0)]
 
-_NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state=WorkerState.LOADING, progress=0.0)  # of no worker
+_NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state=WorkerState.LOADING, progress=0.0)  # no worker
 
 
 class Pages(msgspec.Struct, kw_only=True):
@@ -117,7 +117,7 @@ class Stats(msgspec.Struct, kw_only=True):
 
 
 def stats(workers: Sequence[WorkerStatus], name: str, draining: bool) -> Stats:
-    """`name`: the served model; `draining`: whether this frontend is draining."""
+    """Builds the document. `name` is the served model, `draining` whether this frontend is draining."""
     total = aggregate(workers) or _NONE
     first = next((worker.status for worker in workers if worker.status), _NONE)
     draining = draining or (bool(workers) and all(worker.state is ConnectionState.DRAINING for worker in workers))

@@ -41,7 +41,8 @@ class Tracing:
 
     @classmethod
     def over_http(cls, endpoint: str) -> Self:
-        """Exports to the base URL of a collector, such as http://localhost:4318; empty: to OTEL_EXPORTER_OTLP_ENDPOINT.
+        """Creates a hook that exports to a collector at a base URL, such as http://localhost:4318. An empty `endpoint`
+        means OTEL_EXPORTER_OTLP_ENDPOINT.
 
         Raises ConfigError when `endpoint` is no URL, or the exporter is not installed.
         """

@@ -1,4 +1,4 @@
-"""Runs many requests through one service: as many at a time as keep its worker busy, and waits while it is full.
+"""Runs many requests through one service: enough at a time to keep its worker busy. Waits while the worker is full.
 
 Knows GenerationRequests and Deltas; knows neither threads nor processes. Runs on the service's own event loop.
 """
@@ -18,10 +18,10 @@ from frontend.offline.text_stream import TextPiece
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
 from shared.messages import Refusal, Timings
 
-OnDelta = Callable[[int, Delta], None]  # the index of the request, and what its output gained
+OnDelta = Callable[[int, Delta], None]  # called with the index of the request, and its next delta
 
-FULL = frozenset({Refusal.QUEUE_FULL.value})  # passes as soon as a running request ends
-UNAVAILABLE = frozenset({Refusal.DRAINING.value, "not_ready", "worker_lost"})  # passes when a worker is back
+FULL = frozenset({Refusal.QUEUE_FULL.value})  # refusals that pass when a running request ends
+UNAVAILABLE = frozenset({Refusal.DRAINING.value, "not_ready", "worker_lost"})  # they pass when a worker is back
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
 
 
@@ -33,7 +33,7 @@ class Answer:
     ids: tuple[int, ...]
     finish: Finish  # a str: "eos", "stop" or "length"
     usage: Usage
-    seed: int  # a request with it gets the same output
+    seed: int  # a request with this seed gets the same output
     stop: str | int | None = None  # the stop string or id that ended it
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per id
     timings: Timings = field(default_factory=Timings)
@@ -47,7 +47,7 @@ async def run_all(
     concurrency: int,
     recovery_timeout: float = 120.0,
 ) -> None:
-    """Runs all `requests`, each of one prompt and one choice, in their order.
+    """Runs all `requests` in order; each has one prompt and one choice.
 
     on_delta: called with the index of a request and each of its deltas
     concurrency: how many requests run at a time
@@ -82,7 +82,7 @@ async def _run_queue(
 
 
 async def _start(service: Service, request: GenerationRequest, recovery_timeout: float) -> Generation:
-    """The admitted request; waits as long as no worker admits it for a reason that passes."""
+    """Starts a request; waits as long as the workers refuse it for a reason that passes."""
     pause, unavailable_since = FIRST_PAUSE_S, 0.0
     while True:
         try:
@@ -131,7 +131,7 @@ def _answer(deltas: list[Delta], finish: Finish) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class BatchRunner:
-    """A service that is ready, and what is needed to run requests on it.
+    """Runs requests on a service that is ready.
 
     concurrency: how many requests run at a time
     recovery_timeout: seconds to wait for a worker that is unavailable
@@ -143,7 +143,7 @@ class BatchRunner:
     recovery_timeout: float = 120.0
 
     def texts(self, read: ReadRequests) -> Job[TextPiece]:
-        """Emits the text that each output gains, as it arrives."""
+        """Returns a job that emits the text that each output gains, as it arrives."""
 
         async def job(emit: Emit[TextPiece]) -> None:
             def on_delta(index: int, delta: Delta) -> None:
@@ -155,7 +155,7 @@ class BatchRunner:
         return job
 
     def answers(self, read: ReadRequests) -> Job[tuple[int, Answer]]:
-        """Emits each answer when it is complete."""
+        """Returns a job that emits each answer when it is complete."""
 
         async def job(emit: Emit[tuple[int, Answer]]) -> None:
             await self._run(read, Answers(lambda index, answer: emit((index, answer))).add)

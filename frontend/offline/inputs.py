@@ -1,6 +1,6 @@
-"""A Python caller's prompts, conversations and options as GenerationRequests, parsed by the HTTP API's own code.
+"""Makes GenerationRequests from a Python caller's prompts, conversations and options, with the HTTP API's own parsers.
 
-Validation, defaults and error messages are therefore the same in Python and over HTTP. Knows nothing of running them.
+Validation, defaults and error messages are therefore the same in Python and over HTTP. Runs no requests.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -47,13 +47,13 @@ class CommonOptions(TypedDict, total=False):
     structured_outputs: Mapping[str, Any] | None
     cache_salt: str | None  # the prefix cache is shared between equal values only
     priority: int | None  # lower is served first
-    deadline_ms: int | None  # the whole output must be complete by then
+    deadline_ms: int | None  # the whole output must be complete within this time
 
 
 class Options(CommonOptions, total=False):
     """Options of a completion; `max_tokens` is 128 by default."""
 
-    logprobs: int | None  # of the chosen token and of so many likely tokens in its place
+    logprobs: int | None  # log-probabilities of the chosen token and of this many likely alternatives
 
 
 class ChatOptions(CommonOptions, total=False):
@@ -71,21 +71,22 @@ class ChatOptions(CommonOptions, total=False):
 
 
 def as_prompts(prompts: Prompt | Prompts) -> tuple[list[Prompt], bool]:
-    """The prompts as a list, and whether a single prompt was passed."""
+    """Returns the prompts as a list, and whether a single prompt was passed."""
     single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return ([prompts] if single else list(prompts)), single  # type: ignore[list-item, arg-type]
 
 
 def as_chats(chats: Messages | Chats) -> tuple[Chats, bool]:
-    """The conversations as a list, and whether a single one was passed."""
+    """Returns the conversations as a list, and whether a single one was passed."""
     single = len(chats) > 0 and isinstance(chats[0], Mapping)
     return ([chats] if single else list(chats)), single  # type: ignore[list-item, arg-type]
 
 
 def prompt_requests(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> ReadRequests:
-    """A function that makes one request per prompt.
+    """Returns a function that makes one request per prompt.
 
-    Raises TypeError for an option that a completion does not have. The function raises SluiceError for invalid values.
+    Raises TypeError for an option that a completion does not have. The returned function raises SluiceError for
+    invalid values.
     """
     body = _body(options, Options)
     entries = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
@@ -102,7 +103,7 @@ def prompt_requests(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> Re
 
 
 def chat_requests(chats: Chats, options: Mapping[str, Any]) -> ReadRequests:
-    """A function that makes one request per conversation. Raises as `prompt_requests` does."""
+    """Returns a function that makes one request per conversation. Raises as `prompt_requests` does."""
     body = _body(options, ChatOptions)
     entries = [list(map(dict, messages)) for messages in chats]
 
@@ -115,7 +116,7 @@ def chat_requests(chats: Chats, options: Mapping[str, Any]) -> ReadRequests:
 
 
 def _body(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The options as a JSON body has them."""
+    """Returns the options as a JSON body has them."""
     if unknown := options.keys() - kind.__annotations__.keys():
         raise TypeError(f"there is no option {', '.join(map(repr, sorted(unknown)))}")
     return {name: _as_json(value) for name, value in options.items()}

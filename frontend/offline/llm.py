@@ -80,7 +80,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = "demo", **settings: Any) -> None:
-        """Returns when the model is loaded.
+        """Starts the worker, and returns when the model is loaded.
 
         settings: the flags of `sluice worker` by their names in shared/config.py (`max_batch_size=8`,
             `dtype="float32"`, `threads=1`, ...); SLUICE_ variables are not read
@@ -93,7 +93,7 @@ class LLM:
 
     @classmethod
     def over(cls, open_runner: OpenRunner) -> Self:
-        """An LLM on the runner that `open_runner` opens, instead of a worker of its own."""
+        """Creates an LLM that uses the runner that `open_runner` opens, instead of a worker of its own."""
         llm = cls.__new__(cls)
         llm._start(open_runner)
         return llm
@@ -143,10 +143,10 @@ class LLM:
     def generate(self, prompt: Any, *, stream: bool = False, progress: bool | None = None, **options: Any) -> Any:
         """Continues a prompt (a text, or token ids), or each prompt of a list.
 
-        Returns the text, or the list of texts. With `stream`: a generator of pieces of text, or of (index of the
-        prompt, piece), as they arrive; closing it aborts the requests that still run.
+        Returns the text, or the list of texts. With `stream`, returns a generator of pieces of text, or of (index
+        of the prompt, piece), as they arrive; closing the generator aborts the requests that still run.
 
-        progress: show a bar on stderr; None: on a terminal, for more than 8 prompts
+        progress: whether to show a bar on stderr; None means on a terminal, for more than 8 prompts
         options: those of `/v1/completions`, with the same defaults
 
         Raises:
@@ -175,7 +175,9 @@ class LLM:
     ) -> Generator[TextPiece]: ...
     # fmt: on
     def chat(self, messages: Any, *, stream: bool = False, progress: bool | None = None, **options: Any) -> Any:
-        """Like `generate`, for a conversation (dicts with `role` and `content`) or a list, in the model's template.
+        """Like `generate`, for a conversation (dicts with `role` and `content`) or for each of a list of conversations.
+
+        The model's chat template renders a conversation.
 
         options: those of `/v1/chat/completions`, with the same defaults
         """
@@ -208,7 +210,7 @@ class LLM:
         """Like `chat` with `stream`, for a caller in an event loop."""
         return TextStream(self._loop_thread.iterate_async(self._runner.texts(chat_requests([messages], options))))
 
-    # running them
+    # running the requests
 
     def _chat(self, messages: Any, stream: bool, progress: bool | None, options: Mapping[str, Any]) -> Any:
         chats, single = as_chats(messages)
@@ -249,7 +251,7 @@ def _prepared(model: str, settings_by_name: dict[str, Any]) -> OpenRunner:
 
 
 def _typed(flag: Flag, value: Any) -> Any:
-    """The value as the command line reads it; raises ConfigError, which names the setting, for a wrong type."""
+    """Returns the value as the command line reads it; raises ConfigError, which names the setting, for a wrong type."""
     return flag.value(str(value), flag.name)
 
 
@@ -271,7 +273,7 @@ async def _open(settings: Settings) -> AsyncIterator[BatchRunner]:
 
 
 async def _tokenizer(settings: Settings) -> Tokenizer:
-    """The tokenizer, loaded while the worker starts.
+    """Loads the tokenizer while the worker starts.
 
     The thread is our own, as asyncio's threads cannot be ended while Python exits.
     """

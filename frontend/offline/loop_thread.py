@@ -1,10 +1,10 @@
-"""An event loop in a thread of its own, for callers without one or with another one. Knows no requests.
+"""An event loop in a thread of its own, for callers that have no event loop or run on another one. Knows no requests.
 
 A job is an async function that calls `emit` with items. The caller gets the items, in order, from a generator that
 raises what the job raised. Closing the generator cancels the job.
 
-anyio's blocking portal does less: it knows neither forks, nor a close by the garbage collector in the loop's own
-thread, nor a Ctrl-C while the loop still opens its resource.
+anyio's blocking portal does less: it handles neither forks, nor a close by the garbage collector in the loop's own
+thread, nor a Ctrl-C while the loop is still opening its resource.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class LoopThread(Generic[R]):
     """Opens a resource on its own loop, and keeps it open until `close`."""
 
     def __init__(self, open_resource: Callable[[], AbstractAsyncContextManager[R]]) -> None:
-        """Returns when the resource is open; raises what kept it from opening."""
+        """Starts the thread, and returns when the resource is open; raises the error that kept it from opening."""
         self._opened: Future[R] = Future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pid = os.getpid()
@@ -64,7 +64,7 @@ class LoopThread(Generic[R]):
         self._thread.join()
 
     def iterate(self, job: Job[T]) -> Generator[T]:
-        """The items that `job` emits, for a caller that may block."""
+        """Yields the items that `job` emits, for a caller that may block."""
         outbox: SimpleQueue[Any] = SimpleQueue()
         future = self._submit(job, outbox.put)
         future.add_done_callback(outbox.put)  # the future follows all items
@@ -76,7 +76,7 @@ class LoopThread(Generic[R]):
             future.cancel()
 
     async def iterate_async(self, job: Job[T]) -> AsyncGenerator[T]:
-        """The items that `job` emits, for a caller in any event loop."""
+        """Yields the items that `job` emits, for a caller in any event loop."""
         caller_loop = asyncio.get_running_loop()
         outbox: asyncio.Queue[Any] = asyncio.Queue()
 

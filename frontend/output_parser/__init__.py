@@ -3,8 +3,8 @@
 formats             which formats a model uses, read from its chat template; `ParserConfig` for one answer
 tool_choice         the tools that an answer may or must call
 tool_syntax         how each format writes a tool call
-tool_grammar        the grammar that holds a model to that syntax
-parser              text to events as it arrives
+tool_grammar        the grammar that forces a model to keep to that syntax
+parser              turns text into events as it arrives
 json_stream         follows the JSON arguments of a tool call
 events              what the parser emits: text, reasoning, parts of tool calls
 parsed              the same events collected, for responses that are not streamed

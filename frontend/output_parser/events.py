@@ -1,6 +1,6 @@
 """What the parser emits: text, reasoning, parts of tool calls.
 
-Joined, the events do not depend on how the text was cut.
+Joined, the events of an output do not depend on the pieces in which its text arrived.
 """
 
 from typing import NamedTuple

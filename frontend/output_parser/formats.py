@@ -54,7 +54,7 @@ class ModelFormat:
         )
 
     def reasoning_after_prompt(self, prompt: str) -> Reasoning:
-        """Where the output begins that follows a rendered prompt."""
+        """Returns whether the output after a rendered prompt begins inside its reasoning, after it, or may open it."""
         if not self.has_reasoning:
             return Reasoning.DONE
         tail = prompt[-64:].rstrip()
@@ -63,7 +63,7 @@ class ModelFormat:
         return Reasoning.DONE if tail.endswith(CLOSE_TAG) else Reasoning.UNDECIDED
 
     def reasoning_within(self, text: str) -> Reasoning:
-        """Where an output goes on that has begun with `text`."""
+        """Returns the same for the rest of an output that has begun with `text`."""
         if not self.has_reasoning:
             return Reasoning.DONE
         if not text:
@@ -84,9 +84,9 @@ def _tool_format(source: str) -> ToolFormat:
 class ParserConfig:
     """What to look for in one output.
 
-    reasoning: where the output begins
-    tool_format: how it writes calls
-    function_names: the functions that it may call
+    reasoning: whether the output begins inside its reasoning, after it, or may open it
+    tool_format: how the output writes calls
+    function_names: the functions that the output may call
     """
 
     reasoning: Reasoning = Reasoning.DONE
@@ -95,7 +95,7 @@ class ParserConfig:
 
     @classmethod
     def of(cls, reasoning: Reasoning, tool_format: ToolFormat, function_names: Iterable[str]) -> "ParserConfig | None":
-        """None when there is nothing to look for: all of the output is text."""
+        """Returns the configuration; None if there is nothing to look for, because all of the output is text."""
         parser_config = cls(reasoning, tool_format, frozenset(function_names))
         text_only = reasoning is Reasoning.DONE and not parser_config.function_names
         return None if text_only else parser_config

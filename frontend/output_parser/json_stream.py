@@ -17,7 +17,7 @@ CLOSING = {"{": "}", "[": "]"}
 
 
 class JsonObjectScanner:
-    """`feed` returns the text that certainly belongs to the object.
+    """Scans one object; `feed` returns the text that certainly belongs to it.
 
     done: the object is complete
     broken: the text is not JSON
@@ -36,11 +36,11 @@ class JsonObjectScanner:
         self.rest = ""
         self.held = ""
         self._expect: Callable[[str, int], int] = self._open
-        self._brackets: list[str] = []  # those that are open
+        self._brackets: list[str] = []  # the open ones
         self._in_key = False  # the open string is a member's name
         self._hex_digits = 0  # digits that a \u escape still lacks
         self._scanned = 0  # characters returned by `feed`
-        self._safe = (0, "{}")  # the object is complete up to here, with these closing brackets
+        self._safe = (0, "{}")  # up to this position, these closing brackets complete the object
 
     def feed(self, text: str) -> str:
         """Scans the next piece. Nothing more may be fed once the scanner is `done` or `broken`."""
@@ -58,7 +58,7 @@ class JsonObjectScanner:
         return text[:at]
 
     def closed(self, scanned: str) -> str:
-        """`scanned`, all that `feed` has returned, up to the last complete member and closed there: valid JSON."""
+        """Returns valid JSON: `scanned` (all that `feed` returned) up to the last complete member, closed there."""
         at, closing = self._safe
         return scanned[:at] + closing
 
@@ -68,7 +68,7 @@ class JsonObjectScanner:
         return self._push(text, at) if text[at] == "{" else self._break(at)
 
     def _member(self, text: str, at: int) -> int:
-        """A member's name or, right after the bracket, the end of the object."""
+        """Scans a member's name or, right after the bracket, the end of the object."""
         if (at := self._space(text, at)) == len(text):
             return at
         if text[at] == '"':
@@ -135,7 +135,7 @@ class JsonObjectScanner:
         return self._pop(text, at)
 
     def _member_after_comma(self, text: str, at: int) -> int:
-        """A member's name; the object may not end here."""
+        """Scans a member's name; the object may not end here."""
         if (at := self._space(text, at)) == len(text):
             return at
         return self._member(text, at) if text[at] == '"' else self._break(at)

@@ -1,4 +1,4 @@
-"""The events of one output collected into its parts: for responses that are not streamed."""
+"""Collects the events of one output into its parts, for responses that are not streamed."""
 
 from dataclasses import dataclass, field
 from typing import Self

@@ -39,18 +39,19 @@ class Body(Protocol):
 
 
 class OutputParser:
-    """Parses one output: `feed` each released piece of text, then `finish`. Afterwards `called` tells how it ended."""
+    """Parses one output: `feed` each released piece of text, then `finish`. Afterwards `called` says whether it
+    called a function."""
 
     def __init__(self, parser_config: ParserConfig) -> None:
         self._reasoning = parser_config.reasoning
         self._calls = CallParser(parser_config) if parser_config.function_names else None
         self._body: Body = self._calls or TextOnly()
         self._text = ""  # not decided yet
-        self._leading = True  # no reasoning has come yet: line breaks belong to the tag
+        self._leading = True  # no reasoning has come yet: line breaks belong to the opening tag and are dropped
 
     @property
     def reasoning(self) -> Reasoning:
-        """Where the parser is now."""
+        """Whether the parser is now inside reasoning, after it, or reasoning may still begin."""
         return self._reasoning
 
     @property
@@ -192,7 +193,7 @@ class CallParser:
         return self._syntax.later_prefixes if self._count else self._syntax.prefixes
 
     def _candidate(self) -> int | None:
-        """Where a call may begin: at a tag or, without tags, at the output's first character or after a call."""
+        """Returns where a call may begin: at a tag or, without tags, at the output's beginning or after a call."""
         if self._tag:
             at = self._text.find(self._tag)
             return at if at >= 0 else None
@@ -233,17 +234,17 @@ class CallParser:
 
 
 def _partial_tag(text: str, tag: str) -> int:
-    """The length of the longest suffix of `text` that may become `tag`."""
+    """Returns the length of the longest suffix of `text` that may become `tag`."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
 
 
 def _blanks_and_partial_tag(text: str, tag: str) -> int:
-    """The same, with the white space before it; 0 without a tag, as nothing has to wait then."""
+    """Returns that length plus the white space before it; 0 for an empty `tag`, as nothing has to wait then."""
     return len(text) - len(text[: len(text) - _partial_tag(text, tag)].rstrip()) if tag else 0
 
 
 def _find_prefix(text: str, prefixes: tuple[Words, ...]) -> PrefixMatch:
-    """The first prefix that `text` begins with; else one that it may still become; else NO_PREFIX."""
+    """Matches the first prefix that `text` begins with; else one that it may still become; else returns NO_PREFIX."""
     matches = [match for prefix in prefixes if (match := _match(text, prefix)) is not None]
     return next((match for match in matches if match.end is not None), matches[0] if matches else NO_PREFIX)
 

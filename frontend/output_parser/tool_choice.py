@@ -1,4 +1,4 @@
-"""Which functions the output may or must call, in whatever API format the client said so. Data only."""
+"""Which functions the output may or must call, independent of the API format. Data only."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Mode(StrEnum):
-    """Whether functions are called."""
+    """Whether functions may or must be called."""
 
     NONE = "none"  # the prompt shows the functions, but none may be called
     AUTO = "auto"
@@ -33,8 +33,8 @@ class Function:
 class ToolChoice:
     """The offered functions, and which of them may be called.
 
-    functions: all that the prompt shows
-    callable_names: those that may be called, unless `mode` forbids calls
+    functions: all functions that the prompt shows
+    callable_names: the names of the functions that may be called, unless `mode` forbids calls
     parallel: the output may have several calls
     """
 

@@ -15,7 +15,8 @@ W = r"[ \n]{0,2}"  # as much white space as a model needs between the words of a
 KEYS = {ToolFormat.HERMES: "arguments", ToolFormat.LLAMA: "parameters", ToolFormat.MISTRAL: "arguments"}
 REASONING = {Reasoning.UNDECIDED: r"\s*<think>(?s:.*)<\/think>", Reasoning.OPEN: r"(?s:.*)<\/think>"}
 SUFFIX = {ToolFormat.HERMES: rf"{W}\}}{W}<\/tool_call>", ToolFormat.LLAMA: rf"{W}\}}", ToolFormat.MISTRAL: rf"{W}\}}"}
-CALL_BEGINNING = {  # how an output begins that can only be a call; NAMES stands for the functions
+# Regexes: an output that begins like this can only be a call. NAMES is replaced by the function names, a|b|c.
+CALL_BEGINNING = {
     ToolFormat.LLAMA: r'\s*(<\|python_tag\|>\s*)?\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(NAMES)"',
     ToolFormat.MISTRAL: r'\s*(\[TOOL_CALLS\]|\[\s*\{\s*"name"\s*:\s*"(NAMES)")',
 }
@@ -23,7 +24,7 @@ REASONING_BEGINNING = r"\s*<think>(?s:.*)"
 
 
 def after_reasoning(reasoning: Reasoning, answer: str, param: str) -> str:
-    """The grammar of a whole output whose text after the reasoning has the grammar `answer`."""
+    """Returns the grammar of a whole output whose text after the reasoning has the grammar `answer`."""
     if not answer or reasoning is Reasoning.DONE:
         return answer
     return grammar_builder.composed(
@@ -34,12 +35,12 @@ def after_reasoning(reasoning: Reasoning, answer: str, param: str) -> str:
 def call_grammar(
     tool_choice: ToolChoice, tool_format: ToolFormat, reasoning: Reasoning, *, mark: int | None = None, answer: str = ""
 ) -> str:
-    """The grammar of an output that may call functions.
+    """Returns the grammar of an output that may call functions.
 
     mark: the format's mark, if that is a special token of the model's vocabulary
-    answer: the grammar of its text, if the client asked for structured output
+    answer: the grammar of the output's text, if the client asked for structured output
 
-    Raises Unprocessable naming a function's parameters, or `tools` when the functions together are too large.
+    Raises Unprocessable, which names a function's parameters or, if the functions together are too large, `tools`.
     """
     parallel = tool_choice.parallel and tool_format is not ToolFormat.LLAMA
     lines = _start(tool_choice.mode, reasoning, bool(answer)) + _reasoning_rules(reasoning)
@@ -79,7 +80,7 @@ def _reasoning_rules(reasoning: Reasoning) -> list[str]:
 
 
 def _call_rules(functions: list[Function], tool_format: ToolFormat, mark: int | None, parallel: bool) -> list[str]:
-    """The rule `calls`, and the rules that it uses."""
+    """Returns the rule `calls`, and the rules that it uses."""
     if not functions:
         return []
     ways = {"fun": "", **_opening_ways(tool_format, mark)}
@@ -95,14 +96,15 @@ def _call_rules(functions: list[Function], tool_format: ToolFormat, mark: int | 
 
 
 def _opening_ways(tool_format: ToolFormat, mark: int | None) -> dict[str, str]:
-    """A second way to write a call: after the words that open the first one; one lexeme, as text may begin like it."""
+    """Returns a second way to write a call: for the first one, with the words that open the calls. They and the call's
+    prefix are one lexeme, as text may begin with the same words."""
     if tool_format is not ToolFormat.MISTRAL:
         return {}
     return {"opened": rf"{W}\[" if mark is not None else rf"{W}\[TOOL_CALLS\]{W}\["}
 
 
 def _calls(tool_format: ToolFormat, mark: int | None, parallel: bool) -> list[str]:
-    """The rules for the words around the calls of an output."""
+    """Returns the rules for the words around the calls of an output."""
     special = "" if mark is None else f"<[{mark}]>"
     match tool_format:
         case ToolFormat.MISTRAL:
@@ -121,8 +123,8 @@ def _prefix(name: str, tool_format: ToolFormat) -> str:
 
 
 def _text_rules(names: list[str], tool_format: ToolFormat, parallel: bool, calling: bool) -> list[str]:
-    """Unconstrained text with calls in it: the rule `rest`, and `first` for an output that might begin with reasoning
-    and does not."""
+    """Returns the rules for unconstrained text with calls in it: `rest`, and `first` for an output that might begin
+    with reasoning and does not."""
     if (beginning := CALL_BEGINNING.get(tool_format)) is not None:
         calls = "calls |" if calling else ""
         return [

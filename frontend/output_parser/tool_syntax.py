@@ -19,8 +19,8 @@ Words = tuple[str, ...]  # white space is allowed between any two
 class ToolCallSyntax:
     """How a call is written around its arguments.
 
-    prefixes: the alternatives of what precedes the arguments
-    suffix: what follows them; a model may leave it out
+    prefixes: the alternatives for the words before the arguments
+    suffix: the words after the arguments; a model may leave them out
     tag: begins a call within text; without a tag, calls stand at the beginning of the output only
     later_prefixes: in place of `prefixes`, for every call but the first
     """

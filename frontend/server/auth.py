@@ -1,7 +1,7 @@
 """The file of API keys: authenticates requests and names their tenants. Knows headers, but no routes and no limits.
 
 A line holds a key, white space, and the name of its tenant in logs, metrics and the queue. Several keys may have one
-name, such as a new key beside the old one while clients change over. `#` begins a comment.
+name, such as an old key and the new one while clients change over. `#` begins a comment.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ class ApiKeys:
     """The keys in a file, reread when it changes. Without a file no key is needed, and every tenant is ""."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigError when the file cannot be read, has no keys, or has an invalid line."""
+        """Reads the file. Raises ConfigError when it cannot be read, has no keys, or has an invalid line."""
         self._path = Path(path) if path else None
         self._stamp: tuple[int, ...] | None = None
         self._names: Names = {}
@@ -52,7 +52,7 @@ class ApiKeys:
         return ""
 
     def identify(self, headers: Headers) -> str:
-        """The name of a request's key, sent as `Authorization: Bearer` or `X-Api-Key`. Raises Unauthorized.
+        """Returns the name of a request's key, sent as `Authorization: Bearer` or `X-Api-Key`. Raises Unauthorized.
 
         Keys are looked up and compared by their digests, so that the time taken reveals nothing about them.
         """
@@ -70,7 +70,7 @@ class ApiKeys:
 
 
 def _names(content: bytes) -> Names:
-    """Raises ValueError, which names the line but not its content."""
+    """Parses the file. Raises ValueError, which names the line but not its content."""
     names: Names = {}
     for number, line in enumerate(content.splitlines(), 1):
         line = line.strip()

@@ -9,12 +9,12 @@ from shared.config import ConfigError, FrontendConfig
 
 log = logging.getLogger("sluice.frontend")
 
-OTHER_FILES = 64  # open files of a frontend besides its connections
+OTHER_FILES = 64  # open files of a frontend in addition to its connections
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """See the settings of these names in FrontendConfig. Sizes are in bytes, times in seconds."""
+    """The limits; FrontendConfig describes the settings of the same names. Sizes are in bytes, times in seconds."""
 
     connections: int = 10_000
     header_bytes: int = 64 << 10
@@ -24,7 +24,7 @@ class ConnectionLimits:
 
     @classmethod
     def of(cls, config: FrontendConfig) -> "ConnectionLimits":
-        """The limits of the settings, with fewer connections if the system does not allow so many open files."""
+        """Makes the limits of the settings, with fewer connections if the system does not allow so many open files."""
         connections = available_connections(config.max_connections)
         if connections < config.max_connections:
             log.warning(

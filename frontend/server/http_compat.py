@@ -28,7 +28,7 @@ class Http10Transport:
         self.close, self.is_closing = transport.close, transport.is_closing
 
     def write(self, data: bytes) -> None:
-        """One write is the head, or one chunk that may be followed by the last one."""
+        """Writes the head, or one chunk that the last, empty chunk may follow."""
         if self._chunked is None:
             head = data.replace(b"transfer-encoding: chunked\r\n", b"")
             self._chunked = head != data
@@ -41,7 +41,7 @@ class Http10Transport:
 
 
 def head_without_upgrade(method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The head of a request without its offer to speak another protocol.
+    """Returns the head of a request without its offer to speak another protocol.
 
     Java's HTTP client, for one, offers HTTP/2 (h2c) with its first request.
     """

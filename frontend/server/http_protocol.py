@@ -137,7 +137,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         raise RequestRefused
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn calls it when the parser stopped."""
+        """Answers when the parser has stopped; uvicorn calls this method."""
         if self._refusal is UPGRADE_REFUSED and self._heads == 1 and self.parser.get_method() != b"CONNECT":
             self._refusal = BAD_REQUEST
             self._parse_without_upgrade()
@@ -168,7 +168,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _where(self) -> tuple[str, Any]:
-        """The phase, and a value that changes when the connection makes progress within it."""
+        """Returns the phase, and a value that changes when the connection makes progress within it."""
         unsent = self.transport.get_write_buffer_size()
         if unsent:
             return "writing", unsent

@@ -132,11 +132,11 @@ class RequestMiddleware:
 
 
 def _is_open(path: str) -> bool:
-    """A browser cannot send a key with the page itself, only with the page's requests."""
+    """Whether a path needs no key: a browser cannot send one with the page itself, only with the page's requests."""
     return path in OPEN_ROUTES or path.startswith(PAGE_FILES)
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's id if it is valid, else a new one."""
+    """Returns the client's id if it is valid, else a new one."""
     client_id = headers.get("x-request-id", "")
     return client_id if _VALID_ID.fullmatch(client_id) else f"req_{secrets.token_hex(12)}"

@@ -19,7 +19,7 @@ HEADERS = {
 
 
 async def page(request: Request) -> Response:
-    """The name cannot contain a slash, so it cannot leave the folder."""
+    """Serves a file of the page. Its name cannot contain a slash, so it cannot leave the folder."""
     file = FOLDER / request.path_params.get("name", "index.html")
     if file.suffix not in TYPES or file.name not in os.listdir(FOLDER):
         raise HTTPException(404)

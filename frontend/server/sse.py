@@ -37,17 +37,17 @@ class DeltaSource(Protocol):
         """Calls `callback` soon, and then after each arrival."""
 
     def poll(self) -> list[Delta]:
-        """All deltas since the last call, perhaps none. Never waits."""
+        """Returns all deltas since the last call, perhaps none. Never waits."""
 
 
 class StreamWriter(Protocol):
     """How an API format writes one response as server-sent events."""
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """The events for these deltas; empty when there is nothing to send."""
+        """Returns the events for these deltas; empty when there is nothing to send."""
 
     def end(self) -> bytes:
-        """What follows the events of the last delta, after success only."""
+        """Returns what follows the events of the last delta, after success only."""
 
 
 class EventStream(EventSourceResponse):
@@ -57,9 +57,9 @@ class EventStream(EventSourceResponse):
     event, is replaced by one task: the group took most of a short response's time. Its reaction to signals, which would
     cut streams off, is left out: draining is the service's task.
 
-    stream_error: the last event, when the source ended with this error or something raised it
+    stream_error: makes the last event from the error, if the source ended with one or something raised one
     close: called in any case, when nothing more will be polled
-    send: the server's; the headers go through the middleware, the events straight to this
+    send: the server's `send`; the headers go through the middleware, the events directly to this function
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class EventStream(EventSourceResponse):
             self._wakeup.set()
 
     def _poll(self) -> bytes:
-        """The bytes to send now."""
+        """Polls the source, and returns the bytes to send now."""
         if self._ended:
             return b""
         try:

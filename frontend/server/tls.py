@@ -7,7 +7,7 @@ from shared.config import ConfigError, FrontendConfig
 
 
 def check_tls(config: FrontendConfig) -> None:
-    """Raises ConfigError, in one sentence, where uvicorn would fail with a traceback."""
+    """Checks certificate and key. Raises ConfigError, in one sentence, where uvicorn would fail with a traceback."""
     certificate, key = config.ssl_certfile, config.ssl_keyfile
     if key and not certificate:
         raise ConfigError("--ssl-keyfile needs --ssl-certfile")

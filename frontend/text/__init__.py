@@ -2,7 +2,7 @@
 
 tokenizer           text to ids, in threads; what each id stands for
 tokenizer_files     the tokenizer files of a checkpoint
-chat_template       a chat as prompt text
+chat_template       renders a chat as prompt text
 detokenizer         ids to text as they arrive, without ever cutting a character
 stop_strings        finds stop strings across the pieces of a stream
 grammar_builder     structured-output requests as the text of a grammar; the worker compiles it (worker/grammar)

@@ -90,7 +90,7 @@ class ChatTemplate:
         /,
         **kwargs: object,
     ) -> str:
-        """The prompt for `messages`, special tokens included: encode it without adding any.
+        """Renders the prompt for `messages`, special tokens included: encode it without adding any.
 
         kwargs: variables of the template (`enable_thinking=False`); they replace anything but the messages, so that a
             client's `chat_template_kwargs` can be passed on unchecked

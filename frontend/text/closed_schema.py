@@ -16,7 +16,7 @@ OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties", "p
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """The closed schema; the original if several of its parts describe one object together.
+    """Returns the closed schema; the original if several of its parts describe one object together.
 
     Raises RecursionError for a schema that is nested too deeply.
     """
@@ -39,7 +39,7 @@ def _closed_value(key: str, value: Any) -> Any:
 
 
 def _may_close(schema: Mapping[str, Any]) -> bool:
-    """Whether an object of named properties only can satisfy the schema."""
+    """Whether an object that has only named properties can satisfy the schema."""
     named, at_least, required = schema.get("properties"), schema.get("minProperties", 0), schema.get("required", [])
     if not isinstance(named, dict) or not isinstance(required, list) or not isinstance(at_least, int):
         return False
@@ -53,7 +53,7 @@ def _combines(schema: Mapping[str, Any]) -> bool:
 
 
 def _walk(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schema and all its subschemas."""
+    """Yields the schema and all its subschemas."""
     if not isinstance(schema, dict):
         return
     yield schema

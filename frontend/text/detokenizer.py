@@ -10,7 +10,7 @@ from typing import Protocol
 
 from frontend.text.stop_strings import Search, Stops
 
-PARTIAL = "\udc80"  # stands for a text that only the bytes tell; a lone surrogate, which no token can contain
+PARTIAL = "\udc80"  # stands for text that must be read from the bytes; a lone surrogate, which no token can contain
 REPLACEMENT = "\ufffd"
 
 
@@ -18,14 +18,14 @@ class Detokenizer(Protocol):
     """Turns one stream's ids into text."""
 
     def push(self, ids: list[int]) -> list[str]:
-        """One text per id, empty while a character is incomplete or where the id is not shown."""
+        """Returns one text per id, empty while a character is incomplete or where the id is not shown."""
 
     def flush(self) -> str:
-        """The text that is left at the end: replacement characters for bytes that never became a character."""
+        """Returns the text that is left at the end: replacement characters for bytes that never became a character."""
 
 
 class ByteLevelText:
-    """For tokens that are bytes of UTF-8: GPT-2's scheme, and Llama 3's and Qwen's.
+    """Detokenizes tokens that are bytes of UTF-8: the scheme of GPT-2, Llama 3 and Qwen.
 
     texts: an id's text, or PARTIAL where its bytes are not complete characters
     raw: an id's bytes
@@ -62,7 +62,7 @@ class ByteLevelText:
 
 
 class ByteFallbackText:
-    """For tokens that are text, with byte tokens for characters that have no token: Gemma, Llama 2.
+    """Detokenizes tokens that are text, with byte tokens for characters that have no token: Gemma, Llama 2.
 
     The decoder judges a run of byte tokens as a whole: all of its characters, or one U+FFFD per byte if any byte
     is wrong. A run is therefore held until a token that is not a byte ends it.
@@ -114,7 +114,7 @@ class ByteFallbackText:
 
 
 class WindowText:
-    """For any other decoder: decodes a short window with and without the new ids and returns the difference.
+    """Serves any other decoder: decodes a short window with and without the new ids and returns the difference.
 
     The window begins at an id whose text has been returned, as decoders treat the first token specially. Text that ends
     in U+FFFD may be a partial character and waits, for at most `MAX_WAITING` ids.
@@ -128,7 +128,7 @@ class WindowText:
         self._decode = decode
         self._hidden = hidden  # special and unknown ids: a window must not begin with one
         self._window: list[int] = []
-        self._returned = 0  # the text of so many ids of the window has been returned
+        self._returned = 0  # how many of the window's ids have had their text returned
 
     def push(self, ids: list[int]) -> list[str]:
         return [self._one(token) for token in ids]
@@ -162,8 +162,9 @@ Released = tuple[list[int], list[str], str | None]
 class OutputText:
     """One choice's text: detokenized, ended before the first stop string.
 
-    An id is released when no stop string can touch its text any more. When one is complete, the ids up to there are
-    released, with their texts cut. All further ids are ignored then, and each call returns the stop string.
+    An id is released when no stop string can touch its text any more. When a stop string is complete, the ids up
+    to its end are released, with their texts cut where it begins. Later ids are ignored, and each call returns the stop
+    string.
     """
 
     __slots__ = ("_detokenizer", "_ids", "_position", "_search", "_texts", "consumed", "stop")
@@ -178,7 +179,7 @@ class OutputText:
         self.stop: str | None = None  # the stop string that ended the stream
 
     def push(self, ids: list[int]) -> Released:
-        """Adds ids and returns what is certain now; without stop strings these are all ids, uncopied."""
+        """Adds ids and returns what is certain now. Without stop strings, that is all of `ids`, uncopied."""
         texts = self._detokenizer.push(ids)
         if self._search is None:
             self.consumed += len(ids)

@@ -24,17 +24,21 @@ WHITE_SPACE = r"( |\n( {0,24}|\t{0,6}))"
 
 
 def json_object(param: str = "response_format") -> str:
-    """Any JSON object."""
+    """Builds the grammar of any JSON object."""
     return json_schema({"type": "object"}, param)
 
 
 def json_schema(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
-    """JSON that a schema allows; keywords that the library cannot enforce are refused or, if `lenient`, ignored."""
+    """Builds the grammar of JSON that a schema allows. Keywords that the library cannot enforce are refused or, if
+    `lenient`, ignored."""
     return _checked(_grammars(f'{{"json_schema":{embedded(schema, param, lenient=lenient)}}}'), param)
 
 
 def regex(pattern: str, param: str) -> str:
-    """Text that a regular expression matches as a whole (Rust's syntax: no look-around, no back-references)."""
+    """Builds the grammar of text that a regular expression matches as a whole.
+
+    pattern: in Rust's syntax: no look-around, no back-references
+    """
     from llguidance import regex_to_lark
 
     _check_text(pattern, param)
@@ -45,14 +49,14 @@ def regex(pattern: str, param: str) -> str:
 
 
 def one_of(options: Sequence[str], param: str) -> str:
-    """One of these texts."""
+    """Builds the grammar of a choice between these texts."""
     if not options:
         raise _refused(param, "there is nothing to choose from")
     return _checked(_of_lark("start: " + " | ".join(_json(option, param) for option in options)), param)
 
 
 def lark(text: str, param: str) -> str:
-    """A grammar in llguidance's Lark, or in llama.cpp's GBNF (`root ::= …`), which is translated."""
+    """Builds a grammar from text in llguidance's Lark, or in llama.cpp's GBNF (`root ::= …`), which is translated."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     _check_text(text, param)
@@ -64,7 +68,7 @@ def lark(text: str, param: str) -> str:
 
 
 def composed(text: str, param: str, answer: str = "") -> str:
-    """Our own Lark; it may refer to `answer`, a grammar built by a function above, as `@answer`."""
+    """Builds a grammar from our own Lark, which may refer to `answer`, built by a function above, as `@answer`."""
     if not answer:
         return _checked(_of_lark(text), param)
     (part,) = msgspec.json.decode(answer)["grammars"]
@@ -72,7 +76,7 @@ def composed(text: str, param: str, answer: str = "") -> str:
 
 
 def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
-    """A schema with our rules for white space and objects, to be embedded in Lark as `%json <schema>`. Not checked."""
+    """Returns a schema with our rules for white space and objects, for use in Lark as `%json <schema>`. Not checked."""
     try:
         plain = closed(schema) if isinstance(schema, dict) else {"enum": []} if schema is False else {}
     except RecursionError as error:
@@ -119,7 +123,7 @@ def _check_text(text: str, param: str) -> None:
 
 @lru_cache(maxsize=64)
 def _error(grammar: str) -> str:
-    """The library's error message; empty when the grammar is valid.
+    """Returns the library's error message; empty when the grammar is valid.
 
     The import is here because most processes never need the library's 10 MB.
     """

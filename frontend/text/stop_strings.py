@@ -1,4 +1,4 @@
-"""Finding stop strings in a text that arrives in pieces. Knows characters and positions, not tokens.
+"""Finds stop strings in a text that arrives in pieces. Knows characters and positions, not tokens.
 
 The automaton (Aho and Corasick, 1975, https://doi.org/10.1145/360825.360855) is built once per request; each
 choice walks it with its own `Search`, which remembers one state and a few positions. A state's depth is the length
@@ -52,7 +52,7 @@ class Stops:
                 queue.append(child)
 
     def step(self, state: int, char: str) -> int:
-        """The state after `char`: the longest suffix of the text that is a prefix of a stop string."""
+        """Returns the state after `char`: the longest suffix of the text that is a prefix of a stop string."""
         while char not in self.next[state]:
             if not state:
                 return 0
@@ -82,7 +82,7 @@ class Search:
         self.decided = False  # nothing can beat `stop` any more; the rest of the text is not searched
 
     def passes(self, text: str) -> bool:
-        """Whether `text` certainly has no part of a stop string; if so, it is searched, else nothing has happened."""
+        """Whether `text` certainly has no part of a stop string. If so, counts it as searched; else changes nothing."""
         if self._state or self.stop or self._first(text):
             return False
         self.at = self.safe = self.at + len(text)

@@ -47,7 +47,7 @@ class Lazy(dict[int, T]):
 
 
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: visible Latin-1 characters are themselves, the rest follow U+0100."""
+    """Maps GPT-2's printable stand-ins to bytes: visible Latin-1 characters are themselves, the rest follow U+0100."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = sorted(set(range(256)) - set(visible))
     return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
@@ -58,7 +58,7 @@ BYTE_TOKENS = {f"<0x{byte:{case}}>": byte for byte in range(256) for case in ("0
 
 
 def byte_level(token: str) -> bytes:
-    """A byte-level token's bytes; an added token written in other characters stands for itself."""
+    """Returns a byte-level token's bytes; an added token written in other characters stands for itself."""
     try:
         return bytes([BYTES[char] for char in token])
     except KeyError:
@@ -66,13 +66,13 @@ def byte_level(token: str) -> bytes:
 
 
 def byte_fallback(token: str) -> bytes:
-    """A byte-fallback token's bytes: one byte for "<0xE2>", else its text with "▁" for the space."""
+    """Returns a byte-fallback token's bytes: one byte for "<0xE2>", else its text with "▁" for the space."""
     byte = BYTE_TOKENS.get(token)
     return bytes([byte]) if byte is not None else token.replace("▁", " ").encode()
 
 
 def return_memory() -> None:
-    """Returns the freed memory that glibc keeps to the system; does nothing with other C libraries."""
+    """Has glibc return freed memory to the operating system; does nothing with other C libraries."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -112,7 +112,7 @@ class Tokenizer:
         return cls(TokenizerFiles.read(folder, template))
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`; with `add_special_tokens` the tokenizer adds its own (BOS), as completions need it.
+        """Returns the ids of `text`; with `add_special_tokens` the tokenizer adds its own (BOS), as completions need.
 
         Chat prompts contain them already: pass False. Raises BadRequest for text that is not Unicode.
         """
@@ -143,13 +143,13 @@ class Tokenizer:
             return_memory()
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of all `ids` together; unknown ids have none."""
+        """Decodes all `ids` together; unknown ids have no text."""
         known = [token for token in ids if 0 <= token < MAX_IDS]
         text: str = self._engine.decode(known, skip_special_tokens=skip_special)
         return text
 
     def detokenizer(self) -> Detokenizer:
-        """A detokenizer for a new stream; its texts joined equal `decode` of all ids."""
+        """Creates a detokenizer for a new stream; its texts joined equal `decode` of all ids."""
         match self._decoding.kind:
             case "bytes":
                 return ByteLevelText(self._texts, self._raw)
@@ -159,17 +159,17 @@ class Tokenizer:
                 return WindowText(self.decode, lambda token: self._spelling(token) is None)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that the id adds to a text; none for special and unknown ids."""
+        """Returns the bytes that the id adds to a text; none for special and unknown ids."""
         return self._raw[token]
 
     def token_text(self, token: int) -> str:
-        """The text of the id alone, for people: special tokens are spelled out, a partial character reads as U+FFFD."""
+        """Returns the id's own text, for people: special tokens are spelled out, a partial character is U+FFFD."""
         if token in self.special_ids:
             return self.decode([token], skip_special=False)
         return self._raw[token].decode(errors="replace")
 
     def special_id(self, text: str) -> int | None:
-        """The id of `text` if it is a special token, which no output shows."""
+        """Returns the id of `text` if it is a special token, which no output shows."""
         id: int | None = self._engine.token_to_id(text) if text in self._special_texts else None
         return id
 
@@ -187,7 +187,7 @@ class Tokenizer:
         return ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
 
     def _spelling(self, token: int) -> str | None:
-        """The vocabulary's spelling of an id; None for ids that have no text."""
+        """Returns the vocabulary's spelling of an id; None for ids that have no text."""
         spelling: str | None = self._engine.id_to_token(token) if 0 <= token < MAX_IDS else None
         return None if spelling in self._special_texts else spelling
 

@@ -76,7 +76,7 @@ class _File(msgspec.Struct):
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text, or None if there is no such file."""
+    """Returns the file's text, or None if there is no such file."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_settings(path: Path) -> Settings:
-    """The file's JSON object, empty if there is no such file."""
+    """Returns the file's JSON object, empty if there is no such file."""
     text = read_text(path)
     if text is None:
         return {}
@@ -145,7 +145,7 @@ def _fallback(rest: list[Settings]) -> Decoding:
 
 
 def named_tokens(*settings: Settings) -> dict[str, str]:
-    """`bos_token`, `eos_token`, ... by name; earlier settings win."""
+    """Returns `bos_token`, `eos_token`, ... by name; earlier settings win."""
     names: dict[str, str] = {}
     for each in settings:
         for name, value in each.items():
@@ -156,7 +156,7 @@ def named_tokens(*settings: Settings) -> dict[str, str]:
 
 
 def token_text(value: object) -> str | None:
-    """The text of a token that is a string or an object with `content`; None for anything else."""
+    """Returns the text of a token that is a string or an object with `content`; None for anything else."""
     match value:
         case str(text) | {"content": str(text)}:
             return text
@@ -164,7 +164,8 @@ def token_text(value: object) -> str | None:
 
 
 def missing_specials(engine: Engine, config: Settings, names: dict[str, str]) -> list[AddedToken]:
-    """The vocabulary entries that tokenizer_config.json calls special and tokenizer.json does not list as added tokens.
+    """Returns the special tokens of tokenizer_config.json that are in the vocabulary, but are not added tokens of
+    tokenizer.json.
 
     tokenizer.json decides whether an added token is special, as with transformers.
     """
@@ -185,7 +186,7 @@ def given_template(file: Path) -> dict[str, str]:
 
 
 def chat_templates(folder: Path, config: Settings) -> dict[str, str]:
-    """The sources of chat templates by name; separate files win over tokenizer_config.json."""
+    """Returns the sources of chat templates by name; separate files win over tokenizer_config.json."""
     templates = _listed(config.get("chat_template"))
     templates |= _listed(read_settings(folder / "chat_template.json").get("chat_template"))
     source = read_text(folder / "chat_template.jinja")
@@ -217,7 +218,7 @@ def _entry(entry: object) -> tuple[str, str]:
 
 
 def ids_of(value: object) -> tuple[int, ...]:
-    """The ids in `eos_token_id` and similar settings: one, several, or none."""
+    """Returns the ids in `eos_token_id` and similar settings: one, several, or none."""
     match value:
         case int(token) if token >= 0:
             return (token,)
@@ -227,5 +228,5 @@ def ids_of(value: object) -> tuple[int, ...]:
 
 
 def first_ids(name: str, settings: list[Settings]) -> tuple[int, ...]:
-    """The ids that the first settings with any have under `name`."""
+    """Returns the ids under `name` in the first of the settings that has any."""
     return next((ids for each in settings if (ids := ids_of(each.get(name)))), ())

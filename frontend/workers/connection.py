@@ -4,7 +4,7 @@ Knows ids, offsets and epochs; nothing of text, HTTP or other workers. Its liste
 stream whose worker is lost or rejects it. It lives in the event loop's thread: ZeroMQ is read through its file
 descriptor until it is empty, which costs a tenth of an asyncio-wrapped socket.
 
-    Hello → Welcome      nothing is submitted before; repeated after every silence
+    Hello → Welcome      nothing is submitted before the Welcome; repeated after every silence
     Submit → Step        `_unanswered`: sent again until the stream is admitted or rejected
     Resync → Step        `_missing`: sent again until the gap in a stream's output is filled
     Lease                each second: which streams this frontend still wants
@@ -36,7 +36,7 @@ NO_EPOCH = -1  # the worker holds none of our streams
 
 
 class WorkerConnection:
-    """Sockets to one worker, and the streams that are there."""
+    """Sockets to one worker, and the streams that it computes."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class WorkerConnection:
         stall_timeout: float,
     ) -> None:
         """
-        id: of this frontend; the topic of its events
+        id: the id of this frontend, which is also the topic of its events
         stall_timeout: seconds without progress of the compute loop after which the worker gets nothing new
         """
         self.address = address
         self.status: m.Status | None = None  # the latest one
-        self.welcome: m.Welcome | None = None  # None: no handshake, or the worker was lost since
+        self.welcome: m.Welcome | None = None  # None before the handshake, and after the worker was lost
         self.incompatible = ""  # why the worker cannot be used; set by the membership
         self.leaving = False  # its address is no longer configured; set by the membership
         self.streams: dict[int, Stream] = {}
-        self.epoch = NO_EPOCH  # of the worker that holds our streams
+        self.epoch = NO_EPOCH  # the epoch of the worker that holds our streams
         self.lost_since = time.monotonic()
         self._id = id
         self._listener = listener
@@ -65,9 +65,9 @@ class WorkerConnection:
         self._stall_timeout = stall_timeout
         self._missing: dict[int, int] = {}  # id of a stream with a gap → number of the first frame that can fill it
         self._unanswered: dict[int, tuple[float, float]] = {}  # id → when to submit again, and the pause after that
-        self._last_id = 0  # of the latest Submit here; ids only grow
+        self._last_id = 0  # the id of the latest Submit here; ids only grow
         self._orphans: dict[int, Stream] = {}  # released while the worker was away; aborted when it is back
-        self._seq = 0  # of the next Step
+        self._seq = 0  # the number of the next Step
         self._nonce = secrets.randbits(48)
         self._heard_at = 0.0  # time of the last Status
         self._leased_at = 0.0  # time of the last Lease
@@ -113,7 +113,7 @@ class WorkerConnection:
 
     @property
     def stalled(self) -> bool:
-        """The worker answers, but its compute loop has made no progress for too long."""
+        """Whether the worker answers, but its compute loop has made no progress for too long."""
         return self.status is not None and self.welcome is not None and self._step_age() > self._stall_timeout
 
     def _step_age(self) -> float:
@@ -127,7 +127,7 @@ class WorkerConnection:
     # streams
 
     def submit(self, stream: Stream) -> bool:
-        """Sends the stream's `submit`, repeatedly until it is answered. False: there is no connection now."""
+        """Sends the stream's `submit`, repeatedly until it is answered. Returns False if there is no connection now."""
         self.streams[stream.id] = stream
         self._last_id = stream.id
         self._unanswered[stream.id] = time.monotonic() + RETRY_S, 2 * RETRY_S
@@ -143,7 +143,7 @@ class WorkerConnection:
         self._send(m.Abort(tuple(released)))
 
     def _send(self, message: m.Request) -> bool:
-        """False: there is no connection; `tick` sends again."""
+        """Sends a message. Returns False if there is no connection; `tick` sends again."""
         try:
             self._requests.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -153,7 +153,7 @@ class WorkerConnection:
     # periodic work
 
     def tick(self, now: float) -> None:
-        """To be called ten times a second, with `time.monotonic()`."""
+        """Does the periodic work; called ten times a second, with `time.monotonic()`."""
         self._receive()
         self._keep_alive(now)
         self._missing = {id: seq for id, seq in self._missing.items() if id in self.streams}
@@ -174,7 +174,7 @@ class WorkerConnection:
             self._send(m.Lease(len(self.streams), self._last_id, pack_u32(self.streams)))
 
     def _has_peer(self) -> bool:
-        """A worker that died closes its socket at once; a host that vanished is detected by its silence."""
+        """Whether the worker is connected: if it dies, its socket closes at once; a vanished host only falls silent."""
         return bool(int(self._requests.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def _lose(self, now: float) -> None:
@@ -183,7 +183,7 @@ class WorkerConnection:
         self._listener.connection_lost(self)
 
     def _abort_orphans(self) -> None:
-        """The worker had not died: this is no death in the record of its streams, and those released end there, too."""
+        """Aborts streams released while the worker was away. It had not died: their `deaths` drop this one."""
         for stream in self._orphans.values():
             stream.deaths.discard((self.address.name, self.epoch))
         if self._orphans:
@@ -191,7 +191,7 @@ class WorkerConnection:
             self._orphans.clear()
 
     def _submit_unanswered(self, now: float) -> None:
-        """A worker that gets a Submit twice answers twice and runs it once."""
+        """Sends unanswered Submits again. A worker that gets one twice answers twice and runs it once."""
         if self.welcome is None:
             return
         for id, (due, pause) in list(self._unanswered.items()):
@@ -246,7 +246,7 @@ class WorkerConnection:
         if welcome.nonce != self._nonce or self.welcome is not None:
             return
         if welcome.epoch == self.epoch and welcome.seq < self._seq:
-            self._drop_epoch()  # it dropped this frontend while we could not hear it
+            self._drop_epoch()  # the worker dropped this frontend while no message got through
         known = welcome.epoch == self.epoch
         self.welcome, self._seq = welcome, welcome.seq
         if known:
@@ -258,7 +258,7 @@ class WorkerConnection:
         self.epoch = welcome.epoch
 
     def _drop_epoch(self) -> None:
-        """The worker has dropped this frontend and all its streams."""
+        """Forgets the epoch, as the worker has dropped this frontend and all its streams."""
         self.epoch = NO_EPOCH
         self._orphans.clear()
 
@@ -318,7 +318,7 @@ class WorkerConnection:
     # repair
 
     def _on_gap(self, seq: int) -> None:
-        """Some of the frames before number `seq` are missing."""
+        """Requests all output again, as some of the frames before number `seq` are missing."""
         self._counters.gaps += 1
         self._resync_all(seq)
 

@@ -14,7 +14,7 @@ log = logging.getLogger("sluice.pool")
 
 
 def look_up(host: str) -> list[str]:
-    """The IPv4 addresses of a host, in a stable order; raises OSError."""
+    """Returns the IPv4 addresses of a host, in a stable order; raises OSError."""
     entries = socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
     return sorted({str(entry[4][0]) for entry in entries})
 
@@ -35,7 +35,7 @@ class Discovery:
         self._problem = ""
 
     def resolve(self) -> list[Address]:
-        """The address of every worker, each once, in order."""
+        """Returns the address of every worker, each once, in order."""
         problems: list[str] = []
         configured = [*self._fixed, *self._read_file(problems)]
         resolved = list(dict.fromkeys(each for address in configured for each in self._expand(address, problems)))
@@ -58,7 +58,7 @@ class Discovery:
         return self._from_file
 
     def _expand(self, address: Address, problems: list[str]) -> Iterator[Address]:
-        """The address itself, or one for each IP address of its host name."""
+        """Yields the address itself, or one for each IP address of its host name."""
         if not (host := address.host):
             yield address
             return

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class WireCounters:
     """Events of all connections since the process started."""
 
-    gaps: int = 0  # numbers missing in the frames of a worker
+    gaps: int = 0  # gaps in the numbers of a worker's frames
     resyncs: int = 0  # streams whose output was requested again
     resumed: int = 0  # streams submitted again after their worker was lost
     moved: int = 0  # resumed streams that went to another worker

@@ -24,7 +24,7 @@ RESOLVE_S = 3.0  # between two reads of files and host names
 
 
 class Membership:
-    """The workers in the order of joining: `connections`. All serve what `welcome` says, or are not used."""
+    """Holds the workers in the order of joining, as `connections`. Workers that differ from `welcome` are not used."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Membership:
     # readiness
 
     def ready(self, excluding: Collection[WorkerConnection] = ()) -> list[WorkerConnection]:
-        """The workers that can serve new requests now."""
+        """Returns the workers that can serve new requests now."""
         return [
             connection
             for connection in self.connections
@@ -82,7 +82,7 @@ class Membership:
 
     @property
     def handshaking(self) -> bool:
-        """No worker can serve requests, but one may be able to at any moment."""
+        """Whether no worker can serve requests now, but one may be able to at any moment."""
         return not self.ready() and any(connection.state in STARTING for connection in self.connections)
 
     def statuses(self) -> list[WorkerStatus]:
@@ -96,7 +96,7 @@ class Membership:
             self._update(await self._addresses())
 
     async def _addresses(self) -> list[Address]:
-        """Resolves in a thread where that could block the event loop."""
+        """Resolves the addresses, in a thread if that could block the event loop."""
         return (
             await asyncio.to_thread(self._discovery.resolve) if self._discovery.changing else self._discovery.resolve()
         )
@@ -134,7 +134,7 @@ class Membership:
     # compatibility
 
     def check_compatible(self) -> None:
-        """All workers must serve the same. The first one decides what; when none of its kind is left, the next one."""
+        """Checks that all workers serve the same as the first. When none of its kind is left, the next one decides."""
         usable = [
             connection.welcome
             for connection in self.connections
@@ -150,7 +150,7 @@ class Membership:
                 connection.incompatible = problem
 
     def _unusable(self, welcome: m.Welcome) -> str:
-        """Why this frontend cannot use the worker; empty: it can."""
+        """Returns why this frontend cannot use the worker; empty if it can."""
         own_hash = self._tokenizer_hash()
         if welcome.version != m.PROTOCOL_VERSION:
             return f"the worker speaks protocol {welcome.version}, this frontend {m.PROTOCOL_VERSION}"
@@ -175,7 +175,7 @@ def _status(connection: WorkerConnection) -> WorkerStatus:
 
 
 def _difference(welcome: m.Welcome, others: m.Welcome | None) -> str:
-    """How a worker differs from the others; empty: not at all."""
+    """Returns how a worker differs from the others; empty if it does not."""
     if others is None:
         return "it is the first one"
     pairs = (

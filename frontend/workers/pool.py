@@ -7,7 +7,7 @@ a worker is chosen among the ready ones (routing.py).
     it returns under the same epoch                    streams that moved are aborted there, the rest is repaired
     it returns under a new epoch                       waiting streams are submitted again with the received output
     it drains or leaves                                it gets nothing new; its streams finish
-    it has no room                                     the next worker is tried; a stream admitted before waits
+    it is full                                         the next worker is tried; a stream admitted before waits
 """
 
 import asyncio
@@ -46,10 +46,10 @@ class WorkerPool:
         resolve_s: float = RESOLVE_S,
     ) -> None:
         """
-        discovery: finds the workers, every `resolve_s` seconds; None: there is one worker, at the addresses of `wire`
+        discovery: finds the workers, every `resolve_s` seconds; None means one worker, at the addresses of `wire`
         stall_timeout: seconds without progress after which a worker's streams move
         recovery_timeout: seconds that a stream waits for a worker before it fails
-        model, tokenizer_hash: a worker that differs is not used; empty: any
+        model, tokenizer_hash: a worker with another value is not used; empty accepts any
         """
         self.id = secrets.token_bytes(m.TOPIC_BYTES)
         self.counters = WireCounters()
@@ -58,7 +58,7 @@ class WorkerPool:
         )
         self._stall_timeout = stall_timeout
         self._recovery_timeout = recovery_timeout
-        self._placement: dict[Stream, WorkerConnection | None] = {}  # of each live stream; None: it waits for a worker
+        self._placement: dict[Stream, WorkerConnection | None] = {}  # each live stream's worker; None while it waits
         self._waiting: dict[Stream, float] = {}  # streams without a worker, and since when
         self._tried: dict[Stream, list[WorkerConnection]] = {}  # workers that did not admit a new request
         self._affinity = PrefixAffinity()
@@ -100,7 +100,7 @@ class WorkerPool:
         priority: int = 0,
         tenant: str = "",
     ) -> Stream:
-        """Returns when a worker has admitted the sequence.
+        """Submits a sequence, and returns when a worker has admitted it.
 
         Raises:
             Overloaded: queue full, draining, or no worker, with `retry_after` in seconds.
@@ -138,7 +138,7 @@ class WorkerPool:
         return self._next_id
 
     def _choose(self, stream: Stream, connections: Sequence[WorkerConnection]) -> WorkerConnection:
-        """Sequences of one prompt go to one worker, which computes the prompt once."""
+        """Chooses a worker. Sequences of one prompt go to one worker, which computes the prompt once."""
         if len(connections) == 1:
             return connections[0]
         submit = stream.submit
@@ -182,7 +182,7 @@ class WorkerPool:
             self._resume(stream)
 
     def connection_lost(self, connection: WorkerConnection) -> None:
-        """Its streams move to another worker; if there is none, those that were admitted wait."""
+        """Moves its streams to another worker; if there is none, those that were admitted wait."""
         self._evacuate(connection)
         for stream in list(connection.streams.values()):
             if not stream.admission.done():
@@ -233,14 +233,14 @@ class WorkerPool:
             self._resume(stream)
 
     def _record_death(self, stream: Stream, connection: WorkerConnection) -> None:
-        """The stream may have killed its worker. The connection reverts this if the worker turns out to be alive."""
+        """Records that the stream may have killed its worker. The connection reverts this if the worker is alive."""
         if not stream.admission.done():
             self._tried.setdefault(stream, []).append(connection)
         if connection.epoch != NO_EPOCH:
             stream.lost_worker((connection.address.name, connection.epoch))
 
     def _resume(self, stream: Stream) -> None:
-        """Submits a stream to a ready worker, or lets it wait. One not yet admitted tries two workers at most."""
+        """Submits a stream to a ready worker, or lets it wait. A stream that is not yet admitted tries two at most."""
         ready = self.membership.ready()
         if not stream.admission.done() and (len(self._tried.get(stream, ())) > 1 or not ready):
             self._fail_unadmitted(stream)
@@ -297,7 +297,7 @@ class WorkerPool:
 
 
 def rejection_error(rejected: m.Rejected) -> SluiceError:
-    """The error for a request that no worker admits."""
+    """Returns the error for a request that no worker admits."""
     if rejected.reason in (m.Refusal.TOO_LONG, m.Refusal.INVALID):
         return Unprocessable(rejected.message, code=rejected.reason.value)
     return Overloaded(rejected.message, code=rejected.reason.value, retry_after=rejected.retry_after_s)

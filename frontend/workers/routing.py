@@ -11,13 +11,15 @@ from shared.messages import Status
 
 PREFIX_LENGTHS = (16384, 4096, 1024, 256, 64)  # tokens; prefixes of these lengths are remembered
 MAX_PREFIXES = 20_000
-AFFINITY_MARGIN = 1024  # tokens of load above the least that a cached prefix is worth; or a quarter of the least load
+# A worker with a cached prefix is preferred while its load exceeds the least load by at most so many tokens, or by a
+# quarter of the least load if that is more.
+AFFINITY_MARGIN = 1024
 EXPECTED_TOKENS = 1024  # a request is expected to need no more new tokens: few use all of their max_tokens
-OTHER_REQUEST_TOKENS = 256  # that another frontend's request is expected to need
+OTHER_REQUEST_TOKENS = 256  # tokens that another frontend's request is expected to need
 
 
 def load(streams: Iterable[Stream], status: Status | None) -> int:
-    """Tokens that a worker has to compute: exact for our `streams`, estimated from `status` for other frontends."""
+    """Counts the tokens left to a worker: exact for our `streams`, estimated from `status` for other frontends."""
     count = ours = prompts = 0
     for stream in streams:
         count += 1
@@ -31,7 +33,7 @@ def load(streams: Iterable[Stream], status: Status | None) -> int:
 
 
 def choose(loads: Sequence[int], cached_by: Iterable[Collection[int]] = (), turn: int = 0) -> int:
-    """Index of the worker to take.
+    """Returns the index of the worker to take.
 
     loads: `loads[i]` is the load of worker i
     cached_by: the workers that computed a prefix of the request, for the longest prefix first
@@ -47,12 +49,12 @@ def choose(loads: Sequence[int], cached_by: Iterable[Collection[int]] = (), turn
 
 
 def prefix_hashes(prompt: bytes, cache_salt: str) -> list[int]:
-    """Hashes of the prefixes of a packed prompt, the longest first; requests with equal salts share prefixes."""
+    """Hashes the prefixes of a packed prompt, the longest first; requests with equal salts share prefixes."""
     return [hash((cache_salt, prompt[: 4 * length])) for length in PREFIX_LENGTHS if len(prompt) >= 4 * length]
 
 
 class PrefixAffinity:
-    """Which workers computed which prefix lately: the `size` most recent prefixes."""
+    """Remembers which workers computed which prefix, for the `size` most recent prefixes."""
 
     def __init__(self, size: int = MAX_PREFIXES) -> None:
         self._size = size
@@ -62,7 +64,7 @@ class PrefixAffinity:
         return len(self._workers)
 
     def workers_with(self, hashes: Iterable[int]) -> list[Collection[str]]:
-        """The names of the workers for each known prefix, in the order of `hashes`."""
+        """Returns the names of the workers for each known prefix, in the order of `hashes`."""
         return [self._workers[prefix] for prefix in hashes if prefix in self._workers]
 
     def remember(self, hashes: Iterable[int], worker: str) -> None:
@@ -73,6 +75,6 @@ class PrefixAffinity:
             self._workers.popitem(last=False)
 
     def forget(self, worker: str) -> None:
-        """The worker's cache is gone."""
+        """Forgets the worker's prefixes, as its cache is gone."""
         for workers in self._workers.values():
             workers.discard(worker)

@@ -1,4 +1,4 @@
-"""The state of each worker for /ready, /stats and /metrics, as a `WorkerStatus` each or as one Status of all."""
+"""The state of each worker for /ready, /stats and /metrics, as one `WorkerStatus` each or one Status for all."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -57,9 +57,9 @@ TEXTS = {
 
 
 def readiness_of(state: ConnectionState, status: m.Status | None, incompatible: str, step_age: float) -> Readiness:
-    """The readiness of one worker.
+    """Returns the readiness of one worker.
 
-    status: the worker's latest
+    status: the worker's latest Status
     incompatible: why the worker cannot be used, in that state
     step_age: seconds since the worker's compute loop made progress
     """
@@ -94,7 +94,7 @@ class WorkerStatus:
     state: ConnectionState
     reason: str  # "ready", or why it is not
     status: m.Status | None = None  # the latest one received
-    streams: int = 0  # this frontend's streams that are there now
+    streams: int = 0  # this frontend's streams that the worker has now
     load: int = 0  # tokens that these streams may still need
     connected: bool = True  # it answers, so its latest Status still holds
 
@@ -104,7 +104,7 @@ class WorkerStatus:
 
 
 def aggregate(workers: Iterable[WorkerStatus]) -> m.Status | None:
-    """The workers as if they were one: counts and rates are sums, ages and latencies those of the slowest.
+    """Merges the workers into one Status: counts and rates are sums, ages and latencies those of the slowest.
 
     Its identity (pid, epoch, device, ...) is the first worker's. Lost workers count only if all are lost.
     """
@@ -147,7 +147,7 @@ def _worst(quantiles: Sequence[m.Quantiles]) -> m.Quantiles:
 
 
 def _frontends(frontends: Iterable[m.ConnectedFrontend]) -> tuple[m.ConnectedFrontend, ...]:
-    """Each frontend once, with its streams at all workers."""
+    """Returns each frontend once, with its streams at all workers."""
     merged: dict[str, m.ConnectedFrontend] = {}
     for frontend in frontends:
         streams = frontend.streams + (merged[frontend.id].streams if frontend.id in merged else 0)

@@ -20,7 +20,7 @@ RESYNC_INTERVAL_S = 0.25  # a stream requests missing output at most once in thi
 
 
 def ignore() -> None:
-    """The callback of a stream without a listener."""
+    """Does nothing: the callback of a stream without a listener."""
 
 
 class Batch(msgspec.Struct, gc=False):
@@ -40,26 +40,26 @@ class Stream:
     admission: asyncio.Future[int]
     seed: int = 0
     output: list[int] = field(default_factory=list)  # everything received, kept for resuming
-    started: m.Timings = field(default_factory=m.Timings)  # as of its first token
+    started: m.Timings = field(default_factory=m.Timings)  # the worker's timings up to the first token
     end: m.End | None = None
     deaths: set[tuple[str, int]] = field(default_factory=set)  # workers (address, epoch) lost since its last token
     submitted_at: float = field(default_factory=time.monotonic)
-    acknowledged: bool = False  # admitted by the worker where it is now
-    fresh: bool = False  # there is something to gather
+    acknowledged: bool = False  # the worker that has the stream now has admitted it
+    fresh: bool = False  # something has arrived since the last `gather`
     on_fresh: Callable[[], None] = ignore  # called whenever something arrives
     _output_at_death: int = -1  # length of the output at the latest death
     _gathered: int = 0  # length of the output at the last `gather`
     _logprobs: list[m.Logprobs] = field(default_factory=list)
-    _next_logprob: list[int] = field(default_factory=lambda: [0, 1])  # offset in output, in prompt (its first has none)
+    _next_logprob: list[int] = field(default_factory=lambda: [0, 1])  # next offset: output, prompt (its first has none)
     _resynced_at: float = 0.0
 
     @property
     def id(self) -> int:
-        """The id of its latest Submit: it gets a new one each time it is sent to a worker."""
+        """The id of its latest Submit: a stream gets a new id each time it is sent to a worker."""
         return self.submit.id
 
     def admitted(self, seed: int) -> None:
-        """The worker has admitted it and computes with this seed."""
+        """Records that the worker has admitted the stream and computes with this seed."""
         self.acknowledged = True
         if not self.admission.done():
             self.seed = seed
@@ -77,12 +77,12 @@ class Stream:
         self.submitted_at, self.acknowledged = now, False
 
     def _remaining_ms(self, now: float) -> int:
-        """The rest of the deadline, at least 1; 0: it has none."""
+        """Returns the milliseconds left until the deadline, at least 1; 0 if there is no deadline."""
         deadline = self.submit.deadline_ms
         return max(1, deadline - int(1e3 * (now - self.submitted_at))) if deadline else 0
 
     def gather(self) -> Batch:
-        """Everything received since the last call; empty unless `fresh`."""
+        """Returns everything received since the last call; empty unless `fresh`."""
         self.fresh = False
         start, self._gathered = self._gathered, len(self.output)
         logprobs = self._logprobs
@@ -91,7 +91,7 @@ class Stream:
         return Batch(self.output[start:], start, logprobs, self.end)
 
     def add_tokens(self, start: int, tokens: list[int]) -> bool:
-        """False: tokens before `start` are missing."""
+        """Adds tokens from offset `start` on. Returns False, and adds none, if tokens before `start` are missing."""
         length = len(self.output)
         if start > length:
             return False
@@ -101,7 +101,7 @@ class Stream:
         return True
 
     def add_logprobs(self, logprobs: m.Logprobs) -> None:
-        """Keeps what continues those already here; the rest is a duplicate, or arrives again after a Resync."""
+        """Keeps log-probabilities that continue those here; others are duplicates, or arrive again after a Resync."""
         expected = self._next_logprob[logprobs.prompt]
         end = logprobs.start + len(logprobs.chosen) // 4
         if logprobs.start <= expected < end:
@@ -119,7 +119,7 @@ class Stream:
         self.on_fresh()
 
     def lost_worker(self, worker: tuple[str, int]) -> None:
-        """Records that its worker was lost. Only workers that admitted it count, and only since its last token."""
+        """Records that the worker was lost. Counts only workers that admitted the stream, since its last token."""
         if not self.acknowledged:
             return
         if len(self.output) != self._output_at_death:
@@ -135,7 +135,7 @@ class Stream:
 
 
 def _without_first(logprobs: m.Logprobs, n: int) -> m.Logprobs:
-    """The same without the first `n` tokens."""
+    """Returns the log-probabilities without those of the first `n` tokens."""
     if not n:
         return logprobs
     return msgspec.structs.replace(
