@@ -183,7 +183,8 @@ class WorkerConnection:
         self._listener.connection_lost(self)
 
     def _abort_orphans(self) -> None:
-        """Aborts streams released while the worker was away. It had not died: their `deaths` drop this one."""
+        """Aborts the streams released while the worker was away. As it had not died, this is removed from
+        their `deaths`."""
         for stream in self._orphans.values():
             stream.deaths.discard((self.address.name, self.epoch))
         if self._orphans:

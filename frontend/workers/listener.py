@@ -26,16 +26,17 @@ class ConnectionListener(Protocol):
     """Decides what happens to streams when their connection changes; the pool implements it."""
 
     def connected(self, connection: "WorkerConnection") -> None:
-        """The worker can be used and has none of `connection.streams`: it is new, or it dropped this frontend."""
+        """Called when the worker can be used but has none of `connection.streams`, because it is new
+        or has dropped this frontend."""
 
     def connection_lost(self, connection: "WorkerConnection") -> None:
-        """The worker does not answer. It may return with all its streams, or under a new epoch with none."""
+        """Called when the worker does not answer. It may return with all streams, or under a new epoch with none."""
 
     def stream_rejected(self, connection: "WorkerConnection", stream: Stream, rejected: m.Rejected) -> None:
-        """The worker did not admit the stream, which has left the connection."""
+        """Called when the worker did not admit the stream, which has left the connection."""
 
     def stream_unknown(self, stream: Stream) -> None:
-        """The worker does not know the stream, which has left the connection."""
+        """Called when the worker does not know the stream, which has left the connection."""
 
     def stream_ended(self, stream: Stream, end: m.End) -> None:
-        """The stream is complete and has left the connection."""
+        """Called when the stream is complete and has left the connection."""
