@@ -2,7 +2,7 @@
 
 The journal is written before each step and read when a request comes to another worker. When a worker dies in a step,
 the crash count of every request in that step grows by one. A request with a crash count runs in steps of its own until
-it has produced a token, which resets its count. The second death therefore proves which request kills workers, and the
+it has produced a token, which resets the count. The second death therefore proves which request kills workers, and the
 other requests of the first step are cleared. A request that only waited gets no count, and neither does any request of
 a worker that was killed from outside.
 

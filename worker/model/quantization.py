@@ -36,7 +36,7 @@ class ExpectedTensor:
     name: str
     shape: Shape
     formats: tuple[torch.dtype, ...] = PLAIN  # the formats that it may be stored in
-    becomes: Shape = ()  # its shape as part of an unquantized weight; (): the same as `shape`
+    becomes: Shape = ()  # its shape as part of an unquantized weight; () means `shape`
 
 
 @dataclass(frozen=True, slots=True)

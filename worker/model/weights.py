@@ -37,7 +37,7 @@ class StackedLinear:
     rows: tuple[int, ...]
     columns: int
     bias: bool
-    order: Tensor | None = None  # the row order in memory; None: as in the checkpoint
+    order: Tensor | None = None  # the row order in memory; None if it is that of the checkpoint
 
     def ordered(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Returns the tensors, which have one entry per row, with their entries in `order`."""

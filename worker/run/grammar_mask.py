@@ -27,7 +27,10 @@ Bits = NDArray[np.uint8]  # [R, bytes]: bit i of a row, from the lowest bit on, 
 
 
 class GrammarMask:
-    """Masks the logits of a batch. Call `apply` before anything else that changes logits could allow a token again."""
+    """Masks the logits of a batch.
+
+    `apply` must run before everything else that changes logits, so that nothing makes a forbidden token possible again.
+    """
 
     def __init__(self, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._vocab_size = vocab_size

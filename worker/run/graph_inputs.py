@@ -94,13 +94,13 @@ class HostBlock:
             item.name: getattr(views, item.name).numpy() for item in fields(GraphInputs)
         }
         self._prompt_lens = np.zeros(batch, np.int64)
-        self._row_pages: list[array[int] | None] = [None] * batch  # they identify the sequence of the row
+        self._row_pages: list[array[int] | None] = [None] * batch  # `pages` of the sequence in each row
         self._page_counts = [0] * batch  # how many of these pages are in its row of page_table
         self._rows = batch
         self._pad(0)
 
     def fill(self, chunks: Seq[Chunk], before: Seq[Chunk], page_size: int) -> None:
-        """Fills the columns for decodes of one token. before: chunks of the step that samples unknown tokens."""
+        """Fills the columns for decodes of one token. before: chunks of the step that samples missing tokens."""
         if self._sent is not None:
             self._sent.synchronize()  # waits for the last copy, after which the block may be overwritten
         n, columns = len(chunks), self._columns

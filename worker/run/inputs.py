@@ -15,7 +15,7 @@ from worker.kv_cache.pages import SCRATCH
 from worker.model.forward_inputs import ForwardInputs
 from worker.schedule.sequence import Chunk, Sequence
 
-PLACEHOLDER = 0  # replaces an id that only the device will know
+PLACEHOLDER = 0  # stands in the inputs for an id that only the device knows
 
 
 def dummy_sequence(tokens: list[int], page_size: int, sampling: Sampling, seed: int = 0) -> Sequence:
@@ -26,7 +26,7 @@ def dummy_sequence(tokens: list[int], page_size: int, sampling: Sampling, seed: 
 
 @dataclass(frozen=True, slots=True)
 class LogitsUse:
-    """Which rows of the logits [R, vocab] are used for what."""
+    """Lists which of the R rows of logits are sampled from, and which give log-probabilities of prompt tokens."""
 
     sampled: list[int]  # rows that ids are sampled from, in plan order
     prompts: list[tuple[int, int, int]]  # for prompt log-probabilities: (chunk index, first row, row count)

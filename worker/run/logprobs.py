@@ -32,7 +32,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The log-probabilities of the chosen token and of the T most likely tokens, for N rows."""
+    """The log-probabilities of the chosen token and of the T most likely tokens, for each of N rows."""
 
     chosen: Tensor  # [N] float32
     ids: Tensor  # [N, T] int64

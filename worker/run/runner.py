@@ -44,10 +44,10 @@ class DeviceBroken(Exception):
 class Runner:
     """Runs the steps of a model, with its K/V pool, on one device.
 
-    overlap: whether the next step may be launched before a step is read whose rows are all sampled from unadjusted
-    logits.
-    graphs: whether decodes of up to `max_batch_size` such rows are captured as CUDA graphs and replayed. On the CPU, a
-    replay computes the decode again.
+    overlap: whether a step may be launched before the last one is read, if all rows of the last one are sampled from
+    unadjusted logits.
+    graphs: whether decodes of up to `max_batch_size` rows with unadjusted logits are captured as CUDA graphs and
+    replayed. On the CPU, a replay computes the decode again.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ class WaitingQueue:
         return True
 
     def release_group(self, sequence: Sequence) -> None:
-        """Moves the followers of a sequence to the front, if it is a leader. Called when it has computed its prompt."""
+        """Moves the followers of a leader to the front. Called for each sequence that has computed its prompt."""
         group = self._groups.get(_group_key(sequence))
         if group is None or group.leader is not sequence:
             return
@@ -108,7 +108,7 @@ class WaitingQueue:
             self._push_front(follower, since)
 
     def replace_leader(self, sequence: Sequence) -> None:
-        """Makes the first follower of a sequence the leader, if it was a leader. Called when it has left for good."""
+        """Makes the first follower of a leader the new leader. Called for each sequence that has left for good."""
         group = self._groups.get(_group_key(sequence))
         if group is None or group.leader is not sequence:
             return

@@ -68,7 +68,7 @@ class Sequence:
     seed: int
     arrival: float  # seconds of the loop's clock
     cache_salt: str = ""  # only sequences with the same salt share cached prefixes
-    group: int = 0  # the same for all sequences of one prompt, see queue.py; 0: no group
+    group: int = 0  # the same for all sequences of one prompt, see queue.py; 0 if there is no group
     priority: int = 0  # lower goes first
     deadline: float = float("inf")  # seconds of the loop's clock
     tenant: str = ""  # the name of its API key, see fair_queue.py
