@@ -31,7 +31,7 @@ class Timings(ResponseModel):
 
 
 class Model(ResponseModel):
-    """The served model, with OpenAI's fields, then Anthropic's. Lengths are null until a worker has told them."""
+    """The served model, with OpenAI's fields, then Anthropic's. Lengths are null until a worker has reported them."""
 
     id: str
     object: Literal["model"] = "model"

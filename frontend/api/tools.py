@@ -250,12 +250,12 @@ def checked_choice(
 def _check_format(context: ModelContext) -> None:
     if not context.style.shows_tools:
         raise Unprocessable(
-            "`tools` are not tool_choice by this model: its chat template has no place for them",
+            "`tools` are not supported by this model: its chat template has no place for them",
             param="tools", code="unsupported_field",
         )  # fmt: skip
     if context.style.tool_format is ToolFormat.NONE:
         raise Unprocessable(
-            "`tools` are not tool_choice: how this model writes a call is not known (see --tool-format)",
+            "`tools` are not supported: how this model writes a call is not known (see --tool-format)",
             param="tools", code="unsupported_field",
         )  # fmt: skip
 

@@ -29,7 +29,7 @@ class PrefixCacheStats(msgspec.Struct, kw_only=True):
 
 
 class SpeculationStats(msgspec.Struct, kw_only=True):
-    """Draft tokens."""
+    """Numbers of draft tokens."""
 
     drafted: Count
     accepted: Count
@@ -52,7 +52,7 @@ class Throughput(msgspec.Struct, kw_only=True):
 
 
 class Quantiles(msgspec.Struct, kw_only=True):
-    """Seconds."""
+    """Latencies in seconds."""
 
     p50: float
     p95: float
