@@ -11,9 +11,9 @@ Activation = Literal["silu", "gelu_tanh"]
 
 
 def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
-    """act(x[:, :I]) * x[:, I:], the activation rounded to x's dtype before it multiplies.
+    """Returns act(x[:, :I]) * x[:, I:]. The activation is rounded to x's dtype before the multiplication.
 
-    x [T, 2 * I] contiguous: gate and up projections side by side. Returns [T, I].
+    x [T, 2 * I] is contiguous and holds the gate and up projections side by side. The result is [T, I].
     """
     if x.is_cuda:
         from worker.kernels.gpu.act_and_mul import act_and_mul_triton

@@ -12,7 +12,7 @@ from torch import Tensor
 from worker.kernels.cpu import bindings
 
 GATHER_ELEMENTS = 1 << 25  # elements of keys gathered together
-MASK_ELEMENTS = 1 << 26  # mask entries in memory together
+MASK_ELEMENTS = 1 << 26  # mask entries that are in memory together
 
 
 def attention(
@@ -27,11 +27,11 @@ def attention(
     scale: float,
     window: int,
 ) -> Tensor:
-    """softmax(q k^T * scale) v for every row, over the cache. The tokens' own K/V must have been written.
+    """Returns softmax(q k^T * scale) v over the cache for every row. The tokens' own K/V must have been written.
 
-    q [T, Hq, D], rows may be strided; cache_k, cache_v [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn, Hq a
-    multiple of Hk; query_start_loc [S + 1], seq_lens [S], page_table [S, P] int32; max_kv_len at least the longest
-    of seq_lens; window in tokens, 0: none. Returns [T, Hq, D] in q's dtype.
+    q [T, Hq, D], whose rows may be strided; cache_k, cache_v [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn,
+    where Hq is a multiple of Hk; query_start_loc [S + 1], seq_lens [S], page_table [S, P] int32; max_kv_len at least
+    the longest of seq_lens; window in tokens, or 0 for no window. Returns [T, Hq, D] in q's dtype.
     """
     if q.is_cuda:
         from worker.kernels.gpu.attention import attention_triton
@@ -60,10 +60,10 @@ def attention_torch(
     scale: float,
     window: int,
 ) -> Tensor:
-    """Attends in two kinds of padded batches, so that long chunks do not pad decodes: sequences with one row, and the
-    rest.
+    """Attends to decodes (sequences with one row, which is one query token) and to other sequences in separate padded
+    batches, so that decodes are not padded to the length of chunks.
 
-    `max_kv_len` is for the Triton kernels; here seq_lens are read.
+    Ignores `max_kv_len`, which the Triton kernels need, and reads seq_lens instead.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     query_start_loc, seq_lens, page_table = query_start_loc.long(), seq_lens.long(), page_table.long()
@@ -77,7 +77,7 @@ def attention_torch(
 
 
 def _groups_that_fit(seqs: Tensor, seq_lens: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
-    """Groups of sequences whose padded keys stay within GATHER_ELEMENTS."""
+    """Splits sequences into groups whose padded keys stay within GATHER_ELEMENTS."""
     if not len(seqs):
         return ()
     longest = int(seq_lens[seqs].max()) * cache.shape[2] * cache.shape[3]
@@ -96,12 +96,15 @@ def _attend_batch(
     scale: float,
     window: int,
 ) -> None:
-    """Attends one padded batch: starts, q_lens, seq_lens [B], page_table [B, P]; writes these sequences' rows of
-    out."""
+    """Computes one padded batch and writes its sequences' rows of out.
+
+    starts, q_lens, seq_lens [B]; page_table [B, P].
+    """
     heads, kv_heads, head_dim = q.shape[1], cache_k.shape[2], q.shape[2]
     first = (seq_lens - q_lens - window + 1).clamp(min=0) if window else torch.zeros_like(seq_lens)
     key_positions = first[:, None] + torch.arange(int((seq_lens - first).max()), device=q.device)  # [B, L]
-    clamped = key_positions.minimum(seq_lens[:, None] - 1)  # beyond a sequence's end: its last key, masked below
+    # positions beyond a sequence's end read its last key and are masked below
+    clamped = key_positions.minimum(seq_lens[:, None] - 1)
     page_size = cache_k.shape[1]
     slots = page_table.gather(1, clamped // page_size) * page_size + clamped % page_size
     k, v = (_gather(cache, slots, q.dtype).transpose(1, 2) for cache in (cache_k, cache_v))  # [B, Hk, L, D]
@@ -125,7 +128,7 @@ def _attend_batch(
 
 
 def _gather(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """Entries of the cache at slots [B, L], in `dtype`: [B, L, Hk, D]."""
+    """Returns the cache's entries at slots [B, L], converted to `dtype`: [B, L, Hk, D]."""
     if cache.dtype == torch.float8_e4m3fn:  # torch cannot index float8
         return cache.view(torch.uint8).flatten(0, 1)[slots].view(cache.dtype).to(dtype)
     return cache.flatten(0, 1)[slots]

@@ -1,8 +1,8 @@
-"""Matrix product with a weight that is packed once and read every step.
+"""Multiplies by a weight that is packed once and read in every step.
 
 With `invariant`, the result of a row never depends on the other rows. Library GEMMs choose the order of additions over
-K by the row count, so `invariant` uses a product whose order depends on the weight's shape only. Quantized weights
-(quantize.py) always use it.
+K by the row count, so `invariant` selects a kernel whose order depends on the weight's shape only. Quantized weights
+(quantize.py) always use that kernel.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from worker.kernels.quantize import dequantize, linear_quantized_torch
 class PackedLinear:
     """A weight prepared for `linear`."""
 
-    weight: Tensor  # [N, K]; empty if `cpu` holds it; int8 or float8_e4m3fn if there is a `scale`
+    weight: Tensor  # [N, K]; empty if `cpu` holds the weight; int8 or float8_e4m3fn if there is a `scale`
     bias: Tensor | None  # [N]
     invariant: bool
-    cpu: CpuWeight | None = None  # the same, packed for the C library
+    cpu: CpuWeight | None = None  # the weight, packed for the C library
     scale: Tensor | None = None  # [N] float32
-    dynamic: bool = False  # rows of the input are quantized to the weight's format
+    dynamic: bool = False  # whether rows of the input are quantized to the weight's format
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> PackedLinear:
@@ -47,7 +47,8 @@ def pack_quantized(
 ) -> PackedLinear:
     """Prepares values [N, K] (int8 or float8_e4m3fn) with scale [N] for inputs of `dtype`.
 
-    dynamic: inputs are quantized too. Only GPU kernels read such values; elsewhere they become a weight of `dtype`.
+    dynamic: whether inputs are quantized too. Only GPU kernels read quantized values; elsewhere they are converted to a
+    weight of `dtype`.
     """
     if values.is_cuda:
         return PackedLinear(values, bias, True, scale=scale, dynamic=dynamic)
@@ -55,10 +56,10 @@ def pack_quantized(
 
 
 def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
-    """x [T, K] @ weight.T + bias -> [T, N], in x's dtype, or float32 if `fp32_out` (not rounded before, except by
-    library GEMMs).
+    """Returns x [T, K] @ weight.T + bias, [T, N] in x's dtype, or in float32 if `fp32_out`.
 
-    With `split_k` it may also be split-K partial sums (see split_k.py), where adding them later is cheaper.
+    The float32 result is not rounded to x's dtype before, except by library GEMMs. With `split_k` the result may also
+    be split-K partial sums (see split_k.py), when it is cheaper to add them later.
     """
     if x.is_cuda and packed.invariant:
         from worker.kernels.gpu.linear import linear_triton
@@ -76,7 +77,10 @@ def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: 
 
 
 def linear_torch(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
-    """The same without Triton and without partial sums. The C library multiplies weights that only it holds."""
+    """Computes the same as `linear`, without Triton and without partial sums.
+
+    A weight that is packed for the C library is still multiplied by the C library, as nothing else holds it.
+    """
     if packed.cpu is not None:
         return bindings.linear(x, packed.cpu, out_dtype=torch.float32 if fp32_out else None)
     if packed.scale is not None:
@@ -87,7 +91,7 @@ def linear_torch(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, spl
 
 
 def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
-    """act_and_mul(linear(x)) for x [T, K] and the weights of gate and up, stacked, [2 I, K] -> [T, I]."""
+    """Returns act_and_mul(linear(x)), [T, I], for x [T, K] and the stacked weights of gate and up, [2 I, K]."""
     if x.is_cuda and packed.invariant:
         from worker.kernels.gpu.linear import gated_linear_triton
         from worker.kernels.gpu.tiles import is_single_chain

@@ -1,4 +1,4 @@
-"""RMS norm of the last dimension, alone or after adding the residual.
+"""Computes the RMS norm of the last dimension, alone or after adding the residual.
 
 Model families round in two ways: Llama and Qwen round the normalised value before multiplying it by the weight; Gemma
 (`offset`) multiplies by `1 + weight` in fp32 and rounds once. `1 + weight` is never stored, because bf16 would lose
@@ -13,9 +13,9 @@ from worker.kernels.split_k import sum_split_k
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
-    """x / rms(x) * weight over the last dimension, computed in fp32.
+    """Returns x / rms(x) * weight over the last dimension, computed in fp32.
 
-    x [T, H] or [T, heads, D], tokens may be strided; weight [H] or [D]. Returns x's shape and dtype, contiguous.
+    x [T, H] or [T, heads, D], whose tokens may be strided; weight [H] or [D]. Returns x's shape and dtype, contiguous.
     """
     if x.is_cuda:
         from worker.kernels.gpu.norm import rms_norm_triton
@@ -29,7 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> 
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: bool = False, x_norm: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(rms_norm(s), s) with s = x + residual, rounded to the dtype first as in Hugging Face models.
+    """Returns (rms_norm(s), s), where s = x + residual is first rounded to the dtype, as in Hugging Face models.
 
     x [T, H], or its split-K partial sums (see split_k.py); residual [T, H]; weight [H]; x_norm [H]: the weight of an
     RMS norm that is applied to x first.

@@ -1,4 +1,4 @@
-"""The operations of a decoder as one record: the fastest functions for its tensors, or those in plain PyTorch."""
+"""Collects the operations of a decoder in one record: the fastest functions for its tensors, or plain PyTorch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from worker.kernels.sample import sample_plain, sample_torch
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Every field is the function of that name in this folder, or its form in plain PyTorch."""
+    """The operations that a decoder calls. Each field is the function of that name, or its form in plain PyTorch."""
 
     rms_norm: Callable[..., Tensor]
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
@@ -26,6 +26,8 @@ class Operations:
 
 
 FAST = Operations(rms_norm, add_rms_norm, qkv_rope_write, attention, linear, gated_linear, sample_plain)
+# Not batch-invariant: the bits of a row may depend on the other rows. On a GPU, some of these functions synchronize
+# with it.
 TORCH = Operations(
     rms_norm_torch,
     add_rms_norm_torch,
@@ -34,4 +36,4 @@ TORCH = Operations(
     linear_torch,
     gated_linear_torch,
     sample_torch,
-)  # on a GPU these may wait for it, and a row's bits may depend on the other rows
+)

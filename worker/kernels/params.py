@@ -1,4 +1,4 @@
-"""Sampling parameters of a batch, as columns on the device that samples, with an entry for each row of logits."""
+"""Sampling parameters of a batch: tensors on the device that samples, with an entry for each row of logits."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,10 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """values[e] is added to the logit of token ids[e] of row rows[e]; distinct (row, token); -inf forbids a token."""
+    """The logit bias: values[e] is added to the logit of token ids[e] in row rows[e]. -inf forbids a token.
+
+    There is at most one entry for each (row, token).
+    """
 
     rows: Tensor  # [E] int64
     ids: Tensor  # [E] int64
@@ -28,19 +31,22 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class PlainParams:
-    """How to sample each of R rows after its logits are adjusted; complete for rows without penalties and bias."""
+    """How to sample each of R rows after its logits are adjusted. Rows without penalties and bias need nothing else."""
 
     temperature: Tensor  # [R] float32, 0: greedy
     top_k: Tensor  # [R] int64, 0: off
     top_p: Tensor  # [R] float32, 1: off
     min_p: Tensor  # [R] float32, 0: off
     seeds: Tensor  # [R] int64, the request's 64-bit seed reinterpreted as signed
-    positions: Tensor  # [R] int64: output tokens of the request so far
+    positions: Tensor  # [R] int64: number of output tokens of the request so far
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Stages that some row may need, as far as the host knows. Skipping the others saves work and changes no result."""
+    """The sampling stages that some row may need, as far as the host knows.
+
+    Skipping the other stages saves work and changes no result.
+    """
 
     all_greedy: bool = False
     any_greedy: bool = True
@@ -60,6 +66,6 @@ class SampleParams:
     repetition: Tensor  # [R] float32, 1: off
     presence: Tensor  # [R] float32, 0: off
     frequency: Tensor  # [R] float32, 0: off
-    history: History | None = None  # None: no row has a penalty
+    history: History | None = None  # None if no row has a penalty
     bias: Bias | None = None
     stages: Stages = EVERY

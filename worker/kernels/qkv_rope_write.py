@@ -1,6 +1,6 @@
-"""The work between the qkv projection and attention: norm of queries and keys, rotary embedding, K/V write.
+"""Does the work between the qkv projection and attention: norm of queries and keys, rotary embedding, K/V write.
 
-On GPUs and CPUs it is one pass over the rows, with the same bits as the three kernels in order.
+The Triton kernel and the C library do it in one pass over the rows, with the same bits as the three kernels in order.
 """
 
 from collections.abc import Callable
@@ -31,10 +31,10 @@ def qkv_rope_write(
     offset: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """qkv [T, (Hq + 2 Hk) * D] -> q [T, Hq, D] in `dtype`, rotated; writes k and v to `slot_mapping` [T] of the caches.
+    """Returns the rotated q [T, Hq, D] in `dtype`, and writes k and v to the slots `slot_mapping` [T] of the caches.
 
-    qkv in `dtype`, or its split-K partial sums (see split_k.py); cache_k, cache_v [pages, page_size, Hk, D] as in
-    store_kv.py; cos, sin [M, D] float32; norm weights [D], or None for none.
+    qkv [T, (Hq + 2 Hk) * D] in `dtype`, or its split-K partial sums (see split_k.py); cache_k, cache_v [pages,
+    page_size, Hk, D] as in store_kv.py; cos, sin [M, D] float32; norm weights [D], or None without norms.
     """
     if qkv.is_cuda:
         from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
@@ -72,7 +72,7 @@ def qkv_rope_write_unfused(
     rotate: Callable[..., tuple[Tensor, Tensor]] = rotary,
     write: Callable[..., None] = store_kv,
 ) -> Tensor:
-    """The same by three functions in order."""
+    """Computes the same as `qkv_rope_write` by calling three functions in order."""
     kv_heads, dim = cache_k.shape[2:]
     parts = sum_split_k(qkv, 2, dtype).view(qkv.shape[-2], -1, dim)
     q, k, v = parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)

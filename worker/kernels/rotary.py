@@ -1,4 +1,4 @@
-"""Rotary position embedding, "rotate half" convention: dimensions i and i + D / 2 rotate together.
+"""Applies rotary position embedding in the "rotate half" convention: dimensions i and i + D / 2 rotate together.
 
 The tables hold the full head size (both halves are equal) in fp32. The rotation is computed in fp32 and rounded once.
 (Hugging Face casts the tables to the model's dtype first; in fp32 both agree to the last bit.)
@@ -13,7 +13,7 @@ from worker.kernels.cpu import bindings
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Rotates all heads of token t by row positions[t] of the tables.
 
-    q [T, Hq, D], k [T, Hk, D], rows may be strided; cos, sin [M, D] fp32; positions [T] int64, all below M.
+    q [T, Hq, D], k [T, Hk, D], whose rows may be strided; cos, sin [M, D] fp32; positions [T] int64, all below M.
     Returns contiguous tensors of the same shapes and dtypes.
     """
     if q.is_cuda:
@@ -26,9 +26,9 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) ->
 
 
 def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The batched form of `rotary`: q [B, Hq, S, D], k [B, Hk, S, D].
+    """Does the same as `rotary` for batches q [B, Hq, S, D] and k [B, Hk, S, D].
 
-    cos, sin: [S, D], shared by the batch, or [B, S, D], a table for each sequence (each at its own positions).
+    cos, sin: either [S, D], shared by the batch, or [B, S, D], with a table for each sequence and its positions.
     Raises ValueError for tables of any other rank.
     """
     if cos.ndim not in (2, 3):
@@ -53,5 +53,5 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _unflatten(x: Tensor, batch: int) -> Tensor:
-    """[B * S, H, D] -> [B, H, S, D]"""
+    """Reshapes [B * S, H, D] to [B, H, S, D]."""
     return x.unflatten(0, (batch, -1)).transpose(1, 2).contiguous()

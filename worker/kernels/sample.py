@@ -1,11 +1,12 @@
-"""Chooses the next token of every row: penalties, bias, temperature, top-k, top-p, min-p, draw. Knows no requests.
+"""Chooses the next token of every row: penalties, bias, temperature, top-k, top-p, min-p, draw. This module knows
+no requests.
 
 The result of a row depends on that row only: probabilities become 40-bit integers as soon as they are computed, so all
 later sums, thresholds and cumulative sums are exact for any number of rows or threads and on any device. Randomness is
 a hash of (request seed, output position). On a GPU no step reads a value back to the host.
 
-Devices differ in the last bit of exp. Then a weight differs in the last of its 24 bits, and occasionally a draw
-differs.
+Devices differ in the last bit of exp. So the last of the 24 bits of a weight may differ between devices, and
+occasionally the sampled token does too.
 """
 
 from collections.abc import Callable
@@ -20,14 +21,14 @@ KEY_LEVELS = (20, 10, 0)  # a 31-bit key is selected by its top 11, next 10 and 
 BINS = 2048
 LARGEST_KEY = 0x7FFFFFFF
 LOGPROB_CHUNK = 1 << 24  # logits whose log-probabilities are computed together
-SHORT_LIST = 256  # most likely tokens that the CPU looks at first
+SHORT_LIST = 256  # number of most likely tokens that the CPU tries first
 
 
 def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
-    """Chooses a token for each row from its logits, without adjusting them: [R, V] float32 -> ids [R] int64.
+    """Chooses a token for each row from its unadjusted logits: [R, V] float32 -> ids [R] int64.
 
-    Temperature 0 takes the highest logit; among equal ones the lowest id. A token less than 2**-40 times as likely as
-    the row's most likely one is never drawn. A row without a finite highest logit draws token 0.
+    Temperature 0 takes the highest logit; among equal logits, the one with the lowest id. A token less than 2**-40
+    times as likely as the row's most likely one is never drawn. A row without a finite highest logit draws token 0.
     """
     if logits.is_cuda:
         from worker.kernels.gpu.sample import sample_triton
@@ -58,10 +59,10 @@ def sample_torch(logits: Tensor, params: PlainParams, stages: Stages = EVERY) ->
 
 
 def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of the model, before penalties and temperature.
+    """Returns log-probabilities of the model, before penalties and temperature.
 
     logits [R, V] float32, ids [R] int64 -> (log p of ids [R], the `top` most likely ids [R, top], their log p
-    [R, top]); float32, most likely first; among equal ones the lowest id first.
+    [R, top]). Log-probabilities are float32. The most likely token comes first; among equal ones, the lowest id.
     """
     rows = max(1, LOGPROB_CHUNK // logits.shape[1])
     chunks = [_logprobs(*chunk, top) for chunk in zip(logits.split(rows), ids.split(rows), strict=True)]
@@ -70,9 +71,9 @@ def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Ten
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """A float64 in (0, 1) for each (seed, position): splitmix64 seeded with the hashed seed, at that position.
+    """Returns a float64 in (0, 1) for each (seed, position): splitmix64, seeded with the hashed seed, at that position.
 
-    Sebastiano Vigna's splitmix64, https://prng.di.unimi.it/splitmix64.c: integers only, so all devices agree.
+    Sebastiano Vigna's splitmix64 (https://prng.di.unimi.it/splitmix64.c) uses integers only, so all devices agree.
     """
     state = _mix(seeds + _GOLDEN) + (positions + 1) * _GOLDEN
     return ((_mix(state) >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52
@@ -90,12 +91,12 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64."""
+    """Shifts int64 right logically (without the sign)."""
     return x >> bits & (1 << 64 - bits) - 1
 
 
 def _adjust(logits: Tensor, params: SampleParams) -> Tensor:
-    """Penalties, then bias. Repetition as in CTRL (arXiv:1909.05858), the others as in OpenAI's API."""
+    """Applies penalties, then bias. The repetition penalty is that of CTRL (arXiv:1909.05858), the others OpenAI's."""
     if params.history is None and params.bias is None:
         return logits
     logits = logits.clone()
@@ -110,12 +111,13 @@ def _adjust(logits: Tensor, params: SampleParams) -> Tensor:
 
 
 def _first_highest(logits: Tensor) -> Tensor:
-    """argmax with the lowest id among equals. max() guarantees it and is four times as fast on the CPU."""
+    """Returns the argmax, and the lowest id among equal logits. max() guarantees that id and is four times as fast as
+    argmax() on the CPU."""
     return logits.max(-1).indices
 
 
 def _weights(peak: Tensor, logits: Tensor, params: PlainParams, stages: Stages) -> Tensor:
-    """Integer weights [R, V] after temperature, top-k, top-p and min-p; zero for tokens that must not be drawn."""
+    """Returns integer weights [R, V] after temperature, top-k, top-p and min-p; a token of weight 0 is never drawn."""
     temperature = params.temperature.masked_fill(params.temperature == 0, 1.0)[:, None]
     gap = (peak - logits) / temperature  # >= 0; 0 for the most likely token
     weights = _integer_weights(gap)
@@ -150,10 +152,11 @@ def _apply_by_radix_selection(gap: Tensor, weights: Tensor, top_k: Tensor, top_p
 
 
 def _apply_by_short_list(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Applies both with each row's SHORT_LIST most likely tokens, several times as fast; returns the unsettled rows.
+    """Applies top-k and top-p with only each row's SHORT_LIST most likely tokens, and returns the unsettled rows.
 
-    Reads values on the host, so it is for the CPU. A row is settled when no token with the last gap of the list is
-    kept: then neither the order of equal tokens there nor any later token matters.
+    This is several times as fast. It reads values on the host, so it is for the CPU only. A row is settled when no
+    token with the last gap of the list is kept: then neither the order of equal tokens at the end of the list nor any
+    later token matters.
     """
     limit, width = _count_for_top_k(top_k, gap.shape[1]), gap.shape[1]
     nearest, ids = gap.topk(SHORT_LIST, largest=False)
@@ -173,27 +176,26 @@ def _apply_by_short_list(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Ten
 
 
 def _count_for_top_k(top_k: Tensor, width: int) -> Tensor:
-    """The number of tokens that top-k keeps, [R, 1]."""
+    """Returns the number of tokens that top-k keeps, [R, 1]."""
     return top_k.masked_fill(top_k == 0, width).clamp(max=width)[:, None]
 
 
 def _weight_for_top_p(top_p: Tensor, total: Tensor) -> Tensor:
-    """The integer weight that top-p keeps at least, [R, 1]: at least one, at most `total`; `total` where top-p is
-    off."""
+    """Returns the minimum integer weight that top-p keeps, [R, 1]: between 1 and `total`, or `total` if it is off."""
     need = (top_p[:, None].double() * total.double()).ceil().long().clamp(min=1).minimum(total)
     return torch.where(top_p[:, None] < 1, need, total)
 
 
 def _integer_weights(gap: Tensor) -> Tensor:
-    """exp(-gap) in units of 1 / ONE."""
+    """Returns exp(-gap) in units of 1 / ONE."""
     return gap.neg().exp_().mul_(float(ONE)).long()
 
 
 def _beyond(keys: Tensor, weights: Tensor, need: Tensor) -> Tensor:
-    """Mask of the tokens to drop: all but the fewest, by lowest key and then lowest index, whose weights reach `need`.
+    """Returns the mask of the tokens to drop. The tokens to keep are the fewest whose weights reach `need`.
 
-    A radix selection, without a sort. keys [R, V] int32 >= 0; weights [R, V] int64, equal for equal keys; need [R, 1]
-    int64, not zero and at most the row's sum.
+    Tokens are kept in the order of their keys, then of their index. This is a radix selection, without a sort. keys [R,
+    V] int32 >= 0; weights [R, V] int64, equal for equal keys; need [R, 1] int64, positive and at most the row's sum.
     """
     prefix = torch.zeros_like(need)
     for shift in KEY_LEVELS:
@@ -228,7 +230,7 @@ def _logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Te
 
 
 def _best(logits: Tensor, count: int) -> Tensor:
-    """Ids [R, count] of the highest logits. Value and id share one integer, which orders equal values by id."""
+    """Returns the ids [R, count] of the highest logits. Value and id share one integer, so equal values order by id."""
     bits = logits.view(torch.int32)
     sortable = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()  # orders like the floats
     rank = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)

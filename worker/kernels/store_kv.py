@@ -1,4 +1,4 @@
-"""Writes the keys and values of a step to the paged cache. Knows slots, not sequences."""
+"""Writes the keys and values of a step to the paged cache. This module knows slots, not sequences."""
 
 import torch
 from torch import Tensor
@@ -9,8 +9,8 @@ from worker.kernels.cpu import bindings
 def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
     """Stores row t of k and v at slot slot_mapping[t] = page * page_size + offset, in place.
 
-    k, v [T, Hk, D], tokens may be strided; cache_k, cache_v [pages, page_size, Hk, D] contiguous, of their dtype or
-    float8_e4m3fn, which holds +-448; slot_mapping [T] int64, distinct except for the scratch page's.
+    k, v [T, Hk, D], whose tokens may be strided; cache_k, cache_v [pages, page_size, Hk, D] contiguous, of the dtype of
+    k and v or float8_e4m3fn (values are clamped to +-448); slot_mapping [T] int64, distinct except in the scratch page.
     """
     if k.is_cuda:
         from worker.kernels.gpu.store_kv import store_kv_triton

@@ -2,7 +2,7 @@
 
 build               compiles the library
 library             chooses the functions for this processor's instruction set
-bindings            its functions on tensors
+bindings            the functions of the library, for tensors
 decoder_c           all layers of a decoder in one call
-openmp              how OpenMP threads wait
+openmp              sets how OpenMP threads wait
 """

@@ -1,12 +1,12 @@
-"""The C library for CPUs (csrc/, compiled by build.py) as functions of torch tensors.
+"""Calls the C library for CPUs (csrc/, compiled by build.py) with torch tensors.
 
-Knows tensors and strides, not models or instruction sets (library.py). In every function, the bits of a row depend on
-that row only: not on the number of rows, the chunking of a prompt, the page size or the number of threads. Where the
-library is not available (`available` is False: other dtypes, other processors, no compiler, SLUICE_NATIVE=0), callers
-use plain torch functions, which also define what each function here computes.
+This module knows tensors and strides, not models or instruction sets (library.py). In every function, the bits of a row
+depend on that row only: not on the number of rows, the chunking of a prompt, the page size or the number of threads.
+Where the library is not available (`available` is False: other dtypes, other processors, no compiler, SLUICE_NATIVE=0),
+callers use plain torch functions, which also define what each function here computes.
 
-Pointers are passed as plain ints and the GIL is released, so a call costs a few microseconds. The asserts are the
-contract.
+Pointers are passed as plain ints and the GIL is released, so a call costs a few microseconds. The asserts define
+what arguments the functions accept.
 """
 
 import math
@@ -23,13 +23,13 @@ from worker.kernels.cpu.library import tier as tier
 
 PANEL = 32  # columns of a packed panel
 K_STEP = 32  # k-step of bf16 panels
-MAX_HEAD_DIM = 256  # of attention
+MAX_HEAD_DIM = 256  # the largest head size that attention supports
 HUGE_PAGE = 1 << 21  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CpuWeight:
-    """A weight [n, k], packed in panels for the matmul; bias in fp32."""
+    """A weight [n, k], packed in panels for the matmul, with its bias in fp32."""
 
     panels: Tensor
     bias: Tensor | None
@@ -49,7 +49,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> CpuWeight:
 
 
 def _aligned(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Uninitialized memory. If large, it is aligned to a huge page, so that nearly all of it can be huge pages."""
+    """Returns uninitialized memory. Large memory is aligned to huge pages, so that they can hold nearly all of it."""
     nbytes = math.prod(shape) * dtype.itemsize
     buffer = torch.empty(nbytes + (HUGE_PAGE if nbytes >= HUGE_PAGE else 0), dtype=torch.uint8)
     start = -buffer.data_ptr() % HUGE_PAGE if nbytes >= HUGE_PAGE else 0
@@ -57,8 +57,8 @@ def _aligned(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def huge_pages(fresh: Tensor) -> Tensor:
-    """Requests huge pages for `fresh` (contiguous, not written yet) and returns it. Reading it then causes no TLB
-    misses."""
+    """Requests huge pages for `fresh` (contiguous, not written yet) and returns it. Reading the tensor then causes
+    no TLB misses."""
     found = library()
     if found is not None:
         found.advise_huge_pages(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
@@ -66,7 +66,10 @@ def huge_pages(fresh: Tensor) -> Tensor:
 
 
 def touch_pages(start: int, nbytes: int) -> bool:
-    """Writes to every memory page from `start` (4-byte aligned) without changing a byte; False without the library."""
+    """Writes to every memory page from `start` (4-byte aligned) without changing a byte.
+
+    Returns False, and does nothing, if there is no library.
+    """
     found = library()
     if found is not None:
         found.touch_pages(c_void_p(start), c_long(nbytes), c_long(mmap.PAGESIZE))
@@ -74,7 +77,7 @@ def touch_pages(start: int, nbytes: int) -> bool:
 
 
 def linear(x: Tensor, weight: CpuWeight, out_dtype: torch.dtype | None = None) -> Tensor:
-    """x [T, K] @ weight.T + bias -> [T, N] of x's dtype, or fp32 with `out_dtype` (no rounding).
+    """Returns x [T, K] @ weight.T + bias, [T, N], in x's dtype or, if `out_dtype` is float32, unrounded in fp32.
 
     Raises MemoryError when there is no memory for the padded copy of x that an odd K needs.
     """
@@ -90,7 +93,7 @@ def linear(x: Tensor, weight: CpuWeight, out_dtype: torch.dtype | None = None) -
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False) -> Tensor:
-    """As `rms_norm_torch` for x [T, H] or [T, heads, D]."""
+    """Computes the same as `rms_norm_torch`, for x [T, H] or [T, heads, D]."""
     x, heads, n = _rows(x)
     assert weight.dtype == x.dtype and weight.shape == (n,) and weight.is_contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
@@ -104,7 +107,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False) -> Ten
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """As `add_rms_norm_torch`: (rms_norm(s), s) with s = x + residual rounded; x, residual [T, H] contiguous."""
+    """Computes the same as `add_rms_norm_torch`: (rms_norm(s), s), where s is x + residual rounded to the dtype.
+
+    x, residual [T, H] contiguous.
+    """
     assert x.is_contiguous() and residual.is_contiguous() and x.shape == residual.shape and x.ndim == 2
     assert weight.dtype == x.dtype == residual.dtype and weight.shape == x.shape[1:] and weight.is_contiguous()
     out, total = torch.empty_like(x), torch.empty_like(x)
@@ -116,7 +122,10 @@ def add_rms_norm(
 
 
 def act_and_mul(x: Tensor, activation: str) -> Tensor:
-    """As `act_and_mul_torch`: act(x[:, :I]) * x[:, I:] with x [T, 2 * I] contiguous, activation silu or gelu_tanh."""
+    """Computes the same as `act_and_mul_torch`: act(x[:, :I]) * x[:, I:], for x [T, 2 * I] contiguous.
+
+    activation: silu or gelu_tanh.
+    """
     assert x.ndim == 2 and x.is_contiguous() and x.shape[1] % 2 == 0 and activation in ("silu", "gelu_tanh")
     n = x.shape[1] // 2
     out = torch.empty(x.shape[0], n, dtype=x.dtype)
@@ -127,7 +136,10 @@ def act_and_mul(x: Tensor, activation: str) -> Tensor:
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """As `rotary_torch`: q [T, Hq, D], k [T, Hk, D]; cos, sin [M, D] fp32; positions [T] int64 below M."""
+    """Computes the same as `rotary_torch`.
+
+    q [T, Hq, D], k [T, Hk, D]; cos, sin [M, D] fp32; positions [T] int64, all below M.
+    """
     return _rotate(q, cos, sin, positions), _rotate(k, cos, sin, positions)
 
 
@@ -145,14 +157,15 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
 def v_is_paired(cache_v: Tensor) -> bool:
     """Whether values of neighbouring tokens are stored interleaved: [pages, page_size / 2, Hk, D, 2] in memory.
 
-    Then bf16 products read them directly from the cache; pages must be whole AMX tiles. Keys are never interleaved.
+    Then bf16 kernels multiply by values directly from the cache. This needs pages of whole AMX tiles. Keys are never
+    interleaved.
     """
     page_size, d = cache_v.shape[1], cache_v.shape[3]
     return cache_v.dtype == torch.bfloat16 and multiplies_bf16() and page_size % PANEL == 0 and d % PANEL == 0
 
 
 def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
-    """As `store_kv_torch`: rows of k and v [T, Hk, D] to slot_mapping [T] int64 of the caches."""
+    """Does the same as `store_kv_torch`: writes rows of k and v [T, Hk, D] to the slots slot_mapping [T] int64."""
     (k, heads, d), v = _rows(k), _rows(v)[0]
     assert k.shape == v.shape and k.dtype == v.dtype
     _check_cache(cache_k, cache_v, k.dtype, heads, d)
@@ -178,7 +191,7 @@ def qkv_rope_write(
     eps: float = 0.0,
     offset: bool = False,
 ) -> Tensor:
-    """The work between the qkv matmul and attention in one pass: q/k norm (if given), rotary embedding, K/V write.
+    """Does the work between the qkv matmul and attention in one pass: q/k norm (if given), rotary embedding, K/V write.
 
     Returns q [T, Hq, D]. qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D].
     Gives the same bits as `rms_norm`, `rotary` and `store_kv` in order.
@@ -211,7 +224,7 @@ def attention(
     scale: float,
     window: int,
 ) -> Tensor:
-    """As `attention_torch`, reading pages in place. q [T, Hq, D], D at most 256.
+    """Computes the same as `attention_torch`, but reads pages in place. q [T, Hq, D], with D at most 256.
 
     Raises MemoryError when there is no memory for the threads' buffers.
     """
@@ -233,12 +246,15 @@ def attention(
 
 
 def address(x: Tensor | None) -> int | None:
-    """The address of the first element, or None."""
+    """Returns the address of the first element, or None for None."""
     return None if x is None else x.data_ptr()
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int, int]:
-    """(x, heads, D) of x [T, heads, D] or [T, D]; copies x unless the heads of a token are contiguous."""
+    """Returns x, its number of heads and its D, for x [T, heads, D] or [T, D] (one head).
+
+    Copies x unless the heads of each token are contiguous.
+    """
     heads, d = x.shape[1:] if x.ndim == 3 else (1, x.shape[1])
     contiguous = x.stride(-1) == 1 and (heads == 1 or x.stride(1) == d)
     return (x if contiguous else x.contiguous()), heads, d

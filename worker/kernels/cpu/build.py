@@ -1,6 +1,7 @@
 """Compiles the C library for CPUs with gcc, in a few seconds, once per change of sources or flags.
 
-Knows file names and compiler flags, not what the functions do. A missing compiler is not an error: plain torch serves.
+This module knows file names and compiler flags, not what the functions do. A missing compiler is not an error: the
+worker then uses plain torch.
 """
 
 import hashlib
@@ -38,9 +39,9 @@ UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def build(force: bool = False) -> Path | None:
-    """The library compiled from the current sources; compiles it if needed. None if that fails.
+    """Returns the library of the current sources, compiling it if needed, or None if that fails.
 
-    Writes the reason of a failure to stderr. Safe to call from several processes at once.
+    Writes the reason for a failure to stderr. Safe to call from several processes at once.
     """
     if machine() not in ("x86_64", "AMD64"):
         return None
@@ -54,7 +55,7 @@ def build(force: bool = False) -> Path | None:
 
 
 def _existing() -> Path | None:
-    """The library that was installed with the package, or compiled here before."""
+    """Returns the library if it was installed with the package or compiled here before."""
     name = f"libsluice-{_key()}.so"
     return next((folder() / name for folder in (lambda: SOURCES, _cache) if os.path.exists(folder() / name)), None)
 
@@ -97,7 +98,7 @@ def _key() -> str:
 
 
 def _folder() -> Path:
-    """The folder of the sources, or the user's cache if the package is installed read-only."""
+    """Returns the folder of the sources, or the user's cache if the package is installed read-only."""
     if os.access(SOURCES, os.W_OK):
         return SOURCES
     cache = _cache()

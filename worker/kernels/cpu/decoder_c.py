@@ -1,7 +1,7 @@
-"""The decoder's loop over its layers as one call of the C library, with buffers that are reused from step to step.
+"""Runs all layers of the decoder in one call of the C library, with buffers that are reused from step to step.
 
-The loop gives the bits of the plain one in model/decoder.py. This module knows tensors and addresses only; its
-structures are those of csrc/decoder.c, field by field.
+It gives the same bits as the Python loop in model/decoder.py. This module knows tensors and addresses only. Its
+structures have the same fields, in the same order, as those in csrc/decoder.c.
 """
 
 import ctypes
@@ -19,7 +19,10 @@ from worker.kernels.cpu.library import kernels, library
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderCLayer:
-    """One layer's weights and cache. H hidden, I inner, D head_dim; norms [H], or [D] on queries and keys."""
+    """One layer's weights and cache. Norms are [H], those of queries and keys [D].
+
+    Sizes: H hidden, I inner, D head_dim, Hq query heads, Hk key/value heads.
+    """
 
     before_attention: Tensor
     qkv: CpuWeight  # H → (Hq + 2 Hk) * D
@@ -71,7 +74,7 @@ class _Step(Structure):
 
 
 class DecoderC:
-    """All layers of a model over one cache. Not thread-safe: every call uses the same buffers."""
+    """All layers of a model, with one cache. Not thread-safe: every call uses the same buffers."""
 
     def __init__(
         self,
@@ -84,9 +87,9 @@ class DecoderC:
         activation: str,
         layers_started: c_uint64,
     ) -> None:
-        """eps, offset: of the norms; scale: of attention; activation: silu or gelu_tanh.
+        """eps, offset: parameters of the norms. scale: parameter of attention. activation: silu or gelu_tanh.
 
-        layers_started: grows by one with every layer.
+        layers_started: a counter that the library increments at the start of every layer.
         """
         loaded = library()
         assert loaded is not None
@@ -108,7 +111,7 @@ class DecoderC:
         self._buffers: list[Tensor] = []
 
     def embeddings(self, rows: int) -> Tensor:
-        """The buffer [rows, H] that the caller fills with the embedded tokens before `run`."""
+        """Returns the buffer [rows, H] that the caller fills with the embedded tokens before `run`."""
         if not self._buffers or len(self._buffers[0]) < rows:
             size = 1 << (rows - 1).bit_length()
             self._buffers = [bindings.huge_pages(torch.empty(size, width, dtype=self._dtype)) for width in self._widths]
@@ -123,7 +126,9 @@ class DecoderC:
         page_table: Tensor,
         logits_indices: Tensor,
     ) -> Tensor:
-        """The normed output [R, H] of `logits_indices`, valid until the next step; K/V of every row are written.
+        """Runs a step, which writes the K/V of every row, and returns the normed output [R, H] of `logits_indices`.
+
+        The output is valid until the next step.
 
         positions, slot_mapping [T] int64; query_start_loc [S+1], seq_lens [S], page_table [S, P] int32; logits_indices
         [R] int64 ascending. Raises MemoryError when a kernel's scratch memory cannot be allocated.
@@ -145,7 +150,7 @@ class DecoderC:
 
 
 def _functions(dtype: torch.dtype) -> "ctypes.Array[c_void_p]":
-    """The addresses of KERNELS for tensors of `dtype`."""
+    """Returns the addresses of the functions in KERNELS for tensors of `dtype`."""
     functions = kernels()[dtype]
     return (c_void_p * len(KERNELS))(*(ctypes.cast(getattr(functions, name), c_void_p) for name in KERNELS))
 

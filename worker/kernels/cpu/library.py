@@ -1,7 +1,7 @@
-"""Chooses the C library's functions for the best instruction set of this processor, or a lower one that the environment
-names.
+"""Chooses the C library's functions for the best instruction set of this processor, or for a lower one that the
+environment names.
 
-Knows names, signatures and instruction sets, not what the functions do (bindings.py).
+This module knows names, signatures and instruction sets; bindings.py knows what the functions do.
 """
 
 import ctypes
@@ -54,18 +54,18 @@ def available(dtype: torch.dtype) -> bool:
 
 
 def tier() -> str:
-    """The instruction set in use, for logs and benchmarks: "amx", "avx512bf16", "avx512", "avx2" or "none"."""
+    """Returns the instruction set in use, for logs and benchmarks: "amx", "avx512bf16", "avx512", "avx2" or "none"."""
     return _TIERS[level()]
 
 
 def multiplies_bf16() -> bool:
-    """Whether products take bf16 operands directly, in pairs, instead of converting them to fp32."""
+    """Whether the processor multiplies bf16 numbers directly, in pairs, so that they need no conversion to fp32."""
     return tier() in ("avx512bf16", "amx")
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library; None if it is switched off or cannot be compiled here."""
+    """Loads the library. Returns None if it is switched off or cannot be compiled here."""
     if os.environ.get("SLUICE_NATIVE", "1") == "0":
         return None
     path = build()
@@ -74,7 +74,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def level() -> int:
-    """The tier of csrc/cpu_features.c, or a lower one from SLUICE_NATIVE_TIER."""
+    """Returns the tier that csrc/cpu_features.c detects, or a lower one if SLUICE_NATIVE_TIER names it."""
     found = library()
     best = int(found.tier()) if found else 0
     return min(best, int(os.environ.get("SLUICE_NATIVE_TIER", best)))
@@ -82,7 +82,7 @@ def level() -> int:
 
 @cache
 def kernels() -> dict[torch.dtype, Kernels]:
-    """The functions by dtype; empty where the library does not run."""
+    """Returns the functions by dtype; an empty dict where the library does not run."""
     found = library()
     if found is None or not level():
         return {}

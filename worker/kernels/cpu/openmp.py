@@ -1,5 +1,7 @@
-"""How OpenMP threads wait for each other. OpenMP reads the environment when torch is imported, so this must run
-before."""
+"""Sets how OpenMP threads wait for each other.
+
+OpenMP reads the environment when torch is imported, so `spin_briefly` must be called before that import.
+"""
 
 import os
 
@@ -8,7 +10,7 @@ def spin_briefly() -> None:
     """Makes threads spin for a few microseconds and then sleep, unless GOMP_SPINCOUNT is set.
 
     Threads that spin long at a barrier starve the threads they wait for when anything else runs on the machine
-    (measured: a step took 15 times as long beside one busy process). Threads that sleep at once make steps a third
+    (measured: with one busy process, a step took 15 times as long). Threads that sleep at once make steps a third
     slower on an idle machine.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")

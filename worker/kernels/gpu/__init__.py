@@ -3,7 +3,7 @@
 norm, rotary, store_kv, qkv_rope_write, attention, linear, act_and_mul, quantize, sample, split_k
 
 key_splits          where attention splits the keys of a row
-tiles               how products split K, and which tiles they use
+tiles               how matrix products split K, and which tiles they use
 softmax_weights     the softmax weights of a row of logits
 top_k_top_p         finds the top-k and top-p limits of a row
 """

@@ -10,9 +10,9 @@ BLOCK = 1024
 
 @triton.jit
 def activate(x, SILU: tl.constexpr):
-    """SiLU, or GELU with the tanh approximation, in x's dtype."""
+    """Returns SiLU, or GELU with the tanh approximation, in x's dtype."""
     x_fp32 = x.to(tl.float32)
-    # 0.5 (1 + tanh(u)) = sigmoid(2 u), so both are x * sigmoid(slope)
+    # 0.5 (1 + tanh(u)) = sigmoid(2 u), so both activations are x * sigmoid(slope)
     slope = x_fp32 if SILU else 1.5957691216057308 * (x_fp32 + 0.044715 * x_fp32 * x_fp32 * x_fp32)
     return (x_fp32 / (1.0 + tl.exp(-slope))).to(x.dtype)
 

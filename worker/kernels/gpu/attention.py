@@ -1,16 +1,18 @@
 """Triton kernels for attention: one for decodes, one that merges their splits, one for sequences with several rows.
 
+A row is one query token. So a sequence with one row is a decode (or a prompt or chunk of one token).
+
 The bits of a row never depend on the batch, the chunking, padding or the division of work. The keys of a row are cut at
 absolute positions: into splits (`split_start`), and splits into blocks of BLOCK_N. `_attend_block` computes each split
 from an empty state (online softmax over its blocks, in order), and `_merge_softmax` merges the splits, in order. A
 block or split without visible keys changes nothing, to the bit: it multiplies by one and adds zero. For a sequence with
-one row, different programs compute the splits and store them, and `_combine_kernel` merges them. For other rows, one
-program computes and merges all splits, with the same functions in the same order.
+one row, different programs compute the splits and store their results, and `_combine_kernel` merges them. For other
+sequences, one program computes and merges all splits of a row, with the same functions in the same order.
 
-The two kernels that attend differ in the height of their tile, but not in the computation of a row: its products come
-from the same instruction (64 rows for a group of four warps, as many columns, 16 deep), over the same columns in the
-same order, and its maximum and sum from the same four threads. Where four warps cannot hold 64 rows of two accumulators
-(head sizes above 128), and without tensor cores (float32), both kernels use the same tile.
+The two kernels that attend differ in the height of their tile, but not in the computation of a row: its matrix products
+come from the same instruction (64 rows for a group of four warps, as many columns, 16 deep), over the same columns in
+the same order, and its maximum and sum from the same four threads. Where four warps cannot hold 64 rows of two
+accumulators (head sizes above 128), and without tensor cores (float32), both kernels use the same tile.
 
 Names are those of the FlashAttention papers: m_i is the running maximum of a row's scores, l_i the sum of its weights,
 acc the weighted sum of values.
@@ -27,16 +29,19 @@ from worker.kernels.gpu.key_splits import begins_split, count_splits, split_inde
 
 SPLIT_SIZE = 256  # positions of a short split; a multiple of every block_n
 SHORT_SPLITS = 32  # later splits are longer (key_splits.py), which bounds the partial results in memory
-MAX_DECODE_PROGRAMS = 16384  # of a launch
-MIN_WORKERS = 8  # programs of one sequence and key/value head, if it has as many splits
+MAX_DECODE_PROGRAMS = 16384  # the largest number of programs in a launch for decodes
+MIN_WORKERS = 8  # the fewest programs for a sequence and key/value head that has as many splits
 SPLITS_AT_ONCE = 8  # partial results that _combine_kernel reads at once
-NO_FP_FUSION = {"enable_fp_fusion": False}  # products and sums are rounded as written, in every kernel
+NO_FP_FUSION = {"enable_fp_fusion": False}  # every kernel rounds multiplications and additions as written
 LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """block_n: keys of a block; *_m: query rows times heads of a group; warps and pipeline stages of both kernels."""
+    """Tile sizes of the prefill and decode kernels, with their warps and pipeline stages.
+
+    block_n: keys of a block. prefill_m, decode_m: rows of a tile, which are query rows times heads of a group.
+    """
 
     block_n: int
     prefill_m: int
@@ -47,7 +52,11 @@ class Tiles:
 
 
 def choose_tiles(head: int, group: int, dtype: torch.dtype) -> Tiles:
-    """Tiles for an H200. Five stages: keys and values are loaded two blocks ahead, their page ids two blocks before."""
+    """Returns the tiles, chosen for an H200.
+
+    There are five pipeline stages because keys and values are loaded two blocks ahead, and their page ids two blocks
+    before that.
+    """
     group_rows = triton.next_power_of_2(group)
     if dtype == torch.float32:
         return Tiles(32, max(16, group_rows), 4, max(16, group_rows), 4, 1)
@@ -60,7 +69,7 @@ def choose_tiles(head: int, group: int, dtype: torch.dtype) -> Tiles:
 
 @triton.jit
 def _merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale):
-    """Merges two partial softmaxes of the same rows. m, l: [M]; acc: [M, D]. An empty one has m = -inf."""
+    """Merges two partial softmaxes of the same rows. m, l: [M]; acc: [M, D]. An empty softmax has m = -inf."""
     m_new = tl.maximum(m_i, m_j)
     m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = tl.exp2((m_i - m_safe) * scale)
@@ -72,14 +81,17 @@ def _merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale):
 
 @triton.jit
 def _empty_softmax(M: tl.constexpr, D: tl.constexpr):
-    """The partial softmax over no keys."""
+    """Returns the partial softmax over no keys."""
     m_i = tl.full((M,), float("-inf"), dtype=tl.float32)
     return m_i, tl.zeros((M,), dtype=tl.float32), tl.zeros((M, D), dtype=tl.float32)
 
 
 @triton.jit
 def _cache_offsets(page_table_ptr, start, end, TOKEN: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Offsets in the cache, in elements, of positions start .. start + BLOCK_N - 1; start is a multiple of BLOCK_N."""
+    """Returns the offsets in the cache, in elements, of positions start .. start + BLOCK_N - 1.
+
+    start must be a multiple of BLOCK_N.
+    """
     offset = tl.arange(0, BLOCK_N)
     if PAGE % BLOCK_N == 0:  # one page
         page = tl.load(page_table_ptr + start // PAGE).to(tl.int64)
@@ -101,9 +113,9 @@ def _attend_block(
     scale, window,
     TOKEN: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Adds keys start .. start + BLOCK_N - 1, if below `end`, to the partial softmax of q.
+    """Adds those of the keys start .. start + BLOCK_N - 1 that are below `end` to the partial softmax of q.
 
-    q [M, D] is at query_positions [M]; those of valid rows lie in first_position .. last_position < end.
+    q [M, D] is at query_positions [M]; the positions of valid rows lie in first_position .. last_position < end.
     """
     d, key_positions = tl.arange(0, BLOCK_D), start + tl.arange(0, BLOCK_N)
     mask = key_positions < end
@@ -136,10 +148,10 @@ def _decode_kernel(
     SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program: splits of a sequence with one row, for the query heads of one key/value head. Stores partial
-    results.
+    """Computes splits of sequences with one row and stores their partial results.
 
-    When a sequence has more splits than programs, program i computes splits i, i + programs and so on.
+    One program computes splits of one sequence for the query heads of one key/value head. When a sequence has more
+    splits than programs, program i computes splits i, i + programs and so on.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     kv_head, worker, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -179,8 +191,10 @@ def _combine_kernel(
     HEADS: tl.constexpr, HEAD: tl.constexpr, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr,
     UNIFORM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """One program: merges the splits of a sequence with one row for one query head, reading SPLITS_AT_ONCE at a
-    time."""
+    """Merges the partial results of the splits of each sequence with one row; skips other sequences.
+
+    One program merges one query head of one sequence, and loads SPLITS_AT_ONCE splits at a time.
+    """
     head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(query_start_loc_ptr + sequence).to(tl.int64)
     if tl.load(query_start_loc_ptr + sequence + 1) - row == 1:
@@ -203,7 +217,7 @@ def _combine_kernel(
 
 @triton.jit
 def _find_sequence(query_start_loc_ptr, sequences, tile, ROWS: tl.constexpr):
-    """The sequence of a tile. Sequence s has the tiles from query_start_loc[s] // ROWS + s on.
+    """Returns the sequence of a tile. The first tile of sequence s is query_start_loc[s] // ROWS + s.
 
     Some of the tiles may have no row.
     """
@@ -224,9 +238,12 @@ def _prefill_kernel(
     SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows of a sequence with several rows, times the query heads of one key/value head."""
+    """Attends for sequences with several rows.
+
+    One program computes ROWS rows of one sequence for the query heads of one key/value head.
+    """
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    kv_head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # the rows with most keys first
+    kv_head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # first the rows with most keys
     sequence = _find_sequence(query_start_loc_ptr, sequences, tile, ROWS).to(tl.int64)
     begin_row = tl.load(query_start_loc_ptr + sequence)
     q_len = tl.load(query_start_loc_ptr + sequence + 1) - begin_row
@@ -244,7 +261,7 @@ def _prefill_kernel(
         m_i, l_i, acc = _empty_softmax(BLOCK_M, BLOCK_D)
         m_j, l_j, acc_j = _empty_softmax(BLOCK_M, BLOCK_D)
         for start in range(begin, context_len + last_row + 1, BLOCK_N):
-            # not at the end of the loop body: there Triton reads acc_j without waiting for its product
+            # This must not be at the end of the loop body: there Triton reads acc_j without waiting for its product.
             if begins_split(start, SPLIT_SIZE, SHORT_SPLITS, UNIFORM):
                 m_i, l_i, acc = _merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
                 m_j, l_j, acc_j = _empty_softmax(BLOCK_M, BLOCK_D)
@@ -271,7 +288,7 @@ def attention_triton(
     scale: float,
     window: int,
 ) -> Tensor:
-    """As `attention_torch`. max_kv_len: at least every seq_len.
+    """Computes the same as `attention_torch`. max_kv_len: at least every seq_len.
 
     Reads no tensor on the host: shapes and max_kv_len decide what is launched, but never affect the bits.
     """

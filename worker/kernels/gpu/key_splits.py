@@ -1,10 +1,11 @@
-"""How attention cuts the keys of a sequence into splits that are computed separately, at positions that no batch
-affects.
+"""Cuts the keys of a sequence into splits, which attention computes separately.
+
+The positions of the cuts do not depend on the batch.
 
 With UNIFORM (sliding windows, which see few keys), all splits have SPLIT_SIZE positions. Otherwise the first
-SHORT_SPLITS have that size, the next 3/4 SHORT_SPLITS are four times as long, and later ones 16 times: long sequences
-fill a GPU with fewer splits, and each split stores a partial result. SPLIT_SIZE is a power of two, SHORT_SPLITS a
-multiple of four.
+SHORT_SPLITS have that size, the next 3/4 SHORT_SPLITS are four times as long, and later ones 16 times as long: long
+sequences fill a GPU with fewer splits too, and each split has to store a partial result. SPLIT_SIZE is a power of two,
+SHORT_SPLITS a multiple of four.
 """
 
 import triton
@@ -13,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def split_index(position, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
-    """The split that contains a position."""
+    """Returns the index of the split that contains a position."""
     index = position // SPLIT_SIZE
     if not UNIFORM:
         later = tl.where(
@@ -25,7 +26,7 @@ def split_index(position, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, 
 
 @triton.jit
 def split_start(index, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
-    """The first position of a split."""
+    """Returns the first position of a split."""
     start = index
     if not UNIFORM:
         later = tl.where(
@@ -49,7 +50,7 @@ def begins_split(position, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr,
 
 
 def count_splits(max_kv_len: int, window: int, split_size: int, short_splits: int) -> int:
-    """The maximum number of splits that a row with up to `max_kv_len` keys sees. window 0: no window."""
+    """Returns the maximum number of splits that a row with up to `max_kv_len` keys sees. window 0 means no window."""
     index = (max_kv_len - 1) // split_size
     if window:
         return min(index, triton.cdiv(window, split_size)) + 1

@@ -1,26 +1,29 @@
 """Triton kernels for linear: matrix products in which the bits of a row do not depend on the other rows.
 
-Why the bits are batch-invariant. K is split at absolute positions into chains (tiles.py). For each output element,
-every chain is one fp32 accumulation from zero, and the chains are added in order (the bias after the first). The
-division of work never affects the bits: one program may compute all chains of its tile, or each chain has its own
-program and the kernel that reads the result adds the partial sums (split_k.py). Inside a chain, K advances by the
+In this file, a product is a matrix product.
+
+The bits are batch-invariant for these reasons. K is split at absolute positions into chains (tiles.py). For each output
+element, every chain is one fp32 accumulation from zero, and the chains are added in order (the bias after the first).
+The division of work never affects the bits: one program may compute all chains of its tile; or each chain has its own
+program, and the kernel that reads the result adds the partial sums (split_k.py). Inside a chain, K advances by the
 tensor core's step (16 for 16-bit numbers) for any BLOCK_K, zeros beyond the end add nothing, and the same instruction
-runs throughout: the weight's rows are always its M side, 64 per warp group, and the tokens its N side, where 8 to 256
-tokens are independent of each other. So tiles may depend on the row count, and chains may not. All of this rests on one
-assumption about the hardware: wgmma m64nNk16 (k32 for e4m3) gives an element the same bits for every N.
+runs throughout. The weight's rows are always its M side, 64 per warp group. The tokens are its N side, where 8 to 256
+tokens are independent of each other. So tiles may depend on the row count, and chains may not. All of this relies on
+one assumption about the hardware: wgmma m64nNk16 (k32 for e4m3) gives an element the same bits for every N.
 
-Why the weights are on the M side, where textbooks put the tokens. With few tokens, the time is the time to read the
-weights. That takes about 3 MB in flight on an H200, or 24 KB per multiprocessor. Here 64 rows of 64 weights are 8 KB
-per stage, at least six of eight stages are ahead, and two programs share a multiprocessor. The other way round, 64 rows
-of mostly missing tokens would take shared memory and its bandwidth from the weights. The M side may also come from
-registers: eight-bit weights (quantize.py) are converted there, and each chain is scaled by its row before it is added.
+The weights are on the M side, where textbooks put the tokens, for this reason. With few tokens, a product takes as long
+as reading the weights. To read them at full speed, an H200 needs about 3 MB in flight, or 24 KB per multiprocessor.
+Here 64 rows of 64 weights are 8 KB per stage, at least six of eight stages are ahead, and two programs share a
+multiprocessor. With the tokens on the M side, 64 rows of mostly missing tokens would take shared memory and its
+bandwidth from the weights. The M side may also come from registers: eight-bit weights (quantize.py) are converted
+there, and each chain is multiplied by the scale of its row before it is added.
 
-When the tokens have eight bits too, K advances by 32, and each chain is also scaled by its tokens. Sums of int8 are
-exact. The tensor core keeps sums of e4m3 to about 14 bits, so it starts from zero for each BLOCK_K, which is always 128
-for them, and float32 takes over the sum. This happens at absolute positions as well, because chains are multiples of
-BLOCK_K. It needs twice the registers, hence smaller tiles, and the tensor cores idle while a warp group adds. Triton's
-`max_num_imprecise_acc` would do the same, but reads the sums before it waits for them, and the assembler then waits for
-each instruction.
+When the tokens have eight bits too, K advances by 32, and each chain is also multiplied by the scales of its tokens.
+Sums of int8 are exact. The tensor core keeps sums of e4m3 to about 14 bits. So for e4m3 the tensor core starts from
+zero in each BLOCK_K, which is always 128 there, and its sums are added in float32. This happens at absolute positions
+as well, because chains are multiples of BLOCK_K. It needs twice the registers, hence smaller tiles, and the tensor
+cores idle while a warp group adds. Triton's `max_num_imprecise_acc` would do the same, but it reads the sums before it
+waits for them, and the assembler then waits for each instruction.
 """
 
 import torch
@@ -35,7 +38,7 @@ from worker.kernels.gpu.quantize import FORMAT_CODES, quantize_tokens_triton, wi
 
 @triton.jit
 def _tile_index(program, tiles_m, tiles_n, GROUP: tl.constexpr):
-    """(tile_m, tile_n) of a program, ordered so that GROUP consecutive programs share a tile of weights."""
+    """Returns (tile_m, tile_n) of a program. Up to GROUP consecutive programs share a tile of weights."""
     group = program // (GROUP * tiles_n)
     group_rows = min(tiles_m - group * GROUP, GROUP)
     within = program % (GROUP * tiles_n)
@@ -44,7 +47,7 @@ def _tile_index(program, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 @triton.jit
 def _load_weights(at, mask, k, depth, EVEN: tl.constexpr):
-    """[N, K]. EVEN: no tile crosses an edge of the weight, so no mask prevents wide loads."""
+    """Loads weights [N, K]. EVEN: no tile crosses an edge of the weight, so loads are wide and have no mask."""
     if EVEN:
         return tl.load(at)
     return tl.load(at, mask=mask[:, None] & (k < depth)[None, :], other=0.0)
@@ -52,7 +55,7 @@ def _load_weights(at, mask, k, depth, EVEN: tl.constexpr):
 
 @triton.jit
 def _load_tokens(at, mask, k, depth, EVEN: tl.constexpr):
-    """[K, M]"""
+    """Loads tokens [K, M]."""
     if EVEN:
         return tl.load(at, mask=mask[None, :], other=0.0)
     return tl.load(at, mask=mask[None, :] & (k < depth)[:, None], other=0.0)
@@ -60,13 +63,13 @@ def _load_tokens(at, mask, k, depth, EVEN: tl.constexpr):
 
 @triton.jit
 def _zero_accumulator(x_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """[N, M] zeros to accumulate products of tokens of this dtype: int32 for int8, which is exact, else float32."""
+    """Returns zeros [N, M] to which products are added: exact int32 for int8 tokens, float32 for others."""
     return tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32)
 
 
 @triton.jit
 def _accumulate(acc, weight, x, FORMAT: tl.constexpr):
-    """acc [N, M] + weight [N, K] @ x [K, M]."""
+    """Returns acc [N, M] + weight [N, K] @ x [K, M]."""
     if x.dtype == tl.float8e4nv:
         return acc + tl.dot(weight, x)  # a separate addition: see the module docstring
     else:
@@ -79,7 +82,7 @@ def _accumulate_chain(
     EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The chain over K = begin .. end - 1, from zero and scaled: [N, M] float32."""
+    """Computes the chain over K = begin .. end - 1 from zero, and returns it scaled: [N, M] float32."""
     acc = _zero_accumulator(x_ptrs, BLOCK_M, BLOCK_N)
     for at in range(begin, end, BLOCK_K):
         k = at + tl.arange(0, BLOCK_K)
@@ -91,13 +94,13 @@ def _accumulate_chain(
 
 @triton.jit
 def _load_scales(scale_ptr, at, mask, ANY: tl.constexpr):
-    """The scales of a tile's weights or tokens; ANY: whether they have scales."""
+    """Loads the scales of a tile's weights or tokens. ANY: whether they have scales."""
     return tl.load(scale_ptr + at, mask=mask, other=0.0) if ANY else 0.0
 
 
 @triton.jit
 def _apply_scales(acc, scale, token_scale, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr):
-    """acc [N, M] times the scales [N] of weights and [M] of tokens, where they have scales, in float32."""
+    """Multiplies acc [N, M] in float32 by the scales [N] of weights and [M] of tokens, where they have scales."""
     if DYNAMIC:
         return acc.to(tl.float32) * scale[:, None] * token_scale[None, :]
     elif FORMAT:
@@ -113,8 +116,11 @@ def _linear_kernel(
     EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M tokens times BLOCK_N rows of weights. MULTIPLE_CHAINS: K has several chains. WRITE_PARTIALS:
-    computes only chain program_id(1) and stores it as float32 at that entry of out."""
+    """Multiplies BLOCK_M tokens by BLOCK_N rows of weights in each program.
+
+    MULTIPLE_CHAINS: whether K has several chains. WRITE_PARTIALS: a program computes only chain program_id(1) and
+    stores it as float32 at that entry of out.
+    """
     tile_m, tile_n = _tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
     first_m, first_n = (tile_m * BLOCK_M).to(tl.int64), (tile_n * BLOCK_N).to(tl.int64)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)  # within the tile, so 32 bits suffice
@@ -150,7 +156,10 @@ def _gated_linear_kernel(
     BIAS: tl.constexpr, SILU: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """act(x @ gate) * (x @ up), rounded as in act_and_mul.py. up's rows of the weight follow gate's by `columns`."""
+    """Computes act(x @ gate) * (x @ up), rounded as in act_and_mul.py.
+
+    The weight holds `columns` rows of gate, then the rows of up.
+    """
     tile_m, tile_n = _tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
     first_m, first_n = (tile_m * BLOCK_M).to(tl.int64), (tile_n * BLOCK_N).to(tl.int64)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)  # within the tile, so 32 bits suffice
@@ -188,10 +197,10 @@ def linear_triton(
     fp32_out: bool = False,
     split_k: bool = False,
 ) -> Tensor:
-    """x [T, K] @ weight [N, K].T + bias [N] -> [T, N] in x's dtype, or float32 if `fp32_out`.
+    """Returns x [T, K] @ weight [N, K].T + bias [N], [T, N] in x's dtype, or in float32 if `fp32_out`.
 
-    scale [N]: the weight is int8 or float8_e4m3fn. dynamic: tokens are quantized to that format too. split_k: the
-    result may be partial sums [S, T, N] float32 instead (split_k.py one folder above).
+    scale [N]: given if the weight is int8 or float8_e4m3fn. dynamic: whether tokens are quantized to that format too.
+    split_k: whether the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py).
     """
     columns, dtype = weight.shape[0], torch.float32 if fp32_out else x.dtype
     rows, depth = _check(x, weight, bias, scale, columns)
@@ -222,9 +231,10 @@ def gated_linear_triton(
     *,
     dynamic: bool = False,
 ) -> Tensor:
-    """x [T, K], weight [2 I, K], gate above up, bias and scale [2 I] -> act(x @ gate) * (x @ up) [T, I].
+    """Returns act(x @ gate) * (x @ up), [T, I], for x [T, K], weight [2 I, K] and bias and scale [2 I].
 
-    The bits of both products are those of `linear_triton`. The weight must have a single chain.
+    The rows of gate come before those of up. The bits of both products are those of `linear_triton`. The weight must
+    have a single chain.
     """
     columns = weight.shape[0] // 2
     rows, depth = _check(x, weight, bias, scale, 2 * columns)
@@ -243,7 +253,7 @@ def gated_linear_triton(
 
 
 def _kernel_view(weight: Tensor, dynamic: bool) -> Tensor:
-    """The weight as the kernels read it: float8 as bytes where it is converted to the tokens' format."""
+    """Returns the weight as the kernels read it: float8 is read as bytes if it is converted to the tokens' format."""
     return weight.view(torch.int8) if weight.dtype.itemsize == 1 and not dynamic else weight
 
 

@@ -1,7 +1,8 @@
 """Triton kernel for RMS norm: one program computes one row in one pass.
 
-The bits of a row must not depend on whether x is split-K partial sums. So the compiler may not fuse a product into a
-sum, and all variants add the squares in the same layout: BLOCK and the number of warps depend on the row's size only.
+The bits of a row must not depend on whether x is split-K partial sums. So the compiler may not fuse a multiplication
+into an addition, and all variants add the squares in the same layout: BLOCK and the number of warps depend on the row's
+size only.
 """
 
 import torch
@@ -14,14 +15,14 @@ from worker.kernels.gpu.split_k import load_split_k, split_k_shape
 
 @triton.jit
 def rms_norm_row(x, weight, size, eps, OFFSET: tl.constexpr):
-    """x / rms(x) * weight for one row, in x's dtype; zeros beyond `size`."""
+    """Returns x / rms(x) * weight for one row, in x's dtype, with zeros beyond `size`."""
     x_fp32 = x.to(tl.float32)
     return apply_weight(x_fp32 * tl.rsqrt(tl.sum(x_fp32 * x_fp32, axis=0) / size + eps), weight, x.dtype, OFFSET)
 
 
 @triton.jit
 def apply_weight(scaled, weight, dtype: tl.constexpr, OFFSET: tl.constexpr):
-    """Multiplies by the weight with one of the two roundings that norm.py one folder above describes."""
+    """Multiplies by the weight with one of the two roundings that worker/kernels/norm.py describes."""
     weight_fp32 = weight.to(tl.float32)
     out = scaled * (1.0 + weight_fp32) if OFFSET else scaled.to(dtype).to(tl.float32) * weight_fp32
     return out.to(dtype)

@@ -1,9 +1,11 @@
-"""Eight-bit numbers in Triton kernels: weights are converted exactly, in registers, right before a product; tokens are
-quantized before it.
+"""Converts eight-bit numbers in Triton kernels.
 
-int8 and e4m3 values are exact in bfloat16 and float16, so products are those that quantize.py one folder above defines.
-A cast would use conversion instructions, for which a multiprocessor has few units; this code takes two to three plain
-instructions per number.
+Weights are converted exactly, in registers, right before a matrix product. Tokens are quantized before it by a kernel
+of their own.
+
+int8 and e4m3 values are exact in bfloat16 and float16, so the matrix products are those that worker/kernels/quantize.py
+defines. A cast would use conversion instructions, for which a multiprocessor has few units; this code takes two to
+three plain instructions per number.
 """
 
 import torch
@@ -13,12 +15,12 @@ from torch import Tensor
 
 from worker.kernels.quantize import KINDS, LARGEST
 
-FORMAT_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # values of FORMAT in kernels; 0: not quantized
+FORMAT_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # values of FORMAT in kernels, where 0 means not quantized
 
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)  # inline assembly needs a GPU
 
-# Two bytes in, one register with two numbers out; prmt moves each byte to its own half. Two, because a thread loads two
-# at a time for the tensor core.
+# These assembly programs take two bytes and return one register with two numbers; prmt moves each byte to its own half.
+# They convert two because a thread loads two at a time for the tensor core.
 _INT8_BF16 = tl.constexpr("""{
     .reg .b32 pair, low, sign, less;  // 128 + the low seven bits, less 128 or, with the sign bit, 256
     mov.b32 less, 0xbf80bf80;
@@ -62,7 +64,7 @@ _FP8_F16 = tl.constexpr("""{
 
 @triton.jit
 def widen(raw, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """Converts bytes (int8) to the numbers they encode in FORMAT (see FORMAT_CODES), exactly."""
+    """Converts bytes (int8) exactly to the numbers that they encode in FORMAT (see FORMAT_CODES)."""
     if FORMAT == 0:
         return raw
     elif COMPILED and dtype == tl.bfloat16:
@@ -82,7 +84,7 @@ def round_to(scaled, dtype: tl.constexpr):
     """Rounds numbers within dtype's range to nearest even. dtype: int8 or float8e4nv."""
     if dtype == tl.int8:
         return ((scaled + 12582912.0) - 12582912.0).to(dtype)  # 1.5 * 2^23: float32 has only integers at that size
-    if not COMPILED:  # the interpreter's cast does not round: round to three bits of mantissa, down to 2^-9
+    if not COMPILED:  # the interpreter's cast does not round, so round to three bits of mantissa, down to 2^-9
         power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         whole = tl.maximum(power, 0.015625) * 1572864.0  # 1.5 * 2^23 steps of 2^-3
         scaled = (scaled + whole) - whole
@@ -91,7 +93,7 @@ def round_to(scaled, dtype: tl.constexpr):
 
 @triton.jit
 def _quantize_tokens_kernel(x_ptr, out_ptr, scale_ptr, size, stride, LARGEST_VALUE: tl.constexpr, BLOCK: tl.constexpr):
-    """One program: quantizes one token."""
+    """Quantizes one token in each program."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
@@ -104,7 +106,7 @@ def _quantize_tokens_kernel(x_ptr, out_ptr, scale_ptr, size, stride, LARGEST_VAL
 
 
 def quantize_tokens_triton(x: Tensor, format: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x [T, K] -> values [T, K] of `format`, scale [T], as `quantize_tokens` one folder above."""
+    """Computes the same as `quantize_tokens` in worker/kernels/quantize.py: values [T, K] of `format`, scale [T]."""
     rows, size = x.shape
     assert rows and (x.stride(1) == 1 or size == 1)
     out, scale = torch.empty(rows, size, dtype=format, device=x.device), torch.empty(rows, device=x.device)

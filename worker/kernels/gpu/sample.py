@@ -34,7 +34,7 @@ from worker.kernels.gpu.top_k_top_p import (
 )
 from worker.kernels.params import PlainParams, Stages
 
-PART_SIZE = 2048  # tokens of one program
+PART_SIZE = 2048  # tokens that one program reads
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
 MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
 MIX_2 = tl.constexpr(0x94D049BB133111EB - (1 << 64))
@@ -45,7 +45,7 @@ def _max_kernel(
     logits_ptr, part_max_ptr, part_min_ptr, stats_ptr, listed_ptr, stride, width, parts,
     FILTERED: tl.constexpr, STATS_PER_ROW: tl.constexpr, PART_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """One part: its highest logit with the lowest id that has it, as one integer; its lowest finite logit."""
+    """Finds one part's highest logit with the lowest id that has it, as one integer, and its lowest finite logit."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     token_ids = part * PART_SIZE + tl.arange(0, PART_SIZE)
     x = tl.load(logits_ptr + row * stride + token_ids, mask=token_ids < width, other=float("-inf"))
@@ -66,7 +66,7 @@ def _weight_sum_kernel(
     logits_ptr, part_max_ptr, limit_ptr, weight_sums_ptr, ties_ptr, temperature_ptr, min_p_ptr, stride, width, parts,
     FILTERED: tl.constexpr, USE_LIBDEVICE: tl.constexpr, PART_SIZE: tl.constexpr, BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One part: the sum of the weights below the limit, and the number of tokens at the limit."""
+    """Computes, in one part, the sum of the weights below the limit, and the number of tokens at the limit."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     max_logit, _ = row_max(part_max_ptr, row, parts, BLOCK_PARTS)
@@ -91,7 +91,7 @@ def _mix(x):
 
 @triton.jit
 def _uniform(seed, position):
-    """The same bits as `uniform` in sample.py one folder above."""
+    """Gives the same bits as `uniform` in worker/kernels/sample.py."""
     bits = _mix(_mix(seed + GOLDEN) + (position + 1) * GOLDEN)
     return (((bits >> 12) & ((1 << 52) - 1)).to(tl.float64) + 0.5) * (2.0**-52)
 
@@ -102,7 +102,7 @@ def _draw_token(
     temperature, min_p, u,
     FILTERED: tl.constexpr, USE_LIBDEVICE: tl.constexpr, PART_SIZE: tl.constexpr, BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The token at which the cumulative weight of the row, in the order of ids, passes the share u of the total."""
+    """Returns the token at which the row's cumulative weight, in the order of ids, exceeds the share u of the total."""
     part_index = tl.arange(0, BLOCK_PARTS)
     weight_sums = tl.load(weight_sums_ptr + row * parts + part_index, mask=part_index < parts, other=0)
     if FILTERED:
@@ -151,7 +151,9 @@ def sample_triton(
     logits: Tensor, params: PlainParams, stages: Stages, *, part_size: int = PART_SIZE,
     max_one_pass: int = MAX_ONE_PASS_CANDIDATES, max_listed: int = MAX_LISTED_KEYS,
 ) -> Tensor:  # fmt: skip
-    """As `sample_plain`: logits [R, V] float32 -> ids [R] int64. Two to eight launches; never waits for the device.
+    """Computes the same as `sample_plain`: logits [R, V] float32 -> ids [R] int64.
+
+    Takes two to eight launches and never waits for the device.
 
     `part_size`, `max_one_pass` and `max_listed` change how the work is divided, never the result.
     """

@@ -1,5 +1,4 @@
-"""Shared by the sampling kernels: the highest logit of a row, and the gap, sort key and softmax weight of each
-token."""
+"""Functions of the sampling kernels: the highest logit of a row, and the gap, sort key and softmax weight of tokens."""
 
 import triton
 import triton.language as tl
@@ -10,28 +9,30 @@ LOW_31_BITS = tl.constexpr(0x7FFFFFFF)
 LOWEST_INT64 = tl.constexpr(-(1 << 63))
 
 ROW_PARAMETERS = ("temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seeds_ptr", "positions_ptr")
-# parameters may have any alignment without compiling the kernel again
+# these kernels are not compiled again when a parameter's alignment changes
 jit_unaligned_columns = triton.jit(do_not_specialize_on_alignment=ROW_PARAMETERS)
 
 
 @triton.jit
 def softmax_weight(gap, USE_LIBDEVICE: tl.constexpr):
-    """exp(-gap) in units of 2**-40. libdevice gives torch's exp on the same device; other devices differ in the last
-    bit."""
+    """Returns exp(-gap) in units of 2**-40.
+
+    libdevice gives the same bits as torch's exp on the same device; other devices differ in the last bit.
+    """
     p = libdevice.exp(-gap) if USE_LIBDEVICE else tl.exp(-gap)
     return (p * ONE).to(tl.int64)
 
 
 @triton.jit
 def sortable_bits(x):
-    """float32 -> int32 with the same order. NaN is the highest, as in torch.max; both zeros are equal."""
+    """Converts float32 to int32 with the same order. NaN is the highest, as in torch.max; both zeros are equal."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
     return tl.where(x != x, LOW_31_BITS, bits ^ ((bits >> 31) & LOW_31_BITS))
 
 
 @triton.jit
 def row_max(part_max_ptr, row, parts, BLOCK_PARTS: tl.constexpr):
-    """The row's highest logit and the lowest id that has it."""
+    """Returns the row's highest logit and the lowest id that has it."""
     part = tl.arange(0, BLOCK_PARTS)
     packed = tl.max(tl.load(part_max_ptr + row * parts + part, mask=part < parts, other=LOWEST_INT64), axis=0)
     key = (packed >> 32).to(tl.int32)
@@ -40,19 +41,19 @@ def row_max(part_max_ptr, row, parts, BLOCK_PARTS: tl.constexpr):
 
 @triton.jit
 def is_sampled(max_logit, temperature):
-    """Whether the row samples: it is not greedy and has a finite highest logit."""
+    """Whether the row samples, which means that it is not greedy and its highest logit is finite."""
     return (temperature != 0) & (tl.abs(max_logit) < float("inf"))
 
 
 @triton.jit
 def logit_gaps(logits_ptr, row, stride, token_ids, width, max_logit, temperature):
-    """(max_logit - logit) / temperature, >= 0. Its bits are the token's key."""
+    """Returns each token's gap (max_logit - logit) / temperature, which is >= 0. The bits of a gap are its key."""
     x = tl.load(logits_ptr + row * stride + token_ids, mask=token_ids < width, other=float("-inf"))
     return tl.div_rn(max_logit - x, temperature)
 
 
 @triton.jit
 def min_p_weight(gap, min_p, USE_LIBDEVICE: tl.constexpr):
-    """Softmax weights; zero for tokens below min-p."""
+    """Returns softmax weights, with zero for tokens below min-p."""
     weight = softmax_weight(gap, USE_LIBDEVICE)
     return tl.where(weight < (min_p.to(tl.float64) * ONE).to(tl.int64), 0, weight)

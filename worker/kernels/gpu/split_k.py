@@ -1,4 +1,4 @@
-"""Shared by the Triton kernels that read split-K partial sums (see split_k.py one folder above)."""
+"""Functions of the Triton kernels that read split-K partial sums (see worker/kernels/split_k.py)."""
 
 import torch
 import triton
@@ -8,8 +8,10 @@ from torch import Tensor
 
 @triton.jit
 def load_split_k(pointers, mask, stride, dtype: tl.constexpr, SPLIT_K: tl.constexpr):
-    """The block at `pointers`; with SPLIT_K > 1 the sum, in order, of so many float32 blocks `stride` elements
-    apart."""
+    """Loads the block at `pointers`. With SPLIT_K > 1, returns the sum of SPLIT_K float32 blocks, added in order.
+
+    stride: elements from one block to the next.
+    """
     x = tl.load(pointers, mask=mask, other=0.0)
     for index in tl.static_range(1, SPLIT_K):
         x += tl.load(pointers + index * stride, mask=mask, other=0.0)
@@ -17,7 +19,10 @@ def load_split_k(pointers, mask, stride, dtype: tl.constexpr, SPLIT_K: tl.conste
 
 
 def split_k_shape(x: Tensor, dims: int, dtype: torch.dtype) -> tuple[int, int]:
-    """(number of partial sums, elements from one to the next) of a product that has `dims` dimensions when summed."""
+    """Returns the number of partial sums in x, and the elements from one to the next.
+
+    dims: the number of dimensions of the matrix product once it is summed. A summed x counts as one partial sum.
+    """
     if x.ndim == dims:
         assert x.dtype == dtype
         return 1, 0

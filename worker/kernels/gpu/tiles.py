@@ -1,6 +1,7 @@
-"""How the products of linear.py are divided: where K is split, and which tiles the programs compute.
+"""Divides the matrix products of linear.py: chooses where K is split, and which tiles the programs compute.
 
-The splits of K affect the bits, so they depend on the weight's shape only. Tiles do not, and depend on the row count.
+The splits of K affect the bits, so they depend on the weight's shape only. Tiles do not affect the bits, so they may
+depend on the row count.
 """
 
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ GROUP = 8
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is divided among programs. No field may affect the bits."""
+    """How a matrix product is divided among programs. No field may affect the bits."""
 
     rows: int  # tokens
-    columns: int  # of the product; rows of the weight
+    columns: int  # columns of the product, which are rows of the weight
     warps: int
     stages: int
 
@@ -30,20 +31,20 @@ class Tile:
         return cdiv(rows, self.rows) * cdiv(columns, self.columns)
 
     def busiest_sm_elements(self, rows: int, columns: int) -> int:
-        """Elements computed by the multiprocessor with the most programs."""
+        """Returns the number of elements that the multiprocessor with the most programs computes."""
         return cdiv(self.count(rows, columns), NUM_SMS) * self.rows * self.columns
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up. triton.cdiv takes twenty times as long."""
+    """Returns a / b, rounded up. triton.cdiv takes twenty times as long."""
     return -(-a // b)
 
 
 @lru_cache(maxsize=4096)
 def chain_length(columns: int, depth: int) -> int:
-    """The length of the chains into which K is split, so that a narrow product has a program for every multiprocessor.
+    """Returns the length of the chains into which K is split. It depends on the weight's shape only.
 
-    Depends on the weight's shape only.
+    A product with few columns is split so that it has a program for every multiprocessor.
     """
     chains = min(cdiv(NUM_SMS + 12, cdiv(columns, 64)), MAX_CHAINS, max(1, depth // MIN_CHAIN))
     return cdiv(cdiv(depth, chains), CHAIN_STEP) * CHAIN_STEP
@@ -51,8 +52,10 @@ def chain_length(columns: int, depth: int) -> int:
 
 @lru_cache(maxsize=4096)
 def choose_tile(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Tile:
-    """For few rows many small programs, two or three per multiprocessor; for many rows tiles that keep the tensor cores
-    busy."""
+    """Returns the tile of a product. Few rows get many small programs, two or three per multiprocessor.
+
+    Many rows get tiles that keep the tensor cores busy.
+    """
     chains = cdiv(depth, chain_length(columns, depth))
     if dtype == torch.float32:  # without tensor cores
         return Tile(16 if rows <= 16 else 64, 64, 4, 3)
@@ -71,7 +74,7 @@ def choose_tile(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Tile
 
 @lru_cache(maxsize=4096)
 def choose_gated_tile(rows: int, columns: int, dtype: torch.dtype) -> Tile:
-    """The tile for a gated product; gate and up have `columns` columns each."""
+    """Returns the tile of a gated product, in which gate and up have `columns` columns each."""
     if dtype == torch.float32:
         return Tile(16 if rows <= 16 else 32, 64, 4, 3)
     if rows <= 32:
@@ -86,7 +89,7 @@ def choose_gated_tile(rows: int, columns: int, dtype: torch.dtype) -> Tile:
 def tile_constants(
     tile: Tile, columns: int, depth: int, dtype: torch.dtype, weight_dtype: torch.dtype | None = None
 ) -> dict[str, int]:
-    """The tile as kernel constants, for tokens of `dtype` and weights of `weight_dtype` (None: the same)."""
+    """Returns the tile as kernel constants, for tokens of `dtype` and weights of `weight_dtype` (None: `dtype` too)."""
     dynamic, weight_dtype = dtype in FORMAT_CODES, weight_dtype or dtype
     block_k = block_k_for(tile, dtype, weight_dtype)
     even = columns % tile.columns == 0 and depth % block_k == 0
@@ -97,30 +100,34 @@ def tile_constants(
 
 
 def block_k_for(tile: Tile, dtype: torch.dtype, weight_dtype: torch.dtype) -> int:
-    """BLOCK_K: 128 bytes of a weight's row when tokens are few, else of a token's. For fp8 tokens it affects the bits,
-    so it must not depend on the tile."""
+    """Returns BLOCK_K: 128 bytes of a weight's row when tokens are few, else 128 bytes of a token's row.
+
+    For fp8 tokens BLOCK_K affects the bits, so it must not depend on the tile.
+    """
     few_tokens = tile.rows <= 64 and dtype.itemsize == 2
     return 128 // (weight_dtype if few_tokens else dtype).itemsize
 
 
 def is_single_chain(weight: Tensor) -> bool:
-    """Whether K is not split for weight [N, K]: each element of a product is a single chain."""
+    """Whether K is not split for weight [N, K], so that each element of a product is a single chain."""
     return chain_length(*weight.shape) >= weight.shape[1]
 
 
 def stages_that_fit(tile: Tile, columns: int, x: Tensor, weight: Tensor) -> int:
-    """The number of pipeline stages, at most the tile's, that fit in shared memory. Each holds `columns` weight
-    rows."""
+    """Returns the number of pipeline stages that fit in shared memory, at most the tile's.
+
+    A stage holds `columns` rows of the weight and the tile's rows of x.
+    """
     block_k = block_k_for(tile, x.dtype, weight.dtype)
     stage_bytes = (tile.rows * x.element_size() + columns * weight.element_size()) * block_k
-    programs = 2 if tile.rows <= 32 and block_k > 64 else 1  # that share a multiprocessor
+    programs = 2 if tile.rows <= 32 and block_k > 64 else 1  # programs that share a multiprocessor
     shared_bytes = _shared_memory(x.device) // programs
     return max(1, min(tile.stages, shared_bytes // stage_bytes))
 
 
 @cache
 def _shared_memory(device: torch.device) -> int:
-    """Bytes available to one program."""
+    """Returns the bytes of shared memory that are available to one program."""
     if device.type != "cuda":
         return 1 << 30
     return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])

@@ -1,4 +1,4 @@
-/* Detects the instruction sets that processor and operating system provide; memory advice. */
+/* Detects the instruction sets that processor and operating system provide, and advises the kernel on memory. */
 #include <cpuid.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -20,7 +20,7 @@ static int has_avx512(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-/* 0: unsupported; 1: AVX2 with FMA; 2: AVX-512; 3: AVX-512 with bf16; 4: also AMX tiles. */
+/* Returns 0: unsupported; 1: AVX2 with FMA; 2: AVX-512; 3: AVX-512 with bf16; 4: also AMX tiles. */
 __attribute__((visibility("default"))) int tier(void) {
     __builtin_cpu_init();
     if (has_avx512()) return !__builtin_cpu_supports("avx512bf16") ? 2 : has_amx_bf16() ? 4 : 3;
@@ -34,7 +34,7 @@ __attribute__((visibility("default"))) void advise_huge_pages(void *start, long 
     if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
 }
 
-/* Makes the kernel allocate memory that other threads may be writing: writes every page and changes no byte.
+/* Makes the kernel allocate memory that other threads may be writing: it writes every page and changes no byte.
  * (MADV_POPULATE_WRITE would hold the lock of all mappings of the process, even at low priority.) */
 __attribute__((visibility("default"))) void touch_pages(uintptr_t start, long bytes, long page) {
     for (uintptr_t at = start; at < start + bytes; at += page) __atomic_fetch_or((unsigned *)at, 0, __ATOMIC_RELAXED);

@@ -33,7 +33,7 @@ typedef struct {
 } Kernels;
 
 typedef struct {
-    const void *before_attention, *q_norm, *k_norm, *after_attention, *before_mlp, *after_mlp; /* NULL: none */
+    const void *before_attention, *q_norm, *k_norm, *after_attention, *before_mlp, *after_mlp; /* may be NULL */
     const char *qkv, *o, *gate_up, *down;
     const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;
     const float *cos, *sin;
@@ -48,7 +48,7 @@ typedef struct {
     long num_layers, hidden_size, inner_size, heads, kv_heads, d, page_size, element_size;
     float eps, offset, scale;
     int gelu, is_bf16, paired;
-    volatile uint64_t *layers_started; /* counts over all steps: shows that a long step makes progress */
+    volatile uint64_t *layers_started; /* counted over all steps; shows that a long step makes progress */
 } Model;
 
 typedef struct {
@@ -69,7 +69,7 @@ static void rms_norm(const Model *m, const Step *s, const char *x, const void *w
         m->kernels.rms_norm(x, weight, out, s->t, 1, m->hidden_size, m->hidden_size, m->eps, m->offset, s->threads);
 }
 
-/* h becomes the norm of x + h, x the sum. */
+/* Sets x to x + h, and h to the norm of that sum. */
 static void add_rms_norm(const Model *m, const Step *s, const void *weight) {
     m->kernels.add_rms_norm(s->h, s->x, weight, s->h, s->x, s->t, m->hidden_size, m->eps, m->offset, s->threads);
 }
@@ -103,8 +103,8 @@ static void move_rows_to_front(char *data, const Step *s, size_t bytes) {
         if (s->logits_indices[i] != i) memcpy(data + i * bytes, data + s->logits_indices[i] * bytes, bytes);
 }
 
-/* x holds the embedded tokens. Afterwards the first `num_outputs` rows of h are the normed output. Returns 0, or 1 when
- * memory is exhausted: then K/V of some layers have been written, and nothing else has changed. */
+/* Runs all layers. x holds the embedded tokens. Afterwards the first `num_outputs` rows of h are the normed output.
+ * Returns 0, or 1 when memory is exhausted: then K/V of some layers have been written, and nothing else has changed. */
 __attribute__((visibility("default"))) int decoder_forward(const Model *m, const Step *args) {
     Step step = *args, *s = &step;
     rms_norm(m, s, s->x, m->layers[0].before_attention, s->h);

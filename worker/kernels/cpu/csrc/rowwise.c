@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#define MIN_PARALLEL_ELEMENTS 16384 /* with fewer, a second thread costs more than it saves */
+#define MIN_PARALLEL_ELEMENTS 16384 /* with fewer elements, a second thread costs more than it saves */
 
 INLINE size_t element_size(int is_bf16) { return is_bf16 ? 2 : 4; }
 
@@ -26,7 +26,8 @@ INLINE float inverse_rms(const void *x, long n, float eps, int is_bf16) {
     return 1.0f / sqrtf(simd_sum((a + b) + (c + d)) / (float)n + eps);
 }
 
-/* offset 0 (Llama): weight * round(x / rms). Otherwise (Gemma): (x / rms) * (offset + weight), rounded once. */
+/* Computes one row. offset 0 (Llama): weight * round(x / rms). Otherwise (Gemma): (x / rms) * (offset + weight),
+ * rounded once. */
 INLINE void rms_norm_row(const void *x, const void *w, void *out, long n, float eps, float offset, int is_bf16) {
     vf scale = broadcast(inverse_rms(x, n, eps, is_bf16));
     for (long i = 0; i < n; i += SIMD_WIDTH) {
@@ -42,7 +43,7 @@ INLINE void add_row(const void *x, const void *y, void *out, long n, int is_bf16
 
 INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + simd_exp(-x)); }
 
-/* tanh-GELU is x * sigmoid(2u), since (1 + tanh u) / 2 = sigmoid(2u). */
+/* Applies SiLU or tanh-GELU (`gelu`), which is x * sigmoid(2u), since (1 + tanh u) / 2 = sigmoid(2u). */
 INLINE vf activate(vf x, int gelu) {
     if (!gelu) return x * sigmoid(x);
     return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
@@ -56,7 +57,7 @@ INLINE void act_and_mul_row(const void *x, void *out, long n, int gelu, int is_b
     }
 }
 
-/* One head: x * cos + rotate_half(x) * sin in fp32, rounded once. In place is allowed. */
+/* Rotates one head: x * cos + rotate_half(x) * sin in fp32, rounded once. `out` may be x. */
 INLINE void rotary_row(const void *x, void *out, const float *cos, const float *sin, long d, int is_bf16) {
     long h = d / 2;
     const char *high = (const char *)x + h * element_size(is_bf16);
@@ -143,7 +144,7 @@ typedef struct {
 typedef void RmsNormOne(const void *, const void *, void *, long, float, float);
 typedef void RotaryOne(const void *, void *, const float *, const float *, long);
 
-/* Norms (unless `norm` is NULL) and rotates the query heads or the key heads of one token. */
+/* Applies the norm (unless `norm` is NULL) and the rotation to the query heads or the key heads of one token. */
 INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long heads, const void *norm,
                             int64_t position, RmsNormOne *rms_norm_one, RotaryOne *rotary_one, size_t step) {
     for (long h = 0; h < heads; h++, x += step, out += step) {
@@ -152,7 +153,7 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
     }
 }
 
-/* The work between the qkv matmul and attention. Norm weights may be NULL. */
+/* Does the work between the qkv matmul and attention. Norm weights may be NULL. */
 #define QKV_ROPE_WRITE(dtype, is_bf16)                                                                               \
     EXPORT(qkv_rope_write_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,       \
                                    const void *k_norm, const float *cos, const float *sin, const int64_t *positions, \
@@ -174,7 +175,7 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
 QKV_ROPE_WRITE(f32, 0)
 QKV_ROPE_WRITE(bf16, 1)
 
-/* Copies bytes, so it serves every dtype. */
+/* Writes keys and values to the cache. It copies bytes, so it serves every dtype. */
 EXPORT(store_kv)(const char *k, const char *v, char *cache_k, char *cache_v, const int64_t *slot_mapping, long t,
                  long bytes, long k_stride, long v_stride, int paired) {
     for (long i = 0; i < t; i++) {

@@ -1,8 +1,8 @@
-/* SIMD types and functions that all kernels use: one register holds SIMD_WIDTH floats, stored as fp32 or bf16 in
- * memory.
+/* SIMD types and functions that all kernels use. One register holds SIMD_WIDTH floats, which memory holds as fp32 or
+ * bf16.
  *
- * Compiled once per instruction set, which SUFFIX names. A tail shorter than a register is copied, filled with zeros
- * and computed the same way, so the bits of a value do not depend on its place in the row. */
+ * This file is compiled once per instruction set, which SUFFIX names. A tail shorter than a register is copied, filled
+ * with zeros and computed the same way, so the bits of a value do not depend on its place in the row. */
 #pragma once
 #include <immintrin.h>
 #include <stddef.h>
@@ -30,7 +30,7 @@ typedef uint16_t bf16;
 #define JOIN(name, suffix) JOIN_(name, suffix)
 #define EXPORT(name) __attribute__((visibility("default"))) void JOIN(name, SUFFIX)
 #define INLINE static inline __attribute__((always_inline))
-/* Compiled once per formula, so all callers get the same bits. */
+/* A formula marked NOINLINE is compiled once, so all callers get the same bits. */
 #define NOINLINE static __attribute__((noinline))
 
 INLINE vf broadcast(float x) { return (vf){0} + x; }
@@ -60,7 +60,7 @@ INLINE vf load_f32(const float *p) {
 
 INLINE void store_f32(float *p, vf x) { __builtin_memcpy(p, &x, sizeof x); }
 
-/* Intrinsics, because gcc compiles __builtin_convertvector to two halves and five instructions. */
+/* These functions use intrinsics because gcc compiles __builtin_convertvector to two halves and five instructions. */
 #if SIMD_WIDTH == 16
 INLINE vu widen_u16(vh x) { return (vu)_mm512_cvtepu16_epi32((__m256i)x); }
 #else
@@ -90,10 +90,11 @@ INLINE void store_bf16(bf16 *p, vf x) {
     __builtin_memcpy(p, &half, sizeof half);
 }
 
-/* x after a store and a load: unchanged in fp32, rounded in bf16. `is_bf16` is a constant wherever this is inlined. */
+/* Returns x as it is after a store and a load: unchanged in fp32, rounded in bf16. `is_bf16` is a constant wherever
+ * this is inlined. */
 INLINE vf rounded(vf x, int is_bf16) { return is_bf16 ? as_float(widen_u16(to_bf16(x)) << 16) : x; }
 
-/* Elements [i, i + SIMD_WIDTH) of a row of n elements; zeros beyond n. */
+/* Loads elements [i, i + SIMD_WIDTH) of a row of n elements, with zeros beyond n. */
 INLINE vf load(const void *row, long i, long n, int is_bf16) {
     if (i + SIMD_WIDTH <= n) return is_bf16 ? load_bf16((const bf16 *)row + i) : load_f32((const float *)row + i);
     float tail[SIMD_WIDTH] = {0};
@@ -119,7 +120,7 @@ INLINE void store(void *row, long i, long n, vf x, int is_bf16) {
     }
 }
 
-/* Adds elements half a register apart first, then a quarter apart, and so on. */
+/* Adds all elements of a register: those half a register apart first, then a quarter apart, and so on. */
 INLINE float simd_sum(vf x) {
 #if SIMD_WIDTH == 16
     __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
@@ -131,7 +132,8 @@ INLINE float simd_sum(vf x) {
     return _mm_cvtss_f32(_mm_add_ss(quad, _mm_movehdup_ps(quad)));
 }
 
-/* e^x within about one ulp for x in [-87, 88]; x is clamped to that range. The polynomial is that of Cephes' expf. */
+/* Returns e^x within about one ulp for x in [-87, 88]; x is clamped to that range. The polynomial is that of Cephes'
+ * expf. */
 INLINE vf simd_exp(vf x) {
     x = simd_max(simd_min(x, broadcast(88.0f)), broadcast(-87.0f)); /* a NaN becomes -87 or 88 */
     const vf magic = broadcast(12582912.0f);                        /* 1.5 * 2^23: adding it rounds to an integer */

@@ -1,4 +1,4 @@
-/* Work stealing for matrix products. Units of work are numbered by block of rows, then by panel of weights. Every
+/* Work stealing for matrix products. Units of work are ordered by block of rows, then by panel of weights. Every
  * thread starts with a contiguous range of units, so weights are read in long streams. A thread whose range is empty
  * takes the upper half of another thread's range. */
 #pragma once
@@ -10,8 +10,8 @@ typedef struct {
 
 INLINE uint64_t pack_range(uint64_t from, uint64_t to) { return to << 32 | from; }
 
-/* The next unit for this thread, or -1 when none is left. Each unit is taken once, so a range never reappears between
- * the load and the compare-and-swap. */
+/* Returns the next unit for this thread, or -1 when none is left. Each unit is taken once, so a range never reappears
+ * between the load and the compare-and-swap. */
 static long take_unit(WorkRange *ranges, int thread, int threads) {
     for (int i = 0; i < threads;) {
         WorkRange *range = &ranges[(thread + i) % threads];

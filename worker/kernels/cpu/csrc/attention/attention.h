@@ -1,4 +1,4 @@
-/* Attention of packed rows over the paged cache: work division and loops, shared by all kernels.
+/* Attention of packed rows over the paged cache: the division of work and the loops, which all kernels share.
  *
  * The query heads of a key/value head share its keys, so they become more rows: row r of a sequence is token r / group,
  * head r % group. Rows are processed in tiles. Keys are processed in blocks of BLOCK_KEYS that start at multiples of
@@ -14,12 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK_KEYS 64   /* keys of a block; part of the result's bits */
-#define SPLIT_KEYS 1024 /* keys of a split; part of the result's bits */
+#define BLOCK_KEYS 64   /* keys of a block; it affects the bits of the result */
+#define SPLIT_KEYS 1024 /* keys of a split; it affects the bits of the result */
 #define MAX_HEAD_DIM 256
 #define MAX_HEAD_TILES 16     /* tiles of one head in a work item: they share the work done once per block */
 #define MAX_ITEM_TILES 16     /* tiles of a work item */
-#define MASKED_SCORE (-1e30f) /* the score of a masked key; also the maximum of no scores */
+#define MASKED_SCORE (-1e30f) /* the score of a masked key, and the maximum before the first score */
 #ifndef MIN_ITEM_HEADS
 #define MIN_ITEM_HEADS 1 /* heads of a work item when there are too few sequences for all threads */
 #endif
@@ -52,16 +52,16 @@ typedef struct {
 } WorkItem;
 
 typedef struct {
-    _Alignas(64) char k[MAX_ITEM_TILES * BLOCK_KEYS * MAX_HEAD_DIM * 4]; /* one block of keys, head by head */
-    char v[MAX_ITEM_TILES * BLOCK_KEYS * MAX_HEAD_DIM * 4];              /* and its values */
+    _Alignas(64) char k[MAX_ITEM_TILES * BLOCK_KEYS * MAX_HEAD_DIM * 4]; /* the keys of a block, head by head */
+    char v[MAX_ITEM_TILES * BLOCK_KEYS * MAX_HEAD_DIM * 4];              /* the values of that block */
     float scores[2][BLOCK_KEYS * 16];
     Tile tiles[MAX_ITEM_TILES];
     const WorkItem *next_item; /* this thread's next item, or NULL */
     int copied;                /* used by the AMX kernel: whether the block was copied */
 } Scratch;
 
-static void begin_work(void); /* sets up the thread's state before an item, */
-static void end_work(void);   /* and restores it afterwards */
+static void begin_work(void); /* sets up the thread's state before an item */
+static void end_work(void);   /* restores the thread's state after an item */
 static Scratch *thread_scratch(void);
 /* Loads keys and values [from, to) of the item's kv heads from the pages to s->k and s->v, head by head; to - from is
  * at most BLOCK_KEYS. All heads of a key are contiguous in memory and are read together. */
@@ -82,7 +82,8 @@ INLINE long first_visible_key(const AttentionArgs *a, long position) {
     return a->window ? max_long(0, position - a->window + 1) : 0;
 }
 
-/* The slot of `position` in the cache; *contiguous: the number of positions from it to the end of its page. */
+/* Returns the slot of `position` in the cache. Sets *contiguous to the number of positions from there to the end of the
+ * page. */
 INLINE size_t cache_slot(const AttentionArgs *a, int seq, long position, long *contiguous) {
     long page = position / a->page_size, offset = position - page * a->page_size;
     *contiguous = a->page_size - offset;
@@ -138,7 +139,7 @@ static void process_split(const AttentionArgs *a, Scratch *s, const WorkItem *it
         process_block(a, s, item, tiles, block);
 }
 
-/* Computes all splits of an item; or one split, whose state goes to `partial` for the merge. */
+/* Computes all splits of an item, or one split, whose state it stores in `partial` for the merge. */
 static void process_item(const AttentionArgs *a, Scratch *s, const WorkItem *item, SoftmaxState *partial) {
     begin_work();
     int tiles = load_tiles(a, s, item);
@@ -158,7 +159,7 @@ static void process_item(const AttentionArgs *a, Scratch *s, const WorkItem *ite
     end_work();
 }
 
-/* items[0 .. n) are the splits of the same rows; `partials` holds MAX_ITEM_TILES states per item. */
+/* Merges the splits of the same rows, items[0 .. n). `partials` holds MAX_ITEM_TILES states per item. */
 static void merge_partials(const AttentionArgs *a, Scratch *s, const WorkItem *items, const SoftmaxState *partials,
                            int n) {
     begin_work();
@@ -180,13 +181,13 @@ typedef struct {
     int per_split; /* whether every item is one split */
 } WorkList;
 
-/* Heads of one item: all of them when there are enough sequences, so that the cache is read in one stream. */
+/* Returns the heads of one item: all heads when there are enough sequences, so that the cache is read in one stream. */
 INLINE long heads_per_item(const AttentionArgs *a, long rows, int threads) {
     long tiles = max_long(1, min_long(MAX_HEAD_TILES, (rows + TILE_ROWS - 1) / TILE_ROWS));
     return a->seqs < 4 * threads ? MIN_ITEM_HEADS : max_long(1, min_long(a->kv_heads, MAX_ITEM_TILES / tiles));
 }
 
-/* Fills `items` (unless NULL) and returns their number. Later rows see more keys, so they come first: threads then
+/* Fills `items` (unless NULL) and returns their number. Later rows see more keys, so they come first, and threads
  * finish at about the same time. */
 static long list_items(const AttentionArgs *a, WorkItem *items, int threads, int per_split) {
     long n = 0;
@@ -209,7 +210,8 @@ static long list_items(const AttentionArgs *a, WorkItem *items, int threads, int
     return n;
 }
 
-/* A thread takes its next item before it starts the current one, so that the next one's keys can be prefetched. */
+/* Processes all items. A thread takes its next item before it starts the current one, so that it can prefetch the next
+ * item's keys. */
 static void process_items(const AttentionArgs *a, const WorkList *work, SoftmaxState *partials, int threads) {
     long next = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)

@@ -1,6 +1,6 @@
 /* bf16 attention on AMX tiles. Scores are computed transposed (keys down, 16 rows of q across), so the maximum and the
- * sum of a row are element-wise over registers. The weights are rounded to bf16, transposed back and multiplied by the
- * values. */
+ * sum of a row are element-wise over registers. The softmax weights are rounded to bf16, transposed back and
+ * multiplied by the values. */
 #include "attention/attention_rows.h"
 #include "attention/prefetch.h"
 #include "amx_tiles.h"
@@ -33,7 +33,7 @@ static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
             long row = tile->row + i, token = a->query_start_loc[item->seq] + row / group;
             long head = tile->head * group + row % group;
             const bf16 *q = (const bf16 *)a->q + token * a->q_stride + head * a->d + step * 32;
-            __builtin_prefetch(q + 16 / group * a->q_stride, 0, 3); /* of the next tile */
+            __builtin_prefetch(q + 16 / group * a->q_stride, 0, 3); /* the rows of the next tile */
             rows[i] =
                 i < tile->rows ? _mm512_maskz_loadu_epi16(column_mask(a->d, step * 32), q) : _mm512_setzero_si512();
         }
@@ -66,7 +66,7 @@ static long head_block_bytes(const AttentionArgs *a) { return BLOCK_KEYS * head_
  * decides). */
 INLINE int paired(const AttentionArgs *a) { return a->page_size % 32 == 0 && a->d % 32 == 0; }
 
-/* The same for values that are stored interleaved: rows[i] is the address of key i's row as if it were not interleaved,
+/* Copies values that are stored interleaved: rows[i] is the address of key i's row as if it were not interleaved,
  * or NULL; missing rows become zeros. */
 static void copy_value_pairs(const AttentionArgs *a, Scratch *s, const WorkItem *item, const bf16 *const *rows,
                              long stride_per_head) {
@@ -111,8 +111,8 @@ static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item,
 
 /* Where a tile's block lies: copied head by head, or whole in its pages, from which tiles can be loaded. */
 typedef struct {
-    const char *k[4];        /* of each 16 keys */
-    const char *v[2];        /* of each 32 keys */
+    const char *k[4];        /* the keys, by 16 */
+    const char *v[2];        /* the values, by 32 keys */
     long k_stride, v_stride; /* from key to key, from pair to pair */
     long v_column;           /* from 16 columns of the values to the next */
 } TileAddresses;
@@ -137,7 +137,7 @@ static TileAddresses block_in_pages(const AttentionArgs *a, const WorkItem *item
     return p;
 }
 
-/* scores[BLOCK_KEYS][16] = k q^T */
+/* Computes scores[BLOCK_KEYS][16] = k q^T. */
 static void score_tile(const AttentionArgs *a, const TileAddresses *p, const Tile *tile, float *scores) {
     long steps = head_dim_steps(a), stride = p->k_stride;
     TILE_ZERO(0);
@@ -231,7 +231,7 @@ static void rescale_rows(float *out, __m512 rescale, long padded_d) {
     }
 }
 
-/* out[16][padded_d] += weights times values */
+/* Computes out[16][padded_d] += weights times values. */
 static void accumulate_values(const AttentionArgs *a, const TileAddresses *p, Tile *tile) {
     float *out = tile->split.out;
     long tiles = pad_to_16(a->d) / 16, stride = p->v_stride, next = p->v_column;

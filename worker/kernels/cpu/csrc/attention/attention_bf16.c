@@ -7,7 +7,7 @@
 /* s->k: [D / 2 padded to 16][BLOCK_KEYS][2] of one head; s->v: [BLOCK_KEYS / 2][D padded to 16][2] of one head;
  * tile->q: [16][D padded to 32]; s->scores: [16][BLOCK_KEYS]; tile->weights: [16][BLOCK_KEYS] bf16 */
 
-#define MAX_ROWS_AT_ONCE 6 /* rows times 4 registers of scores or outputs; or 3 rows times 8 of outputs */
+#define MAX_ROWS_AT_ONCE 6 /* with 4 registers of scores or outputs each; 3 rows with 8 registers of outputs each */
 
 /* Addresses of a block's keys, at head 0. Entries outside [from, to) point to another key, whose score is ignored. */
 typedef struct {
@@ -17,8 +17,8 @@ typedef struct {
 
 typedef struct {
     Scratch common;
-    KeyAddresses here, next; /* next: the block that is read after this one, */
-    int next_head;           /* starting at this head */
+    KeyAddresses here, next; /* here: the current block; next: the block that is read after it */
+    int next_head;           /* the first head of the next block */
 } Bf16Scratch;
 
 static const char zeros[MAX_HEAD_DIM * 4];
@@ -56,7 +56,7 @@ static void locate_keys(const AttentionArgs *a, KeyAddresses *p, int seq, long b
     for (long i = p->to; i < BLOCK_KEYS; i++) p->keys[i] = p->keys[p->from];
 }
 
-/* Only records addresses: keys are read head by head into the L1 cache. */
+/* Records addresses only: the keys are read later, head by head, into the L1 cache. */
 static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, long block, long from, long to) {
     long next = block + BLOCK_KEYS, end = min_long(end_key(a, item), (item->split + item->splits) * SPLIT_KEYS);
     locate_keys(a, &bf16_scratch(s)->here, item->seq, block, from, to);
@@ -73,8 +73,8 @@ static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item,
 
 #define PREFETCH_BYTES 128 /* bytes per prefetch */
 
-/* While a head is computed, its share of the next block is prefetched, all heads of a key together. The processor then
- * sees sequential reads at an even pace, and its hardware prefetcher runs further ahead. */
+/* While a head is computed, a share of the next block is prefetched: some keys, with all heads of a key together. Then
+ * the processor sees sequential reads at an even pace, and its hardware prefetcher runs further ahead. */
 typedef struct {
     const KeyAddresses *addresses;
     long first;       /* first key */
@@ -91,7 +91,7 @@ INLINE Prefetch plan_prefetch(const AttentionArgs *a, Scratch *s, const WorkItem
     return (Prefetch){&bf16_scratch(s)->next, quarter * BLOCK_KEYS / half, offset, shift, (1 << shift) - 1};
 }
 
-/* The i-th prefetch of the plan. */
+/* Issues the i-th prefetch of the plan. */
 INLINE void prefetch_grain(const Prefetch *prefetch, long i) {
     const char *key = prefetch->addresses->keys[(prefetch->first + (i >> prefetch->shift)) % BLOCK_KEYS];
     for (long j = 0; j < PREFETCH_BYTES; j += 64)
@@ -167,7 +167,7 @@ static void locate_value_pairs(const AttentionArgs *a, const KeyAddresses *p, lo
     case 5: body(__VA_ARGS__, 5); break; \
     case 6: body(__VA_ARGS__, 6); break;
 
-/* scores[rows][BLOCK_KEYS] = q k^T */
+/* Computes scores[rows][BLOCK_KEYS] = q k^T. */
 INLINE void score_rows(const char *q, const char *keys, long steps, float *scores, const Prefetch *prefetch,
                        const int rows) {
     __m512 sum[MAX_ROWS_AT_ONCE][4];
@@ -235,13 +235,14 @@ static void softmax_tile(const AttentionArgs *a, const float *scores, Tile *tile
 }
 
 typedef struct {
-    const char *const *pairs; /* of values */
+    const char *const *pairs; /* pairs of values */
     long from, to;            /* pairs that any row of the tile sees */
-    long row_stride;          /* of an output row, in elements */
+    long row_stride;          /* stride of output rows, in elements */
     Prefetch prefetch;
 } Values;
 
-/* out[rows][16 * columns] = out * rescale + weights times values; `at`: byte offset of the first column in a pair */
+/* Computes out[rows][16 * columns] = out * rescale + weights times values. `at`: byte offset of the first column in a
+ * pair. */
 INLINE void accumulate_columns(const Values *v, long at, const int32_t *weights, float *out, const float *rescale,
                                const int columns, const int rows) {
     __m512 sum[MAX_ROWS_AT_ONCE][8];
@@ -263,7 +264,7 @@ INLINE void accumulate_columns(const Values *v, long at, const int32_t *weights,
         for (int j = 0; j < columns; j++) _mm512_store_ps(out + r * v->row_stride + j * 16, sum[r][j]);
 }
 
-/* Processes as many columns at a time as registers allow. */
+/* Computes all columns of the outputs, as many at a time as registers allow. */
 static void accumulate_rows(const Values *v, const int32_t *weights, float *out, const float *rescale, int rows) {
     for (long i = 0, left = v->row_stride / 16, n; left; i += n, left -= n) {
         n = left >= 8 && rows <= 3 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;

@@ -1,4 +1,4 @@
-/* Shared by the bf16 attention kernels, whose outputs are rows: SoftmaxState.out is [16 rows][D padded to 16]. */
+/* Functions of the bf16 attention kernels, whose outputs are rows: SoftmaxState.out is [16 rows][D padded to 16]. */
 #pragma once
 #define TILE_ROWS 16
 /* Neighbouring heads are read together even when sequences are few, as long as every thread gets several items. */
@@ -11,7 +11,7 @@ INLINE __mmask32 column_mask(long d, long from) {
     return d - from >= 32 ? 0xffffffffu : d <= from ? 0 : (1u << (d - from)) - 1;
 }
 
-/* swaps element j of row i with element i of row j */
+/* Swaps element j of row i with element i of row j. */
 INLINE void transpose_16x16(__m512i r[16]) {
     __m512i t[16];
     for (int i = 0; i < 16; i += 2) {
@@ -38,7 +38,7 @@ INLINE void transpose_16x16(__m512i r[16]) {
     }
 }
 
-/* 2^x for x <= 0, relative error 3e-6 (weights are rounded to bf16 afterwards); exactly 1 at 0. */
+/* Returns 2^x for x <= 0, with a relative error of 3e-6 (weights are rounded to bf16 afterwards); exactly 1 at 0. */
 INLINE __m512 simd_exp2(__m512 x) {
     __m512 n = _mm512_roundscale_ps(x, 8), f = _mm512_sub_ps(x, n);
     __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(9.58285299e-3f), _mm512_set1_ps(5.59064247e-2f));

@@ -9,7 +9,7 @@
 
 #define CHAINS 8 /* independent chains of multiply-adds, interleaved to hide latency */
 
-/* k, v: [BLOCK_KEYS][D padded to 16] fp32; q and State.out: [D][SIMD_WIDTH] */
+/* k, v: [BLOCK_KEYS][D padded to 16] fp32; q and SoftmaxState.out: [D][SIMD_WIDTH] */
 
 static Scratch *thread_scratch(void) {
     static _Thread_local _Alignas(64) Scratch scratch;
@@ -102,7 +102,7 @@ static vf softmax_tile(const AttentionArgs *a, Tile *tile, const VisibleKeys *vi
     return rescale;
 }
 
-/* out[D][SIMD_WIDTH] = out * rescale + values^T weights */
+/* Computes out[D][SIMD_WIDTH] = out * rescale + values^T weights. */
 static void accumulate_values(const AttentionArgs *a, const char *values, Tile *tile, vf rescale) {
     float *out = tile->split.out;
     long padded_d = pad_to_16(a->d);

@@ -1,4 +1,4 @@
-/* Prefetches keys and values during the computation of the current block, spread over its heads or tiles. */
+/* Functions that prefetch keys and values while the current block is computed, spread over its heads or tiles. */
 #pragma once
 #include "attention/attention.h"
 

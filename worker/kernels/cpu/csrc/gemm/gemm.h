@@ -1,4 +1,4 @@
-/* Shared by all matmul kernels: y[T, N] = x[T, K] times a packed weight, plus a bias.
+/* Definitions shared by all matmul kernels, which compute y[T, N] = x[T, K] times a packed weight, plus a bias.
  *
  * Work is divided into blocks of rows times panels of 32 columns. The division affects speed only: every element is one
  * accumulation over K in one order, whichever thread computes it. */

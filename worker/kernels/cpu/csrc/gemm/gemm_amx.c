@@ -1,9 +1,9 @@
 /* bf16 matmul on AMX tiles. Weights are packed in panels of 32 columns: [N/32][K/32][2 tiles][16 pairs][16 columns][2].
  *
- * Four accumulator tiles (32 rows x 32 columns) add the k-steps in order. Up to 32 rows: the weights are read once, the
- * accumulators stay in tiles over all of K, and tiles are only as high as there are rows. More rows: blocks of rows are
- * repacked as tiles, K is cut into chunks whose weights fit in the L1 cache, and accumulators are stored in fp32
- * between chunks, which changes no bit. So a row has the same bits alone and among a thousand. */
+ * Four accumulator tiles (32 rows x 32 columns) add the k-steps in order. With up to 32 rows, the weights are read
+ * once, the accumulators stay in tiles over all of K, and tiles are only as high as there are rows. With more rows,
+ * blocks of rows are repacked as tiles, K is cut into chunks whose weights fit in the L1 cache, and accumulators are
+ * stored in fp32 between chunks, which changes no bit. So a row has the same bits alone and among a thousand rows. */
 #include "gemm/gemm.h"
 #include "work_sharing.h"
 #include "amx_tiles.h"
@@ -11,10 +11,10 @@
 #define K_STEP_BYTES 2048      /* one k-step of a panel: two weight tiles */
 #define PREFETCH_DISTANCE 8192 /* bytes ahead of use at which a weight is prefetched when it is streamed */
 #define CHUNK_STEPS 8          /* k-steps of a chunk: their weights stay in the L1 cache */
-#define MAX_STREAMED_ROWS 32   /* up to so many rows, weights are streamed */
-#define MAX_BLOCK_ROWS 512     /* rows of a block, */
-#define BLOCK_BYTES (1L << 20)
-#define MIN_REPACK_COLUMNS 2048           /* from so many columns on, rows are repacked as tiles */
+#define MAX_STREAMED_ROWS 32   /* weights are streamed if there are at most so many rows */
+#define MAX_BLOCK_ROWS 512     /* the most rows of a block */
+#define BLOCK_BYTES (1L << 20) /* the most bytes of a block that has more than 64 rows */
+#define MIN_REPACK_COLUMNS 2048           /* rows are repacked as tiles if there are so many columns or more */
 #define MIN_STREAMING_ELEMENTS (1L << 20) /* larger results leave the caches before they are read */
 
 static void configure_tiles(long top, long bottom) {
@@ -38,7 +38,7 @@ INLINE void prefetch_weights(const char *weight, long bytes) {
     } while (0)
 #define ZERO_TILE(tile, p, stride) TILE_ZERO(tile)
 
-/* One k-step of 32 rows (`two_tiles`), or of the upper 16, x 32 columns. */
+/* Computes one k-step of 32 columns for 32 rows (`two_tiles`), or for the upper 16 of them. */
 INLINE void step(const char *top, const char *bottom, const char *weight, long stride, const int two_tiles) {
     TILE_LOAD(6, weight, 64);
     TILE_LOAD(4, top, stride);
@@ -50,7 +50,7 @@ INLINE void step(const char *top, const char *bottom, const char *weight, long s
     if (two_tiles) TILE_DOT(3, 5, 7);
 }
 
-/* Where the rows of a block are in memory. Strides in bytes: of 32 rows, of one row, of one k-step. */
+/* Where the rows of a block are in memory. The strides are bytes: of 32 rows, of one row, of one k-step. */
 typedef struct {
     const char *base;
     long block_stride, row_stride, step_stride;
@@ -92,7 +92,7 @@ static void multiply_streamed(const Gemm *g, const RowLayout *x, long panel) {
     store_block(g, acc, 0, g->t, panel);
 }
 
-/* Many rows: a core repacks a block of them as tiles once, and then reads the weights panel by panel. */
+/* With many rows, a core repacks a block of rows as tiles once, and then reads the weights panel by panel. */
 
 typedef struct {
     char *tiles; /* x as [32 rows][k-steps][2 tiles], padded with zeros */
@@ -100,7 +100,7 @@ typedef struct {
     size_t bytes;
 } ThreadBuffers;
 
-/* This thread's buffers, kept for the next product; NULL when memory is exhausted. */
+/* Returns this thread's buffers, which are kept for the next matmul, or NULL when memory is exhausted. */
 static ThreadBuffers *thread_buffers(long rows, long steps) {
     static _Thread_local ThreadBuffers buffers;
     size_t tiles = rows * steps * 64, acc = rows * PANEL * 4;
@@ -113,7 +113,7 @@ static ThreadBuffers *thread_buffers(long rows, long steps) {
     return buffers.tiles ? &buffers : NULL;
 }
 
-/* As many rows as leave space for the weights in the L2 cache. */
+/* Returns the largest number of rows that leaves space for the weights in the L2 cache. */
 static long rows_per_block(long steps) {
     return max_long(min_long(BLOCK_BYTES / (steps * 64) / 32 * 32, MAX_BLOCK_ROWS), 64);
 }
@@ -160,7 +160,8 @@ INLINE void multiply_chunk(const RowLayout *x, const char *at, const char *weigh
     EACH_TILE(TILE_STORE, two_tiles);
 }
 
-/* Stores whole cache lines past the caches: nothing reads them soon, and fetching them would double the traffic. */
+/* Stores whole cache lines directly to memory: nothing reads them soon, and fetching them into the caches would double
+ * the traffic. */
 static void store_past_caches(const Gemm *g, const float *acc, long row, long rows, long panel) {
     for (long r = 0; r < rows; r++) {
         const float *at = acc + r / 16 * 512 + r % 16 * 16;
@@ -182,8 +183,8 @@ static int can_bypass_caches(const Gemm *g) {
            g->t * g->n > MIN_STREAMING_ELEMENTS;
 }
 
-/* Repacking pays for itself when many panels read more than one tile of rows, and is needed when many rows do not fill
- * whole tiles. A few rows are padded instead, where K is not a multiple of 32. */
+/* Whether to repack rows as tiles. Repacking pays for itself when many panels read more than one tile of rows, and is
+ * needed when many rows do not fill whole tiles. A few rows are padded instead, where K is not a multiple of 32. */
 static int repacks(const Gemm *g) { return g->t > MAX_STREAMED_ROWS || (g->t > 16 && g->n >= MIN_REPACK_COLUMNS); }
 
 static RowLayout layout_rows(const Gemm *g, long row, long rows, const ThreadBuffers *buffers) {
@@ -245,7 +246,7 @@ static int multiply(const Gemm *g, int threads) {
     return failed;
 }
 
-/* A copy of a few rows, padded with zeros in both directions to whole tiles. */
+/* Returns a copy of a few rows, padded with zeros in both directions to whole tiles. */
 static char *pad_rows(const Gemm *g) {
     long row = ceil_div(g->k, 32) * 64, rows = ceil_div(g->t, 32) * 32;
     char *copy = aligned_alloc(64, rows * row);

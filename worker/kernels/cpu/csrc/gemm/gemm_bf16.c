@@ -12,17 +12,17 @@
 #define MAX_STRIP_ROWS 12      /* rows whose accumulators (two registers each) fit in the register file */
 #define MAX_CHUNK_STEPS 40     /* k-steps of a chunk; with fewer, accumulators are stored too often */
 #define PREFETCH_DISTANCE 8192 /* bytes ahead of use at which a weight is prefetched when there is one strip */
-#define MAX_BLOCK_ROWS 512     /* rows of a block, */
-#define BLOCK_BYTES (256L << 10)
+#define MAX_BLOCK_ROWS 512     /* the most rows of a block */
+#define BLOCK_BYTES (256L << 10) /* the most bytes of a block that has more than 64 rows */
 
-/* Prefetched with every pair of k: two cache lines, `second` bytes apart; then `next` moves on by `advance`. */
+/* What to prefetch with every pair of k: two cache lines, `second` bytes apart. Then `next` advances by `advance`. */
 typedef struct {
     const char *next;
     long advance, second;
 } Prefetch;
 
-/* Multiplies a strip of rows by some k-steps of a panel. x: [steps][rows][32]; acc: [rows][32]; `first`: start from
- * zero. */
+/* Multiplies a strip of rows by some k-steps of a panel. x: [steps][rows][32]; acc: [rows][32]; `first`: whether to
+ * start from zero. */
 typedef void StripKernel(const char *x, const char *weight, long steps, float *acc, int first,
                          const Prefetch *prefetch);
 
@@ -42,7 +42,7 @@ typedef struct {
     size_t bytes;
 } ThreadBuffers;
 
-/* This thread's buffers, kept for the next product; NULL when memory is exhausted. */
+/* Returns this thread's buffers, which are kept for the next matmul, or NULL when memory is exhausted. */
 static ThreadBuffers *thread_buffers(long rows, long steps) {
     static _Thread_local ThreadBuffers buffers;
     size_t x = rows * steps * 64, acc = rows * PANEL * 4;
@@ -55,7 +55,7 @@ static ThreadBuffers *thread_buffers(long rows, long steps) {
     return buffers.x ? &buffers : NULL;
 }
 
-/* As many rows as leave space for the weights in the L2 cache. */
+/* Returns the largest number of rows that leaves space for the weights in the L2 cache. */
 static long rows_per_block(long steps) {
     return max_long(min_long(BLOCK_BYTES / (steps * 64) / 32 * 32, MAX_BLOCK_ROWS), 64);
 }
@@ -89,7 +89,7 @@ INLINE void multiply_strip(const char *x, const char *weight, long steps, float 
         __m512bh left = (__m512bh)_mm512_load_si512(w), right = (__m512bh)_mm512_load_si512(w + 1024);
         for (int r = 0; r < rows; r++) {
             __m512i pair = _mm512_set1_epi32(*(const int32_t *)(at + r * 64));
-            __asm__("" : "+v"(pair)); /* one load for both */
+            __asm__("" : "+v"(pair)); /* keeps gcc from loading twice: one load serves both */
             sum[r][0] = _mm512_dpbf16_ps(sum[r][0], (__m512bh)pair, left);
             sum[r][1] = _mm512_dpbf16_ps(sum[r][1], (__m512bh)pair, right);
         }
@@ -117,7 +117,7 @@ STRIP_KERNEL(2) STRIP_KERNEL(3) STRIP_KERNEL(4) STRIP_KERNEL(5) STRIP_KERNEL(6) 
     }
 }
 
-/* Several strips prefetch the next chunk together; a single strip prefetches its own next weights. */
+/* With several strips, all of them together prefetch the next chunk; a single strip prefetches its own next weights. */
 INLINE Prefetch plan_prefetch(const Strips *s, const char *weight) {
     if (s->count == 1) return (Prefetch){weight + PREFETCH_DISTANCE, 128, 64};
     return (Prefetch){weight + s->chunk * K_STEP_BYTES, ceil_div(128, s->count), 0};

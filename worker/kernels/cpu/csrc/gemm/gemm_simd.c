@@ -31,7 +31,8 @@ INLINE void multiply_rows_f32(const float *x, long lda, const float *weight, lon
 INLINE vf even_floats(vu pairs) { return as_float(pairs << 16); }
 INLINE vf odd_floats(vu pairs) { return as_float(pairs & 0xffff0000u); }
 
-/* A row of x is pairs: two bf16 values per 32-bit word. One column register at a time keeps the sums in registers. */
+/* A row of x consists of pairs: two bf16 values per 32-bit word. The columns of one register are computed at a time, so
+ * that the sums stay in registers. */
 INLINE void multiply_rows_bf16(const uint32_t *x, long lda, const uint32_t *weight, long pairs, float *acc,
                                const int rows) {
     vf sum[MAX_ROWS];
@@ -100,7 +101,7 @@ typedef struct {
     long rows_per_block, row_blocks, panels_per_block, panel_blocks;
 } WorkSplit;
 
-/* Blocks of at most `rows` rows (a multiple of 32), about four per thread. */
+/* Divides the rows into blocks of at most `rows` rows (a multiple of 32), about four per thread. */
 INLINE WorkSplit split_work(const Gemm *g, int threads, long rows) {
     long panels = ceil_div(g->n, PANEL);
     WorkSplit split = {.row_blocks = max_long(ceil_div(g->t, rows), 1)};
