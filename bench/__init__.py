@@ -1,6 +1,6 @@
 """Benchmarks: `sluice bench`. Every report names its command.
 
-quick               `make bench`: the server beside transformers_loop, a plain transformers generate loop
+quick               `make bench`: the server compared with transformers_loop, a plain transformers generate loop
 workloads/          workloads in several modes, with a report in HTML
 client/             the load client, and what it measures
 peers/              the same load on vLLM, llama.cpp and transformers

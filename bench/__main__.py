@@ -16,7 +16,7 @@ from shared.arguments import comma_separated, new_file, positive_float
 from shared.config import ConfigError
 from shared.flags import Parser
 
-DEMO_SCALE = 0.5  # the demo model takes 2,048 tokens
+DEMO_SCALE = 0.5  # the demo model's context length is 2,048 tokens
 QUICK = (
     "quick (default): compares Sluice over HTTP with a plain transformers loop, for 1, 8 and 32 concurrent requests."
 )
@@ -28,7 +28,7 @@ workloads:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 on success, 1 if something could not be measured, 2 for invalid flags."""
+    """Runs one command line. Returns 0 on success, 1 if something could not be measured, 2 for invalid flags."""
     words = list(sys.argv[1:] if argv is None else argv)
     named = words[:1] in (["workloads"], ["quick"], ["gpu"])
     command = COMMANDS[words[0]] if named else _workloads if "--compare" in words else _quick
@@ -81,8 +81,8 @@ def _workloads(words: list[str]) -> int:
 
 
 def tables(results: Sequence[Result]) -> str:
-    """One table with a column per workload; with several modes, one table per workload with a column and a ratio per
-    mode."""
+    """Makes one table with a column per workload or, for several modes, one table per workload with a column and a
+    ratio per mode."""
     groups = by_workload(results)
     if all(len(group) == 1 for group in groups.values()):
         columns = {name: group[0].summary for name, group in groups.items()}
@@ -122,7 +122,7 @@ def _parser() -> Parser:
 
 
 def _plan(args: argparse.Namespace, flags: tuple[str, ...]) -> Plan:
-    """Raises ConfigError for flags that contradict each other."""
+    """Returns what to measure. Raises ConfigError for flags that contradict each other."""
     if args.compare and not (args.url or args.serve):
         args.serve, args.length_scale = "demo", args.length_scale or DEMO_SCALE
     if bool(args.url) == bool(args.serve):

@@ -1,6 +1,6 @@
 """Checkpoints with random weights in real shapes, for measuring speed: a tokenizer of 32,000 ids trained on Python's
-standard library, tied embeddings, bfloat16. They are generated once and cached. Libraries are imported only to generate
-one."""
+standard library, tied embeddings, bfloat16. A checkpoint is generated once and cached. Libraries are imported only to
+generate one."""
 
 import os
 import sysconfig
@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 
 
 def checkpoint(shape: str, root: Path | None = None) -> Path:
-    """The folder of a checkpoint of that shape; generates it if needed, which takes a minute."""
+    """Returns the folder of a checkpoint of that shape; generates the checkpoint if needed, which takes a minute."""
     folder = (root or cache_folder()) / shape
     if not (folder / "done").exists():
         _make(shape, folder)

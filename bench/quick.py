@@ -25,7 +25,7 @@ def quick(models: Sequence[str], out: Path | None, rounds: int = 2) -> str:
         folder, vocab = _folder(model)
         with served(
             str(folder), ["--speculation", "off"]
-        ) as target:  # what is random repeats itself, and would flatter
+        ) as target:  # a model with random weights repeats itself, so drafts would flatter it
             for concurrency in CONCURRENCY:
                 _say(f"{model}: sluice, {concurrency} at once")
                 rows[f"{model}, sluice, {concurrency}"] = _sluice(target, concurrency, vocab, rounds)
@@ -47,7 +47,7 @@ def _sluice(target: Target, concurrency: int, vocab: int, rounds: int) -> Summar
         return [Call(0.0, [rng.randrange(FIRST_ID, vocab) for _ in range(PROMPT)], NEW) for _ in range(concurrency)]
 
     best: list[Record] = []
-    for _ in range(rounds + 1):  # the first warms up
+    for _ in range(rounds + 1):  # one more, because the first round warms the server up
         records = asyncio.run(run(target, calls()))
         if not best or max(r.done for r in records) < max(r.done for r in best):
             best = records

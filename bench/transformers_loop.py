@@ -11,7 +11,7 @@ from bench.client.workloads import FIRST_ID
 
 
 class Generator:
-    """One loaded model; `run` is one batch of equal prompts."""
+    """One loaded model; `run` generates one batch of equally long prompts."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -20,7 +20,8 @@ class Generator:
         self._vocab = self._model.config.vocab_size
 
     def run(self, batch: int, prompt: int, new: int) -> list[Record]:
-        """Records as a client of a perfect server would see them: every row gets its token at the end of the step."""
+        """Generates a batch and returns records as a client of a perfect server would see them: every row gets its
+        token at the end of the step."""
         rng = random.Random(batch)
         ids = torch.tensor([[rng.randrange(FIRST_ID, self._vocab) for _ in range(prompt)] for _ in range(batch)])
         stamps: list[float] = []

@@ -4,5 +4,5 @@ load_client         sends requests at given times and records what arrives
 http_response       reads HTTP/1.1 responses from bytes
 workloads           the workloads, as data
 server              starts the server that is measured
-summary             from records to numbers
+summary             computes numbers from records
 """

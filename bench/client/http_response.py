@@ -11,15 +11,15 @@ class MalformedResponse(ValueError):
 
 
 class HttpResponse:
-    """`feed` returns the complete lines of the body, without chunk sizes and trailers."""
+    """Parses one response; `feed` returns the complete lines of the body, without chunk sizes and trailers."""
 
     def __init__(self) -> None:
         self.status = 0
         self.complete = False
         self._raw = bytearray()  # not parsed yet
-        self._line = bytearray()  # of the body, after its last line end
+        self._line = bytearray()  # bytes of the body after its last line end
         self._left = 0  # remaining bytes of this chunk, or of a body with a content-length
-        self._step: Callable[[], bool] = self._head  # False: needs more bytes
+        self._step: Callable[[], bool] = self._head  # parses the next part; returns False if it needs more bytes
 
     def feed(self, data: bytes) -> list[bytes]:
         """Returns the lines that `data` completes, without line ends. Raises MalformedResponse."""
@@ -103,7 +103,7 @@ class HttpResponse:
         self._line += piece
 
     def _upto(self, end: bytes) -> bytes | None:
-        """Consumes and returns the bytes before `end`; None until it arrives."""
+        """Consumes and returns the bytes before `end`; returns None until `end` arrives."""
         at = self._raw.find(end)
         if at < 0:
             if len(self._raw) > HEAD_LIMIT:

@@ -1,6 +1,6 @@
 """A load client: sends completions at given times and records when tokens arrive.
 
-Uses HTTP/1.1 over plain sockets, one connection per request, so that the client costs little beside the server.
+Uses HTTP/1.1 over plain sockets, one connection per request, so that the client costs little compared with the server.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Call:
 class Record:
     """The result of one request. Times are in seconds since the workload's start.
 
-    stamps: one for each arrival of tokens. counts: the number of tokens of each arrival (empty: one each).
+    stamps: the time of each arrival of tokens. counts: the number of tokens in each arrival; if empty, one token each.
     """
 
     sent: float = 0.0
@@ -58,23 +58,23 @@ class Record:
     def gaps(self) -> list[float]:
         """Waiting times between arrivals of tokens, one for each arrival after the first.
 
-        Tokens that arrive together count as one event with the whole wait, in one chunk or several. Counting the others
-        as waits of 0 would reward a server that holds tokens back, and dividing the wait among them would hide stalls,
-        long ones most. `per_token` does not depend on this choice.
+        Tokens that arrive together, in one chunk or several, count as one event with the whole wait. Counting all but
+        the first of them as waits of 0 would reward a server that holds tokens back, and dividing the wait among them
+        would hide stalls, above all long ones. `per_token` does not depend on this choice.
         """
         return [b - a for a, b in pairwise(self.stamps)]
 
     @property
     def per_token(self) -> float:
-        """Mean time per token after the first arrival; nan if there are none."""
+        """Mean time per token after the first arrival; nan if no token follows."""
         behind = sum(self.tokens[1:])
         return (self.stamps[-1] - self.stamps[0]) / behind if behind else nan
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server. model: its name for the model. extra: fields added to every body. without: fields it does not
-    support."""
+    """A server. model: the server's name for the model. extra: fields added to every body. without: fields that the
+    server does not support."""
 
     url: str
     model: str
@@ -82,8 +82,8 @@ class Target:
     without: frozenset[str] = frozenset()
 
     def body(self, call: Call) -> bytes:
-        """The body of a request. Continuous usage, where supported, gives the token count of events, even without
-        text."""
+        """Returns the body of a request. Continuous usage, where supported, gives the token count of every event, even
+        of an event without text."""
         fields = {
             "model": self.model, "prompt": call.prompt, "max_tokens": call.max_tokens, "temperature": 0, "stream": True,
             "ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, **self.extra,
@@ -98,7 +98,7 @@ async def run(
     *,
     sequential: bool = False,
 ) -> list[Record]:
-    """Sends every call at its time, or one after another, and waits for all. Failed calls have `error`."""
+    """Sends every call at its time, or one by one if `sequential`, and waits for all. Failed calls have `error`."""
     start = time.perf_counter()
 
     async def one(call: Call) -> Record:
@@ -184,7 +184,7 @@ class _Events:
             self._stamp(choice, tokens, now)
 
     def _usage(self, usage: dict[str, Any] | None) -> int | None:
-        """Tokens since the previous usage; None if the event has no usage."""
+        """Returns the number of tokens since the previous usage, or None if the event has no usage."""
         if not usage:
             return None
         record = self._record
@@ -196,11 +196,11 @@ class _Events:
 
     def _stamp(self, choice: dict[str, Any], tokens: int | None, now: float) -> None:
         if choice.get("finish_reason") and not choice.get("text"):
-            return  # only reports the end; its usage covers the whole response
+            return  # this event only reports the end; its usage covers the whole response
         self._running = self._running and tokens is not None
         count = tokens if self._running and tokens is not None else int(bool(choice.get("text")))
         record = self._record
-        if count > 0 and record.stamps and record.stamps[-1] == now:  # in the same read
+        if count > 0 and record.stamps and record.stamps[-1] == now:  # arrived in the same read as the previous tokens
             record.counts[-1] += count
         elif count > 0:
             record.stamps.append(now)

@@ -1,6 +1,6 @@
-"""Servers to measure: one started by its own command and ended afterwards, or one that runs already.
+"""Servers to measure: starts one and ends it afterwards, or uses one that runs already.
 
-What goes wrong is a `BenchError`: one sentence for the person at the terminal.
+Every failure is a `BenchError`: one sentence for the person at the terminal.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ STOP_S = 60.0
 
 
 class BenchError(Exception):
-    """Why nothing can be measured, in one sentence."""
+    """Nothing can be measured; the message says why in one sentence."""
 
 
 @contextmanager
 def served(model: str, flags: Sequence[str] = ()) -> Iterator[Target]:
-    """`sluice serve --model model flags…`, ready; raises BenchError when it does not come up."""
+    """Runs `sluice serve --model model flags…` and yields it once it is ready; raises BenchError if it never is."""
     port = free_port()
     command = [sys.executable, "-m", "deploy.cli.main", "serve", "--model", model, "--served-model-name", "m"]
     command += ["--port", str(port), "--worker-metrics-port", "0", *flags]
@@ -44,7 +44,7 @@ def served(model: str, flags: Sequence[str] = ()) -> Iterator[Target]:
 
 
 def running(url: str, model: str) -> Target:
-    """A server that is there, with its only or first model if `model` is empty; raises BenchError."""
+    """Returns the server that runs at `url`, with its only or first model if `model` is empty. Raises BenchError."""
     url = url.rstrip("/").removesuffix("/v1")
     names = list(_models(url))
     if not names:
@@ -55,7 +55,7 @@ def running(url: str, model: str) -> Target:
 
 
 def longest(target: Target) -> int:
-    """Most tokens that a sequence may have there; 0: it does not say."""
+    """Returns the most tokens that a sequence may have on the server, or 0 if the server does not say."""
     return _models(target.url).get(target.model, 0)
 
 

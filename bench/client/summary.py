@@ -1,4 +1,4 @@
-"""From records to numbers: throughput and latency percentiles, as a dict for JSON and as Markdown tables."""
+"""Computes throughput and latency percentiles from records, as a dict for JSON and as Markdown tables."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from typing import Any
 from bench.client.load_client import Record
 
 Summary = dict[str, float]
-NOTHING = "\N{EN DASH}"  # could not be measured
+NOTHING = "\N{EN DASH}"  # shown for a figure that could not be measured
 
 SHORT = {
     "requests": "requests",
@@ -37,13 +37,14 @@ LONG = {
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """Nearest rank; nan for no values."""
+    """Returns the quantile `q` by nearest rank, or nan if there are no values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)] if ordered else math.nan
 
 
 def summarize(records: Sequence[Record]) -> Summary:
-    """Times in ms, rates in tokens per second of wall clock, shares in percent. Of failed ones only the count."""
+    """Computes times in ms, rates in tokens per second of wall clock, and shares in percent. Failed requests are only
+    counted."""
     good = [record for record in records if not record.error]
     wall = max((r.done for r in good), default=0.0) - min((r.sent for r in good), default=0.0)
     gaps = [gap for record in good for gap in record.gaps]
@@ -73,7 +74,8 @@ def summarize(records: Sequence[Record]) -> Summary:
 
 
 def decode_rate(records: Sequence[Record]) -> float:
-    """Tokens per second while every stream runs: from the last first token to the first end; nan if never."""
+    """Returns tokens per second while every stream runs: after the last stream's first token, before the first stream's
+    end. Returns nan if the streams never all run."""
     begun = max((r.stamps[0] for r in records), default=0.0)
     ended = min((r.stamps[-1] for r in records), default=0.0)
     if ended <= begun:
@@ -88,24 +90,28 @@ def decode_rate(records: Sequence[Record]) -> float:
 
 
 def weight(record: Record) -> float:
-    """Tokens of the answer to one token seen: not 1 where a server does not tell how many an event has."""
+    """Returns how many tokens of the answer each counted token stands for. It is not 1 if a server does not tell how
+    many tokens an event has."""
     return record.completion_tokens / sum(record.tokens)
 
 
 def reasons(records: Sequence[Record]) -> list[tuple[str, int]]:
-    """Why requests failed and how often, commonest first."""
+    """Returns why requests failed and how often, commonest first."""
     return Counter(record.error for record in records if record.error).most_common()
 
 
 def table(rows: Mapping[str, Summary], first: str = "") -> str:
-    """A Markdown table, a row a name."""
+    """Returns a Markdown table with one row per name."""
     lines = [f"| {first} | " + " | ".join(SHORT.values()) + " |", "|---" + "|--:" * len(SHORT) + "|"]
     lines += [f"| {name} | " + " | ".join(number(row[column]) for column in SHORT) + " |" for name, row in rows.items()]
     return "\n".join(lines)
 
 
 def compared(columns: Mapping[str, Summary], first: str = "", *, ratios: bool = False) -> list[list[str]]:
-    """Cells of a table: a column a name, a row a figure; `ratios` puts each one's ratio to the first behind it."""
+    """Returns the cells of a table with one column per name and one row per figure.
+
+    ratios: adds a column after each later name, with its ratio to the first name.
+    """
     names = list(columns)
     base = columns[names[0]]
     lines = [[first, names[0]]]
@@ -119,7 +125,7 @@ def compared(columns: Mapping[str, Summary], first: str = "", *, ratios: bool = 
 
 
 def aligned(cells: Sequence[Sequence[str]]) -> str:
-    """A Markdown table that is one to the eye as well; its first line is the head."""
+    """Returns a Markdown table whose columns are aligned in the source text; the first line of `cells` is the head."""
     widths = [max(3, *(len(cell) for cell in column)) for column in zip(*cells, strict=True)]
     rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = []
@@ -130,7 +136,7 @@ def aligned(cells: Sequence[Sequence[str]]) -> str:
 
 
 def to_json(value: Any) -> str:
-    """JSON with null for what could not be measured."""
+    """Returns JSON, with null for figures that could not be measured."""
     return json.dumps(_finite(value), indent=1)
 
 

@@ -1,4 +1,7 @@
-"""The workloads, as data: who sends what, and when. Prompts are random ids, so no prefix is shared unless said."""
+"""The workloads, as data: which requests are sent, and when.
+
+Prompts are random ids, so they share no prefix unless a workload says so.
+"""
 
 import random
 from collections.abc import Callable
@@ -9,7 +12,7 @@ from bench.client.load_client import Call
 SEED = 42
 WARM_UP = 2
 FIRST_ID = 300  # above special tokens and single bytes
-VOCAB = 1500  # ids that every model has
+VOCAB = 1500  # every model has ids up to here
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +35,23 @@ class Workload:
     seed: int = SEED
 
     def make(self, vocab: int, scale: Scale) -> list[Call]:
-        """The same calls every time; ids from FIRST_ID up to `vocab`."""
+        """Returns the same calls every time, with ids from FIRST_ID up to `vocab`."""
         return self.calls(random.Random(self.seed), scale, vocab)
 
     def warm_up(self, calls: list[Call]) -> list[Call]:
-        """The first requests, to be sent one by one and not counted. Their ids come in reverse, so that no counted
-        request finds its own prompt, or the shared beginning, in the prefix cache."""
+        """Returns the first requests, which are sent one by one and not counted. Their ids come in reverse, so that no
+        counted request finds its own prompt, or the shared beginning, in the prefix cache."""
         return [replace(call, at=0.0, prompt=call.prompt[::-1]) for call in calls[:WARM_UP]]
 
 
 def chosen(names: str) -> list[Workload]:
-    """`all`, or names between commas; raises KeyError with the one that is not there."""
+    """Returns the workloads with the given comma-separated names, or every one for `all`. Raises KeyError with an
+    unknown name."""
     return list(WORKLOADS.values()) if names == "all" else [WORKLOADS[name] for name in names.split(",")]
 
 
 def _ids(rng: random.Random, count: int, vocab: int) -> list[int]:
-    """Takes the same from `rng` whatever `count` is, so that a scale changes no other draw."""
+    """Returns random ids. It advances `rng` equally for any `count`, so that a scale changes no other draw."""
     own = random.Random(rng.getrandbits(64))
     return [own.randrange(FIRST_ID, vocab) for _ in range(count)]
 

@@ -4,8 +4,8 @@ frontend            CPU time of a frontend per token, stream and request; script
 scripted_worker     a worker without a model, and a client that reads many streams
 asgi_floor          a server that does nothing: the lower bound for a frontend
 text                detokenizing, stop strings, encoding
-step                what a step costs the worker beside the model
+step                what a step costs the worker outside of the model
 drafts, grammar, quantization       what these features cost or gain
-cpu_kernels         the C library for CPUs beside plain torch
+cpu_kernels         the C library for CPUs compared with plain torch
 amx_stand_in        the AMX matmul with other instructions in place of AMX
 """

@@ -1,5 +1,6 @@
-/* Included before an AMX source of worker/kernels/cpu/csrc: what costs about as much stands in for its tile instructions and
- * computes nothing. A load reads its 16 lines, a store writes them, a product takes 16 cycles of two multipliers. */
+/* Included before a C file of worker/kernels/cpu/csrc that uses AMX. It replaces the tile instructions by others that cost
+ * about as much and compute nothing: a load reads its 16 lines, a store writes them, a matrix product of tiles takes 16
+ * cycles of two multipliers. */
 #pragma once
 #include <immintrin.h>
 #include <amx_tiles.h>

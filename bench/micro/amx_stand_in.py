@@ -21,7 +21,7 @@ from worker.kernels.cpu import bindings, build
 
 HEADER = Path(__file__).with_suffix(".h")
 ROWS = (1, 8, 16, 17, 32, 40, 64, 128, 512, 1024)
-WEIGHTS = 6  # different ones in a round: more than a cache holds
+WEIGHTS = 6  # number of different weights in a round: together more than a CPU cache holds
 
 
 def compiled(sources: Path, room: Path) -> ctypes.CDLL:
@@ -32,7 +32,7 @@ def compiled(sources: Path, room: Path) -> ctypes.CDLL:
 
 
 def seconds(library: ctypes.CDLL, x: Tensor, weights: list[Tensor], out: Tensor) -> float:
-    """CPU time of one product."""
+    """Returns the CPU seconds of one matrix product, as the mean over `weights`."""
     begin = time.thread_time()
     for weight in weights:
         pointers = (c_void_p(x.data_ptr()), c_void_p(weight.data_ptr()), None, c_void_p(out.data_ptr()))

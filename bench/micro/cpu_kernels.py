@@ -2,8 +2,8 @@
 
     python -m bench.micro.cpu_kernels [threads]
 
-A shared machine is noisy: each figure is the best of several rounds, alternating between the library and torch, and CPU
-time with one thread. Only ratios are reliable.
+A shared machine is noisy, so each figure is the best of several rounds that alternate between the library and torch.
+With one thread, a figure is CPU time. Only ratios are reliable.
 """
 
 import sys
@@ -18,11 +18,11 @@ from worker.kernels import act_and_mul, norm
 from worker.kernels.cpu import bindings
 
 ROUNDS = 12
-SPREAD = 256 << 20  # bytes of different weights or caches in a round: more than a cache holds
+SPREAD = 256 << 20  # bytes of different weights or K/V in a round: more than a CPU cache holds
 
 
 def best(ours: Callable[[], object], torchs: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the fastest round of each, measured alternately."""
+    """Returns the seconds of the fastest round of each; the rounds alternate."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     fastest = [float("inf")] * 2
     for _ in range(ROUNDS):
@@ -69,7 +69,7 @@ def product(t: int, weights: list[Tensor], packed: list[bindings.CpuWeight]) -> 
 
 
 def attend(sequences: int, rows: int, length: int, dtype: torch.dtype, page: int = 32) -> None:
-    """Ours reads shuffled pages; torch gets dense keys and values, gathered beforehand for nothing."""
+    """Compares attention. Ours reads shuffled pages; torch gets dense keys and values, whose gathering is not timed."""
     heads, kv_heads, d = 16, 8, 128
     each = -(-length // page)
     pages = (torch.randperm(sequences * each) + 1).int().view(sequences, each)

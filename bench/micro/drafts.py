@@ -33,7 +33,7 @@ HEROES = ("dog", "king", "cat", "teacher", "bird", "princess", "robot", "fisherm
 
 
 class WrongDrafter(NgramDrafter):
-    """As many drafts as if every step found an earlier occurrence, and all of them wrong."""
+    """Proposes as many drafts as if every step found an earlier occurrence, all of them wrong."""
 
     def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
         self._last.find(tokens)
@@ -66,7 +66,7 @@ def prompts(folder: Path, vocab: int, count: int) -> list[list[int]]:
 
 
 def decode(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int, drafts: int) -> Run:
-    """Decodes from the first token on; prompts are computed before the time starts."""
+    """Measures decoding from the first token on; prompts are computed before the time starts."""
     config = SchedulerConfig(
         max_seq_len=2048, eos_token_ids=frozenset(engine.spec.eos_ids), max_draft_tokens=drafts, prefix_cache=False
     )
@@ -95,7 +95,7 @@ def run_step(engine: Engine, scheduler: Scheduler) -> None:
 
 
 def compare(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int, rounds: int) -> str:
-    """A line of the table. Raises AssertionError if drafts change an output."""
+    """Returns a line of the table. Raises AssertionError if drafts change an output."""
     plain, drafting = [], []
     for _ in range(rounds):
         plain.append(decode(engine, text, prompt_tokens, new, 0))

@@ -48,17 +48,17 @@ class Process:
     port: int
 
     def cpu(self) -> float:
-        """CPU seconds of all its threads, to the nanosecond."""
+        """Returns the CPU seconds of all threads of the process, to the nanosecond."""
         threads = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
     def memory(self) -> int:
-        """Resident bytes."""
+        """Returns the resident memory in bytes."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def lags(self) -> dict[float, float]:
-        """Counts of event-loop delays, by their upper bound in seconds."""
+        """Returns the counts of event-loop delays, by their upper bound in seconds."""
         return {float(le): float(count) for le, count in LAG.findall(self.get("/metrics"))}
 
     def get(self, path: str) -> str:
@@ -180,13 +180,13 @@ def burst(worker: ScriptedWorker, servers: Sequence[Process], streams: int, step
 
 
 def _quantile(buckets: dict[float, float], q: float) -> float:
-    """The bucket bound below which a share `q` of the counts lies."""
+    """Returns the bucket bound below which a share `q` of the counts lies."""
     bounds = sorted(buckets)
     return next((bound for bound in bounds if buckets[bound] >= q * buckets[bounds[-1]]), bounds[-1])
 
 
 def floor(server: Process, kind: str, streams: int, tokens: int) -> float:
-    """CPU µs per token."""
+    """Measures a server that does no work; returns CPU µs per token."""
     with connected_streams([server.port], streams) as clients:
         before = server.cpu()
         clients.send(request(f"/{kind}/{tokens}"))
@@ -195,7 +195,7 @@ def floor(server: Process, kind: str, streams: int, tokens: int) -> float:
 
 
 def requests(worker: ScriptedWorker, server: Process, count: int) -> dict[str, float]:
-    """CPU µs per request, one after another on one connection."""
+    """Returns CPU µs per request for several kinds of requests, which are sent one after another on one connection."""
     whole = request("/v1/completions", {"model": "demo", "prompt": PROMPT, "max_tokens": 1})
     spent = {}
     with connected_streams([server.port], 1) as clients:
@@ -217,8 +217,8 @@ def requests(worker: ScriptedWorker, server: Process, count: int) -> dict[str, f
 
 
 def first(worker: ScriptedWorker, server: Process, count: int) -> list[float]:
-    """Milliseconds to the event of the first token on an idle frontend, with a worker that answers at once;
-    ascending."""
+    """Returns the milliseconds until the event of the first token, in ascending order. The frontend is idle, and the
+    worker answers at once."""
     text, added = request(*REQUESTS["completions"]), []
     for _ in range(count):
         with connected_streams([server.port], 1) as clients:

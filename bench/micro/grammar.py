@@ -2,8 +2,8 @@
 
     python -m bench.micro.grammar
 
-A vocabulary of 128,000 tokens is generated from the demo's by joining random pairs of tokens: realistic lengths, no
-model.
+A vocabulary of 128,000 tokens is generated from the demo's by joining random pairs of tokens, which gives realistic
+lengths without a model.
 """
 
 import json
@@ -61,7 +61,8 @@ def masks(folder: Path, vocab: int) -> None:
 
 
 def _rows(constrainer: GrammarMask, grammar: Grammar, rows: int, vocab: int) -> tuple[float, float, float]:
-    """Median microseconds per row: to fill its mask, to also apply it to logits, to advance by a random token."""
+    """Returns median microseconds per row for three things: computing its mask; computing and applying the mask to
+    logits; advancing by a random token."""
     draw = np.random.default_rng(0)
     sequences = [
         Sequence((b"", i), [1], 1, Sampling(500), i, 0.0, constraint=grammar.new_matcher()) for i in range(rows)
@@ -85,7 +86,7 @@ def _rows(constrainer: GrammarMask, grammar: Grammar, rows: int, vocab: int) -> 
 
 
 def steps() -> None:
-    """Steps of the demo model with 8 sequences at temperature 1, alternating with and without a grammar."""
+    """Times steps of the demo model with 8 sequences at temperature 1, alternately with and without a grammar."""
     engine = load_engine(ModelConfig(model=str(DEMO)), WorkerConfig(device="cpu", threads=1, kv_cache_gb=0.2))
     grammar = engine.compiler.compile(LIST).result()
     for turn in range(6):

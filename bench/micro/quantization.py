@@ -2,8 +2,8 @@
 
 python -m bench.micro.quantization [--documents 400] [--dtype float32]
 
-Every token of every document is predicted by the model in full and by the quantized ones. KL is that of the full
-model's distribution from the quantized one's, in nats; top-1 how often both find the same token likeliest.
+The full model and the quantized ones predict every token of every document. KL is KL(full || quantized) of the
+predicted distributions, in nats; top-1 is how often both find the same token likeliest.
 """
 
 import argparse
@@ -40,12 +40,12 @@ class Score:
     """Sums over predicted tokens."""
 
     tokens: int = 0
-    surprise: float = 0.0  # -log p of the token that came
+    surprise: float = 0.0  # -log p of the token that follows in the document
     divergence: float = 0.0
     agreed: int = 0
 
     def add(self, full: Tensor, logits: Tensor, ids: Tensor) -> None:
-        """full, logits [T, vocab]; ids [T], what came next."""
+        """Adds the predictions for one document. full, logits: [T, vocab]; ids: [T], the tokens that follow."""
         wanted, got = full.log_softmax(-1), logits.log_softmax(-1)
         self.tokens += len(ids)
         self.surprise -= got.gather(1, ids[:, None]).sum().item()
@@ -89,7 +89,7 @@ def _model(scheme: Scheme | None, dtype: torch.dtype) -> Decoder:
 def _as_on_a_gpu(
     values: Tensor, scale: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, invariant: bool, dynamic: bool
 ) -> PackedLinear:
-    """Not widened, so that the tokens are quantized here, too."""
+    """Packs a linear without widening its weights, so that activations are quantized per token here, too."""
     return PackedLinear(values, bias, invariant, scale=scale, dynamic=dynamic)
 
 
@@ -103,7 +103,7 @@ def _documents() -> Iterator[Tensor]:
 
 
 def _logits(model: Decoder, ids: Tensor) -> Tensor:
-    """After every token but the last, [T - 1, vocab] float32."""
+    """Returns the logits after every token but the last, [T - 1, vocab] float32."""
     count = len(ids) - 1
     pages = -(-count // PAGE)
     cache = KVCache(model.spec, pages, PAGE, model.weights.embed.dtype, CPU)

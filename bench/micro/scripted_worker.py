@@ -37,7 +37,7 @@ class ScriptedWorker:
         """words: the ids that every sequence gets, repeated cyclically."""
         self.live: dict[bytes, list[int]] = defaultdict(list)  # frontend -> ids of its sequences
         self._words = list(words)
-        self._at = 0  # output tokens of each sequence
+        self._at = 0  # number of output tokens that each sequence has
         identity = Identity(EPOCH, model, "", Limits(1 << 20, vocab, ()))
         status = Status(EPOCH, 1, model, "cpu", "float32", WorkerState.READY, max_seq_len=1 << 20)
         self._server = WireServer(WireConfig(run_dir=str(folder)), identity, 30.0, lambda: status)
@@ -79,7 +79,7 @@ class ScriptedWorker:
 
 
 def _tokens(ids: Sequence[int], at: int, run: Sequence[int], ends: tuple[End, ...] = ()) -> Step:
-    """A Step with the same tokens for each sequence, from offset `at`."""
+    """Makes a Step with the same tokens for each sequence, from offset `at`."""
     n = len(ids)
     return Step(
         EPOCH, 0, pack_u32(ids), pack_u32([at]) * n, pack_u32([len(run)]) * n, pack_u32(run) * n, ends=ends
@@ -111,7 +111,7 @@ class StreamReaders:
             socket_.sendall(request)
 
     def read(self, events: int, mark: bytes = b"\n\n", meanwhile: Callable[[], object] = lambda: None) -> list[float]:
-        """Reads until every stream has received `events` more marks; returns when each had, in seconds.
+        """Reads until every stream has received `events` more marks; returns the seconds that each took, ascending.
 
         Raises BenchError for an end, an error, or a long silence. meanwhile: called repeatedly.
         """
@@ -142,7 +142,7 @@ class StreamReaders:
 
 
 def request(path: str, body: dict[str, Any] | None = None) -> bytes:
-    """An HTTP request: POST, or GET without a body."""
+    """Encodes an HTTP request: POST, or GET if there is no body."""
     data = json.dumps(body).encode() if body is not None else b""
     head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(data)}\r\n"
     return head.encode() + b"content-type: application/json\r\n\r\n" + data

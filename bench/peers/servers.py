@@ -22,7 +22,7 @@ from bench.client.server import BenchError, free_port
 from bench.peers.catalog import Command, Peer
 
 START_S = 900.0
-RESUME_S = 1.0  # for processes of one server to reconnect after a stop
+RESUME_S = 1.0  # time for the processes of one server to reconnect after a stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PeerServer:
 
 
 def install(peer: Peer, root: Path, folder: Path) -> None:
-    """Installs what is missing, which takes minutes and gigabytes. Raises BenchError."""
+    """Installs a peer unless that is done already; it takes minutes and gigabytes. Raises BenchError."""
     root.mkdir(parents=True, exist_ok=True)
     done = root / f"{peer.name}.done"
     if not done.exists():

@@ -18,7 +18,7 @@ PROMPT = "def main"
 MORE_SEQUENCES = {
     "sluice": ["--max-batch-size", "256"],
     "vllm": ["--max-num-seqs", "256"],
-}  # overrides the catalog's flags
+}  # these flags override the catalog's
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class Cost:
 
 
 def compare_serving(peers: list[Peer], root: Path, folder: Path, streams: list[int], tokens: int) -> str:
-    """A Markdown table of all servers, for each number of concurrent streams of `tokens` tokens. Raises BenchError."""
+    """Measures all servers with each number of concurrent streams of `tokens` tokens. Returns a Markdown table; raises
+    BenchError."""
     rows = [["CPU µs a token: front, rest", *(f"{count} streams" for count in streams)]]
     with started_peers([_with_more_sequences(peer) for peer in peers], root.absolute(), folder) as servers:
         for server in servers:
@@ -47,7 +48,7 @@ def _with_more_sequences(peer: Peer) -> Peer:
 
 
 def _measured(server: PeerServer, streams: int, tokens: int) -> Cost:
-    """The costs in the second of two rounds."""
+    """Measures two rounds and returns the costs in the second."""
     port = int(server.target.url.rpartition(":")[2])
     body = {"model": server.target.model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0,
             "ignore_eos": True, "stream": True}  # fmt: skip
@@ -62,8 +63,8 @@ def _measured(server: PeerServer, streams: int, tokens: int) -> Cost:
 
 
 def _processes(root: psutil.Process, port: int) -> tuple[Process, list[Process]]:
-    """(the process that accepts at `port`, the others). It is the youngest that listens: parents pass their sockets
-    on."""
+    """Returns the process that accepts connections at `port`, and the others. Parents pass their sockets on, so the
+    youngest process that listens is the one that accepts."""
     family = [root, *root.children(recursive=True)]
     front = [one.pid for one in family if port in _listens(one)][-1]
     return Process(front, port), [Process(one.pid, port) for one in family if one.pid != front]

@@ -3,7 +3,7 @@
 command             the command
 traffic             which requests arrive when
 cost                the cost model: how long a step takes
-calibrate           measures it on this machine
+calibrate           measures step times on this machine, for the cost model
 replay              runs traffic through the scheduler
 report              timelines, JSON and plots of the results
 """

@@ -1,8 +1,8 @@
 """Measures how long a real model's steps take on this machine, for cost.fit.
 
-Knows a runner and its pool; needs torch, so it is imported only for --calibrate. Contexts are computed first, not made
-up: keys and values that were never written are zeros that the system keeps in one place, and reading those costs
-nothing.
+Knows a runner and its pool; needs torch, so it is imported only for --calibrate. Contexts are computed before steps are
+timed. Memory that was never written is one shared page of zeros, which costs nothing to read, so contexts are not made
+up.
 """
 
 import os
@@ -21,7 +21,7 @@ from worker.schedule.sequence import Chunk, Plan, Sequence
 BATCHES = (1, 8, 32)
 CONTEXTS = (64, 256, 512, 1024)
 CHUNKS = (16, 32, 64, 128, 256, 512)
-ROUNDS = 4  # each step's time is the shortest of so many, so that other load of the machine does not count
+ROUNDS = 4  # each step is timed this often and the shortest time counts, so that other load of the machine does not
 
 Progress = Callable[[str], None]  # is called with a line of text
 
@@ -81,7 +81,10 @@ def _plans(sequences: list[Sequence], longest: int, progress: Progress) -> Itera
 
 
 def _timed(engine: Engine, plan: Plan) -> Observation:
-    """Every chunk samples, so the ids are on the host, and the device is done, when the step returns."""
+    """Times a step and returns the shortest of ROUNDS times.
+
+    Every chunk of the plan samples. So when the runner's step returns, the ids are on the host and the device is done.
+    """
     seconds = []
     for _ in range(ROUNDS):
         began = time.perf_counter()

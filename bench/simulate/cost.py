@@ -39,7 +39,7 @@ class CostModel:
     sequence: float = 0.0
 
     def of(self, plan: Plan) -> float:
-        """Seconds that the plan's step takes."""
+        """Returns the seconds that the plan's step takes."""
         kv_tokens = sum(chunk.start + chunk.length for chunk in plan.chunks)
         return self.seconds(plan.tokens, kv_tokens, len(plan.chunks))
 
@@ -50,7 +50,7 @@ class CostModel:
 # Llama-3.2-3B in bf16 on one H200, by arithmetic: 4.3 TB/s of memory, 790 TFLOP/s of bf16, both as measured.
 _H200_BYTES_S, _H200_FLOP_S = 4.3e12, 790e12
 _PARAMETERS = 3.21e9
-_KV_BYTES = 28 * 2 * 8 * 128 * 2  # layers * (K, V) * K/V heads * head_dim * bytes, a token
+_KV_BYTES = 28 * 2 * 8 * 128 * 2  # per token: layers * (K, V) * K/V heads * head_dim * bytes
 
 PRESETS = {
     # calibrated on two cores of a shared Sapphire Rapids Xeon, bf16: within 20 % of each step
@@ -58,9 +58,9 @@ PRESETS = {
     "h200-3b": CostModel(
         # all weights once a step, at 80 % of the bandwidth: 2 bytes * 3.21e9 / (0.8 * 4.3e12) = 1.87 ms
         overhead=2 * _PARAMETERS / (0.8 * _H200_BYTES_S),
-        # a multiplication and an addition a parameter, at 60 % of the rate: 2 * 3.21e9 / (0.6 * 790e12) = 13.5 us
+        # a multiplication and an addition per parameter, at 60 % of the rate: 2 * 3.21e9 / (0.6 * 790e12) = 13.5 us
         token=2 * _PARAMETERS / (0.6 * _H200_FLOP_S),
-        # its keys and values, at 80 % of the bandwidth: 114,688 / (0.8 * 4.3e12) = 33 ns
+        # the keys and values of one position, at 80 % of the bandwidth: 114,688 / (0.8 * 4.3e12) = 33 ns
         kv_token=_KV_BYTES / (0.8 * _H200_BYTES_S),
         # scheduling, packing and publishing on the host: 1.2 ms at 256 sequences
         sequence=1.2e-3 / 256,
@@ -70,7 +70,7 @@ GPU_PRESETS = frozenset({"h200-3b"})
 
 
 def fit(steps: Sequence[Observation]) -> CostModel:
-    """The cost model with the least squared relative error over `steps`; no coefficient is negative.
+    """Returns the cost model with the least squared relative error over `steps`; no coefficient is negative.
 
     The error is relative, so that a decode of a few milliseconds counts as much as a prompt of seconds. A coefficient
     that the plain solution makes negative is set to zero and the rest fitted again. Raises ValueError for fewer
@@ -95,7 +95,7 @@ def fit(steps: Sequence[Observation]) -> CostModel:
 
 
 def worst_error(cost: CostModel, steps: Sequence[Observation]) -> float:
-    """The largest relative error of `cost` over `steps`."""
+    """Returns the largest relative error of `cost` over `steps`."""
     return max(abs(cost.seconds(*step[:3]) / step.seconds - 1) for step in steps)
 
 
@@ -106,7 +106,7 @@ def save(path: Path, cost: CostModel, steps: Sequence[Observation], **about: str
 
 
 def load(name: str) -> CostModel:
-    """The preset of that name, else the file: {"cost": {...}}, or {"steps": [...]} to be fitted. Raises ConfigError."""
+    """Returns the preset `name`, or reads the file: {"cost": {...}}, or {"steps": [...]} to fit. Raises ConfigError."""
     if name in PRESETS:
         return PRESETS[name]
     try:

@@ -21,7 +21,7 @@ from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Plan, Sequence, SequenceUpdate
 
-GENERATED_ID = 1  # of every generated token
+GENERATED_ID = 1  # the id of every generated token
 DEFAULT_SEQ_LEN = 4096
 FRONTEND = b"simulate"
 
@@ -40,8 +40,8 @@ class Request:
     done: float = 0.0
     cached_tokens: int = 0
     preemptions: int = 0
-    refused: str = ""  # why it was not accepted; empty: it was
-    full: bool = False  # refused as the queue was full: a 503; other refusals are the request's own fault
+    refused: str = ""  # why the request was not accepted; empty if it was
+    full: bool = False  # refused because the queue was full (503); other refusals are the request's own fault
 
     @property
     def ttft(self) -> float:
@@ -53,13 +53,13 @@ class Request:
 
 
 class Sample(NamedTuple):
-    """One step, or one interval without any: when it began, how long it took, and the state of queue and pool."""
+    """One step, or one interval without a step: when it began, how long it took, and the state of queue and pool."""
 
     at: float
     seconds: float
     waiting: int
     running: int
-    batch: int  # sequences in the step; 0: nothing was computed
+    batch: int  # sequences in the step; 0 if nothing was computed
     tokens: int  # tokens in the step
     owned: int
     cached: int
@@ -69,7 +69,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """requests: in the order in which they were sent; timeline: without gaps."""
+    """The result of a replay. requests: in the order in which they were sent; timeline: samples without gaps."""
 
     requests: list[Request]
     timeline: list[Sample]
@@ -82,7 +82,7 @@ class Replay:
 
     @property
     def refused(self) -> int:
-        """Requests answered 503: the queue was full."""
+        """The number of requests that were answered with 503 because the queue was full."""
         return sum(request.full for request in self.requests)
 
     @property
@@ -91,10 +91,10 @@ class Replay:
 
 
 def build(worker: WorkerConfig, pages: int, max_seq_len: int = 0) -> tuple[Scheduler, PagePool]:
-    """A scheduler with these settings over a pool of `pages` pages of `worker.page_size` tokens.
+    """Returns a scheduler with these settings over a pool of `pages` pages of `worker.page_size` tokens.
 
-    With --kv-cache-backend contiguous the same memory is divided into pages of `max_seq_len` tokens (0: 4,096). Raises
-    ValueError when that memory does not hold one of them.
+    With --kv-cache-backend contiguous the same memory is divided into pages of `max_seq_len` tokens (4,096 if 0).
+    Raises ValueError when that memory does not hold one such page.
     """
     max_seq_len = max_seq_len or DEFAULT_SEQ_LEN
     size = worker.page_size
@@ -142,9 +142,9 @@ class _Run:
         return bool(self._arrivals) or self._scheduler.has_work
 
     def step(self) -> Sample | None:
-        """One step, or one jump of the clock to the next time at which there may be something to do."""
+        """Runs one step, or moves the clock to the next time at which there may be something to do."""
         self._receive()
-        if not self.busy:  # the last ones were refused
+        if not self.busy:  # the last requests were refused
             return None
         plan = self._scheduler.plan(self.now)
         if plan:
@@ -157,7 +157,7 @@ class _Run:
             self._submit(self._arrivals.popleft(), sent)
 
     def _next_sent(self) -> float:
-        """When the next request is sent; inf while another one must end first."""
+        """Returns when the next request is sent; inf if none is left or another one must end first."""
         if not self._arrivals or (self._sequential and self._scheduler.has_work):
             return inf
         return max(self._arrivals[0].at, self._last_end) if self._sequential else self._arrivals[0].at

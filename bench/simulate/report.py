@@ -28,19 +28,19 @@ ROWS: dict[str, Callable[[Sample], float]] = {
 
 
 def width() -> int:
-    """The number of columns of a timeline in this terminal."""
+    """Returns the number of columns of a timeline in this terminal."""
     return max(MIN_WIDTH, min(MAX_WIDTH, shutil.get_terminal_size().columns - LABEL - 8))
 
 
 def timeline(replay: Replay, columns: int) -> str:
-    """One row for each quantity, one column for each slice of time, the peak as a character; then the maximum."""
+    """Draws a row for each quantity: a character for the peak in each slice of time, then the maximum."""
     lines = [_row(name, peaks(replay, quantity, columns)) for name, quantity in ROWS.items()]
     end = f"{replay.end:.3g} s"
     return "\n".join([*lines, f"{'':{LABEL}}|0{end:>{columns - 1}}|"])
 
 
 def peaks(replay: Replay, quantity: Callable[[Sample], float], columns: int) -> list[float]:
-    """The peak of a quantity in each of `columns` equal slices of the replay."""
+    """Returns the peak of a quantity in each of `columns` equal slices of the replay."""
     highest = [0.0] * columns
     scale = columns / replay.end if replay.end else 0.0
     for sample in replay.timeline:
@@ -52,7 +52,7 @@ def peaks(replay: Replay, quantity: Callable[[Sample], float], columns: int) -> 
 
 
 def outcome(replay: Replay) -> str:
-    """One line: how the requests ended, and in how many steps."""
+    """Describes in one line how the requests ended, and in how many steps."""
     refused = len(replay.requests) - len(replay.finished)
     return (
         f"{len(replay.finished)} finished, {replay.refused} refused with 503, {refused - replay.refused} impossible, "
@@ -61,7 +61,7 @@ def outcome(replay: Replay) -> str:
 
 
 def numbers(replay: Replay) -> dict[str, Any]:
-    """The content of the JSON file: counts, one record for each request, and the timeline by columns."""
+    """Returns the content of the JSON file: counts, one record for each request, and the timeline by columns."""
     return {
         "end": replay.end,
         "steps": replay.steps,
@@ -84,7 +84,7 @@ def numbers(replay: Replay) -> dict[str, Any]:
 
 
 def plot(replays: dict[str, Replay], path: Path) -> None:
-    """Three charts for each replay: queue and batch, pages, latency of each request. Needs matplotlib."""
+    """Draws three charts for each replay: queue and batch, pages, latency of each request. Needs matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7 * len(replays), 8), layout="constrained")

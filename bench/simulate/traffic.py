@@ -31,25 +31,26 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """arrivals: in any order; sequential: each is sent when the one before has ended, and not before its time."""
+    """Requests to replay. arrivals: in any order. sequential: each is sent when the one before has ended, but not
+    before its time."""
 
     arrivals: tuple[Arrival, ...]
     sequential: bool = False
 
     @classmethod
     def of(cls, requests: Iterable[TimedRequest], sequential: bool = False) -> "Traffic":
-        """Traffic of these requests; raises ValueError for a prompt that is text and not ids."""
+        """Makes traffic of these requests; raises ValueError for a prompt that is text and not ids."""
         return cls(tuple(_arrival(request) for request in requests), sequential)
 
     def faster(self, times: float) -> "Traffic":
-        """The same requests, arriving `times` as fast."""
+        """Returns the same requests, which arrive `times` as fast."""
         arrivals = tuple(Arrival(one.at / times, one.prompt, one.max_tokens) for one in self.arrivals)
         return Traffic(arrivals, self.sequential)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """Poisson arrivals: `rate` a second for `duration` seconds, lengths uniform between bounds (inclusive)."""
+    """Poisson arrivals at `rate` per second for `duration` seconds, with lengths uniform between bounds (inclusive)."""
 
     rate: float
     duration: float
@@ -59,7 +60,7 @@ class Synthetic:
     seed: int = 0
 
     def make(self) -> Traffic:
-        """The same traffic every time; prompts share a beginning only by chance."""
+        """Returns the same traffic every time; prompts share a beginning only by chance."""
         rng, at, arrivals = random.Random(self.seed), 0.0, []
         while (at := at + rng.expovariate(self.rate)) < self.duration:
             prompt = [rng.randrange(FIRST_ID, self.vocab) for _ in range(rng.randint(*self.prompt))]

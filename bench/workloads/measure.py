@@ -12,7 +12,7 @@ from bench.client.server import BenchError, longest, running, served
 from bench.client.summary import Summary, reasons, summarize
 from bench.client.workloads import Scale, Workload
 
-# Modes to compare, with the flags of `sluice serve` that select them. All other settings stay at their best.
+# Modes to compare, with the flags of `sluice serve` that select them. All other settings keep their best values.
 MODES: dict[str, tuple[str, ...]] = {
     "static": ("--batching-mode", "static"),
     "continuous": ("--batching-mode", "continuous"),
@@ -42,7 +42,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure: either `url` (with `model`; empty: the first one there) or `serve` with `flags`."""
+    """What to measure: either `url`, with `model` (the server's first one if empty), or `serve` with `flags`."""
 
     workloads: Sequence[Workload]
     scale: Scale

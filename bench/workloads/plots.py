@@ -21,16 +21,16 @@ STYLE = {
     "axes.facecolor": "white", "legend.frameon": False,
 }  # fmt: skip
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#000000", "#80ba5a", "#a0522d")
-WIDTHS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # bin widths in seconds; the largest unless the run is short
+WIDTHS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # bin widths in seconds; the largest is used unless the run is short
 BINS = 40
-SCATTER = 5000  # maximum number of dots of one mode
+SCATTER = 5000  # maximum number of dots for one mode
 
 Axes = Any  # matplotlib's, which has types only where it is installed
 Modes = Mapping[str, Sequence[Record]]  # successful records, by mode
 
 
 def png(groups: Mapping[str, Sequence[Result]]) -> bytes:
-    """One picture with all workloads; the modes of a workload share its panels."""
+    """Draws one picture with all workloads; the modes of a workload share its panels."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ def png(groups: Mapping[str, Sequence[Result]]) -> bytes:
 
 
 def bins(points: Sequence[tuple[float, float]], width: float) -> dict[float, list[float]]:
-    """Values by the centre of their time bin; bins without values are empty lists."""
+    """Groups values by the centre of their time bin; a bin without values has an empty list."""
     found: dict[int, list[float]] = {}
     for time, value in points:
         found.setdefault(int(time / width), []).append(value)
@@ -82,7 +82,8 @@ def _distribution(
     ax: Axes, title: str, modes: Modes, values: Callable[[Record], list[float]], *, log: bool = False
 ) -> None:
     found = {name: sorted(1e3 * value for record in modes[name] for value in values(record)) for name in modes}
-    least = max((percentile(each, 0.5) for each in found.values() if each), default=0.0) / 50 or 0.01  # log has no 0
+    # A logarithmic axis has no 0.
+    least = max((percentile(each, 0.5) for each in found.values() if each), default=0.0) / 50 or 0.01
     for (name, each), colour in zip(found.items(), COLOURS, strict=False):
         shares = [100 * index / len(each) for index in range(len(each) + 1)] if each else []
         places = [max(least, value) if log else value for value in each[:1] + each]
@@ -96,7 +97,7 @@ def _distribution(
 
 
 def _waits(ax: Axes, modes: Modes, width: float) -> None:
-    """Every gap as a dot, and a line for the 99th percentile of each bin, where stalls by long prompts are visible."""
+    """Draws every gap as a dot, and the 99th percentile of each bin as a line, which shows stalls by long prompts."""
     for records, colour in zip(modes.values(), COLOURS, strict=False):
         points = sorted(
             (stamp, 1e3 * gap) for record in records for stamp, gap in zip(record.stamps[1:], record.gaps, strict=True)

@@ -20,7 +20,7 @@ td:first-child, th:first-child { text-align: left } .failed { color: #b00020 }
 
 
 def page(results: Sequence[Result], command: str, problems: Sequence[str] = ()) -> str:
-    """The page. command: the command line. problems: a line for each kind of failure."""
+    """Returns the page. command: the command line. problems: a line for each kind of failure."""
     body = [f"<p><code>{html.escape(command)}</code></p>"]
     body += [f'<p class="failed">{html.escape(problem)}</p>' for problem in problems]
     for workload, group in by_workload(results).items():
@@ -34,7 +34,7 @@ def page(results: Sequence[Result], command: str, problems: Sequence[str] = ()) 
 
 
 def by_workload(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Results by workload; the modes of each in the order in which they ran."""
+    """Groups results by workload; the modes of a workload keep the order in which they ran."""
     found: defaultdict[str, list[Result]] = defaultdict(list)
     for result in results:
         found[result.workload].append(result)

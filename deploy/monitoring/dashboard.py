@@ -19,14 +19,17 @@ F, W = 'job="sluice-frontend",instance=~"$frontend"', 'job="sluice-worker",insta
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`lines`: legend → query. A `stat` shows the last value, a `timeseries` all of them."""
+    """A panel of the dashboard. A `stat` shows the last value, a `timeseries` shows all values.
+
+    lines: the query of each legend.
+    """
 
     title: str
     unit: str  # Grafana's names: s, short, percentunit, reqps, …
     lines: dict[str, str]
     kind: str = "timeseries"
-    red: float | None = None  # from here on it is bad
-    good: float | None = None  # below it is bad
+    red: float | None = None  # values from here on are bad
+    good: float | None = None  # values below this are bad
 
 
 def rate(metric: str, job: str = F, by: str = "") -> str:

@@ -14,7 +14,7 @@ MADE = re.compile(r"(?P<begin><!-- made: (?P<name>[a-z ]+) -->\n).*?(?=<!-- end 
 
 
 def renewed(text: str) -> str:
-    """A page with up-to-date tables. Raises KeyError for an unknown marker."""
+    """Returns the page with up-to-date tables. Raises KeyError for an unknown marker."""
     return MADE.sub(lambda part: f"{part['begin']}\n{TABLES[part['name']]()}\n\n", text)
 
 

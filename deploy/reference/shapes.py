@@ -13,13 +13,13 @@ BOUNDLESS = 1e9  # a bound beyond it is not worth mentioning
 
 
 def words(shape: Schema) -> str:
-    """The values that a schema allows, without null; an object is only called object."""
+    """Describes the values that a schema allows, apart from null; an object is only called object."""
     kinds = list(dict.fromkeys(_words(one) for one in _alternatives(shape)))
     return " or ".join(kinds) or "anything"
 
 
 def _alternatives(schema: Schema) -> Iterator[Schema]:
-    """The alternatives of a schema, with those of its alternatives; additions by `allOf` are left out."""
+    """Yields the alternatives of a schema, recursively; of an `allOf`, only the first part counts."""
     if "anyOf" in schema:
         for one in schema["anyOf"]:
             yield from _alternatives(one)
@@ -57,7 +57,7 @@ def _bounds(schema: Schema) -> str:
 
 
 def inner(name: str, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
-    """Fields of the objects in a schema, each with its path (`messages[].role`) and whether it is required."""
+    """Yields the fields of the objects in a schema: path (`messages[].role`), schema, whether the field is required."""
     for one in _alternatives(schema):
         if one.get("type") == "array":
             yield from inner(f"{name}[]", one["items"])
@@ -67,7 +67,7 @@ def inner(name: str, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
 
 
 def merged(found: Iterator[tuple[str, Schema, bool]]) -> Mapping[str, tuple[str, bool]]:
-    """By path, over all alternatives: words, and whether the field is always required."""
+    """Returns for each path the description over all alternatives, and whether the field is always required."""
     rows: dict[str, tuple[list[str], bool]] = {}
     for name, shape, required in found:
         known, always = rows.setdefault(name, ([], True))
@@ -77,5 +77,5 @@ def merged(found: Iterator[tuple[str, Schema, bool]]) -> Mapping[str, tuple[str,
 
 
 def default(shape: Schema) -> str:
-    """The default as JSON; empty for null, and if a client could not send it."""
+    """Returns the default as JSON; empty if the schema has none, as for null and values that clients cannot send."""
     return f"`{json.dumps(shape['default'])}`" if "default" in shape else ""

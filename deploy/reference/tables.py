@@ -1,6 +1,6 @@
-"""The generated tables of docs/, from the same definitions that the programs use.
+"""Generates the tables of docs/ from the same definitions that the programs use.
 
-Every function returns Markdown; TABLES names the marker that each belongs to.
+TABLES names for each marker the function that returns its Markdown.
 """
 
 import ast
@@ -66,7 +66,7 @@ def routes() -> str:
 
 
 def fields() -> str:
-    """The API formats side by side; a field that differs between them has a row for each of its kinds."""
+    """Lists the request fields of all API formats; a field that differs between formats has a row for each variant."""
     rows: dict[tuple[str, str, str], tuple[list[str], str]] = {}
     for api_format, request in API_FORMATS.items():
         for name, shape, value in effective(request):
@@ -83,7 +83,7 @@ def fields() -> str:
 
 
 def effective(request: str) -> Iterator[tuple[str, Schema, str]]:
-    """The fields that have an effect: name, schema, default."""
+    """Yields the fields that have an effect: name, schema, default."""
     kind, body = REQUESTS[request], request_schema(REQUESTS[request])
     for name, shape in body["properties"].items():
         if name not in kind.ONLY and name not in ignored_fields(kind):
@@ -95,7 +95,7 @@ def ignored() -> str:
 
 
 def only() -> str:
-    """Fields of features that are not offered, and the values that are accepted."""
+    """Lists the fields of features that are not offered, and the values that are accepted for them."""
     return _grouped(lambda request: {name: words({"enum": values}) for name, values in REQUESTS[request].ONLY.items()})
 
 
@@ -104,7 +104,10 @@ def refused() -> str:
 
 
 def _grouped(values: Callable[[str], Mapping[str, str]]) -> str:
-    """A row for all fields with the same value in the same API formats; `values`: each field's, of one request."""
+    """Makes a table with one row for all fields that have the same value in the same API formats.
+
+    values: returns the value of each field of a request.
+    """
     formats: dict[tuple[str, str], list[str]] = {}
     for api_format, request in API_FORMATS.items():
         for name, value in values(request).items():
@@ -126,7 +129,7 @@ def nested() -> str:
 
 
 def small() -> str:
-    """The bodies of the routes that only count."""
+    """Lists the body fields of the routes that only count or convert tokens."""
     parts = {
         "/v1/responses/input_tokens": "InputRequest",
         "/v1/messages/count_tokens": "CountRequest",
@@ -155,12 +158,12 @@ def failures() -> str:
 
 
 def early() -> list[http_protocol.EarlyRefusal]:
-    """Refusals before a route is known, which all have OpenAI's format."""
+    """Returns the refusals before a route is known, which all have OpenAI's format."""
     return [one for one in vars(http_protocol).values() if isinstance(one, http_protocol.EarlyRefusal)]
 
 
 def codes() -> str:
-    """Every `code` an error can have, by the status that it comes with."""
+    """Lists every `code` that an error can have, by HTTP status."""
     found: dict[int, set[str]] = {}
     for status, code in (*_written(), *((one.status, one.code) for one in early()), *_workers()):
         found.setdefault(status, set()).add(code)
@@ -169,7 +172,7 @@ def codes() -> str:
 
 
 def _written() -> Iterator[tuple[int, str]]:
-    """The codes that the frontend's source passes to an error."""
+    """Yields the status and code of every error that the frontend's source constructs with a code."""
     classes = {error.__name__: error.status for error in _subclasses(errors.SluiceError)}
     classes["_fail"] = errors.Overloaded.status  # in pool.py, for a request that was not admitted
     for file in sorted((ROOT / "frontend").rglob("*.py")):
@@ -269,7 +272,7 @@ def _metrics(text: bytes, labels: Mapping[str, Sequence[str]]) -> str:
 
 
 def _labels(registry: CollectorRegistry) -> Mapping[str, Sequence[str]]:
-    """Label names by metric family, including families without samples."""
+    """Returns the label names of each metric family, including families without samples."""
     return {
         name: getattr(collector, "_labelnames", ())
         for collector, names in registry._collector_to_names.items()

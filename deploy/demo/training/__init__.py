@@ -1,6 +1,6 @@
 """How the demo model was trained.
 
-facts, stories      what the model is taught: readers of facts.toml and stories.toml
+facts, stories      read facts.toml and stories.toml, which hold what the model is taught
 exchange            a question with its answer; the wordings in questions.toml
 questions, number_questions     families of questions
 corpus, batches     the training text, as batches of ids

@@ -19,7 +19,7 @@ IGNORED = -100  # the label of padding
 
 @dataclass(frozen=True)
 class Shape:
-    """One kind of batch: `rows` rows of `length` tokens, every `every` steps."""
+    """One kind of batch: `rows` rows of `length` tokens, which is due every `every` steps."""
 
     rows: int
     length: int
@@ -48,7 +48,7 @@ Encoded = tuple[list[int], list[float]]
 
 
 def encode(tokenizer: Tokenizer, document: Document) -> Encoded:
-    """Token ids and the loss weight of each as a target. Segments are tokenized separately."""
+    """Returns the token ids and, for each, its loss weight as a target. Segments are tokenized separately."""
     ids: list[int] = []
     weights: list[float] = []
     for segment in document:
@@ -59,7 +59,7 @@ def encode(tokenizer: Tokenizer, document: Document) -> Encoded:
 
 
 def rows_of(tokenizer: Tokenizer, stream: Iterator[Document], length: int) -> Iterator[list[Encoded]]:
-    """Groups whole documents into rows of at most `length` tokens; longer ones are cut."""
+    """Groups whole documents into rows of at most `length` tokens; longer documents are cut."""
     row: list[Encoded] = []
     free = length
     for document in stream:

@@ -25,7 +25,7 @@ class Segment:
 Document: TypeAlias = tuple[Segment, ...]
 
 
-# First words of questions and of commands. Texts with other first words are not wrapped.
+# First words of questions (ASKING) and of commands (TELLING). Texts with other first words are not put into frames.
 ASKING = (
     "What", "What's", "Which", "Where", "When", "Who", "Why", "How", "Is", "Are", "Do", "Does", "On", "In",
     "At", "Of",
@@ -60,7 +60,7 @@ PREFACES = (
 
 
 def casual(rng: Random, question: str) -> str:
-    """The question as people type it: with other openings, other case, or without punctuation."""
+    """Rewrites the question as people type it: with another opening, in another case, or without punctuation."""
     text = _wrap(rng, question) if rng.random() < 0.3 else question
     roll = rng.random()
     if roll < 0.18:
@@ -123,7 +123,7 @@ def _introduction(rng: Random) -> tuple[Exchange, Exchange]:
 
 
 def _follow_up(rng: Random) -> tuple[Exchange, Exchange]:
-    """A question and a follow-up about another country: "And Spain?"."""
+    """Returns a question about a country, and a follow-up about another country: "And Spain?"."""
     row = country(rng)
     template = rng.choice(("And {}?", "What about {}?", "And of {}?", "How about {}?", "And what about {}?"))
     question = casual(rng, template.format(row.name))
@@ -157,7 +157,7 @@ def _about_country(rng: Random) -> str:
 
 
 def _about_things(rng: Random) -> str:
-    """An answer without its question, as a statement."""
+    """Returns an answer without its question, as a statement."""
     while True:
         answer = draw(rng, exclude=tale).answer
         if answer[-1] == "." and not answer.startswith(("Yes", "No", "I ")) and "I am" not in answer:
@@ -178,7 +178,7 @@ def _lists(rng: Random) -> str:
 
 
 def plain(rng: Random) -> Document:
-    """Text without chat markup, all of it learnt, so that the model continues raw prompts sensibly."""
+    """Returns text without chat markup. All of it is learnt, so that the model continues raw prompts sensibly."""
     roll = rng.random()
     if roll < 0.15:
         text = tale(rng).answer
@@ -194,7 +194,7 @@ def plain(rng: Random) -> Document:
 
 
 def questionnaire(rng: Random) -> Document:
-    """Questions and answers as plain text: "Q: ... A: ...", or a bare question and its answer."""
+    """Returns questions and answers as plain text: "Q: ... A: ...", or bare questions and answers."""
     before, between = rng.choice(
         (("Q: ", "\nA: "), ("Q: ", "\nA: "), ("Question: ", "\nAnswer: "), ("User: ", "\nAssistant: "),
          ("", "\n"), ("", "\n"), ("", " "))
@@ -213,7 +213,7 @@ def questionnaire(rng: Random) -> Document:
 
 
 def document(rng: Random) -> Document:
-    """A short document: most have well under 300 tokens."""
+    """Returns a short document; most have well under 300 tokens."""
     roll = rng.random()
     if roll < 0.5:
         return one_turn(rng)
@@ -225,14 +225,14 @@ def document(rng: Random) -> Document:
 
 
 def documents(seed: int) -> Iterator[Document]:
-    """An endless stream, the same for the same seed."""
+    """Yields documents without end; the same seed gives the same documents."""
     rng = Random(seed)
     while True:
         yield document(rng)
 
 
 def long_documents(seed: int) -> Iterator[Document]:
-    """Long dialogues only, of about 500 tokens and more."""
+    """Yields only long dialogues, of about 500 tokens and more."""
     rng = Random(seed)
     while True:
         yield dialogue(rng, rng.randint(14, 40))

@@ -1,4 +1,7 @@
-"""Reads facts.toml: the tables of what the demo model is taught. Holds no logic; `questions` turns rows into talk."""
+"""Reads facts.toml: the tables of facts that the demo model is taught.
+
+Holds no logic; `questions` turns the rows into questions and answers.
+"""
 
 import tomllib
 from pathlib import Path

@@ -39,7 +39,7 @@ def _slots(rng: Random, kind: str, name: str, she: bool) -> dict[str, str]:
 
 
 def _hero(rng: Random) -> tuple[str, str, bool]:
-    """The hero's kind and name, and whether the hero is a she."""
+    """Draws a hero: the kind, the name, and whether the pronoun is "she"."""
     kind = rng.choice(rng.choice((ANIMALS, ANIMALS, GIRLS, BOYS, PEOPLE)))
     she = kind in GIRLS or (kind not in BOYS and rng.random() < 0.5)
     return kind, rng.choice(NAMES_SHE if she else NAMES_HE), she
@@ -78,7 +78,7 @@ def _wording(rng: Random, about: str) -> str:
 
 
 def story(rng: Random) -> tuple[str, str]:
-    """A request for a story, without its full stop, and the story that answers it."""
+    """Returns a request for a story, without its full stop, and the story that answers it."""
     theme = rng.choice(THEMES)
     slots = _slots(rng, *_hero(rng))
     verb = rng.choice(("named", "called", "named"))

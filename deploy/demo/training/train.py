@@ -38,7 +38,7 @@ CHAT_TEMPLATE = (
 )
 TOKENIZER_DOCUMENTS = 20_000
 WARMUP_STEPS = 40
-UNDECIDED = 1 << 30  # steps; more than any run takes
+UNDECIDED = 1 << 30  # number of steps while the clock decides; more than any run takes
 
 
 def train_tokenizer(vocab_size: int, seed: int) -> PreTrainedTokenizerFast:
@@ -103,9 +103,9 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> Tensor:
 
 
 def rate(step: int, total: int, peak: float) -> float:
-    """The learning rate: a short rise, a plateau, and in the second half of the steps a fall to 0.
+    """Returns the learning rate: after a short rise it stays at `peak`; in the second half of the steps it falls to 0.
 
-    The plateau does not depend on `total`, which can therefore be decided during it.
+    The plateau does not depend on `total`, so `total` can still be decided during the plateau.
     """
     decay_from = total // 2
     if step < WARMUP_STEPS:
@@ -114,10 +114,10 @@ def rate(step: int, total: int, peak: float) -> float:
 
 
 def optimizers(model: LlamaForCausalLM, peak: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for the embedding and the norms.
+    """Returns Muon for the matrices inside the layers, and AdamW for the embedding and the norms.
 
-    Muon's step is scaled to the size of AdamW's, so that one rate serves both. On this text it
-    needs less than half of the steps.
+    Muon's step is scaled to the size of AdamW's, so that one rate serves both. On this text Muon
+    needs less than half of the steps that AdamW needs.
     """
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [model.model.embed_tokens.weight, *(p for p in model.parameters() if p.ndim < 2)]
@@ -130,13 +130,13 @@ def optimizers(model: LlamaForCausalLM, peak: float) -> list[torch.optim.Optimiz
 @dataclass(frozen=True)
 class Plan:
     steps: int
-    minutes: float  # if not 0, the clock decides the number of steps instead
+    minutes: float  # if not 0, this time decides the number of steps instead
     peak: float  # learning rate
     compiled: bool
 
 
 def train(model: LlamaForCausalLM, stream: Iterator[Batch], plan: Plan) -> int:
-    """Trains and returns the number of steps; the same number as `plan.steps` repeats the training."""
+    """Trains the model and returns the number of steps; `plan.steps` set to that number repeats the training."""
     loss_function = torch.compile(loss_of, dynamic=False) if plan.compiled else loss_of
     active = optimizers(model, plan.peak)
     began = time.monotonic()
