@@ -34,11 +34,11 @@ run: $(VENV)/.native
 test: $(VENV)/.native $(VENV)/.dev
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
-else  # the worker's tests, which only compute, take what time and cores the others leave
-	@told=$$(mktemp); nice -n 19 $(PYTEST) -n logical --maxprocesses 4 --dist worksteal tests/worker >$$told 2>&1 & half=$$!; \
-	trap 'kill $$half 2>/dev/null; rm -f $$told' EXIT; trap 'exit 130' INT TERM; \
+else  # the worker's tests only compute: they run at low priority beside the others, which mostly wait
+	@worker_log=$$(mktemp); nice -n 19 $(PYTEST) -n logical --maxprocesses 4 --dist worksteal tests/worker >$$worker_log 2>&1 & worker=$$!; \
+	trap 'kill $$worker 2>/dev/null; rm -f $$worker_log' EXIT; trap 'exit 130' INT TERM; \
 	$(PYTEST) --ignore=tests/worker; code=$$?; \
-	wait $$half || code=$$?; cat $$told; exit $$code
+	wait $$worker || code=$$?; cat $$worker_log; exit $$code
 endif
 
 lowest: $(VENV)/.native $(VENV)/.lowest
