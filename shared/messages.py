@@ -56,10 +56,7 @@ class Refusal(StrEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """How the tokens of a request are sampled, and when it ends.
-
-    Options that are zero, None or empty are off; `top_p` and `repetition_penalty` are off at 1.
-    """
+    """How the tokens of a request are sampled, and when it ends. Each option has no effect at its default."""
 
     max_tokens: int
     temperature: float = 1.0  # 0 is greedy
