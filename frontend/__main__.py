@@ -91,7 +91,7 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
-        """Drains, then exits. A second call exits at once, except under a launcher."""
+        """Drains, then exits. A second call exits at once, unless `sluice serve` started this process."""
         if self._draining is None:
             self._draining = self._loop.create_task(self._drain())
         elif self._heartbeat.file is None:

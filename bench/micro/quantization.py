@@ -1,4 +1,4 @@
-"""What linears of eight bits cost in accuracy: the demo model beside itself, on fresh text of the kind it knows.
+"""Measures what eight-bit linears cost in accuracy: compares the demo model with itself on new text of its kind.
 
 python -m bench.micro.quantization [--documents 400] [--dtype float32]
 

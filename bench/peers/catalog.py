@@ -24,13 +24,14 @@ class Peer:
 
     setup: returns the commands that install it, which run once, with `tools` in front of PATH.
     serve: returns the command that starts it, from root, checkpoint folder and port.
+    prepare: returns the commands that run once per checkpoint, from root and checkpoint folder.
     without: fields of our load client that it refuses.
     """
 
     name: str
     serve: Callable[[Path, Path, int], Command]
     setup: Callable[[Path], list[Command]] = lambda root: []
-    prepare: Callable[[Path, Path], list[Command]] = lambda root, folder: []  # commands for each checkpoint
+    prepare: Callable[[Path, Path], list[Command]] = lambda root, folder: []
     environment: Mapping[str, str] = field(default_factory=dict)
     tools: str = ""  # folder under root
     alive: str = "/health"  # path that answers 200 when the server serves

@@ -52,7 +52,8 @@ class EmbeddedWorker:
 async def embedded_worker(settings: Settings) -> AsyncIterator[EmbeddedWorker]:
     """Runs a worker for the duration of the `async with`. Raises RunDirError.
 
-    It must run in a thread that outlives the worker: on Linux a process is tied to the thread that started it.
+    Call it in a thread that outlives the worker: on Linux the worker is killed when the thread that started it ends
+        (parent_death.py).
     """
     with run_dir(settings.wire.run_dir) as folder:
         worker = EmbeddedWorker(with_values(settings, {"run_dir": str(folder)}))

@@ -47,7 +47,7 @@ class StreamWriter(Protocol):
         """Returns the events for these deltas; empty when there is nothing to send."""
 
     def end(self) -> bytes:
-        """Returns what follows the events of the last delta, after success only."""
+        """Returns the bytes that close a successful stream, such as `data: [DONE]`. Not called after an error."""
 
 
 class EventStream(EventSourceResponse):

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from frontend.text.stop_strings import Search, Stops
 
-PARTIAL = "\udc80"  # stands for text that must be read from the bytes; a lone surrogate, which no token can contain
+PARTIAL = "\udc80"  # as a token's text: use its bytes instead. A lone surrogate, which no text contains
 REPLACEMENT = "\ufffd"
 
 

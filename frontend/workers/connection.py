@@ -183,7 +183,7 @@ class WorkerConnection:
         self._listener.connection_lost(self)
 
     def _abort_orphans(self) -> None:
-        """Aborts the streams released while the worker was away. As it had not died, this is removed from
+        """Aborts the streams released while the worker was away. It had not died after all, so it is removed from
         their `deaths`."""
         for stream in self._orphans.values():
             stream.deaths.discard((self.address.name, self.epoch))

@@ -24,7 +24,10 @@ RESOLVE_S = 3.0  # between two reads of files and host names
 
 
 class Membership:
-    """Holds the workers in the order of joining, as `connections`. Workers that differ from `welcome` are not used."""
+    """Holds the workers in the order of joining, as `connections`.
+
+    Uses only workers that serve the same as the first one: what it reported in its handshake is kept as `welcome`.
+    """
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class Stream:
     end: m.End | None = None
     deaths: set[tuple[str, int]] = field(default_factory=set)  # workers (address, epoch) lost since its last token
     submitted_at: float = field(default_factory=time.monotonic)
-    acknowledged: bool = False  # the worker that has the stream now has admitted it
+    acknowledged: bool = False  # whether its current worker has admitted it
     fresh: bool = False  # something has arrived since the last `gather`
     on_fresh: Callable[[], None] = ignore  # called whenever something arrives
     _output_at_death: int = -1  # length of the output at the latest death

@@ -84,7 +84,7 @@ class CrashJournal:
 
 
 def _crash_counts(heartbeat: Heartbeat) -> dict[Key, int]:
-    """Returns all crash counts in a file. If the last step killed the worker, its counts replace older ones."""
+    """Returns the crash count of each request in a file. A step that killed the worker overrides older counts."""
     last = _last_step(heartbeat) if heartbeat.blamed else {}
     return last | {key: crash_count for key, crash_count in _suspects(heartbeat).items() if key not in last}
 

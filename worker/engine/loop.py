@@ -218,13 +218,13 @@ def _isolate_suspects(chunks: list[Chunk]) -> list[list[Chunk]]:
 
 
 def _grammar_error(update: SequenceUpdate) -> str:
-    """Returns why the grammar of a sequence ended it: it allows no token. Returns "" if the grammar did not end it."""
+    """Returns the grammar's error if the sequence ended because its grammar allows no token, else ""."""
     failed = update.outcome is m.Outcome.ERROR and update.sequence.constraint
     return failed.error if failed else ""
 
 
 def _first_half(chunk: Chunk) -> Chunk:
-    """Returns the first half of a chunk. The scheduler plans the second half again."""
+    """Returns the first half of a chunk, to retry it alone. The scheduler plans the rest in a later step."""
     return Chunk(chunk.sequence, chunk.start, chunk.length // 2, False)
 
 

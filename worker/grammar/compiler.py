@@ -92,9 +92,8 @@ def with_plain_tags(tokenizer: str) -> str:
     ]
     if not tags or not isinstance(vocabulary, dict):
         return tokenizer
-    vocabulary |= {
-        entry["content"]: entry["id"] for entry in content["added_tokens"]
-    }  # all added tokens, or those left out would get new ids
+    # Copies all added tokens, not only the tags: otherwise the others would get new ids.
+    vocabulary |= {entry["content"]: entry["id"] for entry in content["added_tokens"]}
     content["added_tokens"] = [entry for entry in content["added_tokens"] if entry not in tags]
     return msgspec.json.encode(content).decode()
 

@@ -94,7 +94,7 @@ class Decoder:
         self.layers_started.value += len(self.weights.layers)
 
     def with_operations(self, operations: Operations) -> "Decoder":
-        """Returns a copy of this decoder with other operations. Both share the weights and the count of layers."""
+        """Returns a copy of this decoder with other operations. Both share the weights and `layers_started`."""
         other = copy(self)
         other.operations = operations
         return other

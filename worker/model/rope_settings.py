@@ -90,7 +90,8 @@ def _longrope(settings: Config) -> RopeSpec:
 def _yarn_magnitude(settings: Config) -> float:
     """Returns the `attention_factor` of the config if it has one.
 
-    Otherwise computes equation 22 of arXiv 2309.00071, or the ratio of two such values if the config has both weights.
+    Otherwise computes equation 22 of arXiv 2309.00071. If the config has `mscale` and `mscale_all_dim`, computes the
+    ratio of the values that these two give.
     """
     attention_factor = settings.get("attention_factor")
     if attention_factor is not None:

@@ -135,7 +135,8 @@ class _Loader:
     def _is_quantized(self, sources: Sequence[WeightSource]) -> bool:
         """Whether the linear made of these stored weights has eight bits in memory.
 
-        True if there is a scheme and the checkpoint has quantized all of these weights, or no weights at all.
+        This needs a scheme. If the checkpoint is quantized, it must also store all of these weights in eight bits; if it is
+        not, all linears are quantized when they are loaded.
         """
         return self.scheme is not None and (
             self.spec.stored is None or all(source.stored is not None for source in sources)

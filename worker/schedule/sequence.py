@@ -76,7 +76,7 @@ class Sequence:
     # progress
     computed_tokens: int = 0  # tokens with K/V, not counting steps in flight
     in_flight_tokens: int = 0  # the following tokens, which steps in flight compute
-    pending_outputs: int = 0  # ids (at least) that steps in flight sample and the scheduler does not know yet
+    pending_outputs: int = 0  # new ids that steps in flight will give it, not counting accepted drafts
     constraint: Constraint | None = None
     drafter: Drafter | None = None  # set before its first draft, see speculation.py
     plain_from: int = field(init=False)  # from this many tokens on, only a grammar can adjust its logits

@@ -12,7 +12,7 @@ class Country(NamedTuple):
     name: str
     capital: str
     continent: str
-    language: str = ""  # empty: not taught
+    language: str = ""  # empty if the model is not taught its language
 
 
 def _as_tuples(value: Any) -> Any:

@@ -86,7 +86,7 @@ def kernels() -> dict[torch.dtype, Kernels]:
     found = library()
     if found is None or not level():
         return {}
-    best, bf16 = tier(), _TIERS[min(level(), 3)]  # AMX is used by matmul and attention only
+    best, bf16 = tier(), _TIERS[min(level(), 3)]  # only matmul and attention have AMX versions
     plain = "avx512" if multiplies_bf16() else best
     return {torch.float32: _bind(found, "f32", plain, plain), torch.bfloat16: _bind(found, "bf16", bf16, best)}
 

@@ -7,9 +7,10 @@ element, every chain is one fp32 accumulation from zero, and the chains are adde
 The division of work never affects the bits: one program may compute all chains of its tile; or each chain has its own
 program, and the kernel that reads the result adds the partial sums (split_k.py). Inside a chain, K advances by the
 tensor core's step (16 for 16-bit numbers) for any BLOCK_K, zeros beyond the end add nothing, and the same instruction
-runs throughout. The weight's rows are always its M side, 64 per warp group. The tokens are its N side, where 8 to 256
-tokens are independent of each other. So tiles may depend on the row count, and chains may not. All of this relies on
-one assumption about the hardware: wgmma m64nNk16 (k32 for e4m3) gives an element the same bits for every N.
+runs throughout. The weight's rows are always the instruction's M side, 64 per warp group. The tokens are its N side: it
+takes 8 to 256 of them, and none affects another. So tiles may depend on the number of tokens, and chains may not. All
+of this relies on one assumption about the hardware: wgmma m64nNk16 (k32 for e4m3) gives an element the same bits for
+every N.
 
 The weights are on the M side, where textbooks put the tokens, for this reason. With few tokens, a product takes as long
 as reading the weights. To read them at full speed, an H200 needs about 3 MB in flight, or 24 KB per multiprocessor.

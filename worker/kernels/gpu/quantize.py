@@ -86,7 +86,7 @@ def round_to(scaled, dtype: tl.constexpr):
         return ((scaled + 12582912.0) - 12582912.0).to(dtype)  # 1.5 * 2^23: float32 has only integers at that size
     if not COMPILED:  # the interpreter's cast does not round, so round to three bits of mantissa, down to 2^-9
         power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-        whole = tl.maximum(power, 0.015625) * 1572864.0  # 1.5 * 2^23 steps of 2^-3
+        whole = tl.maximum(power, 0.015625) * 1572864.0  # 1.5 * 2^20: float32 has steps of power / 8 at that size
         scaled = (scaled + whole) - whole
     return scaled.to(dtype)
 

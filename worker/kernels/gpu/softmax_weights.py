@@ -47,7 +47,7 @@ def is_sampled(max_logit, temperature):
 
 @triton.jit
 def logit_gaps(logits_ptr, row, stride, token_ids, width, max_logit, temperature):
-    """Returns each token's gap (max_logit - logit) / temperature, which is >= 0. The bits of a gap are its key."""
+    """Returns each token's gap (max_logit - logit) / temperature, which is >= 0. Its bits are the token's sort key."""
     x = tl.load(logits_ptr + row * stride + token_ids, mask=token_ids < width, other=float("-inf"))
     return tl.div_rn(max_logit - x, temperature)
 
