@@ -133,10 +133,10 @@ class _Loader:
         return linear.ordered(self._read(linear.tensors(prefix, "bias")))[0] if linear.bias else None
 
     def _is_quantized(self, sources: Sequence[WeightSource]) -> bool:
-        """Whether the linear made of these stored weights has eight bits in memory.
+        """Whether the linear layer made of these stored weights has eight bits in memory.
 
-        This needs a scheme. If the checkpoint is quantized, it must also store all of these weights in eight bits; if it is
-        not, all linears are quantized when they are loaded.
+        This needs a scheme. If the checkpoint is quantized, it must also store all of these weights in eight bits; if
+        it is not, all linears are quantized when they are loaded.
         """
         return self.scheme is not None and (
             self.spec.stored is None or all(source.stored is not None for source in sources)

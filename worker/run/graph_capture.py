@@ -57,7 +57,7 @@ class StaticDecode:
     """A decode of `batch` rows that attend to at most `max_kv_len` positions, and the memory that it uses."""
 
     def __init__(self, batch: int, max_kv_len: int, page_size: int, ids: Tensor, forward: Forward) -> None:
-        """ids: [batch or more] int64. compute() reads the ids of the previous step here and writes those of this step."""
+        """ids: [batch or more] int64. compute() reads the previous step's ids here and writes those of this step."""
         device, pages = ids.device, -(-max_kv_len // page_size)
         self.graph: Graph | None = None
         self.graph_outputs: list[Tensor] = []  # tensors that the graph writes to, which must live as long as the graph
