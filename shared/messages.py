@@ -303,7 +303,7 @@ class Status(_Message):
     frontends: tuple[ConnectedFrontend, ...] = ()
     error: str = ""  # with state FAILED: why the worker ends; its requests get no outcome, so that they can be resumed
     kernels: str = ""  # implementation: "triton", "c" or "torch"; "" while not known
-    pace: PrefillBudget = PrefillBudget()
+    prefill_budget: PrefillBudget = PrefillBudget()
     draft_tokens: int = 0  # draft tokens computed
     accepted_tokens: int = 0  # draft tokens accepted
 

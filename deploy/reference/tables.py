@@ -242,9 +242,9 @@ def commands() -> str:
 
 
 def frontend_metrics() -> str:
-    meters = PrometheusMetrics()
+    metrics = PrometheusMetrics()
     members = [WorkerStatus(address, ConnectionState.READY, "ready", STATUS) for address in "ab"]
-    return _metrics(meters.text(WireCounters(), members), _labels(meters.registry))
+    return _metrics(metrics.text(WireCounters(), members), _labels(metrics.registry))
 
 
 def worker_metrics() -> str:

@@ -149,7 +149,7 @@ def _worker(status: Status, name: str) -> dict[str, Any]:
         "progress": status.progress,
         "last_step_age_s": status.last_step_age_s,
         "max_seq_len": status.max_seq_len,
-        "step": msgspec.convert(status.pace, StepBudget, from_attributes=True),
+        "step": msgspec.convert(status.prefill_budget, StepBudget, from_attributes=True),
     }
 
 

@@ -69,7 +69,7 @@ class StatusReporter:
             e2e=stats.e2e.quantiles(),
             error=self.failed,
             kernels=engine.kernels,
-            pace=scheduler.prefill_budget,
+            prefill_budget=scheduler.prefill_budget,
             draft_tokens=scheduler.draft_tokens,
             accepted_tokens=scheduler.accepted_tokens,
         )
