@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from frontend.api.decoding import decode, reader
 from frontend.api.openai import completions
 from frontend.api.openai.completions_input import CompletionRequest
-from frontend.api.openapi import REQUESTS
-from frontend.api.request_model import RequestModel, fields_of, type_info
-from frontend.api.request_schema import request_schema
+from frontend.api.request_model import type_info
 from frontend.errors import BadRequest, Unprocessable
 from frontend.request import GenerationRequest
 from frontend.text.tokenizer import Tokenizer
@@ -24,6 +22,7 @@ from tests.frontend.api.harness import (
     JSON,
     parse,
 )
+from tests.frontend.api.request_values import FIELDS, LIKELY, smallest
 
 
 def body(**more: Any) -> dict[str, Any]:
@@ -61,88 +60,6 @@ def test_decode_of_any_body_gives_a_request_or_a_refusal(raw: bytes) -> None:
         assert refused.status == 400
     except Unprocessable as refused:
         assert refused.status == 422 and isinstance(json.loads(raw), dict)
-
-
-HELLO = [{"role": "user", "content": "a"}]
-
-
-REQUIRED: dict[str, Any] = {
-    "model": "a",
-    "prompt": "a",
-    "messages": HELLO,
-    "input": "a",
-    "max_tokens": 1,
-    "tokens": [1],
-}
-
-
-def properties() -> dict[str, tuple[type[RequestModel], str]]:
-    """Every field of every request once for each schema that it has."""
-    found: dict[tuple[str, str], tuple[type[RequestModel], str]] = {}
-    for kind in REQUESTS.values():
-        for name, shape in request_schema(kind)["properties"].items():
-            found.setdefault((name, repr(shape)), (kind, name))
-    return {f"{kind.__name__}.{name}": (kind, name) for kind, name in found.values()}
-
-
-FIELDS = properties()
-
-
-CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
-
-
-BLOCKS = (
-    {"type": "tool_use", "id": "1", "name": "f", "input": {}},
-    {"type": "tool_result", "tool_use_id": "1"},
-    {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}], "is_error": True},
-    {"type": "thinking", "thinking": "", "signature": "x"},
-)
-
-
-ITEMS = (
-    {"type": "function_call", "call_id": "1", "name": "f"},
-    {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "a"}]},
-    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}]},
-    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
-    {"type": "message", "role": "tool", "content": "a"},
-    {"type": "item_reference", "id": "1"},
-)
-
-
-LIKELY = st.sampled_from(  # values near the borders of what fields take
-    [
-        *(-(2**63) - 1, -(2**63), 2**64 - 1, 2**64, -100, -101, -2, -1, 0, 1, 2, 3, 20, 21, 100, 128, 129),
-        *(0.5, -0.1, 1.1, 2.1, 100.5, "", "a", "text", "none", "openai", "auto", True, False),
-        *([], [1], ["a"], [""], [0.5], [[1]], [[]], ["a", [1]], [1, "a"], [-1], ["x"] * 17, ["text"], [None]),
-        *({}, {"5": 1}, {"5": 101}, {"a": 1}, {"12345678901": 1}, {"type": "text"}, {"type": "none"}),
-        *({"type": "disabled"}, {"include_usage": True}, {"include_usage": None}, {"include_usage": 1}, {"other": 1}),
-        *([{"role": "user", "content": "a"}], [{"role": "user", "content": [{"type": "text", "text": ""}]}]),
-        *([{"role": "tool", "content": "a", "tool_call_id": "x", "name": None}], [{"role": "user"}]),
-        *([{"role": "assistant", "content": None}], [{"role": "assistant", "tool_calls": []}], [{"role": "tool"}]),
-        *([{"role": role, "content": "", "tool_calls": [CALL]}] for role in ("user", "assistant")),
-        *([{"role": role, "content": [block]}] for role in ("user", "assistant") for block in BLOCKS),
-        *({"type": kind, **more} for kind in ("tool", "any", "function") for more in ({}, {"name": "f"})),
-        *([{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}] for kind in ("object", 1)),
-        *([item] for item in ITEMS),
-        *([{"type": "function", "name": "f", "strict": strict}] for strict in (None, True, 1)),
-        *(
-            {"effort": "low", "summary": None},
-            {"effort": "much"},
-            {"verbosity": "medium"},
-            {"format": {"type": "text"}},
-        ),
-        *([{"name": "f", "input_schema": {}}], [{"name": "a b", "input_schema": {}}], [{"type": "x"}], "required"),
-        *({"type": "function", "function": {"name": "f"}}, {"type": "enabled", "budget_tokens": 1}),
-        *([{"role": "user", "content": [{"type": "image", "text": ""}]}], [{"role": "user", "content": []}]),
-        *({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}, {"regex": "a"}),
-        *({"type": "json_schema", "json_schema": {"name": "a"}}, {"type": "json_schema", "schema": {}}),
-        *([{"type": "text", "text": "a"}], [{"type": "text"}], [{"role": "wizard", "content": "a"}]),
-    ]
-)
-
-
-def smallest(kind: type[RequestModel]) -> dict[str, Any]:
-    return {name: REQUIRED[name] for name, field in fields_of(kind).items() if field.required}
 
 
 def plain(value: Any) -> bool:
