@@ -90,9 +90,8 @@ class GenerationFields(RequestModel):
     service_tier: Ignored = None
 
     def __post_init__(self) -> None:
-        if (
-            self.seed is not None and not _LOW64 <= self.seed <= _HIGH64
-        ):  # msgspec's Meta takes only bounds within int64
+        # msgspec's Meta takes only bounds within int64
+        if self.seed is not None and not _LOW64 <= self.seed <= _HIGH64:
             raise FieldError("seed", f"must be a signed or unsigned integer of 64 bits, got {self.seed!r:.80}")
 
 

@@ -1,6 +1,5 @@
 """The files for running Sluice in production name only what exists: metrics, flags, targets, files."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -9,7 +8,6 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.monitoring import dashboard
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.workers.listener import WireCounters
 from frontend.workers.status import ConnectionState, WorkerStatus
@@ -75,14 +73,6 @@ def test_alert_texts_name_existing_metrics() -> None:
     there = set().union(*exposed().values())
     for rule in rules("alerts.yml"):
         assert set(NAME.findall(" ".join(rule["annotations"].values()))) <= there
-
-
-def test_dashboard_file_is_up_to_date() -> None:
-    written = json.loads(dashboard.FILE.read_text())
-    assert written == dashboard.dashboard(), "python -m deploy.monitoring.dashboard writes it"
-    panels = written["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= dashboard.WIDTH for panel in panels)
 
 
 def test_prometheus_config_names_existing_files() -> None:
