@@ -62,7 +62,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def _median(sample: Callable[[int], float], *, samples: int, sample_s: float) -> float:
-    """Returns the median of `sample(calls)`, in seconds a call. One sample makes as many calls as take `sample_s`."""
+    """Returns the median of `sample(calls)`, in seconds a call, with enough calls to a sample to take `sample_s`."""
     rough = min(sample(1) for _ in range(WARM_UP))
     calls = max(1, min(1000, round(sample_s / max(rough, 1e-7))))
     fitting = max(3, min(samples, int(MOST_S / max(rough * calls, 1e-7))))

@@ -22,7 +22,7 @@ SPREAD = 256 << 20  # bytes of different weights or K/V in a round: more than a 
 
 
 def best(ours: Callable[[], object], torchs: Callable[[], object]) -> tuple[float, float]:
-    """Returns the seconds of the fastest round of each; the rounds alternate."""
+    """Returns the seconds of the fastest round of `ours` and of `torchs`, whose rounds alternate."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     fastest = [float("inf")] * 2
     for _ in range(ROUNDS):

@@ -3,8 +3,9 @@
 python -m bench.micro.drafts [--model qwen3-0.6b | demo] [--sequences 1,8] [--new 64] [--rounds 3]
 
 Three texts: the model's greedy text; the same with drafts that are all wrong, which shows the cost; and text at
-temperature 1, where a model with random weights never repeats itself. The demo tells stories to their ends. Times are
-CPU time of the thread, so that other processes disturb little. Outputs are compared.
+temperature 1, where a model with random weights never repeats itself. The demo model's prompts begin stories, and its
+outputs end with the stories; other models ignore end tokens. Times are CPU time of the thread, so that other processes
+disturb little. Outputs are compared.
 """
 
 import argparse

@@ -12,7 +12,7 @@ from bench.client.server import BenchError, longest, running, served
 from bench.client.summary import Summary, reasons, summarize
 from bench.client.workloads import Scale, Workload
 
-# Modes to compare, with the flags of `sluice serve` that select them. All other settings keep their best values.
+# Modes to compare, with the flags of `sluice serve` that select them. Other settings: Plan.flags, else the defaults.
 MODES: dict[str, tuple[str, ...]] = {
     "static": ("--batching-mode", "static"),
     "continuous": ("--batching-mode", "continuous"),

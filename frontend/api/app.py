@@ -248,7 +248,7 @@ class Api:
         return bytes(data)
 
     def _context(self) -> ModelContext:
-        """Returns the model's context. Raises Overloaded while the tokenizer is loading."""
+        """Returns the facts about the model that requests need. Raises Overloaded while the tokenizer is loading."""
         return self._model_context.within(self._limits)
 
     @cached_property

@@ -72,7 +72,7 @@ def merge_same_role(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 
 
 def _merged(first: ChatMessage, second: ChatMessage) -> ChatMessage:
-    """Joins two messages of one role. A message that only calls or thinks adds no line to the text."""
+    """Joins two messages of one role. An empty text adds no line if either message has calls or thoughts."""
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
     thoughts = [one["reasoning_content"] for one in (first, second) if "reasoning_content" in one]
     lines = [one["content"] for one in (first, second) if one["content"] or not (calls or thoughts)]

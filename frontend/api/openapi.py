@@ -146,7 +146,7 @@ def _counting() -> dict[str, Any]:
 
 
 def _reporting() -> dict[str, Any]:
-    """Returns the routes that only report."""
+    """Returns the routes that are only read: pages, health, statistics, the model."""
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     error = ref("OpenAIError")
     missing = {"404": _answer("Nothing of that name", _json(error))}

@@ -36,7 +36,7 @@ class RequestModel(
     ONLY: fields of features that are not supported, each with the values that leave the feature off.
     UNKNOWN_TYPE: the error code for an object whose `type` (or other tag) is unknown.
     DEFAULT_TYPE: an object without a tag has this type.
-    SCHEMA: JSON Schemas of an object's rules besides its fields.
+    SCHEMA: JSON Schemas that an object must also satisfy, for rules that involve several fields.
     """
 
     ONLY: ClassVar[Mapping[str, Sequence[Any]]] = {}

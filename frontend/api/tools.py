@@ -221,7 +221,7 @@ ThinkingField = Annotated[
 ]
 
 
-# consequences for the answer
+# how the fields affect the prompt and the answer
 
 
 def checked_choice(

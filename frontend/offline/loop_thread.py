@@ -53,7 +53,7 @@ class LoopThread(Generic[R]):
         """Cancels all jobs, closes the resource, ends the thread. Idempotent."""
         if os.getpid() != self._pid:  # in a fork, which does not have the thread
             return
-        if threading.current_thread() is self._thread:  # the garbage collector runs in the thread that is to end
+        if threading.current_thread() is self._thread:  # called by the garbage collector; a thread cannot join itself
             threading.Thread(target=self.close).start()
             return
         with self._lock:

@@ -37,7 +37,7 @@ class Formats:
 
 
 def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) -> Formats:
-    """Chooses the formats from the flags and the checkpoint.
+    """Chooses the number formats (weights, K/V cache, quantization) from the flags and the checkpoint.
 
     Raises ConfigError when the flags do not fit the checkpoint or the device.
     """

@@ -78,7 +78,10 @@ class Loop:
         self._request_table.publish(self._server, self._clock())
 
     def iterate(self) -> bool:
-        """Launches or drains one step. Returns False if there was nothing to compute."""
+        """Launches the next step or, if there is none, applies the results of the steps still in flight.
+
+        Returns False if there was neither.
+        """
         began = self._clock()
         self._server.progress()
         self._request_table.receive(self._server.inbox, began)

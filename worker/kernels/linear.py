@@ -79,7 +79,7 @@ def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: 
 def linear_torch(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
     """Computes the same as `linear`, without Triton and without partial sums.
 
-    A weight that is packed for the C library is still multiplied by the C library, as nothing else holds it.
+    A weight that is packed for the C library is still multiplied by it, as no other copy of the weight is kept.
     """
     if packed.cpu is not None:
         return bindings.linear(x, packed.cpu, out_dtype=torch.float32 if fp32_out else None)

@@ -49,7 +49,7 @@ class StoredQuantization:
 
     @property
     def by_row(self) -> bool:
-        """Whether each row has a single scale, which rows may share."""
+        """Whether all columns share a scale, so that each row has only one; several rows may share it, too."""
         return self.block[1] == 0
 
     def grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:

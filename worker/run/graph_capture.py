@@ -78,7 +78,10 @@ class StaticDecode:
         )
 
     def fill(self, plan: Plan, before: InFlightStep | None) -> None:
-        """Loads the inputs of a plan for the next compute(). before: the step that samples tokens not known yet."""
+        """Loads the inputs of a plan for the next compute().
+
+        before: the step in flight whose sampled tokens, not yet known to the host, are inputs of this plan
+        """
         if before is not None and before.ids.data_ptr() != self._ids.data_ptr():
             self._ids[: len(before.ids)].copy_(before.ids)
         self._host_blocks.reverse()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from worker.kernels.gpu.key_splits import begins_split, count_splits, split_index, split_start
 
-SPLIT_SIZE = 256  # positions of a short split; a multiple of every block_n
+SPLIT_SIZE = 256  # positions of the shortest splits (see key_splits.py); a multiple of every block_n
 SHORT_SPLITS = 32  # later splits are longer (key_splits.py), which bounds the partial results in memory
 MAX_DECODE_PROGRAMS = 16384  # the largest number of programs in a launch for decodes
 MIN_WORKERS = 8  # the fewest programs for a sequence and key/value head that has as many splits

@@ -109,7 +109,7 @@ def block_k_for(tile: Tile, dtype: torch.dtype, weight_dtype: torch.dtype) -> in
 
 
 def is_single_chain(weight: Tensor) -> bool:
-    """Whether K is not split for weight [N, K], so that each element of a product is a single chain."""
+    """Whether K is not split for weight [N, K], so that each element of a product is one sum over all of K."""
     return chain_length(*weight.shape) >= weight.shape[1]
 
 
