@@ -17,7 +17,6 @@ from bench.client.load_client import NO_DONE, Call, Record, Target, run
 from bench.client.summary import percentile, summarize
 
 Figures = dict[str, float]
-Say = Callable[[str], None]
 
 PROMPT, NEW, LONG = 128, 64, 1024
 ARRIVALS, EVERY_S, RUNNING = 6, 1.5, 4

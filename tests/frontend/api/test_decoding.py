@@ -1,7 +1,6 @@
 """Decoding a body into its type, by msgspec and by the readers in Python."""
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from tests.frontend.api.harness import (
     JSON,
     parse,
 )
-from tests.frontend.api.request_values import FIELDS, LIKELY, smallest
+from tests.frontend.api.request_values import FIELDS, LIKELY, plain, smallest
 
 
 def body(**more: Any) -> dict[str, Any]:
@@ -60,19 +59,6 @@ def test_decode_of_any_body_gives_a_request_or_a_refusal(raw: bytes) -> None:
         assert refused.status == 400
     except Unprocessable as refused:
         assert refused.status == 422 and isinstance(json.loads(raw), dict)
-
-
-def plain(value: Any) -> bool:
-    """JSON as it comes over HTTP, where 1.0 is no integer: JSON Schema alone sees none in that."""
-    match value:
-        case list():
-            return all(map(plain, value))
-        case dict():
-            return all(map(plain, value.values()))
-        case float():
-            return math.isfinite(value) and not value.is_integer()
-        case _:
-            return True
 
 
 @pytest.mark.parametrize("name", FIELDS)
