@@ -5,6 +5,7 @@ K by the row count, so `invariant` selects a kernel whose order depends on the w
 (quantize.py) always use that kernel.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from worker.kernels.act_and_mul import Activation, act_and_mul, act_and_mul_torc
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.bindings import CpuWeight
 from worker.kernels.quantize import dequantize, linear_quantized_torch
+from worker.kernels.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,17 @@ def pack_quantized(
     if values.is_cuda:
         return PackedLinear(values, bias, True, scale=scale, dynamic=dynamic)
     return pack(dequantize(values, scale, dtype), bias, invariant=invariant)
+
+
+def pack_stacked(
+    parts: Sequence[Tensor | QuantizedWeight], bias: Tensor | None = None, *, dtype: torch.dtype, invariant: bool
+) -> PackedLinear:
+    """Prepares one weight [N, K] for inputs of `dtype`. Its rows are those of `parts`, one after another.
+
+    A part is a tensor of `dtype`, or quantized.
+    """
+    plain = [part.dequantize(dtype) if isinstance(part, QuantizedWeight) else part for part in parts]
+    return pack(torch.cat(plain) if len(plain) > 1 else plain[0], bias, invariant=invariant)
 
 
 def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:

@@ -1,0 +1,89 @@
+import pytest
+import torch
+
+from tests.worker.kernels.harness.cases import random
+from worker.kernels.linear import linear, pack_stacked
+from worker.kernels.quantized_weight import (
+    E2M1,
+    E4M3,
+    INT4,
+    INT8,
+    IQ4_NL,
+    NF4,
+    CodeMap,
+    QuantizedWeight,
+    quantize_groups,
+    stack,
+)
+
+MAPS = [INT4, INT8, E4M3, E2M1, NF4, IQ4_NL]
+
+
+def quantized(code_map: CodeMap, n: int = 6, k: int = 80, group_size: int = 32, *, minimum: bool) -> QuantizedWeight:
+    generator = torch.Generator().manual_seed(n * k + group_size)
+    codes = torch.randint(0, 1 << code_map.bits, (n, k), generator=generator, dtype=torch.uint8)
+    groups = (n, -(-k // group_size))
+    scale = torch.rand(groups, generator=generator) + 0.5
+    return QuantizedWeight(
+        codes, code_map, scale, torch.randn(groups, generator=generator) if minimum else None, group_size
+    )
+
+
+@pytest.mark.parametrize("minimum", [False, True])
+@pytest.mark.parametrize("group_size", [16, 32, 80, 128])
+@pytest.mark.parametrize("code_map", MAPS, ids=lambda code_map: code_map.name)
+def test_a_number_is_its_value_times_its_groups_scale_plus_its_minimum(
+    code_map: CodeMap, group_size: int, minimum: bool
+) -> None:
+    weight = quantized(code_map, group_size=group_size, minimum=minimum)
+    full = weight.dequantize(torch.float32)
+    for n, k in [(0, 0), (3, 31), (5, 79), (2, 48)]:
+        group = k // group_size
+        number = torch.tensor(code_map.values[int(weight.codes[n, k])]) * weight.scale[n, group]
+        assert full[n, k] == (number if weight.minimum is None else number + weight.minimum[n, group])
+
+
+def test_input_order_says_which_input_a_code_belongs_to() -> None:
+    plain, order = quantized(INT4, minimum=False), torch.randperm(80, generator=torch.Generator().manual_seed(1))
+    ordered = QuantizedWeight(plain.codes, INT4, plain.scale, None, 32, order)
+    assert torch.equal(ordered.dequantize(torch.float32)[:, order], plain.dequantize(torch.float32))
+
+
+def test_stacked_rows_keep_their_numbers_and_formats() -> None:
+    parts = [quantized(INT4, minimum=False), quantized(INT4, n=3, minimum=False), quantized(INT8, n=2, minimum=False)]
+    stacked = stack(parts)
+    assert [weight.shape for weight in stacked] == [(9, 80), (2, 80)]
+    full = torch.cat([part.dequantize(torch.float32) for part in parts])
+    assert torch.equal(torch.cat([weight.dequantize(torch.float32) for weight in stacked]), full)
+    assert len(stack([parts[0], quantized(INT4, minimum=True)])) == 2
+
+
+@pytest.mark.parametrize(
+    ("code_map", "group_size", "largest"), [(INT8, 128, 0.008), (INT4, 128, 0.13), (INT4, 32, 0.11)]
+)
+def test_quantizing_keeps_a_weight_within_its_step(code_map: CodeMap, group_size: int, largest: float) -> None:
+    weight = random(40, 300)
+    full = quantize_groups(weight, code_map, group_size).dequantize(torch.float32)
+    assert ((full - weight).norm() / weight.norm()).item() < largest
+    assert not quantize_groups(torch.zeros(2, 64), code_map, 32).dequantize(torch.float32).any()
+
+
+def test_a_clipped_scale_is_chosen_where_it_serves_the_group_better() -> None:
+    weight = torch.cat((torch.full((1, 31), 0.9), torch.tensor([[8.0]])), dim=1)
+    scale = quantize_groups(weight, INT4, 32).scale
+    assert 0.5 * 8 / 7 < scale.item() <= 8 / 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_that_of_the_dequantized_weight(dtype: torch.dtype) -> None:
+    parts = [quantized(INT4, n=40, minimum=True), quantized(INT8, n=24, minimum=False)]
+    x, bias = random(5, 80).to(dtype), random(64, seed=2).to(dtype)
+    full = torch.cat([part.dequantize(torch.float32) for part in parts])
+    expected = x.float() @ full.T + bias.float()
+    y = linear(x, pack_stacked(parts, bias, dtype=dtype, invariant=True))
+    assert torch.allclose(
+        y.float(),
+        expected,
+        rtol=2e-2 if dtype == torch.bfloat16 else 1e-5,
+        atol=0.3 if dtype == torch.bfloat16 else 1e-3,
+    )

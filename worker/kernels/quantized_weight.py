@@ -1,0 +1,163 @@
+"""Weights whose numbers are codes of four or eight bits, in groups that share a scale: what they mean, in PyTorch.
+
+    weight[n, k] = values[codes[n, k]] * scale[n, k // group_size] + minimum[n, k // group_size]
+
+Every format of a checkpoint becomes this one record while it is read: int8 and int4 with or without zero points,
+GPTQ, AWQ, MXFP4, NF4, and the block formats of GGUF. `dequantize` defines it. Products with such a weight are products
+with the dequantized weight, rounded once to the number format in which the kernel multiplies: so all rows of the input
+see the same weight, and a quantized checkpoint gives the bits of its dequantized copy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+ROWS_AT_ONCE = 1024  # rows converted together, so that a whole weight is never in float32
+
+
+@dataclass(frozen=True, slots=True)
+class CodeMap:
+    """Says which number each code stands for. `values` has an entry for every code of `bits` bits."""
+
+    name: str
+    bits: int
+    values: tuple[float, ...]
+
+
+def _signed(bits: int) -> tuple[float, ...]:
+    """Returns the numbers of two's complement: 0, 1, …, -2, -1."""
+    half = 1 << (bits - 1)
+    return tuple(float(code - 2 * half if code >= half else code) for code in range(2 * half))
+
+
+def _e4m3() -> tuple[float, ...]:
+    """Returns the numbers of float8_e4m3fn. Its two NaNs become 0: checkpoints do not contain them."""
+    return tuple(torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(0.0).tolist())
+
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+INT4 = CodeMap("int4", 4, _signed(4))
+INT8 = CodeMap("int8", 8, _signed(8))
+E4M3 = CodeMap("e4m3", 8, _e4m3())
+E2M1 = CodeMap("e2m1", 4, (*_E2M1, *(-value for value in _E2M1)))  # MXFP4, NVFP4
+NF4 = CodeMap(  # the quantiles of a normal distribution that QLoRA defines
+    "nf4", 4,
+    (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)  # fmt: skip
+IQ4_NL = CodeMap(  # the values of llama.cpp's IQ4_NL and IQ4_XS
+    "iq4_nl", 4,
+    (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight [N, K] in few bits. Groups are `group_size` consecutive codes of a row; the last may be shorter.
+
+    input_order: if given, codes[:, k] belongs to input input_order[k] of the layer (GPTQ's act-order).
+    """
+
+    codes: Tensor  # [N, K] uint8, one code each
+    code_map: CodeMap
+    scale: Tensor  # [N, groups] float32
+    minimum: Tensor | None  # [N, groups] float32
+    group_size: int  # a multiple of 16, or at least K: one group per row
+    input_order: Tensor | None = None  # [K] int64, a permutation
+
+    def __post_init__(self) -> None:
+        n, k = self.codes.shape
+        groups = (n, -(-k // self.group_size))
+        assert self.codes.dtype == torch.uint8 and (self.group_size % 16 == 0 or self.group_size >= k)
+        assert self.scale.shape == groups and self.scale.dtype == torch.float32
+        assert self.minimum is None or (self.minimum.shape == groups and self.minimum.dtype == torch.float32)
+        assert self.input_order is None or self.input_order.shape == (k,)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, k = self.codes.shape
+        return n, k
+
+    def rows(self, index: Tensor | slice) -> "QuantizedWeight":
+        """Returns the weight that consists of the rows that `index` selects, in its order."""
+        minimum = None if self.minimum is None else self.minimum[index]
+        return replace(self, codes=self.codes[index], scale=self.scale[index], minimum=minimum)
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """Returns the weight [N, K], computed in float32, rounded once to `dtype`, inputs in the layer's order."""
+        n, k = self.shape
+        values = torch.tensor(self.code_map.values, device=self.codes.device)
+        weight = torch.empty(n, k, dtype=dtype, device=self.codes.device)
+        to = slice(None) if self.input_order is None else self.input_order
+        for begin in range(0, n, ROWS_AT_ONCE):
+            part = slice(begin, begin + ROWS_AT_ONCE)
+            numbers = values[self.codes[part].int()] * self._by_input(self.scale[part])
+            if self.minimum is not None:
+                numbers += self._by_input(self.minimum[part])
+            weight[part, to] = numbers.to(dtype)
+        return weight
+
+    def _by_input(self, by_group: Tensor) -> Tensor:
+        """Returns [rows, K] with the entry of each input's group."""
+        return by_group.repeat_interleave(self.group_size, dim=1)[:, : self.codes.shape[1]]
+
+
+def stack(parts: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
+    """Concatenates weights with the same inputs by rows. Neighbours in the same format become one weight."""
+    stacked = [parts[0]]
+    for part in parts[1:]:
+        if _alike(stacked[-1], part):
+            stacked[-1] = _joined(stacked[-1], part)
+        else:
+            stacked.append(part)
+    return stacked
+
+
+def _alike(a: QuantizedWeight, b: QuantizedWeight) -> bool:
+    same_format = (a.code_map, a.group_size, a.minimum is None) == (b.code_map, b.group_size, b.minimum is None)
+    if a.input_order is None or b.input_order is None:
+        return same_format and a.input_order is b.input_order
+    return same_format and torch.equal(a.input_order, b.input_order)
+
+
+def _joined(a: QuantizedWeight, b: QuantizedWeight) -> QuantizedWeight:
+    minimum = None if a.minimum is None or b.minimum is None else torch.cat((a.minimum, b.minimum))
+    return replace(a, codes=torch.cat((a.codes, b.codes)), scale=torch.cat((a.scale, b.scale)), minimum=minimum)
+
+
+def quantize_groups(weight: Tensor, code_map: CodeMap, group_size: int) -> QuantizedWeight:
+    """Quantizes weight [N, K] symmetrically to INT4 or INT8: round to nearest, one scale for each group.
+
+    A scale that clips the largest number of a group may serve the others better. For each group, the scale with the
+    smallest squared error among CLIPPING times the largest number is chosen.
+    """
+    n, k = weight.shape
+    groups, largest_code = -(-k // group_size), float(1 << (code_map.bits - 1)) - 1
+    codes = torch.empty(n, k, dtype=torch.uint8, device=weight.device)
+    scale = torch.empty(n, groups, device=weight.device)
+    for begin in range(0, n, ROWS_AT_ONCE):
+        part = weight[begin : begin + ROWS_AT_ONCE].float()
+        x = torch.nn.functional.pad(part, (0, groups * group_size - k)).unflatten(1, (groups, group_size))
+        largest = x.abs().amax(dim=2, keepdim=True) / largest_code
+        best = torch.full_like(largest, torch.inf)
+        chosen = torch.ones_like(largest)
+        for clip in CLIPPING:
+            step = (largest * clip).clamp(min=torch.finfo(torch.float32).tiny)
+            error = ((x / step).round().clamp(-largest_code - 1, largest_code) * step - x).square().sum(2, keepdim=True)
+            chosen = torch.where(error < best, step, chosen)
+            best = torch.minimum(error, best)
+        rounded = (x / chosen).round().clamp(-largest_code - 1, largest_code).to(torch.int8)
+        codes[begin : begin + ROWS_AT_ONCE] = _as_codes(rounded.flatten(1)[:, :k], code_map.bits)
+        scale[begin : begin + ROWS_AT_ONCE] = chosen.squeeze(2)
+    return QuantizedWeight(codes, code_map, scale, None, group_size)
+
+
+CLIPPING = tuple(1 - step / 20 for step in range(9))  # fractions of a group's largest number that are tried as largest
+
+
+def _as_codes(numbers: Tensor, bits: int) -> Tensor:
+    """Returns the codes of INT4 or INT8 for int8 numbers."""
+    return numbers.view(torch.uint8) & ((1 << bits) - 1)
