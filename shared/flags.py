@@ -17,7 +17,7 @@ from shared.settings_check import check
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 # SLUICE_ variables that are not settings.
-OTHER_VARIABLES = ("SLUICE_API_KEY", "SLUICE_EPOCH", "SLUICE_NATIVE", "SLUICE_NATIVE_TIER")
+OTHER_VARIABLES = ("SLUICE_API_KEY", "SLUICE_EPOCH", "SLUICE_NATIVE", "SLUICE_ISA")
 _METAVARS = {str(int): "N", str(float): "X"}
 
 

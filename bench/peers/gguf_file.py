@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gguf  # type: ignore[import-not-found]
+import gguf
 import numpy as np
 import torch
 from safetensors.torch import load_file

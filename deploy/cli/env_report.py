@@ -15,9 +15,9 @@ from importlib import metadata
 from pathlib import Path
 
 from shared.flags import Parser
+from worker.kernels.cpu.instruction_set import TIERS, highest_allowed
 
 PACKAGES = ("sluice", "torch", "triton", "transformers", "tokenizers", "pyzmq", "msgspec", "starlette", "uvicorn")
-TIERS = ("none", "avx2", "avx512", "avx512bf16", "amx")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # the flags in /proc/cpuinfo that matter to the CPU kernels
 CSRC = Path(__file__).resolve().parents[2] / "worker" / "kernels" / "cpu" / "csrc"
 GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
@@ -70,9 +70,11 @@ def _native() -> str:
         return f"not built; a worker builds it with {compiler}" if compiler else "not built, and there is no C compiler"
     try:
         tier = int(ctypes.CDLL(str(libraries[-1])).tier())
+        limit = min(tier, highest_allowed(os.environ))
+    except ValueError as error:
+        return str(error)
     except (OSError, AttributeError) as error:
         return f"{libraries[-1]} cannot be loaded: {error}"
-    limit = min(tier, int(os.environ.get("SLUICE_NATIVE_TIER", tier)))
     return f"{TIERS[limit]} ({libraries[-1]})"
 
 

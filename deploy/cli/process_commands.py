@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def serve(settings: Settings, namespace: argparse.Namespace) -> int:
+    _check_instruction_set()
     from deploy.supervisor import serve as launch
     from deploy.supervisor.listen_sockets import ListenError
     from deploy.supervisor.run_dir import RunDirError
@@ -28,6 +29,7 @@ def serve(settings: Settings, namespace: argparse.Namespace) -> int:
 
 
 def worker(settings: Settings, namespace: argparse.Namespace) -> int:
+    _check_instruction_set()
     settings = _prepare(settings, namespace)
     from worker.kernels.cpu.openmp import spin_briefly
 
@@ -58,6 +60,15 @@ def frontend(settings: Settings, namespace: argparse.Namespace) -> int:
     except TokenizerError as error:
         raise CliError(error, 3) from error
     return 0
+
+
+def _check_instruction_set() -> None:
+    from worker.kernels.cpu.instruction_set import highest_allowed
+
+    try:
+        highest_allowed(os.environ)
+    except ValueError as error:
+        raise ConfigError(error) from error
 
 
 def _share_metrics(namespace: argparse.Namespace) -> None:

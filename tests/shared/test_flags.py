@@ -34,7 +34,7 @@ def test_misspelt_variable_is_reported_and_others_are_ignored() -> None:
         "SLUICE_MAX_BATCHSIZE is not a setting; did you mean SLUICE_MAX_BATCH_SIZE?",
         "SLUICE_MODELS is not a setting; did you mean SLUICE_MODEL?",
     ]
-    ours = dict.fromkeys(flag.variable for flag in FLAGS) | {"SLUICE_NATIVE_TIER": "", "SLUICE_API_KEY": ""}
+    ours = dict.fromkeys(flag.variable for flag in FLAGS) | {"SLUICE_ISA": "", "SLUICE_API_KEY": ""}
     kubernetes = dict.fromkeys(("SLUICE_SERVICE_HOST", "SLUICE_PORT_80_TCP", "SLUICE_SERVICE_PORT_HTTP"))
     assert misspelt_variables({name: "" for name in [*ours, *kubernetes]}) == []
 

@@ -21,7 +21,7 @@ from shared.config import WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.messages import Sampling
 from tests.checkpoints import EOS, VOCAB, Checkpoints
-from tests.worker.kernels.harness.cpu_tiers import EMULATED, HERE, tier  # noqa: F401
+from tests.worker.kernels.harness.cpu_tiers import HERE, MOST, TIERS, tier  # noqa: F401
 from tests.worker.run.harness import (
     MAX_SEQ_LEN,
     batch_invariant_decoder,
@@ -83,6 +83,8 @@ def drafting_modes() -> Iterator[Mode]:
             yield Mode("static" if page == 64 else "continuous", 0, page, prefix, company, drafts)
 
 
+BELOW = [(which, torch.bfloat16) for which in HERE if which != TIERS[MOST]]  # the full matrix runs at TIERS[MOST]
+BELOW += [("avx2", torch.float32)] if TIERS.index("avx2") < MOST else []
 MODES, DRAFTING_MODES = list(modes()), list(drafting_modes())
 
 
@@ -171,17 +173,18 @@ def test_bits_depend_on_the_request_alone(
             assert torch.equal(other_logits[position], row), (mode, position)
 
 
-@pytest.mark.parametrize("tier", [which for which in HERE if which == EMULATED], indirect=True)
+@pytest.mark.parametrize(("tier", "dtype"), BELOW, ids=str, indirect=["tier"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bits_of_amx_depend_on_the_request_alone(
+def test_bits_depend_on_the_request_alone_on_every_tier(
     family: str,
-    tier: int,  # noqa: F811
+    tier: str,  # noqa: F811
+    dtype: torch.dtype,
     checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    decoder = batch_invariant_decoder(checkpoints(family), torch.bfloat16)
+    decoder = batch_invariant_decoder(checkpoints(family), dtype)
     ids, logits = run(decoder, Mode(), monkeypatch)
-    assert bindings.tier() == "amx" and len(ids) == NEW
+    assert len(ids) == NEW
     for mode in [*MODES[7::11], *DRAFTING_MODES[2::5]]:
         other_ids, other_logits = run(decoder, mode, monkeypatch, foretold=ids)
         assert other_ids == ids, mode

@@ -27,3 +27,12 @@ def test_serve_on_a_taken_port_is_one_line(capsys: pytest.CaptureFixture[str], t
 def test_tcp_without_keys_is_a_usage_error(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, text = fail(capsys, command, "--request-address=tcp://127.0.0.1:5700", "--event-address=tcp://127.0.0.1:5701")
     assert code == 2 and "--curve-dir, or --insecure" in text
+
+
+@pytest.mark.parametrize("command", ["worker", "serve"])
+def test_unknown_instruction_set_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("SLUICE_ISA", "sse")
+    code, text = fail(capsys, command)
+    assert (code, text) == (2, f"sluice {command}: SLUICE_ISA must be one of avx2, avx512, avx512bf16, amx, not 'sse'")

@@ -1,6 +1,7 @@
 """The C library for CPUs. Its sources are in csrc/.
 
 build               compiles the library
+instruction_set     the instruction sets, and the variable that caps them
 library             chooses the functions for this processor's instruction set
 bindings            the functions of the library, for tensors
 decoder_c           all layers of a decoder in one call

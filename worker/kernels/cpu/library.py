@@ -5,6 +5,7 @@ This module knows names, signatures and instruction sets; bindings.py knows what
 """
 
 import ctypes
+import logging
 import os
 from collections.abc import Callable
 from ctypes import c_float, c_int, c_long, c_void_p
@@ -15,6 +16,9 @@ from typing import cast
 import torch
 
 from worker.kernels.cpu.build import build
+from worker.kernels.cpu.instruction_set import TIERS, VARIABLE, highest_allowed
+
+log = logging.getLogger("sluice.kernels")
 
 Call = Callable[..., int]
 
@@ -30,7 +34,6 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "store_kv": _POINTERS * 5 + _LONGS * 4 + (c_int,),
     "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
 }
-_TIERS = ("none", "avx2", "avx512", "avx512bf16", "amx")  # indexed by `tier` in csrc/cpu_features.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def available(dtype: torch.dtype) -> bool:
 
 def tier() -> str:
     """Returns the instruction set in use, for logs and benchmarks: "amx", "avx512bf16", "avx512", "avx2" or "none"."""
-    return _TIERS[level()]
+    return TIERS[level()]
 
 
 def multiplies_bf16() -> bool:
@@ -74,10 +77,19 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def level() -> int:
-    """Returns the tier that csrc/cpu_features.c detects, or a lower one if SLUICE_NATIVE_TIER names it."""
-    found = library()
-    best = int(found.tier()) if found else 0
-    return min(best, int(os.environ.get("SLUICE_NATIVE_TIER", best)))
+    """Returns the index in TIERS of what csrc/cpu_features.c detects, or of a lower one that SLUICE_ISA names.
+
+    Raises ValueError if SLUICE_ISA is invalid.
+    """
+    found, allowed = library(), highest_allowed(os.environ)
+    if found is None:
+        return 0
+    best = int(found.tier())
+    if os.environ.get(VARIABLE) and allowed > best:
+        log.warning(
+            "%s=%s is more than this processor has: %s is used", VARIABLE, os.environ[VARIABLE], TIERS[best]
+        )  # fmt: skip
+    return min(best, allowed)
 
 
 @cache
@@ -86,7 +98,7 @@ def kernels() -> dict[torch.dtype, Kernels]:
     found = library()
     if found is None or not level():
         return {}
-    best, bf16 = tier(), _TIERS[min(level(), 3)]  # only matmul and attention have AMX versions
+    best, bf16 = tier(), TIERS[min(level(), 3)]  # only matmul and attention have AMX versions
     plain = "avx512" if multiplies_bf16() else best
     return {torch.float32: _bind(found, "f32", plain, plain), torch.bfloat16: _bind(found, "bf16", bf16, best)}
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,8 +30,20 @@ def test_library_switched_off_serves_no_dtype() -> None:
 
 @pytest.mark.skipif(library.level() < 1, reason="the C library does not run on this processor")
 def test_library_at_a_lower_tier_uses_that_instruction_set() -> None:
-    assert probe(SLUICE_NATIVE_TIER="1") == ["avx2", "True", "True", "False", "False"]
-    assert probe(SLUICE_NATIVE_TIER="0")[0] == "none"
+    assert probe(SLUICE_ISA="avx2") == ["avx2", "True", "True", "False", "False"]
+
+
+def test_library_above_the_processors_tier_warns_once_and_uses_the_best(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "library", lambda: SimpleNamespace(tier=lambda: 1))
+    monkeypatch.setenv("SLUICE_ISA", "amx")
+    library.level.cache_clear()
+    try:
+        assert [library.tier(), library.tier()] == ["avx2", "avx2"]
+    finally:
+        library.level.cache_clear()
+    assert caplog.messages == ["SLUICE_ISA=amx is more than this processor has: avx2 is used"]
 
 
 @pytest.mark.skipif(library.level() < 1, reason="the C library does not run on this processor")

@@ -9,27 +9,28 @@ from torch import Tensor
 
 from tests.worker.kernels.harness import emulated_amx
 from worker.kernels.cpu import bindings, library
+from worker.kernels.cpu.instruction_set import TIERS, VARIABLE
 
-TIERS = {"none": 0, "avx2": 1, "avx512": 2, "avx512bf16": 3, "amx": 4}
-MOST = TIERS[bindings.tier()]
+MOST = TIERS.index(bindings.tier())
 
 needs_library = pytest.mark.skipif(not MOST, reason="the C library does not run here: no compiler, or no AVX2")
 
 EMULATED = "amx emulated"  # (emulated.py)
-HERE: list[int | str] = [*range(1, MOST + 1), *([EMULATED] if TIERS["avx512bf16"] <= MOST else [])]
+HERE = [*TIERS[1 : MOST + 1], *([EMULATED] if "avx512bf16" in TIERS[: MOST + 1] else [])]
 
 
 @contextmanager
-def use(which: int | str) -> Iterator[None]:
+def use(which: str) -> Iterator[None]:
     """One of HERE. An emulated AMX must not be asked for what a processor, or the system, would refuse."""
     with pytest.MonkeyPatch.context() as patch:
         if which == EMULATED:
             emulated_amx.library().emulated_machine(1, 1)
-            patch.delenv("SLUICE_NATIVE_TIER", raising=False)
+            patch.delenv(VARIABLE, raising=False)
             patch.setattr(library, "build", emulated_amx.path)
         else:
-            patch.setenv("SLUICE_NATIVE_TIER", str(which))
+            patch.setenv(VARIABLE, which)
         _forget()
+        assert bindings.tier() == ("amx" if which == EMULATED else which)
         try:
             yield
         finally:
@@ -50,9 +51,10 @@ def _forget() -> None:
 
 
 @pytest.fixture(params=HERE)
-def tier(request: pytest.FixtureRequest) -> Iterator[int]:
+def tier(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs the test with each of HERE in use. The parameter `indirect` of parametrize chooses some of them."""
     with use(request.param):
-        yield TIERS[bindings.tier()]
+        yield bindings.tier()
 
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
