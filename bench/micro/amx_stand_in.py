@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu import bindings, build
+from worker.kernels.cpu import build
+from worker.kernels.cpu.packed_weight import huge_pages
 
 HEADER = Path(__file__).with_suffix(".h")
 ROWS = (1, 8, 16, 17, 32, 40, 64, 128, 512, 1024)
@@ -52,7 +53,7 @@ def main() -> None:
             one.mkdir()
         libraries = [compiled(folder, one) for folder, one in zip(folders, rooms, strict=True)]
     for n, k in ((4096, 1024), (6144, 1024), (1024, 3072)):
-        weights = [bindings.huge_pages(torch.empty(n, k, dtype=torch.bfloat16)).fill_(0.01) for _ in range(WEIGHTS)]
+        weights = [huge_pages(torch.empty(n, k, dtype=torch.bfloat16)).fill_(0.01) for _ in range(WEIGHTS)]
         for t in ROWS:
             x, out = torch.ones(t, k, dtype=torch.bfloat16), torch.empty(t, n, dtype=torch.bfloat16)
             rounds = [[seconds(one, x, weights, out) for one in libraries] for _ in range(40 if t <= 64 else 14)]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from worker.kernels import act_and_mul, norm
 from worker.kernels.cpu import bindings
+from worker.kernels.cpu.packed_weight import CpuWeight, pack_weight
 
 ROUNDS = 12
 SPREAD = 256 << 20  # bytes of different weights or K/V in a round: more than a CPU cache holds
@@ -45,7 +46,7 @@ def products(dtype: torch.dtype) -> None:
     for n, k in ((4096, 1024), (6144, 1024), (1024, 3072)):
         size = n * k * dtype.itemsize
         weights = [torch.randn(n, k).to(dtype) for _ in range(max(1, SPREAD // size))]
-        packed = [bindings.pack_linear(weight) for weight in weights]
+        packed = [pack_weight([weight], dtype=weight.dtype) for weight in weights]
         for t in (1, 8, 32):
             line(f"linear {dtype.itemsize * 8} bit {t} x {k} x {n}", *product(t, weights, packed), size, "GB/s", 1e9)
         for t in (128, 512, 1024):
@@ -53,7 +54,7 @@ def products(dtype: torch.dtype) -> None:
             line(f"linear {dtype.itemsize * 8} bit {t} x {k} x {n}", *both, 2 * t * n * k, "TFLOP/s", 1e12)
 
 
-def product(t: int, weights: list[Tensor], packed: list[bindings.CpuWeight]) -> tuple[float, float]:
+def product(t: int, weights: list[Tensor], packed: list[CpuWeight]) -> tuple[float, float]:
     x = torch.randn(t, packed[0].k).to(packed[0].dtype)
 
     def ours() -> None:

@@ -20,6 +20,7 @@ from shared.messages import Limits
 from worker.engine.formats import Formats, choose_formats, dtype_name, kernels_name, warn_about_cpu
 from worker.grammar.compiler import GrammarCompiler
 from worker.kernels.cpu import bindings
+from worker.kernels.cpu.packed_weight import huge_pages
 from worker.kernels.operations import TORCH
 from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool
@@ -146,7 +147,7 @@ def _resolve_speculation(worker: WorkerConfig, folder: Path, formats: Formats, d
 def _prepare_cpu_memory(cache: KVCache) -> None:
     """Requests huge pages for the K/V cache from the system, and starts to prefault its memory ahead of use."""
     for part in (cache.k, cache.v):
-        bindings.huge_pages(part)
+        huge_pages(part)
     cache.prefault_ahead(bindings.touch_pages)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from worker.kernels.act_and_mul import Activation, act_and_mul, act_and_mul_torch
 from worker.kernels.cpu import bindings
-from worker.kernels.cpu.bindings import CpuWeight
+from worker.kernels.cpu.packed_weight import CpuWeight, pack_weight
 from worker.kernels.quantize import dequantize, linear_quantized_torch
 from worker.kernels.quantized_weight import QuantizedWeight
 
@@ -34,7 +34,7 @@ class PackedLinear:
 def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> PackedLinear:
     """Prepares weight [N, K] (and bias [N]) on its device."""
     if not weight.is_cuda and bindings.available(weight.dtype):
-        return PackedLinear(weight.new_empty(0), None, True, bindings.pack_linear(weight, bias))
+        return PackedLinear(weight.new_empty(0), None, True, pack_weight([weight], bias, dtype=weight.dtype))
     return PackedLinear(weight, bias, invariant)
 
 
@@ -64,6 +64,8 @@ def pack_stacked(
 
     A part is a tensor of `dtype`, or quantized.
     """
+    if all(not part.is_cuda for part in parts) and bindings.available(dtype):
+        return PackedLinear(torch.empty(0, dtype=dtype), None, True, pack_weight(parts, bias, dtype=dtype))
     plain = [part.dequantize(dtype) if isinstance(part, QuantizedWeight) else part for part in parts]
     return pack(torch.cat(plain) if len(plain) > 1 else plain[0], bias, invariant=invariant)
 

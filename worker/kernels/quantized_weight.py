@@ -81,6 +81,10 @@ class QuantizedWeight:
         n, k = self.codes.shape
         return n, k
 
+    @property
+    def is_cuda(self) -> bool:
+        return self.codes.is_cuda
+
     def rows(self, index: Tensor | slice) -> "QuantizedWeight":
         """Returns the weight that consists of the rows that `index` selects, in its order."""
         minimum = None if self.minimum is None else self.minimum[index]

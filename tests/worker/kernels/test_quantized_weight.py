@@ -2,36 +2,21 @@ import pytest
 import torch
 
 from tests.worker.kernels.harness.cases import random
+from tests.worker.kernels.harness.quantized import CODE_MAPS, quantized
 from worker.kernels.linear import linear, pack_stacked
 from worker.kernels.quantized_weight import (
-    E2M1,
-    E4M3,
     INT4,
     INT8,
-    IQ4_NL,
-    NF4,
     CodeMap,
     QuantizedWeight,
     quantize_groups,
     stack,
 )
 
-MAPS = [INT4, INT8, E4M3, E2M1, NF4, IQ4_NL]
-
-
-def quantized(code_map: CodeMap, n: int = 6, k: int = 80, group_size: int = 32, *, minimum: bool) -> QuantizedWeight:
-    generator = torch.Generator().manual_seed(n * k + group_size)
-    codes = torch.randint(0, 1 << code_map.bits, (n, k), generator=generator, dtype=torch.uint8)
-    groups = (n, -(-k // group_size))
-    scale = torch.rand(groups, generator=generator) + 0.5
-    return QuantizedWeight(
-        codes, code_map, scale, torch.randn(groups, generator=generator) if minimum else None, group_size
-    )
-
 
 @pytest.mark.parametrize("minimum", [False, True])
 @pytest.mark.parametrize("group_size", [16, 32, 80, 128])
-@pytest.mark.parametrize("code_map", MAPS, ids=lambda code_map: code_map.name)
+@pytest.mark.parametrize("code_map", CODE_MAPS, ids=lambda code_map: code_map.name)
 def test_a_number_is_its_value_times_its_groups_scale_plus_its_minimum(
     code_map: CodeMap, group_size: int, minimum: bool
 ) -> None:

@@ -3,6 +3,7 @@
 build               compiles the library
 instruction_set     the instruction sets, and the variable that caps them
 library             chooses the functions for this processor's instruction set
+packed_weight       packs weights, plain or quantized, for the matmul
 bindings            the functions of the library, for tensors
 decoder_c           all layers of a decoder in one call
 openmp              sets how OpenMP threads wait

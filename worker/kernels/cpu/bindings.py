@@ -9,10 +9,9 @@ Pointers are passed as plain ints and the GIL is released, so a call costs a few
 what arguments the functions accept.
 """
 
-import math
+import ctypes
 import mmap
 from ctypes import c_long, c_void_p
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,49 +19,9 @@ from torch import Tensor
 from worker.kernels.cpu.library import available as available
 from worker.kernels.cpu.library import kernels, library, multiplies_bf16
 from worker.kernels.cpu.library import tier as tier
+from worker.kernels.cpu.packed_weight import PANEL, CpuWeight
 
-PANEL = 32  # columns of a packed panel
-K_STEP = 32  # k-step of bf16 panels
 MAX_HEAD_DIM = 256  # the largest head size that attention supports
-HUGE_PAGE = 1 << 21  # bytes
-
-
-@dataclass(frozen=True, slots=True)
-class CpuWeight:
-    """A weight [n, k], packed in panels for the matmul, with its bias in fp32."""
-
-    panels: Tensor
-    bias: Tensor | None
-    n: int
-    k: int
-    dtype: torch.dtype
-
-
-def pack_linear(weight: Tensor, bias: Tensor | None = None) -> CpuWeight:
-    """Copies weight [N, K] (any N and K, contiguous) into panels of 32 rows, padded with zeros in N and K."""
-    n, k = weight.shape
-    assert available(weight.dtype) and weight.is_contiguous() and (bias is None or bias.shape == (n,))
-    depth = -(-k // K_STEP) * K_STEP if weight.dtype == torch.bfloat16 else k
-    panels = huge_pages(_aligned(-(-n // PANEL), depth, PANEL, dtype=weight.dtype))
-    kernels()[weight.dtype].pack(weight.data_ptr(), panels.data_ptr(), n, k, torch.get_num_threads())
-    return CpuWeight(panels, None if bias is None else bias.float().contiguous(), n, k, weight.dtype)
-
-
-def _aligned(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Returns uninitialized memory. Large memory is aligned to huge pages, so that they can hold nearly all of it."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    buffer = torch.empty(nbytes + (HUGE_PAGE if nbytes >= HUGE_PAGE else 0), dtype=torch.uint8)
-    start = -buffer.data_ptr() % HUGE_PAGE if nbytes >= HUGE_PAGE else 0
-    return buffer[start : start + nbytes].view(dtype).view(shape)
-
-
-def huge_pages(fresh: Tensor) -> Tensor:
-    """Requests huge pages for `fresh` (contiguous, not written yet) and returns it. Reading the tensor then causes
-    no TLB misses."""
-    found = library()
-    if found is not None:
-        found.advise_huge_pages(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
-    return fresh
 
 
 def touch_pages(start: int, nbytes: int) -> bool:
@@ -79,16 +38,20 @@ def touch_pages(start: int, nbytes: int) -> bool:
 def linear(x: Tensor, weight: CpuWeight, out_dtype: torch.dtype | None = None) -> Tensor:
     """Returns x [T, K] @ weight.T + bias, [T, N], in x's dtype or, if `out_dtype` is float32, unrounded in fp32.
 
-    Raises MemoryError when there is no memory for the padded copy of x that an odd K needs.
+    Raises MemoryError when there is no memory for the threads' buffers.
     """
     assert x.ndim == 2 and x.is_contiguous() and x.dtype == weight.dtype and x.shape[1] == weight.k
     assert out_dtype in (None, x.dtype, torch.float32)
     out = torch.empty(x.shape[0], weight.n, dtype=out_dtype or x.dtype)
     if kernels()[x.dtype].gemm(
-        x.data_ptr(), weight.panels.data_ptr(), address(weight.bias), out.data_ptr(),
-        x.shape[0], weight.n, weight.k, out.dtype == torch.bfloat16, torch.get_num_threads(),
-    ):  # fmt: skip
-        raise MemoryError("no memory to pad the rows of a matmul")
+        ctypes.addressof(weight.struct),
+        x.data_ptr(),
+        out.data_ptr(),
+        x.shape[0],
+        out.dtype == torch.bfloat16,
+        torch.get_num_threads(),
+    ):
+        raise MemoryError("no memory for the buffers of a matmul")
     return out
 
 

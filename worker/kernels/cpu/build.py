@@ -23,6 +23,7 @@ AMX = (*AVX512BF16, "-mprfchw")
 UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cpu_features.c", ()),
     ("gemm/pack.c", ()),
+    ("gemm/pack_codes.c", ()),
     ("decoder.c", ()),
     ("rowwise.c", AVX2),
     ("rowwise.c", AVX512),

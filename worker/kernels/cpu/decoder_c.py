@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from worker.kernels.cpu import bindings
-from worker.kernels.cpu.bindings import CpuWeight
 from worker.kernels.cpu.library import kernels, library
+from worker.kernels.cpu.packed_weight import CpuWeight, huge_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ KERNELS = ("rms_norm", "add_rms_norm", "act_and_mul", "qkv_rope_write", "gemm", 
 class _Layer(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("before_attention", "q_norm", "k_norm", "after_attention", "before_mlp")),
-        *((name, c_void_p) for name in ("after_mlp", "qkv", "o", "gate_up", "down", "qkv_bias", "o_bias")),
-        *((name, c_void_p) for name in ("gate_up_bias", "down_bias", "cos", "sin", "cache_k", "cache_v")),
+        *((name, c_void_p) for name in ("after_mlp", "qkv", "o", "gate_up", "down")),
+        *((name, c_void_p) for name in ("cos", "sin", "cache_k", "cache_v")),
         ("window", c_long),
     ]  # fmt: skip
 
@@ -114,7 +114,7 @@ class DecoderC:
         """Returns the buffer [rows, H] that the caller fills with the embedded tokens before `run`."""
         if not self._buffers or len(self._buffers[0]) < rows:
             size = 1 << (rows - 1).bit_length()
-            self._buffers = [bindings.huge_pages(torch.empty(size, width, dtype=self._dtype)) for width in self._widths]
+            self._buffers = [huge_pages(torch.empty(size, width, dtype=self._dtype)) for width in self._widths]
         return self._buffers[0][:rows]
 
     def run(
@@ -166,8 +166,7 @@ def _addresses(layer: DecoderCLayer) -> _Layer:
     )
     return _Layer(
         *map(bindings.address, norms),
-        *(weight.panels.data_ptr() for weight in weights),
-        *(bindings.address(weight.bias) for weight in weights),
+        *(ctypes.addressof(weight.struct) for weight in weights),
         *(tensor.data_ptr() for tensor in caches),
         layer.window,
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.worker.kernels.harness import emulated_amx
 from tests.worker.kernels.harness.cpu_tiers import EMULATED, HERE, use
 from worker.kernels.cpu import bindings
+from worker.kernels.cpu.packed_weight import pack_weight
 
 pytestmark = pytest.mark.skipif(EMULATED not in HERE, reason="needs AVX-512 with bf16")
 TINY = 1e-39  # a denormal
@@ -145,7 +146,7 @@ def test_every_processor_that_multiplies_bf16_gives_nearly_the_same(which: str) 
     exact = x.double() @ weight.double().T
     for rows in (1, 20, 70):
         with use(which):
-            ours = bindings.linear(x[:rows], bindings.pack_linear(weight), out_dtype=torch.float32)
+            ours = bindings.linear(x[:rows], pack_weight([weight], dtype=weight.dtype), out_dtype=torch.float32)
         torch.testing.assert_close(ours.double(), exact[:rows], rtol=0, atol=1e-4)
 
 
@@ -154,7 +155,7 @@ def test_gemm_amx_loads_tiles_about_once_per_product(rows: int, most: float) -> 
     """Four products of two tiles of rows and two of weights; each weight is loaded once for up to 32 rows."""
     x, weight = random(rows, 512).bfloat16(), random(128, 512, seed=1).bfloat16()
     with use(EMULATED):
-        packed = bindings.pack_linear(weight)
+        packed = pack_weight([weight], dtype=weight.dtype)
         emulated_amx.counts()
         bindings.linear(x, packed)
     made = emulated_amx.counts()

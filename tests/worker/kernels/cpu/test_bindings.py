@@ -9,6 +9,7 @@ from tests.worker.kernels.harness.cases import poisoned
 from tests.worker.kernels.harness.cpu_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
 from worker.kernels import act_and_mul, norm, rotary, store_kv
 from worker.kernels.cpu import bindings, library
+from worker.kernels.cpu.packed_weight import pack_weight
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 NAN = float("nan")
@@ -27,7 +28,7 @@ def strided(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("n, k", [(64, 64), (100, 77), (33, 1), (1, 300), (257, 1030), (33, 2600), (2080, 70)])
 def test_product(dtype: torch.dtype, n: int, k: int) -> None:
     weight, bias = random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1)
-    packed = bindings.pack_linear(weight, bias)
+    packed = pack_weight([weight], bias, dtype=weight.dtype)
     for t in (1, 16, 17, 33, 70, 300):
         x = random(t, k, dtype=dtype, seed=t)
         with poisoned():
@@ -39,7 +40,7 @@ def test_product(dtype: torch.dtype, n: int, k: int) -> None:
 @dtypes
 def test_unrounded_product(dtype: torch.dtype) -> None:
     x, weight = random(3, 200, dtype=dtype), random(40, 200, dtype=dtype)
-    out = bindings.linear(x, bindings.pack_linear(weight), out_dtype=torch.float32)
+    out = bindings.linear(x, pack_weight([weight], dtype=weight.dtype), out_dtype=torch.float32)
     assert out.dtype == torch.float32
     torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-4)
 
@@ -47,7 +48,10 @@ def test_unrounded_product(dtype: torch.dtype) -> None:
 @dtypes
 @pytest.mark.parametrize("n, k", [(96, 1056), (70, 333), (40, 2600), (2080, 70)])
 def test_product_bits_do_not_depend_on_company_or_threads(dtype: torch.dtype, n: int, k: int) -> None:
-    x, packed = random(600, k, dtype=dtype), bindings.pack_linear(random(n, k, dtype=dtype), random(n, dtype=dtype))
+    x, packed = (
+        random(600, k, dtype=dtype),
+        pack_weight([random(n, k, dtype=dtype)], random(n, dtype=dtype), dtype=dtype),
+    )
     whole = bindings.linear(x, packed)
     threads = torch.get_num_threads()
     try:

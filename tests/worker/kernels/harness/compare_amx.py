@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.worker.kernels.harness import emulated_amx
 from tests.worker.kernels.harness.cpu_tiers import EMULATED, HERE, use
 from worker.kernels.cpu import bindings
+from worker.kernels.cpu.packed_weight import pack_weight
 
 ROWS = (1, 16, 17, 32, 33, 64, 128, 512, 1024)
 N, K = 1024, 1024
@@ -18,7 +19,7 @@ N, K = 1024, 1024
 
 def product(which: str, x: Tensor, weight: Tensor) -> Tensor:
     with use(which):
-        packed = bindings.pack_linear(weight)
+        packed = pack_weight([weight], dtype=weight.dtype)
         emulated_amx.counts()
         return bindings.linear(x, packed, out_dtype=torch.float32)
 

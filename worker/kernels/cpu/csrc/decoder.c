@@ -4,7 +4,7 @@
  * Every kernel is passed as a function for its dtype and instruction set. All buffers are overwritten: x is the
  * residual stream, h the normed rows; `projected` holds the qkv or the gate and up projections; `q` the query heads;
  * `inner` the output of attention, or of act_and_mul. */
-#include <stdint.h>
+#include "gemm/weight.h"
 #include <string.h>
 
 typedef void RmsNorm(const char *x, const void *w, char *out, long t, long heads, long n, long stride, float eps,
@@ -16,8 +16,7 @@ typedef void QkvRopeWrite(const char *qkv, char *q, char *cache_k, char *cache_v
                           const void *k_norm, const float *cos, const float *sin, const int64_t *positions,
                           const int64_t *slot_mapping, float eps, float offset, long t, long q_heads, long kv_heads,
                           long d, int paired, int threads);
-typedef int Gemm(const char *x, const char *weight, const float *bias, char *out, long t, long n, long k, int out_bf16,
-                 int threads);
+typedef int Gemm(const Weight *weights, const char *x, char *out, long t, int out_bf16, int threads);
 typedef int Attention(const char *q, const char *cache_k, const char *cache_v, const int32_t *query_start_loc,
                       const int32_t *seq_lens, const int32_t *page_table, char *out, long seqs, long q_stride,
                       long heads, long kv_heads, long d, long page_size, long page_table_stride, long window,
@@ -34,8 +33,7 @@ typedef struct {
 
 typedef struct {
     const void *before_attention, *q_norm, *k_norm, *after_attention, *before_mlp, *after_mlp; /* may be NULL */
-    const char *qkv, *o, *gate_up, *down;
-    const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;
+    const Weight *qkv, *o, *gate_up, *down;
     const float *cos, *sin;
     char *cache_k, *cache_v;
     long window;
@@ -59,9 +57,8 @@ typedef struct {
     int threads;
 } Step;
 
-static int linear(const Model *m, const Step *s, const char *x, const char *weight, const float *bias, char *out,
-                  long n, long k) {
-    return m->kernels.gemm(x, weight, bias, out, s->t, n, k, m->is_bf16, s->threads);
+static int linear(const Model *m, const Step *s, const char *x, const Weight *weights, char *out) {
+    return m->kernels.gemm(weights, x, out, s->t, m->is_bf16, s->threads);
 }
 
 static void rms_norm(const Model *m, const Step *s, const char *x, const void *weight, char *out) {
@@ -75,8 +72,7 @@ static void add_rms_norm(const Model *m, const Step *s, const void *weight) {
 }
 
 static int attention_block(const Model *m, const Step *s, const Layer *l) {
-    long size = (m->heads + 2 * m->kv_heads) * m->d;
-    if (linear(m, s, s->h, l->qkv, l->qkv_bias, s->projected, size, m->hidden_size)) return 1;
+    if (linear(m, s, s->h, l->qkv, s->projected)) return 1;
     m->kernels.qkv_rope_write(s->projected, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->cos, l->sin,
                               s->positions, s->slot_mapping, m->eps, m->offset, s->t, m->heads, m->kv_heads, m->d,
                               m->paired, s->threads);
@@ -86,12 +82,12 @@ static int attention_block(const Model *m, const Step *s, const Layer *l) {
 }
 
 static int mlp_block(const Model *m, const Step *s, const Layer *l, const void *next_norm) {
-    if (linear(m, s, s->inner, l->o, l->o_bias, s->h, m->hidden_size, m->heads * m->d)) return 1;
+    if (linear(m, s, s->inner, l->o, s->h)) return 1;
     rms_norm(m, s, s->h, l->after_attention, s->h);
     add_rms_norm(m, s, l->before_mlp);
-    if (linear(m, s, s->h, l->gate_up, l->gate_up_bias, s->projected, 2 * m->inner_size, m->hidden_size)) return 1;
+    if (linear(m, s, s->h, l->gate_up, s->projected)) return 1;
     m->kernels.act_and_mul(s->projected, s->inner, s->t, m->inner_size, m->gelu, s->threads);
-    if (linear(m, s, s->inner, l->down, l->down_bias, s->h, m->hidden_size, m->inner_size)) return 1;
+    if (linear(m, s, s->inner, l->down, s->h)) return 1;
     rms_norm(m, s, s->h, l->after_mlp, s->h);
     add_rms_norm(m, s, next_norm);
     return 0;

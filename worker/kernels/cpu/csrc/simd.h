@@ -10,13 +10,15 @@
 
 #ifdef __AVX512F__
 #define SIMD_WIDTH 16
-#ifdef __AVX512BF16__
-#define SUFFIX avx512bf16
-#else
-#define SUFFIX avx512
-#endif
 #else
 #define SIMD_WIDTH 8
+#endif
+#ifdef SUFFIX /* the AMX kernels define it */
+#elif defined(__AVX512BF16__)
+#define SUFFIX avx512bf16
+#elif defined(__AVX512F__)
+#define SUFFIX avx512
+#else
 #define SUFFIX avx2
 #endif
 

@@ -4,11 +4,12 @@
  * once, the accumulators stay in tiles over all of K, and tiles are only as high as there are rows. With more rows,
  * blocks of rows are repacked as tiles, K is cut into chunks whose weights fit in the L1 cache, and accumulators are
  * stored in fp32 between chunks, which changes no bit. So a row has the same bits alone and among a thousand rows. */
+#define SUFFIX amx
 #include "gemm/gemm.h"
+#include "gemm/unpack_bf16.h"
 #include "work_sharing.h"
 #include "amx_tiles.h"
 
-#define K_STEP_BYTES 2048      /* one k-step of a panel: two weight tiles */
 #define PREFETCH_DISTANCE 8192 /* bytes ahead of use at which a weight is prefetched when it is streamed */
 #define CHUNK_STEPS 8          /* k-steps of a chunk: their weights stay in the L1 cache */
 #define MAX_STREAMED_ROWS 32   /* weights are streamed if there are at most so many rows */
@@ -56,39 +57,41 @@ typedef struct {
     long block_stride, row_stride, step_stride;
 } RowLayout;
 
-static void stream_32_rows(const char *x, const char *weight, long steps, long stride, long next, float *acc) {
-    EACH_ACCUMULATOR(ZERO_TILE);
+INLINE void stream_32_rows(const char *x, const char *weight, long steps, long stride, long next, int prefetch) {
     for (long s = 0; s < steps; s++, x += next, weight += K_STEP_BYTES) {
-        prefetch_weights(weight + PREFETCH_DISTANCE, K_STEP_BYTES);
+        if (prefetch) prefetch_weights(weight + PREFETCH_DISTANCE, K_STEP_BYTES);
         step(x, x + 16 * stride, weight, stride, 1);
     }
-    EACH_ACCUMULATOR(TILE_STORE);
 }
 
-static void stream_16_rows(const char *x, const char *weight, long steps, long stride, float *acc) {
-    TILE_ZERO(0);
-    TILE_ZERO(1);
+INLINE void stream_16_rows(const char *x, const char *weight, long steps, long stride, int prefetch) {
     for (long s = 0; s < steps; s++, x += 64, weight += K_STEP_BYTES) {
-        prefetch_weights(weight + PREFETCH_DISTANCE, K_STEP_BYTES);
+        if (prefetch) prefetch_weights(weight + PREFETCH_DISTANCE, K_STEP_BYTES);
         TILE_LOAD(4, x, stride);
         TILE_LOAD(6, weight, 64);
         TILE_LOAD(7, weight + 1024, 64);
         TILE_DOT(0, 4, 6);
         TILE_DOT(1, 4, 7);
     }
-    TILE_STORE(0, acc, 4 * PANEL);
-    TILE_STORE(1, acc + 16, 4 * PANEL);
 }
 
-/* Computes one panel for a few rows. */
+/* Computes one panel for a few rows. The accumulators stay in tiles over all of K; weights of codes are unpacked chunk
+ * by chunk to `buffer`. */
 static void multiply_streamed(const Gemm *g, const RowLayout *x, long panel) {
     _Alignas(64) float acc[32 * PANEL];
-    long steps = ceil_div(g->k, 32);
-    const char *weight = g->weight + panel * steps * K_STEP_BYTES;
-    if (g->t > 16)
-        stream_32_rows(x->base, weight, steps, x->row_stride, x->step_stride, acc);
-    else
-        stream_16_rows(x->base, weight, steps, x->row_stride, acc);
+    _Alignas(64) char buffer[CHUNK_STEPS * K_STEP_BYTES];
+    int plain = g->weight->kind == PLAIN;
+    long steps = ceil_div(g->k, 32), chunk = plain ? steps : CHUNK_STEPS;
+    EACH_ACCUMULATOR(ZERO_TILE);
+    for (long s = 0; s < steps; s += chunk) {
+        const char *weight = bf16_steps(g->weight, panel, s, min_long(chunk, steps - s), buffer);
+        const char *at = x->base + s * x->step_stride;
+        if (g->t > 16)
+            stream_32_rows(at, weight, min_long(chunk, steps - s), x->row_stride, x->step_stride, plain);
+        else
+            stream_16_rows(at, weight, min_long(chunk, steps - s), x->row_stride, plain);
+    }
+    EACH_ACCUMULATOR(TILE_STORE);
     store_block(g, acc, 0, g->t, panel);
 }
 
@@ -97,19 +100,21 @@ static void multiply_streamed(const Gemm *g, const RowLayout *x, long panel) {
 typedef struct {
     char *tiles; /* x as [32 rows][k-steps][2 tiles], padded with zeros */
     float *acc;  /* [32 rows][4 tiles] fp32 */
+    char *chunk; /* unpacked weights of a chunk */
     size_t bytes;
 } ThreadBuffers;
 
 /* Returns this thread's buffers, which are kept for the next matmul, or NULL when memory is exhausted. */
 static ThreadBuffers *thread_buffers(long rows, long steps) {
     static _Thread_local ThreadBuffers buffers;
-    size_t tiles = rows * steps * 64, acc = rows * PANEL * 4;
-    if (tiles + acc > buffers.bytes) {
+    size_t tiles = rows * steps * 64, acc = rows * PANEL * 4, bytes = tiles + acc + CHUNK_STEPS * K_STEP_BYTES;
+    if (bytes > buffers.bytes) {
         free(buffers.tiles);
-        buffers.tiles = aligned_alloc(64, tiles + acc);
-        buffers.bytes = buffers.tiles ? tiles + acc : 0;
+        buffers.tiles = aligned_alloc(64, bytes);
+        buffers.bytes = buffers.tiles ? bytes : 0;
     }
     buffers.acc = (float *)(buffers.tiles + tiles);
+    buffers.chunk = buffers.tiles + tiles + acc;
     return buffers.tiles ? &buffers : NULL;
 }
 
@@ -166,7 +171,7 @@ static void store_past_caches(const Gemm *g, const float *acc, long row, long ro
     for (long r = 0; r < rows; r++) {
         const float *at = acc + r / 16 * 512 + r % 16 * 16;
         __m512i line = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(at + 256), _mm512_load_ps(at));
-        _mm512_stream_si512((void *)(g->out + ((row + r) * g->n + panel * PANEL) * 2), line);
+        _mm512_stream_si512((void *)(g->out + ((row + r) * g->ldo + panel * PANEL) * 2), line);
     }
 }
 
@@ -179,7 +184,7 @@ static void store_tiles(const Gemm *g, const float *acc, long row, long rows, lo
 }
 
 static int can_bypass_caches(const Gemm *g) {
-    return g->out_bf16 && !g->bias && g->n % PANEL == 0 && (uintptr_t)g->out % 64 == 0 &&
+    return g->out_bf16 && !g->weight->bias && g->n % PANEL == 0 && g->ldo % PANEL == 0 && (uintptr_t)g->out % 64 == 0 &&
            g->t * g->n > MIN_STREAMING_ELEMENTS;
 }
 
@@ -200,14 +205,15 @@ static RowLayout layout_rows(const Gemm *g, long row, long rows, const ThreadBuf
 static void multiply_blocked(const Gemm *g, const RowLayout *x, const ThreadBuffers *buffers, long row, long rows,
                              long panel) {
     long steps = ceil_div(g->k, 32), high = ceil_div(rows, 32), prefetch_bytes = ceil_div(K_STEP_BYTES, high * 64) * 64;
-    int bypass = can_bypass_caches(g);
-    for (long s = 0; s < steps; s += CHUNK_STEPS)
+    int bypass = can_bypass_caches(g), plain = g->weight->kind == PLAIN;
+    for (long s = 0; s < steps; s += CHUNK_STEPS) {
+        long some = min_long(CHUNK_STEPS, steps - s);
+        const char *weight = bf16_steps(g->weight, panel, s, some, buffers->chunk);
         for (long r = 0; r < high; r++) {
-            const char *weight = g->weight + (panel * steps + s) * K_STEP_BYTES,
-                       *at = x->base + r * x->block_stride + s * x->step_stride;
-            const char *next = weight + CHUNK_STEPS * (K_STEP_BYTES + r * prefetch_bytes);
+            const char *at = x->base + r * x->block_stride + s * x->step_stride;
+            const char *next = plain ? weight + CHUNK_STEPS * (K_STEP_BYTES + r * prefetch_bytes) : weight;
             float *acc = buffers->acc + r * 32 * PANEL;
-            long here = min_long(32, rows - r * 32), some = min_long(CHUNK_STEPS, steps - s);
+            long here = min_long(32, rows - r * 32);
             if (here > 16)
                 multiply_chunk(x, at, weight, some, acc, s == 0, next, prefetch_bytes, 1);
             else
@@ -215,10 +221,11 @@ static void multiply_blocked(const Gemm *g, const RowLayout *x, const ThreadBuff
             if (s + CHUNK_STEPS < steps) continue;
             (bypass ? store_past_caches : store_tiles)(g, acc, row + r * 32, here, panel);
         }
+    }
 }
 
 /* Returns whether memory for some thread's buffers was exhausted. */
-static int multiply(const Gemm *g, int threads) {
+static int multiply_rows(const Gemm *g, int threads) {
     int many = g->t > MAX_STREAMED_ROWS, repack = repacks(g), failed = 0;
     long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL),
          blocks = many ? ceil_div(g->t, rows_per_block(steps)) : 1;
@@ -257,17 +264,16 @@ static char *pad_rows(const Gemm *g) {
 }
 
 /* Returns 0, or 1 when memory is exhausted. */
-__attribute__((visibility("default"))) int gemm_bf16_amx(const char *x, const char *weight, const float *bias,
-                                                         char *out, long t, long n, long k, int out_bf16, int threads) {
-    Gemm g = {x, weight, bias, out, t, n, k, k, out_bf16};
-    if (!t) return 0;
+static int multiply(Gemm *g, int threads) {
     char *copy = NULL;
-    if (!repacks(&g) && k % 32) {
-        copy = pad_rows(&g);
+    if (!repacks(g) && g->k % 32) {
+        copy = pad_rows(g);
         if (!copy) return 1;
-        g.x = copy, g.lda = ceil_div(k, 32) * 32;
+        g->x = copy, g->lda = ceil_div(g->k, 32) * 32;
     }
-    int failed = multiply(&g, threads_for(&g, threads, 2));
+    int failed = multiply_rows(g, threads);
     free(copy);
     return failed;
 }
+
+GEMM(bf16, 1, multiply)

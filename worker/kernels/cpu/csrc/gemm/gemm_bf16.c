@@ -6,11 +6,12 @@
  * fit in the L2 cache: all strips use one chunk before the next, and accumulators are stored in fp32 in between, which
  * changes no bit. */
 #include "gemm/gemm.h"
+#include "gemm/unpack_bf16.h"
 #include "work_sharing.h"
 
-#define K_STEP_BYTES 2048      /* one k-step of a panel */
 #define MAX_STRIP_ROWS 12      /* rows whose accumulators (two registers each) fit in the register file */
 #define MAX_CHUNK_STEPS 40     /* k-steps of a chunk; with fewer, accumulators are stored too often */
+#define UNPACKED_STEPS 8       /* k-steps of a chunk that is unpacked for a single strip: it stays in the L1 cache */
 #define PREFETCH_DISTANCE 8192 /* bytes ahead of use at which a weight is prefetched when there is one strip */
 #define MAX_BLOCK_ROWS 512     /* the most rows of a block */
 #define BLOCK_BYTES (256L << 10) /* the most bytes of a block that has more than 64 rows */
@@ -35,9 +36,9 @@ typedef struct {
     } strip[MAX_BLOCK_ROWS / MAX_STRIP_ROWS + 1];
 } Strips;
 
-/* A thread's copy of a block of rows, and its accumulators. */
+/* A thread's copy of a block of rows, its accumulators, and its chunk of unpacked weights. */
 typedef struct {
-    char *x;
+    char *x, *chunk;
     float *acc; /* [rows][32] */
     size_t bytes;
 } ThreadBuffers;
@@ -45,13 +46,14 @@ typedef struct {
 /* Returns this thread's buffers, which are kept for the next matmul, or NULL when memory is exhausted. */
 static ThreadBuffers *thread_buffers(long rows, long steps) {
     static _Thread_local ThreadBuffers buffers;
-    size_t x = rows * steps * 64, acc = rows * PANEL * 4;
-    if (x + acc > buffers.bytes) {
+    size_t x = rows * steps * 64, acc = rows * PANEL * 4, bytes = x + acc + MAX_CHUNK_STEPS * K_STEP_BYTES;
+    if (bytes > buffers.bytes) {
         free(buffers.x);
-        buffers.x = aligned_alloc(64, x + acc);
-        buffers.bytes = buffers.x ? x + acc : 0;
+        buffers.x = aligned_alloc(64, bytes);
+        buffers.bytes = buffers.x ? bytes : 0;
     }
     buffers.acc = (float *)(buffers.x + x);
+    buffers.chunk = buffers.x + x + acc;
     return buffers.x ? &buffers : NULL;
 }
 
@@ -106,29 +108,33 @@ STRIP_KERNEL(1)
 STRIP_KERNEL(2) STRIP_KERNEL(3) STRIP_KERNEL(4) STRIP_KERNEL(5) STRIP_KERNEL(6) STRIP_KERNEL(7) STRIP_KERNEL(8)
     STRIP_KERNEL(9) STRIP_KERNEL(10) STRIP_KERNEL(11) STRIP_KERNEL(12)
 
-        static void cut_strips(Strips *s, long rows) {
+        static void cut_strips(const Gemm *g, Strips *s, long rows) {
     static StripKernel *const kernel[] = {strip_1, strip_2, strip_3, strip_4,  strip_5,  strip_6,
                                           strip_7, strip_8, strip_9, strip_10, strip_11, strip_12};
     s->count = ceil_div(rows, MAX_STRIP_ROWS);
-    s->chunk = s->count > 1 ? ceil_div(s->steps, ceil_div(s->steps, MAX_CHUNK_STEPS)) : s->steps;
+    s->chunk = s->count > 1 ? ceil_div(s->steps, ceil_div(s->steps, MAX_CHUNK_STEPS))
+               : g->weight->kind == PLAIN ? s->steps
+                                          : UNPACKED_STEPS;
     for (long i = 0; i < s->count; i++) {
         long row = i * rows / s->count, end = (i + 1) * rows / s->count;
         s->strip[i].row = row, s->strip[i].rows = end - row, s->strip[i].kernel = kernel[end - row - 1];
     }
 }
 
-/* With several strips, all of them together prefetch the next chunk; a single strip prefetches its own next weights. */
-INLINE Prefetch plan_prefetch(const Strips *s, const char *weight) {
+/* With several strips, all of them together prefetch the next chunk; a single strip prefetches its own next weights.
+ * Unpacked weights are in a cache already. */
+INLINE Prefetch plan_prefetch(const Gemm *g, const Strips *s, const char *weight) {
+    if (g->weight->kind != PLAIN) return (Prefetch){weight, 0, 0};
     if (s->count == 1) return (Prefetch){weight + PREFETCH_DISTANCE, 128, 64};
     return (Prefetch){weight + s->chunk * K_STEP_BYTES, ceil_div(128, s->count), 0};
 }
 
 /* Computes one panel for the block of rows that starts at `row`, and stores each strip as soon as it is complete. */
 static void multiply_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long row, long panel) {
-    const char *weight = g->weight + panel * s->steps * K_STEP_BYTES;
-    for (long step = 0, steps; step < s->steps; step += steps, weight += steps * K_STEP_BYTES) {
+    for (long step = 0, steps; step < s->steps; step += steps) {
         steps = min_long(s->chunk, s->steps - step);
-        Prefetch prefetch = plan_prefetch(s, weight);
+        const char *weight = bf16_steps(g->weight, panel, step, steps, buffers->chunk);
+        Prefetch prefetch = plan_prefetch(g, s, weight);
         for (long i = 0; i < s->count; i++, prefetch.next += steps * 16 * prefetch.advance) {
             long first = s->strip[i].row, rows = s->strip[i].rows;
             float *acc = buffers->acc + first * PANEL;
@@ -140,7 +146,7 @@ static void multiply_panel(const Gemm *g, const Strips *s, const ThreadBuffers *
 }
 
 /* Returns whether memory for some thread's buffers was exhausted. */
-static int multiply(const Gemm *g, int threads) {
+static int multiply(Gemm *g, int threads) {
     int failed = 0;
     long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL), blocks = ceil_div(g->t, rows_per_block(steps));
     long block_rows = ceil_div(ceil_div(g->t, blocks), PANEL) * PANEL, units = ceil_div(g->t, block_rows) * panels;
@@ -155,7 +161,7 @@ static int multiply(const Gemm *g, int threads) {
         while (!failed && (unit = take_unit(ranges, omp_get_thread_num(), threads)) >= 0) {
             long row = unit / panels * block_rows;
             if (row != loaded_row) {
-                cut_strips(&s, min_long(block_rows, g->t - row));
+                cut_strips(g, &s, min_long(block_rows, g->t - row));
                 repack_rows(g, loaded_row = row, &s, buffers->x);
             }
             multiply_panel(g, &s, buffers, row, unit % panels);
@@ -164,10 +170,4 @@ static int multiply(const Gemm *g, int threads) {
     return failed;
 }
 
-/* Returns 0, or 1 when memory is exhausted. */
-__attribute__((visibility("default"))) int gemm_bf16_avx512bf16(const char *x, const char *weight, const float *bias,
-                                                                char *out, long t, long n, long k, int out_bf16,
-                                                                int threads) {
-    Gemm g = {x, weight, bias, out, t, n, k, k, out_bf16};
-    return t ? multiply(&g, threads_for(&g, threads, 2)) : 0;
-}
+GEMM(bf16, 1, multiply)

@@ -1,168 +1,199 @@
-/* Matmul in SIMD registers: fp32 on all processors, and bf16 (widened to fp32) on those without a bf16 dot product.
+/* Matmul in SIMD registers that multiplies fp32 numbers: for fp32 on all processors, and for bf16 on those without a
+ * bf16 dot product. Weights of any kind are unpacked to fp32, one chunk of a panel at a time, once for a block of rows.
  *
- * fp32 panels are [N/32][K][32]; bf16 panels are those of gemm_bf16.c and gemm_amx.c.
- * Every element is one chain of fused multiply-adds over k = 0, 1, ...; rows of a block share loads only. */
+ * Every element is one chain of fused multiply-adds over k = 0, 1, ...; between chunks it waits in fp32, which changes
+ * no bit. Plain fp32 panels are [N/32][K][32]. */
 #include "gemm/gemm.h"
+#include "gemm/unpack_f32.h"
+#include "work_sharing.h"
 
-#define MAX_BLOCK_ROWS 128 /* rows of x that stay in a core's cache while it reads the weights */
+#define CHUNK 128               /* inputs of a chunk: its fp32 numbers (16 KB) stay in the L1 cache */
+#define MAX_BLOCK_ROWS 192      /* the most rows of a block */
+#define BLOCK_BYTES (768L << 10) /* the most bytes of a block that has more than 48 rows */
 
 #if SIMD_WIDTH == 16
-#define MAX_ROWS 12
-#define COLUMN_REGISTERS 2 /* registers of columns computed together */
+#define MAX_STRIP_ROWS 12 /* rows whose accumulators (two registers each) fit in the register file */
 #else
-#define MAX_ROWS 4
-#define COLUMN_REGISTERS 2
+#define MAX_STRIP_ROWS 6
 #endif
 
-INLINE void multiply_rows_f32(const float *x, long lda, const float *weight, long k, float *acc, const int rows) {
-    vf sum[MAX_ROWS][COLUMN_REGISTERS];
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < COLUMN_REGISTERS; j++) sum[r][j] = broadcast(0);
-    for (long i = 0; i < k; i++, weight += PANEL) {
-        __builtin_prefetch(weight + 1024, 0, 2);
-        __builtin_prefetch(weight + 1024 + 16, 0, 2);
-        for (int r = 0; r < rows; r++)
-            for (int j = 0; j < COLUMN_REGISTERS; j++) sum[r][j] += x[r * lda + i] * load_f32(weight + j * SIMD_WIDTH);
+/* Multiplies a strip of rows by one chunk of a panel. x: [k / SIMD_WIDTH][rows][SIMD_WIDTH]; weight: [k][32]; acc:
+ * [rows][32]; `first`: whether to start from zero. */
+typedef void StripKernel(const float *x, const float *weight, long k, float *acc, int first);
+
+/* A block of rows, cut evenly into strips of at most MAX_STRIP_ROWS rows. */
+typedef struct {
+    long count;
+    struct {
+        StripKernel *kernel;
+        long row, rows;
+    } strip[MAX_BLOCK_ROWS / MAX_STRIP_ROWS + 1];
+} Strips;
+
+/* A thread's copy of a block of rows in fp32, its accumulators, and its chunk of unpacked weights. */
+typedef struct {
+    float *x, *acc, *chunk;
+    size_t bytes;
+} ThreadBuffers;
+
+/* Returns this thread's buffers, which are kept for the next matmul, or NULL when memory is exhausted. */
+static ThreadBuffers *thread_buffers(long rows, long padded_k) {
+    static _Thread_local ThreadBuffers buffers;
+    size_t x = ceil_div(rows * padded_k, 16) * 16, acc = rows * PANEL, bytes = (x + acc + CHUNK * PANEL) * 4;
+    if (bytes > buffers.bytes) {
+        free(buffers.chunk);
+        buffers.chunk = aligned_alloc(64, bytes);
+        buffers.bytes = buffers.chunk ? bytes : 0;
     }
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < COLUMN_REGISTERS; j++) store_f32(acc + r * PANEL + j * SIMD_WIDTH, sum[r][j]);
+    buffers.acc = buffers.chunk + CHUNK * PANEL;
+    buffers.x = buffers.acc + acc;
+    return buffers.chunk ? &buffers : NULL;
 }
 
-INLINE vf even_floats(vu pairs) { return as_float(pairs << 16); }
-INLINE vf odd_floats(vu pairs) { return as_float(pairs & 0xffff0000u); }
+static long rows_per_block(long padded_k) {
+    return max_long(min_long(BLOCK_BYTES / (padded_k * 4) / MAX_STRIP_ROWS * MAX_STRIP_ROWS, MAX_BLOCK_ROWS), 48);
+}
 
-/* A row of x consists of pairs: two bf16 values per 32-bit word. The columns of one register are computed at a time, so
- * that the sums stay in registers. */
-INLINE void multiply_rows_bf16(const uint32_t *x, long lda, const uint32_t *weight, long pairs, float *acc,
-                               const int rows) {
-    vf sum[MAX_ROWS];
-    for (int r = 0; r < rows; r++) sum[r] = broadcast(0);
-    for (long i = 0; i < pairs; i++) {
-        vu w;
-        const uint32_t *at = weight + (i / 16) * 512 + (i % 16) * 16;
-        __builtin_memcpy(&w, at, sizeof w);
-        __builtin_prefetch(at + 2048, 0, 2);
-        vf even = even_floats(w), odd = odd_floats(w);
+/* Copies a block of rows in fp32, each strip as [K / SIMD_WIDTH][its rows][SIMD_WIDTH], padded with zeros. */
+static void repack_rows(const Gemm *g, long row, const Strips *s, float *to) {
+    for (long i = 0; i < s->count; i++) {
+        long rows = s->strip[i].rows;
+        for (long r = 0; r < rows; r++) {
+            const char *from = g->x + (row + s->strip[i].row + r) * g->lda * (g->x_bf16 ? 2 : 4);
+            float *at = to + r * SIMD_WIDTH;
+            for (long k = 0; k < g->k; k += SIMD_WIDTH, at += rows * SIMD_WIDTH)
+                store_f32(at, g->x_bf16 ? load(from, k, g->k, 1) : load(from, k, g->k, 0));
+        }
+        to += rows * ceil_div(g->k, SIMD_WIDTH) * SIMD_WIDTH;
+    }
+}
+
+/* Adds the products of `count` inputs, which are neighbours within x's blocks of SIMD_WIDTH inputs. */
+INLINE void multiply_inputs(const float *x, const float *weight, vf sum[][PANEL_REGISTERS], const int count,
+                            const int rows, const int registers) {
+    for (int i = 0; i < count; i++, weight += PANEL) {
+        vf w[PANEL_REGISTERS];
+        for (int j = 0; j < registers; j++) w[j] = load_f32(weight + j * SIMD_WIDTH);
         for (int r = 0; r < rows; r++) {
-            vu both = (vu){0} + x[r * lda + i];
-            sum[r] += even_floats(both) * even;
-            sum[r] += odd_floats(both) * odd;
+            vf number = broadcast(x[r * SIMD_WIDTH + i]);
+            for (int j = 0; j < registers; j++) sum[r][j] += number * w[j];
         }
     }
-    for (int r = 0; r < rows; r++) store_f32(acc + r * PANEL, sum[r]);
 }
 
-#define DISPATCH_ROWS(body, ...)             \
-    switch (rows) {                          \
-        case 1: body(__VA_ARGS__, 1); break; \
-        case 2: body(__VA_ARGS__, 2); break; \
-        case 3: body(__VA_ARGS__, 3); break; \
-        case 4:                              \
-            body(__VA_ARGS__, 4);            \
-            break;                           \
-            ROWS_ABOVE_4(body, __VA_ARGS__)  \
+/* Multiplies by `registers` neighbouring registers of columns, so that all accumulators stay in registers. */
+INLINE void multiply_columns(const float *x, const float *weight, long k, float *acc, int first, const int rows,
+                             const int registers) {
+    vf sum[MAX_STRIP_ROWS][PANEL_REGISTERS];
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++)
+            sum[r][j] = first ? broadcast(0) : load_f32(acc + r * PANEL + j * SIMD_WIDTH);
+    for (; k >= SIMD_WIDTH; k -= SIMD_WIDTH, x += rows * SIMD_WIDTH, weight += SIMD_WIDTH * PANEL)
+        multiply_inputs(x, weight, sum, SIMD_WIDTH, rows, registers);
+    for (; k > 0; k--, x++, weight += PANEL) multiply_inputs(x, weight, sum, 1, rows, registers);
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++) store_f32(acc + r * PANEL + j * SIMD_WIDTH, sum[r][j]);
+}
+
+/* With few rows, all columns are computed together: there must be enough independent chains to hide latencies. */
+#define STRIP_KERNEL(rows)                                                                              \
+    static void strip_##rows(const float *x, const float *weight, long k, float *acc, int first) {      \
+        const int registers = rows * PANEL_REGISTERS <= 12 ? PANEL_REGISTERS : 2;                       \
+        for (int j = 0; j < PANEL_REGISTERS; j += registers)                                            \
+            multiply_columns(x, weight + j * SIMD_WIDTH, k, acc + j * SIMD_WIDTH, first, rows, registers); \
     }
+STRIP_KERNEL(1)
+STRIP_KERNEL(2)
+STRIP_KERNEL(3)
+STRIP_KERNEL(4)
+STRIP_KERNEL(5)
+STRIP_KERNEL(6)
 #if SIMD_WIDTH == 16
-#define ROWS_ABOVE_4(body, ...)            \
-    case 5: body(__VA_ARGS__, 5); break;   \
-    case 6: body(__VA_ARGS__, 6); break;   \
-    case 7: body(__VA_ARGS__, 7); break;   \
-    case 8: body(__VA_ARGS__, 8); break;   \
-    case 9: body(__VA_ARGS__, 9); break;   \
-    case 10: body(__VA_ARGS__, 10); break; \
-    case 11: body(__VA_ARGS__, 11); break; \
-    default: body(__VA_ARGS__, 12);
-#else
-#define ROWS_ABOVE_4(body, ...)
+STRIP_KERNEL(7)
+STRIP_KERNEL(8)
+STRIP_KERNEL(9)
+STRIP_KERNEL(10)
+STRIP_KERNEL(11)
+STRIP_KERNEL(12)
 #endif
 
-static void multiply_panel_f32(const Gemm *g, long row, int rows, long panel, float *acc) {
-    const float *x = (const float *)g->x + row * g->lda, *weight = (const float *)g->weight + panel * g->k * PANEL;
-    for (int j = 0; j < PANEL; j += COLUMN_REGISTERS * SIMD_WIDTH)
-        DISPATCH_ROWS(multiply_rows_f32, x, g->lda, weight + j, g->k, acc + j)
-}
-
-static void multiply_panel_bf16(const Gemm *g, long row, int rows, long panel, float *acc) {
-    long steps = ceil_div(g->k, 32);
-    const uint32_t *x = (const uint32_t *)g->x + row * g->lda / 2;
-    const uint32_t *weight = (const uint32_t *)g->weight + panel * steps * 512;
-    for (int j = 0; j < PANEL; j += SIMD_WIDTH) {
-        const uint32_t *columns = weight + (j / 16) * 256 + j % 16;
-        DISPATCH_ROWS(multiply_rows_bf16, x, g->lda / 2, columns, steps * 16, acc + j)
+static void cut_strips(Strips *s, long rows) {
+    static StripKernel *const kernel[] = {strip_1, strip_2, strip_3, strip_4, strip_5, strip_6,
+#if SIMD_WIDTH == 16
+                                          strip_7, strip_8, strip_9, strip_10, strip_11, strip_12
+#endif
+    };
+    s->count = ceil_div(rows, MAX_STRIP_ROWS);
+    for (long i = 0; i < s->count; i++) {
+        long row = i * rows / s->count, end = (i + 1) * rows / s->count;
+        s->strip[i].row = row, s->strip[i].rows = end - row, s->strip[i].kernel = kernel[end - row - 1];
     }
 }
 
-/* Work is split into blocks of rows times panels; threads take the next block until none is left. */
-typedef struct {
-    long row, rows, panel, panels;
-} Block;
+#define UNPACK_KIND(kind)                                                        \
+    case kind:                                                                   \
+        if (w->has_minimum)                                                      \
+            unpack_codes_f32(w, panel, from, count, to, kind, 1);                \
+        else                                                                     \
+            unpack_codes_f32(w, panel, from, count, to, kind, 0);                \
+        return to;
 
-typedef struct {
-    long rows_per_block, row_blocks, panels_per_block, panel_blocks;
-} WorkSplit;
-
-/* Divides the rows into blocks of at most `rows` rows (a multiple of 32), about four per thread. */
-INLINE WorkSplit split_work(const Gemm *g, int threads, long rows) {
-    long panels = ceil_div(g->n, PANEL);
-    WorkSplit split = {.row_blocks = max_long(ceil_div(g->t, rows), 1)};
-    split.rows_per_block = max_long(ceil_div(ceil_div(g->t, split.row_blocks), PANEL) * PANEL, PANEL);
-    split.row_blocks = ceil_div(g->t, split.rows_per_block);
-    split.panels_per_block = max_long(panels / max_long(4 * threads / max_long(split.row_blocks, 1), 1), 1);
-    split.panel_blocks = ceil_div(panels, split.panels_per_block);
-    return split;
+/* Returns the numbers [count][32] of a chunk of a panel: in place, or unpacked to `to`. */
+static const float *chunk_numbers(const Gemm *g, long panel, long from, long count, float *to) {
+    const Weight *w = g->weight;
+    switch (w->kind) {
+        UNPACK_KIND(INT4)
+        UNPACK_KIND(TABLE4)
+        UNPACK_KIND(INT8)
+        UNPACK_KIND(E4M3)
+    }
+    if (!g->x_bf16) return (const float *)w->panels + (panel * g->k + from) * PANEL;
+    unpack_pairs_f32(w, panel, from, count, to);
+    return to;
 }
 
-INLINE Block block_at(const Gemm *g, const WorkSplit *split, long item) {
-    Block b = {.row = item / split->panel_blocks * split->rows_per_block,
-               .panel = item % split->panel_blocks * split->panels_per_block};
-    long panels = ceil_div(g->n, PANEL);
-    b.rows = g->t - b.row < split->rows_per_block ? g->t - b.row : split->rows_per_block;
-    b.panels = panels - b.panel < split->panels_per_block ? panels - b.panel : split->panels_per_block;
-    return b;
-}
-
-typedef void PanelKernel(const Gemm *, long, int, long, float *);
-
-static void multiply(const Gemm *g, int threads, PanelKernel *panel_kernel) {
-    WorkSplit split = split_work(g, threads, MAX_BLOCK_ROWS);
-    long items = split.row_blocks * split.panel_blocks, next = 0;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        _Alignas(64) float acc[MAX_ROWS * PANEL];
-        long item;
-        while ((item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items) {
-            Block b = block_at(g, &split, item);
-            for (long p = b.panel; p < b.panel + b.panels; p++)
-                for (long r = b.row; r < b.row + b.rows; r += MAX_ROWS) {
-                    int rows = b.row + b.rows - r < MAX_ROWS ? b.row + b.rows - r : MAX_ROWS;
-                    panel_kernel(g, r, rows, p, acc);
-                    store_block(g, acc, r, rows, p);
-                }
+/* Computes one panel for the block of rows that starts at `row`, and stores each strip as soon as it is complete. */
+static void multiply_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long row, long panel) {
+    long padded_k = ceil_div(g->k, SIMD_WIDTH) * SIMD_WIDTH;
+    for (long from = 0, count; from < g->k; from += count) {
+        count = min_long(CHUNK, g->k - from);
+        const float *numbers = chunk_numbers(g, panel, from, count, buffers->chunk);
+        for (long i = 0; i < s->count; i++) {
+            long first = s->strip[i].row, rows = s->strip[i].rows;
+            float *acc = buffers->acc + first * PANEL;
+            s->strip[i].kernel(buffers->x + first * padded_k + from * rows, numbers, count, acc, from == 0);
+            if (from + count == g->k) store_block(g, acc, row + first, rows, panel);
         }
     }
 }
 
-__attribute__((visibility("default"))) int JOIN(gemm_f32, SUFFIX)(const char *x, const char *weight, const float *bias,
-                                                                  char *out, long t, long n, long k, int out_bf16,
-                                                                  int threads) {
-    Gemm g = {x, weight, bias, out, t, n, k, k, out_bf16};
-    multiply(&g, threads_for(&g, threads, 4), multiply_panel_f32);
-    return 0;
+/* Returns whether memory for some thread's buffers was exhausted. */
+static int multiply(Gemm *g, int threads) {
+    int failed = 0;
+    long padded_k = ceil_div(g->k, SIMD_WIDTH) * SIMD_WIDTH, panels = ceil_div(g->n, PANEL),
+         blocks = ceil_div(g->t, rows_per_block(padded_k)),
+         block_rows = ceil_div(ceil_div(g->t, blocks), MAX_STRIP_ROWS) * MAX_STRIP_ROWS;
+    WorkRange ranges[threads];
+    split_work(ranges, ceil_div(g->t, block_rows) * panels, threads);
+#pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
+    {
+        ThreadBuffers *buffers = thread_buffers(min_long(block_rows, g->t), padded_k);
+        Strips s;
+        long unit, loaded_row = -1; /* first row of the block in the buffers */
+        failed = !buffers;
+        while (!failed && (unit = take_unit(ranges, omp_get_thread_num(), threads)) >= 0) {
+            long row = unit / panels * block_rows;
+            if (row != loaded_row) {
+                cut_strips(&s, min_long(block_rows, g->t - row));
+                repack_rows(g, loaded_row = row, &s, buffers->x);
+            }
+            multiply_panel(g, &s, buffers, row, unit % panels);
+        }
+    }
+    return failed;
 }
 
-/* Copies the rows, padded with zeros to whole k-steps. Returns 0, or 1 when memory is exhausted. */
-__attribute__((visibility("default"))) int JOIN(gemm_bf16, SUFFIX)(const char *x, const char *weight, const float *bias,
-                                                                   char *out, long t, long n, long k, int out_bf16,
-                                                                   int threads) {
-    long padded_k = ceil_div(k, 32) * 32;
-    char *copy = aligned_alloc(64, max_long(2 * t * padded_k, 64));
-    if (!copy) return 1;
-    for (long i = 0; i < t; i++) {
-        memcpy(copy + 2 * i * padded_k, x + 2 * i * k, 2 * k);
-        memset(copy + 2 * (i * padded_k + k), 0, 2 * (padded_k - k));
-    }
-    Gemm g = {copy, weight, bias, out, t, n, k, padded_k, out_bf16};
-    multiply(&g, threads_for(&g, threads, 2), multiply_panel_bf16);
-    free(copy);
-    return 0;
-}
+GEMM(f32, 0, multiply)
+#ifndef __AVX512BF16__
+GEMM(bf16, 1, multiply)
+#endif

@@ -1,0 +1,21 @@
+"""Makes random weights in few bits for tests of kernels."""
+
+import torch
+
+from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap, QuantizedWeight
+
+CODE_MAPS = [INT4, INT8, E4M3, E2M1, NF4, IQ4_NL]
+
+
+def quantized(
+    code_map: CodeMap, n: int = 6, k: int = 80, group_size: int = 32, *, minimum: bool = False
+) -> QuantizedWeight:
+    """Returns a weight [n, k] whose scales and minimums fit sixteen bits, so that every kernel keeps them exactly."""
+    generator = torch.Generator().manual_seed(n * k + group_size)
+    codes = torch.randint(0, 1 << code_map.bits, (n, k), generator=generator, dtype=torch.uint8)
+    if code_map is E4M3:
+        codes[codes % 128 == 127] = 0  # NaN
+    groups = (n, -(-k // group_size))
+    scale = (torch.rand(groups, generator=generator) + 0.5).half().float()
+    added = torch.randn(groups, generator=generator).half().float() if minimum else None
+    return QuantizedWeight(codes, code_map, scale, added, group_size)
