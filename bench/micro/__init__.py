@@ -4,6 +4,7 @@ frontend            CPU time of a frontend per token, stream and request; script
 scripted_worker     a worker without a model, and a client that reads many streams
 asgi_floor          a server that does nothing: the lower bound for a frontend
 text                detokenizing, stop strings, encoding
+engine              prefill and decode of a loaded model, without HTTP and scheduler
 step                what a step costs the worker outside of the model
 drafts, grammar, quantization       what these features cost or gain
 cpu_kernels         the C library for CPUs compared with plain torch

@@ -4,5 +4,7 @@ catalog             how to install and start each server
 servers             runs all servers, with only one active at a time
 scenarios           the requests, and the figures computed from their records
 serving             CPU time per streamed token around a tiny model
+engine              the same comparison without HTTP, for tuning kernels
+llama_cpp           llama.cpp for every instruction set and weight format
 gguf_file           writes a checkpoint as GGUF for llama.cpp
 """

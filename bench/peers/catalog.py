@@ -8,12 +8,13 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-Command = list[str]
+from bench.peers import llama_cpp
+from bench.peers.llama_cpp import ISAS, Command
 
 TORCH = "torch==2.13.0"
-LLAMA_CPP = "0.3.36"  # version of llama-cpp-python, whose source archive contains llama.cpp
 VLLM = "0.32.0"
 TRANSFORMERS = "5.23.0"
 
@@ -39,12 +40,25 @@ class Peer:
     without: frozenset[str] = frozenset()
 
 
-def _sluice(root: Path, folder: Path, port: int) -> Command:
+def sluice_flags(folder: Path, weights: str = "bf16", safetensors: bool = False) -> Command:
+    """Returns the flags with which Sluice serves a checkpoint in one of WEIGHTS.
+
+    folder: the checkpoint in bfloat16.
+    safetensors: whether few bits come from this checkpoint and --quantization, and not from the GGUF file.
+    """
+    if weights == "bf16":
+        return ["--model", str(folder)]
+    if safetensors:
+        return ["--model", str(folder), "--quantization", "int8" if weights == "q8_0" else "int4"]
+    return ["--model", str(llama_cpp.gguf(folder, weights))]
+
+
+def _sluice(root: Path, folder: Path, port: int, weights: str = "bf16", safetensors: bool = False) -> Command:
     """Returns Sluice's command, without drafts: a model with random weights repeats itself, so drafts would flatter."""
     return [
-        sys.executable, "-m", "deploy.cli.main", "serve", "--model", str(folder), "--served-model-name", "m",
-        "--port", str(port), "--worker-metrics-port", "0", "--max-batch-size", "32", "--kv-cache-gb", "4",
-        "--speculation", "off",
+        sys.executable, "-m", "deploy.cli.main", "serve", *sluice_flags(folder, weights, safetensors),
+        "--served-model-name", "m", "--port", str(port), "--worker-metrics-port", "0", "--max-batch-size", "32",
+        "--kv-cache-gb", "4", "--speculation", "off",
     ]  # fmt: skip
 
 
@@ -72,39 +86,6 @@ def _vllm(root: Path, folder: Path, port: int) -> Command:
     ]  # fmt: skip
 
 
-def _setup_llama_cpp(root: Path) -> list[Command]:
-    source = root / "sdist" / f"llama_cpp_python-{LLAMA_CPP}"
-    pip = [str(root / "lcpp/bin/pip")]
-    options = ["BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_UI", "USE_PREBUILT_UI", "BUILD_APP", "OPENSSL"]
-    return [
-        *_python(root, "lcpp", "ninja", "cmake", "gguf", "safetensors"),
-        [*pip, "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python", "-d", str(root / "sdist"),
-         f"llama-cpp-python=={LLAMA_CPP}"],
-        ["tar", "xzf", f"{source}.tar.gz", "-C", str(root / "sdist")],
-        ["cmake", "-S", str(source / "vendor/llama.cpp"), "-B", str(root / "lcpp-build"), "-G", "Ninja",
-         "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *(f"-DLLAMA_{name}=OFF" for name in options)],
-        ["cmake", "--build", str(root / "lcpp-build"), "-j2", "--target", "llama-server"],
-    ]  # fmt: skip
-
-
-def _gguf(root: Path, folder: Path) -> Path:
-    return root / "gguf" / f"{folder.name}-bf16.gguf"
-
-
-def _prepare_llama_cpp(root: Path, folder: Path) -> list[Command]:
-    to = _gguf(root, folder)
-    script = Path(__file__).with_name("gguf_file.py")
-    return [] if to.exists() else [[str(root / "lcpp/bin/python"), str(script), str(folder), str(to)]]
-
-
-def _llama_cpp(root: Path, folder: Path, port: int) -> Command:
-    return [
-        str(root / "lcpp-build/bin/llama-server"), "-m", str(_gguf(root, folder)), "-t", "2", "-c", "40960",
-        "-np", "32", "-b", "2048", "-ub", "512", "--cache-ram", "0", "--load-mode", "none",
-        "--host", "127.0.0.1", "--port", str(port),
-    ]  # fmt: skip
-
-
 def _transformers(root: Path, folder: Path, port: int) -> Command:
     return [
         str(root / "tfs/bin/transformers"), "serve", str(folder), "--continuous-batching", "--device", "cpu",
@@ -123,7 +104,11 @@ PEERS = {
                 "HF_HUB_OFFLINE": "1",
             },
         ),
-        Peer("llama.cpp", _llama_cpp, _setup_llama_cpp, _prepare_llama_cpp, tools="lcpp/bin"),
+        Peer(
+            "llama.cpp", partial(llama_cpp.serve, weights="bf16", isa="best"),
+            lambda root: [*_python(root, "lcpp", "ninja", "cmake"), *llama_cpp.setup(root)],
+            partial(llama_cpp.prepare, weights="bf16", isa="best"), tools="lcpp/bin",
+        ),
         Peer(
             "transformers", _transformers,
             lambda root: _python(root, "tfs", f"transformers[serving]=={TRANSFORMERS}", "accelerate"),
@@ -138,3 +123,17 @@ def configured(flags: str) -> Peer:
     words = shlex.split(flags)
     name = " ".join([PEERS["sluice"].name, *words]).replace(os.sep, "_")
     return replace(PEERS["sluice"], name=name, serve=lambda *where: [*_sluice(*where), *words])
+
+
+def in_weights(peer: Peer, weights: str, isa: str, safetensors: bool) -> Peer:
+    """Returns Sluice or llama.cpp with weights in one of WEIGHTS on one of ISAS. Others are returned as they are."""
+    if peer.name == "llama.cpp":
+        return replace(
+            peer,
+            serve=partial(llama_cpp.serve, weights=weights, isa=isa),
+            prepare=partial(llama_cpp.prepare, weights=weights, isa=isa),
+        )
+    if peer.name == "sluice":
+        serve = partial(_sluice, weights=weights, safetensors=safetensors)
+        return replace(peer, serve=serve, environment={"SLUICE_ISA": ISAS[isa].sluice})
+    return peer

@@ -19,7 +19,8 @@ import psutil
 
 from bench.client.load_client import Target
 from bench.client.server import BenchError, free_port
-from bench.peers.catalog import Command, Peer
+from bench.peers.catalog import Peer
+from bench.peers.llama_cpp import Command
 
 START_S = 900.0
 RESUME_S = 1.0  # time for the processes of one server to reconnect after a stop

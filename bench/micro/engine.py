@@ -1,0 +1,124 @@
+"""Measures the engine alone, without HTTP, scheduler or sampling parameters: reads what to measure from stdin.
+
+    echo "prefill 1024
+    decode 8" | python -m bench.micro.engine --model FOLDER [flags of `sluice worker`]
+
+The first line of output says what was loaded; each further line has the tokens per second of one line of input, as
+JSON. A decode computes DECODE_STEPS steps of so many sequences after a prompt of PROMPT tokens.
+"""
+
+import json
+import os
+import sys
+import time
+from array import array
+from collections.abc import Iterator
+
+from shared.config import ConfigError, Settings
+from shared.flags import Parser, add_flags, read, select
+from worker.kernels.cpu.openmp import spin_briefly
+
+spin_briefly()  # before torch is imported
+
+import torch  # noqa: E402
+
+from shared.messages import Sampling  # noqa: E402
+from worker.engine.load import Engine, load_engine  # noqa: E402
+from worker.kernels.cpu import bindings  # noqa: E402
+from worker.run.inputs import dummy_sequence  # noqa: E402
+from worker.schedule.sequence import Chunk, Plan, Sequence  # noqa: E402
+
+PROMPT, DECODE_STEPS, PREFILL_CHUNK = 128, 12, 512
+FILLING = 0x3C  # every byte of the K/V of prompts, which makes ordinary numbers in all formats
+GREEDY = Sampling(1, temperature=0.0)
+
+
+def main(words: list[str]) -> None:
+    flags = select(("model", "worker"))
+    parser = Parser(prog="python -m bench.micro.engine", description=__doc__)
+    add_flags(parser, flags)
+    try:
+        settings = read(parser.read(words), os.environ, flags)
+    except ConfigError as error:
+        raise SystemExit(f"{parser.prog}: {error}") from error
+    torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
+    begun = time.perf_counter()
+    engine = load_engine(settings.model, settings.worker)
+    _say(
+        loaded_s=round(time.perf_counter() - begun, 1),
+        resident_gb=_resident_gb(),
+        isa=bindings.tier(),
+        **_what(settings),
+    )
+    for line in sys.stdin:
+        kind, count = line.split()
+        _say(tokens_s=MEASURES[kind](engine, int(count)))
+
+
+def prefill(engine: Engine, tokens: int) -> float:
+    """Returns the tokens per second of one prompt of `tokens` tokens, computed in chunks."""
+    [sequence] = _sequences(engine, 1, tokens)
+    starts = range(0, tokens, PREFILL_CHUNK)
+    chunks = [Chunk(sequence, at, min(PREFILL_CHUNK, tokens - at), at + PREFILL_CHUNK >= tokens) for at in starts]
+    begun = time.perf_counter()
+    for chunk in chunks:
+        engine.runner.step(Plan([chunk]))
+    return tokens / (time.perf_counter() - begun)
+
+
+def decode(engine: Engine, count: int) -> float:
+    """Returns the tokens per second of `count` sequences."""
+    sequences = _sequences(engine, count, PROMPT + DECODE_STEPS + 1)
+    plans = [
+        Plan([Chunk(sequence, at, 1, True) for sequence in sequences])
+        for at in range(PROMPT, PROMPT + DECODE_STEPS + 1)
+    ]
+    engine.runner.step(plans[0])
+    begun = time.perf_counter()
+    for plan in plans[1:]:
+        engine.runner.step(plan)
+    return count * DECODE_STEPS / (time.perf_counter() - begun)
+
+
+MEASURES = {"prefill": prefill, "decode": decode}
+
+
+def _sequences(engine: Engine, count: int, length: int) -> list[Sequence]:
+    """Makes sequences of random tokens with pages of their own, which hold K/V already."""
+    size = engine.pool.page_size
+    each = -(-length // size)
+    cache = engine.runner._cache  # the measurement stands in for the prompts that would have filled it
+    cache.reach(count * each)
+    for part in (cache.k, cache.v):
+        part[:, : 1 + count * each].view(torch.uint8).fill_(FILLING)
+    pages = iter(range(1, 1 + count * each))
+    sequences = [dummy_sequence(_tokens(engine, length), size, GREEDY) for _ in range(count)]
+    for sequence in sequences:
+        sequence.pages = array("i", _take(pages, each))
+    return sequences
+
+
+def _tokens(engine: Engine, length: int) -> list[int]:
+    found: list[int] = torch.randint(3, engine.spec.vocab_size, (length,)).tolist()
+    return found
+
+
+def _take(pages: Iterator[int], count: int) -> list[int]:
+    return [next(pages) for _ in range(count)]
+
+
+def _what(settings: Settings) -> dict[str, object]:
+    return {"model": settings.model.name, "threads": torch.get_num_threads()}
+
+
+def _resident_gb() -> float:
+    with open("/proc/self/statm") as file:
+        return round(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9, 2)
+
+
+def _say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

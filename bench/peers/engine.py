@@ -1,0 +1,192 @@
+"""Compares the engines of Sluice and llama.cpp without HTTP: `python -m bench.peers.engine --help`.
+
+Both run the same weights on the same instruction set, in turns. It takes half a minute per row of the table, so it is
+the tool for tuning kernels; `python -m bench.peers` compares what clients see.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from bench.checkpoints import SHAPES, cache_folder, checkpoint
+from bench.client.server import BenchError
+from bench.client.summary import aligned, number, to_json
+from bench.micro.engine import DECODE_STEPS, PROMPT
+from bench.peers import llama_cpp
+from bench.peers.catalog import PEERS, sluice_flags
+from bench.peers.llama_cpp import ISAS, WEIGHTS
+from bench.peers.servers import install
+from shared.arguments import comma_separated, new_file, positive_int
+from shared.config import ConfigError
+from shared.flags import Parser
+
+LONG = 1024
+DECODES = (1, 8, 32)
+COUNTS = {"prefill": f"prefill {LONG}", **{f"decode{count}": f"decode {count}" for count in DECODES}}
+FLAGS = ("--kv-cache-gb", "2", "--max-batch-size", "32", "--max-seq-len", "2048", "--speculation", "off")
+
+Rates = dict[str, float]  # tokens per second by the name of a measurement of COUNTS
+
+
+def main(words: list[str]) -> int:
+    parser = Parser(prog="python -m bench.peers.engine", description="Compares engines without HTTP.")
+    add = parser.add_argument
+    add(
+        "--shape",
+        type=comma_separated(SHAPES),
+        default="qwen3-0.6b",
+        metavar="NAME,...",
+        help=f"of {', '.join(SHAPES)}",
+    )
+    add("--weights", type=comma_separated(WEIGHTS, every=WEIGHTS), default="all", metavar="NAME,...",
+        help=f"of {', '.join(WEIGHTS)} [default all]")  # fmt: skip
+    add("--isa", type=comma_separated(ISAS), default="best", metavar="NAME,...",
+        help=f"of {', '.join(ISAS)} [default %(default)s]")  # fmt: skip
+    add("--scenarios", type=comma_separated(COUNTS, every=COUNTS), default="all", metavar="NAME,...",
+        help=f"of {', '.join(COUNTS)} [default all]")  # fmt: skip
+    add("--rounds", type=positive_int, default=2, metavar="N", help="the best of N counts [default %(default)s]")
+    add("--safetensors", action="store_true",
+        help="Sluice reads the bfloat16 checkpoint, with --quantization for few bits, not the GGUF file")  # fmt: skip
+    add("--only", choices=("sluice", "llama.cpp"), help="measure one side")
+    add("--root", type=Path, default=cache_folder() / "peers", help="folder in which llama.cpp is built")
+    add("--models", type=Path, default=cache_folder(), help="folder of the checkpoints")
+    add("--json", type=new_file, metavar="FILE", help="write all figures here")
+    try:
+        args = parser.read(words)
+        cases = [
+            Case(args.root.absolute(), checkpoint(shape, args.models.absolute()), weights, isa, args.safetensors)
+            for shape in args.shape for weights in args.weights for isa in args.isa
+        ]  # fmt: skip
+        results = [compare(case, args.scenarios, args.rounds, args.only) for case in cases]
+    except (ConfigError, BenchError) as error:
+        print(f"python -m bench.peers.engine: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    print(table([row for rows in results for row in rows]))
+    if args.json:
+        args.json.write_text(to_json(results))
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What one row of the table compares."""
+
+    root: Path
+    folder: Path
+    weights: str
+    isa: str
+    safetensors: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.folder.name}, {self.weights}, {self.isa}"
+
+
+def compare(case: Case, scenarios: list[str], rounds: int, only: str | None) -> list[list[Any]]:
+    """Returns for each scenario the row: case, scenario, tokens/s of Sluice and of llama.cpp, ratio."""
+    if only != "sluice" or not case.safetensors:
+        _prepare(case)
+    ours: Rates = {}
+    theirs: Rates = {}
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(_sluice(case)) if only != "llama.cpp" else None
+        for _ in range(rounds):
+            if engine is not None:
+                _keep_best(ours, {name: _ask(engine, COUNTS[name]) for name in scenarios})
+            if only != "sluice":
+                _keep_best(theirs, _llama_cpp(case, scenarios))
+            print(f"{case.name}: sluice {_text(ours)}; llama.cpp {_text(theirs)}", file=sys.stderr, flush=True)
+    pairs = ((name, ours.get(name, nan), theirs.get(name, nan)) for name in scenarios)
+    return [[case.name, name, our, their, our / their] for name, our, their in pairs]
+
+
+def table(rows: list[list[Any]]) -> str:
+    cells = [[case, name, number(ours), number(theirs), number(ratio)] for case, name, ours, theirs, ratio in rows]
+    return aligned([["tokens/s", "", "Sluice", "llama.cpp", "ratio"], *cells])
+
+
+def _prepare(case: Case) -> None:
+    install(PEERS["llama.cpp"], case.root, case.folder)
+    for command in llama_cpp.prepare(case.root, case.folder, case.weights, case.isa):
+        _output(command)
+
+
+@contextlib.contextmanager
+def _sluice(case: Case) -> Iterator["subprocess.Popen[str]"]:
+    command = [
+        sys.executable,
+        "-m",
+        "bench.micro.engine",
+        *sluice_flags(case.folder, case.weights, case.safetensors),
+        *FLAGS,
+    ]
+    isa = {"SLUICE_ISA": ISAS[case.isa].sluice}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | isa
+    ) as process:
+        try:
+            print(f"{case.name}: {_answer(process)}", file=sys.stderr, flush=True)
+            yield process
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def _ask(process: "subprocess.Popen[str]", question: str) -> float:
+    assert process.stdin is not None
+    process.stdin.write(question + "\n")
+    process.stdin.flush()
+    return float(_answer(process)["tokens_s"])
+
+
+def _answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise BenchError("Sluice's engine ended; its output above says why")
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+def _llama_cpp(case: Case, scenarios: list[str]) -> Rates:
+    rates: Rates = {}
+    where = (case.root, case.folder, case.weights, case.isa)
+    if "prefill" in scenarios:
+        rates["prefill"] = _lines(llama_cpp.bench_prefill(*where, LONG))[0]["avg_ts"]
+    counts = [count for count in DECODES if f"decode{count}" in scenarios]
+    if counts:
+        for line in _lines(llama_cpp.bench_decode(*where, PROMPT, DECODE_STEPS, counts)):
+            rates[f"decode{line['pl']}"] = line["speed_tg"]
+    return rates
+
+
+def _lines(command: list[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _output(command).splitlines() if line.startswith("{")]
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = str(getattr(error, "stderr", "")).strip().splitlines()[-1:] or [str(error)]
+        raise BenchError(f"{' '.join(command)[:150]} failed: {reason[0]}") from error
+
+
+def _keep_best(best: Rates, rates: Rates) -> None:
+    for name, rate in rates.items():
+        best[name] = max(rate, best.get(name, 0.0))
+
+
+def _text(rates: Rates) -> str:
+    return ", ".join(f"{name} {number(rate)}" for name, rate in rates.items()) or "not measured"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

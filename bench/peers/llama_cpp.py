@@ -1,0 +1,128 @@
+"""llama.cpp as data: how it is built for every instruction set, its files in every weight format, its commands.
+
+One build has a library for each kind of CPU, of which the programs load the best that lies beside them and runs here.
+So a folder with links to the programs and one of these libraries is llama.cpp for one instruction set.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+Command = list[str]
+
+VERSION = "0.3.36"  # of llama-cpp-python, whose source archive contains llama.cpp
+SOURCE = f"llama_cpp_python-{VERSION}"
+PROGRAMS = ("llama-server", "llama-bench", "llama-batched-bench", "llama-quantize")
+BUILD = "lcpp-build"  # folder under root
+WEIGHTS = ("bf16", "q8_0", "q4_0", "q4_k_m")
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """One instruction set on both sides: the value of SLUICE_ISA, and the CPU whose library llama.cpp loads."""
+
+    sluice: str
+    llama_cpp: str
+
+
+ISAS = {
+    "best": Isa("", ""),  # what each finds by itself
+    "avx2": Isa("avx2", "haswell"),
+    "avx2+vnni": Isa("avx2", "alderlake"),
+    "avx512": Isa("avx512", "icelake"),
+    "avx512bf16": Isa("avx512bf16", "zen4"),
+    "amx": Isa("amx", "sapphirerapids"),
+}
+
+
+def threads() -> str:
+    return str(len(os.sched_getaffinity(0)))
+
+
+def setup(root: Path) -> list[Command]:
+    """Returns the commands that build all programs, and the libraries of all CPUs of ISAS, in an environment with cmake
+    and ninja under root/lcpp."""
+    sdist = root / "sdist"
+    off = ["BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_UI", "USE_PREBUILT_UI", "BUILD_APP", "OPENSSL"]
+    libraries = [f"ggml-cpu-{isa.llama_cpp}" for isa in ISAS.values() if isa.llama_cpp]
+    return [
+        [str(root / "lcpp/bin/pip"), "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python", "-d", str(sdist),
+         f"llama-cpp-python=={VERSION}"],
+        ["tar", "xzf", str(sdist / f"{SOURCE}.tar.gz"), "-C", str(sdist)],
+        ["cmake", "-S", str(sdist / SOURCE / "vendor/llama.cpp"), "-B", str(root / BUILD), "-G", "Ninja",
+         "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON",
+         "-DBUILD_SHARED_LIBS=ON", *(f"-DLLAMA_{name}=OFF" for name in off)],
+        ["cmake", "--build", str(root / BUILD), f"-j{threads()}", "--target", *PROGRAMS, *libraries],
+    ]  # fmt: skip
+
+
+def programs(root: Path, isa: str = "best") -> Path:
+    """Returns the folder of the programs for one of ISAS."""
+    return root / (f"lcpp-{isa}" if ISAS[isa].llama_cpp else f"{BUILD}/bin")
+
+
+def prepare(root: Path, folder: Path, weights: str, isa: str) -> list[Command]:
+    """Returns the commands that make the missing files: the checkpoint in `weights`, and the programs for `isa`.
+
+    folder: the checkpoint in bfloat16, as bench/checkpoints.py makes it.
+    """
+    return [*_link(root, isa), *_convert(root, folder, weights)]
+
+
+def gguf(folder: Path, weights: str) -> Path:
+    """Returns the path of a checkpoint's GGUF file in one of WEIGHTS, beside its folder."""
+    return folder.with_name(f"{folder.name}-{weights}.gguf")
+
+
+def _link(root: Path, isa: str) -> list[Command]:
+    """The links are hard, as a program looks for libraries where it really lies."""
+    to, built = programs(root, isa), root / BUILD / "bin"
+    if to.exists():
+        return []
+    scratch = to.with_suffix(".new")
+    return [
+        ["rm", "-rf", str(scratch)],
+        ["cp", "-a", "-l", str(built), str(scratch)],
+        ["find", str(scratch), "-name", "libggml-cpu-*", "!", "-name", f"*-{ISAS[isa].llama_cpp}.so", "-delete"],
+        ["mv", str(scratch), str(to)],
+    ]
+
+
+def _convert(root: Path, folder: Path, weights: str) -> list[Command]:
+    to, full = gguf(folder, weights), gguf(folder, "bf16")
+    script = str(Path(__file__).with_name("gguf_file.py"))
+    write = [] if full.exists() else [[sys.executable, script, str(folder), str(full)]]
+    if to.exists() or weights == "bf16":
+        return write
+    quantize = str(programs(root) / "llama-quantize")
+    return [*write, [quantize, str(full), str(to), weights.upper(), threads()]]
+
+
+def serve(root: Path, folder: Path, port: int, weights: str, isa: str) -> Command:
+    return [
+        str(programs(root, isa) / "llama-server"), "-m", str(gguf(folder, weights)), "-t", threads(), "-c", "40960",
+        "-np", "32", "-b", "2048", "-ub", "512", "--cache-ram", "0", "--load-mode", "none",
+        "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+
+
+def bench_prefill(root: Path, folder: Path, weights: str, isa: str, tokens: int) -> Command:
+    """Returns a command that prints one line of JSON, with the tokens per second of one prompt as `avg_ts`."""
+    return [
+        str(programs(root, isa) / "llama-bench"), "-m", str(gguf(folder, weights)), "-t", threads(), "-p", str(tokens),
+        "-n", "0", "-r", "1", "-ub", "512", "-o", "jsonl",
+    ]  # fmt: skip
+
+
+def bench_decode(
+    root: Path, folder: Path, weights: str, isa: str, prompt: int, steps: int, counts: list[int]
+) -> Command:
+    """Returns a command that prints a line of JSON for each number of sequences (`pl`), with the tokens per second of
+    their decode as `speed_tg`. The sequences begin with copies of the K/V of one prompt."""
+    context = max(counts) * (prompt + steps + 16)
+    return [
+        str(programs(root, isa) / "llama-batched-bench"), "-m", str(gguf(folder, weights)), "-t", threads(),
+        "-c", str(context), "-b", "2048", "-ub", "512", "-npp", str(prompt), "-ntg", str(steps),
+        "-npl", ",".join(map(str, counts)), "-pps", "--output-format", "jsonl",
+    ]  # fmt: skip
