@@ -90,10 +90,10 @@ class WorkerConfig:
     )  # fmt: skip
     quantization: str = setting(
         "auto",
-        "eight-bit weights in the layers, with one scale per row; auto: as the checkpoint says; fp8, int8: quantize "
-        "while loading; fp8-dynamic, int8-dynamic: also quantize activations, with one scale per token; none: widen a "
-        "quantized checkpoint to --dtype. On the CPU weights are always widened and activations are never quantized",
-        choices=("auto", "none", "fp8", "int8", "fp8-dynamic", "int8-dynamic"),
+        "weights in few bits in the layers; auto: as the checkpoint says; fp8, int8, int4: quantize while loading, "
+        "int4 with one scale for 128 values, int4-g32 for 32; fp8-dynamic, int8-dynamic: also quantize activations on a "
+        "GPU, with one scale per token; none: widen a quantized checkpoint to --dtype",
+        choices=("auto", "none", "fp8", "int8", "int4", "int4-g32", "fp8-dynamic", "int8-dynamic"),
     )
     threads: int = setting(0, "compute threads on the CPU; 0: one per core", unit="threads", at_least=0, at_most=1024)
     kv_cache_gb: float = setting(0.0, "size of the K/V pool; 0: computed from free memory", unit="GiB", at_least=0)

@@ -20,19 +20,20 @@ from torch import Tensor
 
 import deploy.demo
 from deploy.demo.training.corpus import documents
-from worker.kernels.linear import PackedLinear, pack_quantized
-from worker.kernels.quantize import Scheme
+from worker.kernels.linear import PackedLinear
 from worker.kv_cache.tensors import KVCache
 from worker.model.checkpoint import read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
 from worker.model.forward_inputs import ForwardInputs
+from worker.model.quantization.in_memory import in_memory
 from worker.model.weights import load
 
 DEMO = Path(deploy.demo.__file__).parent / "model"
 SEED = 1_000_003  # far from those of the training text
 LONGEST, PAGE = 512, 32
 CPU = torch.device("cpu")
+FLAGS = ("none", "int8", "int4", "int4-g32", "fp8", "int8-dynamic", "fp8-dynamic")  # of --quantization
 
 
 @dataclass(slots=True)
@@ -66,9 +67,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    schemes = [None, *map(Scheme.of, ("int8", "fp8", "int8-dynamic", "fp8-dynamic"))]
-    models = [_model(scheme, getattr(torch, args.dtype)) for scheme in schemes]
-    scores = [Score() for _ in schemes]
+    models = [_model(flag, getattr(torch, args.dtype)) for flag in FLAGS]
+    scores = [Score() for _ in FLAGS]
     for ids in islice(_documents(), args.documents):
         logits = [_logits(model, ids) for model in models]
         for score, own in zip(scores, logits, strict=True):
@@ -76,14 +76,16 @@ def main() -> None:
     full = math.exp(scores[0].surprise / scores[0].tokens)
     print(f"{args.documents} documents, {scores[0].tokens} tokens, {args.dtype}")
     print("| linears | perplexity | change | KL, nats a token | top-1 the same |\n|---|--:|--:|--:|--:|")
-    for scheme, score in zip(schemes, scores, strict=True):
-        print(score.row(str(scheme or "in full"), full))
+    for flag, score in zip(FLAGS, scores, strict=True):
+        print(score.row(flag, full))
 
 
-def _model(scheme: Scheme | None, dtype: torch.dtype) -> Decoder:
-    spec = spec_from_config(read_config(DEMO))
-    with patch("worker.model.weights.pack_quantized", _as_on_a_gpu if scheme and scheme.dynamic else pack_quantized):
-        return Decoder(spec, load(DEMO, spec, dtype, CPU, invariant=True, scheme=scheme), LONGEST)
+def _model(flag: str, dtype: torch.dtype) -> Decoder:
+    """Returns the demo model with --quantization as on the CPU, or as on a GPU if inputs are quantized, too."""
+    spec, dynamic = spec_from_config(read_config(DEMO)), flag.endswith("-dynamic")
+    memory = in_memory(spec.stored, flag, torch.device("cuda" if dynamic else "cpu"))
+    with patch("worker.model.weights.pack_quantized", _as_on_a_gpu):
+        return Decoder(spec, load(DEMO, spec, dtype, CPU, invariant=True, memory=memory), LONGEST)
 
 
 def _as_on_a_gpu(

@@ -1,18 +1,17 @@
 """Chooses the number formats of a model: for computation, for the K/V cache and for quantized weights."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from shared.config import WorkerConfig
 from worker.kernels.cpu import bindings
 from worker.kernels.operations import TORCH
-from worker.kernels.quantize import Scheme
 from worker.kv_cache.tensors import kv_format
 from worker.model.decoder import Decoder
 from worker.model.device import check_format, computable
-from worker.model.quantization import describe, scheme_in_memory
+from worker.model.quantization.in_memory import InMemory, describe, in_memory
 from worker.model.spec import ModelSpec
 
 log = logging.getLogger("sluice.load")
@@ -22,13 +21,12 @@ log = logging.getLogger("sluice.load")
 class Formats:
     """The formats of a model.
 
-    dtype: the model computes in it; kv_dtype: the K/V cache is stored in it; scheme: the quantization of the linear
-    layers in memory, None if they are not quantized.
+    dtype: the model computes in it; kv_dtype: the K/V cache is stored in it; memory: how linears are kept.
     """
 
     dtype: torch.dtype
     kv_dtype: torch.dtype
-    scheme: Scheme | None
+    memory: InMemory
 
     @property
     def all_in_c(self) -> bool:
@@ -45,10 +43,11 @@ def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) 
     kv_dtype = kv_format(worker.kv_cache_dtype, dtype)
     for needed in (dtype, kv_dtype):
         check_format(device, needed)
-    scheme = computable(scheme_in_memory(spec.stored, worker.quantization), device, worker.quantization)
-    if quantized := describe(spec.stored, scheme, dtype, device):
+    memory = in_memory(spec.stored, worker.quantization, device)
+    memory = replace(memory, by_row=computable(memory.by_row, device, worker.quantization))
+    if quantized := describe(spec.stored, memory, dtype, worker.quantization):
         log.info("%s", quantized)
-    return Formats(dtype, kv_dtype, scheme)
+    return Formats(dtype, kv_dtype, memory)
 
 
 def _weights_dtype(spec: ModelSpec, flag: str, device: torch.device) -> torch.dtype:
@@ -81,10 +80,10 @@ def warn_about_cpu(worker: WorkerConfig, formats: Formats) -> None:
         )  # fmt: skip
 
 
-def dtype_name(dtype: torch.dtype, scheme: Scheme | None) -> str:
+def dtype_name(dtype: torch.dtype, memory: InMemory) -> str:
     """Returns the name of the format of the weights in memory, as Status reports it."""
     plain = str(dtype).removeprefix("torch.")
-    return f"{plain}, {scheme} weights" if scheme else plain
+    return f"{plain}, {memory.name} weights" if memory.name else plain
 
 
 def kernels_name(decoder: Decoder, dtype: torch.dtype) -> str:

@@ -88,7 +88,7 @@ def load_engine(
     progressed = partial(on_progress, 1, 1)
     with explain_out_of_memory(gpu):
         weights = load(
-            folder, spec, formats.dtype, device, invariant=worker.batch_invariant, scheme=formats.scheme,
+            folder, spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
             on_progress=on_progress, on_size=gpu.read().check_weights if gpu else lambda needed: None,
         )  # fmt: skip
         size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, progressed)
@@ -114,7 +114,7 @@ def load_engine(
         tokenizer_hash=tokenizer_hash,
         compiler=compiler,
         device=str(device),
-        dtype=dtype_name(formats.dtype, formats.scheme if gpu is not None else None),
+        dtype=dtype_name(formats.dtype, formats.memory),
         kernels=kernels_name(decoder, formats.dtype),
     )
 

@@ -8,7 +8,9 @@ rope                tables of rotary embeddings
 families, rope_settings     make a spec from config.json
 checkpoint          finds a checkpoint and reads its tensors by name
 staging             reads files ahead into device memory
-weights             makes the weights of the decoder from the tensors of a checkpoint
-quantization        eight-bit weights
+stored_weight       what a checkpoint must offer: tensors by name, and how each weight is stored
+source              opens a checkpoint of any file format
+quantization/       weights in few bits
+weights             makes the weights of the decoder from those of a checkpoint
 device              chooses and checks the device
 """

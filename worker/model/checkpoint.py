@@ -7,7 +7,7 @@ from the map would stall on machines that page out idle file pages.
 import json
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ OTHER_WEIGHTS = (".gguf", ".bin", ".pth", ".pt", ".safetensors")  # .safetensors
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32,  # only for tensors that quantization.py reads
+    "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "F8_E4M3": torch.float8_e4m3fn,  # only for few bits
 }  # fmt: skip
 
 
@@ -174,18 +174,13 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._files[name].get_slice(name).get_shape())
 
-    def dtype(self, name: str, among: Collection[torch.dtype] = DTYPES.values()) -> torch.dtype:
-        """Returns the number format of a stored tensor. Raises CheckpointError if the format is not in `among`."""
-        stored = self._files[name].get_slice(name).get_dtype()
-        dtype = DTYPES.get(stored)
-        if dtype is None or dtype not in among:
-            supported = ", ".join(code for code, known in DTYPES.items() if known in among)
-            raise CheckpointError(f"{self.where(name)}: tensor {name} is stored as {stored}; supported are {supported}")
-        return dtype
+    def format(self, name: str) -> str:
+        """Returns the name of the number format of a stored tensor, as in the file: F32, BF16, I8, …"""
+        return str(self._files[name].get_slice(name).get_dtype())
 
     def nbytes(self, name: str) -> int:
-        """Returns the size of a stored tensor in bytes. Raises CheckpointError if the format is unknown."""
-        return torch.Size(self.shape(name)).numel() * self.dtype(name).itemsize
+        """Returns the size of a stored tensor in bytes. Its format must be one of DTYPES."""
+        return torch.Size(self.shape(name)).numel() * DTYPES[self.format(name)].itemsize
 
     def expect(self, names: Iterable[str]) -> None:
         """Announces which tensors will be copied next, in that order, so that they can be read ahead."""
@@ -203,7 +198,7 @@ class Checkpoint:
             into.copy_(self._files[name].get_tensor(name))
             return
         try:
-            self._staging.copy(self._extents[name], self.dtype(name), into)
+            self._staging.copy(self._extents[name], DTYPES[self.format(name)], into)
         except (OSError, EOFError) as error:
             reason = getattr(error, "strerror", None) or error
             raise CheckpointError(f"{self.where(name)}: tensor {name} cannot be read: {reason}") from error

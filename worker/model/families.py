@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.kernels.act_and_mul import Activation
-from worker.model import quantization
 from worker.model.checkpoint import UnsupportedModel
+from worker.model.quantization.methods import method_of
 from worker.model.rope_settings import NO_ROPE, rope_spec
 from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
 
@@ -162,6 +162,7 @@ def _check_purpose(architectures: Sequence[str]) -> None:
 def _spec(name: str, family: Family, config: Config) -> ModelSpec:
     heads, head_dim = config["num_attention_heads"], _head_dim(config)
     layers, ropes = _layers(family, config)
+    method = method_of(config)
     if config.get("attn_logit_softcapping"):
         raise UnsupportedModel("attn_logit_softcapping is not supported")
     if config.get("use_bidirectional_attention"):
@@ -192,7 +193,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         tied=config["tie_word_embeddings"],
         eos_ids=_ids(config["eos_token_id"]),
         dtype=_dtype(config.get("dtype") or config.get("torch_dtype") or "float32"),
-        stored=quantization.read(config),
+        stored=None if method is None else method.stored,
     )
 
 

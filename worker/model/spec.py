@@ -3,11 +3,11 @@
 The spec contains no files (see weights.py), no names of Hugging Face (see families.py) and no tensors.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from worker.kernels.act_and_mul import Activation
-from worker.kernels.quantize import Kind
 
 Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized at run time, with a scale per token
 
@@ -40,26 +40,30 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class StoredQuantization:
-    """Describes how a checkpoint stores quantized linears. A linear is quantized if its tensors include scales."""
+    """Summarizes how a checkpoint stores quantized linears. Which ones are quantized, and how, is known to its reader.
 
-    kind: Kind
-    block: tuple[int, int]  # how many rows and how many columns share a scale; 0 means all
-    packed: bool = False  # four values in an int32
+    kind: int8, fp8, int4 or another format; several are joined by "and".
+    shared: what a scale is for, "a row" or "128 values"; "" if the kind says it.
+    by_row: whether all have eight bits and one scale for all inputs of a row, and nothing else.
+    """
+
+    kind: str
+    shared: str = ""
+    by_row: bool = False
     activations: Activations = "unquantized"
 
-    @property
-    def by_row(self) -> bool:
-        """Whether all columns share a scale, so that each row has only one; several rows may share it, too."""
-        return self.block[1] == 0
-
-    def grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns how many scales a weight of this shape has along its rows and along its columns."""
-        rows, columns = (-(-size // step) if step else 1 for size, step in zip(shape, self.block, strict=True))
-        return rows, columns
+    @classmethod
+    def of_all(cls, parts: "Sequence[StoredQuantization]") -> "StoredQuantization":
+        """Summarizes parts of a checkpoint that are stored in several ways. Dynamic activations are then ignored."""
+        if len(set(parts)) == 1:
+            return parts[0]
+        kinds, shared = (list(dict.fromkeys(names)) for names in zip(*((p.kind, p.shared) for p in parts), strict=True))
+        plain = all(part.activations == "unquantized" for part in parts)
+        by_row = len(kinds) == 1 and all(part.by_row for part in parts)
+        return cls(" and ".join(kinds), " or ".join(shared), by_row, "unquantized" if plain else "other")
 
     def __str__(self) -> str:
-        shared = {(0, 0): "a tensor", (1, 0): "a row"}.get(self.block, f"{self.block[0]} x {self.block[1]} values")
-        return f"{self.kind}, one scale for {shared}"
+        return f"{self.kind}, one scale for {self.shared}" if self.shared else self.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,7 @@ class ModelSpec:
     tied: bool  # whether the head is the embedding
     eos_ids: tuple[int, ...]
     dtype: str  # the dtype of the checkpoint: float32, bfloat16 or float16
-    stored: StoredQuantization | None = None  # how eight-bit linears are stored; None if no linear is quantized
+    stored: StoredQuantization | None = None  # how linears are stored in few bits; None if none is
 
     @property
     def qkv_size(self) -> int:

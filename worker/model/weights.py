@@ -1,10 +1,11 @@
 """Fills the weights of a decoder from a checkpoint, layer by layer, so that at most one linear is in memory twice.
 
-The spec determines which tensors a checkpoint must hold. This is checked before any weight is read. Projections with
-the same input are stacked into one linear. A "stored weight" is one weight as the checkpoint stores it.
+The spec determines which weights a checkpoint must hold, and the checkpoint says how it stores each (stored_weight.py).
+Names, shapes and formats are checked before any weight is read. Projections with the same input are stacked into one
+linear; each may be stored in a format of its own.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import product
@@ -14,19 +15,18 @@ import torch
 from torch import Tensor
 
 from shared.hf_hub import Progress
-from worker.kernels.linear import PackedLinear, pack, pack_quantized
-from worker.kernels.quantize import Kind, Scheme, dequantize, quantize
-from worker.model import quantization
-from worker.model.checkpoint import Checkpoint, CheckpointError
+from worker.kernels.linear import PackedLinear, pack_quantized, pack_stacked
+from worker.kernels.quantized_weight import QuantizedWeight
+from worker.model.checkpoint import CheckpointError
 from worker.model.decoder import Layer, Weights
-from worker.model.quantization import ExpectedTensor, WeightSource, expand_scales, source_of, stack_rows, unpack_int32
+from worker.model.quantization.in_memory import AS_STORED, InMemory
+from worker.model.source import open_source
 from worker.model.spec import ModelSpec
 from worker.model.staging import Staging
+from worker.model.stored_weight import Layout, PlainWeight, Shape, StoredTensors, StoredWeight, WeightSource
 
-EMBED, HEAD, NORM = "embed_tokens.weight", "lm_head.weight", "norm.weight"
-IGNORED = ("rotary_emb.inv_freq",)  # rotary tables in old checkpoints, not needed
-
-Shape = tuple[int, ...]
+EMBED, HEAD, NORM = "embed_tokens", "lm_head", "norm"
+WEIGHT = ".weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,24 @@ class StackedLinear:
     rows: tuple[int, ...]
     columns: int
     bias: bool
-    order: Tensor | None = None  # the row order in memory; None if it is that of the checkpoint
+    order: Tensor | None = None  # the row order in memory, None if it is that of the checkpoint; moves stay in a module
 
-    def ordered(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Returns the tensors, which have one entry per row, with their entries in `order`."""
-        return tensors if self.order is None else tuple(tensor[self.order.to(tensor.device)] for tensor in tensors)
+    def orders(self, device: torch.device) -> list[Tensor | slice]:
+        """Returns an index for each module that selects its rows in the order in memory."""
+        if self.order is None:
+            return [slice(None)] * len(self.modules)
+        starts = [sum(self.rows[:i]) for i in range(len(self.rows))]
+        parts = self.order.to(device).split_with_sizes(self.rows)
+        return [part - start for part, start in zip(parts, starts, strict=True)]
 
-    def tensors(self, prefix: str, kind: str) -> list[tuple[str, Shape]]:
-        """Returns the names and shapes of the tensors in the checkpoint. kind: `weight` or `bias`."""
-        columns = (self.columns,) if kind == "weight" else ()
+    def weights(self, prefix: str) -> list[tuple[str, Shape]]:
+        """Returns the names and shapes of the weights in the checkpoint."""
         parts = zip(self.modules, self.rows, strict=True)
-        return [(f"{prefix}{module}.{kind}", (rows, *columns)) for module, rows in parts]
+        return [(f"{prefix}{module}{WEIGHT}", (rows, self.columns)) for module, rows in parts]
+
+    def biases(self, prefix: str) -> list[PlainWeight]:
+        parts = zip(self.modules, self.rows, strict=True)
+        return [PlainWeight(f"{prefix}{module}.bias", (rows,)) for module, rows in parts] if self.bias else []
 
 
 def load(
@@ -57,202 +64,183 @@ def load(
     device: torch.device,
     *,
     invariant: bool,
-    scheme: Scheme | None = None,
+    memory: InMemory = AS_STORED,
     on_progress: Progress = lambda done, total: None,
     on_size: Callable[[int], None] = lambda needed: None,
 ) -> Weights:
-    """Loads all weights to `device` as `dtype`, with packed linears.
+    """Loads all weights to `device`, with packed linears. Weights in full precision become `dtype`.
 
     invariant: see kernels/linear.py.
-    scheme: how the linears of the layers are quantized in memory. Linears that the checkpoint stores in this format
-        with one scale per row keep their values. If the checkpoint has quantized only some linears, the others become
-        `dtype`. If scheme is None, all linears become `dtype`. Embedding and head are never quantized: the head decides
-        between tokens with close logits, and a tied head is the embedding, whose rows are looked up.
+    memory: how the linears of the layers are kept. Embedding and head are never quantized here: the head decides
+        between tokens with close logits, and a tied head is the embedding, whose rows are looked up. A head that the
+        checkpoint has in few bits keeps them unless all linears are widened; an embedding is always widened.
     on_progress: called with (done, total) bytes of the checkpoint, from (0, total) to (total, total).
     on_size: called before on_progress with the bytes that the device must hold; it may raise to end the load.
 
-    Raises CheckpointError when a tensor is missing, superfluous or misshaped, or a file is broken.
+    Raises CheckpointError when a tensor is missing, superfluous, misshaped or impossible, or a file is broken.
     """
     staging = Staging(device) if device.type == "cuda" else None
-    with closing(Checkpoint(folder, staging)) as checkpoint:
-        return _Loader(checkpoint, spec, dtype, device, invariant, scheme, on_progress, on_size).load()
+    with closing(open_source(folder, staging)) as source:
+        return Loader(source, spec, dtype, device, invariant, memory, on_progress, on_size).load()
 
 
 @dataclass
-class _Loader:
+class Loader:
     """Performs one load. The fields are the arguments of load() and the progress in bytes."""
 
-    checkpoint: Checkpoint
+    source: WeightSource
     spec: ModelSpec
     dtype: torch.dtype
     device: torch.device
     invariant: bool
-    scheme: Scheme | None
-    on_progress: Progress
-    on_size: Callable[[int], None]
+    memory: InMemory = AS_STORED
+    on_progress: Progress = lambda done, total: None
+    on_size: Callable[[int], None] = lambda needed: None
     done: int = 0
     total: int = 0
 
     def __post_init__(self) -> None:
-        self.prefix, self.head = _prefix(self.checkpoint), _named(self.checkpoint, HEAD)
+        tensors = self.source.tensors
+        embed = _named(tensors, EMBED)
+        if embed is None:
+            raise CheckpointError(f"{tensors.folder}: tensor model.{EMBED}{WEIGHT} is missing")
+        self.prefix, head = embed.removesuffix(EMBED), _named(tensors, HEAD)
+        size = (self.spec.vocab_size, self.spec.hidden_size)
+        self.embed = self.source.weight(embed + WEIGHT, size)
+        tied = head is None and self.spec.tied
+        self.head = None if tied else self.source.weight((head or HEAD) + WEIGHT, size)
 
     def load(self) -> Weights:
         self._check()
         self.on_size(self._needed())
-        self.checkpoint.expect(tensor.name for tensor in self._expected())
+        self.source.tensors.expect(tensor.name for weight in self._stored() for tensor in weight.tensors())
         self.on_progress(0, self.total)
-        hidden, vocab = self.spec.hidden_size, self.spec.vocab_size
-        embed = self._read([(self.prefix + EMBED, (vocab, hidden))])
-        return Weights(
-            embed=embed,
-            layers=[self._layer(f"{self.prefix}layers.{i}.") for i in range(len(self.spec.layers))],
-            norm=self._read([(self.prefix + NORM, (hidden,))]),
-            head=pack(self._head_weight(embed), invariant=self.invariant),
-        )
+        embed = self._widened(self.embed)
+        table = embed.dequantize(self.dtype) if isinstance(embed, QuantizedWeight) else embed
+        layers = [self._layer(prefix) for prefix in self._prefixes()]
+        return Weights(table, layers, self._vector(self._norm()), self._head(embed))
 
     def _layer(self, prefix: str) -> Layer:
         linears = {name: self._linear(linear, prefix) for name, linear in _stacked_linears(self.spec).items()}
-        norms = {
-            name: self._read([(f"{prefix}{module}.weight", (size,))])
-            for name, (module, size) in _norms(self.spec).items()
-        }
+        norms = {name: self._vector(norm) for name, norm in _norms(self.spec, prefix).items()}
         return Layer(**linears, **norms)  # type: ignore[arg-type]  # the tables' keys are the fields of Layer
 
     def _linear(self, linear: StackedLinear, prefix: str) -> PackedLinear:
-        sources = [self._source(*tensor) for tensor in linear.tensors(prefix, "weight")]
-        if self.scheme is None or not self._is_quantized(sources):
-            (weight,) = linear.ordered(self._weight(sources))
-            return pack(weight, self._bias(linear, prefix), invariant=self.invariant)
-        values, scales = linear.ordered(*self._quantized(sources, self.scheme.kind))
-        return pack_quantized(
-            values, scales, self._bias(linear, prefix), dtype=self.dtype, invariant=self.invariant,
-            dynamic=self.scheme.dynamic,
-        )  # fmt: skip
+        orders, stored = linear.orders(self.device), [self.source.weight(*w) for w in linear.weights(prefix)]
+        parts = [self._ordered(weight, order) for weight, order in zip(stored, orders, strict=True)]
+        biases = [self._vector(b)[order] for b, order in zip(linear.biases(prefix), orders, strict=False)]
+        bias = torch.cat(biases) if biases else None
+        by_row, rows = self.memory.by_row, self.memory.rows(parts)
+        if by_row is None or rows is None:
+            return pack_stacked(parts, bias, dtype=self.dtype, invariant=self.invariant)
+        return pack_quantized(*rows, bias, dtype=self.dtype, invariant=self.invariant, dynamic=by_row.dynamic)
 
-    def _bias(self, linear: StackedLinear, prefix: str) -> Tensor | None:
-        return linear.ordered(self._read(linear.tensors(prefix, "bias")))[0] if linear.bias else None
+    def _ordered(self, weight: StoredWeight, order: Tensor | slice) -> Tensor | QuantizedWeight:
+        part = self.memory.convert(self._read(weight), self.dtype)
+        return part.rows(order) if isinstance(part, QuantizedWeight) else part[order]
 
-    def _is_quantized(self, sources: Sequence[WeightSource]) -> bool:
-        """Whether the linear layer made of these stored weights has eight bits in memory.
-
-        This needs a scheme. If the checkpoint is quantized, it must also store all of these weights in eight bits; if
-        it is not, all linears are quantized when they are loaded.
-        """
-        return self.scheme is not None and (
-            self.spec.stored is None or all(source.stored is not None for source in sources)
-        )
-
-    def _quantized(self, sources: Sequence[WeightSource], kind: Kind) -> tuple[Tensor, Tensor]:
-        """Returns the values [N, K] and scales [N] of a quantized linear made of these stored weights."""
-        stored = self.spec.stored
-        if stored is None or not stored.by_row or stored.kind != kind:
-            return quantize(self._weight(sources), kind)
-        values, scales = zip(*map(self._eight_bits, sources), strict=True)
-        return stack_rows(values), torch.cat(scales)
-
-    def _source(self, name: str, shape: Shape) -> WeightSource:
-        return source_of(name, shape, self.spec.stored, self.checkpoint)
-
-    def _weight(self, sources: Sequence[WeightSource]) -> Tensor:
-        """Returns the stored weights stacked into one weight [N, K] of the model's dtype, dequantized if necessary."""
-        if all(source.stored is None for source in sources):
-            return self._read([(source.name, source.shape) for source in sources])
-        return torch.cat([self._full(source) for source in sources])
-
-    def _full(self, source: WeightSource) -> Tensor:
-        if source.stored is None:
-            return self._read([(source.name, source.shape)])
-        return dequantize(*self._eight_bits(source), self.dtype)
-
-    def _eight_bits(self, source: WeightSource) -> tuple[Tensor, Tensor]:
-        """Reads the values [N, K] and the scales, [N] or [N, K], of a quantized stored weight."""
-        values = self._read([(source.name, source.values_shape)], source.values_dtype)
-        scale = self._read([(source.scale, source.scale_shape or (1,))], torch.float32)
-        return (unpack_int32(values, source.shape[1]) if source.packed else values), expand_scales(scale, source)
-
-    def _head_weight(self, embed: Tensor) -> Tensor:
-        """Returns the weight of the head.
+    def _head(self, embed: Tensor | QuantizedWeight) -> PackedLinear:
+        """Packs the head.
 
         A tied checkpoint may hold a head nevertheless. If that is not a copy of the embedding, it is used.
         """
-        if not self.head:
-            return embed
-        head = self._full(self._head_source())
-        return embed if self.spec.tied and torch.equal(head, embed) else head
+        head = embed if self.head is None else self._widened(self.head)
+        if self.spec.tied and isinstance(head, Tensor) and isinstance(embed, Tensor) and torch.equal(head, embed):
+            head = embed
+        return pack_stacked([head], dtype=self.dtype, invariant=self.invariant)
 
-    def _head_source(self) -> WeightSource:
-        return self._source(self.head or HEAD, (self.spec.vocab_size, self.spec.hidden_size))
+    def _widened(self, weight: StoredWeight) -> Tensor | QuantizedWeight:
+        """Reads the embedding or the head."""
+        read = self._read(weight)
+        return read.dequantize(self.dtype) if self.memory.widen and isinstance(read, QuantizedWeight) else read
 
-    def _read(self, tensors: list[tuple[str, Shape]], dtype: torch.dtype | None = None) -> Tensor:
-        rows = [shape[0] for _, shape in tensors]
-        whole = torch.empty((sum(rows), *tensors[0][1][1:]), dtype=dtype or self.dtype, device=self.device)
-        for (name, _), part in zip(tensors, whole.split_with_sizes(rows), strict=True):
-            self.checkpoint.copy(name, part)
-            self.done += self.checkpoint.nbytes(name)
-            self.on_progress(self.done, self.total)
-        return whole
+    def _read(self, weight: StoredWeight) -> Tensor | QuantizedWeight:
+        return weight.read(self._tensor, self.dtype)
+
+    def _vector(self, norm: PlainWeight) -> Tensor:
+        return norm.read(self._tensor, self.dtype)
+
+    def _tensor(self, name: str, shape: Shape, dtype: torch.dtype) -> Tensor:
+        into = torch.empty(shape, dtype=dtype, device=self.device)
+        self.source.tensors.copy(name, into)
+        self.done += self.source.tensors.nbytes(name)
+        self.on_progress(self.done, self.total)
+        return into
 
     def _check(self) -> None:
         """Checks names, shapes and formats of the tensors, without reading a weight."""
-        checkpoint, expected = self.checkpoint, {tensor.name: tensor for tensor in self._expected()}
+        tensors = self.source.tensors
+        expected = {tensor.name: tensor for weight in self._stored() for tensor in weight.tensors()}
         for name, tensor in expected.items():
-            if name not in checkpoint:
-                raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing")
-            if checkpoint.shape(name) != tensor.shape:
+            if name not in tensors:
+                raise CheckpointError(f"{tensors.folder}: tensor {name} is missing")
+            if tensors.shape(name) != tensor.shape:
                 raise CheckpointError(
-                    f"{checkpoint.where(name)}: tensor {name} has shape {list(checkpoint.shape(name))}; "
-                    f"by config.json it is {list(tensor.shape)}"
+                    f"{tensors.where(name)}: tensor {name} has shape {list(tensors.shape(name))}; "
+                    f"by the model's config it is {list(tensor.shape)}"
                 )
-            checkpoint.dtype(name, tensor.formats)
-        ignored = IGNORED if self.spec.stored is None else IGNORED + quantization.IGNORED
-        for name in sorted(set(checkpoint.names()) - expected.keys()):
-            if name.startswith(self.prefix) and not name.endswith(ignored):
-                raise CheckpointError(f"{checkpoint.where(name)}: tensor {name} does not belong to this model")
-        self.total = sum(checkpoint.nbytes(name) for name in expected)
+            if (stored := tensors.format(name)) not in tensor.formats:
+                raise CheckpointError(
+                    f"{tensors.where(name)}: tensor {name} is stored as {stored}; "
+                    f"supported are {', '.join(tensor.formats)}"
+                )
+        for name in sorted(set(tensors.names()) - expected.keys()):
+            if name.startswith(self.prefix) and not name.endswith(self.source.ignored):
+                raise CheckpointError(f"{tensors.where(name)}: tensor {name} does not belong to this model")
+        self.total = sum(tensors.nbytes(name) for name in expected)
 
     def _needed(self) -> int:
-        """Returns how many bytes all weights take in memory, without scales."""
-        numbers = sum(torch.Size(tensor.becomes or tensor.shape).numel() for tensor in self._expected())
-        quantized = (source for sources in self._linears() if self._is_quantized(sources) for source in sources)
-        eight_bits = sum(torch.Size(source.shape).numel() for source in quantized)
-        return numbers * self.dtype.itemsize - eight_bits * (self.dtype.itemsize - 1)
+        """Returns how many bytes all weights take in memory. A tied head in few bits is a copy of the embedding."""
+        size = sum(self._kept_size(weight, self.memory.layout(weight)) for weight in self._linears())
+        vectors = (vector for prefix in self._prefixes() for vector in self._vectors(prefix))
+        size += sum(self._kept_size(vector, None) for vector in (self.embed, *vectors, self._norm()))
+        head = self.embed if self.head is None else self.head
+        layout = None if self.memory.widen else head.layout
+        shared = self.head is None and layout is None
+        return size if shared else size + self._kept_size(head, layout)
 
-    def _linears(self) -> Iterator[list[WeightSource]]:
-        """Yields the stored weights of each linear, for all layers."""
-        for i, linear in product(range(len(self.spec.layers)), _stacked_linears(self.spec).values()):
-            yield [self._source(*weight) for weight in linear.tensors(f"{self.prefix}layers.{i}.", "weight")]
+    def _kept_size(self, weight: StoredWeight, layout: Layout | None) -> int:
+        full = torch.Size(weight.shape).numel() * self.dtype.itemsize
+        return full if layout is None else layout.nbytes(weight.shape)
 
-    def _expected(self) -> Iterator[ExpectedTensor]:
-        """Yields all tensors that the checkpoint must hold, in the order in which they are read."""
-        hidden, vocab = self.spec.hidden_size, self.spec.vocab_size
-        yield ExpectedTensor(self.prefix + EMBED, (vocab, hidden))
-        for i in range(len(self.spec.layers)):
-            yield from self._layer_tensors(f"{self.prefix}layers.{i}.")
-        yield ExpectedTensor(self.prefix + NORM, (hidden,))
-        if self.head or not self.spec.tied:
-            yield from self._head_source().tensors()
+    def _stored(self) -> Iterator[StoredWeight]:
+        """Yields all weights that the checkpoint must hold, in the order in which they are read."""
+        yield self.embed
+        for prefix in self._prefixes():
+            for linear in _stacked_linears(self.spec).values():
+                yield from (self.source.weight(*weight) for weight in linear.weights(prefix))
+                yield from linear.biases(prefix)
+            yield from _norms(self.spec, prefix).values()
+        yield self._norm()
+        if self.head is not None:
+            yield self.head
 
-    def _layer_tensors(self, prefix: str) -> Iterator[ExpectedTensor]:
-        for linear in _stacked_linears(self.spec).values():
-            for weight in linear.tensors(prefix, "weight"):
-                yield from self._source(*weight).tensors()
-            for bias in linear.tensors(prefix, "bias") if linear.bias else ():
-                yield ExpectedTensor(*bias)
-        for module, size in _norms(self.spec).values():
-            yield ExpectedTensor(f"{prefix}{module}.weight", (size,))
+    def _linears(self) -> Iterator[StoredWeight]:
+        """Yields the weights of all linears of the layers."""
+        for prefix, linear in product(self._prefixes(), _stacked_linears(self.spec).values()):
+            yield from (self.source.weight(*weight) for weight in linear.weights(prefix))
+
+    def _vectors(self, prefix: str) -> Iterator[PlainWeight]:
+        """Yields the biases and norms of a layer."""
+        yield from (bias for linear in _stacked_linears(self.spec).values() for bias in linear.biases(prefix))
+        yield from _norms(self.spec, prefix).values()
+
+    def _prefixes(self) -> list[str]:
+        """Returns what the names of each layer's tensors begin with."""
+        return [f"{self.prefix}layers.{i}." for i in range(len(self.spec.layers))]
+
+    def _norm(self) -> PlainWeight:
+        return PlainWeight(self.prefix + NORM + WEIGHT, (self.spec.hidden_size,))
 
 
-def _prefix(checkpoint: Checkpoint) -> str:
-    """Returns the prefix of the names of the text model's tensors: `model.`, `language_model.model.`, … or ""."""
-    name = _named(checkpoint, EMBED)
-    if not name:
-        raise CheckpointError(f"{checkpoint.folder}: tensor model.{EMBED} is missing")
-    return name.removesuffix(EMBED)
-
-
-def _named(checkpoint: Checkpoint, ending: str) -> str:
-    names = (name for name in checkpoint.names() if name == ending or name.endswith("." + ending))
-    return min(names, key=len, default="")
+def _named(tensors: StoredTensors, module: str) -> str | None:
+    """Returns the full name of the module with a weight, `language_model.lm_head`; None if there is none."""
+    found = []
+    for name in tensors.names():
+        path, _, kind = name.rpartition(".")
+        if (path == module or path.endswith("." + module)) and kind.startswith(("weight", "qweight")):
+            found.append(path)
+    return min(found, key=len, default=None)
 
 
 def _stacked_linears(spec: ModelSpec) -> dict[str, StackedLinear]:
@@ -293,8 +281,8 @@ def _row_order(spec: ModelSpec) -> Tensor | None:
     return torch.cat((moved, torch.arange(heads * size, spec.qkv_size)))
 
 
-def _norms(spec: ModelSpec) -> dict[str, tuple[str, int]]:
-    """Returns the norms of a Layer, by field name: the module in the checkpoint, and the size.
+def _norms(spec: ModelSpec, prefix: str) -> dict[str, PlainWeight]:
+    """Returns the norms of a Layer, by field name.
 
     The module `post_attention_layernorm` is one of two different norms: see its two rows.
     """
@@ -308,4 +296,4 @@ def _norms(spec: ModelSpec) -> dict[str, tuple[str, int]]:
     if spec.qk_norm:
         norms["q_norm"] = ("self_attn.q_norm", spec.head_dim)
         norms["k_norm"] = ("self_attn.k_norm", spec.head_dim)
-    return norms
+    return {name: PlainWeight(f"{prefix}{module}{WEIGHT}", (size,)) for name, (module, size) in norms.items()}

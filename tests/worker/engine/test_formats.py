@@ -10,6 +10,7 @@ from tests.checkpoints import Checkpoints
 from worker.engine.formats import dtype_name
 from worker.engine.load import load_engine
 from worker.kernels.quantize import Scheme
+from worker.model.quantization.in_memory import AS_STORED, InMemory
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,8 @@ def test_float16_on_the_cpu_becomes_float32_unless_the_flag_names_it(
     assert ("no C kernels" in caplog.text) == (computed == "float16")
 
 
-def test_dtype_name_includes_the_scheme() -> None:
-    assert dtype_name(torch.bfloat16, Scheme("fp8", dynamic=True)) == "bfloat16, fp8-dynamic weights"
-    assert dtype_name(torch.float16, None) == "float16"
+def test_dtype_name_includes_the_format_of_weights() -> None:
+    dynamic = InMemory("fp8", by_row=Scheme("fp8", dynamic=True))
+    assert dtype_name(torch.bfloat16, dynamic) == "bfloat16, fp8-dynamic weights"
+    assert dtype_name(torch.bfloat16, InMemory("int4")) == "bfloat16, int4 weights"
+    assert dtype_name(torch.float16, AS_STORED) == "float16"

@@ -15,12 +15,13 @@ from tests.worker.model.harness import CPU, all_logits, cache_for, prompts_of
 from worker.engine.load import load_engine
 from worker.kernels.linear import PackedLinear
 from worker.kernels.quantize import Scheme
-from worker.model import quantization, weights
+from worker.model import weights
 from worker.model.checkpoint import read_config
 from worker.model.decoder import Decoder
 from worker.model.device import computable
 from worker.model.families import spec_from_config
-from worker.model.quantization import describe
+from worker.model.quantization.in_memory import AS_STORED, InMemory, describe, in_memory
+from worker.model.quantization.methods import method_of
 from worker.model.spec import StoredQuantization
 
 CUDA = torch.device("cuda")
@@ -56,8 +57,8 @@ WANTED = {
 @pytest.mark.parametrize("case", WANTED)
 def test_activations_of_a_checkpoint_are_read(case: str) -> None:
     config, wanted = WANTED[case]
-    stored = quantization.read({"quantization_config": config})
-    assert stored is not None and stored.activations == wanted
+    method = method_of({"quantization_config": config})
+    assert method is not None and method.stored.activations == wanted
 
 
 @pytest.fixture
@@ -100,28 +101,31 @@ def test_cpu_supports_every_scheme() -> None:
     assert computable(Scheme("fp8", dynamic=True), CPU, "fp8-dynamic") == Scheme("fp8", dynamic=True)
 
 
-BOTH = StoredQuantization("fp8", (1, 0), activations="dynamic")
+BOTH = StoredQuantization("fp8", "a row", True, activations="dynamic")
 STAY = "activations, which would be quantized as well, are not"
 DYNAMIC = "so are their inputs, one scale per token"
 
 
 @pytest.mark.parametrize(
-    ("stored", "scheme", "device", "ending"),
+    ("stored", "flag", "device", "ending"),
     [
-        (BOTH, "fp8-dynamic", CUDA, f"are kept in fp8, one scale per row; {DYNAMIC}"),
-        (None, "int8-dynamic", CUDA, f"are quantized in int8, one scale per row; {DYNAMIC}"),
-        (BOTH, "fp8", CUDA, f"are kept in fp8, one scale per row; {STAY}"),
-        (None, "fp8", CUDA, "are quantized in fp8, one scale per row"),
-        (BOTH, "", CUDA, f"are dequantized to bfloat16; {STAY}"),
-        (BOTH, "fp8-dynamic", CPU, f"they save neither memory nor time; {STAY}"),
-        (None, "fp8-dynamic", CPU, f"they save neither memory nor time; {STAY}"),
-        (None, "fp8", CPU, "they save neither memory nor time"),
+        (BOTH, "fp8-dynamic", CUDA, f"(fp8, one scale for a row) are kept in few bits; {DYNAMIC}"),
+        (BOTH, "auto", CUDA, f"are kept in few bits; {DYNAMIC}"),
+        (None, "int8-dynamic", CUDA, f"linears are quantized to int8, one scale per row; {DYNAMIC}"),
+        (BOTH, "fp8", CUDA, f"are kept in few bits; {STAY}"),
+        (None, "fp8", CUDA, "are quantized to fp8, one scale per row"),
+        (BOTH, "none", CUDA, f"are dequantized to bfloat16; {STAY}"),
+        (BOTH, "auto", CPU, f"are kept in few bits; {STAY}"),
+        (None, "fp8-dynamic", CPU, f"are quantized to fp8, one scale per row; {STAY}"),
+        (None, "int4", CPU, "linears are quantized to int4, one scale per 128 values"),
+        (None, "auto", CPU, ""),
     ],
 )  # fmt: skip
 def test_describe_names_what_happens_to_activations(
-    stored: StoredQuantization | None, scheme: str, device: torch.device, ending: str
+    stored: StoredQuantization | None, flag: str, device: torch.device, ending: str
 ) -> None:
-    assert describe(stored, Scheme.of(scheme) if scheme else None, torch.bfloat16, device).endswith(ending)
+    text = describe(stored, in_memory(stored, flag, device), torch.bfloat16, flag)
+    assert text.endswith(ending) and bool(text) == bool(ending)
 
 
 def test_cpu_does_not_quantize_activations(checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
@@ -129,12 +133,12 @@ def test_cpu_does_not_quantize_activations(checkpoints: Checkpoints, caplog: pyt
     worker = WorkerConfig(device="cpu", kv_cache_gb=0.01, quantization="int8-dynamic")
     engine = load_engine(ModelConfig(model=str(checkpoints("llama"))), worker)
     engine.compiler.close()
-    assert engine.dtype == "float32" and STAY in caplog.text
+    assert engine.dtype == "float32, int8 weights" and STAY in caplog.text
 
 
-def logits(folder: Path, scheme: Scheme | None) -> Tensor:
+def logits(folder: Path, memory: InMemory) -> Tensor:
     spec = spec_from_config(read_config(folder))
-    decoder = Decoder(spec, weights.load(folder, spec, torch.float32, CPU, invariant=False, scheme=scheme), 512)
+    decoder = Decoder(spec, weights.load(folder, spec, torch.float32, CPU, invariant=False, memory=memory), 512)
     (prompt,) = prompts_of([60])
     return all_logits(decoder, cache_for(decoder, tokens=80), [prompt], chunk=60)[0]
 
@@ -149,10 +153,10 @@ def test_quantized_activations_keep_logits_close(
     def kept(values: Tensor, scale: Tensor, bias: Tensor | None, *, dynamic: bool, **_: object) -> PackedLinear:
         return PackedLinear(values, bias, True, scale=scale, dynamic=dynamic)
 
-    folder, scheme = checkpoints(model), Scheme.of(name)
-    full, widened = logits(folder, None), logits(folder, Scheme(scheme.kind))
+    folder, plain = checkpoints(model), in_memory(None, name.removesuffix("-dynamic"), CUDA)
+    full, widened = logits(folder, AS_STORED), logits(folder, plain)
     monkeypatch.setattr(weights, "pack_quantized", kept)
-    got = logits(folder, scheme)
+    got = logits(folder, in_memory(None, name, CUDA))
     likeness = torch.nn.functional.cosine_similarity(got, full)
     assert not torch.equal(got, widened) and likeness.mean() > least
-    torch.testing.assert_close(logits(folder, Scheme(scheme.kind)), widened, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits(folder, plain), widened, atol=1e-4, rtol=1e-4)

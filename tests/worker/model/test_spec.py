@@ -1,22 +1,25 @@
-"""Sizes that follow from a spec."""
+"""Sizes and summaries that follow from a spec."""
 
 import pytest
 
 from worker.model.spec import StoredQuantization
 
+ROW, GROUP = StoredQuantization("int8", "a row", True, "dynamic"), StoredQuantization("int4", "1 x 128 values")
+
 
 @pytest.mark.parametrize(
-    ("block", "grid", "by_row", "words"),
+    ("parts", "whole", "words"),
     [
-        ((0, 0), (1, 1), True, "one scale for a tensor"),
-        ((1, 0), (200, 1), True, "one scale for a row"),
-        ((1, 64), (200, 5), False, "one scale for 1 x 64 values"),
-        ((128, 128), (2, 3), False, "one scale for 128 x 128 values"),
+        ([ROW, ROW], ROW, "int8, one scale for a row"),
+        (
+            [ROW, GROUP, GROUP],
+            StoredQuantization("int8 and int4", "a row or 1 x 128 values", False, "other"),
+            "int8 and int4, one scale for a row or 1 x 128 values",
+        ),
+        ([StoredQuantization("Q4_K_M")], StoredQuantization("Q4_K_M"), "Q4_K_M"),
     ],
 )
-def test_stored_quantization_has_a_scale_for_each_block(
-    block: tuple[int, int], grid: tuple[int, int], by_row: bool, words: str
+def test_stored_quantization_summarizes_its_parts(
+    parts: list[StoredQuantization], whole: StoredQuantization, words: str
 ) -> None:
-    stored = StoredQuantization("int8", block)
-    assert stored.grid((200, 300)) == grid and stored.by_row is by_row
-    assert str(stored) == f"int8, {words}"
+    assert StoredQuantization.of_all(parts) == whole and str(whole) == words

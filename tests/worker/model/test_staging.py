@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.checkpoints import Checkpoints
-from worker.model.checkpoint import Checkpoint, CheckpointError, read_config
+from worker.model.checkpoint import DTYPES, Checkpoint, CheckpointError, read_config
 from worker.model.decoder import Weights
 from worker.model.families import spec_from_config
+from worker.model.source import SafetensorsSource
 from worker.model.staging import Buffer, Extent, Staging
-from worker.model.weights import _Loader
+from worker.model.weights import Loader
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -71,14 +72,14 @@ def test_staged_tensors_equal_safetensors(
     with closing(Checkpoint(folder, Staging(HERE, piece=piece, buffers=buffers))) as checkpoint:
         checkpoint.expect(said)
         for name in asked:
-            into = copied(checkpoint, name, dtype or checkpoint.dtype(name))
+            into = copied(checkpoint, name, dtype or DTYPES[checkpoint.format(name)])
             assert torch.equal(into, state[name].to(into.dtype)), name
 
 
 def weights(folder: Path, staging: Staging | None, dtype: torch.dtype) -> Weights:
     with closing(Checkpoint(folder, staging)) as checkpoint:
         spec = spec_from_config(read_config(folder))
-        return _Loader(checkpoint, spec, dtype, HERE, False, None, lambda done, total: None, lambda needed: None).load()
+        return Loader(SafetensorsSource(checkpoint, None), spec, dtype, HERE, invariant=False).load()
 
 
 def tensors(value: object) -> Iterator[Tensor]:

@@ -1,0 +1,150 @@
+"""Checkpoints with `quant_method: compressed-tensors`: weights of 4 and 8 bits in its formats.
+
+Activations are quantized if the checkpoint asks for dynamic scales per token in the format of the weights. Any other
+quantization of activations (stored scales, or scales per group) is ignored, and they keep sixteen bits.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from worker.kernels.quantized_weight import E4M3, INT4, INT8, CodeMap
+from worker.model.checkpoint import CheckpointError
+from worker.model.quantization.scaled import Block, ScaledWeight, block_of
+from worker.model.spec import Activations, StoredQuantization
+from worker.model.stored_weight import ExpectedTensor, Shape, StoredTensors
+
+METHOD = "compressed-tensors"
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A kind of numbers: its name, its codes, and how they are stored if each has a byte."""
+
+    kind: str
+    code_map: CodeMap
+    format: str
+
+
+NUMBERS: Mapping[tuple[Any, Any], Numbers] = {
+    ("int", 4): Numbers("int4", INT4, "I8"), ("int", 8): Numbers("int8", INT8, "I8"),
+    ("float", 8): Numbers("fp8", E4M3, "F8_E4M3"),
+}  # fmt: skip
+PACKED = {"int-quantized": False, "float-quantized": False, "naive-quantized": False, "pack-quantized": True}
+STRATEGIES: Mapping[Any, Callable[[Config], Block]] = {
+    "tensor": lambda weights: Block(0, 0),
+    "channel": lambda weights: Block(1, 0),
+    "group": lambda weights: block_of([1, weights.get("group_size")], METHOD),
+    "block": lambda weights: block_of(weights.get("block_structure"), METHOD),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An entry of config_groups: how the weights of some modules are quantized."""
+
+    targets: tuple[str, ...]
+    numbers: Numbers
+    packed: bool  # several values in an int32
+    block: Block
+    symmetric: bool
+    activations: Activations
+
+    @property
+    def stored(self) -> StoredQuantization:
+        by_row = self.block.by_row and self.symmetric and self.numbers.code_map.bits == 8
+        return StoredQuantization(self.numbers.kind, str(self.block), by_row, self.activations)
+
+    def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> ScaledWeight:
+        grid, bits = self.block.grid(shape), self.numbers.code_map.bits if self.packed else 0
+        values = ExpectedTensor(name, shape, (self.numbers.format,))
+        zero = ExpectedTensor(name + "_zero_point", grid, ("I8",))
+        if self.packed:
+            values = ExpectedTensor(name + "_packed", (shape[0], _words(shape[1], bits)), ("I32",))
+            if self.block.rows == 1:
+                zero = ExpectedTensor(name + "_zero_point", (_words(grid[0], bits), grid[1]), ("I32",))
+        scale, g_idx = name + "_scale", name + "_g_idx"
+        return ScaledWeight(
+            name, shape, tensors, self.block, self.numbers.code_map, bits, values,
+            ExpectedTensor(scale, self.block.grid_shape(shape, tensors.shape(scale))),
+            None if self.symmetric else zero,
+            ExpectedTensor(g_idx, (shape[1],), ("I32",)) if g_idx in tensors else None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """The settings of such a checkpoint. A linear is quantized if it has scales."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def stored(self) -> StoredQuantization:
+        return StoredQuantization.of_all([group.stored for group in self.groups])
+
+    def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> ScaledWeight | None:
+        if name + "_scale" not in tensors:
+            return None
+        return self._group(name.removesuffix(".weight")).weight(name, shape, tensors)
+
+    def _group(self, module: str) -> Group:
+        """Returns the group of a quantized module: by its name, else by a pattern, else by its class."""
+        for matches in (_is_name, _is_pattern, _is_class):
+            for group in self.groups:
+                if any(matches(target, module) for target in group.targets):
+                    return group
+        return self.groups[0]
+
+
+def _is_name(target: str, module: str) -> bool:
+    return target == module
+
+
+def _is_pattern(target: str, module: str) -> bool:
+    return target.startswith("re:") and re.match(target.removeprefix("re:"), module) is not None
+
+
+def _is_class(target: str, module: str) -> bool:
+    return target == ("Embedding" if module.endswith("embed_tokens") else "Linear")
+
+
+def _words(count: int, bits: int) -> int:
+    return -(-count * bits // 32)
+
+
+def read(settings: Config) -> CompressedTensors:
+    """Reads the settings. Raises CheckpointError when they are not supported."""
+    groups = (settings.get("config_groups") or {}).values()
+    found = tuple(_group(group, settings.get("format")) for group in groups if group.get("weights"))
+    if not found:
+        raise CheckpointError(f"quant_method {METHOD!r}: config_groups names no scheme for weights")
+    if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise CheckpointError(f"quant_method {METHOD!r}: sparse weights are not supported")
+    return CompressedTensors(found)
+
+
+def _group(group: Config, format: str | None) -> Group:
+    weights, format = group["weights"], str(group.get("format") or format)
+    type, bits, strategy = weights.get("type", "int"), weights.get("num_bits"), weights.get("strategy")
+    numbers, symmetric = NUMBERS.get((type, bits)), weights.get("symmetric", True)
+    fits = numbers is not None and format in PACKED and (type == "int" or (symmetric and not PACKED[format]))
+    if numbers is None or not fits or strategy not in STRATEGIES:
+        raise CheckpointError(
+            f"quant_method {METHOD!r}: {'' if symmetric else 'asymmetric '}{bits}-bit {type} weights by {strategy!r} "
+            f"in format {format!r} are not supported; supported are 4- and 8-bit int and symmetric 8-bit float ones by "
+            f"{', '.join(STRATEGIES)} in format {', '.join(PACKED)}"
+        )
+    inputs = _inputs(group.get("input_activations"), numbers.kind)
+    return Group(
+        tuple(group.get("targets") or ()), numbers, PACKED[format], STRATEGIES[strategy](weights), symmetric, inputs
+    )
+
+
+def _inputs(settings: Config | None, kind: str) -> Activations:
+    if not settings:
+        return "unquantized"
+    numbers = NUMBERS.get((settings.get("type", "int"), settings.get("num_bits")))
+    alike = numbers is not None and numbers.kind == kind and settings.get("symmetric", True)
+    return "dynamic" if alike and settings.get("dynamic") is True and settings.get("strategy") == "token" else "other"

@@ -1,0 +1,125 @@
+"""How the linears of the layers are kept in memory, from --quantization and the checkpoint.
+
+On a GPU, eight bits with one scale per row have kernels of their own, which can quantize inputs, too. All else in few
+bits is a QuantizedWeight in groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from shared.config import ConfigError
+from worker.kernels.quantize import FORMATS, Scheme
+from worker.kernels.quantized_weight import E4M3, INT4, INT8, QuantizedWeight, stack
+from worker.model.spec import StoredQuantization
+from worker.model.stored_weight import BY_ROW, Layout, StoredWeight
+
+GROUPS = {"int4": Layout(INT4, 128), "int4-g32": Layout(INT4, 32), "int8": Layout(INT8, 128), "fp8": Layout(E4M3)}
+ROWS = {"int8": Layout(INT8), "fp8": Layout(E4M3)}  # for the kernels of GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """Says what becomes of each stored weight of a linear.
+
+    kind: the format of weights in few bits; "" if there are none.
+    widen: whether weights in few bits become full precision.
+    plain: how weights in full precision are quantized; None if they are not.
+    finer: how weights in few bits are quantized again unless they have one scale per row; None if they are not.
+    by_row: how kernels for one scale per row multiply the weights that have it; None if there are no such kernels.
+    """
+
+    kind: str = ""
+    widen: bool = False
+    plain: Layout | None = None
+    finer: Layout | None = None
+    by_row: Scheme | None = None
+
+    @property
+    def name(self) -> str:
+        """The format of the weights, as Status shows it; "" if all are in full precision."""
+        return str(self.by_row or self.kind)
+
+    def layout(self, weight: StoredWeight) -> Layout | None:
+        """Returns how the weight is kept in few bits; None if it is kept in full precision."""
+        if weight.layout is None:
+            return self.plain
+        return None if self.widen else self.finer or weight.layout
+
+    def convert(self, weight: Tensor | QuantizedWeight, dtype: torch.dtype) -> Tensor | QuantizedWeight:
+        """Returns what is kept of a weight that has been read."""
+        if isinstance(weight, Tensor):
+            return weight if self.plain is None else self.plain.quantize(weight)
+        if self.widen:
+            return weight.dequantize(dtype)
+        if self.finer is None or _has_rows(weight):
+            return weight
+        return self.finer.quantize(weight.dequantize(dtype))
+
+    def rows(self, parts: Sequence[Tensor | QuantizedWeight]) -> tuple[Tensor, Tensor] | None:
+        """Returns values [N, K] and scales [N] of stacked weights for the kernels that have one scale per row.
+
+        Returns None if there are no such kernels, or if not all parts are in their format.
+        """
+        quantized = [part for part in parts if isinstance(part, QuantizedWeight) and _has_rows(part)]
+        if self.by_row is None or len(quantized) < len(parts) or len(stacked := stack(quantized)) > 1:
+            return None
+        (whole,) = stacked
+        return whole.codes.view(FORMATS[BY_ROW[whole.code_map]]), whole.scale[:, 0]
+
+
+AS_STORED = InMemory()
+
+
+def _has_rows(weight: QuantizedWeight) -> bool:
+    one_scale = weight.group_size >= weight.shape[1] and weight.minimum is None and weight.input_order is None
+    return weight.code_map in BY_ROW and one_scale
+
+
+def in_memory(stored: StoredQuantization | None, flag: str, device: torch.device) -> InMemory:
+    """Returns how linears are kept.
+
+    flag: the value of --quantization. Raises ConfigError when the checkpoint and the flag name different formats.
+    """
+    if flag == "none":
+        return InMemory(widen=True)
+    on_gpu, kind = device.type == "cuda", flag.removesuffix("-dynamic")
+    if flag == "auto":
+        return _as_stored(stored, on_gpu)
+    if stored is not None and stored.kind != kind.partition("-")[0]:
+        raise ConfigError(f"--quantization {flag} does not fit this checkpoint, which is quantized to {stored.kind}")
+    if on_gpu and kind in ROWS:
+        again = stored is not None and not stored.by_row
+        return InMemory(
+            kind, plain=ROWS[kind] if stored is None else None, finer=ROWS[kind] if again else None,
+            by_row=Scheme.of(flag),
+        )  # fmt: skip
+    return InMemory(kind, plain=GROUPS[kind]) if stored is None else InMemory(stored.kind)
+
+
+def _as_stored(stored: StoredQuantization | None, on_gpu: bool) -> InMemory:
+    if stored is None:
+        return AS_STORED
+    if not (on_gpu and stored.by_row):
+        return InMemory(stored.kind)
+    return InMemory(stored.kind, by_row=replace(Scheme.of(stored.kind), dynamic=stored.activations == "dynamic"))
+
+
+def describe(stored: StoredQuantization | None, memory: InMemory, dtype: torch.dtype, flag: str) -> str:
+    """Returns a sentence for the log about the quantization, or "" if nothing is quantized."""
+    if stored is None and memory.plain is None:
+        return ""
+    origin = "linears" if stored is None else f"the checkpoint's linears ({stored})"
+    target = memory.plain or memory.finer
+    if memory.widen:
+        text = f"{origin} are dequantized to {str(dtype).removeprefix('torch.')}"
+    elif target is not None:
+        text = f"{origin} are quantized{' again' if stored else ''} to {memory.kind}, one scale per {target.shared}"
+    else:
+        text = f"{origin} are kept in few bits"
+    if memory.by_row is not None and memory.by_row.dynamic:
+        return f"{text}; so are their inputs, one scale per token"
+    expected = flag.endswith("-dynamic") or (stored is not None and stored.activations != "unquantized")
+    return text + ("; activations, which would be quantized as well, are not" if expected else "")

@@ -1,0 +1,135 @@
+"""A weight that is stored as values and a grid of scales, one for each block of values, maybe with zero points.
+
+Blocks are rows x columns. A scale for several rows is repeated for each of them, which is exact.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.kernels.quantized_weight import E4M3, CodeMap, QuantizedWeight
+from worker.model.checkpoint import CheckpointError
+from worker.model.quantization.codes import check_finite, input_order, signed, unpack
+from worker.model.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
+
+NOT_A_NUMBER = 0x7F  # E4M3's NaN, without the sign
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """How many rows and how many columns share a scale; 0 means all."""
+
+    rows: int
+    columns: int
+
+    @property
+    def by_row(self) -> bool:
+        """Whether all columns share a scale, so that each row has only one; several rows may share it, too."""
+        return self.columns == 0
+
+    def grid(self, shape: Shape) -> tuple[int, int]:
+        """Returns how many scales a weight of this shape has along its rows and along its columns."""
+        steps = zip(shape, (self.rows, self.columns), strict=True)
+        rows, columns = (-(-size // step) if step else 1 for size, step in steps)
+        return rows, columns
+
+    def grid_shape(self, shape: Shape, actual: Shape) -> Shape:
+        """Returns the shape of the tensor of scales: `actual` if that is the grid, maybe without dimensions of 1."""
+        grid = self.grid(shape)
+        fits = actual == grid or (grid[1] == 1 and actual == grid[:1]) or (grid == (1, 1) and actual == ())
+        return actual if fits else grid
+
+    def for_rows(self, grid: Tensor, shape: Shape) -> Tensor:
+        """Expands a stored grid to [N, groups], for each row of a weight [N, K]."""
+        down, across = self.grid(shape)
+        grid = grid.reshape(down, across)
+        rows = grid.repeat_interleave(self.rows, 0)[: shape[0]] if self.rows else grid.expand(shape[0], across)
+        return rows.contiguous()
+
+    def __str__(self) -> str:
+        one = {(0, 0): "a tensor", (1, 0): "a row"}
+        return one.get((self.rows, self.columns), f"{self.rows} x {self.columns} values")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledWeight:
+    """A weight [N, K] of values and scales.
+
+    bits: of packed values, which are unsigned and several in an int32; 0 if each value is an int8 or float8.
+    zero: the tensor of zero points, if there is one; packed along the rows of the weight if the values are packed.
+    g_idx: the tensor of the groups of inputs, if there is one.
+    """
+
+    name: str
+    shape: Shape
+    tensors_of: StoredTensors
+    block: Block
+    code_map: CodeMap
+    bits: int
+    values: ExpectedTensor
+    scale: ExpectedTensor
+    zero: ExpectedTensor | None = None
+    g_idx: ExpectedTensor | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.code_map, self.block.columns, self.zero is not None)
+
+    @property
+    def group_size(self) -> int:
+        return self.block.columns or self.shape[1]
+
+    def tensors(self) -> list[ExpectedTensor]:
+        return [tensor for tensor in (self.values, self.scale, self.zero, self.g_idx) if tensor is not None]
+
+    def read(self, read: ReadTensor, dtype: torch.dtype) -> QuantizedWeight:
+        values = read(self.values.name, self.values.shape, FORMATS[self.values.formats[0]])
+        stored = check_finite(
+            read(self.scale.name, self.scale.shape or (1,), torch.float32), self.scale.name, self.tensors_of
+        )
+        scale = self.block.for_rows(stored, self.shape)
+        zero, order = self._zero(read), self._order(read)
+        if self.bits:
+            codes = unpack(values, self.bits)[:, : self.shape[1]]
+            return signed(_ordered(codes, order), self.bits, scale, zero, self.group_size, order)
+        codes = values.view(torch.uint8)
+        if self.code_map is E4M3 and bool((codes & NOT_A_NUMBER == NOT_A_NUMBER).any()):
+            raise CheckpointError(f"{self.tensors_of.where(self.name)}: tensor {self.name} contains NaN")
+        minimum = None if zero is None or not bool(zero.any()) else -scale * zero
+        return QuantizedWeight(_ordered(codes, order), self.code_map, scale, minimum, self.group_size, order)
+
+    def _zero(self, read: ReadTensor) -> Tensor | None:
+        """Reads the zero points [N, groups]; of packed values they are unsigned."""
+        if self.zero is None:
+            return None
+        stored = read(self.zero.name, self.zero.shape or (1,), FORMATS[self.zero.formats[0]])
+        if stored.dtype == torch.int32:
+            return unpack(stored.T, self.bits).T[: self.shape[0]]
+        by_row = self.block.for_rows(stored, self.shape).float()
+        return by_row + (1 << (self.bits - 1)) if self.bits else by_row
+
+    def _order(self, read: ReadTensor) -> Tensor | None:
+        if self.g_idx is None:
+            return None
+        index = read(self.g_idx.name, self.g_idx.shape, torch.int32)
+        return input_order(index, self.group_size, self.g_idx.name, self.tensors_of)
+
+
+FORMATS = {"I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
+
+
+def block_of(size: Any, method: str) -> Block:
+    """Reads a block size from a config. Raises CheckpointError when it is not two lengths that can be kept."""
+    if size is None:
+        return Block(0, 0)
+    if isinstance(size, list) and len(size) == 2 and all(isinstance(length, int) and length > 0 for length in size):
+        if size[1] % 16 == 0:
+            return Block(*size)
+        raise CheckpointError(f"quant_method {method!r}: scales for {size[1]} inputs are not for a multiple of 16")
+    raise CheckpointError(f"quant_method {method!r}: {size!r} is not a valid block size of weights")
+
+
+def _ordered(codes: Tensor, order: Tensor | None) -> Tensor:
+    return codes if order is None else codes[:, order]

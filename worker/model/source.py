@@ -1,0 +1,42 @@
+"""Opens a checkpoint of any file format as a WeightSource (see stored_weight.py)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.model.checkpoint import Checkpoint, read_config
+from worker.model.quantization.methods import Method, method_of
+from worker.model.staging import Staging
+from worker.model.stored_weight import PlainWeight, Shape, StoredWeight, WeightSource
+
+# Endings of names of tensors that are not read. Zero points of symmetric weights are all zero.
+IGNORED = ("rotary_emb.inv_freq",)  # rotary tables in old checkpoints
+IGNORED_IF_QUANTIZED = (
+    ".input_scale", ".output_scale", ".weight_shape", ".weight_zero_point", ".q_scale", ".k_scale", ".v_scale",
+)  # fmt: skip
+
+
+def open_source(folder: Path, staging: Staging | None) -> WeightSource:
+    """Opens the checkpoint. staging: reads its tensors if it is given; close() closes it, too.
+
+    Raises CheckpointError when a file is broken or the quantization is not supported.
+    """
+    return SafetensorsSource(Checkpoint(folder, staging), method_of(read_config(folder)))
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsSource:
+    """A folder of safetensors files. method: how config.json says that weights are quantized, if they are."""
+
+    tensors: Checkpoint
+    method: Method | None
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return IGNORED if self.method is None else IGNORED + IGNORED_IF_QUANTIZED
+
+    def weight(self, name: str, shape: Shape) -> StoredWeight:
+        few_bits = None if self.method is None else self.method.weight(name, shape, self.tensors)
+        return PlainWeight(name, shape) if few_bits is None else few_bits
+
+    def close(self) -> None:
+        self.tensors.close()
