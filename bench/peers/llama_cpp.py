@@ -26,6 +26,13 @@ class Isa:
     llama_cpp: str
 
 
+# GCC 12 believes that loading a tile configuration reads 8 of its 64 bytes, and leaves the others unwritten: the first
+# tile operation then ends the process. With this change to llama.cpp's source it writes all of them.
+TILE_FIX = (
+    "s/alignas(64) tile_config_t tc = {}/alignas(64) volatile tile_config_t tc = {}/; "
+    "s/_tile_loadconfig(&tc)/_tile_loadconfig((const void *)\\&tc)/"
+)
+
 ISAS = {
     "best": Isa("", ""),  # what each finds by itself
     "avx2": Isa("avx2", "haswell"),
@@ -44,13 +51,15 @@ def setup(root: Path) -> list[Command]:
     """Returns the commands that build all programs, and the libraries of all CPUs of ISAS, in an environment with cmake
     and ninja under root/lcpp."""
     sdist = root / "sdist"
+    source = sdist / SOURCE / "vendor/llama.cpp"
     off = ["BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_UI", "USE_PREBUILT_UI", "BUILD_APP", "OPENSSL"]
     libraries = [f"ggml-cpu-{isa.llama_cpp}" for isa in ISAS.values() if isa.llama_cpp]
     return [
         [str(root / "lcpp/bin/pip"), "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python", "-d", str(sdist),
          f"llama-cpp-python=={VERSION}"],
         ["tar", "xzf", str(sdist / f"{SOURCE}.tar.gz"), "-C", str(sdist)],
-        ["cmake", "-S", str(sdist / SOURCE / "vendor/llama.cpp"), "-B", str(root / BUILD), "-G", "Ninja",
+        ["sed", "-i", TILE_FIX, str(source / "ggml/src/ggml-cpu/amx/mmq.cpp")],
+        ["cmake", "-S", str(source), "-B", str(root / BUILD), "-G", "Ninja",
          "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON",
          "-DBUILD_SHARED_LIBS=ON", *(f"-DLLAMA_{name}=OFF" for name in off)],
         ["cmake", "--build", str(root / BUILD), f"-j{threads()}", "--target", *PROGRAMS, *libraries],
