@@ -1,6 +1,7 @@
 """`sluice env`: describes this machine and installation for bug reports.
 
-Imports none of the listed packages. Unknown facts are reported as unknown; nothing here fails or builds anything.
+Without --measure it imports none of the listed packages and builds nothing. Unknown facts are reported as unknown;
+nothing here fails.
 """
 
 import ctypes
@@ -15,10 +16,15 @@ from importlib import metadata
 from pathlib import Path
 
 from shared.flags import Parser
-from worker.kernels.cpu.instruction_set import TIERS, highest_allowed
+from shared.machine import usable_cores, visible_gpus
+from worker.kernels.cpu.instruction_set import TIERS, VARIABLE, highest_allowed
 
 PACKAGES = ("sluice", "torch", "triton", "transformers", "tokenizers", "pyzmq", "msgspec", "starlette", "uvicorn")
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # the flags in /proc/cpuinfo that matter to the CPU kernels
+# the flags in /proc/cpuinfo that matter to kernels for CPUs
+CPU_FLAGS = (
+    "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
+    "amx_bf16",
+)  # fmt: skip
 CSRC = Path(__file__).resolve().parents[2] / "worker" / "kernels" / "cpu" / "csrc"
 GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 GIB = 1 << 30
@@ -27,12 +33,16 @@ GIB = 1 << 30
 def parser() -> Parser:
     parser = Parser(prog="sluice env", description="Describe this machine and this installation.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--measure", action="store_true",
+        help="measure for a second how fast the CPU reads memory and multiplies; builds the C kernels if need be",
+    )  # fmt: skip
     return parser
 
 
 def env(words: list[str]) -> int:
     args = parser().read(words)
-    facts = {name: find() for name, find in FACTS.items()}
+    facts = {name: find() for name, find in FACTS.items()} | (_floors() if args.measure else {})
     width = max(map(len, facts))
     lines = (f"{name:<{width}}  {fact}" for name, fact in facts.items())
     print(json.dumps(facts, indent=2) if args.json else "\n".join(lines))
@@ -61,7 +71,7 @@ def _cpu() -> str:
 
 
 def _native() -> str:
-    """Describes the built CPU library and its instruction tier; a worker rebuilds an outdated library at its start."""
+    """Describes the built CPU library and its instruction set; a worker rebuilds an outdated library at its start."""
     if os.environ.get("SLUICE_NATIVE") == "0":
         return "switched off (SLUICE_NATIVE=0)"
     libraries = sorted(CSRC.glob("libsluice-*.so")) or sorted(_cache().glob("libsluice-*.so"))
@@ -69,13 +79,41 @@ def _native() -> str:
         compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
         return f"not built; a worker builds it with {compiler}" if compiler else "not built, and there is no C compiler"
     try:
-        tier = int(ctypes.CDLL(str(libraries[-1])).tier())
-        limit = min(tier, highest_allowed(os.environ))
+        found, allowed = int(ctypes.CDLL(str(libraries[-1])).tier()), highest_allowed(os.environ)
     except ValueError as error:
         return str(error)
     except (OSError, AttributeError) as error:
         return f"{libraries[-1]} cannot be loaded: {error}"
-    return f"{TIERS[limit]} ({libraries[-1]})"
+    cap = f", as {VARIABLE} says; this processor has {TIERS[found]}" if allowed < found else ""
+    return f"{TIERS[min(found, allowed)]}{cap} ({libraries[-1]})"
+
+
+def _kernels() -> str:
+    """Says which kernels a worker uses by default."""
+    if visible_gpus():
+        triton = _version("triton")() != "not installed"
+        return "Triton on the GPU, if its test steps are right" if triton else "plain PyTorch on the GPU: no triton"
+    native = _native().partition(" ")[0].strip(",")
+    return f"C with {native}" if native in TIERS[1:] else f"plain PyTorch: the C kernels are {_native()}"
+
+
+def _floors() -> dict[str, str]:
+    """Measures the floors with all cores of this process."""
+    from worker.kernels.cpu import floors
+
+    cores = usable_cores()
+    try:
+        found = floors.measure(cores)
+    except ValueError as error:
+        return {"measured": str(error)}
+    if found is None:
+        return {"measured": "nothing: the C library does not run here"}
+    bf16 = "not by this instruction set" if found.bf16_gflop_s is None else f"{found.bf16_gflop_s:.0f} GFLOP/s"
+    return {
+        "reading memory": f"{found.read_gb_s:.1f} GB/s with {cores} threads",
+        "fp32 multiply-add": f"{found.fp32_gflop_s:.0f} GFLOP/s",
+        "bf16 products": bf16,
+    }
 
 
 def _gpu() -> str:
@@ -133,6 +171,7 @@ FACTS: dict[str, Callable[[], str]] = {
     **{package: _version(package) for package in PACKAGES},
     "cpu": _cpu,
     "cpu kernels": _native,
+    "kernels": _kernels,
     "gpu": _gpu,
     "memory": _memory,
     "model cache": _model_cache,

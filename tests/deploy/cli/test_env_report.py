@@ -8,6 +8,7 @@ import pytest
 
 from tests.deploy.cli.harness import sluice
 from tests.patience import PATIENCE_S
+from worker.kernels.cpu import floors, library
 
 
 def test_env_lists_versions_and_machine_without_keys(
@@ -20,7 +21,7 @@ def test_env_lists_versions_and_machine_without_keys(
     assert code == 0
     assert lines["python"].strip().startswith(".".join(map(str, sys.version_info[:3])))
     assert lines["torch"].strip()[0].isdigit()
-    assert {"cpu", "cpu kernels", "gpu", "memory", "model cache", "triton cache"} <= lines.keys()
+    assert {"cpu", "cpu kernels", "kernels", "gpu", "memory", "model cache", "triton cache"} <= lines.keys()
     assert "SLUICE_PORT=99" in out
     assert "secret" not in out
     _, out, _ = sluice(capsys, "env", "--json")
@@ -30,3 +31,25 @@ def test_env_lists_versions_and_machine_without_keys(
 def test_env_does_not_import_torch() -> None:
     check = "import sys; from deploy.cli.main import main; main(['env']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], capture_output=True, timeout=PATIENCE_S).returncode == 0
+
+
+def test_env_tells_the_instruction_set_and_its_cap(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_ISA", "avx2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    best = library.TIERS[int(found.tier())] if (found := library.library()) else "none"
+    facts = json.loads(sluice(capsys, "env", "--json")[1])
+    assert facts["kernels"].startswith("C with avx2" if best != "none" else "plain PyTorch")
+    assert ("as SLUICE_ISA says" in facts["cpu kernels"]) == (best not in ("none", "avx2"))
+    monkeypatch.setenv("SLUICE_ISA", "mmx")
+    assert "SLUICE_ISA must be one of" in json.loads(sluice(capsys, "env", "--json")[1])["cpu kernels"]
+
+
+def test_env_measures_only_if_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floors, "measure", lambda threads: floors.Floors(30.0, 200.0, None))
+    assert "reading memory" not in json.loads(sluice(capsys, "env", "--json")[1])
+    facts = json.loads(sluice(capsys, "env", "--json", "--measure")[1])
+    assert facts["reading memory"].startswith("30.0 GB/s")
+    assert facts["fp32 multiply-add"] == "200 GFLOP/s"
+    assert facts["bf16 products"] == "not by this instruction set"

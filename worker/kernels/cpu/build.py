@@ -36,6 +36,10 @@ UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("attention/attention_simd.c", AVX512),
     ("attention/attention_bf16.c", AVX512BF16),
     ("attention/attention_amx.c", AMX),
+    ("floors/floors_simd.c", AVX2),
+    ("floors/floors_simd.c", AVX512),
+    ("floors/floors_bf16.c", AVX512BF16),
+    ("floors/floors_amx.c", AMX),
 )
 
 

@@ -1,0 +1,72 @@
+"""Measures what this machine does at most: reading memory, and multiply-adds of the instruction set in use.
+
+Kernels are compared with these floors of their time. All figures are of all threads together.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable
+from ctypes import c_int, c_long, c_void_p
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from worker.kernels.cpu import library
+
+MEMORY = 512 << 20  # bytes read: more than the caches of most processors
+TRIES = 4
+TRY_S = 0.04  # about how long a try of multiplications takes
+
+# flops of one round in one thread: two for each multiply-add
+ROUND_FLOPS = {
+    "floor_fp32_avx2": 2 * 12 * 8,
+    "floor_fp32_avx512": 2 * 12 * 16,
+    "floor_bf16_avx512bf16": 2 * 12 * 32,
+    "floor_bf16_amx": 2 * 4 * 16 * 16 * 32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    read_gb_s: float
+    fp32_gflop_s: float
+    bf16_gflop_s: float | None  # None where the instruction set does not multiply bf16 numbers
+
+
+def measure(threads: int) -> Floors | None:
+    """Takes about a second. Returns None where the C library does not run."""
+    found, tier = library.library(), library.tier()
+    if found is None or tier == "none":
+        return None
+    plain = "avx2" if tier == "avx2" else "avx512"
+    bf16 = _gflop_s(found, f"floor_bf16_{tier}", threads) if library.multiplies_bf16() else None
+    return Floors(_read_gb_s(found, plain, threads), _gflop_s(found, f"floor_fp32_{plain}", threads), bf16)
+
+
+def _read_gb_s(found: ctypes.CDLL, simd: str, threads: int) -> float:
+    read = getattr(found, f"floor_read_{simd}")
+    read.argtypes, read.restype = (c_void_p, c_long, c_int), None
+    memory = torch.empty(MEMORY, dtype=torch.uint8)
+    found.advise_huge_pages(c_void_p(memory.data_ptr()), c_long(MEMORY))
+    memory.fill_(1)  # until it is written, all of it may be one page of zeros
+    return MEMORY / _fastest(lambda: read(memory.data_ptr(), MEMORY, threads)) / 1e9
+
+
+def _gflop_s(found: ctypes.CDLL, name: str, threads: int) -> float:
+    multiply = getattr(found, name)
+    multiply.argtypes, multiply.restype = (c_long, c_int), None
+    rounds = 1000
+    while (took := _seconds(partial(multiply, rounds, threads))) < TRY_S / 2:
+        rounds = int(rounds * min(10.0, TRY_S / max(took, 1e-6)) + 1)
+    return ROUND_FLOPS[name] * rounds * threads / _fastest(partial(multiply, rounds, threads)) / 1e9
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    return min(_seconds(work) for _ in range(TRIES))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
