@@ -7,6 +7,6 @@ text                detokenizing, stop strings, encoding
 engine              prefill and decode of a loaded model, without HTTP and scheduler
 step                what a step costs the worker outside of the model
 drafts, grammar, quantization       what these features cost or gain
-cpu_kernels         the C library for CPUs compared with plain torch
+cpu_kernels         the C library for CPUs compared with the floors of this machine
 amx_stand_in        the AMX matmul with other instructions in place of AMX
 """

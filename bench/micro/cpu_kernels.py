@@ -1,130 +1,215 @@
-"""Compares the C library for CPUs with plain torch in the same run.
+"""Compares the C library for CPUs with the machine's floors, which are measured in the same run.
 
-    python -m bench.micro.cpu_kernels [threads]
+    SLUICE_ISA=avx2 python -m bench.micro.cpu_kernels [--threads 2] [--sections products,decode,attention,rows]
 
-A shared machine is noisy, so each figure is the best of several rounds that alternate between the library and torch.
-With one thread, a figure is CPU time. Only ratios are reliable.
+Products of 512 rows are compared with the best product of torch, in bf16 or fp32, with its libraries capped to the same
+instruction set, and with the multiply-add peak. Products of few rows are compared with the speed of reading memory, in
+bytes that the packed weight has. A shared machine is noisy, so each figure is the best of rounds that alternate.
 """
 
-import sys
+import argparse
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from shared.arguments import comma_separated, positive_int
+from worker.kernels.cpu.instruction_set import VARIABLE
 
-from worker.kernels import act_and_mul, norm
-from worker.kernels.cpu import bindings
-from worker.kernels.cpu.packed_weight import CpuWeight, pack_weight
+TORCH_CAPS = {  # SLUICE_ISA → the names of oneDNN, MKL and ATen
+    "avx2": ("AVX2", "AVX2", "avx2"),
+    "avx512": ("AVX512_CORE", "AVX512", "avx512"),
+    "avx512bf16": ("AVX512_CORE_BF16", "AVX512", "avx512"),
+}
+for name, cap in zip(
+    ("ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY"),
+    TORCH_CAPS.get(os.environ.get(VARIABLE, ""), ()),
+    strict=False,
+):
+    os.environ.setdefault(name, cap)  # they are read when torch is imported
 
-ROUNDS = 12
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from bench.client.summary import aligned, number  # noqa: E402
+from worker.kernels import act_and_mul, norm  # noqa: E402
+from worker.kernels.cpu import bindings, floors  # noqa: E402
+from worker.kernels.cpu.floors import Floors  # noqa: E402
+from worker.kernels.linear import PackedLinear, linear, pack_stacked  # noqa: E402
+from worker.kernels.quantized_weight import INT4, INT8, CodeMap, QuantizedWeight  # noqa: E402
+
 SPREAD = 256 << 20  # bytes of different weights or K/V in a round: more than a CPU cache holds
+SHAPES = ((4096, 1024), (6144, 1024), (1024, 3072))  # rows and columns of M's linears
+MANY, FEW = 512, (1, 8, 32)
 
 
-def best(ours: Callable[[], object], torchs: Callable[[], object]) -> tuple[float, float]:
-    """Returns the seconds of the fastest round of `ours` and of `torchs`, whose rounds alternate."""
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    fastest = [float("inf")] * 2
-    for _ in range(ROUNDS):
-        for i, run in enumerate((ours, torchs)):
-            begin = clock()
-            run()
-            fastest[i] = min(fastest[i], clock() - begin)
-    return fastest[0], fastest[1]
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of weights. code_map: None for plain numbers. group: inputs that share a scale."""
+
+    code_map: CodeMap | None = None
+    group: int = 0
+    minimum: bool = False
 
 
-def line(what: str, ours: float, torchs: float, work: float, unit: str, scale: float) -> None:
-    print(
-        f"{what:34} {ours * 1e3:8.3f} ms {work / ours / scale:7.2f} {unit}   "
-        f"torch {torchs * 1e3:8.3f} ms {work / torchs / scale:7.2f} {unit}   {torchs / ours:5.2f} x",
-        flush=True,
-    )
+FORMATS = {
+    "bf16": Format(),
+    "int8": Format(INT8, 1 << 30),
+    "int8-g32": Format(INT8, 32),
+    "int4-g128": Format(INT4, 128),
+    "int4-g32": Format(INT4, 32),
+    "int4-g32-min": Format(INT4, 32, True),  # as Q4_K is in memory
+}
 
 
-def products(dtype: torch.dtype) -> None:
-    for n, k in ((4096, 1024), (6144, 1024), (1024, 3072)):
-        size = n * k * dtype.itemsize
-        weights = [torch.randn(n, k).to(dtype) for _ in range(max(1, SPREAD // size))]
-        packed = [pack_weight([weight], dtype=weight.dtype) for weight in weights]
-        for t in (1, 8, 32):
-            line(f"linear {dtype.itemsize * 8} bit {t} x {k} x {n}", *product(t, weights, packed), size, "GB/s", 1e9)
-        for t in (128, 512, 1024):
-            both = product(t, weights[:4], packed[:4])
-            line(f"linear {dtype.itemsize * 8} bit {t} x {k} x {n}", *both, 2 * t * n * k, "TFLOP/s", 1e12)
+def best(rounds: int, *works: Callable[[], object]) -> list[float]:
+    """Returns the seconds of the fastest round of each of `works`, whose rounds alternate."""
+    fastest = [float("inf")] * len(works)
+    for _ in range(rounds):
+        for i, work in enumerate(works):
+            begin = time.perf_counter()
+            work()
+            fastest[i] = min(fastest[i], time.perf_counter() - begin)
+    return fastest
 
 
-def product(t: int, weights: list[Tensor], packed: list[CpuWeight]) -> tuple[float, float]:
-    x = torch.randn(t, packed[0].k).to(packed[0].dtype)
-
-    def ours() -> None:
-        for weight in packed:
-            bindings.linear(x, weight)
-
-    def torchs() -> None:
-        for weight in weights:
-            F.linear(x, weight)
-
-    took = best(ours, torchs)
-    return took[0] / len(packed), took[1] / len(packed)
+def quantized(n: int, k: int, form: Format) -> Tensor | QuantizedWeight:
+    """Returns a random weight in a format; numbers do not change the speed."""
+    if form.code_map is None:
+        return torch.randn(n, k).bfloat16()
+    groups = -(-k // form.group)
+    codes = torch.randint(1 << form.code_map.bits, (n, k), dtype=torch.uint8)
+    minimum = torch.rand(n, groups) if form.minimum else None
+    return QuantizedWeight(codes, form.code_map, torch.rand(n, groups), minimum, form.group)
 
 
-def attend(sequences: int, rows: int, length: int, dtype: torch.dtype, page: int = 32) -> None:
-    """Compares attention. Ours reads shuffled pages; torch gets dense keys and values, whose gathering is not timed."""
+def packed(weight: Tensor | QuantizedWeight) -> PackedLinear:
+    return pack_stacked([weight], dtype=torch.bfloat16, invariant=True)
+
+
+def products(names: Sequence[str], limits: Floors, rounds: int) -> list[list[str]]:
+    """Compares products of many rows: GFLOP/s, and shares of torch's best and of the peak."""
+    peak = max(limits.fp32_gflop_s, limits.bf16_gflop_s or 0.0)
+    rows = [
+        [f"{MANY} rows, GFLOP/s", "Sluice", "torch bf16", "torch fp32", "share of torch's best", "share of the peak"]
+    ]
+    for n, k in SHAPES:
+        x, weight = torch.randn(MANY, k), torch.randn(n, k)
+        x16, weight16 = x.bfloat16(), weight.bfloat16()
+        for name in names:
+            ours = packed(quantized(n, k, FORMATS[name]))
+            took = best(
+                rounds, partial(linear, x16, ours), partial(F.linear, x16, weight16), partial(F.linear, x, weight)
+            )  # fmt: skip
+            rate, bf16, fp32 = (2 * MANY * n * k / seconds / 1e9 for seconds in took)
+            shares = share(rate, max(bf16, fp32)), share(rate, peak)
+            rows.append([f"{k} → {n}, {name}", number(rate), number(bf16), number(fp32), *shares])
+    return rows
+
+
+def decode(names: Sequence[str], limits: Floors, rounds: int) -> list[list[str]]:
+    """Compares products of few rows: GB/s of weights, and the share of the speed of memory."""
+    rows = [["GB/s of weights", *(title for t in FEW for title in (f"{t} rows", "share"))]]
+    for n, k in SHAPES:
+        for name in names:
+            weight = quantized(n, k, FORMATS[name])
+            first = packed(weight)
+            size = first.cpu.nbytes if first.cpu else n * k * 2
+            weights = [first, *(packed(weight) for _ in range(SPREAD // size))]
+            cells = []
+            for t in FEW:
+                x = torch.randn(t, k).bfloat16()
+                [seconds] = best(rounds, partial(_multiply, x, weights))
+                rate = size * len(weights) / seconds / 1e9
+                cells += [number(rate), share(rate, limits.read_gb_s)]
+            rows.append([f"{k} → {n}, {name}", *cells])
+    return rows
+
+
+def _multiply(x: Tensor, weights: Sequence[PackedLinear]) -> None:
+    for weight in weights:
+        linear(x, weight)
+
+
+def attention(limits: Floors, rounds: int, page: int = 32) -> list[list[str]]:
+    """Compares decode attention over shuffled pages: GB/s of keys and values, and the share of the speed of memory."""
     heads, kv_heads, d = 16, 8, 128
-    each = -(-length // page)
-    pages = (torch.randperm(sequences * each) + 1).int().view(sequences, each)
-    cache_k, cache_v = (torch.randn(sequences * each + 1, page, kv_heads, d).to(dtype) for _ in "kv")
-    k, v = (torch.randn(sequences, kv_heads, length, d).to(dtype) for _ in "kv")
-    starts = (torch.arange(sequences + 1) * rows).int()
-    lengths = torch.full((sequences,), length).int()
-    q = torch.randn(sequences * rows, heads, d).to(dtype)
-    own = q.view(sequences, rows, heads, d).transpose(1, 2).contiguous()
-    mask = torch.ones(rows, length, dtype=torch.bool).tril(length - rows)
+    rows = [["decode attention, sequences x context", "GB/s", "share"]]
+    for sequences, length in ((8, 128), (8, 1024), (32, 160), (32, 1024), (1, 8192)):
+        each = -(-length // page)
+        pages = (torch.randperm(sequences * each) + 1).int().view(sequences, each)
+        caches = [[torch.randn(sequences * each + 1, page, kv_heads, d).bfloat16() for _ in "kv"]]
+        size = 2 * sequences * length * kv_heads * d * 2
+        caches += [[part.clone() for part in caches[0]] for _ in range(SPREAD // size)]
+        q, starts = torch.randn(sequences, heads, d).bfloat16(), torch.arange(sequences + 1).int()
+        lengths = torch.full((sequences,), length).int()
 
-    def ours() -> Tensor:
-        return bindings.attention(q, cache_k, cache_v, starts, lengths, pages, scale=d**-0.5, window=0)
+        def attend(
+            q: Tensor = q, caches: list[list[Tensor]] = caches, starts: Tensor = starts, lengths: Tensor = lengths,
+            pages: Tensor = pages,
+        ) -> None:  # fmt: skip
+            for k, v in caches:
+                bindings.attention(q, k, v, starts, lengths, pages, scale=d**-0.5, window=0)
 
-    def torchs() -> Tensor:
-        if rows == length:
-            return F.scaled_dot_product_attention(own, k, v, is_causal=True, enable_gqa=True)
-        return F.scaled_dot_product_attention(own, k, v, attn_mask=mask, enable_gqa=True)
-
-    took = best(ours, torchs)
-    what = f"attention {dtype.itemsize * 8} bit {sequences} x {rows} at {length}"
-    if rows == 1:
-        line(what, *took, 2 * sequences * length * kv_heads * d * dtype.itemsize, "GB/s", 1e9)
-    else:
-        line(what, *took, 4 * sequences * heads * d * rows * (length - rows / 2), "TFLOP/s", 1e12)
+        [seconds] = best(rounds, attend)
+        rate = size * len(caches) / seconds / 1e9
+        rows.append([f"{sequences} x {length}", number(rate), share(rate, limits.read_gb_s)])
+    return rows
 
 
-def rows(t: int, dtype: torch.dtype) -> None:
-    x, residual, wide = (torch.randn(t, n).to(dtype) for n in (1024, 1024, 6144))
-    weight = torch.ones(1024, dtype=dtype)
+def rowwise(rounds: int) -> list[list[str]]:
+    """Compares operations on rows with plain torch."""
+    table = [["GB/s", "residual + norm", "torch ÷ Sluice, in time", "act_and_mul", "torch ÷ Sluice, in time"]]
+    for t in (1, 32, 1024):
+        x, residual, wide = (torch.randn(t, n).bfloat16() for n in (1024, 1024, 6144))
+        weight = torch.ones(1024, dtype=torch.bfloat16)
+        normed = (x, residual, weight, 1e-6)
+        norms = best(rounds, partial(bindings.add_rms_norm, *normed), partial(norm.add_rms_norm_torch, *normed))
+        gates = best(
+            rounds, partial(bindings.act_and_mul, wide, "silu"), partial(act_and_mul.act_and_mul_torch, wide, "silu")
+        )  # fmt: skip
+        rates = 4 * x.nbytes / norms[0] / 1e9, 1.5 * wide.nbytes / gates[0] / 1e9
+        ratios = norms[1] / norms[0], gates[1] / gates[0]
+        table.append([f"{t} rows", number(rates[0]), number(ratios[0]), number(rates[1]), number(ratios[1])])
+    return table
 
-    def ours() -> None:
-        bindings.add_rms_norm(x, residual, weight, 1e-6)
 
-    def torchs() -> None:
-        norm.add_rms_norm_torch(x, residual, weight, 1e-6)
+def share(rate: float, limit: float) -> str:
+    return f"{rate / limit:.0%}"
 
-    line(f"add + norm {dtype.itemsize * 8} bit {t} x 1024", *best(ours, torchs), 4 * x.nbytes, "GB/s", 1e9)
-    both = best(lambda: bindings.act_and_mul(wide, "silu"), lambda: act_and_mul.act_and_mul_torch(wide, "silu"))
-    line(f"gate {dtype.itemsize * 8} bit {t} x 6144", *both, wide.nbytes * 1.5, "GB/s", 1e9)
+
+SECTIONS: dict[str, Callable[[Sequence[str], Floors, int], list[list[str]]]] = {
+    "products": products,
+    "decode": decode,
+    "attention": lambda names, limits, rounds: attention(limits, rounds),
+    "rows": lambda names, limits, rounds: rowwise(rounds),
+}
 
 
 def main() -> None:
-    torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else torch.get_num_threads())
-    print(f"{bindings.tier()}, {torch.get_num_threads()} threads, best of {ROUNDS}")
-    for dtype in (torch.bfloat16, torch.float32):
-        if not bindings.available(dtype):
-            raise SystemExit("the C library does not run here")
-        for t in (1, 32, 1024):
-            rows(t, dtype)
-        for case in ((1, 1, 1024), (8, 1, 1024), (32, 1, 1024), (1, 1, 8192), (1, 1024, 1024), (1, 256, 4096)):
-            attend(*case, dtype)
-        products(dtype)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--threads", type=positive_int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=positive_int, default=8, help="the best of so many counts")
+    parser.add_argument("--formats", type=comma_separated(FORMATS, every=FORMATS), default="all")
+    parser.add_argument("--sections", type=comma_separated(SECTIONS, every=SECTIONS), default="all")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if not bindings.available(torch.bfloat16):
+        raise SystemExit("the C library does not run here")
+    for section in args.sections:
+        limits = floors.measure(args.threads)
+        assert limits is not None
+        bf16 = "" if limits.bf16_gflop_s is None else f", bf16 products {limits.bf16_gflop_s:.0f} GFLOP/s"
+        print(
+            f"\n{section}, {bindings.tier()}, {args.threads} threads: reading memory {limits.read_gb_s:.1f} GB/s, "
+            f"fp32 multiply-adds {limits.fp32_gflop_s:.0f} GFLOP/s{bf16}\n",
+            flush=True,
+        )
+        print(aligned(SECTIONS[section](args.formats, limits, args.rounds)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    with torch.inference_mode():
+        main()
