@@ -91,8 +91,8 @@ class WorkerConfig:
     quantization: str = setting(
         "auto",
         "weights in few bits in the layers; auto: as the checkpoint says; fp8, int8, int4: quantize while loading, "
-        "int4 with one scale for 128 values, int4-g32 for 32; fp8-dynamic, int8-dynamic: also quantize activations on a "
-        "GPU, with one scale per token; none: widen a quantized checkpoint to --dtype",
+        "int4 with one scale for 128 values, int4-g32 for 32; fp8-dynamic, int8-dynamic: on a GPU also quantize "
+        "activations, with one scale per token; none: widen a quantized checkpoint to --dtype",
         choices=("auto", "none", "fp8", "int8", "int4", "int4-g32", "fp8-dynamic", "int8-dynamic"),
     )
     threads: int = setting(0, "compute threads on the CPU; 0: one per core", unit="threads", at_least=0, at_most=1024)

@@ -7,8 +7,10 @@ mode.
 
 import itertools
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from shared.default_sizes import with_default_sizes
 from shared.messages import Sampling
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import HERE, MOST, TIERS, tier  # noqa: F401
+from tests.worker.model.quantized_checkpoints import FORMATS, rewrite
 from tests.worker.run.harness import (
     MAX_SEQ_LEN,
     batch_invariant_decoder,
@@ -43,6 +46,7 @@ PROMPT, NEW, CROWD = 70, 12, 16
 FEW = 5  # others, beside whom there are rows left for drafts
 FAMILIES = ("llama", "qwen3", "gemma3")
 DTYPES = (torch.float32, torch.bfloat16)
+FEW_BITS = (("gptq v2, asymmetric, act-order", "llama"), ("awq", "qwen3"), ("int8 a row", "gemma3"), ("nf4", "phi3"))
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,20 @@ def run(
     return target.tokens[PROMPT:], recorder.rows
 
 
+def assert_same_bits(
+    decoder: Decoder, modes: list[Mode], monkeypatch: pytest.MonkeyPatch, grammar: Grammar | None = None
+) -> dict[int, Tensor]:
+    """Compares every mode with the default one. Returns the logits of the target, by position."""
+    ids, logits = run(decoder, Mode(), monkeypatch, grammar)
+    assert len(ids) == NEW
+    for mode in modes:
+        other_ids, other_logits = run(decoder, mode, monkeypatch, grammar, foretold=None if grammar else ids)
+        assert other_ids == ids, mode
+        for position, row in logits.items():
+            assert torch.equal(other_logits[position], row), (mode, position)
+    return logits
+
+
 def _sequence(owner: bytes, id: int, length: int, seed: int) -> Sequence:
     draw = random.Random(seed)
     tokens = [draw.randrange(3, VOCAB) for _ in range(length)]
@@ -164,13 +182,7 @@ def test_bits_depend_on_the_request_alone(
 ) -> None:
     assert bindings.available(dtype), "the promise rests on the C kernels: is there a C compiler?"
     decoder = batch_invariant_decoder(checkpoints(family), dtype)
-    ids, logits = run(decoder, Mode(), monkeypatch)
-    assert len(ids) == NEW
-    for mode in [*MODES, *DRAFTING_MODES]:
-        other_ids, other_logits = run(decoder, mode, monkeypatch, foretold=ids)
-        assert other_ids == ids, mode
-        for position, row in logits.items():
-            assert torch.equal(other_logits[position], row), (mode, position)
+    assert_same_bits(decoder, [*MODES, *DRAFTING_MODES], monkeypatch)
 
 
 @pytest.mark.parametrize(("tier", "dtype"), BELOW, ids=str, indirect=["tier"])
@@ -183,13 +195,40 @@ def test_bits_depend_on_the_request_alone_on_every_tier(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = batch_invariant_decoder(checkpoints(family), dtype)
-    ids, logits = run(decoder, Mode(), monkeypatch)
-    assert len(ids) == NEW
-    for mode in [*MODES[7::11], *DRAFTING_MODES[2::5]]:
-        other_ids, other_logits = run(decoder, mode, monkeypatch, foretold=ids)
-        assert other_ids == ids, mode
-        for position, row in logits.items():
-            assert torch.equal(other_logits[position], row), (mode, position)
+    assert_same_bits(decoder, [*MODES[7::11], *DRAFTING_MODES[2::5]], monkeypatch)
+
+
+def decoder_in_few_bits(name: str, folder: Path, dtype: torch.dtype, copy: Path) -> Decoder:
+    return batch_invariant_decoder(rewrite(Path(shutil.copytree(folder, copy)), FORMATS[name]), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "family"), FEW_BITS)
+def test_bits_of_few_bits_depend_on_the_request_alone(
+    name: str,
+    family: str,
+    dtype: torch.dtype,
+    checkpoints: Checkpoints,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = decoder_in_few_bits(name, checkpoints(family), dtype, tmp_path / "copy")
+    assert_same_bits(decoder, [*MODES, *DRAFTING_MODES], monkeypatch)
+
+
+@pytest.mark.parametrize(("tier", "dtype"), BELOW, ids=str, indirect=["tier"])
+@pytest.mark.parametrize(("name", "family"), FEW_BITS[:2])
+def test_bits_of_few_bits_depend_on_the_request_alone_on_every_tier(
+    name: str,
+    family: str,
+    tier: str,  # noqa: F811
+    dtype: torch.dtype,
+    checkpoints: Checkpoints,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = decoder_in_few_bits(name, checkpoints(family), dtype, tmp_path / "copy")
+    assert_same_bits(decoder, [*MODES[7::22], *DRAFTING_MODES[2::5]], monkeypatch)
 
 
 def test_bits_of_a_grammar_depend_on_the_request_alone(
@@ -199,11 +238,6 @@ def test_bits_of_a_grammar_depend_on_the_request_alone(
     decoder = batch_invariant_decoder(folder, torch.float32)
     compiler = GrammarCompiler(folder, VOCAB, (EOS,))
     grammar = compiler.compile(json_schema({"type": "string", "minLength": 100}, "x")).result()
-    ids, logits = run(decoder, Mode(), monkeypatch, grammar)
-    assert len(ids) == NEW and all(row.isneginf().any() for row in logits.values())
-    for mode in MODES[::5]:
-        other_ids, other_logits = run(decoder, mode, monkeypatch, grammar)
-        assert other_ids == ids, mode
-        for position, row in logits.items():
-            assert torch.equal(other_logits[position], row), (mode, position)
+    logits = assert_same_bits(decoder, MODES[::5], monkeypatch, grammar)
+    assert all(row.isneginf().any() for row in logits.values())
     compiler.close()

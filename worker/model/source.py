@@ -8,11 +8,9 @@ from worker.model.quantization.methods import Method, method_of
 from worker.model.staging import Staging
 from worker.model.stored_weight import PlainWeight, Shape, StoredWeight, WeightSource
 
-# Endings of names of tensors that are not read. Zero points of symmetric weights are all zero.
+# Endings of names of tensors that are not read.
 IGNORED = ("rotary_emb.inv_freq",)  # rotary tables in old checkpoints
-IGNORED_IF_QUANTIZED = (
-    ".input_scale", ".output_scale", ".weight_shape", ".weight_zero_point", ".q_scale", ".k_scale", ".v_scale",
-)  # fmt: skip
+OF_ACTIVATIONS = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale")
 
 
 def open_source(folder: Path, staging: Staging | None) -> WeightSource:
@@ -32,7 +30,7 @@ class SafetensorsSource:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        return IGNORED if self.method is None else IGNORED + IGNORED_IF_QUANTIZED
+        return IGNORED if self.method is None else (*IGNORED, *OF_ACTIVATIONS, *self.method.ignored)
 
     def weight(self, name: str, shape: Shape) -> StoredWeight:
         few_bits = None if self.method is None else self.method.weight(name, shape, self.tensors)

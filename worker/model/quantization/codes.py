@@ -48,6 +48,17 @@ def input_order(g_idx: Tensor, group_size: int, name: str, tensors: StoredTensor
     return ordered.indices
 
 
+def check_group_size(size: object, method: str) -> int:
+    """Returns a group size from a config, 0 for all inputs (-1 there). Raises CheckpointError if it is impossible."""
+    if size is None or size == -1:
+        return 0
+    if isinstance(size, int) and size > 0 and size % 16 == 0:
+        return size
+    raise CheckpointError(
+        f"quant_method {method!r}: group_size {size!r} is not supported; supported are multiples of 16"
+    )
+
+
 def check_finite(numbers: Tensor, name: str, tensors: StoredTensors) -> Tensor:
     """Returns the numbers. Raises CheckpointError if one is NaN or infinite."""
     if not bool(numbers.isfinite().all()):

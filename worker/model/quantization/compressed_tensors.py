@@ -11,9 +11,10 @@ from typing import Any
 
 from worker.kernels.quantized_weight import E4M3, INT4, INT8, CodeMap
 from worker.model.checkpoint import CheckpointError
+from worker.model.quantization.mxfp4 import packed_weight
 from worker.model.quantization.scaled import Block, ScaledWeight, block_of
 from worker.model.spec import Activations, StoredQuantization
-from worker.model.stored_weight import ExpectedTensor, Shape, StoredTensors
+from worker.model.stored_weight import ExpectedTensor, Shape, StoredTensors, StoredWeight
 
 METHOD = "compressed-tensors"
 Config = Mapping[str, Any]
@@ -32,6 +33,7 @@ NUMBERS: Mapping[tuple[Any, Any], Numbers] = {
     ("int", 4): Numbers("int4", INT4, "I8"), ("int", 8): Numbers("int8", INT8, "I8"),
     ("float", 8): Numbers("fp8", E4M3, "F8_E4M3"),
 }  # fmt: skip
+MXFP4 = "mxfp4-pack-quantized"
 PACKED = {"int-quantized": False, "float-quantized": False, "naive-quantized": False, "pack-quantized": True}
 STRATEGIES: Mapping[Any, Callable[[Config], Block]] = {
     "tensor": lambda weights: Block(0, 0),
@@ -75,21 +77,41 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class MxFp4Group:
+    """An entry of config_groups whose weights are MXFP4."""
+
+    targets: tuple[str, ...]
+    activations: Activations
+
+    @property
+    def stored(self) -> StoredQuantization:
+        return StoredQuantization("mxfp4", activations=self.activations)
+
+    def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> StoredWeight:
+        return packed_weight(name, shape, tensors)
+
+
+@dataclass(frozen=True, slots=True)
 class CompressedTensors:
     """The settings of such a checkpoint. A linear is quantized if it has scales."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[Group | MxFp4Group, ...]
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Zero points of symmetric weights are all zero."""
+        return ".weight_shape", ".weight_zero_point"
 
     @property
     def stored(self) -> StoredQuantization:
         return StoredQuantization.of_all([group.stored for group in self.groups])
 
-    def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> ScaledWeight | None:
+    def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> StoredWeight | None:
         if name + "_scale" not in tensors:
             return None
         return self._group(name.removesuffix(".weight")).weight(name, shape, tensors)
 
-    def _group(self, module: str) -> Group:
+    def _group(self, module: str) -> Group | MxFp4Group:
         """Returns the group of a quantized module: by its name, else by a pattern, else by its class."""
         for matches in (_is_name, _is_pattern, _is_class):
             for group in self.groups:
@@ -125,8 +147,11 @@ def read(settings: Config) -> CompressedTensors:
     return CompressedTensors(found)
 
 
-def _group(group: Config, format: str | None) -> Group:
+def _group(group: Config, format: str | None) -> Group | MxFp4Group:
     weights, format = group["weights"], str(group.get("format") or format)
+    targets = tuple(group.get("targets") or ())
+    if format == MXFP4:
+        return MxFp4Group(targets, _inputs(group.get("input_activations"), "mxfp4"))
     type, bits, strategy = weights.get("type", "int"), weights.get("num_bits"), weights.get("strategy")
     numbers, symmetric = NUMBERS.get((type, bits)), weights.get("symmetric", True)
     fits = numbers is not None and format in PACKED and (type == "int" or (symmetric and not PACKED[format]))
@@ -134,12 +159,10 @@ def _group(group: Config, format: str | None) -> Group:
         raise CheckpointError(
             f"quant_method {METHOD!r}: {'' if symmetric else 'asymmetric '}{bits}-bit {type} weights by {strategy!r} "
             f"in format {format!r} are not supported; supported are 4- and 8-bit int and symmetric 8-bit float ones by "
-            f"{', '.join(STRATEGIES)} in format {', '.join(PACKED)}"
+            f"{', '.join(STRATEGIES)} in format {', '.join(PACKED)}, and format {MXFP4}"
         )
     inputs = _inputs(group.get("input_activations"), numbers.kind)
-    return Group(
-        tuple(group.get("targets") or ()), numbers, PACKED[format], STRATEGIES[strategy](weights), symmetric, inputs
-    )
+    return Group(targets, numbers, PACKED[format], STRATEGIES[strategy](weights), symmetric, inputs)
 
 
 def _inputs(settings: Config | None, kind: str) -> Activations:

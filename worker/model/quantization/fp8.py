@@ -19,6 +19,10 @@ class Fp8:
     activations: Activations
 
     @property
+    def ignored(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def stored(self) -> StoredQuantization:
         return StoredQuantization("fp8", str(self.block), self.block.by_row, self.activations)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from worker.model.checkpoint import CheckpointError
-from worker.model.quantization import compressed_tensors, fp8
+from worker.model.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
 from worker.model.spec import StoredQuantization
 from worker.model.stored_weight import Shape, StoredTensors, StoredWeight
 
@@ -15,6 +15,10 @@ class Method(Protocol):
     """Knows how a checkpoint stores quantized weights, from its quantization_config."""
 
     @property
+    def ignored(self) -> tuple[str, ...]:
+        """Endings of the names of tensors that belong to such checkpoints, but are not read."""
+
+    @property
     def stored(self) -> StoredQuantization: ...
 
     def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> StoredWeight | None:
@@ -22,7 +26,8 @@ class Method(Protocol):
 
 
 METHODS: Mapping[Any, Callable[[Config], Method]] = {
-    "compressed-tensors": compressed_tensors.read, "fp8": fp8.read,
+    "compressed-tensors": compressed_tensors.read, "fp8": fp8.read, "gptq": gptq.read, "awq": awq.read,
+    "mxfp4": mxfp4.read, "bitsandbytes": bitsandbytes.read,
 }  # fmt: skip
 
 

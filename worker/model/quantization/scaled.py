@@ -49,7 +49,7 @@ class Block:
         return rows.contiguous()
 
     def __str__(self) -> str:
-        one = {(0, 0): "a tensor", (1, 0): "a row"}
+        one = {(0, 0): "a tensor", (1, self.columns): f"{self.columns} values", (1, 0): "a row"}
         return one.get((self.rows, self.columns), f"{self.rows} x {self.columns} values")
 
 

@@ -20,7 +20,7 @@ SHIM = ("-include", str(Path(__file__).with_suffix(".h")), "-I", str(build.SOURC
 # what library.py binds at this tier
 UNITS = (
     *((source, (*flags, *SHIM)) for source, flags in build.UNITS if source == "cpu_features.c" or flags == build.AMX),
-    *((source, flags) for source, flags in build.UNITS if source in ("gemm/pack.c", "decoder.c")),
+    *((source, flags) for source, flags in build.UNITS if source in ("gemm/pack.c", "gemm/pack_codes.c", "decoder.c")),
     *((source, flags) for source, flags in build.UNITS if flags == build.AVX512 or source == "rowwise.c"),
     (str(Path(__file__).with_suffix(".c")), build.AVX512BF16),
 )

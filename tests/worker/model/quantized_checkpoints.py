@@ -1,0 +1,274 @@
+"""Quantized checkpoints, written from the specifications of their formats, without the code that reads them.
+
+`compressed-tensors` files are written by its own library. A `Format` quantizes a weight, and returns the tensors that a
+file of that kind has for it beside the weight that these stand for.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from compressed_tensors.compressors.base import BaseCompressor
+from compressed_tensors.quantization import QuantizationScheme
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+State = dict[str, Tensor]
+Config = dict[str, Any]
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+NF4 = (-1.0, -0.6961928010, -0.5250730515, -0.3949174881, -0.2844413817, -0.1847734302, -0.0910500363, 0.0,
+       0.0795802996, 0.1609302014, 0.2461123019, 0.3379152417, 0.4407098293, 0.5626170039, 0.7229568362,
+       1.0)  # fmt: skip
+FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4, -0.0, -1 / 192, -2 / 3, -1.0, -1 / 3, -1 / 2, -1 / 6,
+       -1 / 4)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Format:
+    """quantize: weight [N, K] → what `module.` is followed by → tensor, and the weight that these tensors stand for."""
+
+    config: Config
+    quantize: Callable[[Tensor], tuple[State, Tensor]]
+
+
+def is_linear(name: str) -> bool:
+    return name.endswith("_proj.weight")
+
+
+def with_head(name: str) -> bool:
+    return is_linear(name) or name == "lm_head.weight"
+
+
+def rewrite(folder: Path, form: Format, *, widened: bool = False, which: Callable[[str], bool] = is_linear) -> Path:
+    """Quantizes the weights of a checkpoint that `which` names. widened: writes what these stand for, in float32."""
+    state = load_file(folder / "model.safetensors")
+    for name in [name for name in state if which(name)]:
+        tensors, weight = form.quantize(state.pop(name).float())
+        module = name.removesuffix("weight")
+        state |= {name: weight} if widened else {module + kind: tensor for kind, tensor in tensors.items()}
+    save(folder, state)
+    if not widened:
+        settings = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(settings | {"quantization_config": form.config}))
+    return folder
+
+
+def save(folder: Path, state: State) -> None:
+    """safetensors refuses tensors that share memory, so each is cloned."""
+    save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+
+
+def affine(
+    weight: Tensor, bits: int, index: Tensor, *, symmetric: bool, stored: torch.dtype = torch.float16
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes [N, K], scales and zero points [N, groups], for index [K], the group of each input."""
+    most, groups = 2**bits - 1, int(index.max()) + 1
+    codes = torch.empty(weight.shape, dtype=torch.int64)
+    scales, zeros = (torch.empty(len(weight), groups) for _ in range(2))
+    for group in range(groups):
+        part = weight[:, index == group]
+        low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
+        if symmetric:
+            high = torch.maximum(high, -low)
+            low = -high
+        scale = ((high - low) / most).to(stored).float()
+        zero = torch.full_like(scale, 2 ** (bits - 1)) if symmetric else (-low / scale).round().clamp(0, most)
+        codes[:, index == group] = ((part / scale[:, None]).round() + zero[:, None]).clamp(0, most).long()
+        scales[:, group], zeros[:, group] = scale, zero
+    return codes, scales, zeros.long()
+
+
+def widen(codes: Tensor, scales: Tensor, zeros: Tensor, index: Tensor) -> Tensor:
+    return scales[:, index] * (codes - zeros[:, index])
+
+
+def words(numbers: Tensor, bits: int) -> Tensor:
+    """Packs numbers [R, C] along the columns, lowest bits first, to int32."""
+    count = 32 // bits
+    packed = torch.zeros(len(numbers), -(-numbers.shape[1] // count), dtype=torch.int64)
+    for column in range(numbers.shape[1]):
+        packed[:, column // count] |= numbers[:, column] << (bits * (column % count))
+    return packed.to(torch.int32)
+
+
+def groups_of(columns: int, size: int, *, shuffled: bool = False) -> Tensor:
+    """The group of each input; shuffled: as after act-order."""
+    index = torch.arange(columns) // (size if size > 0 else columns)
+    return index[torch.randperm(columns, generator=torch.Generator().manual_seed(columns))] if shuffled else index
+
+
+def gptq(
+    bits: int = 4, group_size: int = 32, *, symmetric: bool = True, act_order: bool = False, version: int = 1
+) -> Format:
+    """As AutoGPTQ and GPTQModel write it."""
+
+    def quantize(weight: Tensor) -> tuple[State, Tensor]:
+        index = groups_of(weight.shape[1], group_size, shuffled=act_order)
+        codes, scales, zeros = affine(weight, bits, index, symmetric=symmetric)
+        ones = 0x11111111 if bits == 4 else 0x01010101
+        tensors = {
+            "qweight": words(codes, bits).T,
+            "qzeros": words(zeros.T, bits) - (ones if version == 1 else 0),
+            "scales": scales.T.half(),
+            "g_idx": index.to(torch.int32),
+        }
+        return tensors, widen(codes, scales, zeros, index)
+
+    config = {
+        "quant_method": "gptq", "bits": bits, "group_size": group_size, "desc_act": act_order, "sym": symmetric,
+        "lm_head": False, "checkpoint_format": {1: "gptq", 2: "gptq_v2"}[version],
+    }  # fmt: skip
+    return Format(config, quantize)
+
+
+def awq(group_size: int = 32, *, zero_point: bool = True) -> Format:
+    """As AutoAWQ writes it."""
+
+    def packed(numbers: Tensor) -> Tensor:
+        columns = torch.arange(numbers.shape[1]).reshape(-1, 8)[:, AWQ_ORDER].flatten()
+        return words(numbers[:, columns], 4)
+
+    def quantize(weight: Tensor) -> tuple[State, Tensor]:
+        index = groups_of(weight.shape[1], group_size)
+        codes, scales, zeros = affine(weight, 4, index, symmetric=not zero_point)
+        tensors = {"qweight": packed(codes.T), "qzeros": packed(zeros.T), "scales": scales.T.half()}
+        return tensors, widen(codes, scales, zeros, index)
+
+    return Format(
+        {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": zero_point, "version": "gemm",
+         "modules_to_not_convert": None}, quantize,
+    )  # fmt: skip
+
+
+def compressed(
+    format: str = "pack-quantized",
+    *,
+    type: str = "int",
+    bits: int = 4,
+    strategy: str = "group",
+    size: int | None = None,
+    symmetric: bool = True,
+) -> Format:
+    """As the library `compressed-tensors` writes it. size: of a group."""
+    weights = {"num_bits": bits, "type": type, "strategy": strategy, "symmetric": symmetric, "dynamic": False}
+    weights |= {"group_size": size} if size else {}
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+    compressor = BaseCompressor.load_from_registry(format)
+
+    def quantize(weight: Tensor) -> tuple[State, Tensor]:
+        scale, zero = _parameters(weight, scheme)
+        tensors = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero}
+        stored = compressor.compress(tensors, scheme)
+        return stored, compressor.decompress(stored, scheme)["weight"].float()
+
+    config = {
+        "quant_method": "compressed-tensors", "format": format, "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
+    }  # fmt: skip
+    return Format(config, quantize)
+
+
+def _parameters(weight: Tensor, scheme: QuantizationScheme) -> tuple[Tensor, Tensor]:
+    """The scales and zero points of a weight, as its smallest and largest numbers need them."""
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    args = scheme.weights
+    size = {"tensor": weight.numel(), "channel": weight.shape[1]}.get(args.strategy, args.group_size)
+    parts = weight.reshape(1, -1, size) if args.strategy == "tensor" else weight.unflatten(1, (-1, size))
+    scale, zero = calculate_qparams(parts.amin(-1), parts.amax(-1), args)
+    return (scale.reshape(1), zero.reshape(1)) if args.strategy == "tensor" else (scale, zero)
+
+
+def ordered(bits: int = 4, size: int = 32, *, symmetric: bool = True) -> Format:
+    """`pack-quantized` with inputs in another order and `weight_g_idx`, as the library wrote it until 0.12."""
+
+    def quantize(weight: Tensor) -> tuple[State, Tensor]:
+        index = groups_of(weight.shape[1], size, shuffled=True)
+        codes, scales, zeros = affine(weight, bits, index, symmetric=symmetric)
+        tensors = {
+            "weight_packed": words(codes, bits), "weight_scale": scales, "weight_g_idx": index.to(torch.int32),
+            "weight_shape": torch.tensor(weight.shape),
+        }  # fmt: skip
+        tensors |= {} if symmetric else {"weight_zero_point": words(zeros.T, bits).T}
+        return tensors, widen(codes, scales, zeros, index)
+
+    return Format(compressed(bits=bits, size=size, symmetric=symmetric).config, quantize)
+
+
+def mxfp4() -> Format:
+    """As gpt-oss is stored."""
+
+    def quantize(weight: Tensor) -> tuple[State, Tensor]:
+        groups = weight.unflatten(1, (-1, 32))
+        exponent = (groups.abs().amax(-1) / 6).log2().ceil().clamp(-126, 127)
+        scaled = groups / exponent.exp2()[..., None]
+        codes = (scaled[..., None] - torch.tensor(E2M1)).abs().argmin(-1)
+        blocks = codes[..., ::2] | codes[..., 1::2] << 4
+        tensors = {"weight_blocks": blocks.to(torch.uint8), "weight_scales": (exponent + 127).to(torch.uint8)}
+        return tensors, (torch.tensor(E2M1)[codes] * exponent.exp2()[..., None]).flatten(1)
+
+    return Format({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, quantize)
+
+
+def bitsandbytes(kind: str = "nf4", *, nested: bool = True, block: int = 64) -> Format:
+    """As bitsandbytes writes it. nested: whether scales are quantized, too."""
+    table = torch.tensor(NF4 if kind == "nf4" else FP4)
+    fine = torch.linspace(-1, 1, 256)  # the map of the scales may be any table
+
+    def quantize(weight: Tensor) -> tuple[State, Tensor]:
+        blocks = weight.reshape(-1, block)
+        absmax = blocks.abs().amax(1)
+        codes = ((blocks / absmax[:, None])[..., None] - table).abs().argmin(-1)
+        pairs = codes.reshape(-1, 2)
+        state: Config = {"quant_type": kind, "blocksize": block, "dtype": "float16", "shape": list(weight.shape)}
+        tensors = {"weight": (pairs[:, :1] << 4 | pairs[:, 1:]).to(torch.uint8), "weight.quant_map": table}
+        if nested:
+            offset, size = absmax.mean(), 256
+            outer = torch.stack([part.abs().amax() for part in (absmax - offset).split(size)])
+            spread = outer.repeat_interleave(size)[: len(absmax)]
+            small = (((absmax - offset) / spread)[:, None] - fine).abs().argmin(-1)
+            absmax = fine[small] * spread + offset.item()
+            state |= {"nested_blocksize": size, "nested_dtype": "float32", "nested_offset": offset.item()}
+            tensors |= {"weight.nested_absmax": outer, "weight.nested_quant_map": fine}
+        tensors["weight.absmax"] = small.to(torch.uint8) if nested else absmax
+        tensors[f"weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(list(json.dumps(state).encode())).byte()
+        return tensors, (table[codes] * absmax[:, None]).view(weight.shape)
+
+    config = {
+        "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": nested, "bnb_4bit_quant_storage": "uint8",
+    }  # fmt: skip
+    return Format(config, quantize)
+
+
+FORMATS = {
+    "gptq": gptq(),
+    "gptq, act-order": gptq(act_order=True),
+    "gptq, asymmetric": gptq(symmetric=False, group_size=64),
+    "gptq v2, asymmetric, act-order": gptq(symmetric=False, act_order=True, version=2),
+    "gptq, 8 bits, a row": gptq(8, -1),
+    "gptq, 8 bits, asymmetric": gptq(8, 32, symmetric=False, act_order=True),
+    "awq": awq(),
+    "awq, a row": awq(-1),
+    "awq, symmetric": awq(zero_point=False),
+    "int4 a group": compressed(size=32),
+    "int4 a row": compressed(strategy="channel"),
+    "int4 a tensor": compressed(strategy="tensor"),
+    "int4 a group, asymmetric": compressed(size=32, symmetric=False),
+    "int4 a row, asymmetric": compressed(strategy="channel", symmetric=False),
+    "int4 a group, act-order": ordered(),
+    "int4 a group, act-order, asymmetric": ordered(symmetric=False),
+    "int8 a group, asymmetric": compressed(bits=8, size=32, symmetric=False),
+    "int8 a row": compressed("int-quantized", bits=8, strategy="channel"),
+    "int8 a row, asymmetric": compressed("int-quantized", bits=8, strategy="channel", symmetric=False),
+    "fp8 a row": compressed("float-quantized", type="float", bits=8, strategy="channel"),
+    "mxfp4": mxfp4(),
+    "nf4": bitsandbytes(block=32),
+    "nf4, plain scales": bitsandbytes(nested=False, block=32),
+    "fp4": bitsandbytes("fp4", block=32),
+    "mxfp4, compressed-tensors": compressed("mxfp4-pack-quantized", type="float", size=32),
+}

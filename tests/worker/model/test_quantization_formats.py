@@ -1,0 +1,132 @@
+"""Every format of quantized checkpoints gives the log-probabilities and the text of the weights that it stands for."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.checkpoints import Checkpoints
+from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, prompts_of, run_greedy
+from tests.worker.model.quantized_checkpoints import (
+    FORMATS,
+    Format,
+    bitsandbytes,
+    gptq,
+    is_linear,
+    rewrite,
+    save,
+    with_head,
+)
+from worker.model.checkpoint import CheckpointError, read_config
+from worker.model.families import spec_from_config
+
+CLOSE, GREEDY = 1e-3, 100
+Copy = Callable[..., Path]
+
+
+@pytest.fixture
+def copy(checkpoints: Checkpoints, tmp_path: Path) -> Copy:
+    return lambda kind, name: Path(shutil.copytree(checkpoints(kind), tmp_path / name))
+
+
+def log_probabilities(folder: Path) -> Tensor:
+    decoder = decoder_of(folder)
+    (prompt,) = prompts_of([40])
+    return all_logits(decoder, cache_for(decoder, tokens=64), [prompt], chunk=40)[0].log_softmax(-1)
+
+
+def assert_alike(folder: Path, full: Path) -> None:
+    """Our log-probabilities for a quantized checkpoint are those of transformers for its weights in full."""
+    (prompt,) = prompts_of([40])
+    wanted = Oracle(full).logits(prompt).log_softmax(-1)
+    torch.testing.assert_close(log_probabilities(folder), wanted, atol=CLOSE, rtol=0)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("model", ["llama-biased", "phi3"])
+def test_format_equals_its_dequantized_weights(copy: Copy, name: str, model: str) -> None:
+    form = FORMATS[name]
+    folder, full = rewrite(copy(model, "quantized"), form), rewrite(copy(model, "full"), form, widened=True)
+    (prompt,) = prompts_of([40])
+    assert_alike(folder, full)
+    decoder = decoder_of(folder)
+    cache = cache_for(decoder, tokens=len(prompt) + GREEDY + 16)
+    assert run_greedy(decoder, cache, [prompt], GREEDY, chunk=16) == [Oracle(full).greedy(prompt, GREEDY)]
+
+
+@pytest.mark.parametrize("name", ["gptq, act-order", "awq", "int4 a row, asymmetric", "nf4"])
+@pytest.mark.parametrize("model", ["qwen3", "smollm3"])
+def test_linears_without_scales_are_in_full_precision(copy: Copy, name: str, model: str) -> None:
+    """A whole stack, and one part of another."""
+    form = FORMATS[name]
+
+    def some(name: str) -> bool:
+        return is_linear(name) and "down_proj" not in name and "layers.1.self_attn.k" not in name
+
+    folder = rewrite(copy(model, "quantized"), form, which=some)
+    assert_alike(folder, rewrite(copy(model, "full"), form, widened=True, which=some))
+
+
+def test_modules_have_schemes_of_their_own(copy: Copy) -> None:
+    """int8 for the modules that a pattern names, int4 for the rest; and GPTQ's settings for some modules."""
+    eight, four = FORMATS["int8 a row"], FORMATS["int4 a group, asymmetric"]
+    groups = {
+        "group_0": four.config["config_groups"]["group_0"] | {"format": "pack-quantized"},
+        "group_1": eight.config["config_groups"]["group_0"]
+        | {"targets": ["re:.*down_proj$"], "format": "int-quantized"},
+    }
+    both = {**four.config, "format": "mixed-precision", "config_groups": groups}
+    folder, full = copy("llama", "quantized"), copy("llama", "full")
+    for widened, place in ((False, folder), (True, full)):
+        rewrite(place, Format(both, eight.quantize), widened=widened, which=lambda name: "down_proj" in name)
+        rewrite(
+            place, Format(both, four.quantize), widened=widened,
+            which=lambda name: is_linear(name) and "down_proj" not in name,
+        )  # fmt: skip
+    assert_alike(folder, full)
+    spec = spec_from_config(read_config(folder))
+    assert str(spec.stored) == "int4 and int8, one scale for 32 values or a row"
+
+
+def test_gptq_modules_have_settings_of_their_own(copy: Copy) -> None:
+    own = {"-:.*up_proj": {}, "+:.*down_proj": {"bits": 8, "group_size": 64}}
+    config = gptq().config | {"dynamic": own}
+    folder, full = copy("llama", "quantized"), copy("llama", "full")
+    for widened, place in ((False, folder), (True, full)):
+        rewrite(place, Format(config, gptq(8, 64).quantize), widened=widened, which=lambda name: "down_proj" in name)
+        rewrite(
+            place, Format(config, gptq().quantize), widened=widened,
+            which=lambda name: is_linear(name) and "down_proj" not in name and "up_proj" not in name,
+        )  # fmt: skip
+    assert_alike(folder, full)
+
+
+def test_nf4_block_of_several_rows_is_a_scale_for_each(copy: Copy) -> None:
+    form, q = bitsandbytes(block=128), "self_attn.q_proj.weight"
+    folder = rewrite(copy("llama", "quantized"), form, which=lambda name: name.endswith(q))
+    assert_alike(folder, rewrite(copy("llama", "full"), form, widened=True, which=lambda name: name.endswith(q)))
+
+
+@pytest.mark.parametrize("form", [gptq(), gptq(act_order=True)])
+def test_gptq_zeros_for_groups_in_the_usual_order_are_understood(copy: Copy, form: Format) -> None:
+    """Old tools wrote them, but with act-order they are no groups."""
+    folder = rewrite(copy("llama", "quantized"), form)
+    state = load_file(folder / "model.safetensors")
+    save(folder, {name: torch.zeros_like(tensor) if "g_idx" in name else tensor for name, tensor in state.items()})
+    if form.config["desc_act"]:
+        with pytest.raises(CheckpointError, match="g_idx"):
+            decoder_of(folder)
+    else:
+        assert_alike(folder, rewrite(copy("llama", "full"), form, widened=True))
+
+
+@pytest.mark.parametrize("name", ["gptq, act-order", "awq", "int4 a group", "mxfp4"])
+def test_quantized_head_is_read(copy: Copy, name: str) -> None:
+    form = FORMATS[name]
+    folder = rewrite(copy("llama", "quantized"), form, which=with_head)
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    assert_alike(folder, rewrite(copy("llama", "full"), form, widened=True, which=with_head))
