@@ -76,7 +76,7 @@ def test_attention_of_long_sequences_uses_splits(dtype: torch.dtype, window: int
 
 
 @dtypes
-@pytest.mark.parametrize("heads, kv_heads, d", [(4, 2, 64), (9, 1, 40)])
+@pytest.mark.parametrize("heads, kv_heads, d", [(4, 2, 64), (3, 1, 96), (8, 2, 64), (9, 1, 40)])
 @pytest.mark.parametrize("window", [0, 70])
 def test_attention_bits_do_not_depend_on_chunks_pages_threads_or_batch(
     dtype: torch.dtype, window: int, heads: int, kv_heads: int, d: int

@@ -79,12 +79,13 @@ INLINE vf load_bf16(const bf16 *p) {
 #ifdef __AVX512BF16__
 INLINE vh to_bf16(vf x) { return (vh)_mm512_cvtneps_pbh((__m512)x); }
 #else
-INLINE vh to_bf16(vf x) {
+INLINE vu bf16_bits(vf x) {
     vu bits = as_bits(x);
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     vu nan = (vu)(x != x);
-    return __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), vh);
+    return (rounded & ~nan) | (nan & 0x7fc0);
 }
+INLINE vh to_bf16(vf x) { return __builtin_convertvector(bf16_bits(x), vh); }
 #endif
 
 INLINE void store_bf16(bf16 *p, vf x) {
@@ -132,6 +133,16 @@ INLINE float simd_sum(vf x) {
     __m128 quad = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
     quad = _mm_add_ps(quad, _mm_movehl_ps(quad, quad));
     return _mm_cvtss_f32(_mm_add_ss(quad, _mm_movehdup_ps(quad)));
+}
+
+INLINE float simd_reduce_max(vf x) {
+#if SIMD_WIDTH == 16
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    __m128 quad = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    quad = _mm_max_ps(quad, _mm_movehl_ps(quad, quad));
+    return _mm_cvtss_f32(_mm_max_ss(quad, _mm_movehdup_ps(quad)));
+#endif
 }
 
 /* Returns e^x within about one ulp for x in [-87, 88]; x is clamped to that range. The polynomial is that of Cephes'

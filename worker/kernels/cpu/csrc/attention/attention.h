@@ -20,6 +20,9 @@
 #define MAX_HEAD_TILES 16     /* tiles of one head in a work item: they share the work done once per block */
 #define MAX_ITEM_TILES 16     /* tiles of a work item */
 #define MASKED_SCORE (-1e30f) /* the score of a masked key, and the maximum before the first score */
+#ifndef OUT_STEP
+#define OUT_STEP 16 /* the elements of SoftmaxState.out that a kernel computes together */
+#endif
 #ifndef MIN_ITEM_HEADS
 #define MIN_ITEM_HEADS 1 /* heads of a work item when there are too few sequences for all threads */
 #endif
@@ -92,9 +95,12 @@ INLINE size_t cache_slot(const AttentionArgs *a, int seq, long position, long *c
 
 INLINE long pad_to_16(long d) { return (d + 15) / 16 * 16; }
 
+/* Returns the number of elements from one row of SoftmaxState.out to the next. */
+INLINE long out_stride(const AttentionArgs *a) { return (a->d + OUT_STEP - 1) / OUT_STEP * OUT_STEP; }
+
 INLINE void reset_state(const AttentionArgs *a, SoftmaxState *state) {
     for (int i = 0; i < 16; i++) state->max[i] = MASKED_SCORE, state->sum[i] = 0;
-    memset(state->out, 0, 16 * pad_to_16(a->d) * sizeof(float));
+    memset(state->out, 0, 16 * out_stride(a) * sizeof(float));
 }
 
 static int load_tiles(const AttentionArgs *a, Scratch *s, const WorkItem *item) {
@@ -180,6 +186,14 @@ typedef struct {
     long n;
     int per_split; /* whether every item is one split */
 } WorkList;
+
+/* Returns the number of splits of one head, of all sequences. */
+static long count_splits(const AttentionArgs *a) {
+    long n = 0;
+    for (int seq = 0; seq < a->seqs; seq++)
+        n += (a->seq_lens[seq] - 1) / SPLIT_KEYS - first_visible_key(a, position_of(a, seq, 0)) / SPLIT_KEYS + 1;
+    return n;
+}
 
 /* Returns the heads of one item: all heads when there are enough sequences, so that the cache is read in one stream. */
 INLINE long heads_per_item(const AttentionArgs *a, long rows, int threads) {

@@ -1,7 +1,7 @@
 /* bf16 attention on AMX tiles. Scores are computed transposed (keys down, 16 rows of q across), so the maximum and the
  * sum of a row are element-wise over registers. The softmax weights are rounded to bf16, transposed back and
  * multiplied by the values. */
-#include "attention/attention_rows.h"
+#include "attention/bf16_rows.h"
 #include "attention/prefetch.h"
 #include "amx_tiles.h"
 

@@ -2,33 +2,15 @@
  * one chain over the pairs of d in its own register element. The weights are rounded to bf16 in pairs of keys and
  * multiplied by values interleaved in pairs of keys, so each output is one chain over the pairs of a block. Missing
  * rows of a tile are skipped: a decode computes only the heads of its group. */
-#include "attention/attention_rows.h"
+#include "attention/bf16_rows.h"
+#include "attention/key_addresses.h"
 
 /* s->k: [D / 2 padded to 16][BLOCK_KEYS][2] of one head; s->v: [BLOCK_KEYS / 2][D padded to 16][2] of one head;
  * tile->q: [16][D padded to 32]; s->scores: [16][BLOCK_KEYS]; tile->weights: [16][BLOCK_KEYS] bf16 */
 
 #define MAX_ROWS_AT_ONCE 6 /* with 4 registers of scores or outputs each; 3 rows with 8 registers of outputs each */
 
-/* Addresses of a block's keys, at head 0. Entries outside [from, to) point to another key, whose score is ignored. */
-typedef struct {
-    const char *keys[BLOCK_KEYS];
-    long from, to; /* relative to the block's first key */
-} KeyAddresses;
-
-typedef struct {
-    Scratch common;
-    KeyAddresses here, next; /* here: the current block; next: the block that is read after it */
-    int next_head;           /* the first head of the next block */
-} Bf16Scratch;
-
 static const char zeros[MAX_HEAD_DIM * 4];
-
-static Scratch *thread_scratch(void) {
-    static _Thread_local _Alignas(64) Bf16Scratch bf16_scratch;
-    return &bf16_scratch.common;
-}
-
-INLINE Bf16Scratch *bf16_scratch(Scratch *s) { return (Bf16Scratch *)s; }
 
 static void begin_work(void) { flush_denormals(1); }
 static void end_work(void) { flush_denormals(0); }
@@ -44,68 +26,14 @@ static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
     }
 }
 
-static void locate_keys(const AttentionArgs *a, KeyAddresses *p, int seq, long block, long from, long to) {
-    long row = a->kv_heads * a->d * 2;
-    for (long at = from, contiguous; at < to; at += contiguous) {
-        const char *key = a->cache_k + cache_slot(a, seq, at, &contiguous) * row;
-        contiguous = min_long(contiguous, to - at);
-        for (long i = 0; i < contiguous; i++) p->keys[at - block + i] = key + i * row;
-    }
-    p->from = from - block, p->to = to - block;
-    for (long i = 0; i < p->from; i++) p->keys[i] = p->keys[p->from];
-    for (long i = p->to; i < BLOCK_KEYS; i++) p->keys[i] = p->keys[p->from];
-}
-
-/* Records addresses only: the keys are read later, head by head, into the L1 cache. */
-static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, long block, long from, long to) {
-    long next = block + BLOCK_KEYS, end = min_long(end_key(a, item), (item->split + item->splits) * SPLIT_KEYS);
-    locate_keys(a, &bf16_scratch(s)->here, item->seq, block, from, to);
-    if (next >= end && s->next_item) {
-        item = s->next_item;
-        next = first_block(a, item, item->split), end = end_key(a, item);
-    }
-    bf16_scratch(s)->next_head = item->head;
-    if (next < end)
-        locate_keys(a, &bf16_scratch(s)->next, item->seq, next, next, min_long(next + BLOCK_KEYS, end));
-    else
-        bf16_scratch(s)->next = bf16_scratch(s)->here;
-}
-
-#define PREFETCH_BYTES 128 /* bytes per prefetch */
-
-/* While a head is computed, a share of the next block is prefetched: some keys, with all heads of a key together. Then
- * the processor sees sequential reads at an even pace, and its hardware prefetcher runs further ahead. */
-typedef struct {
-    const KeyAddresses *addresses;
-    long first;       /* first key */
-    ptrdiff_t offset; /* from a key to the data to prefetch */
-    int shift, mask;  /* 1 << shift prefetches per key */
-} Prefetch;
-
-/* Every head prefetches 4 quarters: first the keys of all heads, then the values. */
-INLINE Prefetch plan_prefetch(const AttentionArgs *a, Scratch *s, const WorkItem *item, long quarter) {
-    long lines_per_key = max_long(1, item->heads * a->d * 2 / PREFETCH_BYTES),
-         shift = 63 - __builtin_clzl(lines_per_key), half = item->heads * 2;
-    ptrdiff_t offset = bf16_scratch(s)->next_head * a->d * 2;
-    if (quarter >= half) offset += a->cache_v - a->cache_k, quarter -= half;
-    return (Prefetch){&bf16_scratch(s)->next, quarter * BLOCK_KEYS / half, offset, shift, (1 << shift) - 1};
-}
-
-/* Issues the i-th prefetch of the plan. */
-INLINE void prefetch_grain(const Prefetch *prefetch, long i) {
-    const char *key = prefetch->addresses->keys[(prefetch->first + (i >> prefetch->shift)) % BLOCK_KEYS];
-    for (long j = 0; j < PREFETCH_BYTES; j += 64)
-        __builtin_prefetch(key + prefetch->offset + (i & prefetch->mask) * PREFETCH_BYTES + j, 0, 3);
-}
-
 static void transpose_keys(const AttentionArgs *a, const KeyAddresses *p, long offset, char *to,
-                           const Prefetch *prefetch) {
+                           Prefetch *prefetch) {
     for (long i = p->from / 16 * 16; i < p->to; i += 16)
         for (long step = 0; step < head_dim_steps(a); step++) {
             __mmask32 mask = column_mask(a->d, step * 32);
             __m512i rows[16];
             for (int j = 0; j < 16; j++) rows[j] = _mm512_maskz_loadu_epi16(mask, p->keys[i + j] + offset + step * 64);
-            for (int j = 0; j < 8; j++) prefetch_grain(prefetch, (i / 16 * head_dim_steps(a) + step) * 8 + j);
+            for (int j = 0; j < 8; j++) prefetch_lines(prefetch, 2);
             transpose_16x16(rows);
             for (int j = 0; j < 16; j++) _mm512_store_si512(to + (step * 16 + j) * BLOCK_KEYS * 4 + i * 4, rows[j]);
         }
@@ -168,13 +96,13 @@ static void locate_value_pairs(const AttentionArgs *a, const KeyAddresses *p, lo
     case 6: body(__VA_ARGS__, 6); break;
 
 /* Computes scores[rows][BLOCK_KEYS] = q k^T. */
-INLINE void score_rows(const char *q, const char *keys, long steps, float *scores, const Prefetch *prefetch,
+INLINE void score_rows(const char *q, const char *keys, long steps, float *scores, Prefetch *prefetch,
                        const int rows) {
     __m512 sum[MAX_ROWS_AT_ONCE][4];
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < 4; j++) sum[r][j] = _mm512_setzero_ps();
     for (long i = 0; i < steps * 16; i++, keys += BLOCK_KEYS * 4, q += 4) {
-        prefetch_grain(prefetch, i);
+        prefetch_lines(prefetch, 2);
         __m512bh k[4];
         for (int j = 0; j < 4; j++) k[j] = (__m512bh)_mm512_load_si512(keys + j * 64);
         for (int r = 0; r < rows; r++) {
@@ -188,7 +116,7 @@ INLINE void score_rows(const char *q, const char *keys, long steps, float *score
 }
 
 static void score_tile(const AttentionArgs *a, const char *keys, const Tile *tile, float *scores,
-                       const Prefetch *prefetch) {
+                       Prefetch *prefetch) {
     long steps = head_dim_steps(a), parts = (tile->rows + MAX_ROWS_AT_ONCE - 1) / MAX_ROWS_AT_ONCE;
     for (long part = 0, row = 0, end; part < parts; part++, row = end) {
         end = (part + 1) * tile->rows / parts;
@@ -238,7 +166,7 @@ typedef struct {
     const char *const *pairs; /* pairs of values */
     long from, to;            /* pairs that any row of the tile sees */
     long row_stride;          /* stride of output rows, in elements */
-    Prefetch prefetch;
+    Prefetch *prefetch;
 } Values;
 
 /* Computes out[rows][16 * columns] = out * rescale + weights times values. `at`: byte offset of the first column in a
@@ -251,7 +179,7 @@ INLINE void accumulate_columns(const Values *v, long at, const int32_t *weights,
             sum[r][j] = _mm512_mul_ps(_mm512_load_ps(out + r * v->row_stride + j * 16), _mm512_set1_ps(rescale[r]));
     for (long i = v->from; i < v->to; i++) {
         const char *pair = v->pairs[i] + at;
-        for (int j = 0; j < 2; j++) prefetch_grain(&v->prefetch, i * 2 + j);
+        for (int j = 0; j < 2; j++) prefetch_lines(v->prefetch, 2);
         __m512bh x[8];
         for (int j = 0; j < columns; j++) x[j] = (__m512bh)_mm512_loadu_si512(pair + j * 64);
         for (int r = 0; r < rows; r++) {
@@ -290,22 +218,22 @@ static void accumulate_values(const Values *v, Tile *tile, const float *rescale)
 /* Computes the weights of all tiles first and their outputs second, so that first the keys and then the values stay in
  * the L1 cache. */
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block) {
-    const KeyAddresses *p = &bf16_scratch(s)->here;
-    const Prefetch no_prefetch = {p, 0, 0, 31, 0};
+    const KeyAddresses *p = &address_scratch(s)->here;
     const char *pairs[BLOCK_KEYS / 2];
     float rescale[MAX_ITEM_TILES][TILE_ROWS];
     long quarter = (tiles->head - item->head) * 4;
     Prefetch prefetch = plan_prefetch(a, s, item, quarter);
     transpose_keys(a, p, tiles->head * a->d * 2, s->k, &prefetch);
     prefetch = plan_prefetch(a, s, item, quarter + 2);
-    for (int i = 0; i < count; i++, prefetch = no_prefetch) {
+    for (int i = 0; i < count; i++, prefetch = no_prefetch(p)) {
         if (!sees_block(a, &tiles[i], block)) continue;
         score_tile(a, s->k, &tiles[i], s->scores[0], &prefetch);
         softmax_tile(a, s->scores[0], &tiles[i], block, rescale[i]);
     }
     locate_value_pairs(a, p, tiles->head, s->v, count > 1, pairs);
-    Values v = {.pairs = pairs, .row_stride = pad_to_16(a->d), .prefetch = plan_prefetch(a, s, item, quarter + 3)};
-    for (int i = 0; i < count; i++, v.prefetch = no_prefetch) {
+    prefetch = plan_prefetch(a, s, item, quarter + 3);
+    Values v = {.pairs = pairs, .row_stride = pad_to_16(a->d), .prefetch = &prefetch};
+    for (int i = 0; i < count; i++, prefetch = no_prefetch(p)) {
         if (!sees_block(a, &tiles[i], block)) continue;
         v.from = max_long(p->from, first_visible_key(a, tiles[i].position[0]) - block) / 2;
         v.to = (min_long(p->to, tiles[i].position[TILE_ROWS - 1] + 1 - block) + 1) / 2;

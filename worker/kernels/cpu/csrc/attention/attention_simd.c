@@ -1,158 +1,168 @@
-/* Attention in SIMD registers, computed in fp32: one row of q per register element. Keys and values are converted to
- * fp32 block by block.
+/* Attention in SIMD registers, computed in fp32.
  *
- * A score is one chain of multiply-adds over d = 0, 1, ...; an output is one chain over the keys of a block. */
+ * A score is four chains of multiply-adds over d, each over every fourth pair of elements, which are then added in a
+ * fixed order. Registers hold 4 elements of SIMD_WIDTH / 4 keys, so keys need no transposition and few additions
+ * across. An output is one chain over the keys of a block, with consecutive d in a register. Decodes read keys and
+ * values in place; for more rows a block is widened and packed once. Both give the same bits. */
 #include "simd.h"
-#define TILE_ROWS SIMD_WIDTH
-#include "attention/attention.h"
-#include "attention/prefetch.h"
+#define OUT_STEP (2 * SIMD_WIDTH)
+#include "attention/attention_rows.h"
+#include "attention/fp32_products.h"
 
-#define CHAINS 8 /* independent chains of multiply-adds, interleaved to hide latency */
-
-/* k, v: [BLOCK_KEYS][D padded to 16] fp32; q and SoftmaxState.out: [D][SIMD_WIDTH] */
-
-static Scratch *thread_scratch(void) {
-    static _Thread_local _Alignas(64) Scratch scratch;
-    return &scratch;
-}
+/* s->k, s->v: a packed block of one head; tile->q: [16][chunks][CHUNK]; tile->weights: [16][BLOCK_KEYS] */
 
 static void begin_work(void) { flush_denormals(1); }
 static void end_work(void) { flush_denormals(0); }
 
-INLINE float read_float(const AttentionArgs *a, const char *base, size_t i) {
-    return a->element_size == 2 ? bf16_to_float(((const bf16 *)base)[i]) : ((const float *)base)[i];
+INLINE vf state_exp(vf x) { return simd_exp(x); }
+
+/* Whether the elements of q and out are in the order of widened pairs. */
+INLINE int alternating(const AttentionArgs *a) { return a->element_size == 2; }
+
+INLINE long token_head(const AttentionArgs *a, const Tile *tile, const WorkItem *item, int i, long *head) {
+    long group = group_size(a), row = tile->row + i;
+    *head = tile->head * group + row % group;
+    return a->query_start_loc[item->seq] + row / group;
 }
 
 static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
-    long group = group_size(a);
-    float *q = (float *)tile->q;
-    memset(q, 0, SIMD_WIDTH * pad_to_16(a->d) * sizeof(float));
+    int is_bf16 = a->element_size == 2;
     for (int i = 0; i < tile->rows; i++) {
-        long row = tile->row + i, token = a->query_start_loc[item->seq] + row / group,
-             head = tile->head * group + row % group;
-        for (long j = 0; j < a->d; j++)
-            q[j * SIMD_WIDTH + i] = read_float(a, a->q, token * a->q_stride + head * a->d + j);
+        long head, token = token_head(a, tile, item, i, &head);
+        const char *q = a->q + (token * a->q_stride + head * a->d) * a->element_size;
+        for (long j = 0; j < head_bytes(a); j += 64) /* the rows of the next tile */
+            __builtin_prefetch(q + TILE_ROWS / group_size(a) * a->q_stride * a->element_size + j, 0, 3);
+        arrange_q(q, (float *)tile->q + i * chunks_of(a) * CHUNK, a->d, is_bf16, alternating(a));
     }
 }
 
-static void widen_row(const AttentionArgs *a, const char *from, float *to) {
-    long padded_d = pad_to_16(a->d);
-    for (long i = 0; i < padded_d; i += SIMD_WIDTH)
-        store_f32(to + i, i >= a->d              ? broadcast(0)
-                          : a->element_size == 2 ? load(from, i, a->d, 1)
-                                                 : load(from, i, a->d, 0));
-}
-
-static long head_block_bytes(const AttentionArgs *a) { return BLOCK_KEYS * pad_to_16(a->d) * sizeof(float); }
-
-static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, long block, long from, long to) {
-    long padded_d = pad_to_16(a->d), bytes = a->d * a->element_size, row = a->kv_heads * bytes,
-         stride_per_head = head_block_bytes(a);
-    memset(s->v, 0, item->heads * stride_per_head);
-    for (long at = from, contiguous; at < to; at += contiguous) {
-        size_t slot = cache_slot(a, item->seq, at, &contiguous);
-        contiguous = min_long(contiguous, to - at);
-        for (long i = 0; i < contiguous; i++) {
-            size_t where = (slot + i) * row + item->head * bytes;
-            char *k = s->k + (at - block + i) * padded_d * sizeof(float), *v = s->v + (k - s->k);
-            for (int h = 0; h < item->heads; h++, where += bytes, k += stride_per_head, v += stride_per_head) {
-                widen_row(a, a->cache_k + where, (float *)k);
-                widen_row(a, a->cache_v + where, (float *)v);
-            }
-        }
-    }
-}
-
-static void score_tile(const AttentionArgs *a, const char *keys, Tile *tile) {
-    long padded_d = pad_to_16(a->d);
-    const float *q = (const float *)tile->q;
-    for (long i = 0; i < BLOCK_KEYS; i += CHAINS) {
-        const float *k = (const float *)keys + i * padded_d;
-        vf sum[CHAINS];
-        for (int j = 0; j < CHAINS; j++) sum[j] = broadcast(0);
-        for (long d = 0; d < padded_d; d++)
-            for (int j = 0; j < CHAINS; j++) sum[j] += load_f32(q + d * SIMD_WIDTH) * k[j * padded_d + d];
-        for (int j = 0; j < CHAINS; j++) store_f32(tile->weights + (i + j) * SIMD_WIDTH, sum[j]);
-    }
-}
-
-typedef struct {
-    vi last, first;
-} VisibleKeys;
-
-INLINE vi is_visible(const VisibleKeys *visible, int key) { return (visible->last >= key) & (visible->first <= key); }
-
-/* Online softmax: turns the scores into weights in place and returns the factor for the previous output. */
-static vf softmax_tile(const AttentionArgs *a, Tile *tile, const VisibleKeys *visible, long block) {
+/* Online softmax of one row: turns its scores into weights in place and returns the factor for the previous output. */
+INLINE float softmax_row(const AttentionArgs *a, Tile *tile, int row, long block, const int hide) {
     SoftmaxState *state = &tile->split;
-    vf old = load_f32(state->max), top = broadcast(MASKED_SCORE), sums[2] = {broadcast(0), broadcast(0)};
-    for (long i = 0; i < BLOCK_KEYS; i++)
-        top = simd_max(top, simd_select(is_visible(visible, block + i),
-                                        load_f32(tile->weights + i * SIMD_WIDTH) * a->scale, broadcast(MASKED_SCORE)));
-    vf max = simd_max(old, top);
-    for (long i = 0; i < BLOCK_KEYS; i++) {
-        vf p = simd_exp(load_f32(tile->weights + i * SIMD_WIDTH) * a->scale - max);
-        p = simd_select(is_visible(visible, block + i), p, broadcast(0));
-        sums[i % 2] += p;
-        store_f32(tile->weights + i * SIMD_WIDTH, p);
+    float *scores = tile->weights + row * BLOCK_KEYS;
+    int32_t last = tile->position[row] - block, first = first_visible_key(a, tile->position[row]) - block;
+    vi key = {0};
+    for (int i = 0; i < SIMD_WIDTH; i++) key[i] = i;
+    vf x[BLOCK_KEYS / SIMD_WIDTH], top = broadcast(MASKED_SCORE), sums[2] = {broadcast(0), broadcast(0)};
+    vi seen[BLOCK_KEYS / SIMD_WIDTH];
+    for (int i = 0; i < BLOCK_KEYS / SIMD_WIDTH; i++, key += SIMD_WIDTH) {
+        seen[i] = (key <= last) & (key >= first);
+        x[i] = load_f32(scores + i * SIMD_WIDTH);
+        if (hide) x[i] = simd_select(seen[i], x[i], broadcast(MASKED_SCORE));
+        top = simd_max(top, x[i]);
     }
-    vf rescale = simd_exp(old - max);
-    store_f32(state->max, max);
-    store_f32(state->sum, load_f32(state->sum) * rescale + (sums[0] + sums[1]));
+    vf old = broadcast(state->max[row]), max = simd_max(old, broadcast(simd_reduce_max(top) * a->scale));
+    for (int i = 0; i < BLOCK_KEYS / SIMD_WIDTH; i++) {
+        vf p = simd_exp(x[i] * a->scale - max);
+        if (hide) p = simd_select(seen[i], p, broadcast(0));
+        sums[i % 2] += p;
+        store_f32(scores + i * SIMD_WIDTH, p);
+    }
+    float rescale = simd_exp(old - max)[0];
+    state->max[row] = max[0];
+    state->sum[row] = state->sum[row] * rescale + simd_sum(sums[0] + sums[1]);
     return rescale;
 }
 
-/* Computes out[D][SIMD_WIDTH] = out * rescale + values^T weights. */
-static void accumulate_values(const AttentionArgs *a, const char *values, Tile *tile, vf rescale) {
-    float *out = tile->split.out;
-    long padded_d = pad_to_16(a->d);
-    for (long d = 0; d < padded_d; d += CHAINS) {
-        vf sum[CHAINS];
-        for (int j = 0; j < CHAINS; j++) sum[j] = load_f32(out + (d + j) * SIMD_WIDTH) * rescale;
-        for (long i = 0; i < BLOCK_KEYS; i++)
-            for (int j = 0; j < CHAINS; j++)
-                sum[j] += load_f32(tile->weights + i * SIMD_WIDTH) * ((const float *)values)[i * padded_d + d + j];
-        for (int j = 0; j < CHAINS; j++) store_f32(out + (d + j) * SIMD_WIDTH, sum[j]);
+static void softmax_tile(const AttentionArgs *a, Tile *tile, long block, float *rescale) {
+    int all_seen =
+        tile->position[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[TILE_ROWS - 1]) <= block;
+    for (int i = 0; i < tile->rows; i++)
+        rescale[i] = all_seen ? softmax_row(a, tile, i, block, 0) : softmax_row(a, tile, i, block, 1);
+}
+
+/* The keys of a block that any row of the tile sees, relative to the block. */
+INLINE long first_seen(const AttentionArgs *a, const KeyAddresses *p, const Tile *tile, long block) {
+    return max_long(p->from, first_visible_key(a, tile->position[0]) - block);
+}
+INLINE long end_seen(const KeyAddresses *p, const Tile *tile, long block) {
+    return min_long(p->to, tile->position[TILE_ROWS - 1] + 1 - block);
+}
+
+/* Computes one tile from the pages. */
+INLINE void attend_in_place(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tile, long block,
+                            const int format) {
+    const KeyAddresses *p = &address_scratch(s)->here;
+    long quarter = (tile->head - item->head) * 4, offset = tile->head * head_bytes(a);
+    float rescale[TILE_ROWS];
+    Prefetch prefetch = plan_prefetch(a, s, item, quarter);
+    Keys keys = {.stride = token_bytes(a), .chunks = chunks_of(a), .prefetch = &prefetch};
+    for (long i = p->from, next; i < p->to; i = next) { /* SIMD_WIDTH keys are in one page */
+        next = min_long(p->to, i / SIMD_WIDTH * SIMD_WIDTH + SIMD_WIDTH);
+        keys.first = p->keys[i] + offset - i * keys.stride;
+        score_tile_in_place(&keys, tile, i / SIMD_WIDTH * SIMD_WIDTH, format);
     }
+    softmax_tile(a, tile, block, rescale);
+    prefetch = plan_prefetch(a, s, item, quarter + 2);
+    Values v = {.from = p->from, .to = p->to, .step_size = STEP * bytes_of(format), .prefetch = &prefetch};
+    for (long i = v.from; i < v.to; i++) v.rows[i] = p->keys[i] + offset + (a->cache_v - a->cache_k);
+    accumulate_values(a, &v, tile, rescale, format);
+}
+
+/* Computes the tiles of a head from packed keys and values: the weights of all tiles first and their outputs second, so
+ * that first the keys and then the values stay in the cache. */
+INLINE void attend_packed(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block,
+                          const int format) {
+    const KeyAddresses *p = &address_scratch(s)->here;
+    float rescale[MAX_ITEM_TILES][TILE_ROWS];
+    long quarter = (tiles->head - item->head) * 4, offset = tiles->head * head_bytes(a);
+    Prefetch prefetch = plan_prefetch(a, s, item, quarter);
+    pack_keys(a, p, offset, (float *)s->k, &prefetch, format);
+    Keys keys = {.first = s->k, .chunks = chunks_of(a)};
+    for (int i = 0; i < count; i++) {
+        if (!sees_block(a, &tiles[i], block)) continue;
+        score_tile(&keys, &tiles[i], first_seen(a, p, &tiles[i], block), end_seen(p, &tiles[i], block));
+        softmax_tile(a, &tiles[i], block, rescale[i]);
+    }
+    prefetch = plan_prefetch(a, s, item, quarter + 2);
+    pack_values(a, p, offset + (a->cache_v - a->cache_k), (float *)s->v, &prefetch, format);
+    Values v = {.step_size = BLOCK_KEYS * STEP * sizeof(float)};
+    for (long i = 0; i < BLOCK_KEYS; i++) v.rows[i] = s->v + i * STEP * sizeof(float);
+    for (int i = 0; i < count; i++) {
+        if (!sees_block(a, &tiles[i], block)) continue;
+        v.from = first_seen(a, p, &tiles[i], block), v.to = end_seen(p, &tiles[i], block);
+        accumulate_values(a, &v, &tiles[i], rescale[i], PACKED);
+    }
+}
+
+INLINE void attend(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block,
+                   const int format) {
+    if (count == 1 && tiles->rows <= MAX_ROWS_IN_PLACE && a->d % STEP == 0 && a->page_size % SIMD_WIDTH == 0)
+        attend_in_place(a, s, item, tiles, block, format);
+    else
+        attend_packed(a, s, item, tiles, count, block, format);
 }
 
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block) {
-    long head = tiles->head - item->head, offset = head * head_block_bytes(a);
-    if (item->heads == 1) prefetch_next_part(a, s, item, block, 0, 1); /* slower when several heads are read together */
-    for (Tile *tile = tiles; tile < tiles + count; tile++) {
-        if (!sees_block(a, tile, block)) continue;
-        VisibleKeys visible;
-        __builtin_memcpy(&visible.last, tile->position, sizeof visible.last);
-        visible.first = a->window ? visible.last - (int32_t)a->window + 1 : (vi){0};
-        score_tile(a, s->k + offset, tile);
-        accumulate_values(a, s->v + offset, tile, softmax_tile(a, tile, &visible, block));
-    }
+    if (a->element_size == 2)
+        attend(a, s, item, tiles, count, block, BF16);
+    else
+        attend(a, s, item, tiles, count, block, F32);
 }
 
-NOINLINE void merge_split(const AttentionArgs *a, SoftmaxState *total, const SoftmaxState *split) {
-    vf old = load_f32(total->max), new = load_f32(split->max), max = simd_max(old, new);
-    vf total_factor = simd_exp(old - max), split_factor = simd_exp(new - max);
-    store_f32(total->max, max);
-    store_f32(total->sum, load_f32(total->sum) * total_factor + load_f32(split->sum) * split_factor);
-    for (long i = 0; i < a->d * SIMD_WIDTH; i += SIMD_WIDTH)
-        store_f32(total->out + i, load_f32(total->out + i) * total_factor + load_f32(split->out + i) * split_factor);
+/* Stores a row of bf16 whose steps hold the even elements first, then the odd ones. */
+INLINE void store_alternating(const float *row, float inverse, char *out, long d) {
+    uint32_t pairs[MAX_HEAD_DIM / 2 + SIMD_WIDTH];
+    for (long i = 0; i < d; i += STEP) {
+        vu even = bf16_bits(load_f32(row + i) * inverse + 0.0f);
+        vu odd = bf16_bits(load_f32(row + i + SIMD_WIDTH) * inverse + 0.0f);
+        vu both = even | odd << 16;
+        __builtin_memcpy(pairs + i / 2, &both, sizeof both);
+    }
+    memcpy(out, pairs, 2 * d);
 }
 
 static void store_rows(const AttentionArgs *a, const Tile *tile, const SoftmaxState *state, const WorkItem *item) {
-    long group = group_size(a);
     for (int i = 0; i < tile->rows; i++) {
-        long row = tile->row + i, token = a->query_start_loc[item->seq] + row / group,
-             head = tile->head * group + row % group;
-        float line[MAX_HEAD_DIM + SIMD_WIDTH];
+        long head, token = token_head(a, tile, item, i, &head);
+        const float *row = state->out + i * out_stride(a);
+        float inverse = 1.0f / state->sum[i];
+        char *out = a->out + (token * a->heads + head) * head_bytes(a);
         /* + 0 removes the sign of a zero, which depends on flushed denormals */
-        for (long j = 0; j < a->d; j++) line[j] = state->out[j * SIMD_WIDTH + i] / state->sum[i] + 0.0f;
-        char *out = a->out + (token * a->heads + head) * a->d * a->element_size;
-        for (long j = 0; j < a->d; j += SIMD_WIDTH) {
-            if (a->element_size == 2)
-                store(out, j, a->d, load_f32(line + j), 1);
-            else
-                store(out, j, a->d, load_f32(line + j), 0);
-        }
+        if (a->element_size == 2)
+            store_alternating(row, inverse, out, a->d);
+        else
+            for (long j = 0; j < a->d; j += SIMD_WIDTH) store(out, j, a->d, load_f32(row + j) * inverse + 0.0f, 0);
     }
 }
 
