@@ -4,6 +4,8 @@ The first run installs each server into its own environment (gigabytes, and minu
 """
 
 import sys
+from argparse import Namespace
+from itertools import product
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -11,7 +13,8 @@ from tokenizers import Tokenizer
 from bench.checkpoints import SHAPES, cache_folder, checkpoint
 from bench.client.server import BenchError
 from bench.client.summary import aligned, number, to_json
-from bench.peers.catalog import PEERS, Peer, configured
+from bench.peers.catalog import PEERS, Peer, configured, in_weights
+from bench.peers.llama_cpp import ISAS, WEIGHTS
 from bench.peers.scenarios import Figures, Prompts, Scenario, pooled, scenarios
 from bench.peers.servers import PeerServer, install, started_peers
 from bench.peers.serving import compare_serving
@@ -22,16 +25,29 @@ from shared.flags import Parser
 OURS = "sluice"
 SERVED_TOKENS = 200  # number of tokens of a stream
 
+AllFigures = dict[str, list[Figures]]  # by peer, a record for each round
+
 
 def main(words: list[str]) -> int:
     parser = Parser(prog="python -m bench.peers", description="Compares Sluice with other servers on the same weights.")
     add = parser.add_argument
     add(
-        "--shape",
-        default="qwen3-0.6b",
-        choices=sorted(SHAPES),
-        help="shape of the random checkpoint [default %(default)s]",
-    )
+        "--shape", type=comma_separated(SHAPES), default="qwen3-0.6b", metavar="NAME,...",
+        help=f"shapes of random checkpoints, of {', '.join(SHAPES)} [default %(default)s]",
+    )  # fmt: skip
+    add(
+        "--weights", type=comma_separated(WEIGHTS, every=WEIGHTS), default="bf16", metavar="NAME,...",
+        help=f"formats of the weights, of {', '.join(WEIGHTS)}; in few bits for Sluice and llama.cpp only "
+        "[default %(default)s]",
+    )  # fmt: skip
+    add(
+        "--isa", type=comma_separated(ISAS), default="best", metavar="NAME,...",
+        help=f"instruction sets of Sluice and llama.cpp, of {', '.join(ISAS)} [default %(default)s]",
+    )  # fmt: skip
+    add(
+        "--safetensors", action="store_true",
+        help="Sluice reads the bfloat16 checkpoint, with --quantization for few bits, not the GGUF file",
+    )  # fmt: skip
     add(
         "--peers", type=comma_separated(PEERS, every=PEERS), default="all", metavar="NAME,...",
         help=f"servers to compare, of {', '.join(PEERS)} [default %(default)s]",
@@ -42,7 +58,7 @@ def main(words: list[str]) -> int:
     )  # fmt: skip
     all_scenarios = {scenario.name: scenario for scenario in scenarios()}
     add(
-        "--trials", type=comma_separated(all_scenarios, every=all_scenarios), default="all", metavar="NAME,...",
+        "--scenarios", type=comma_separated(all_scenarios, every=all_scenarios), default="all", metavar="NAME,...",
         help=f"scenarios to run, of {', '.join(all_scenarios)} [default %(default)s]",
     )  # fmt: skip
     add(
@@ -52,7 +68,9 @@ def main(words: list[str]) -> int:
         metavar="N",
         help="how often each server runs each scenario [default %(default)s]",
     )
+    add("--quick", action="store_true", help="warm up with the first scenario only, and count one round")
     add("--root", type=Path, default=cache_folder() / "peers", help="folder in which the servers are installed")
+    add("--models", type=Path, default=cache_folder(), help="folder of the checkpoints")
     add("--json", type=new_file, metavar="FILE", help="write all figures of all rounds")
     add(
         "--serving", type=_counts, metavar="N,...",
@@ -64,8 +82,12 @@ def main(words: list[str]) -> int:
         if args.serving:
             print(serving(peers, args.serving, args.root))
         else:
-            selected = [all_scenarios[name] for name in args.trials]
-            print(compare(args.shape, peers, selected, args.rounds, args.root, args.json))
+            selected = [all_scenarios[name] for name in args.scenarios]
+            figures = {}
+            for case in product(args.shape, args.weights, args.isa):
+                figures[", ".join(case)] = compare(case, peers, selected, args)
+            if args.json:
+                args.json.write_text(to_json(figures))
     except (ConfigError, BenchError) as error:
         print(f"python -m bench.peers: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -84,25 +106,32 @@ def serving(peers: list[Peer], streams: list[int], root: Path) -> str:
     return compare_serving(peers, root, folder, streams, SERVED_TOKENS)
 
 
-def compare(shape: str, peers: list[Peer], selected: list[Scenario], rounds: int, root: Path, out: Path | None) -> str:
-    """Runs the scenarios on each peer and returns the table in Markdown; writes every round to `out` as JSON. Raises
-    BenchError."""
-    folder = checkpoint(shape)
+def compare(case: tuple[str, str, str], peers: list[Peer], selected: list[Scenario], args: Namespace) -> AllFigures:
+    """Runs the scenarios on each peer, prints a table in Markdown, and returns the figures of all rounds by peer.
+
+    case: shape, weights and instruction set. Raises BenchError.
+    """
+    shape, weights, isa = case
+    root = args.root.absolute()
+    folder = checkpoint(shape, args.models.absolute())
+    peers = [in_weights(peer, weights, isa, args.safetensors) for peer in peers]
     for peer in peers:
-        install(peer, root.absolute(), folder)
+        install(peer, root, folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    with started_peers(peers, root.absolute(), folder) as servers:
-        figures = {server.peer.name: results for server, results in _run_rounds(servers, selected, rounds, tokenizer)}
-    if out is not None:
-        out.write_text(to_json(figures))
-    return _table(shape, {name: pooled(all_rounds) for name, all_rounds in figures.items()})
+    with started_peers(peers, root, folder) as servers:
+        warm_up = selected[: 1 if args.quick else None]
+        rounds = [warm_up, *[selected] * (1 if args.quick else args.rounds)]
+        measured = _run_rounds(servers, rounds, tokenizer)
+    figures = {server.peer.name: results for server, results in measured}
+    print(_table(", ".join(case), {name: pooled(all_rounds) for name, all_rounds in figures.items()}), flush=True)
+    return figures
 
 
 def _run_rounds(
-    servers: list[PeerServer], selected: list[Scenario], rounds: int, tokenizer: Tokenizer
+    servers: list[PeerServer], rounds: list[list[Scenario]], tokenizer: Tokenizer
 ) -> list[tuple[PeerServer, list[Figures]]]:
     results: list[tuple[PeerServer, list[Figures]]] = [(server, []) for server in servers]
-    for at in range(rounds + 1):  # the first round warms up and is not counted
+    for at, selected in enumerate(rounds):  # the first round warms up and is not counted
         for scenario in selected:
             for server, figures in results:
                 with server.resumed() as target:
@@ -119,10 +148,10 @@ def _text(figures: Figures) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in figures.items())
 
 
-def _table(shape: str, columns: dict[str, Figures]) -> str:
+def _table(title: str, columns: dict[str, Figures]) -> str:
     figures = list(dict.fromkeys(name for column in columns.values() for name in column))
     peers = [name for name in columns if name != OURS]
-    rows = [[f"{shape}, bfloat16", *columns, "ours to the best peer"]]
+    rows = [[title, *columns, "ours to the best peer"]]
     for name in figures:
         values = {peer: column.get(name, float("nan")) for peer, column in columns.items()}
         rows.append([name, *(number(value) for value in values.values()), _ratio(name, values, peers)])

@@ -53,10 +53,10 @@ def sluice_flags(folder: Path, weights: str = "bf16", safetensors: bool = False)
     return ["--model", str(llama_cpp.gguf(folder, weights))]
 
 
-def _sluice(root: Path, folder: Path, port: int, weights: str = "bf16", safetensors: bool = False) -> Command:
+def _sluice(root: Path, folder: Path, port: int) -> Command:
     """Returns Sluice's command, without drafts: a model with random weights repeats itself, so drafts would flatter."""
     return [
-        sys.executable, "-m", "deploy.cli.main", "serve", *sluice_flags(folder, weights, safetensors),
+        sys.executable, "-m", "deploy.cli.main", "serve", *sluice_flags(folder),
         "--served-model-name", "m", "--port", str(port), "--worker-metrics-port", "0", "--max-batch-size", "32",
         "--kv-cache-gb", "4", "--speculation", "off",
     ]  # fmt: skip
@@ -133,7 +133,11 @@ def in_weights(peer: Peer, weights: str, isa: str, safetensors: bool) -> Peer:
             serve=partial(llama_cpp.serve, weights=weights, isa=isa),
             prepare=partial(llama_cpp.prepare, weights=weights, isa=isa),
         )
-    if peer.name == "sluice":
-        serve = partial(_sluice, weights=weights, safetensors=safetensors)
-        return replace(peer, serve=serve, environment={"SLUICE_ISA": ISAS[isa].sluice})
-    return peer
+    if peer.alive != PEERS["sluice"].alive:
+        return peer
+
+    def serve(root: Path, folder: Path, port: int) -> Command:
+        """The last --model wins."""
+        return [*peer.serve(root, folder, port), *sluice_flags(folder, weights, safetensors)]
+
+    return replace(peer, serve=serve, environment={"SLUICE_ISA": ISAS[isa].sluice})

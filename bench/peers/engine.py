@@ -11,13 +11,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
 from bench.checkpoints import SHAPES, cache_folder, checkpoint
 from bench.client.server import BenchError
-from bench.client.summary import aligned, number, to_json
+from bench.client.summary import NOTHING, aligned, number, to_json
 from bench.micro.engine import DECODE_STEPS, PROMPT
 from bench.peers import llama_cpp
 from bench.peers.catalog import PEERS, sluice_flags
@@ -108,8 +108,12 @@ def compare(case: Case, scenarios: list[str], rounds: int, only: str | None) -> 
 
 
 def table(rows: list[list[Any]]) -> str:
-    cells = [[case, name, number(ours), number(theirs), number(ratio)] for case, name, ours, theirs, ratio in rows]
+    cells = [[case, name, number(ours), number(theirs), _ratio(ratio)] for case, name, ours, theirs, ratio in rows]
     return aligned([["tokens/s", "", "Sluice", "llama.cpp", "ratio"], *cells])
+
+
+def _ratio(value: float) -> str:
+    return NOTHING if isnan(value) else f"{value:.2f}"
 
 
 def _prepare(case: Case) -> None:

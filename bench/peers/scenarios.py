@@ -86,7 +86,7 @@ def _concurrent(count: int) -> Scenario:
             f"longest ITL at {count}, ms": summary["itl_max"],
         }
 
-    return Scenario(f"{count} at once", calls, figures)
+    return Scenario(f"decode{count}", calls, figures)
 
 
 def _arriving_calls(prompts: Prompts) -> list[Call]:

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from bench.peers.catalog import PEERS, configured
+from bench.peers.catalog import PEERS, configured, in_weights
 
 
 def test_configured_peer_is_sluice_with_more_flags() -> None:
@@ -9,3 +9,30 @@ def test_configured_peer_is_sluice_with_more_flags() -> None:
     assert peer.serve(Path("root"), Path("m"), 1) == [*plain, "--target-step-s", "0", "--chat-template", "/a b/c"]
     assert peer.name == "sluice --target-step-s 0 --chat-template _a b_c", "which is a file's name, too"
     assert peer.alive == PEERS["sluice"].alive
+
+
+def test_peers_in_weights_read_one_file_on_one_instruction_set() -> None:
+    folder, root = Path("models/m"), Path("root")
+    ours = in_weights(configured("--page-size 32"), "q4_k_m", "avx512", False)
+    theirs = in_weights(PEERS["llama.cpp"], "q4_k_m", "avx512", False)
+    words = ours.serve(root, folder, 1)
+    assert words[-2:] == ["--model", "models/m-q4_k_m.gguf"] and "--page-size" in words
+    assert ours.environment == {"SLUICE_ISA": "avx512"}
+    command = theirs.serve(root, folder, 1)
+    assert command[0] == "root/lcpp-avx512/llama-server" and "models/m-q4_k_m.gguf" in command
+    made = theirs.prepare(root, folder)
+    assert any("gguf_file.py" in word for command in made for word in command)
+    assert made[-1][1:4] == ["models/m-bf16.gguf", "models/m-q4_k_m.gguf", "Q4_K_M"]
+
+
+def test_sluice_from_safetensors_quantizes_while_loading() -> None:
+    flags = {
+        weights: in_weights(PEERS["sluice"], weights, "best", True).serve(Path("r"), Path("m"), 1)[-2:]
+        for weights in ("bf16", "q8_0", "q4_0")
+    }
+    assert flags["bf16"] == ["--model", "m"]
+    assert (flags["q8_0"], flags["q4_0"]) == (["--quantization", "int8"], ["--quantization", "int4"])
+
+
+def test_peers_that_read_no_gguf_stay_as_they_are() -> None:
+    assert in_weights(PEERS["vllm"], "q4_0", "avx2", False) is PEERS["vllm"]
