@@ -41,7 +41,10 @@ def setting(
 class ModelConfig:
     """The served model; read by frontends and workers, which must agree."""
 
-    model: str = setting("demo", "the model to serve: demo (embedded), a Hugging Face hub id, or a checkpoint folder")
+    model: str = setting(
+        "demo", "the model to serve: demo (embedded), a Hugging Face hub id, a checkpoint folder, a GGUF file, or "
+        "org/repository:NAME for a GGUF file on the hub, where NAME is its quantization (Q4_K_M) or its file name",
+    )  # fmt: skip
     revision: str = setting("", "branch, tag or commit of a hub id; empty: the head of its main branch")
     served_model_name: str = setting("", "model name that clients use; empty: the value of --model")
     max_seq_len: int = setting(

@@ -6,6 +6,7 @@ Knows files and their sizes, not their contents. An interrupted download resumes
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ def fetch(
     *,
     revision: str = "",
     prefer_cache: bool = False,
+    ignored: Sequence[str] = IGNORED_FILES,
     on_progress: Progress = lambda done, total: None,
 ) -> Path:
     """Returns a local folder with the files of the hub id `model`; downloads what the cache lacks.
 
-    files: patterns of file names.
+    files, ignored: patterns of file names.
     revision: branch, tag or commit; the main branch if empty.
     prefer_cache: use a complete cached copy without asking the hub for a newer one. Without a network the cache is
         used in any case.
@@ -37,9 +39,8 @@ def fetch(
     """
     from huggingface_hub import snapshot_download  # importing takes half a second, and a local folder does not need it
 
-    for name in HTTP_LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    options: dict[str, Any] = {"revision": revision or None, "allow_patterns": files, "ignore_patterns": IGNORED_FILES}
+    _log_no_requests()
+    options: dict[str, Any] = {"revision": revision or None, "allow_patterns": files, "ignore_patterns": ignored}
     try:
         if prefer_cache:
             try:
@@ -49,6 +50,46 @@ def fetch(
         return Path(snapshot_download(model, tqdm_class=_progress_bars(on_progress), **options))
     except Exception as error:  # the HTTP library of huggingface_hub raises many types
         raise HubError(_describe(model, revision, error)) from error
+
+
+def file_names(model: str, *, revision: str = "", prefer_cache: bool = False) -> list[str]:
+    """Returns the names of all files of the hub id `model`, of the cached ones if the hub cannot be reached.
+
+    prefer_cache: return those of the cached copy if there is one.
+    Raises HubError.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    _log_no_requests()
+
+    def cached() -> list[str]:
+        folder = Path(snapshot_download(model, revision=revision or None, local_files_only=True))
+        return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
+    if prefer_cache:
+        with suppress(OSError):
+            return cached()
+    try:
+        return list(HfApi().list_repo_files(model, revision=revision or None))
+    except Exception as error:  # the HTTP library of huggingface_hub raises many types
+        if _answered(error):
+            raise HubError(_describe(model, revision, error)) from error
+        try:
+            return cached()
+        except Exception as missing:
+            raise HubError(_describe(model, revision, missing)) from error
+
+
+def _log_no_requests() -> None:
+    for name in HTTP_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _answered(error: Exception) -> bool:
+    """Whether the hub has answered: its answer counts, whatever the cache holds."""
+    from huggingface_hub import errors
+
+    return isinstance(error, errors.HfHubHTTPError) and error.response is not None and error.response.status_code < 500
 
 
 def _progress_bars(on_progress: Progress) -> type:

@@ -7,6 +7,10 @@ from pathlib import Path
 
 from shared.config import Settings, with_values
 from shared.flags import Flag, all_flags, select, to_argv, without_settings
+from shared.gguf.errors import GgufError
+from shared.gguf.hub import fetch_model
+from shared.gguf.naming import HUB_NAME, local_model
+from shared.gguf.translated import translated
 from shared.hf_hub import HubError, fetch
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo" / "model"
@@ -47,28 +51,41 @@ def with_local_model(settings: Settings) -> Settings:
 
 def with_tokenizer_files(settings: Settings) -> Settings:
     """Replaces a hub id in `model` by a folder with at least the tokenizer's files. Raises CliError."""
-    if Path(settings.model.model).is_dir():
+    model, revision = settings.model.model, settings.model.revision
+    if Path(model).is_dir():
         return settings
     try:
-        folder = fetch(settings.model.model, _TOKENIZER_FILES, revision=settings.model.revision)
-    except HubError as error:
+        if HUB_NAME.fullmatch(model):
+            folder = translated(fetch_model(model, revision))
+        else:
+            folder = fetch(model, _TOKENIZER_FILES, revision=revision)
+    except (GgufError, HubError) as error:
         raise CliError(f"--model: {error}", 3) from error
     return with_values(settings, {"model": str(folder)})
 
 
 def _model_folder(model: str) -> str:
-    """Returns the folder of the demo model or of a local checkpoint, else `model` itself, which is then a hub id."""
+    """Returns the folder of the demo model or of a local checkpoint, else `model` itself, which is then a hub id.
+
+    The folder of a GGUF file is that of its translation. Raises CliError.
+    """
     if model == "demo":
         if not (DEMO_MODEL / "config.json").is_file():
             raise CliError(f"the embedded demo model is missing from {DEMO_MODEL}", 3)
         return str(DEMO_MODEL)
     path = Path(model).expanduser()
+    try:
+        if (files := local_model(path)) is not None:
+            return str(translated(files))
+    except GgufError as error:
+        raise CliError(f"--model: {error}", 3) from error
     if path.is_dir():
         return str(path.resolve())
     if path.exists():
         raise CliError(
-            f"--model {model}: this is a file; a folder with config.json, safetensors and tokenizer.json is needed", 3
-        )
-    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+            f"--model {model}: this file is not GGUF; a GGUF file, or a folder with config.json, safetensors and "
+            "tokenizer.json is needed", 3,
+        )  # fmt: skip
+    if model.startswith(("/", ".", "~")) or (model.count("/") > 1 and not HUB_NAME.fullmatch(model)):
         raise CliError(f"--model {model}: there is no such folder", 3)
     return model

@@ -11,6 +11,7 @@ staging             reads files ahead into device memory
 stored_weight       what a checkpoint must offer: tensors by name, and how each weight is stored
 source              opens a checkpoint of any file format
 quantization/       weights in few bits
+gguf/               weights from GGUF files
 weights             makes the weights of the decoder from those of a checkpoint
 device              chooses and checks the device
 """

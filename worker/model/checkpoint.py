@@ -18,6 +18,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from shared.gguf.errors import GgufError
+from shared.gguf.hub import check_not_only_gguf, fetch_model
+from shared.gguf.index import INDEX as GGUF_INDEX
+from shared.gguf.index import read_index
+from shared.gguf.naming import HUB_NAME, local_model
+from shared.gguf.translated import translated
 from shared.hf_hub import HubError, Progress, fetch
 from worker.model.staging import Extent, Staging
 
@@ -42,25 +48,40 @@ class UnsupportedModel(CheckpointError):
 def resolve(
     model: str, revision: str = "", *, prefer_cache: bool = False, on_progress: Progress = lambda done, total: None
 ) -> Path:
-    """Returns the folder of a checkpoint: `model` itself if it is a folder, else a snapshot of the hub id `model`.
+    """Returns the folder of a checkpoint, from the name of a model.
 
-    The snapshot is downloaded unless it is cached.
-
+    model: a folder; a GGUF file or a folder with one, which is translated; a hub id, or `org/repository:NAME` for a
+        GGUF file on the hub, which are downloaded unless they are cached.
     prefer_cache: use a complete cached copy without asking the hub for a newer one; see `shared.hf_hub`.
-    Raises CheckpointError when there is no such folder and the hub does not have it or cannot be reached.
+    Raises CheckpointError when there is no such model, the hub cannot be reached, or a GGUF file cannot be served.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists() or not HUB_ID.fullmatch(model):
-        raise CheckpointError(f"{model} is not a folder")
     try:
-        fetched = partial(fetch, model, PATTERNS, revision=revision, on_progress=on_progress)
-        if prefer_cache and _is_complete(folder := fetched(prefer_cache=True)):
-            return folder
-        return fetched()
-    except HubError as error:
+        return _local(model) or _from_hub(model, revision, prefer_cache, on_progress)
+    except (GgufError, HubError) as error:
         raise CheckpointError(str(error)) from error
+
+
+def _local(model: str) -> Path | None:
+    path = Path(model).expanduser()
+    if (files := local_model(path)) is not None:
+        return translated(files)
+    if path.is_dir():
+        return path
+    if path.exists() or not (HUB_ID.fullmatch(model) or HUB_NAME.fullmatch(model)):
+        raise CheckpointError(f"{model} is neither a folder nor a GGUF file")
+    return None
+
+
+def _from_hub(model: str, revision: str, prefer_cache: bool, on_progress: Progress) -> Path:
+    if HUB_NAME.fullmatch(model):
+        return translated(fetch_model(model, revision, prefer_cache=prefer_cache, on_progress=on_progress))
+    fetched = partial(fetch, model, PATTERNS, revision=revision, on_progress=on_progress)
+    if prefer_cache and _is_complete(folder := fetched(prefer_cache=True)):
+        return folder
+    folder = fetched()
+    if not _is_complete(folder):
+        check_not_only_gguf(model, revision)
+    return folder
 
 
 def _is_complete(folder: Path) -> bool:
@@ -219,6 +240,8 @@ def _extents(fd: int) -> dict[str, Extent]:
 
 
 def _files(folder: Path) -> list[Path]:
+    if (folder / GGUF_INDEX).exists():
+        return [Path(file) for file in read_index(folder).files]
     if (folder / INDEX).exists():
         names = _json(folder / INDEX).get("weight_map")
         if not isinstance(names, dict) or not names:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.gguf.index import INDEX as GGUF_INDEX
 from worker.model.checkpoint import Checkpoint, read_config
+from worker.model.gguf.tensors import GgufTensors
 from worker.model.quantization.methods import Method, method_of
 from worker.model.staging import Staging
 from worker.model.stored_weight import PlainWeight, Shape, StoredWeight, WeightSource
@@ -18,14 +20,17 @@ def open_source(folder: Path, staging: Staging | None) -> WeightSource:
 
     Raises CheckpointError when a file is broken or the quantization is not supported.
     """
-    return SafetensorsSource(Checkpoint(folder, staging), method_of(read_config(folder)))
+    method = method_of(read_config(folder))
+    if (folder / GGUF_INDEX).exists():
+        return FileSource(GgufTensors(folder, staging), method)
+    return FileSource(Checkpoint(folder, staging), method)
 
 
 @dataclass(frozen=True, slots=True)
-class SafetensorsSource:
-    """A folder of safetensors files. method: how config.json says that weights are quantized, if they are."""
+class FileSource:
+    """Safetensors or GGUF files. method: how config.json says that weights are quantized, if they are."""
 
-    tensors: Checkpoint
+    tensors: Checkpoint | GgufTensors
     method: Method | None
 
     @property

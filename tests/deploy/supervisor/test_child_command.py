@@ -48,8 +48,10 @@ def test_local_model_becomes_a_folder_and_keeps_its_name(tmp_path: Path) -> None
 
 def test_model_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
+    (tmp_path / "model.bin").touch()
     for model, words in (
-        (str(tmp_path / "model.gguf"), "this is a file"),
+        (str(tmp_path / "model.gguf"), "model.gguf is not a GGUF file"),
+        (str(tmp_path / "model.bin"), "this file is not GGUF"),
         (str(tmp_path / "missing"), "there is no such folder"),
         ("a/b/c", "there is no such folder"),
     ):

@@ -23,7 +23,7 @@ from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
 from worker.model.quantization.in_memory import in_memory
 from worker.model.quantization.methods import method_of
-from worker.model.source import SafetensorsSource
+from worker.model.source import FileSource
 from worker.model.spec import StoredQuantization
 from worker.model.staging import Staging
 from worker.model.weights import Loader, load
@@ -206,7 +206,7 @@ def test_quantized_checkpoint_is_read_through_staging(copy: Callable[..., Path],
     spec, mapped, staged = spec_from_config(read_config(folder)), [], []
     for staging, told in ((None, mapped), (Staging(CPU, piece=1024, buffers=2), staged)):
         with closing(Checkpoint(folder, staging)) as checkpoint:
-            source = SafetensorsSource(checkpoint, method_of(read_config(folder)))
+            source = FileSource(checkpoint, method_of(read_config(folder)))
             loader = Loader(source, spec, torch.float32, CPU, invariant=False)
             eye = torch.eye(spec.hidden_size)
             told += [linear(eye, layer.qkv) for layer in loader.load().layers]

@@ -20,7 +20,7 @@ from tests.checkpoints import Checkpoints
 from worker.model.checkpoint import DTYPES, Checkpoint, CheckpointError, read_config
 from worker.model.decoder import Weights
 from worker.model.families import spec_from_config
-from worker.model.source import SafetensorsSource
+from worker.model.source import FileSource
 from worker.model.staging import Buffer, Extent, Staging
 from worker.model.weights import Loader
 
@@ -79,7 +79,7 @@ def test_staged_tensors_equal_safetensors(
 def weights(folder: Path, staging: Staging | None, dtype: torch.dtype) -> Weights:
     with closing(Checkpoint(folder, staging)) as checkpoint:
         spec = spec_from_config(read_config(folder))
-        return Loader(SafetensorsSource(checkpoint, None), spec, dtype, HERE, invariant=False).load()
+        return Loader(FileSource(checkpoint, None), spec, dtype, HERE, invariant=False).load()
 
 
 def tensors(value: object) -> Iterator[Tensor]:

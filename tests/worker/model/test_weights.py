@@ -247,7 +247,7 @@ def test_resolve_of_a_folder_is_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["/no/such/folder", "./none", "a/b/c", "what is this"])
 def test_resolve_of_a_path_does_not_ask_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
-    with pytest.raises(CheckpointError, match="is not a folder"):
+    with pytest.raises(CheckpointError, match="is neither a folder nor a GGUF file"):
         resolve(name)
 
 

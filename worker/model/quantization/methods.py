@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from worker.model.checkpoint import CheckpointError
+from worker.model.gguf import method as gguf
 from worker.model.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
 from worker.model.spec import StoredQuantization
 from worker.model.stored_weight import Shape, StoredTensors, StoredWeight
@@ -27,7 +28,7 @@ class Method(Protocol):
 
 METHODS: Mapping[Any, Callable[[Config], Method]] = {
     "compressed-tensors": compressed_tensors.read, "fp8": fp8.read, "gptq": gptq.read, "awq": awq.read,
-    "mxfp4": mxfp4.read, "bitsandbytes": bitsandbytes.read,
+    "mxfp4": mxfp4.read, "bitsandbytes": bitsandbytes.read, "gguf": gguf.read,
 }  # fmt: skip
 
 

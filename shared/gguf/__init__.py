@@ -1,0 +1,16 @@
+"""GGUF files as checkpoints: the metadata of a file becomes the files of a Hugging Face checkpoint.
+
+naming          which files a name means: a file, a folder, split files, a quantization in a hub repository
+hub             fetches the files of a quantization
+translated      the folder of translated files, kept in a cache; makes it in a process of its own
+index           where the tensors lie, for the worker
+container       reads metadata and the places of tensors, with the library `gguf`
+config          config.json
+tokenizer       tokenizer.json
+pre_tokenizers  how byte-level BPE splits text, by tokenizer.ggml.pre
+text_settings   tokenizer_config.json and generation_config.json
+errors          the error of all of them
+
+Frontends must not load numpy, which `gguf` needs, and `gguf` takes seconds to read a long vocabulary. So only the
+process that `translated` starts imports `container`; every other process reads the folder.
+"""

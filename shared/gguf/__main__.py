@@ -1,0 +1,78 @@
+"""Translates the files of one GGUF model: `python -m shared.gguf FOLDER FILE...` writes into FOLDER.
+
+Exits with 3 and one sentence on stderr if the files cannot be served.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from gguf import LlamaFileType
+
+from shared.gguf.config import config_of
+from shared.gguf.container import Container
+from shared.gguf.errors import GgufError
+from shared.gguf.index import INDEX, Entry, Index
+from shared.gguf.text_settings import generation_config_of, tokenizer_config_of
+from shared.gguf.tokenizer import Vocabulary, tokenizer_of
+
+PLAIN = ("F32", "F16", "BF16")
+
+
+def translate(files: Sequence[Path], folder: Path) -> None:
+    """Writes the files of a Hugging Face checkpoint, and the index of the tensors, into the folder.
+
+    Raises GgufError when the model cannot be served, and OSError when the folder cannot be written.
+    """
+    container = Container.read(files)
+    config = config_of(container)
+    vocabulary = Vocabulary.read(container)
+    generation = generation_config_of(vocabulary)
+    ends = {name: generation[name] for name in ("bos_token_id", "eos_token_id") if name in generation}
+    if quantization := _quantization(container):
+        config["quantization_config"] = {"quant_method": "gguf", "kind": quantization}
+    (folder / "tokenizer.json").write_text(tokenizer_of(vocabulary), encoding="utf-8")
+    contents = {
+        "config.json": config | ends,
+        "generation_config.json": generation,
+        "tokenizer_config.json": tokenizer_config_of(vocabulary),
+    }
+    for name, content in contents.items():
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+    index = _index(container, files, config["head_dim"])
+    (folder / INDEX).write_bytes(msgspec.json.encode(index))  # the last file: a folder that has it is complete
+
+
+def _quantization(container: Container) -> str:
+    """Returns the name of the quantization as in file names, "Q4_K_M"; "" if no tensor is quantized."""
+    quantized = [tensor for tensor in container.tensors.values() if tensor.type not in PLAIN]
+    if not quantized:
+        return ""
+    try:
+        name = LlamaFileType(container.integer("general.file_type", -1)).name.removeprefix("MOSTLY_")
+    except ValueError:
+        name = ""
+    return name if name not in ("", "GUESSED", "ALL_F32", *PLAIN) else max(quantized, key=lambda one: one.nbytes).type
+
+
+def _index(container: Container, files: Sequence[Path], head_dim: int) -> Index:
+    tensors = {
+        name: Entry(files.index(tensor.file), tensor.type, tensor.shape, tensor.offset, tensor.nbytes)
+        for name, tensor in container.tensors.items()
+    }
+    return Index(container.text("general.architecture"), head_dim, tuple(map(str, files)), tensors)
+
+
+def main(folder: str, *files: str) -> int:
+    try:
+        translate([Path(file) for file in files], Path(folder))
+    except (GgufError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

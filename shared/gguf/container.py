@@ -1,0 +1,131 @@
+"""Reads a GGUF file, or the split files of one model: metadata as Python values, and where each tensor lies.
+
+The library `gguf` reads the container. This module checks what the library does not: that the file is long enough, and
+that split files belong together.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gguf import GGUFReader, GGUFValueType, ReaderField, ReaderTensor
+
+from shared.gguf.errors import GgufError
+from shared.gguf.naming import MAGIC
+
+SPLIT_COUNT = "split.count"
+WIDEST = 4  # bytes of the largest number in a tensor; tensors begin at multiples of it
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a file. shape: rows first, as PyTorch has it. offset: its first byte in the file."""
+
+    file: Path
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    def floats(self) -> list[float]:
+        """Reads a small tensor of type F32."""
+        with self.file.open("rb") as file:
+            file.seek(self.offset)
+            return list(struct.unpack(f"<{self.nbytes // 4}f", file.read(self.nbytes)))
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The contents of a model's files."""
+
+    name: str  # of the first file, for messages
+    metadata: dict[str, Any]
+    tensors: dict[str, StoredTensor]
+
+    @classmethod
+    def read(cls, files: Sequence[Path]) -> "Container":
+        """Reads all files of one model, in their order. Raises GgufError."""
+        metadata, tensors = _read(files[0])
+        if int(metadata.get(SPLIT_COUNT, 1)) not in (0, len(files)):
+            raise GgufError(f"{files[0]} is one of {metadata[SPLIT_COUNT]} files, but {len(files)} are there")
+        for file in files[1:]:
+            more, part = _read(file)
+            if more.get(SPLIT_COUNT) != len(files) or tensors.keys() & part.keys():
+                raise GgufError(f"{file} does not belong to {files[0]}")
+            tensors |= part
+        return cls(files[0].name, metadata, tensors)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """Returns a whole number of the metadata. Raises GgufError when it is missing and has no default."""
+        found: int = self._value(key, int, "a whole number", default)
+        return found
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return float(self._value(key, int | float, "a number", default))
+
+    def text(self, key: str, default: str | None = None) -> str:
+        found: str = self._value(key, str, "a text", default)
+        return found
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        found: bool = self._value(key, bool, "true or false", default)
+        return found
+
+    def entries(self, key: str, kind: Any, default: list[Any] | None = None) -> list[Any]:
+        """Returns a list of the metadata, whose entries are of the type `kind`."""
+        found: list[Any] = self._value(key, list, "a list", default)
+        if not all(isinstance(entry, kind) for entry in found):
+            raise GgufError(f"{self.name}: {key} holds values of a wrong type")
+        return found
+
+    def _value(self, key: str, kind: Any, name: str, default: Any) -> Any:
+        found = self.metadata.get(key, default)
+        if found is None:
+            raise GgufError(f"{self.name} has no {key}")
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+            raise GgufError(f"{self.name}: {key} must be {name}, not {str(found)[:40]!r}")
+        return found
+
+
+class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the library
+    """The library's reader, which would return short arrays where a file ends too early."""
+
+    def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+        part = super()._get(offset, dtype, count, override_order)
+        if len(part) < int(count):
+            raise EOFError(f"it ends after {len(self.data)} bytes")
+        return part
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    try:
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise GgufError(f"{path} is not a GGUF file")
+        reader = _Reader(path)
+        if reader.byte_order != "I":
+            raise GgufError(f"{path} holds big-endian numbers, which are not supported")
+        metadata = {name: _plain(field) for name, field in reader.fields.items()}
+        return metadata, {tensor.name: _stored(path, tensor) for tensor in reader.tensors}
+    except GgufError:
+        raise
+    except OSError as error:
+        raise GgufError(f"{path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # the library raises many types when the bytes make no sense
+        raise GgufError(f"{path} is not a complete GGUF file ({error}); fetch it again") from error
+
+
+def _plain(field: ReaderField) -> Any:
+    """Returns a field's value. Numbers in float32 become the shortest decimals that mean them: 1e-06."""
+    if field.types == [GGUFValueType.FLOAT32]:
+        return float(str(field.parts[field.data[0]][0]))
+    return field.contents()
+
+
+def _stored(path: Path, tensor: ReaderTensor) -> StoredTensor:
+    shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
+    if tensor.data_offset % WIDEST:
+        raise ValueError(f"tensor {tensor.name} begins at byte {tensor.data_offset}")
+    return StoredTensor(path, tensor.tensor_type.name, shape, int(tensor.data_offset), int(tensor.n_bytes))

@@ -1,0 +1,112 @@
+"""Which GGUF files a name means: a file, a set of split files, a folder, or a quantization in a hub repository.
+
+A model is a list of file names: one file, or split files in their order.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from shared.gguf.errors import GgufError
+
+MAGIC = b"GGUF"
+SUFFIX = ".gguf"
+SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+QUANTIZATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:I?Q\d(?:_[A-Z\d]+)*|TQ\d_\d|BF16|F16|F32|MXFP4(?:_[A-Z\d]+)*))$", re.IGNORECASE
+)
+HUB_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(?P<wanted>.+)")
+NO_MODEL = re.compile(r"(^|[/._-])(mmproj|imatrix)([._-]|$)", re.IGNORECASE)  # files that accompany a model
+
+Model = list[str]
+
+
+def models_among(names: Iterable[str]) -> list[Model]:
+    """Returns the models that these files are; split files of one model together, in their order."""
+    models: dict[str, Model] = {}
+    for name in sorted(names):
+        if name.lower().endswith(SUFFIX) and not NO_MODEL.search(name):
+            split = SPLIT.fullmatch(name)
+            models.setdefault(name if split is None else f"{split['stem']}/{split['count']}", []).append(name)
+    return list(models.values())
+
+
+def quantization_of(model: Model) -> str:
+    """Returns the quantization in the name of the model's first file, in capitals; the file's name if it has none."""
+    split = SPLIT.fullmatch(model[0])
+    stem = split["stem"] if split else model[0][: -len(SUFFIX)]
+    found = QUANTIZATION.search(stem.rpartition("/")[2])
+    return found[1].upper() if found else model[0]
+
+
+def check_complete(model: Model, where: object) -> Model:
+    """Returns the model. Raises GgufError if some of its split files are missing. where: for the message."""
+    split = SPLIT.fullmatch(model[0])
+    if split is None:
+        return model
+    count = int(split["count"])
+    for number in range(1, count + 1):
+        name = f"{split['stem']}-{number:05}-of-{count:05}{SUFFIX}"
+        if name not in model:
+            raise GgufError(f"{where}: {name} is missing, one of the {count} files of this model")
+    return model
+
+
+def local_model(path: Path) -> list[Path] | None:
+    """Returns the GGUF files that a path means; None if it means something else.
+
+    path: a file, any of several split files, or a folder that holds one model and no safetensors.
+    Raises GgufError when the folder holds several models, or split files are missing.
+    """
+    if path.is_dir():
+        return _in_folder(path)
+    if not path.is_file() or not (path.suffix.lower() == SUFFIX or _has_magic(path)):
+        return None
+    split = SPLIT.fullmatch(path.name)
+    if split is None:
+        return [path]
+    models = models_among(other.name for other in path.parent.iterdir())
+    model = next(model for model in models if path.name in model)
+    return [path.parent / name for name in check_complete(model, path.parent)]
+
+
+def _in_folder(folder: Path) -> list[Path] | None:
+    if any(folder.glob("model*.safetensors*")):
+        return None
+    models = models_among(path.name for path in folder.iterdir())
+    if len(models) > 1:
+        listed = ", ".join(model[0] for model in models)
+        raise GgufError(f"{folder} holds several GGUF models, so name one of the files: {listed}")
+    return [folder / name for name in check_complete(models[0], folder)] if models else None
+
+
+def _has_magic(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def chosen(repository: str, names: Iterable[str], wanted: str) -> Model:
+    """Returns the model of a repository that `wanted` means: a quantization or a file name, in any case.
+
+    Raises GgufError that lists what there is.
+    """
+    models, sought = models_among(names), wanted.casefold()
+    if not models:
+        raise GgufError(f"{repository!r} has no GGUF files")
+    fitting = [
+        model for model in models
+        if sought in (quantization_of(model).casefold(), model[0].casefold(), model[0][: -len(SUFFIX)].casefold())
+    ]  # fmt: skip
+    if not fitting:
+        raise GgufError(f"{repository!r} has no {wanted!r}; it has {listed(models)}")
+    if len(fitting) > 1:
+        files = ", ".join(model[0] for model in fitting)
+        raise GgufError(f"{repository!r} has several files for {wanted!r}, so name one of them: {files}")
+    return check_complete(fitting[0], repository)
+
+
+def listed(models: Iterable[Model]) -> str:
+    return ", ".join(dict.fromkeys(map(quantization_of, models)))

@@ -1,0 +1,63 @@
+"""How tokenizers with byte-level BPE split text before they merge, by the name in tokenizer.ggml.pre.
+
+GGUF files store only this name. Each row is what the original tokenizer of that name does, in the words of
+tokenizer.json; llama.cpp's own patterns are approximations of some. A name that is not here is refused, because another
+split gives other tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Part = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """nfc: whether text is normalized first. ignore_merges: whether a whole word that is a token is not split.
+    add_bos: whether a beginning-of-text token is added unless the file says otherwise.
+    """
+
+    parts: tuple[Part, ...]
+    nfc: bool = False
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+def _byte_level(use_regex: bool) -> Part:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _split(pattern: str) -> tuple[Part, ...]:
+    part = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return (part, _byte_level(use_regex=False))
+
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_CL100K = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+
+_LLAMA3 = PreTokenizer(_split(_CL100K), ignore_merges=True, add_bos=True)
+_QWEN = PreTokenizer(_split(_QWEN2), nfc=True)
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _QWEN,
+    "deepseek-r1-qwen": _QWEN,
+    "qwen35": PreTokenizer(_split(_QWEN35), nfc=True),
+    "gpt-2": PreTokenizer((_byte_level(use_regex=True),)),
+    "smollm": PreTokenizer(({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True))),
+    "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, add_bos=True),
+    "dbrx": PreTokenizer(_split(_CL100K)),  # Phi-4
+}

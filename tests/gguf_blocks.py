@@ -1,0 +1,33 @@
+"""Random blocks of GGUF's formats: by gguf's own quantization where it has one, else valid bytes with small scales."""
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # gguf can write these
+HALVES = {  # byte of each float16 in a block that gguf can only read
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
+BALANCE = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}  # the mean of a format's codes: numbers are about 0 on average
+SPREAD = {"Q2_K": 24, "Q3_K": 64, "Q4_K": 500, "Q5_K": 1000, "Q6_K": 3000, "IQ4_NL": 90, "IQ4_XS": 2000}
+
+
+def random_rows(rows: int, columns: int, type: str, rng: np.random.Generator, spread: float) -> npt.NDArray[np.uint8]:
+    """Returns the bytes of a weight [rows, columns] with numbers of the size `spread`, uint8 [rows, row bytes]."""
+    kind = gguf.GGMLQuantizationType[type]
+    if type in QUANTIZED:
+        weight = rng.normal(0, spread, (rows, columns)).astype(np.float32)
+        quantized: npt.NDArray[np.uint8] = gguf.quants.quantize(weight, kind)
+        return quantized
+    numbers, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (rows * columns // numbers, nbytes), dtype=np.uint8)
+    for i, at in enumerate(HALVES[type]):
+        scale = rng.uniform(0.5, 1.0, (len(blocks), 1)) * spread / SPREAD[type] * (BALANCE[type] if i else 1.0)
+        blocks[:, at : at + 2] = scale.astype(np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def dequantized(rows: npt.NDArray[np.uint8], type: str) -> npt.NDArray[np.float32]:
+    """Returns the weight as gguf reads it."""
+    weight: npt.NDArray[np.float32] = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[type])
+    return weight

@@ -1,0 +1,51 @@
+"""Every block format means what gguf's own reader says."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from tests.gguf_blocks import dequantized, random_rows
+from worker.model.gguf import blocks
+from worker.model.gguf.blocks import FORMATS
+
+SHIFTED = ("Q4_1", "Q4_K")  # their minimum includes 8 scales, which rounds once more
+
+
+@pytest.mark.parametrize("type", FORMATS)
+def test_format_has_the_sizes_of_gguf(type: str) -> None:
+    assert (FORMATS[type].numbers, FORMATS[type].nbytes) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type]]
+
+
+@pytest.mark.parametrize("type", FORMATS)
+def test_unpacked_weight_equals_ggufs(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "NUMBERS_AT_ONCE", 5 * 512)  # several slices, the last of them smaller
+    rows = random_rows(48, 512, type, np.random.default_rng(1), 0.05)
+    expected = torch.from_numpy(dequantized(rows, type))
+    weight = FORMATS[type].quantized_weight(torch.from_numpy(rows))
+    assert weight.shape == (48, 512) and (weight.minimum is not None) == FORMATS[type].minimum
+    assert int(weight.codes.max()) < len(weight.code_map.values) and expected.std() > 0.01
+    found = weight.dequantize(torch.float32)
+    if type not in SHIFTED:
+        assert torch.equal(found, expected)
+    else:
+        largest = expected.abs().amax() + 8 * weight.scale.abs().amax()
+        assert (found - expected).abs().amax() <= largest * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("type", FORMATS)
+def test_any_bytes_of_codes_and_scales_are_read_as_by_gguf(type: str) -> None:
+    """Blocks with every byte random, but finite float16 scales of all sizes and signs."""
+    rng = np.random.default_rng(2)
+    numbers, nbytes = FORMATS[type].numbers, FORMATS[type].nbytes
+    rows = rng.integers(0, 256, (64, nbytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = torch.from_numpy(dequantized(rows, type))
+    weight = FORMATS[type].quantized_weight(torch.from_numpy(rows))
+    largest = weight.scale.abs().amax(1, keepdim=True) * 256
+    if weight.minimum is not None:
+        largest += weight.minimum.abs().amax(1, keepdim=True)
+    finite = torch.isfinite(expected).all(1) & torch.isfinite(largest[:, 0])
+    found = weight.dequantize(torch.float32)
+    assert int(finite.sum()) > 32 and found.shape == (64, numbers)
+    assert ((found - expected).abs() <= largest * torch.finfo(torch.float32).eps)[finite].all()

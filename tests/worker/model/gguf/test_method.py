@@ -1,0 +1,43 @@
+"""GGUF models compute what transformers computes in float32 with the same dequantized weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.gguf.translated import translated
+from tests.gguf_files import KINDS, mixed, write
+from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, prompts_of, run_greedy
+from worker.model.gguf.blocks import FORMATS
+
+TOLERANCE = 1e-3  # of log-probabilities
+GREEDY = 100
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "types"),
+    [*((kind, mixed) for kind in KINDS), *(("llama", type) for type in (*FORMATS, "F16", "BF16", "F32"))],
+    ids=[*KINDS, *FORMATS, "F16", "BF16", "F32"],
+)
+def test_logprobs_and_greedy_ids_equal_transformers(kind: str, types: str, tmp_path: Path) -> None:
+    written = write(kind, tmp_path, types)
+    decoder, oracle = decoder_of(translated([written.file])), Oracle(written.reference)
+    prompts = prompts_of([5, 40, 23])
+    cache = cache_for(decoder, tokens=1024)
+    for prompt, logits in zip(prompts, all_logits(decoder, cache, prompts, chunk=16), strict=True):
+        difference = logits.log_softmax(-1) - oracle.logits(prompt).log_softmax(-1)
+        assert difference.abs().max() < TOLERANCE
+    ids = run_greedy(decoder, cache_for(decoder, tokens=1024), prompts, GREEDY, chunk=16)
+    assert ids == [oracle.greedy(prompt, GREEDY) for prompt in prompts]
+    assert len(set(map(tuple, ids))) == len(ids) and len({one for row in ids for one in row}) > 3
+
+
+def test_head_and_linears_stay_in_few_bits(tmp_path: Path) -> None:
+    decoder = decoder_of(translated([write("qwen3", tmp_path, mixed).file]))
+    assert decoder.weights.embed.dtype is torch.float32 and decoder.spec.stored is not None
+    assert decoder.spec.stored.kind == "Q4_K_M"

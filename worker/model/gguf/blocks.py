@@ -1,0 +1,160 @@
+"""GGUF's block formats: how the bytes of a block become codes, scales and minimums of a QuantizedWeight.
+
+A row of a weight consists of blocks of 32 or 256 numbers. The meaning of each format is that of llama.cpp's ggml, and
+`tests/worker/model/gguf/test_blocks.py` compares it with `gguf.quants.dequantize`. All functions take the bytes of
+blocks as uint8 [n, bytes of a block] on any device.
+
+Unsigned codes of four bits become signed ones, as INT4 has them: code - 8, and minimum + 8 * scale. Codes of five and
+six bits become INT8.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.kernels.quantized_weight import INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight
+
+NUMBERS_AT_ONCE = 1 << 22  # numbers unpacked together, so that temporary tensors stay small
+
+Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [n, numbers of a block]; scale and minimum [n, groups of a block]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """numbers, nbytes: of one block. group_size: how many numbers share a scale."""
+
+    numbers: int
+    nbytes: int
+    code_map: CodeMap
+    group_size: int
+    minimum: bool
+    unpack: Callable[[Tensor], Parts]
+
+    def row_bytes(self, columns: int) -> int:
+        """Returns the size of a row of a weight. columns: a multiple of `numbers`."""
+        return columns // self.numbers * self.nbytes
+
+    def quantized_weight(self, rows: Tensor) -> QuantizedWeight:
+        """Returns the weight [N, K] whose rows have these bytes, uint8 [N, row_bytes(K)]."""
+        n, blocks = rows.shape[0], rows.shape[1] // self.nbytes
+        groups = blocks * self.numbers // self.group_size
+        codes = torch.empty(n, blocks * self.numbers, dtype=torch.uint8, device=rows.device)
+        scale = torch.empty(n, groups, device=rows.device)
+        minimum = torch.empty(n, groups, device=rows.device) if self.minimum else None
+        at_once = max(1, NUMBERS_AT_ONCE // codes.shape[1])
+        for begin in range(0, n, at_once):
+            part = slice(begin, begin + at_once)
+            some_codes, some_scale, some_minimum = self.unpack(rows[part].reshape(-1, self.nbytes))
+            codes[part].view(some_codes.shape).copy_(some_codes)
+            scale[part].view(some_scale.shape).copy_(some_scale)
+            if minimum is not None and some_minimum is not None:
+                minimum[part].view(some_minimum.shape).copy_(some_minimum)
+        return QuantizedWeight(codes, self.code_map, scale, minimum, self.group_size)
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    """Returns the float16 at byte `at` of each block, as float32 [n, 1]."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _fields(stored: Tensor, width: int, shifts: Sequence[int], mask: int) -> Tensor:
+    """Unpacks bit fields of bytes [n, m] to uint8 [n, m * len(shifts)].
+
+    Each run of `width` bytes holds, one after another, the fields of all its bytes at the first shift, then those at
+    the second, and so on.
+    """
+    runs = stored.reshape(len(stored), -1, 1, width)
+    by = torch.tensor(shifts, dtype=torch.uint8, device=stored.device)[:, None]
+    fields: Tensor = runs >> by
+    return fields.bitwise_and_(mask).flatten(1)
+
+
+def _nibbles(stored: Tensor, width: int) -> Tensor:
+    return _fields(stored, width, (0, 4), 15)
+
+
+def _q8_0(blocks: Tensor) -> Parts:
+    return blocks[:, 2:], _half(blocks, 0), None
+
+
+def _q4_0(blocks: Tensor) -> Parts:
+    return _nibbles(blocks[:, 2:], 16) ^ 8, _half(blocks, 0), None
+
+
+def _q4_1(blocks: Tensor) -> Parts:
+    scale = _half(blocks, 0)
+    return _nibbles(blocks[:, 4:], 16) ^ 8, scale, _half(blocks, 2) + 8 * scale
+
+
+def _q5_0(blocks: Tensor) -> Parts:
+    high = _fields(blocks[:, 2:6], 1, range(8), 1)
+    return (_nibbles(blocks[:, 6:], 16) | high << 4) - 16, _half(blocks, 0), None
+
+
+def _q5_1(blocks: Tensor) -> Parts:
+    high = _fields(blocks[:, 4:8], 1, range(8), 1)
+    return _nibbles(blocks[:, 8:], 16) | high << 4, _half(blocks, 0), _half(blocks, 2)
+
+
+def _q2_k(blocks: Tensor) -> Parts:
+    scales = blocks[:, :16]
+    codes = _fields(blocks[:, 16:80], 32, (0, 2, 4, 6), 3)
+    return codes, _half(blocks, 80) * (scales & 15), -_half(blocks, 82) * (scales >> 4)
+
+
+def _q3_k(blocks: Tensor) -> Parts:
+    low, high = _fields(blocks[:, 32:96], 32, (0, 2, 4, 6), 3), _fields(blocks[:, :32], 32, range(8), 1)
+    scales = _nibbles(blocks[:, 96:104], 8) | _fields(blocks[:, 104:108], 4, (0, 2, 4, 6), 3) << 4
+    codes = (low | high << 2) - 4 & 15  # -4 to 3
+    return codes, _half(blocks, 108) * (scales.int() - 32), None
+
+
+def _q4_k(blocks: Tensor) -> Parts:
+    scale, minimum = _k_scales(blocks)
+    return _nibbles(blocks[:, 16:], 32) ^ 8, scale, minimum + 8 * scale
+
+
+def _q5_k(blocks: Tensor) -> Parts:
+    scale, minimum = _k_scales(blocks)
+    return _nibbles(blocks[:, 48:], 32) | _fields(blocks[:, 16:48], 32, range(8), 1) << 4, scale, minimum
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the scales and minimums [n, 8] of Q4_K and Q5_K, which have six bits each, in 12 bytes."""
+    first, second, third = blocks[:, 4:16].split_with_sizes((4, 4, 4), 1)
+    scales = torch.cat((first & 63, third & 15 | first >> 2 & 48), 1)
+    minimums = torch.cat((second & 63, third >> 4 | second >> 2 & 48), 1)
+    return _half(blocks, 0) * scales, -_half(blocks, 2) * minimums
+
+
+def _q6_k(blocks: Tensor) -> Parts:
+    high = _fields(blocks[:, 128:192], 32, (0, 2, 4, 6), 3)
+    scales = blocks[:, 192:208].view(torch.int8)
+    return (_nibbles(blocks[:, :128], 64) | high << 4) - 32, _half(blocks, 208) * scales, None
+
+
+def _iq4_nl(blocks: Tensor) -> Parts:
+    return _nibbles(blocks[:, 2:], 16), _half(blocks, 0), None
+
+
+def _iq4_xs(blocks: Tensor) -> Parts:
+    scales = _nibbles(blocks[:, 4:8], 1) | _fields(blocks[:, 2:4], 1, (0, 2, 4, 6), 3) << 4
+    return _nibbles(blocks[:, 8:], 16), _half(blocks, 0) * (scales.int() - 32), None
+
+
+FORMATS: Mapping[str, BlockFormat] = {
+    "Q8_0": BlockFormat(32, 34, INT8, 32, False, _q8_0),
+    "Q4_0": BlockFormat(32, 18, INT4, 32, False, _q4_0),
+    "Q4_1": BlockFormat(32, 20, INT4, 32, True, _q4_1),
+    "Q5_0": BlockFormat(32, 22, INT8, 32, False, _q5_0),
+    "Q5_1": BlockFormat(32, 24, INT8, 32, True, _q5_1),
+    "Q2_K": BlockFormat(256, 84, INT4, 16, True, _q2_k),
+    "Q3_K": BlockFormat(256, 110, INT4, 16, False, _q3_k),
+    "Q4_K": BlockFormat(256, 144, INT4, 32, True, _q4_k),
+    "Q5_K": BlockFormat(256, 176, INT8, 32, True, _q5_k),
+    "Q6_K": BlockFormat(256, 210, INT8, 16, False, _q6_k),
+    "IQ4_NL": BlockFormat(32, 18, IQ4_NL, 32, False, _iq4_nl),
+    "IQ4_XS": BlockFormat(256, 136, IQ4_NL, 32, False, _iq4_xs),
+}

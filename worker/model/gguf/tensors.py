@@ -1,0 +1,130 @@
+"""Reads the tensors of a GGUF model by the names and in the layout of a Hugging Face checkpoint.
+
+The index that shared/gguf has written says where each tensor lies. Files are mapped, or read through staging.py.
+Tensors in a block format are copied as bytes.
+"""
+
+import os
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shared.gguf.index import Entry, read_index
+from worker.model.checkpoint import CheckpointError
+from worker.model.gguf.names import IN_CONFIG, hugging_face_name, is_paired, is_shifted
+from worker.model.staging import Extent, Staging
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GgufTensors:
+    """The tensors of a GGUF model. The files stay open until `close`."""
+
+    def __init__(self, folder: Path, staging: Staging | None = None) -> None:
+        """folder: of a translated model. staging: reads the tensors if it is given; close() closes it, too.
+
+        Raises CheckpointError when a file is missing or too short.
+        """
+        index = read_index(folder)
+        self._files = [Path(file) for file in index.files]
+        self._architecture, self._head_dim = index.architecture, index.head_dim
+        self._entries = {
+            hugging_face_name(name, index.architecture): entry
+            for name, entry in index.tensors.items()
+            if name not in IN_CONFIG
+        }
+        self._staging = staging
+        self._fds: list[int] = []
+        self._maps: list[Tensor] = []
+        self._open = ExitStack()
+        try:
+            for number, path in enumerate(self._files):
+                ends = (entry.offset + entry.nbytes for entry in index.tensors.values() if entry.file == number)
+                self._add(path, max(ends, default=0))
+            if staging is not None:
+                self._open.callback(staging.close)  # runs before the files that it reads are closed
+        except BaseException:
+            self._open.close()
+            raise
+
+    def _add(self, path: Path, needed: int) -> None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._open.callback(os.close, fd)
+            if os.fstat(fd).st_size < needed:
+                raise CheckpointError(f"{path} has become shorter since it was read; fetch it again")
+            self._fds.append(fd)
+            self._maps.append(torch.from_file(str(path), shared=False, size=needed, dtype=torch.uint8))
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+    @property
+    def folder(self) -> Path:
+        """The first file, for messages about the whole model."""
+        return self._files[0]
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def where(self, name: str) -> Path:
+        """Returns the file that holds a tensor, or the first file if none does."""
+        entry = self._entries.get(name)
+        return self._files[entry.file if entry else 0]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name].shape
+
+    def format(self, name: str) -> str:
+        """Returns the type of a tensor: F32, BF16, F16 or the name of a block format."""
+        return self._entries[name].type
+
+    def nbytes(self, name: str) -> int:
+        return self._entries[name].nbytes
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Announces which tensors will be copied next, in that order, so that they can be read ahead."""
+        if self._staging is not None:
+            self._staging.expect(self._extent(self._entries[name]) for name in names)
+
+    def copy(self, name: str, into: Tensor) -> None:
+        """Copies a tensor into contiguous memory: numbers of any dtype, or the bytes of a block format, uint8 by row.
+
+        Changes that the converter has made are undone. Raises CheckpointError when the file cannot be read.
+        """
+        entry = self._entries[name]
+        stored = DTYPES.get(entry.type, torch.uint8)
+        if is_shifted(name, self._architecture):
+            wide = torch.empty(into.shape, device=into.device)
+            self._copy(entry, stored, wide, name)
+            into.copy_(wide - 1)
+        elif is_paired(name, self._architecture):
+            paired = torch.empty_like(into)
+            self._copy(entry, stored, paired, name)
+            pairs = paired.view(-1, self._head_dim // 2, 2, *into.shape[1:])
+            into.copy_(pairs.transpose(1, 2).reshape(into.shape))
+        else:
+            self._copy(entry, stored, into, name)
+
+    def _copy(self, entry: Entry, stored: torch.dtype, into: Tensor, name: str) -> None:
+        if self._staging is None:
+            part = self._maps[entry.file][entry.offset : entry.offset + entry.nbytes]
+            into.copy_(part.view(stored).view(into.shape))
+            return
+        try:
+            self._staging.copy(self._extent(entry), stored, into)
+        except (OSError, EOFError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{self.where(name)}: tensor {name} cannot be read: {reason}") from error
+
+    def _extent(self, entry: Entry) -> Extent:
+        return Extent(self._fds[entry.file], entry.offset, entry.nbytes)
+
+    def close(self) -> None:
+        self._maps.clear()
+        self._open.close()
