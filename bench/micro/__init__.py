@@ -1,4 +1,4 @@
-"""Measurements of one part each. Every module is a command: `python -m bench.micro.NAME`.
+"""Measurements of one part each. Most modules are commands: `python -m bench.micro.NAME`.
 
 frontend            CPU time of a frontend per token, stream and request; scripted_worker feeds it
 scripted_worker     a worker without a model, and a client that reads many streams
@@ -7,6 +7,7 @@ text                detokenizing, stop strings, encoding
 engine              prefill and decode of a loaded model, without HTTP and scheduler
 step                what a step costs the worker outside of the model
 drafts, grammar, quantization       what these features cost or gain
+rounding            formats of few bits for quantization, rounded to nearest
 cpu_kernels         the C library for CPUs compared with the floors of this machine
 amx_stand_in        the AMX matmul with other instructions in place of AMX
 """

@@ -1,6 +1,8 @@
-"""Measures what eight-bit linears cost in accuracy: compares the demo model with itself on new text of its kind.
+"""Measures what linears in few bits cost in accuracy: compares the demo model with itself on new text of its kind.
 
 python -m bench.micro.quantization [--documents 400] [--dtype float32]
+
+A format is a value of --quantization, or one of bench/micro/rounding.py, which checkpoints bring along.
 
 The full model and the quantized ones predict every token of every document. KL is KL(full || quantized) of the
 predicted distributions, in nats; top-1 is how often both find the same token likeliest.
@@ -9,6 +11,7 @@ predicted distributions, in nats; top-1 is how often both find the same token li
 import argparse
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,6 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 import deploy.demo
+from bench.micro.rounding import ROUNDINGS, RoundedSource
 from deploy.demo.training.corpus import documents
 from worker.kernels.linear import PackedLinear
 from worker.kv_cache.tensors import KVCache
@@ -27,13 +31,15 @@ from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
 from worker.model.forward_inputs import ForwardInputs
 from worker.model.quantization.in_memory import in_memory
-from worker.model.weights import load
+from worker.model.source import open_source
+from worker.model.weights import Loader, load
 
 DEMO = Path(deploy.demo.__file__).parent / "model"
 SEED = 1_000_003  # far from those of the training text
 LONGEST, PAGE = 512, 32
 CPU = torch.device("cpu")
-FLAGS = ("none", "int8", "int4", "int4-g32", "fp8", "int8-dynamic", "fp8-dynamic")  # of --quantization
+FLAGS = ("none", "int8", "fp8", "int4", "int4-g32", "int8-dynamic", "fp8-dynamic")  # of --quantization
+FORMATS = (*FLAGS, *ROUNDINGS)
 
 
 @dataclass(slots=True)
@@ -67,8 +73,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    models = [_model(flag, getattr(torch, args.dtype)) for flag in FLAGS]
-    scores = [Score() for _ in FLAGS]
+    models = [_model(name, getattr(torch, args.dtype)) for name in FORMATS]
+    scores = [Score() for _ in FORMATS]
     for ids in islice(_documents(), args.documents):
         logits = [_logits(model, ids) for model in models]
         for score, own in zip(scores, logits, strict=True):
@@ -76,14 +82,18 @@ def main() -> None:
     full = math.exp(scores[0].surprise / scores[0].tokens)
     print(f"{args.documents} documents, {scores[0].tokens} tokens, {args.dtype}")
     print("| linears | perplexity | change | KL, nats a token | top-1 the same |\n|---|--:|--:|--:|--:|")
-    for flag, score in zip(FLAGS, scores, strict=True):
-        print(score.row(flag, full))
+    for name, score in zip(FORMATS, scores, strict=True):
+        print(score.row(name, full))
 
 
-def _model(flag: str, dtype: torch.dtype) -> Decoder:
-    """Returns the demo model with --quantization as on the CPU, or as on a GPU if inputs are quantized, too."""
-    spec, dynamic = spec_from_config(read_config(DEMO)), flag.endswith("-dynamic")
-    memory = in_memory(spec.stored, flag, torch.device("cuda" if dynamic else "cpu"))
+def _model(name: str, dtype: torch.dtype) -> Decoder:
+    """Returns the demo model in a format, as on the CPU, or as on a GPU if inputs are quantized, too."""
+    spec, dynamic = spec_from_config(read_config(DEMO)), name.endswith("-dynamic")
+    if name in ROUNDINGS:
+        with closing(open_source(DEMO, None)) as source:
+            rounded = RoundedSource(source, ROUNDINGS[name])
+            return Decoder(spec, Loader(rounded, spec, dtype, CPU, invariant=True).load(), LONGEST)
+    memory = in_memory(spec.stored, name, torch.device("cuda" if dynamic else "cpu"))
     with patch("worker.model.weights.pack_quantized", _as_on_a_gpu):
         return Decoder(spec, load(DEMO, spec, dtype, CPU, invariant=True, memory=memory), LONGEST)
 

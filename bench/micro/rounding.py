@@ -1,0 +1,134 @@
+"""Rounds weights to formats of few bits that checkpoints bring along, for bench/micro/quantization.py.
+
+Each function rounds weight [N, K] to nearest and returns codes, scales and minimums as a checkpoint would have them.
+None uses a calibration text. Tools that search for better scales lose less.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.kernels.quantized_weight import E2M1, INT4, NF4, CodeMap, QuantizedWeight
+from worker.model.stored_weight import (
+    ExpectedTensor,
+    Layout,
+    ReadTensor,
+    Shape,
+    StoredTensors,
+    StoredWeight,
+    WeightSource,
+)
+
+Rounding = Callable[[Tensor], QuantizedWeight]
+
+SUPER_BLOCK = 8  # groups of Q4_K that share the two fp16 factors of their scales and minimums
+
+
+def mxfp4(weight: Tensor) -> QuantizedWeight:
+    """Groups of 32 e2m1 numbers; the scale is a power of two, chosen as in the OCP Microscaling specification."""
+    x = _groups(weight, 32)
+    largest = x.abs().amax(2, keepdim=True).clamp(min=2.0**-120)
+    scale = torch.exp2(largest.log2().floor() - 2)  # 2: the exponent of e2m1's largest number, 6
+    return _record(weight, _nearest(x / scale, E2M1), E2M1, scale, None, 32)
+
+
+def nf4(weight: Tensor) -> QuantizedWeight:
+    """Groups of 64 NF4 numbers, scaled so that the largest is 1, as bitsandbytes does."""
+    x = _groups(weight, 64)
+    scale = x.abs().amax(2, keepdim=True).clamp(min=1e-30)
+    return _record(weight, _nearest(x / scale, NF4), NF4, scale, None, 64)
+
+
+def q4_k(weight: Tensor) -> QuantizedWeight:
+    """Groups of 32 numbers from 0 to 15 with a scale and a minimum of six bits each, in units of two fp16 factors for
+    eight groups.
+
+    llama.cpp searches for the scale and the minimum of the smallest error; here they are those of the extremes. A row
+    that does not consist of whole super-blocks of 256, which llama.cpp stores in another format, ends with a short one.
+    """
+    x = _groups(weight, 32)
+    lowest = x.amin(2, keepdim=True).clamp(max=0)
+    scale = _six_bits((x.amax(2, keepdim=True) - lowest) / 15)
+    minimum = -_six_bits(-lowest)
+    codes = ((x - minimum) / scale.clamp(min=1e-30)).round().clamp(0, 15)
+    return _record(weight, (codes.long() - 8) & 15, INT4, scale, minimum + 8 * scale, 32)
+
+
+def _six_bits(values: Tensor) -> Tensor:
+    """Rounds values [N, groups, 1], all at least 0, to multiples 0 to 63 of the fp16 factor of their super-block."""
+    rounded = []
+    for block in torch.split(values, SUPER_BLOCK, dim=1):
+        factor = (block.amax(1, keepdim=True) / 63).half().float().clamp(min=1e-30)
+        rounded.append((block / factor).round().clamp(0, 63) * factor)
+    return torch.cat(rounded, dim=1)
+
+
+def _groups(weight: Tensor, size: int) -> Tensor:
+    """Returns the weight as [N, groups, size] in float32. The rows here consist of whole groups."""
+    assert weight.shape[1] % size == 0
+    return weight.float().view(len(weight), -1, size)
+
+
+def _nearest(x: Tensor, code_map: CodeMap) -> Tensor:
+    return (x[..., None] - torch.tensor(code_map.values)).abs().argmin(-1)
+
+
+def _record(
+    weight: Tensor, codes: Tensor, code_map: CodeMap, scale: Tensor, minimum: Tensor | None, size: int
+) -> QuantizedWeight:
+    lowest = None if minimum is None else minimum.squeeze(2)
+    return QuantizedWeight(codes.view(weight.shape).to(torch.uint8), code_map, scale.squeeze(2), lowest, size)
+
+
+ROUNDINGS: dict[str, Rounding] = {"MXFP4": mxfp4, "NF4": nf4, "Q4_K": q4_k}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedSource:
+    """A checkpoint in full precision, read as if the linears of its layers were stored rounded."""
+
+    source: WeightSource
+    rounding: Rounding
+
+    @property
+    def tensors(self) -> StoredTensors:
+        return self.source.tensors
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return self.source.ignored
+
+    def weight(self, name: str, shape: Shape) -> StoredWeight:
+        stored = self.source.weight(name, shape)
+        return RoundedWeight(stored, self.rounding) if ".layers." in name else stored
+
+    def close(self) -> None:
+        self.source.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedWeight:
+    stored: StoredWeight
+    rounding: Rounding
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def shape(self) -> Shape:
+        return self.stored.shape
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(INT4, 32)  # only its size counts here
+
+    def tensors(self) -> Sequence[ExpectedTensor]:
+        return self.stored.tensors()
+
+    def read(self, read: ReadTensor, dtype: torch.dtype) -> QuantizedWeight:
+        full = self.stored.read(read, torch.float32)
+        assert isinstance(full, Tensor)
+        return self.rounding(full)
