@@ -14,7 +14,8 @@ from gguf import LlamaFileType
 from shared.gguf.config import config_of
 from shared.gguf.container import Container
 from shared.gguf.errors import GgufError
-from shared.gguf.index import INDEX, Entry, Index
+from shared.gguf.index import Entry, Index
+from shared.gguf.naming import INDEX
 from shared.gguf.text_settings import generation_config_of, tokenizer_config_of
 from shared.gguf.tokenizer import Vocabulary, tokenizer_of
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-INDEX = "gguf.json"
+from shared.gguf.naming import INDEX
 
 
 class Entry(msgspec.Struct, frozen=True):

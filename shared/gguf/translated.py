@@ -17,16 +17,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from shared.gguf.errors import GgufError
-from shared.gguf.index import INDEX
+from shared.gguf.naming import INDEX
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]  # the folder that holds the package `shared`
 
 
-def translated(files: Sequence[Path]) -> Path:
-    """Returns the folder for the files of one model, in their order. Raises GgufError when it cannot be served."""
+def translated(files: Sequence[Path], cache: Path | None = None) -> Path:
+    """Returns the folder for the files of one model, in their order. Raises GgufError when it cannot be served.
+
+    cache: where translated models are kept; None for the user's cache.
+    """
     files = [file.resolve() for file in files]
-    cache = _cache_folder()
+    cache = cache or _cache_folder()
     folder = cache / f"{files[0].stem}-{_key(files)}"
     if (folder / INDEX).exists():
         return folder

@@ -21,8 +21,10 @@ import worker.run.runner
 from frontend.text.grammar_builder import json_schema
 from shared.config import WorkerConfig
 from shared.default_sizes import with_default_sizes
+from shared.gguf.translated import translated
 from shared.messages import Sampling
 from tests.checkpoints import EOS, VOCAB, Checkpoints
+from tests.gguf_files import mixed, write
 from tests.worker.kernels.harness.cpu_tiers import HERE, MOST, TIERS, tier  # noqa: F401
 from tests.worker.model.quantized_checkpoints import FORMATS, rewrite
 from tests.worker.run.harness import (
@@ -47,6 +49,7 @@ FEW = 5  # others, beside whom there are rows left for drafts
 FAMILIES = ("llama", "qwen3", "gemma3")
 DTYPES = (torch.float32, torch.bfloat16)
 FEW_BITS = (("gptq v2, asymmetric, act-order", "llama"), ("awq", "qwen3"), ("int8 a row", "gemma3"), ("nf4", "phi3"))
+GGUF = ("GGUF Q4_K_M", "llama")  # Q6_K beside Q4_K in one stacked linear
 
 
 @dataclass(frozen=True)
@@ -199,11 +202,14 @@ def test_bits_depend_on_the_request_alone_on_every_tier(
 
 
 def decoder_in_few_bits(name: str, folder: Path, dtype: torch.dtype, copy: Path) -> Decoder:
+    if name == GGUF[0]:
+        copy.mkdir()
+        return batch_invariant_decoder(translated([write(GGUF[1], copy, mixed).file], copy), dtype)
     return batch_invariant_decoder(rewrite(Path(shutil.copytree(folder, copy)), FORMATS[name]), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("name", "family"), FEW_BITS)
+@pytest.mark.parametrize(("name", "family"), [*FEW_BITS, GGUF])
 def test_bits_of_few_bits_depend_on_the_request_alone(
     name: str,
     family: str,
@@ -217,7 +223,7 @@ def test_bits_of_few_bits_depend_on_the_request_alone(
 
 
 @pytest.mark.parametrize(("tier", "dtype"), BELOW, ids=str, indirect=["tier"])
-@pytest.mark.parametrize(("name", "family"), FEW_BITS[:2])
+@pytest.mark.parametrize(("name", "family"), [*FEW_BITS[:2], GGUF])
 def test_bits_of_few_bits_depend_on_the_request_alone_on_every_tier(
     name: str,
     family: str,

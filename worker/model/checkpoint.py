@@ -20,9 +20,9 @@ from torch import Tensor
 
 from shared.gguf.errors import GgufError
 from shared.gguf.hub import check_not_only_gguf, fetch_model
-from shared.gguf.index import INDEX as GGUF_INDEX
 from shared.gguf.index import read_index
 from shared.gguf.naming import HUB_NAME, local_model
+from shared.gguf.naming import INDEX as GGUF_INDEX
 from shared.gguf.translated import translated
 from shared.hf_hub import HubError, Progress, fetch
 from worker.model.staging import Extent, Staging

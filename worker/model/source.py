@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.gguf.index import INDEX as GGUF_INDEX
+from shared.gguf.naming import INDEX as GGUF_INDEX
 from worker.model.checkpoint import Checkpoint, read_config
 from worker.model.gguf.tensors import GgufTensors
 from worker.model.quantization.methods import Method, method_of

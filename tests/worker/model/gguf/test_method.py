@@ -14,11 +14,6 @@ TOLERANCE = 1e-3  # of log-probabilities
 GREEDY = 100
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize(
     ("kind", "types"),
     [*((kind, mixed) for kind in KINDS), *(("llama", type) for type in (*FORMATS, "F16", "BF16", "F32"))],
@@ -26,7 +21,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_logprobs_and_greedy_ids_equal_transformers(kind: str, types: str, tmp_path: Path) -> None:
     written = write(kind, tmp_path, types)
-    decoder, oracle = decoder_of(translated([written.file])), Oracle(written.reference)
+    decoder, oracle = decoder_of(translated([written.file], tmp_path / "cache")), Oracle(written.reference)
     prompts = prompts_of([5, 40, 23])
     cache = cache_for(decoder, tokens=1024)
     for prompt, logits in zip(prompts, all_logits(decoder, cache, prompts, chunk=16), strict=True):
@@ -38,6 +33,6 @@ def test_logprobs_and_greedy_ids_equal_transformers(kind: str, types: str, tmp_p
 
 
 def test_head_and_linears_stay_in_few_bits(tmp_path: Path) -> None:
-    decoder = decoder_of(translated([write("qwen3", tmp_path, mixed).file]))
+    decoder = decoder_of(translated([write("qwen3", tmp_path, mixed).file], tmp_path / "cache"))
     assert decoder.weights.embed.dtype is torch.float32 and decoder.spec.stored is not None
     assert decoder.spec.stored.kind == "Q4_K_M"
