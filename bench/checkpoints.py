@@ -5,7 +5,7 @@ generate one."""
 import os
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -30,13 +30,24 @@ SHAPES = {
     },
 }  # fmt: skip
 
+LARGE = {  # shapes of which there are GGUF files only, which bench/peers/random_gguf.py writes
+    "llama-8b": {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072,
+        "rope_theta": 5e5, "vocab_size": 128_256, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
 
 def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / "bench"
 
 
 def checkpoint(shape: str, root: Path | None = None) -> Path:
-    """Returns the folder of a checkpoint of that shape; generates the checkpoint if needed, which takes a minute."""
+    """Returns the folder of a checkpoint of that shape; generates the checkpoint if needed, which takes a minute.
+
+    shape: one of SHAPES; or of LARGE, whose folder has a config and a tokenizer, but no weights.
+    """
     folder = (root or cache_folder()) / shape
     if not (folder / "done").exists():
         _make(shape, folder)
@@ -48,11 +59,14 @@ def _make(shape: str, folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    options = dict(SHAPES[shape])
+    options: dict[str, Any] = COMMON | (SHAPES | LARGE)[shape]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(options.pop("model_type"), **options, **COMMON)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
+    config = AutoConfig.for_model(options.pop("model_type"), **options)
+    if shape in SHAPES:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.save_pretrained(folder)
+    else:
+        config.save_pretrained(folder)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=_tokenizer(folder.parent), eos_token="<|im_end|>")
     tokenizer.save_pretrained(folder)
 

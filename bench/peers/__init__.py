@@ -7,4 +7,5 @@ serving             CPU time per streamed token around a tiny model
 engine              the same comparison without HTTP, for tuning kernels
 llama_cpp           llama.cpp for every instruction set and weight format
 gguf_file           writes a checkpoint as GGUF for llama.cpp
+random_gguf         writes a GGUF file of a large shape in few bits, with random weights
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from bench.checkpoints import SHAPES, cache_folder, checkpoint
+from bench.checkpoints import LARGE, SHAPES, cache_folder, checkpoint
 from bench.client.server import BenchError
 from bench.client.summary import aligned, number, to_json
 from bench.peers.catalog import PEERS, Peer, configured, in_weights
@@ -32,8 +32,8 @@ def main(words: list[str]) -> int:
     parser = Parser(prog="python -m bench.peers", description="Compares Sluice with other servers on the same weights.")
     add = parser.add_argument
     add(
-        "--shape", type=comma_separated(SHAPES), default="qwen3-0.6b", metavar="NAME,...",
-        help=f"shapes of random checkpoints, of {', '.join(SHAPES)} [default %(default)s]",
+        "--shape", type=comma_separated(SHAPES | LARGE), default="qwen3-0.6b", metavar="NAME,...",
+        help=f"shapes of random checkpoints, of {', '.join(SHAPES | LARGE)} [default %(default)s]",
     )  # fmt: skip
     add(
         "--weights", type=comma_separated(WEIGHTS, every=WEIGHTS), default="bf16", metavar="NAME,...",

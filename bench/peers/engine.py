@@ -15,7 +15,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoints import SHAPES, cache_folder, checkpoint
+from bench.checkpoints import LARGE, SHAPES, cache_folder, checkpoint
 from bench.client.server import BenchError
 from bench.client.summary import NOTHING, aligned, number, to_json
 from bench.micro.engine import DECODE_STEPS, PROMPT
@@ -40,10 +40,10 @@ def main(words: list[str]) -> int:
     add = parser.add_argument
     add(
         "--shape",
-        type=comma_separated(SHAPES),
+        type=comma_separated(SHAPES | LARGE),
         default="qwen3-0.6b",
         metavar="NAME,...",
-        help=f"of {', '.join(SHAPES)}",
+        help=f"of {', '.join(SHAPES | LARGE)}",
     )
     add("--weights", type=comma_separated(WEIGHTS, every=WEIGHTS), default="all", metavar="NAME,...",
         help=f"of {', '.join(WEIGHTS)} [default all]")  # fmt: skip

@@ -1,6 +1,6 @@
 """Writes a random checkpoint of bench/checkpoints.py as a bf16 GGUF file: `python gguf_file.py FOLDER OUT.gguf`.
 
-Runs in llama.cpp's environment (gguf, torch, safetensors); knows the Llama and Qwen3 shapes only.
+Knows the Llama and Qwen3 shapes only.
 """
 
 import json
@@ -28,8 +28,7 @@ def main(folder: Path, out: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     out.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(str(out), config["model_type"])
-    _hyperparameters(writer, config)
-    _vocabulary(writer, json.loads((folder / "tokenizer.json").read_text()))
+    write_metadata(writer, folder, config, gguf.LlamaFileType.MOSTLY_BF16)
     for name, weight in load_file(folder / "model.safetensors").items():
         if not name.startswith("lm_head"):
             _tensor(writer, name.removesuffix(".weight"), weight, config)
@@ -37,6 +36,13 @@ def main(folder: Path, out: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_metadata(writer: Any, folder: Path, config: dict[str, Any], file_type: gguf.LlamaFileType) -> None:
+    """Writes all that is no tensor: hyperparameters from `config`, and the folder's tokenizer."""
+    _hyperparameters(writer, config)
+    writer.add_file_type(file_type)
+    _vocabulary(writer, json.loads((folder / "tokenizer.json").read_text()), config["vocab_size"])
 
 
 def _hyperparameters(writer: Any, config: dict[str, Any]) -> None:
@@ -54,17 +60,19 @@ def _hyperparameters(writer: Any, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
 
 
-def _vocabulary(writer: Any, tokenizer: dict[str, Any]) -> None:
+def _vocabulary(writer: Any, tokenizer: dict[str, Any], size: int) -> None:
+    """Writes the tokenizer, with unused tokens up to `size`."""
     ids = sorted(tokenizer["model"]["vocab"].items(), key=lambda entry: entry[1])
     special = {token["id"] for token in tokenizer["added_tokens"]}
     kinds = gguf.TokenType
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([text for text, _ in ids])
-    writer.add_token_types([kinds.CONTROL if id in special else kinds.NORMAL for _, id in ids])
+    unused = range(len(ids), size)
+    types = [kinds.CONTROL if id in special else kinds.NORMAL for _, id in ids]
+    writer.add_token_list([*(text for text, _ in ids), *(f"<unused{id}>" for id in unused)])
+    writer.add_token_types([*types, *(kinds.UNUSED for _ in unused)])
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in _merges(tokenizer)])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(2)

@@ -99,9 +99,12 @@ def _link(root: Path, isa: str) -> list[Command]:
 
 
 def _convert(root: Path, folder: Path, weights: str) -> list[Command]:
+    """A folder without weights (LARGE in bench/checkpoints.py) gets random ones."""
     to, full = gguf(folder, weights), gguf(folder, "bf16")
-    script = str(Path(__file__).with_name("gguf_file.py"))
-    write = [] if full.exists() else [[sys.executable, script, str(folder), str(full)]]
+    if not (folder / "model.safetensors").exists():
+        command = [sys.executable, "-m", "bench.peers.random_gguf", "--weights", weights, str(folder), str(to)]
+        return [] if to.exists() else [command]
+    write = [] if full.exists() else [[sys.executable, "-m", "bench.peers.gguf_file", str(folder), str(full)]]
     if to.exists() or weights == "bf16":
         return write
     quantize = str(programs(root) / "llama-quantize")

@@ -11,18 +11,20 @@ def test_configured_peer_is_sluice_with_more_flags() -> None:
     assert peer.alive == PEERS["sluice"].alive
 
 
-def test_peers_in_weights_read_one_file_on_one_instruction_set() -> None:
-    folder, root = Path("models/m"), Path("root")
+def test_peers_in_weights_read_one_file_on_one_instruction_set(tmp_path: Path) -> None:
+    folder, root = tmp_path / "m", Path("root")
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
     ours = in_weights(configured("--page-size 32"), "q4_k_m", "avx512", False)
     theirs = in_weights(PEERS["llama.cpp"], "q4_k_m", "avx512", False)
     words = ours.serve(root, folder, 1)
-    assert words[-2:] == ["--model", "models/m-q4_k_m.gguf"] and "--page-size" in words
+    assert words[-2:] == ["--model", f"{folder}-q4_k_m.gguf"] and "--page-size" in words
     assert ours.environment == {"SLUICE_ISA": "avx512"}
     command = theirs.serve(root, folder, 1)
-    assert command[0] == "root/lcpp-avx512/llama-server" and "models/m-q4_k_m.gguf" in command
+    assert command[0] == "root/lcpp-avx512/llama-server" and f"{folder}-q4_k_m.gguf" in command
     made = theirs.prepare(root, folder)
-    assert any("gguf_file.py" in word for command in made for word in command)
-    assert made[-1][1:4] == ["models/m-bf16.gguf", "models/m-q4_k_m.gguf", "Q4_K_M"]
+    assert any("gguf_file" in word for command in made for word in command)
+    assert made[-1][1:4] == [f"{folder}-bf16.gguf", f"{folder}-q4_k_m.gguf", "Q4_K_M"]
 
 
 def test_sluice_from_safetensors_quantizes_while_loading() -> None:
