@@ -11,7 +11,7 @@ def test_blocks_are_weights_of_mean_zero_and_the_usual_deviation(kind: Type) -> 
     blocks = BLOCKS[kind](np.random.default_rng(0), 64)
     weights = gguf.dequantize(blocks.reshape(64, -1), kind)
     assert weights.shape == (64, 256)
-    assert abs(weights.mean()) < 0.1 * DEVIATION
+    assert abs(weights.mean()) < 0.15 * DEVIATION  # the numbers of Q4_0 are -8 to 7
     assert weights.std() == pytest.approx(DEVIATION, rel=0.1)
 
 
