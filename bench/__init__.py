@@ -8,4 +8,5 @@ gpu/                correctness and speed of one GPU
 simulate/           the scheduler in virtual time: `sluice simulate`
 micro/              single parts: a frontend's cost per token, a worker step, CPU kernels, features
 checkpoints         random checkpoints in real shapes
+gptq_checkpoint     writes a checkpoint again in GPTQ's layout
 """
