@@ -135,31 +135,45 @@ def _joined(a: QuantizedWeight, b: QuantizedWeight) -> QuantizedWeight:
 def quantize_groups(weight: Tensor, code_map: CodeMap, group_size: int) -> QuantizedWeight:
     """Quantizes weight [N, K] symmetrically to INT4 or INT8: round to nearest, one scale for each group.
 
-    A scale that clips the largest number of a group may serve the others better. For each group, the scale with the
-    smallest squared error among CLIPPING times the largest number is chosen.
+    With few codes, a scale that clips the largest number of a group may serve the others better. For each group, the
+    scale with the smallest squared error among CLIPPING times the largest number is chosen.
     """
     n, k = weight.shape
-    groups, largest_code = -(-k // group_size), float(1 << (code_map.bits - 1)) - 1
+    groups = -(-k // group_size)
     codes = torch.empty(n, k, dtype=torch.uint8, device=weight.device)
     scale = torch.empty(n, groups, device=weight.device)
-    for begin in range(0, n, ROWS_AT_ONCE):
-        part = weight[begin : begin + ROWS_AT_ONCE].float()
-        x = torch.nn.functional.pad(part, (0, groups * group_size - k)).unflatten(1, (groups, group_size))
-        largest = x.abs().amax(dim=2, keepdim=True) / largest_code
-        best = torch.full_like(largest, torch.inf)
-        chosen = torch.ones_like(largest)
-        for clip in CLIPPING:
-            step = (largest * clip).clamp(min=torch.finfo(torch.float32).tiny)
-            error = ((x / step).round().clamp(-largest_code - 1, largest_code) * step - x).square().sum(2, keepdim=True)
-            chosen = torch.where(error < best, step, chosen)
-            best = torch.minimum(error, best)
-        rounded = (x / chosen).round().clamp(-largest_code - 1, largest_code).to(torch.int8)
-        codes[begin : begin + ROWS_AT_ONCE] = _as_codes(rounded.flatten(1)[:, :k], code_map.bits)
-        scale[begin : begin + ROWS_AT_ONCE] = chosen.squeeze(2)
+    rows = max(1, NUMBERS_AT_ONCE // k)
+    for begin in range(0, n, rows):
+        part = slice(begin, begin + rows)
+        x = torch.nn.functional.pad(weight[part].float(), (0, groups * group_size - k)).view(-1, groups, group_size)
+        steps, rounded = _best_steps(x, code_map.bits), torch.empty_like(x)
+        _round(x, steps, code_map.bits, out=rounded)
+        codes[part] = _as_codes(rounded.to(torch.int8).flatten(1)[:, :k], code_map.bits)
+        scale[part] = steps.squeeze(2)
     return QuantizedWeight(codes, code_map, scale, None, group_size)
 
 
-CLIPPING = tuple(1 - step / 20 for step in range(9))  # fractions of a group's largest number that are tried as largest
+NUMBERS_AT_ONCE = 1 << 18  # numbers quantized together: they stay in the caches of the cores
+CLIPPING = {4: (1.0, 0.94, 0.88, 0.82, 0.76), 8: ()}  # bits → tried fractions of the largest number
+
+
+def _best_steps(x: Tensor, bits: int) -> Tensor:
+    """Returns the scales [rows, groups, 1] for numbers [rows, groups, size]."""
+    largest = (x.abs().amax(dim=2, keepdim=True) / ((1 << (bits - 1)) - 1)).clamp(min=torch.finfo(torch.float32).tiny)
+    best, chosen, error = torch.full_like(largest, torch.inf), largest, torch.empty_like(x)
+    for clip in CLIPPING[bits]:
+        steps = largest * clip
+        _round(x, steps, bits, out=error)
+        distance = torch.linalg.vector_norm(error.mul_(steps).sub_(x), dim=2, keepdim=True)
+        chosen = torch.where(distance < best, steps, chosen)
+        best = torch.minimum(distance, best)
+    return chosen
+
+
+def _round(x: Tensor, steps: Tensor, bits: int, *, out: Tensor) -> None:
+    """Computes in place which signed code is nearest to each number, as float32."""
+    half = 1 << (bits - 1)
+    torch.mul(x, 1 / steps, out=out).round_().clamp_(-half, half - 1)
 
 
 def _as_codes(numbers: Tensor, bits: int) -> Tensor:

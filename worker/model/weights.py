@@ -137,6 +137,9 @@ class Loader:
 
     def _ordered(self, weight: StoredWeight, order: Tensor | slice) -> Tensor | QuantizedWeight:
         part = self.memory.convert(self._read(weight), self.dtype)
+        if isinstance(part, QuantizedWeight) and not bool(part.scale.isfinite().all()):
+            where = self.source.tensors.where(weight.name)
+            raise CheckpointError(f"{where}: tensor {weight.name} contains a number that is not finite")
         return part.rows(order) if isinstance(part, QuantizedWeight) else part[order]
 
     def _head(self, embed: Tensor | QuantizedWeight) -> PackedLinear:

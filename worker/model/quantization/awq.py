@@ -13,7 +13,7 @@ from torch import Tensor
 
 from worker.kernels.quantized_weight import INT4, QuantizedWeight
 from worker.model.checkpoint import CheckpointError
-from worker.model.quantization.codes import check_finite, check_group_size, signed, unpack
+from worker.model.quantization.codes import check_finite, check_group_size, signed
 from worker.model.spec import StoredQuantization
 from worker.model.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
 
@@ -81,10 +81,12 @@ class AwqWeight:
 
     def _unpack(self, words: Tensor) -> Tensor:
         """Unpacks int32 [X, N / 8] to codes [N, X]."""
-        codes = unpack(words, BITS).view(len(words), -1, len(ORDER))
-        place = torch.tensor(ORDER, device=words.device).argsort()
-        rows: Tensor = codes[..., place].flatten(1)[:, : self.shape[0]].T
-        return rows.contiguous()
+        count, columns = words.shape[1], words.shape[0]
+        bytes_ = words.T.flatten().view(torch.uint8).view(count, columns, 4)
+        codes = torch.empty(count, len(ORDER), columns, dtype=torch.uint8, device=words.device)
+        for at, output in enumerate(ORDER):
+            torch.bitwise_right_shift(bytes_[..., at // 2], 4 * (at % 2), out=codes[:, output])
+        return codes.bitwise_and_(15).flatten(0, 1)[: self.shape[0]]
 
 
 def read(settings: Mapping[str, Any]) -> Awq:

@@ -51,7 +51,7 @@ class BitsAndBytes:
     def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> "BitsAndBytesWeight | None":
         if f"{name}.absmax" not in tensors:
             return None
-        (blocks,) = tensors.shape(f"{name}.absmax") or (1,)
+        blocks = max(1, torch.Size(tensors.shape(f"{name}.absmax")).numel())
         return BitsAndBytesWeight(name, shape, tensors, self.kind, blocks, f"{name}.nested_absmax" in tensors)
 
 

@@ -4,6 +4,8 @@ Formats with unsigned codes q and zero points z mean scale * (q - z). With signe
 number of codes, this is scale * (q - h) + minimum with minimum = scale * (h - z).
 """
 
+import re
+
 import torch
 from torch import Tensor
 
@@ -16,20 +18,28 @@ CODE_MAPS = {4: INT4, 8: INT8}
 
 def unpack(words: Tensor, bits: int) -> Tensor:
     """Unpacks words [.., W] of integers to unsigned codes [.., W * word size / bits] uint8, lowest bits first."""
-    bytes_ = words.contiguous().view(torch.uint8)
-    return bytes_ if bits == 8 else torch.stack((bytes_ & 15, bytes_ >> 4), dim=-1).flatten(-2)
+    bytes_ = words.flatten().view(torch.uint8).view(*words.shape[:-1], -1)
+    if bits == 8:
+        return bytes_
+    codes = torch.empty(*bytes_.shape, 2, dtype=torch.uint8, device=words.device)
+    torch.bitwise_and(bytes_, 15, out=codes[..., 0])
+    torch.bitwise_right_shift(bytes_, 4, out=codes[..., 1])
+    return codes.flatten(-2)
 
 
 def signed(
     codes: Tensor, bits: int, scale: Tensor, zero: Tensor | None, group_size: int, order: Tensor | None = None
 ) -> QuantizedWeight:
-    """Returns the weight scale * (codes - zero), from unsigned codes [N, K] uint8 whose groups are consecutive.
+    """Returns the weight scale * (codes - zero), from unsigned codes [N, K] uint8, which are changed in place.
 
-    scale [N, groups] float32; zero [N, groups], or None if every zero point is half the number of codes.
+    order: the inputs in the order of the groups, if that is another one. scale [N, groups] float32; zero [N, groups],
+    or None if every zero point is half the number of codes.
     """
     half = 1 << (bits - 1)
     minimum = None if zero is None or bool((zero == half).all()) else scale * (half - zero.float())
-    return QuantizedWeight(codes ^ half, CODE_MAPS[bits], scale, minimum, group_size, order)
+    if order is not None:
+        codes = codes.index_select(1, order)
+    return QuantizedWeight(codes.bitwise_xor_(half), CODE_MAPS[bits], scale, minimum, group_size, order)
 
 
 def input_order(g_idx: Tensor, group_size: int, name: str, tensors: StoredTensors) -> Tensor | None:
@@ -57,6 +67,15 @@ def check_group_size(size: object, method: str) -> int:
     raise CheckpointError(
         f"quant_method {method!r}: group_size {size!r} is not supported; supported are multiples of 16"
     )
+
+
+def check_pattern(pattern: str, method: str) -> str:
+    """Returns a regular expression from a config. Raises CheckpointError if it is none."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise CheckpointError(f"quant_method {method!r}: {pattern!r} is not a regular expression ({error})") from error
+    return pattern
 
 
 def check_finite(numbers: Tensor, name: str, tensors: StoredTensors) -> Tensor:

@@ -11,12 +11,14 @@ from typing import Any
 
 from worker.kernels.quantized_weight import E4M3, INT4, INT8, CodeMap
 from worker.model.checkpoint import CheckpointError
+from worker.model.quantization.codes import check_pattern
 from worker.model.quantization.mxfp4 import packed_weight
 from worker.model.quantization.scaled import Block, ScaledWeight, block_of
 from worker.model.spec import Activations, StoredQuantization
 from worker.model.stored_weight import ExpectedTensor, Shape, StoredTensors, StoredWeight
 
 METHOD = "compressed-tensors"
+PATTERN = "re:"  # begins targets that are regular expressions
 Config = Mapping[str, Any]
 
 
@@ -124,8 +126,12 @@ def _is_name(target: str, module: str) -> bool:
     return target == module
 
 
+def _has_pattern(target: str) -> bool:
+    return target.startswith(PATTERN)
+
+
 def _is_pattern(target: str, module: str) -> bool:
-    return target.startswith("re:") and re.match(target.removeprefix("re:"), module) is not None
+    return _has_pattern(target) and re.match(target.removeprefix(PATTERN), module) is not None
 
 
 def _is_class(target: str, module: str) -> bool:
@@ -150,6 +156,8 @@ def read(settings: Config) -> CompressedTensors:
 def _group(group: Config, format: str | None) -> Group | MxFp4Group:
     weights, format = group["weights"], str(group.get("format") or format)
     targets = tuple(group.get("targets") or ())
+    for pattern in filter(_has_pattern, targets):
+        check_pattern(pattern.removeprefix(PATTERN), METHOD)
     if format == MXFP4:
         return MxFp4Group(targets, _inputs(group.get("input_activations"), "mxfp4"))
     type, bits, strategy = weights.get("type", "int"), weights.get("num_bits"), weights.get("strategy")

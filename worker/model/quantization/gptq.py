@@ -16,7 +16,15 @@ from torch import Tensor
 
 from worker.kernels.quantized_weight import QuantizedWeight
 from worker.model.checkpoint import CheckpointError
-from worker.model.quantization.codes import CODE_MAPS, check_finite, check_group_size, input_order, signed, unpack
+from worker.model.quantization.codes import (
+    CODE_MAPS,
+    check_finite,
+    check_group_size,
+    check_pattern,
+    input_order,
+    signed,
+    unpack,
+)
 from worker.model.spec import StoredQuantization
 from worker.model.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
 
@@ -95,8 +103,6 @@ class GptqWeight:
         zeros = read(qzeros.name, qzeros.shape, torch.int32) + (ONES[bits] if self.settings.less_one else 0)
         scale = check_finite(read(scales.name, scales.shape, torch.float32), scales.name, self.checkpoint)
         order = self._order(read(rest[0].name, rest[0].shape, torch.int32), rest[0].name) if rest else None
-        if order is not None:
-            codes = codes[:, order]
         return signed(codes, bits, scale.T.contiguous(), unpack(zeros, bits)[:, :n].T, self.group_size, order)
 
     def _order(self, g_idx: Tensor, name: str) -> Tensor | None:
@@ -116,7 +122,8 @@ def read(settings: Config) -> Gptq:
     return replace(
         own,
         dynamic=tuple(
-            (pattern.removeprefix("+:"), _read({**settings, **(more or {})})) for pattern, more in changed.items()
+            (check_pattern(pattern.removeprefix("+:"), METHOD), _read({**settings, **(more or {})}))
+            for pattern, more in changed.items()
         ),
     )
 

@@ -40,10 +40,13 @@ def method_of(config: Config) -> Method | None:
     settings = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if not settings:
         return None
-    name = settings.get("quant_method")
-    read = METHODS.get(name)
+    name = settings.get("quant_method") if isinstance(settings, dict) else None
+    read = METHODS.get(str(name))
     if read is None:
         raise CheckpointError(
             f"quantization_config: quant_method {name!r} is not supported; supported are {', '.join(METHODS)}"
         )
-    return read(settings)
+    try:
+        return read(settings)
+    except (AttributeError, TypeError) as error:  # for example, a list where a number belongs
+        raise CheckpointError(f"quant_method {name!r}: a setting has a wrong type ({error})") from error

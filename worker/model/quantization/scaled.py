@@ -93,12 +93,13 @@ class ScaledWeight:
         zero, order = self._zero(read), self._order(read)
         if self.bits:
             codes = unpack(values, self.bits)[:, : self.shape[1]]
-            return signed(_ordered(codes, order), self.bits, scale, zero, self.group_size, order)
+            return signed(codes, self.bits, scale, zero, self.group_size, order)
         codes = values.view(torch.uint8)
         if self.code_map is E4M3 and bool((codes & NOT_A_NUMBER == NOT_A_NUMBER).any()):
             raise CheckpointError(f"{self.tensors_of.where(self.name)}: tensor {self.name} contains NaN")
         minimum = None if zero is None or not bool(zero.any()) else -scale * zero
-        return QuantizedWeight(_ordered(codes, order), self.code_map, scale, minimum, self.group_size, order)
+        codes = codes if order is None else codes.index_select(1, order)
+        return QuantizedWeight(codes, self.code_map, scale, minimum, self.group_size, order)
 
     def _zero(self, read: ReadTensor) -> Tensor | None:
         """Reads the zero points [N, groups]; of packed values they are unsigned."""
@@ -129,7 +130,3 @@ def block_of(size: Any, method: str) -> Block:
             return Block(*size)
         raise CheckpointError(f"quant_method {method!r}: scales for {size[1]} inputs are not for a multiple of 16")
     raise CheckpointError(f"quant_method {method!r}: {size!r} is not a valid block size of weights")
-
-
-def _ordered(codes: Tensor, order: Tensor | None) -> Tensor:
-    return codes if order is None else codes[:, order]
