@@ -119,7 +119,7 @@ def _pack_codes(weight: QuantizedWeight, dtype: torch.dtype) -> tuple[WeightStru
     minimum = None if weight.minimum is None else weight.minimum.contiguous()
     found.pack_codes(
         ctypes.byref(struct), c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr()),
-        c_void_p(None if minimum is None else minimum.data_ptr()), c_void_p(panels.data_ptr()),
+        c_void_p(None if minimum is None else minimum.data_ptr()),
         c_int(dtype == torch.bfloat16 and multiplies_bf16()), c_int(torch.get_num_threads()),
     )  # fmt: skip
     if weight.code_map is E4M3:

@@ -57,16 +57,74 @@ typedef struct {
     long block_stride, row_stride, step_stride;
 } RowLayout;
 
-INLINE void stream_32_rows(const char *x, const char *weight, long steps, long stride, long next, int prefetch) {
+/* A thread's copy of a block of rows (if it repacks them) and its chunk of unpacked weights (if there are any). */
+typedef struct {
+    char *chunk;
+    float *acc, *total, *input_sums; /* acc, total: [32 rows][4 tiles], or [rows][32] for a few rows */
+    char *tiles;                     /* x as [32 rows][k-steps][2 tiles], padded with zeros */
+    size_t bytes;
+} ThreadBuffers;
+
+/* Returns this thread's buffers, which are kept for the next matmul, or NULL when memory is exhausted. */
+static ThreadBuffers *thread_buffers(const Gemm *g, long rows, long steps) {
+    static _Thread_local ThreadBuffers buffers;
+    size_t chunk = CHUNK_STEPS * K_STEP_BYTES, acc = rows * PANEL, sums = input_sums_size(g, rows);
+    size_t bytes = chunk + (2 * acc + sums) * sizeof(float) + rows * steps * 64;
+    if (bytes > buffers.bytes) {
+        free(buffers.chunk);
+        buffers.chunk = aligned_alloc(64, bytes);
+        buffers.bytes = buffers.chunk ? bytes : 0;
+    }
+    buffers.acc = (float *)(buffers.chunk + chunk);
+    buffers.total = buffers.acc + acc;
+    buffers.input_sums = buffers.total + acc;
+    buffers.tiles = (char *)(buffers.input_sums + sums);
+    return buffers.chunk ? &buffers : NULL;
+}
+
+/* The unpacked k-steps of one chunk, and where its groups are. A step holds 32 inputs, or 16 if groups have 16. */
+typedef struct {
+    long inputs_per_step, group_steps, count; /* count: steps of the whole panel */
+} CodeSteps;
+
+INLINE CodeSteps code_steps(const Gemm *g) {
+    long inputs = g->weight->group == CODE_BLOCK ? CODE_BLOCK : 32;
+    return (CodeSteps){inputs, g->weight->group / inputs, ceil_div(g->k, inputs)};
+}
+
+/* Unpacks `steps` steps from `step` on, and one more if an odd number of steps holds 16 inputs each. */
+INLINE void unpack_steps(const Gemm *g, const CodeSteps *c, long panel, long step, long steps, char *to) {
+    panel_pairs(g->weight, panel, step * c->inputs_per_step / 32, ceil_div(steps * c->inputs_per_step, 32), to,
+                c->inputs_per_step == CODE_BLOCK);
+}
+
+/* Returns the rows that a step is multiplied with. */
+INLINE const char *rows_of_step(const RowLayout *x, const CodeSteps *c, long step) {
+    return x->base + step * c->inputs_per_step / 32 * x->step_stride;
+}
+
+/* The part of a group that a chunk holds. */
+typedef struct {
+    long group, steps;
+    int begins, ends;
+} GroupPart;
+
+INLINE GroupPart group_part(const Gemm *g, const CodeSteps *c, long step, long chunk_end) {
+    long group = min_long(step / c->group_steps, group_count(g->weight) - 1);
+    long end = group + 1 == group_count(g->weight) ? c->count : (group + 1) * c->group_steps;
+    return (GroupPart){group, min_long(end, chunk_end) - step, step == group * c->group_steps, end <= chunk_end};
+}
+
+INLINE void stream_32_rows(const char *x, const char *weight, long steps, long stride, long next, long prefetch) {
     for (long s = 0; s < steps; s++, x += next, weight += K_STEP_BYTES) {
-        if (prefetch) prefetch_weights(weight + PREFETCH_DISTANCE, K_STEP_BYTES);
+        prefetch_weights(weight + PREFETCH_DISTANCE, prefetch);
         step(x, x + 16 * stride, weight, stride, 1);
     }
 }
 
-INLINE void stream_16_rows(const char *x, const char *weight, long steps, long stride, int prefetch) {
+INLINE void stream_16_rows(const char *x, const char *weight, long steps, long stride, long prefetch) {
     for (long s = 0; s < steps; s++, x += 64, weight += K_STEP_BYTES) {
-        if (prefetch) prefetch_weights(weight + PREFETCH_DISTANCE, K_STEP_BYTES);
+        prefetch_weights(weight + PREFETCH_DISTANCE, prefetch);
         TILE_LOAD(4, x, stride);
         TILE_LOAD(6, weight, 64);
         TILE_LOAD(7, weight + 1024, 64);
@@ -75,48 +133,61 @@ INLINE void stream_16_rows(const char *x, const char *weight, long steps, long s
     }
 }
 
-/* Computes one panel for a few rows. The accumulators stay in tiles over all of K; weights of codes are unpacked chunk
- * by chunk to `buffer`. */
+/* Computes one panel for a few rows. The accumulators stay in tiles over all of K. */
 static void multiply_streamed(const Gemm *g, const RowLayout *x, long panel) {
     _Alignas(64) float acc[32 * PANEL];
-    _Alignas(64) char buffer[CHUNK_STEPS * K_STEP_BYTES];
-    int plain = g->weight->kind == PLAIN;
-    long steps = ceil_div(g->k, 32), chunk = plain ? steps : CHUNK_STEPS;
+    long steps = ceil_div(g->k, 32);
+    const char *weight = panel_pairs(g->weight, panel, 0, steps, NULL, 0);
     EACH_ACCUMULATOR(ZERO_TILE);
-    for (long s = 0; s < steps; s += chunk) {
-        const char *weight = bf16_steps(g->weight, panel, s, min_long(chunk, steps - s), buffer);
-        const char *at = x->base + s * x->step_stride;
-        if (g->t > 16)
-            stream_32_rows(at, weight, min_long(chunk, steps - s), x->row_stride, x->step_stride, plain);
-        else
-            stream_16_rows(at, weight, min_long(chunk, steps - s), x->row_stride, plain);
-    }
+    if (g->t > 16)
+        stream_32_rows(x->base, weight, steps, x->row_stride, x->step_stride, K_STEP_BYTES);
+    else
+        stream_16_rows(x->base, weight, steps, x->row_stride, K_STEP_BYTES);
     EACH_ACCUMULATOR(TILE_STORE);
     store_block(g, acc, 0, g->t, panel);
 }
 
-/* With many rows, a core repacks a block of rows as tiles once, and then reads the weights panel by panel. */
-
-typedef struct {
-    char *tiles; /* x as [32 rows][k-steps][2 tiles], padded with zeros */
-    float *acc;  /* [32 rows][4 tiles] fp32 */
-    char *chunk; /* unpacked weights of a chunk */
-    size_t bytes;
-} ThreadBuffers;
-
-/* Returns this thread's buffers, which are kept for the next matmul, or NULL when memory is exhausted. */
-static ThreadBuffers *thread_buffers(long rows, long steps) {
-    static _Thread_local ThreadBuffers buffers;
-    size_t tiles = rows * steps * 64, acc = rows * PANEL * 4, bytes = tiles + acc + CHUNK_STEPS * K_STEP_BYTES;
-    if (bytes > buffers.bytes) {
-        free(buffers.tiles);
-        buffers.tiles = aligned_alloc(64, bytes);
-        buffers.bytes = buffers.tiles ? bytes : 0;
+/* Adds the sums of a group in acc [rows][32] to the total. */
+static void add_group_rows(const GroupEnd *end, const float *acc, float *total, long rows) {
+    for (int j = 0; j < 2; j++) {
+        vf scale = load_scales(end->weight, end->head, j * 16), minimum = broadcast(0);
+        if (end->weight->has_minimum) minimum = load_minimums(end->weight, end->head, j * 16);
+        for (long r = 0; r < rows; r++) {
+            long at = r * PANEL + j * 16;
+            store_f32(total + at, add_group(load_f32(total + at), load_f32(acc + at), scale, minimum, end, r));
+        }
     }
-    buffers.acc = (float *)(buffers.tiles + tiles);
-    buffers.chunk = buffers.tiles + tiles + acc;
-    return buffers.tiles ? &buffers : NULL;
 }
+
+/* Computes one panel of codes for a few rows. The accumulators stay in tiles over a group. */
+static void multiply_streamed_codes(const Gemm *g, const RowLayout *x, const ThreadBuffers *buffers, long panel) {
+    CodeSteps c = code_steps(g);
+    _Alignas(64) float acc[32 * PANEL], total[32 * PANEL];
+    memset(total, 0, g->t * PANEL * sizeof(float));
+    for (long s = 0; s < c.count; s += CHUNK_STEPS) {
+        long chunk_end = min_long(s + CHUNK_STEPS, c.count);
+        unpack_steps(g, &c, panel, s, chunk_end - s, buffers->chunk);
+        for (long at = s; at < chunk_end;) {
+            GroupPart part = group_part(g, &c, at, chunk_end);
+            const char *weight = buffers->chunk + (at - s) * K_STEP_BYTES;
+            if (part.begins) EACH_ACCUMULATOR(ZERO_TILE);
+            for (long i = 0; i < part.steps; i++, weight += K_STEP_BYTES) {
+                if (g->t > 16)
+                    stream_32_rows(rows_of_step(x, &c, at + i), weight, 1, x->row_stride, x->step_stride, 0);
+                else
+                    stream_16_rows(rows_of_step(x, &c, at + i), weight, 1, x->row_stride, 0);
+            }
+            at += part.steps;
+            if (!part.ends) continue;
+            EACH_ACCUMULATOR(TILE_STORE);
+            GroupEnd end = {g->weight, group_at(g->weight, panel, part.group), buffers->input_sums + part.group * g->t};
+            add_group_rows(&end, acc, total, g->t);
+        }
+    }
+    store_block(g, total, 0, g->t, panel);
+}
+
+/* With many rows, a core repacks a block of rows as tiles once, and then reads the weights panel by panel. */
 
 /* Returns the largest number of rows that leaves space for the weights in the L2 cache. */
 static long rows_per_block(long steps) {
@@ -205,15 +276,14 @@ static RowLayout layout_rows(const Gemm *g, long row, long rows, const ThreadBuf
 static void multiply_blocked(const Gemm *g, const RowLayout *x, const ThreadBuffers *buffers, long row, long rows,
                              long panel) {
     long steps = ceil_div(g->k, 32), high = ceil_div(rows, 32), prefetch_bytes = ceil_div(K_STEP_BYTES, high * 64) * 64;
-    int bypass = can_bypass_caches(g), plain = g->weight->kind == PLAIN;
-    for (long s = 0; s < steps; s += CHUNK_STEPS) {
-        long some = min_long(CHUNK_STEPS, steps - s);
-        const char *weight = bf16_steps(g->weight, panel, s, some, buffers->chunk);
+    int bypass = can_bypass_caches(g);
+    for (long s = 0; s < steps; s += CHUNK_STEPS)
         for (long r = 0; r < high; r++) {
+            const char *weight = panel_pairs(g->weight, panel, s, 0, NULL, 0);
             const char *at = x->base + r * x->block_stride + s * x->step_stride;
-            const char *next = plain ? weight + CHUNK_STEPS * (K_STEP_BYTES + r * prefetch_bytes) : weight;
+            const char *next = weight + CHUNK_STEPS * (K_STEP_BYTES + r * prefetch_bytes);
             float *acc = buffers->acc + r * 32 * PANEL;
-            long here = min_long(32, rows - r * 32);
+            long here = min_long(32, rows - r * 32), some = min_long(CHUNK_STEPS, steps - s);
             if (here > 16)
                 multiply_chunk(x, at, weight, some, acc, s == 0, next, prefetch_bytes, 1);
             else
@@ -221,12 +291,61 @@ static void multiply_blocked(const Gemm *g, const RowLayout *x, const ThreadBuff
             if (s + CHUNK_STEPS < steps) continue;
             (bypass ? store_past_caches : store_tiles)(g, acc, row + r * 32, here, panel);
         }
+}
+
+/* Adds the sums of a group in acc [4 tiles] to the total. */
+static void add_group_tiles(const GroupEnd *end, const float *acc, float *total, long rows) {
+    for (int tile = 0; tile < (rows > 16 ? 4 : 2); tile++) {
+        vf scale = load_scales(end->weight, end->head, tile % 2 * 16), minimum = broadcast(0);
+        if (end->weight->has_minimum) minimum = load_minimums(end->weight, end->head, tile % 2 * 16);
+        for (long r = 0; r < min_long(16, rows - tile / 2 * 16); r++) {
+            long at = tile * 256 + r * 16;
+            store_f32(total + at, add_group(load_f32(total + at), load_f32(acc + at), scale, minimum, end,
+                                            tile / 2 * 16 + r));
+        }
     }
+}
+
+/* Multiplies 32 rows, or fewer, by the unpacked steps [s, chunk_end) of a panel, group by group. */
+static void multiply_code_chunk(const Gemm *g, const CodeSteps *c, const RowLayout *x, const ThreadBuffers *buffers,
+                                long panel, long s, long chunk_end, long r, long rows) {
+    long here = min_long(32, rows - r * 32);
+    float *acc = buffers->acc + r * 32 * PANEL;
+    for (long at = s; at < chunk_end;) {
+        GroupPart part = group_part(g, c, at, chunk_end);
+        const char *from = rows_of_step(x, c, at) + r * x->block_stride;
+        const char *weight = buffers->chunk + (at - s) * K_STEP_BYTES;
+        if (here > 16)
+            multiply_chunk(x, from, weight, part.steps, acc, part.begins, weight, 0, 1);
+        else
+            multiply_chunk(x, from, weight, part.steps, acc, part.begins, weight, 0, 0);
+        at += part.steps;
+        GroupEnd end = {g->weight, group_at(g->weight, panel, part.group),
+                        buffers->input_sums + part.group * rows + r * 32};
+        if (part.ends) add_group_tiles(&end, acc, buffers->total + r * 32 * PANEL, here);
+    }
+}
+
+/* Computes one panel of codes for a block of rows. */
+static void multiply_blocked_codes(const Gemm *g, const RowLayout *x, const ThreadBuffers *buffers, long row, long rows,
+                                   long panel) {
+    CodeSteps c = code_steps(g);
+    long high = ceil_div(rows, 32);
+    int bypass = can_bypass_caches(g);
+    memset(buffers->total, 0, high * 32 * PANEL * sizeof(float));
+    for (long s = 0; s < c.count; s += CHUNK_STEPS) {
+        long chunk_end = min_long(s + CHUNK_STEPS, c.count);
+        unpack_steps(g, &c, panel, s, chunk_end - s, buffers->chunk);
+        for (long r = 0; r < high; r++) multiply_code_chunk(g, &c, x, buffers, panel, s, chunk_end, r, rows);
+    }
+    for (long r = 0; r < high; r++)
+        (bypass ? store_past_caches : store_tiles)(g, buffers->total + r * 32 * PANEL, row + r * 32,
+                                                   min_long(32, rows - r * 32), panel);
 }
 
 /* Returns whether memory for some thread's buffers was exhausted. */
 static int multiply_rows(const Gemm *g, int threads) {
-    int many = g->t > MAX_STREAMED_ROWS, repack = repacks(g), failed = 0;
+    int many = g->t > MAX_STREAMED_ROWS, repack = repacks(g), codes = g->weight->kind != PLAIN, failed = 0;
     long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL),
          blocks = many ? ceil_div(g->t, rows_per_block(steps)) : 1;
     long block_rows = ceil_div(ceil_div(g->t, blocks), 32) * 32;
@@ -234,18 +353,22 @@ static int multiply_rows(const Gemm *g, int threads) {
     split_work(ranges, ceil_div(g->t, block_rows) * panels, threads);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
-        ThreadBuffers *buffers = repack ? thread_buffers(block_rows, steps) : NULL;
+        ThreadBuffers *buffers = repack || codes ? thread_buffers(g, block_rows, repack ? steps : 0) : NULL;
         RowLayout x; /* layout of the block that starts at `loaded_row` */
         long unit, loaded_row = -1;
         configure_tiles(many || g->t > 16 ? 16 : g->t, many ? 16 : max_long(g->t - 16, 1));
-        failed = repack && !buffers;
+        failed = (repack || codes) && !buffers;
         while (!failed && (unit = take_unit(ranges, omp_get_thread_num(), threads)) >= 0) {
             long row = unit / panels * block_rows, rows = min_long(block_rows, g->t - row);
-            if (row != loaded_row) x = layout_rows(g, loaded_row = row, rows, buffers);
-            if (many)
-                multiply_blocked(g, &x, buffers, row, rows, unit % panels);
+            if (row != loaded_row) {
+                x = layout_rows(g, loaded_row = row, rows, repack ? buffers : NULL);
+                if (input_sums_size(g, rows)) sum_inputs(g, row, rows, buffers->input_sums);
+            }
+            if (codes)
+                (many ? multiply_blocked_codes(g, &x, buffers, row, rows, unit % panels)
+                      : multiply_streamed_codes(g, &x, buffers, unit));
             else
-                multiply_streamed(g, &x, unit);
+                (many ? multiply_blocked(g, &x, buffers, row, rows, unit % panels) : multiply_streamed(g, &x, unit));
         }
         _mm_sfence();
         tiles_release();

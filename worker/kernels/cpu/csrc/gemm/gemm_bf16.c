@@ -22,10 +22,11 @@ typedef struct {
     long advance, second;
 } Prefetch;
 
-/* Multiplies a strip of rows by some k-steps of a panel. x: [steps][rows][32]; acc: [rows][32]; `first`: whether to
- * start from zero. */
-typedef void StripKernel(const char *x, const char *weight, long steps, float *acc, int first,
-                         const Prefetch *prefetch);
+/* Multiplies a strip of rows by some pairs of k of a panel. x: [k-steps][rows][32], from the first pair on. The sums are
+ * stored in acc [rows][32], or, if `end` is given, added to `total` [rows][32] as those of a whole group. `first`:
+ * whether to start from zero. */
+typedef void StripKernel(const char *x, const char *weight, long pairs, float *acc, int first, const Prefetch *prefetch,
+                         const GroupEnd *end, float *total);
 
 /* A block of rows, cut evenly into strips of at most MAX_STRIP_ROWS rows. Each is stored as [K/32][its rows][32]. */
 typedef struct {
@@ -39,22 +40,25 @@ typedef struct {
 /* A thread's copy of a block of rows, its accumulators, and its chunk of unpacked weights. */
 typedef struct {
     char *x, *chunk;
-    float *acc; /* [rows][32] */
+    float *acc, *total, *input_sums; /* acc, total: [rows][32] */
     size_t bytes;
 } ThreadBuffers;
 
 /* Returns this thread's buffers, which are kept for the next matmul, or NULL when memory is exhausted. */
-static ThreadBuffers *thread_buffers(long rows, long steps) {
+static ThreadBuffers *thread_buffers(const Gemm *g, long rows, long steps) {
     static _Thread_local ThreadBuffers buffers;
-    size_t x = rows * steps * 64, acc = rows * PANEL * 4, bytes = x + acc + MAX_CHUNK_STEPS * K_STEP_BYTES;
+    size_t chunk = MAX_CHUNK_STEPS * K_STEP_BYTES, acc = rows * PANEL, sums = input_sums_size(g, rows);
+    size_t bytes = chunk + (2 * acc + sums) * sizeof(float) + rows * steps * 64;
     if (bytes > buffers.bytes) {
-        free(buffers.x);
-        buffers.x = aligned_alloc(64, bytes);
-        buffers.bytes = buffers.x ? bytes : 0;
+        free(buffers.chunk);
+        buffers.chunk = aligned_alloc(64, bytes);
+        buffers.bytes = buffers.chunk ? bytes : 0;
     }
-    buffers.acc = (float *)(buffers.x + x);
-    buffers.chunk = buffers.x + x + acc;
-    return buffers.x ? &buffers : NULL;
+    buffers.acc = (float *)(buffers.chunk + chunk);
+    buffers.total = buffers.acc + acc;
+    buffers.input_sums = buffers.total + acc;
+    buffers.x = (char *)(buffers.input_sums + sums);
+    return buffers.chunk ? &buffers : NULL;
 }
 
 /* Returns the largest number of rows that leaves space for the weights in the L2 cache. */
@@ -77,14 +81,29 @@ static void repack_rows(const Gemm *g, long row, const Strips *s, char *to) {
     }
 }
 
-INLINE void multiply_strip(const char *x, const char *weight, long steps, float *acc, int first,
-                           const Prefetch *prefetch, const int rows) {
+INLINE void store_sums(__m512 sum[][2], float *acc, const GroupEnd *end, float *total, const int rows) {
+    for (int j = 0; j < 2; j++) {
+        vf scale, minimum = broadcast(0);
+        if (end) scale = load_scales(end->weight, end->head, j * 16);
+        if (end && end->weight->has_minimum) minimum = load_minimums(end->weight, end->head, j * 16);
+        for (int r = 0; r < rows; r++) {
+            float *at = total + r * PANEL + j * 16;
+            if (end)
+                store_f32(at, add_group(load_f32(at), (vf)sum[r][j], scale, minimum, end, r));
+            else
+                _mm512_store_ps(acc + r * PANEL + j * 16, sum[r][j]);
+        }
+    }
+}
+
+INLINE void multiply_strip(const char *x, const char *weight, long pairs, float *acc, int first,
+                           const Prefetch *prefetch, const GroupEnd *end, float *total, const int rows) {
     const char *next = prefetch->next;
     long advance = prefetch->advance, second = prefetch->second;
     __m512 sum[MAX_STRIP_ROWS][2];
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < 2; j++) sum[r][j] = first ? _mm512_setzero_ps() : _mm512_load_ps(acc + r * PANEL + j * 16);
-    for (long i = 0; i < steps * 16; i++, next += advance) {
+    for (long i = 0; i < pairs; i++, next += advance) {
         const char *w = weight + i / 16 * K_STEP_BYTES + i % 16 * 64, *at = x + i / 16 * rows * 64 + i % 16 * 4;
         __builtin_prefetch(next, 0, 3);
         __builtin_prefetch(next + second, 0, 3);
@@ -96,13 +115,13 @@ INLINE void multiply_strip(const char *x, const char *weight, long steps, float 
             sum[r][1] = _mm512_dpbf16_ps(sum[r][1], (__m512bh)pair, right);
         }
     }
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < 2; j++) _mm512_store_ps(acc + r * PANEL + j * 16, sum[r][j]);
+    store_sums(sum, acc, end, total, rows);
 }
 
-#define STRIP_KERNEL(n)                                                                                                \
-    static void strip_##n(const char *x, const char *w, long steps, float *acc, int first, const Prefetch *prefetch) { \
-        multiply_strip(x, w, steps, acc, first, prefetch, n);                                                          \
+#define STRIP_KERNEL(n)                                                                                \
+    static void strip_##n(const char *x, const char *w, long pairs, float *acc, int first,             \
+                          const Prefetch *prefetch, const GroupEnd *end, float *total) {               \
+        multiply_strip(x, w, pairs, acc, first, prefetch, end, total, n);                              \
     }
 STRIP_KERNEL(1)
 STRIP_KERNEL(2) STRIP_KERNEL(3) STRIP_KERNEL(4) STRIP_KERNEL(5) STRIP_KERNEL(6) STRIP_KERNEL(7) STRIP_KERNEL(8)
@@ -121,28 +140,56 @@ STRIP_KERNEL(2) STRIP_KERNEL(3) STRIP_KERNEL(4) STRIP_KERNEL(5) STRIP_KERNEL(6) 
     }
 }
 
-/* With several strips, all of them together prefetch the next chunk; a single strip prefetches its own next weights.
- * Unpacked weights are in a cache already. */
-INLINE Prefetch plan_prefetch(const Gemm *g, const Strips *s, const char *weight) {
-    if (g->weight->kind != PLAIN) return (Prefetch){weight, 0, 0};
+/* With several strips, all of them together prefetch the next chunk; a single strip prefetches its own next weights. */
+INLINE Prefetch plan_prefetch(const Strips *s, const char *weight) {
     if (s->count == 1) return (Prefetch){weight + PREFETCH_DISTANCE, 128, 64};
     return (Prefetch){weight + s->chunk * K_STEP_BYTES, ceil_div(128, s->count), 0};
 }
 
-/* Computes one panel for the block of rows that starts at `row`, and stores each strip as soon as it is complete. */
-static void multiply_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long row, long panel) {
+/* Multiplies all strips by k-steps [step, step + steps) of a panel. */
+static void multiply_plain(const Strips *s, const ThreadBuffers *buffers, long step, long steps, const char *weight) {
+    Prefetch prefetch = plan_prefetch(s, weight);
+    for (long i = 0; i < s->count; i++, prefetch.next += steps * 16 * prefetch.advance) {
+        long first = s->strip[i].row, rows = s->strip[i].rows;
+        s->strip[i].kernel(buffers->x + (first * s->steps + step * rows) * 64, weight, steps * 16,
+                           buffers->acc + first * PANEL, step == 0, &prefetch, NULL, NULL);
+    }
+}
+
+/* Multiplies all strips by unpacked k-steps [step, step + steps) of a panel, group by group. */
+static void multiply_groups(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long panel, long step,
+                            long steps, const char *weight, long block_rows) {
+    const Weight *w = g->weight;
+    long end_k = min_long((step + steps) * 32, s->steps * 32);
+    Prefetch none = {weight, 0, 0};
+    for (long i = 0; i < s->count; i++)
+        for (long k = step * 32, next; k < end_k; k = next) {
+            long group = k / w->group, first = s->strip[i].row, rows = s->strip[i].rows;
+            int last = group + 1 == group_count(w); /* the last group may be shorter; it ends with the padded inputs */
+            long group_end = last ? s->steps * 32 : (group + 1) * w->group;
+            next = min_long(group_end, end_k);
+            GroupEnd end = {w, group_at(w, panel, group), buffers->input_sums + group * block_rows + first};
+            s->strip[i].kernel(buffers->x + (first * s->steps + k / 32 * rows) * 64 + k % 32 * 2,
+                               weight + (k / 32 - step) * K_STEP_BYTES + k % 32 * 32, (next - k) / 2,
+                               buffers->acc + first * PANEL, k == group * w->group, &none,
+                               next == group_end ? &end : NULL, buffers->total + first * PANEL);
+        }
+}
+
+/* Computes one panel for the block of rows that starts at `row`. */
+static void multiply_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long row, long rows,
+                           long panel) {
+    int plain = g->weight->kind == PLAIN;
+    if (!plain) memset(buffers->total, 0, rows * PANEL * sizeof(float));
     for (long step = 0, steps; step < s->steps; step += steps) {
         steps = min_long(s->chunk, s->steps - step);
-        const char *weight = bf16_steps(g->weight, panel, step, steps, buffers->chunk);
-        Prefetch prefetch = plan_prefetch(g, s, weight);
-        for (long i = 0; i < s->count; i++, prefetch.next += steps * 16 * prefetch.advance) {
-            long first = s->strip[i].row, rows = s->strip[i].rows;
-            float *acc = buffers->acc + first * PANEL;
-            s->strip[i].kernel(buffers->x + (first * s->steps + step * rows) * 64, weight, steps, acc, step == 0,
-                               &prefetch);
-            if (step + steps == s->steps) store_block(g, acc, row + first, rows, panel);
-        }
+        const char *weight = panel_pairs(g->weight, panel, step, steps, buffers->chunk, 0);
+        if (plain)
+            multiply_plain(s, buffers, step, steps, weight);
+        else
+            multiply_groups(g, s, buffers, panel, step, steps, weight, rows);
     }
+    store_block(g, plain ? buffers->acc : buffers->total, row, rows, panel);
 }
 
 /* Returns whether memory for some thread's buffers was exhausted. */
@@ -154,17 +201,18 @@ static int multiply(Gemm *g, int threads) {
     split_work(ranges, units, threads);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
-        ThreadBuffers *buffers = thread_buffers(min_long(block_rows, g->t), steps);
+        ThreadBuffers *buffers = thread_buffers(g, min_long(block_rows, g->t), steps);
         Strips s = {.steps = steps};
         long unit, loaded_row = -1; /* first row of the block in the buffers */
         failed = !buffers;
         while (!failed && (unit = take_unit(ranges, omp_get_thread_num(), threads)) >= 0) {
-            long row = unit / panels * block_rows;
+            long row = unit / panels * block_rows, rows = min_long(block_rows, g->t - row);
             if (row != loaded_row) {
-                cut_strips(g, &s, min_long(block_rows, g->t - row));
+                cut_strips(g, &s, rows);
                 repack_rows(g, loaded_row = row, &s, buffers->x);
+                if (input_sums_size(g, rows)) sum_inputs(g, row, rows, buffers->input_sums);
             }
-            multiply_panel(g, &s, buffers, row, unit % panels);
+            multiply_panel(g, &s, buffers, row, rows, unit % panels);
         }
     }
     return failed;

@@ -17,9 +17,11 @@
 #define MAX_STRIP_ROWS 6
 #endif
 
-/* Multiplies a strip of rows by one chunk of a panel. x: [k / SIMD_WIDTH][rows][SIMD_WIDTH]; weight: [k][32]; acc:
- * [rows][32]; `first`: whether to start from zero. */
-typedef void StripKernel(const float *x, const float *weight, long k, float *acc, int first);
+/* Multiplies a strip of rows by some inputs of a panel. x: [k / SIMD_WIDTH][rows][SIMD_WIDTH]; numbers: [k][32]. The
+ * sums are stored in acc [rows][32], or, if `end` is given, added to `total` [rows][32] as those of a whole group.
+ * `first`: whether to start from zero. */
+typedef void StripKernel(const float *x, const float *numbers, long k, float *acc, int first, const GroupEnd *end,
+                         float *total);
 
 /* A block of rows, cut evenly into strips of at most MAX_STRIP_ROWS rows. */
 typedef struct {
@@ -32,21 +34,24 @@ typedef struct {
 
 /* A thread's copy of a block of rows in fp32, its accumulators, and its chunk of unpacked weights. */
 typedef struct {
-    float *x, *acc, *chunk;
+    float *chunk, *acc, *total, *input_sums, *x;
     size_t bytes;
 } ThreadBuffers;
 
 /* Returns this thread's buffers, which are kept for the next matmul, or NULL when memory is exhausted. */
-static ThreadBuffers *thread_buffers(long rows, long padded_k) {
+static ThreadBuffers *thread_buffers(const Gemm *g, long rows, long padded_k) {
     static _Thread_local ThreadBuffers buffers;
-    size_t x = ceil_div(rows * padded_k, 16) * 16, acc = rows * PANEL, bytes = (x + acc + CHUNK * PANEL) * 4;
+    size_t x = ceil_div(rows * padded_k, 16) * 16, acc = rows * PANEL, sums = input_sums_size(g, rows);
+    size_t bytes = (CHUNK * PANEL + 2 * acc + sums + x) * sizeof(float);
     if (bytes > buffers.bytes) {
         free(buffers.chunk);
         buffers.chunk = aligned_alloc(64, bytes);
         buffers.bytes = buffers.chunk ? bytes : 0;
     }
     buffers.acc = buffers.chunk + CHUNK * PANEL;
-    buffers.x = buffers.acc + acc;
+    buffers.total = buffers.acc + acc;
+    buffers.input_sums = buffers.total + acc;
+    buffers.x = buffers.input_sums + sums;
     return buffers.chunk ? &buffers : NULL;
 }
 
@@ -82,25 +87,37 @@ INLINE void multiply_inputs(const float *x, const float *weight, vf sum[][PANEL_
 }
 
 /* Multiplies by `registers` neighbouring registers of columns, so that all accumulators stay in registers. */
-INLINE void multiply_columns(const float *x, const float *weight, long k, float *acc, int first, const int rows,
-                             const int registers) {
+INLINE void multiply_columns(const float *x, const float *numbers, long k, float *acc, int first, const GroupEnd *end,
+                             float *total, int column, const int rows, const int registers) {
     vf sum[MAX_STRIP_ROWS][PANEL_REGISTERS];
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < registers; j++)
-            sum[r][j] = first ? broadcast(0) : load_f32(acc + r * PANEL + j * SIMD_WIDTH);
-    for (; k >= SIMD_WIDTH; k -= SIMD_WIDTH, x += rows * SIMD_WIDTH, weight += SIMD_WIDTH * PANEL)
-        multiply_inputs(x, weight, sum, SIMD_WIDTH, rows, registers);
-    for (; k > 0; k--, x++, weight += PANEL) multiply_inputs(x, weight, sum, 1, rows, registers);
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < registers; j++) store_f32(acc + r * PANEL + j * SIMD_WIDTH, sum[r][j]);
+            sum[r][j] = first ? broadcast(0) : load_f32(acc + r * PANEL + column + j * SIMD_WIDTH);
+    numbers += column;
+    for (; k >= SIMD_WIDTH; k -= SIMD_WIDTH, x += rows * SIMD_WIDTH, numbers += SIMD_WIDTH * PANEL)
+        multiply_inputs(x, numbers, sum, SIMD_WIDTH, rows, registers);
+    for (; k > 0; k--, x++, numbers += PANEL) multiply_inputs(x, numbers, sum, 1, rows, registers);
+    for (int j = 0; j < registers; j++, column += SIMD_WIDTH) {
+        vf scale, minimum = broadcast(0);
+        if (end) scale = load_scales(end->weight, end->head, column);
+        if (end && end->weight->has_minimum) minimum = load_minimums(end->weight, end->head, column);
+        for (int r = 0; r < rows; r++) {
+            float *at = total + r * PANEL + column;
+            if (end)
+                store_f32(at, add_group(load_f32(at), sum[r][j], scale, minimum, end, r));
+            else
+                store_f32(acc + r * PANEL + column, sum[r][j]);
+        }
+    }
 }
 
 /* With few rows, all columns are computed together: there must be enough independent chains to hide latencies. */
-#define STRIP_KERNEL(rows)                                                                              \
-    static void strip_##rows(const float *x, const float *weight, long k, float *acc, int first) {      \
-        const int registers = rows * PANEL_REGISTERS <= 12 ? PANEL_REGISTERS : 2;                       \
-        for (int j = 0; j < PANEL_REGISTERS; j += registers)                                            \
-            multiply_columns(x, weight + j * SIMD_WIDTH, k, acc + j * SIMD_WIDTH, first, rows, registers); \
+#define STRIP_KERNEL(rows)                                                                                     \
+    static void strip_##rows(const float *x, const float *numbers, long k, float *acc, int first,              \
+                             const GroupEnd *end, float *total) {                                              \
+        const int registers = rows * PANEL_REGISTERS <= 12 ? PANEL_REGISTERS : 2;                              \
+        for (int j = 0; j < PANEL_REGISTERS; j += registers)                                                   \
+            multiply_columns(x, numbers, k, acc, first, end, total, j * SIMD_WIDTH, rows, registers);          \
     }
 STRIP_KERNEL(1)
 STRIP_KERNEL(2)
@@ -130,41 +147,45 @@ static void cut_strips(Strips *s, long rows) {
     }
 }
 
-#define UNPACK_KIND(kind)                                                        \
-    case kind:                                                                   \
-        if (w->has_minimum)                                                      \
-            unpack_codes_f32(w, panel, from, count, to, kind, 1);                \
-        else                                                                     \
-            unpack_codes_f32(w, panel, from, count, to, kind, 0);                \
-        return to;
-
-/* Returns the numbers [count][32] of a chunk of a panel: in place, or unpacked to `to`. */
-static const float *chunk_numbers(const Gemm *g, long panel, long from, long count, float *to) {
+/* Multiplies all strips by inputs [from, from + count) of a panel, group by group. */
+static void multiply_groups(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long panel, long from,
+                            long count, const float *numbers) {
     const Weight *w = g->weight;
-    switch (w->kind) {
-        UNPACK_KIND(INT4)
-        UNPACK_KIND(TABLE4)
-        UNPACK_KIND(INT8)
-        UNPACK_KIND(E4M3)
-    }
-    if (!g->x_bf16) return (const float *)w->panels + (panel * g->k + from) * PANEL;
-    unpack_pairs_f32(w, panel, from, count, to);
-    return to;
+    long padded_k = ceil_div(g->k, SIMD_WIDTH) * SIMD_WIDTH, block_rows = s->strip[s->count - 1].row +
+                                                                          s->strip[s->count - 1].rows;
+    for (long i = 0; i < s->count; i++)
+        for (long k = from, part; k < from + count; k += part) {
+            long group = k / w->group, group_end = min_long((group + 1) * w->group, g->k), first = s->strip[i].row;
+            part = min_long(group_end, from + count) - k;
+            GroupEnd end = {w, group_at(w, panel, group), buffers->input_sums + group * block_rows + first};
+            s->strip[i].kernel(buffers->x + first * padded_k + k * s->strip[i].rows, numbers + (k - from) * PANEL, part,
+                               buffers->acc + first * PANEL, k == group * w->group, k + part == group_end ? &end : NULL,
+                               buffers->total + first * PANEL);
+        }
 }
 
-/* Computes one panel for the block of rows that starts at `row`, and stores each strip as soon as it is complete. */
-static void multiply_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long row, long panel) {
+static void multiply_plain(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long from, long count,
+                           const float *numbers) {
     long padded_k = ceil_div(g->k, SIMD_WIDTH) * SIMD_WIDTH;
+    for (long i = 0; i < s->count; i++)
+        s->strip[i].kernel(buffers->x + s->strip[i].row * padded_k + from * s->strip[i].rows, numbers, count,
+                           buffers->acc + s->strip[i].row * PANEL, from == 0, NULL, NULL);
+}
+
+/* Computes one panel for the block of rows that starts at `row`. */
+static void multiply_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long row, long rows,
+                           long panel) {
+    int plain = g->weight->kind == PLAIN;
+    if (!plain) memset(buffers->total, 0, rows * PANEL * sizeof(float));
     for (long from = 0, count; from < g->k; from += count) {
         count = min_long(CHUNK, g->k - from);
-        const float *numbers = chunk_numbers(g, panel, from, count, buffers->chunk);
-        for (long i = 0; i < s->count; i++) {
-            long first = s->strip[i].row, rows = s->strip[i].rows;
-            float *acc = buffers->acc + first * PANEL;
-            s->strip[i].kernel(buffers->x + first * padded_k + from * rows, numbers, count, acc, from == 0);
-            if (from + count == g->k) store_block(g, acc, row + first, rows, panel);
-        }
+        const float *numbers = panel_numbers(g, panel, from, count, buffers->chunk);
+        if (plain)
+            multiply_plain(g, s, buffers, from, count, numbers);
+        else
+            multiply_groups(g, s, buffers, panel, from, count, numbers);
     }
+    store_block(g, plain ? buffers->acc : buffers->total, row, rows, panel);
 }
 
 /* Returns whether memory for some thread's buffers was exhausted. */
@@ -177,17 +198,18 @@ static int multiply(Gemm *g, int threads) {
     split_work(ranges, ceil_div(g->t, block_rows) * panels, threads);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
-        ThreadBuffers *buffers = thread_buffers(min_long(block_rows, g->t), padded_k);
+        ThreadBuffers *buffers = thread_buffers(g, min_long(block_rows, g->t), padded_k);
         Strips s;
         long unit, loaded_row = -1; /* first row of the block in the buffers */
         failed = !buffers;
         while (!failed && (unit = take_unit(ranges, omp_get_thread_num(), threads)) >= 0) {
-            long row = unit / panels * block_rows;
+            long row = unit / panels * block_rows, rows = min_long(block_rows, g->t - row);
             if (row != loaded_row) {
-                cut_strips(&s, min_long(block_rows, g->t - row));
+                cut_strips(&s, rows);
                 repack_rows(g, loaded_row = row, &s, buffers->x);
+                if (input_sums_size(g, rows)) sum_inputs(g, row, rows, buffers->input_sums);
             }
-            multiply_panel(g, &s, buffers, row, unit % panels);
+            multiply_panel(g, &s, buffers, row, rows, unit % panels);
         }
     }
     return failed;

@@ -1,86 +1,72 @@
-/* Unpacks a panel's numbers to bf16 pairs, for kernels that multiply those: k-steps of 32 inputs, each
+/* Unpacks a panel's numbers to pairs of bf16, for kernels that multiply those: k-steps of 32 inputs, each
  * [2 halves][16 pairs][16 columns][2]. */
 #pragma once
-#include "gemm/unpack.h"
+#include "gemm/groups.h"
 
-#define K_STEP_BYTES 2048   /* one k-step of a panel of bf16 pairs */
-#define PREFETCH_CODES 4096 /* how far ahead of use codes are prefetched, in bytes */
+#define K_STEP_BYTES 2048 /* one k-step of a panel of bf16 pairs */
 
-/* Each column's number fills two neighbouring lanes: those of an even and of an odd input. */
-INLINE void load_group_bf16(const Weight *w, const char *head, GroupNumbers *to) {
-    const __m512i low = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    for (long c = 0; c < PANEL; c += 16) {
-        __m512 scale = (__m512)load_number(w, head, c), minimum = _mm512_setzero_ps();
-        if (w->has_minimum) minimum = (__m512)load_number(w, head + PANEL * w->scale_bytes, c);
-        _mm512_store_ps(to->scale + 2 * c, _mm512_permutexvar_ps(low, scale));
-        _mm512_store_ps(to->scale + 2 * c + 16, _mm512_permutexvar_ps(high, scale));
-        _mm512_storeu_ps(to->minimum + 2 * c, _mm512_permutexvar_ps(low, minimum));
-        _mm512_storeu_ps(to->minimum + 2 * c + 16, _mm512_permutexvar_ps(high, minimum));
-    }
+INLINE __m512 e4m3_values(const char *p) { /* as fp16, whose exponent means less: packed_weight.py corrects the factor */
+    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+    __m256i sign = _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16((short)0x8000));
+    __m256i rest = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
+    return _mm512_cvtph_ps(_mm256_or_si256(sign, rest));
 }
 
-/* Stores the pairs of 16 columns, given the numbers of the first and of the last 8. */
-INLINE void store_pairs(char *to, vf first, vf last, const GroupNumbers *group, int half, int has_minimum) {
-    const float *scale = group->scale + half * 32, *minimum = group->minimum + half * 32;
-    first = has_minimum ? first * load_f32(scale) + load_f32(minimum) : first * load_f32(scale);
-    last = has_minimum ? last * load_f32(scale + 16) + load_f32(minimum + 16) : last * load_f32(scale + 16);
-    _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)last, (__m512)first));
+INLINE __m512 int8_values(const char *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
-/* Unpacks one block of 16 inputs. */
-INLINE void unpack_block_bf16(const char *codes, const GroupNumbers *group, char *to, Table table, int kind,
-                              int has_minimum) {
-    for (int half = 0; half < 2; half++, to += K_STEP_BYTES / 2) {
-        vu words[2];
-        if (kind == INT4 || kind == TABLE4) __builtin_memcpy(words, codes + half * 128, sizeof words);
-        for (int i = 0; i < CODE_BLOCK / 2; i++) {
-            vf first, last;
-            if (kind == INT4 || kind == TABLE4) {
-                first = nibble_values(words[0], i, kind, table), last = nibble_values(words[1], i, kind, table);
+/* Returns the values of 4-bit codes twice, as bf16: a look-up takes five bits, and the fifth belongs to another code. */
+INLINE __m512i load_table_bf16(const Weight *w) {
+    __m256i once = (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(w->values));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(once), once, 1);
+}
+
+/* Returns pairs of the values of even and odd inputs, which bf16 holds exactly. */
+INLINE __m512i pairs_of(__m512 even, __m512 odd) {
+    return _mm512_or_si512(_mm512_srli_epi32((__m512i)even, 16), (__m512i)odd);
+}
+
+/* Unpacks one block of 16 inputs. `kind` is a constant wherever this is inlined. */
+INLINE void unpack_block_bf16(const char *codes, char *to, __m512i table, int kind) {
+    for (int half = 0; half < 2; half++, to += K_STEP_BYTES / 2)
+        for (int pair = 0; pair < CODE_BLOCK / 2; pair++) {
+            __m512i pairs;
+            if (kind == TABLE4) {
+                __m512i words = _mm512_loadu_si512(codes + (half * 2 + pair / 4) * 64);
+                pairs = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, pair % 4 * 4), table);
             } else {
-                const uint8_t *bytes = (const uint8_t *)codes + half * 256 + i * 32;
-                first = byte_values(bytes, kind), last = byte_values(bytes + 16, kind);
+                const char *even = codes + half * 256 + pair * 32;
+                pairs = kind == INT8 ? pairs_of(int8_values(even), int8_values(even + 16))
+                                     : pairs_of(e4m3_values(even), e4m3_values(even + 16));
             }
-            store_pairs(to + i * 64, first, last, group, half, has_minimum);
+            _mm512_store_si512(to + pair * 64, pairs);
         }
-    }
 }
 
-INLINE void unpack_codes_bf16(const Weight *w, long panel, long step, long steps, char *to, int kind, int has_minimum) {
-    Table table = load_table(w);
-    GroupNumbers numbers;
-    long group = -1, block_bytes = code_block_bytes(w);
+/* Unpacks `steps` k-steps. With `spread`, each block of 16 inputs fills a k-step of its own, whose other half is zero:
+ * AMX tiles hold 32 inputs, and groups may have 16. */
+INLINE void unpack_codes_bf16(const Weight *w, long panel, long step, long steps, char *to, int spread, int kind) {
+    __m512i table = load_table_bf16(w);
     for (long k = step * 32; k < (step + steps) * 32; k += CODE_BLOCK) {
-        char *at = to + (k / 32 - step) * K_STEP_BYTES + k % 32 / 16 * 512;
-        if (k >= ceil_div(w->k, CODE_BLOCK) * CODE_BLOCK) { /* the step's second half is beyond the last group */
-            for (int half = 0; half < 2; half++) memset(at + half * K_STEP_BYTES / 2, 0, 512);
-            continue;
+        long half = k % 32 / 16, at = spread ? k / 16 - step * 2 : k / 32 - step;
+        char *block = to + at * K_STEP_BYTES + half * 512;
+        int there = k < group_count(w) * w->group; /* not so for the end of the last step when groups have 16 inputs */
+        if (there) unpack_block_bf16(block_codes(w, panel, k), block, table, kind);
+        for (int columns = 0; columns < 2; columns++) {
+            if (!there) memset(block + columns * K_STEP_BYTES / 2, 0, 512);
+            if (spread) memset(to + at * K_STEP_BYTES + (1 - half) * 512 + columns * K_STEP_BYTES / 2, 0, 512);
         }
-        const char *head = group_at(w, panel, k / w->group);
-        if (k / w->group != group) load_group_bf16(w, head, &numbers);
-        group = k / w->group;
-        const char *codes = head + group_head_bytes(w) + (k - group * w->group) / CODE_BLOCK * block_bytes;
-        for (long i = 0; i < block_bytes; i += 64) __builtin_prefetch(codes + PREFETCH_CODES + i, 0, 3);
-        unpack_block_bf16(codes, &numbers, at, table, kind, has_minimum);
     }
 }
 
-#define UNPACK_KIND(kind)                                                  \
-    case kind:                                                             \
-        if (w->has_minimum)                                                \
-            unpack_codes_bf16(w, panel, step, steps, buffer, kind, 1);     \
-        else                                                               \
-            unpack_codes_bf16(w, panel, step, steps, buffer, kind, 0);     \
-        return buffer;
-
-/* Returns the pairs of `steps` k-steps of a panel: in place, or unpacked to `buffer`. */
-static const char *bf16_steps(const Weight *w, long panel, long step, long steps, char *buffer) {
+/* Returns the pairs of `steps` k-steps of a panel: in place, or unpacked to `buffer` (see unpack_codes_bf16). */
+static const char *panel_pairs(const Weight *w, long panel, long step, long steps, char *buffer, int spread) {
     switch (w->kind) {
-        UNPACK_KIND(INT4)
-        UNPACK_KIND(TABLE4)
-        UNPACK_KIND(INT8)
-        UNPACK_KIND(E4M3)
+        case INT4:
+        case TABLE4: unpack_codes_bf16(w, panel, step, steps, buffer, spread, TABLE4); return buffer;
+        case INT8: unpack_codes_bf16(w, panel, step, steps, buffer, spread, INT8); return buffer;
+        case E4M3: unpack_codes_bf16(w, panel, step, steps, buffer, spread, E4M3); return buffer;
     }
     return w->panels + (panel * ceil_div(w->k, 32) + step) * K_STEP_BYTES;
 }

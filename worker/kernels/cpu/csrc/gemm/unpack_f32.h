@@ -1,56 +1,76 @@
 /* Unpacks a panel's numbers [inputs][32 columns] to fp32, for kernels that multiply in fp32. */
 #pragma once
-#include "gemm/unpack.h"
+#include "gemm/groups.h"
 
 #define PANEL_REGISTERS (PANEL / SIMD_WIDTH)
-#define PREFETCH_BYTES 4096 /* how far ahead of use codes are prefetched */
+#define PREFETCH_PAIRS 4096 /* how far ahead of use bf16 numbers are prefetched, in bytes */
 
-INLINE void load_group_f32(const Weight *w, const char *head, GroupNumbers *to) {
-    for (long c = 0; c < PANEL; c += SIMD_WIDTH) {
-        store_f32(to->scale + c, load_number(w, head, c));
-        store_f32(to->minimum + c, w->has_minimum ? load_number(w, head + PANEL * w->scale_bytes, c) : broadcast(0));
-    }
+#if SIMD_WIDTH == 16
+INLINE vf int8_values(const char *p) {
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+INLINE vf e4m3_values(const char *p) { /* as fp16, whose exponent means less: packed_weight.py corrects the factor */
+    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+    __m256i sign = _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16((short)0x8000));
+    __m256i rest = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
+    return (vf)_mm512_cvtph_ps(_mm256_or_si256(sign, rest));
+}
+typedef vf Table;
+INLINE Table load_table(const Weight *w) { return load_f32(w->values); }
+/* Returns the values of nibble i of 32-bit words. A look-up is one instruction, so it serves INT4, too. */
+INLINE vf nibble_values(vu words, int i, int kind, Table table) {
+    (void)kind;
+    return (vf)_mm512_permutexvar_ps((__m512i)(words >> (4 * i)), (__m512)table);
+}
+#else
+INLINE vf int8_values(const char *p) {
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE vf e4m3_values(const char *p) { /* as fp16, whose exponent means less: packed_weight.py corrects the factor */
+    __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p));
+    __m128i sign = _mm_and_si128(_mm_slli_epi16(wide, 8), _mm_set1_epi16((short)0x8000));
+    __m128i rest = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
+    return (vf)_mm256_cvtph_ps(_mm_or_si128(sign, rest));
+}
+typedef struct {
+    vf low, high; /* the numbers of the codes 0 to 7, and 8 to 15 */
+} Table;
+INLINE Table load_table(const Weight *w) { return (Table){load_f32(w->values), load_f32(w->values + 8)}; }
+/* Returns the values of nibble i of 32-bit words. */
+INLINE vf nibble_values(vu words, int i, int kind, Table table) {
+    if (kind == INT4) return (vf)_mm256_cvtepi32_ps((__m256i)((vi)(words << (28 - 4 * i)) >> 28));
+    __m256i at = (__m256i)(words >> (4 * i));
+    __m256 low = _mm256_permutevar8x32_ps((__m256)table.low, at);
+    __m256 high = _mm256_permutevar8x32_ps((__m256)table.high, at);
+    return (vf)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(at, 28)); /* bit 3 decides */
+}
+#endif
+
+INLINE vu load_words(const char *p) {
+    vu words;
+    __builtin_memcpy(&words, p, sizeof words);
+    return words;
 }
 
-INLINE vf scaled(vf value, const GroupNumbers *group, int j, int has_minimum) {
-    vf scale = load_f32(group->scale + j * SIMD_WIDTH);
-    return has_minimum ? value * scale + load_f32(group->minimum + j * SIMD_WIDTH) : value * scale;
-}
-
-/* Unpacks one block of 16 inputs. */
-INLINE void unpack_block_f32(const char *codes, const GroupNumbers *group, float *to, Table table, int kind,
-                             int has_minimum) {
+/* Unpacks one block of 16 inputs. `kind` is a constant wherever this is inlined. */
+INLINE void unpack_block_f32(const char *codes, float *to, Table table, int kind) {
     if (kind == INT8 || kind == E4M3) {
-        for (int i = 0; i < CODE_BLOCK; i++)
-            for (int j = 0; j < PANEL_REGISTERS; j++) {
-                vf value = byte_values((const uint8_t *)codes + i * PANEL + j * SIMD_WIDTH, kind);
-                store_f32(to + i * PANEL + j * SIMD_WIDTH, scaled(value, group, j, has_minimum));
-            }
+        for (int i = 0; i < CODE_BLOCK * PANEL; i += SIMD_WIDTH)
+            store_f32(to + i, kind == INT8 ? int8_values(codes + i) : e4m3_values(codes + i));
         return;
     }
     for (int octet = 0; octet < 2; octet++, to += 8 * PANEL)
-        for (int j = 0; j < PANEL_REGISTERS; j++) {
-            vu words;
-            __builtin_memcpy(&words, codes + (octet * PANEL + j * SIMD_WIDTH) * 4, sizeof words);
-            for (int i = 0; i < 8; i++)
-                store_f32(to + i * PANEL + j * SIMD_WIDTH,
-                          scaled(nibble_values(words, i, kind, table), group, j, has_minimum));
+        for (int c = 0; c < PANEL; c += SIMD_WIDTH) {
+            vu words = load_words(codes + (octet * PANEL + c) * 4);
+            for (int i = 0; i < 8; i++) store_f32(to + i * PANEL + c, nibble_values(words, i, kind, table));
         }
 }
 
-/* Unpacks `count` inputs from `from` on; both are multiples of CODE_BLOCK, except the end of the last chunk. */
-INLINE void unpack_codes_f32(const Weight *w, long panel, long from, long count, float *to, int kind, int has_minimum) {
+/* Unpacks the blocks of `count` inputs from `from` on, a multiple of CODE_BLOCK. */
+INLINE void unpack_codes_f32(const Weight *w, long panel, long from, long count, float *to, int kind) {
     Table table = load_table(w);
-    GroupNumbers numbers;
-    long group = -1, block_bytes = code_block_bytes(w);
-    for (long k = from; k < from + count; k += CODE_BLOCK, to += CODE_BLOCK * PANEL) {
-        const char *head = group_at(w, panel, k / w->group);
-        if (k / w->group != group) load_group_f32(w, head, &numbers);
-        group = k / w->group;
-        const char *codes = head + group_head_bytes(w) + (k - group * w->group) / CODE_BLOCK * block_bytes;
-        for (long i = 0; i < block_bytes; i += 64) __builtin_prefetch(codes + PREFETCH_BYTES + i, 0, 3);
-        unpack_block_f32(codes, &numbers, to, table, kind, has_minimum);
-    }
+    for (long k = from; k < from + count; k += CODE_BLOCK, to += CODE_BLOCK * PANEL)
+        unpack_block_f32(block_codes(w, panel, k), to, table, kind);
 }
 
 INLINE vf even_floats(vu pairs) { return as_float(pairs << 16); }
@@ -61,14 +81,26 @@ INLINE void unpack_pairs_f32(const Weight *w, long panel, long from, long count,
     const char *panel_start = w->panels + panel * ceil_div(w->k, 32) * 2048;
     for (long i = from / 2; i < (from + count + 1) / 2; i++, to += 2 * PANEL) {
         const char *pairs = panel_start + i / 16 * 2048 + i % 16 * 64;
-        __builtin_prefetch(pairs + PREFETCH_BYTES, 0, 3);
-        __builtin_prefetch(pairs + PREFETCH_BYTES + 1024, 0, 3);
-        for (int j = 0; j < PANEL_REGISTERS; j++) {
-            int column = j * SIMD_WIDTH;
-            vu words;
-            __builtin_memcpy(&words, pairs + column / 16 * 1024 + column % 16 * 4, sizeof words);
-            store_f32(to + column, even_floats(words));
-            store_f32(to + PANEL + column, odd_floats(words));
+        __builtin_prefetch(pairs + PREFETCH_PAIRS, 0, 3);
+        __builtin_prefetch(pairs + PREFETCH_PAIRS + 1024, 0, 3);
+        for (int c = 0; c < PANEL; c += SIMD_WIDTH) {
+            vu words = load_words(pairs + c / 16 * 1024 + c % 16 * 4);
+            store_f32(to + c, even_floats(words));
+            store_f32(to + PANEL + c, odd_floats(words));
         }
     }
+}
+
+/* Returns the numbers [count][32] of a chunk of a panel: in place, or unpacked to `buffer`. */
+static const float *panel_numbers(const Gemm *g, long panel, long from, long count, float *buffer) {
+    const Weight *w = g->weight;
+    switch (w->kind) {
+        case INT4: unpack_codes_f32(w, panel, from, count, buffer, INT4); return buffer;
+        case TABLE4: unpack_codes_f32(w, panel, from, count, buffer, TABLE4); return buffer;
+        case INT8: unpack_codes_f32(w, panel, from, count, buffer, INT8); return buffer;
+        case E4M3: unpack_codes_f32(w, panel, from, count, buffer, E4M3); return buffer;
+    }
+    if (!g->x_bf16) return (const float *)w->panels + (panel * g->k + from) * PANEL;
+    unpack_pairs_f32(w, panel, from, count, buffer);
+    return buffer;
 }

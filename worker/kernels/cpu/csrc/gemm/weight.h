@@ -1,11 +1,11 @@
-/* Describes a packed weight [n, k]. bindings.py fills this struct: the fields are the same, in the same order.
+/* Describes a packed weight [n, k]. packed_weight.py fills this struct: the fields are the same, in the same order.
  *
  * A weight consists of panels of 32 columns (columns of the product, rows of the weight). Plain panels hold numbers of
  * the kernel's dtype: fp32 [k][32], or bf16 in pairs [k/32][2 halves][16 pairs][16 columns][2].
  *
  * Panels of codes are cut along k into groups. A group holds 32 scales, 32 minimums (if the format has them), then its
- * codes in blocks of 16 inputs. A number is value(code) * scale + minimum. The order of codes in a block depends on the
- * kernel that reads them, which multiplies either fp32 numbers or pairs of bf16 numbers (pack_codes.c). */
+ * codes in blocks of 16 inputs. The order of codes in a block depends on the kernel that reads them, which multiplies
+ * either fp32 numbers or pairs of bf16 numbers (pack_codes.c). */
 #pragma once
 #include <stdint.h>
 
@@ -18,16 +18,16 @@ typedef struct Weight {
     const char *panels;
     const float *bias;          /* [n] or NULL */
     const int64_t *input_order; /* [k] or NULL: row i of the packed weight belongs to input input_order[i] */
-    const float *values;        /* [16]: the numbers of the codes of TABLE4 */
+    const float *values;        /* [16]: the numbers of 4-bit codes */
     const struct Weight *next;  /* the columns after these n, in another format; or NULL */
     long n, k, group;           /* group: inputs that share a scale, a multiple of CODE_BLOCK */
     int kind, has_minimum, scale_bytes; /* scales and minimums are fp32 (4) or fp16 (2) */
     float factor;                       /* by which scales and minimums are multiplied */
 } Weight;
 
-static inline long code_block_bytes(const Weight *w) {
-    return CODE_BLOCK * PANEL / (w->kind == INT4 || w->kind == TABLE4 ? 2 : 1);
-}
+static inline int has_four_bits(const Weight *w) { return w->kind == INT4 || w->kind == TABLE4; }
+
+static inline long code_block_bytes(const Weight *w) { return CODE_BLOCK * PANEL / (has_four_bits(w) ? 2 : 1); }
 
 static inline long group_head_bytes(const Weight *w) { return PANEL * w->scale_bytes * (1 + w->has_minimum); }
 
@@ -35,5 +35,8 @@ static inline long group_bytes(const Weight *w) {
     return group_head_bytes(w) + w->group / CODE_BLOCK * code_block_bytes(w);
 }
 
-/* Returns the bytes of a panel of codes. */
-static inline long code_panel_bytes(const Weight *w) { return (w->k + w->group - 1) / w->group * group_bytes(w); }
+static inline long group_count(const Weight *w) { return (w->k + w->group - 1) / w->group; }
+
+static inline const char *group_at(const Weight *w, long panel, long group) {
+    return w->panels + (panel * group_count(w) + group) * group_bytes(w);
+}

@@ -1,0 +1,66 @@
+/* Groups of inputs that share a scale. A product with codes is, in fp32,
+ *
+ *     sum over groups of  scale * (sum over the group of value(code) * x)  +  minimum * (sum over the group of x)
+ *
+ * Values of codes are exact in bf16 (NF4's are rounded to it by kernels that multiply bf16), so no rounding depends on
+ * the scale. Every sum has one order, whatever the number of rows. */
+#pragma once
+#include "gemm/gemm.h"
+
+#define PREFETCH_CODES 4096 /* how far ahead of use codes are prefetched, in bytes */
+
+/* What is done with the sums of a group when they are complete. */
+typedef struct {
+    const Weight *weight;
+    const char *head;        /* the group's scales and minimums */
+    const float *input_sums; /* of this group, one per row */
+} GroupEnd;
+
+#if SIMD_WIDTH == 16
+INLINE vf load_f16(const uint16_t *p) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+#else
+INLINE vf load_f16(const uint16_t *p) { return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+#endif
+
+/* Loads the scales of the columns from `column` on. */
+INLINE vf load_scales(const Weight *w, const char *head, long column) {
+    vf number = w->scale_bytes == 4 ? load_f32((const float *)head + column) : load_f16((const uint16_t *)head + column);
+    return number * w->factor;
+}
+
+INLINE vf load_minimums(const Weight *w, const char *head, long column) {
+    return load_scales(w, head + PANEL * w->scale_bytes, column);
+}
+
+/* Returns `total` with one row's sums of a group added. */
+INLINE vf add_group(vf total, vf sum, vf scale, vf minimum, const GroupEnd *end, int row) {
+    total += sum * scale;
+    return end->weight->has_minimum ? total + end->input_sums[row] * minimum : total;
+}
+
+/* Adds up the inputs of each group: sums is [groups][rows]. */
+static void sum_inputs(const Gemm *g, long row, long rows, float *sums) {
+    for (long r = 0; r < rows; r++) {
+        const char *x = g->x + (row + r) * g->lda * (g->x_bf16 ? 2 : 4);
+        for (long i = 0; i < group_count(g->weight); i++) {
+            long begin = i * g->weight->group, end = min_long(begin + g->weight->group, g->k);
+            vf sum = broadcast(0);
+            for (long k = begin; k < end; k += SIMD_WIDTH)
+                sum += g->x_bf16 ? load(x, k, end, 1) : load(x, k, end, 0);
+            sums[i * rows + r] = simd_sum(sum);
+        }
+    }
+}
+
+/* Returns how many floats `sum_inputs` needs. */
+INLINE long input_sums_size(const Gemm *g, long rows) {
+    return g->weight->kind != PLAIN && g->weight->has_minimum ? ceil_div(group_count(g->weight) * rows, 16) * 16 : 0;
+}
+
+/* Returns where the codes of a block of 16 inputs are, which begins at input k, and prefetches later ones. */
+INLINE const char *block_codes(const Weight *w, long panel, long k) {
+    long group = k / w->group, bytes = code_block_bytes(w);
+    const char *codes = group_at(w, panel, group) + group_head_bytes(w) + (k - group * w->group) / CODE_BLOCK * bytes;
+    for (long i = 0; i < bytes; i += 64) __builtin_prefetch(codes + PREFETCH_CODES + i, 0, 3);
+    return codes;
+}
