@@ -213,27 +213,27 @@ static void repack_rows(const Gemm *g, long row, long rows, long steps, char *to
             }
 }
 
-#define EACH_TILE(what, two_tiles)             \
-    do {                                       \
-        what(0, acc, 64);                      \
-        what(1, acc + 256, 64);                \
-        if (two_tiles) what(2, acc + 512, 64); \
-        if (two_tiles) what(3, acc + 768, 64); \
+#define EACH_TILE(what, tiles, two_tiles)        \
+    do {                                         \
+        what(0, tiles, 64);                      \
+        what(1, tiles + 256, 64);                \
+        if (two_tiles) what(2, tiles + 512, 64); \
+        if (two_tiles) what(3, tiles + 768, 64); \
     } while (0)
 
-/* Multiplies 32 rows (`two_tiles`), or the upper 16, by one chunk of K. Every step prefetches `prefetch_bytes` of
- * `next`, the weights of the next chunk. */
-INLINE void multiply_chunk(const RowLayout *x, const char *at, const char *weight, long steps, float *acc, int first,
-                           const char *next, long prefetch_bytes, const int two_tiles) {
+/* Multiplies 32 rows (`two_tiles`), or the upper 16, by one chunk of K. It adds to zero (`first`) or to `acc`, and stores
+ * the result in `to`. Every step prefetches `prefetch_bytes` of `next`, the weights of the next chunk. */
+INLINE void multiply_chunk(const RowLayout *x, const char *at, const char *weight, long steps, float *acc, float *to,
+                           int first, const char *next, long prefetch_bytes, const int two_tiles) {
     if (first)
-        EACH_TILE(ZERO_TILE, two_tiles);
+        EACH_TILE(ZERO_TILE, acc, two_tiles);
     else
-        EACH_TILE(TILE_LOAD, two_tiles);
+        EACH_TILE(TILE_LOAD, acc, two_tiles);
     for (long s = 0; s < steps; s++, at += x->step_stride, weight += K_STEP_BYTES, next += prefetch_bytes) {
         for (long i = 0; i < prefetch_bytes; i += 64) __builtin_prefetch(next + i, 0, 3);
         step(at, at + 16 * x->row_stride, weight, x->row_stride, two_tiles);
     }
-    EACH_TILE(TILE_STORE, two_tiles);
+    EACH_TILE(TILE_STORE, to, two_tiles);
 }
 
 /* Stores whole cache lines directly to memory: nothing reads them soon, and fetching them into the caches would double
@@ -285,9 +285,9 @@ static void multiply_blocked(const Gemm *g, const RowLayout *x, const ThreadBuff
             float *acc = buffers->acc + r * 32 * PANEL;
             long here = min_long(32, rows - r * 32), some = min_long(CHUNK_STEPS, steps - s);
             if (here > 16)
-                multiply_chunk(x, at, weight, some, acc, s == 0, next, prefetch_bytes, 1);
+                multiply_chunk(x, at, weight, some, acc, acc, s == 0, next, prefetch_bytes, 1);
             else
-                multiply_chunk(x, at, weight, some, acc, s == 0, next, prefetch_bytes, 0);
+                multiply_chunk(x, at, weight, some, acc, acc, s == 0, next, prefetch_bytes, 0);
             if (s + CHUNK_STEPS < steps) continue;
             (bypass ? store_past_caches : store_tiles)(g, acc, row + r * 32, here, panel);
         }
@@ -306,24 +306,31 @@ static void add_group_tiles(const GroupEnd *end, const float *acc, float *total,
     }
 }
 
-/* Multiplies 32 rows, or fewer, by the unpacked steps [s, chunk_end) of a panel, group by group. */
+/* Multiplies 32 rows, or fewer, by the unpacked steps [s, chunk_end) of a panel, group by group. The sums of a group are
+ * added while the tiles compute the next one: what tiles store cannot be read at once. */
 static void multiply_code_chunk(const Gemm *g, const CodeSteps *c, const RowLayout *x, const ThreadBuffers *buffers,
                                 long panel, long s, long chunk_end, long r, long rows) {
-    long here = min_long(32, rows - r * 32);
-    float *acc = buffers->acc + r * 32 * PANEL;
+    long here = min_long(32, rows - r * 32), complete = 0; /* complete: groups that ended in this chunk */
+    _Alignas(64) float sums[2][32 * PANEL];
+    float *unfinished = buffers->acc + r * 32 * PANEL, *total = buffers->total + r * 32 * PANEL;
+    GroupEnd ends[2];
     for (long at = s; at < chunk_end;) {
         GroupPart part = group_part(g, c, at, chunk_end);
         const char *from = rows_of_step(x, c, at) + r * x->block_stride;
         const char *weight = buffers->chunk + (at - s) * K_STEP_BYTES;
+        float *to = part.ends ? sums[complete % 2] : unfinished;
         if (here > 16)
-            multiply_chunk(x, from, weight, part.steps, acc, part.begins, weight, 0, 1);
+            multiply_chunk(x, from, weight, part.steps, unfinished, to, part.begins, weight, 0, 1);
         else
-            multiply_chunk(x, from, weight, part.steps, acc, part.begins, weight, 0, 0);
+            multiply_chunk(x, from, weight, part.steps, unfinished, to, part.begins, weight, 0, 0);
         at += part.steps;
-        GroupEnd end = {g->weight, group_at(g->weight, panel, part.group),
-                        buffers->input_sums + part.group * rows + r * 32};
-        if (part.ends) add_group_tiles(&end, acc, buffers->total + r * 32 * PANEL, here);
+        if (!part.ends) break;
+        if (complete) add_group_tiles(&ends[(complete + 1) % 2], sums[(complete + 1) % 2], total, here);
+        ends[complete % 2] = (GroupEnd){g->weight, group_at(g->weight, panel, part.group),
+                                        buffers->input_sums + part.group * rows + r * 32};
+        complete++;
     }
+    if (complete) add_group_tiles(&ends[(complete + 1) % 2], sums[(complete + 1) % 2], total, here);
 }
 
 /* Computes one panel of codes for a block of rows. */

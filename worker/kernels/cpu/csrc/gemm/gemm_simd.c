@@ -4,7 +4,7 @@
  * Every element is one chain of fused multiply-adds over k = 0, 1, ...; between chunks it waits in fp32, which changes
  * no bit. Plain fp32 panels are [N/32][K][32]. */
 #include "gemm/gemm.h"
-#include "gemm/unpack_f32.h"
+#include "gemm/few_rows_f32.h"
 #include "work_sharing.h"
 
 #define CHUNK 128               /* inputs of a chunk: its fp32 numbers (16 KB) stay in the L1 cache */
@@ -39,9 +39,9 @@ typedef struct {
 } ThreadBuffers;
 
 /* Returns this thread's buffers, which are kept for the next matmul, or NULL when memory is exhausted. */
-static ThreadBuffers *thread_buffers(const Gemm *g, long rows, long padded_k) {
+static ThreadBuffers *thread_buffers(const Gemm *g, long rows, long depth) {
     static _Thread_local ThreadBuffers buffers;
-    size_t x = ceil_div(rows * padded_k, 16) * 16, acc = rows * PANEL, sums = input_sums_size(g, rows);
+    size_t x = ceil_div(rows * depth, 16) * 16, acc = rows * PANEL, sums = input_sums_size(g, rows);
     size_t bytes = (CHUNK * PANEL + 2 * acc + sums + x) * sizeof(float);
     if (bytes > buffers.bytes) {
         free(buffers.chunk);
@@ -55,8 +55,16 @@ static ThreadBuffers *thread_buffers(const Gemm *g, long rows, long padded_k) {
     return buffers.chunk ? &buffers : NULL;
 }
 
-static long rows_per_block(long padded_k) {
-    return max_long(min_long(BLOCK_BYTES / (padded_k * 4) / MAX_STRIP_ROWS * MAX_STRIP_ROWS, MAX_BLOCK_ROWS), 48);
+/* Returns K as the rows are stored: padded with zeros to whole blocks of codes, unless the weight is not padded. */
+INLINE long padded_depth(const Gemm *g) {
+    return g->x_bf16 || g->weight->kind != PLAIN ? ceil_div(g->k, CODE_BLOCK) * CODE_BLOCK : g->k;
+}
+
+/* Returns the length of a row in a thread's copy. */
+INLINE long stored_depth(const Gemm *g) { return ceil_div(padded_depth(g), SIMD_WIDTH) * SIMD_WIDTH; }
+
+static long rows_per_block(long depth) {
+    return max_long(min_long(BLOCK_BYTES / (depth * 4) / MAX_STRIP_ROWS * MAX_STRIP_ROWS, MAX_BLOCK_ROWS), 48);
 }
 
 /* Copies a block of rows in fp32, each strip as [K / SIMD_WIDTH][its rows][SIMD_WIDTH], padded with zeros. */
@@ -66,10 +74,10 @@ static void repack_rows(const Gemm *g, long row, const Strips *s, float *to) {
         for (long r = 0; r < rows; r++) {
             const char *from = g->x + (row + s->strip[i].row + r) * g->lda * (g->x_bf16 ? 2 : 4);
             float *at = to + r * SIMD_WIDTH;
-            for (long k = 0; k < g->k; k += SIMD_WIDTH, at += rows * SIMD_WIDTH)
-                store_f32(at, g->x_bf16 ? load(from, k, g->k, 1) : load(from, k, g->k, 0));
+            for (long k = 0; k < stored_depth(g); k += SIMD_WIDTH, at += rows * SIMD_WIDTH)
+                store_f32(at, k >= g->k ? broadcast(0) : g->x_bf16 ? load(from, k, g->k, 1) : load(from, k, g->k, 0));
         }
-        to += rows * ceil_div(g->k, SIMD_WIDTH) * SIMD_WIDTH;
+        to += rows * stored_depth(g);
     }
 }
 
@@ -81,7 +89,7 @@ INLINE void multiply_inputs(const float *x, const float *weight, vf sum[][PANEL_
         for (int j = 0; j < registers; j++) w[j] = load_f32(weight + j * SIMD_WIDTH);
         for (int r = 0; r < rows; r++) {
             vf number = broadcast(x[r * SIMD_WIDTH + i]);
-            for (int j = 0; j < registers; j++) sum[r][j] += number * w[j];
+            for (int j = 0; j < registers; j++) sum[r][j] = simd_fma(number, w[j], sum[r][j]);
         }
     }
 }
@@ -151,14 +159,14 @@ static void cut_strips(Strips *s, long rows) {
 static void multiply_groups(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long panel, long from,
                             long count, const float *numbers) {
     const Weight *w = g->weight;
-    long padded_k = ceil_div(g->k, SIMD_WIDTH) * SIMD_WIDTH, block_rows = s->strip[s->count - 1].row +
-                                                                          s->strip[s->count - 1].rows;
+    long depth = stored_depth(g), block_rows = s->strip[s->count - 1].row + s->strip[s->count - 1].rows;
     for (long i = 0; i < s->count; i++)
         for (long k = from, part; k < from + count; k += part) {
-            long group = k / w->group, group_end = min_long((group + 1) * w->group, g->k), first = s->strip[i].row;
+            long group = k / w->group, first = s->strip[i].row;
+            long group_end = min_long((group + 1) * w->group, padded_depth(g));
             part = min_long(group_end, from + count) - k;
             GroupEnd end = {w, group_at(w, panel, group), buffers->input_sums + group * block_rows + first};
-            s->strip[i].kernel(buffers->x + first * padded_k + k * s->strip[i].rows, numbers + (k - from) * PANEL, part,
+            s->strip[i].kernel(buffers->x + first * depth + k * s->strip[i].rows, numbers + (k - from) * PANEL, part,
                                buffers->acc + first * PANEL, k == group * w->group, k + part == group_end ? &end : NULL,
                                buffers->total + first * PANEL);
         }
@@ -166,9 +174,8 @@ static void multiply_groups(const Gemm *g, const Strips *s, const ThreadBuffers 
 
 static void multiply_plain(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long from, long count,
                            const float *numbers) {
-    long padded_k = ceil_div(g->k, SIMD_WIDTH) * SIMD_WIDTH;
     for (long i = 0; i < s->count; i++)
-        s->strip[i].kernel(buffers->x + s->strip[i].row * padded_k + from * s->strip[i].rows, numbers, count,
+        s->strip[i].kernel(buffers->x + s->strip[i].row * stored_depth(g) + from * s->strip[i].rows, numbers, count,
                            buffers->acc + s->strip[i].row * PANEL, from == 0, NULL, NULL);
 }
 
@@ -176,9 +183,14 @@ static void multiply_plain(const Gemm *g, const Strips *s, const ThreadBuffers *
 static void multiply_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long row, long rows,
                            long panel) {
     int plain = g->weight->kind == PLAIN;
+    if (g->t <= FEW_ROWS && !(plain && !g->x_bf16)) {
+        few_rows_kernels[g->t - 1][g->weight->kind](g->weight, panel, buffers->x, buffers->input_sums, buffers->acc);
+        store_block(g, buffers->acc, row, rows, panel);
+        return;
+    }
     if (!plain) memset(buffers->total, 0, rows * PANEL * sizeof(float));
-    for (long from = 0, count; from < g->k; from += count) {
-        count = min_long(CHUNK, g->k - from);
+    for (long from = 0, count; from < padded_depth(g); from += count) {
+        count = min_long(CHUNK, padded_depth(g) - from);
         const float *numbers = panel_numbers(g, panel, from, count, buffers->chunk);
         if (plain)
             multiply_plain(g, s, buffers, from, count, numbers);
@@ -191,14 +203,13 @@ static void multiply_panel(const Gemm *g, const Strips *s, const ThreadBuffers *
 /* Returns whether memory for some thread's buffers was exhausted. */
 static int multiply(Gemm *g, int threads) {
     int failed = 0;
-    long padded_k = ceil_div(g->k, SIMD_WIDTH) * SIMD_WIDTH, panels = ceil_div(g->n, PANEL),
-         blocks = ceil_div(g->t, rows_per_block(padded_k)),
+    long panels = ceil_div(g->n, PANEL), blocks = ceil_div(g->t, rows_per_block(stored_depth(g))),
          block_rows = ceil_div(ceil_div(g->t, blocks), MAX_STRIP_ROWS) * MAX_STRIP_ROWS;
     WorkRange ranges[threads];
     split_work(ranges, ceil_div(g->t, block_rows) * panels, threads);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
-        ThreadBuffers *buffers = thread_buffers(g, min_long(block_rows, g->t), padded_k);
+        ThreadBuffers *buffers = thread_buffers(g, min_long(block_rows, g->t), stored_depth(g));
         Strips s;
         long unit, loaded_row = -1; /* first row of the block in the buffers */
         failed = !buffers;

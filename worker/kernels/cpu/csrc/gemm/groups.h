@@ -32,10 +32,11 @@ INLINE vf load_minimums(const Weight *w, const char *head, long column) {
     return load_scales(w, head + PANEL * w->scale_bytes, column);
 }
 
-/* Returns `total` with one row's sums of a group added. */
+/* Returns `total` with one row's sums of a group added. (Multiply-adds are explicit because every caller must get the
+ * same bits: gcc may or may not fuse a product and a sum.) */
 INLINE vf add_group(vf total, vf sum, vf scale, vf minimum, const GroupEnd *end, int row) {
-    total += sum * scale;
-    return end->weight->has_minimum ? total + end->input_sums[row] * minimum : total;
+    total = simd_fma(sum, scale, total);
+    return end->weight->has_minimum ? simd_fma(broadcast(end->input_sums[row]), minimum, total) : total;
 }
 
 /* Adds up the inputs of each group: sums is [groups][rows]. */

@@ -1,0 +1,117 @@
+/* Multiplies a few rows by a panel without unpacking it to memory first: numbers go from their stored form to a register
+ * and are multiplied there. Each element is the same chain of multiply-adds as in gemm_simd.c, so it has the same bits.
+ *
+ * x is [K / SIMD_WIDTH][rows][SIMD_WIDTH], padded with zeros to a multiple of CODE_BLOCK inputs. */
+#pragma once
+#include "gemm/unpack_f32.h"
+
+#if SIMD_WIDTH == 16
+#define FEW_ROWS 4 /* more rows are faster with unpacked numbers, which are loaded once for all of them */
+#else
+#define FEW_ROWS 2
+#endif
+
+/* Adds the products of one input, whose numbers are in `numbers`. */
+INLINE void add_products(vf sum[][PANEL_REGISTERS], const float *x, int input, const vf *numbers, const int rows) {
+    const float *at = x + input / SIMD_WIDTH * rows * SIMD_WIDTH + input % SIMD_WIDTH;
+    for (int r = 0; r < rows; r++) {
+        vf number = broadcast(at[r * SIMD_WIDTH]);
+        for (int j = 0; j < PANEL_REGISTERS; j++) sum[r][j] = simd_fma(number, numbers[j], sum[r][j]);
+    }
+}
+
+/* Multiplies by one block of 16 inputs. `kind` and `rows` are constants wherever this is inlined; PLAIN means pairs of
+ * bf16. */
+INLINE void multiply_block(const char *block, const float *x, vf sum[][PANEL_REGISTERS], Table table, int kind,
+                           const int rows) {
+    vu words[PANEL_REGISTERS];
+    vf numbers[PANEL_REGISTERS];
+#pragma GCC unroll 16
+    for (int i = 0; i < CODE_BLOCK; i++) {
+        for (int j = 0; j < PANEL_REGISTERS; j++) {
+            int column = j * SIMD_WIDTH;
+            if (kind == PLAIN) {
+                if (i % 2 == 0) words[j] = load_words(block + i / 2 * 64 + column / 16 * 1024 + column % 16 * 4);
+                numbers[j] = i % 2 ? odd_floats(words[j]) : even_floats(words[j]);
+            } else if (kind == INT8 || kind == E4M3) {
+                const char *codes = block + i * PANEL + column;
+                numbers[j] = kind == INT8 ? int8_values(codes) : e4m3_values(codes);
+            } else {
+                if (i % 8 == 0) words[j] = load_words(block + (i / 8 * PANEL + column) * 4);
+                numbers[j] = nibble_values(words[j], i % 8, kind, table);
+            }
+        }
+        add_products(sum, x, i, numbers, rows);
+    }
+}
+
+/* Computes one panel of codes: total [rows][32]. */
+INLINE void few_rows_codes(const Weight *w, long panel, const float *x, const float *input_sums, float *total, int kind,
+                           const int rows) {
+    Table table = load_table(w);
+    for (long group = 0, k = 0; group < group_count(w); group++, input_sums += rows) {
+        GroupEnd end = {w, group_at(w, panel, group), input_sums};
+        vf sum[FEW_ROWS][PANEL_REGISTERS] = {{{0}}};
+        for (; k < min_long((group + 1) * w->group, w->k); k += CODE_BLOCK)
+            multiply_block(block_codes(w, panel, k), x + k * rows, sum, table, kind, rows);
+        for (int j = 0; j < PANEL_REGISTERS; j++) {
+            int column = j * SIMD_WIDTH;
+            vf scale = load_scales(w, end.head, column), minimum = broadcast(0);
+            if (w->has_minimum) minimum = load_minimums(w, end.head, column);
+            for (int r = 0; r < rows; r++) {
+                vf before = group ? load_f32(total + r * PANEL + column) : broadcast(0);
+                store_f32(total + r * PANEL + column, add_group(before, sum[r][j], scale, minimum, &end, r));
+            }
+        }
+    }
+}
+
+/* Computes one panel of bf16 numbers: acc [rows][32]. */
+INLINE void few_rows_pairs(const Weight *w, long panel, const float *x, float *acc, const int rows) {
+    const char *pairs = w->panels + panel * ceil_div(w->k, 32) * 2048;
+    vf sum[FEW_ROWS][PANEL_REGISTERS] = {{{0}}};
+    for (long k = 0; k < w->k; k += CODE_BLOCK) {
+        const char *block = pairs + k / 32 * 2048 + k % 32 * 32;
+        for (int i = 0; i < 512; i += 64) {
+            __builtin_prefetch(block + PREFETCH_PAIRS + i, 0, 3);
+            __builtin_prefetch(block + PREFETCH_PAIRS + 1024 + i, 0, 3);
+        }
+        multiply_block(block, x + k * rows, sum, (Table){0}, PLAIN, rows);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < PANEL_REGISTERS; j++) store_f32(acc + r * PANEL + j * SIMD_WIDTH, sum[r][j]);
+}
+
+typedef void FewRows(const Weight *w, long panel, const float *x, const float *input_sums, float *out);
+
+#define FEW_ROWS_KIND(name, kind, rows)                                                                             \
+    static void few_##name##_##rows(const Weight *w, long panel, const float *x, const float *sums, float *out) {    \
+        few_rows_codes(w, panel, x, sums, out, kind, rows);                                                          \
+    }
+#define FEW_ROWS_KERNELS(rows)                                                                                      \
+    FEW_ROWS_KIND(int4, INT4, rows)                                                                                 \
+    FEW_ROWS_KIND(table4, TABLE4, rows)                                                                             \
+    FEW_ROWS_KIND(int8, INT8, rows)                                                                                 \
+    FEW_ROWS_KIND(e4m3, E4M3, rows)                                                                                 \
+    static void few_pairs_##rows(const Weight *w, long panel, const float *x, const float *sums, float *out) {       \
+        (void)sums;                                                                                                 \
+        few_rows_pairs(w, panel, x, out, rows);                                                                     \
+    }
+#define FEW_ROWS_ENTRY(rows) {few_pairs_##rows, few_int4_##rows, few_table4_##rows, few_int8_##rows, few_e4m3_##rows}
+
+FEW_ROWS_KERNELS(1)
+FEW_ROWS_KERNELS(2)
+#if SIMD_WIDTH == 16
+FEW_ROWS_KERNELS(3)
+FEW_ROWS_KERNELS(4)
+#endif
+
+/* By rows, then by kind of numbers. */
+static FewRows *const few_rows_kernels[FEW_ROWS][5] = {
+    FEW_ROWS_ENTRY(1),
+    FEW_ROWS_ENTRY(2),
+#if SIMD_WIDTH == 16
+    FEW_ROWS_ENTRY(3),
+    FEW_ROWS_ENTRY(4),
+#endif
+};
