@@ -3,9 +3,10 @@
     weight[n, k] = values[codes[n, k]] * scale[n, k // group_size] + minimum[n, k // group_size]
 
 Every format of a checkpoint becomes this one record while it is read: int8 and int4 with or without zero points,
-GPTQ, AWQ, MXFP4, NF4, and the block formats of GGUF. `dequantize` defines it. Products with such a weight are products
-with the dequantized weight, rounded once to the number format in which the kernel multiplies: so all rows of the input
-see the same weight, and a quantized checkpoint gives the bits of its dequantized copy.
+GPTQ, AWQ, MXFP4, NF4, and the block formats of GGUF. `dequantize` defines it. A product with such a weight is the
+product with the dequantized weight, up to rounding: a GPU kernel rounds each number of the weight once to the format in
+which it multiplies; the C library multiplies the codes and applies a group's scale to the sum of its products
+(cpu/csrc/gemm/groups.h). Inputs keep their format, and every row of a batch sees the same weight.
 """
 
 from collections.abc import Sequence
