@@ -15,20 +15,27 @@ from torch import Tensor
 from worker.kernels.act_and_mul import Activation, act_and_mul, act_and_mul_torch
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.packed_weight import CpuWeight, pack_weight
+from worker.kernels.gpu.packed_codes import PackedCodes, pack_codes, unpack_codes
 from worker.kernels.quantize import dequantize, linear_quantized_torch
-from worker.kernels.quantized_weight import QuantizedWeight
+from worker.kernels.quantized_weight import QuantizedWeight, stack
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
     """A weight prepared for `linear`."""
 
-    weight: Tensor  # [N, K]; empty if `cpu` holds the weight; int8 or float8_e4m3fn if there is a `scale`
+    weight: Tensor  # [N, K]; empty if `cpu` or `codes` hold the weight; int8 or float8_e4m3fn if there is a `scale`
     bias: Tensor | None  # [N]
     invariant: bool
     cpu: CpuWeight | None = None  # the weight, packed for the C library
     scale: Tensor | None = None  # [N] float32
     dynamic: bool = False  # whether rows of the input are quantized to the weight's format
+    codes: tuple[PackedCodes, ...] = ()  # a weight in groups on a GPU; the rows of one after those of another
+
+    @property
+    def format(self) -> tuple[object, ...]:
+        """What a GPU's kernels are compiled for, besides sizes."""
+        return self.weight.dtype, self.dynamic, *(part.format for part in self.codes)
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> PackedLinear:
@@ -62,10 +69,14 @@ def pack_stacked(
 ) -> PackedLinear:
     """Prepares one weight [N, K] for inputs of `dtype`. Its rows are those of `parts`, one after another.
 
-    A part is a tensor of `dtype`, or quantized.
+    A part is a tensor of `dtype`, or quantized. On a GPU, quantized parts beside tensors are dequantized.
     """
     if all(not part.is_cuda for part in parts) and bindings.available(dtype):
         return PackedLinear(torch.empty(0, dtype=dtype), None, True, pack_weight(parts, bias, dtype=dtype))
+    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+    if len(quantized) == len(parts) and all(part.is_cuda for part in parts):
+        empty = torch.empty(0, dtype=dtype, device=quantized[0].codes.device)
+        return PackedLinear(empty, bias, True, codes=tuple(map(pack_codes, stack(quantized))))
     plain = [part.dequantize(dtype) if isinstance(part, QuantizedWeight) else part for part in parts]
     return pack(torch.cat(plain) if len(plain) > 1 else plain[0], bias, invariant=invariant)
 
@@ -76,6 +87,10 @@ def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: 
     The float32 result is not rounded to x's dtype before, except by library GEMMs. With `split_k` the result may also
     be split-K partial sums (see split_k.py), when it is cheaper to add them later.
     """
+    if x.is_cuda and packed.codes:
+        from worker.kernels.gpu.quantized_linear import quantized_linear_triton
+
+        return quantized_linear_triton(x, packed.codes, packed.bias, fp32_out=fp32_out, split_k=split_k)
     if x.is_cuda and packed.invariant:
         from worker.kernels.gpu.linear import linear_triton
 
@@ -100,6 +115,9 @@ def linear_torch(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, spl
         return bindings.linear(x, packed.cpu, out_dtype=torch.float32 if fp32_out else None)
     if packed.scale is not None:
         y = linear_quantized_torch(x, packed.weight, packed.scale, packed.bias, dynamic=packed.dynamic)
+    elif packed.codes:
+        weight = torch.cat([unpack_codes(part).dequantize(x.dtype) for part in packed.codes])
+        y = F.linear(x, weight, packed.bias)
     else:
         y = F.linear(x, packed.weight, packed.bias)
     return y.float() if fp32_out else y
@@ -107,7 +125,12 @@ def linear_torch(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, spl
 
 def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
     """Returns act_and_mul(linear(x)), [T, I], for x [T, K] and the stacked weights of gate and up, [2 I, K]."""
-    if x.is_cuda and packed.invariant:
+    if x.is_cuda and packed.codes:
+        from worker.kernels.gpu.quantized_linear import can_be_gated, quantized_gated_linear_triton
+
+        if can_be_gated(packed.codes):
+            return quantized_gated_linear_triton(x, packed.codes[0], packed.bias, activation)
+    elif x.is_cuda and packed.invariant:
         from worker.kernels.gpu.linear import gated_linear_triton
         from worker.kernels.gpu.tiles import is_single_chain
 

@@ -94,7 +94,7 @@ class QuantizedWeight:
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Returns the weight [N, K], computed in float32, rounded once to `dtype`, inputs in the layer's order."""
         n, k = self.shape
-        values = torch.tensor(self.code_map.values, device=self.codes.device)
+        values = torch.tensor(self.code_map.values).to(self.codes.device)
         weight = torch.empty(n, k, dtype=dtype, device=self.codes.device)
         to = slice(None) if self.input_order is None else self.input_order
         for begin in range(0, n, ROWS_AT_ONCE):

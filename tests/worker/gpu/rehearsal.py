@@ -44,6 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "fp8-dynamic": {"quantization": "fp8-dynamic"},
     "int8": {"quantization": "int8", "max_batch_size": 64, "max_step_tokens": 512, "prefill_chunk_size": 512},
     "int8-dynamic": {"quantization": "int8-dynamic"},
+    "int4": {"quantization": "int4"},
     "library": {"batch_invariant": False, "use_chunked_prefill": False},
     "contiguous": {"kv_cache_backend": "contiguous", "dtype": "float16", "overlap": False},
     "plain": {"dtype": "float32", "cuda_graphs": False, "page_size": 1},

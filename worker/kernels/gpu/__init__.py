@@ -2,6 +2,9 @@
 
 norm, rotary, store_kv, qkv_rope_write, attention, linear, act_and_mul, quantize, sample, split_k
 
+quantized_linear    linear with weights of four or eight bits in groups
+packed_codes        such a weight as these kernels read it
+dequantize          turns its codes into numbers, in registers
 key_splits          where attention splits the keys of a row
 tiles               how matrix products split K, and which tiles they use
 softmax_weights     the softmax weights of a row of logits

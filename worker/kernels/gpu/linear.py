@@ -38,7 +38,7 @@ from worker.kernels.gpu.quantize import FORMAT_CODES, quantize_tokens_triton, wi
 
 
 @triton.jit
-def _tile_index(program, tiles_m, tiles_n, GROUP: tl.constexpr):
+def tile_index(program, tiles_m, tiles_n, GROUP: tl.constexpr):
     """Returns (tile_m, tile_n) of a program. Up to GROUP consecutive programs share a tile of weights."""
     group = program // (GROUP * tiles_n)
     group_rows = min(tiles_m - group * GROUP, GROUP)
@@ -55,7 +55,7 @@ def _load_weights(at, mask, k, depth, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _load_tokens(at, mask, k, depth, EVEN: tl.constexpr):
+def load_tokens(at, mask, k, depth, EVEN: tl.constexpr):
     """Loads tokens [K, M]."""
     if EVEN:
         return tl.load(at, mask=mask[None, :], other=0.0)
@@ -88,7 +88,7 @@ def _accumulate_chain(
     for at in range(begin, end, BLOCK_K):
         k = at + tl.arange(0, BLOCK_K)
         weight = _load_weights(weight_ptrs + at, mask_n, k, depth, EVEN)
-        x = _load_tokens(x_ptrs + at, mask_m, k, depth, EVEN)
+        x = load_tokens(x_ptrs + at, mask_m, k, depth, EVEN)
         acc = _accumulate(acc, weight, x, FORMAT)
     return _apply_scales(acc, scale, token_scale, FORMAT, DYNAMIC)
 
@@ -122,7 +122,7 @@ def _linear_kernel(
     MULTIPLE_CHAINS: whether K has several chains. WRITE_PARTIALS: a program computes only chain program_id(1) and
     stores it as float32 at that entry of out.
     """
-    tile_m, tile_n = _tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
+    tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
     first_m, first_n = (tile_m * BLOCK_M).to(tl.int64), (tile_n * BLOCK_N).to(tl.int64)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)  # within the tile, so 32 bits suffice
     mask_m, mask_n = m < rows - first_m, n < columns - first_n
@@ -161,7 +161,7 @@ def _gated_linear_kernel(
 
     The weight holds `columns` rows of gate, then the rows of up.
     """
-    tile_m, tile_n = _tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
+    tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
     first_m, first_n = (tile_m * BLOCK_M).to(tl.int64), (tile_n * BLOCK_N).to(tl.int64)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)  # within the tile, so 32 bits suffice
     mask_m, mask_n = m < rows - first_m, n < columns - first_n
@@ -173,7 +173,7 @@ def _gated_linear_kernel(
     up = _zero_accumulator(x_ptr, BLOCK_M, BLOCK_N)
     for at in range(0, depth, BLOCK_K):
         k = at + tl.arange(0, BLOCK_K)
-        x = _load_tokens(x_ptrs + at, mask_m, k, depth, EVEN)
+        x = load_tokens(x_ptrs + at, mask_m, k, depth, EVEN)
         gate = _accumulate(gate, _load_weights(gate_ptrs + at, mask_n, k, depth, EVEN), x, FORMAT)
         up = _accumulate(up, _load_weights(up_ptrs + at, mask_n, k, depth, EVEN), x, FORMAT)
     token_scale = _load_scales(token_scale_ptr + first_m, m, mask_m, DYNAMIC)
@@ -210,7 +210,7 @@ def linear_triton(
     chains = tiles.cdiv(depth, chain)
     tile = tiles.choose_tile(rows, columns, depth, x.dtype)
     count = tile.count(rows, columns)
-    use_split_k = split_k and chains > 1 and count < (tiles.NUM_SMS if rows <= 64 else tiles.NUM_SMS // 2)
+    use_split_k = split_k and chains > 1 and tiles.needs_split_k(rows, count)
     shape, dtype = ((chains, rows, columns), torch.float32) if use_split_k else ((rows, columns), dtype)
     out = torch.empty(shape, dtype=dtype, device=x.device)
     _linear_kernel[(count, chains if use_split_k else 1)](

@@ -113,6 +113,11 @@ def is_single_chain(weight: Tensor) -> bool:
     return chain_length(*weight.shape) >= weight.shape[1]
 
 
+def needs_split_k(rows: int, count: int) -> bool:
+    """Whether a product of `count` tiles needs a program for each chain to keep all multiprocessors busy."""
+    return count < (NUM_SMS if rows <= 64 else NUM_SMS // 2)
+
+
 def stages_that_fit(tile: Tile, columns: int, x: Tensor, weight: Tensor) -> int:
     """Returns the number of pipeline stages that fit in shared memory, at most the tile's.
 
@@ -120,9 +125,12 @@ def stages_that_fit(tile: Tile, columns: int, x: Tensor, weight: Tensor) -> int:
     """
     block_k = block_k_for(tile, x.dtype, weight.dtype)
     stage_bytes = (tile.rows * x.element_size() + columns * weight.element_size()) * block_k
-    programs = 2 if tile.rows <= 32 and block_k > 64 else 1  # programs that share a multiprocessor
-    shared_bytes = _shared_memory(x.device) // programs
-    return max(1, min(tile.stages, shared_bytes // stage_bytes))
+    return stages_within(tile, stage_bytes, x.device, shared=tile.rows <= 32 and block_k > 64)
+
+
+def stages_within(tile: Tile, stage_bytes: int, device: torch.device, *, shared: bool) -> int:
+    """Returns the same for stages of `stage_bytes`. shared: whether two programs share a multiprocessor."""
+    return max(1, min(tile.stages, _shared_memory(device) // (2 if shared else 1) // stage_bytes))
 
 
 @cache

@@ -13,8 +13,11 @@ from torch import Tensor
 import worker.kernels.gpu
 from tests.worker.kernels.harness.adverse import Order, adverse
 from tests.worker.kernels.harness.cases import batch, poisoned, random, rope_tables
+from tests.worker.kernels.harness.quantized import quantized, with_scales
 from tests.worker.kernels.harness.sampling import Row, params_of
+from worker.kernels.gpu.packed_codes import pack_codes
 from worker.kernels.quantize import quantize
+from worker.kernels.quantized_weight import E2M1, INT4, INT8, NF4
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="about what the interpreter hides"),
@@ -100,6 +103,22 @@ def gated_products() -> Iterable[Tensor]:
         yield gated_linear_triton(x, values, None, "silu", scale, dynamic=True)
 
 
+def quantized_products() -> Iterable[Tensor]:
+    from worker.kernels.gpu.quantized_linear import quantized_gated_linear_triton, quantized_linear_triton
+
+    for rows, columns, depth in ((1, 48, 70), (20, 130, 256), (70, 129, 72), (3, 64, 700)):
+        x, bias = strided(rows, depth), random(columns, dtype=HALF, seed=2)
+        parts = [quantized(INT4, columns - 30, depth, 16, minimum=True), quantized(INT8, 30, depth, 128)]
+        packed = [pack_codes(part) for part in parts]
+        yield quantized_linear_triton(x, packed, bias)
+        yield quantized_linear_triton(x, packed, None, split_k=True)
+        yield quantized_linear_triton(x, [pack_codes(quantized(NF4, columns, depth, 64))], bias, fp32_out=True)
+    for rows in (1, 33, 70):
+        x, bias = strided(rows, 100), random(2 * 192, dtype=HALF, seed=2)
+        gate_up = with_scales(quantized(E2M1, 2 * 192, 100, 32, minimum=True), torch.float32)
+        yield quantized_gated_linear_triton(x, pack_codes(gate_up), bias, "silu")
+
+
 def attentions() -> Iterable[Tensor]:
     from worker.kernels.gpu.attention import attention_triton
 
@@ -135,6 +154,7 @@ KERNELS: dict[Run, set[str]] = {
     heads: {"_qkv_rope_write_kernel"},
     products: {"_linear_kernel", "_quantize_tokens_kernel"},
     gated_products: {"_gated_linear_kernel", "_quantize_tokens_kernel"},
+    quantized_products: {"_quantized_gated_linear_kernel", "_quantized_linear_kernel"},
     attentions: {"_combine_kernel", "_decode_kernel", "_prefill_kernel"},
     samples: {
         "_collect_kernel", "_count_kernel", "_weight_sum_kernel", "_max_kernel", "_draw_kernel", "_limit_kernel",

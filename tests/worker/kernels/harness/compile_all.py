@@ -3,12 +3,13 @@
 Run in a process of its own, because the tests' process has Triton in interpreter mode.
 """
 
-from tests.worker.kernels.harness import compile_attention, compile_dense, compile_sampling
+from tests.worker.kernels.harness import compile_attention, compile_dense, compile_quantized, compile_sampling
 
 
 def main() -> None:
     compile_attention.check()
     compile_dense.check()
+    compile_quantized.check()
     compile_sampling.check()
 
 

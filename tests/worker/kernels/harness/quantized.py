@@ -1,5 +1,7 @@
 """Makes random weights in few bits for tests of kernels."""
 
+from dataclasses import replace
+
 import torch
 
 from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap, QuantizedWeight
@@ -19,3 +21,11 @@ def quantized(
     scale = (torch.rand(groups, generator=generator) + 0.5).half().float()
     added = torch.randn(groups, generator=generator).half().float() if minimum else None
     return QuantizedWeight(codes, code_map, scale, added, group_size)
+
+
+def with_scales(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight:
+    """Returns the weight with scales and minimums that `dtype` holds exactly, and no smaller format does."""
+    factor = 1 + 2**-20 if dtype == torch.float32 else 1 + 2**-10 if dtype == torch.float16 else 1.0
+    scale = (weight.scale.bfloat16().float() * factor).to(dtype).float()
+    minimum = None if weight.minimum is None else (weight.minimum.bfloat16().float() * factor).to(dtype).float()
+    return replace(weight, scale=scale, minimum=minimum)

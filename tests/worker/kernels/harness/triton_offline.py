@@ -21,6 +21,7 @@ class Variant:
     options: dict[str, Any] = field(default_factory=dict)
     odd: tuple[str, ...] = ()  # arguments that no 16 divides: the launcher finds the others so
     product: bool = False  # must use Hopper's tensor-core instruction and copy 16 bytes at a time
+    capability: int = 90  # of the GPU: 80 is an A100's, 89 Ada's, 90 Hopper's
 
     def compiled(self) -> Any:
         names, types = self.kernel.arg_names, iter(self.types)
@@ -31,7 +32,7 @@ class Variant:
             if name not in self.odd and (signature[name][0] == "*" or signature[name] in ("i32", "i64"))
         }
         source = ASTSource(self.kernel, signature, self.constants, sixteens)
-        return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=self.options)
+        return triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=self.options)
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,12 @@ def copies(compiled: Any) -> set[int]:
     return {
         int(size, 0) for size in re.findall(r"cp\.async\.c[ag]\S+ [^;]*?\], (0x[0-9a-f]+|\d+)", compiled.asm["ptx"])
     }
+
+
+def through_shared_memory(compiled: Any) -> bool:
+    """Whether a value goes from registers to shared memory inside a loop."""
+    loops = compiled.asm["ttgir"].split("scf.for")[1:]
+    return any(re.search(r"ttg\.local_alloc %|ttg\.local_store", loop.split("scf.yield")[0]) for loop in loops)
 
 
 def accesses(compiled: Any) -> set[str]:
