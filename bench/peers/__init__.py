@@ -5,6 +5,7 @@ servers             runs all servers, with only one active at a time
 scenarios           the requests, and the figures computed from their records
 serving             CPU time per streamed token around a tiny model
 engine              the same comparison without HTTP, for tuning kernels
+start               time from the command to the first token, and memory
 llama_cpp           llama.cpp for every instruction set and weight format
 gguf_file           writes a checkpoint as GGUF for llama.cpp
 random_gguf         writes a GGUF file of a large shape in few bits, with random weights

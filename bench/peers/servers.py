@@ -39,7 +39,7 @@ class PeerServer:
         _signal(self.process, signal.SIGCONT)
         try:
             time.sleep(RESUME_S)
-            _wait(self.target.url + self.peer.alive, self.process)
+            wait_until_alive(self.peer, self.target, self.process)
             yield self.target
         finally:
             _signal(self.process, signal.SIGSTOP)
@@ -65,7 +65,8 @@ def started_peers(peers: list[Peer], root: Path, folder: Path) -> Iterator[list[
 
 
 @contextmanager
-def _serving(peer: Peer, root: Path, folder: Path) -> Iterator[PeerServer]:
+def launched(peer: Peer, root: Path, folder: Path) -> Iterator[tuple[Target, psutil.Process]]:
+    """Starts a server, without waiting for it, and ends it on exit."""
     port = free_port()
     log, environment = root / f"{peer.name}.log", os.environ | dict(peer.environment)
     with log.open("wb") as out:
@@ -77,14 +78,23 @@ def _serving(peer: Peer, root: Path, folder: Path) -> Iterator[PeerServer]:
         )
     process = psutil.Process(popen.pid)
     try:
-        target = Target(f"http://127.0.0.1:{port}", peer.model(folder), without=peer.without)
-        _wait(target.url + peer.alive, process)
-        server = PeerServer(peer, target, process)
-        _signal(process, signal.SIGSTOP)
-        yield server
+        yield Target(f"http://127.0.0.1:{port}", peer.model(folder), without=peer.without), process
     finally:
         _end(process)
         popen.wait()
+
+
+def wait_until_alive(peer: Peer, target: Target, process: psutil.Process) -> None:
+    """Raises BenchError if the server ends or does not answer in time; its log says why."""
+    _wait(target.url + peer.alive, process)
+
+
+@contextmanager
+def _serving(peer: Peer, root: Path, folder: Path) -> Iterator[PeerServer]:
+    with launched(peer, root, folder) as (target, process):
+        wait_until_alive(peer, target, process)
+        _signal(process, signal.SIGSTOP)
+        yield PeerServer(peer, target, process)
 
 
 def _wait(url: str, process: psutil.Process) -> None:
@@ -99,20 +109,21 @@ def _wait(url: str, process: psutil.Process) -> None:
     raise BenchError(f"{url} did not answer with success within {START_S:.0f} s; the server's log may say why")
 
 
-def _process_tree(process: psutil.Process) -> list[psutil.Process]:
+def process_tree(process: psutil.Process) -> list[psutil.Process]:
+    """Returns a process and its descendants; none if it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [process, *process.children(recursive=True)]
     return []
 
 
 def _signal(process: psutil.Process, signum: int) -> None:
-    for process_ in _process_tree(process):
+    for process_ in process_tree(process):
         with contextlib.suppress(psutil.NoSuchProcess):
             process_.send_signal(signum)
 
 
 def _end(process: psutil.Process) -> None:
-    processes = _process_tree(process)
+    processes = process_tree(process)
     for signum in (signal.SIGCONT, signal.SIGTERM):
         for process_ in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
