@@ -63,7 +63,8 @@ def file_names(model: str, *, revision: str = "", prefer_cache: bool = False) ->
     _log_no_requests()
 
     def cached() -> list[str]:
-        folder = Path(snapshot_download(model, revision=revision or None, local_files_only=True))
+        none = {"allow_patterns": [""]}  # a copy that lacks files counts, too
+        folder = Path(snapshot_download(model, revision=revision or None, local_files_only=True, **none))
         return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
     if prefer_cache:

@@ -265,7 +265,7 @@ def vocabulary(
     metadata = {
         prefix + "tokens": texts, prefix + "token_type": list(map(int, types)), prefix + "bos_token_id": 0,
         prefix + "eos_token_id": EOS, prefix + "padding_token_id": 0,
-        prefix + "add_bos_token": tokenizer["post_processor"] is not None,
+        prefix + "add_bos_token": "SpecialToken" in json.dumps(tokenizer["post_processor"]),
     }  # fmt: skip
     if scores is None:
         merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in tokenizer["model"]["merges"]]

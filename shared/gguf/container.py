@@ -102,11 +102,12 @@ class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the lib
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     try:
         with path.open("rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:
-                raise GgufError(f"{path} is not a GGUF file")
-        reader = _Reader(path)
-        if reader.byte_order != "I":
+            magic, version = file.read(len(MAGIC)), int.from_bytes(file.read(4), "little")
+        if magic != MAGIC:
+            raise GgufError(f"{path} is not a GGUF file")
+        if version and not version & 0xFFFF:
             raise GgufError(f"{path} holds big-endian numbers, which are not supported")
+        reader = _Reader(path)
         metadata = {name: _plain(field) for name, field in reader.fields.items()}
         return metadata, {tensor.name: _stored(path, tensor) for tensor in reader.tensors}
     except GgufError:

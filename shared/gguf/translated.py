@@ -28,7 +28,7 @@ def translated(files: Sequence[Path], cache: Path | None = None) -> Path:
 
     cache: where translated models are kept; None for the user's cache.
     """
-    files = [file.resolve() for file in files]
+    files = [file.absolute() for file in files]  # not resolved: links of the hub's cache have better names
     cache = cache or _cache_folder()
     folder = cache / f"{files[0].stem}-{_key(files)}"
     if (folder / INDEX).exists():

@@ -89,6 +89,14 @@ def test_interrupted_download_fetches_only_incomplete_files(hub: Hub, monkeypatc
     assert not any(one.startswith(("config", "tokenizer")) for one in hub.downloads)
 
 
+def test_repository_with_only_gguf_files_lists_them(hub: Hub) -> None:
+    (hub.folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"say which: org/tiny:NAME, where NAME is one of tiny.gguf$"):
+        resolve(hub.name)
+    with pytest.raises(CheckpointError, match=r"tiny.gguf is not a GGUF file"):
+        resolve(f"{hub.name}:tiny")
+
+
 def test_adapter_is_named(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"is an adapter \(LoRA\), not a model"):

@@ -1,0 +1,134 @@
+"""config.json from metadata: what each architecture says, and values that would change the model if they were ignored.
+
+tests/worker/model/gguf/test_method.py compares whole models with transformers.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.gguf.config import ARCHITECTURES, config_of
+from shared.gguf.container import Container, StoredTensor
+from shared.gguf.errors import GgufError
+
+HERE = Path("model.gguf")
+TOKENS = {"tokenizer.ggml.tokens": ["a", "b", "c"]}
+
+
+def container(architecture: str, change: dict[str, Any] | None = None, **types: str) -> Container:
+    """A file of that architecture with two layers. types: of further tensors, with __ for the dot."""
+    values = {
+        "block_count": 2, "context_length": 512, "embedding_length": 8, "feed_forward_length": 16,
+        "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 4, "attention.value_length": 4,
+        "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 5e5, "rope.dimension_count": 4,
+    }  # fmt: skip
+    metadata = {f"{architecture}.{name}": value for name, value in values.items()}
+    metadata |= {"general.architecture": architecture, **TOKENS, **(change or {})}
+    tensors = {"token_embd.weight": StoredTensor(HERE, "Q4_K", (3, 8), 0, 0)}
+    tensors |= {name.replace("__", "."): StoredTensor(HERE, type, (8,), 0, 0) for name, type in types.items()}
+    return Container("model.gguf", {key: value for key, value in metadata.items() if value is not None}, tensors)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_common_values(architecture: str) -> None:
+    config = config_of(container(architecture))
+    expected = {
+        "vocab_size": 3, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+        "rope_theta": 5e5, "tie_word_embeddings": True, "dtype": "bfloat16",
+    }  # fmt: skip
+    assert {name: config[name] for name in expected} == expected
+    assert config["model_type"] == ARCHITECTURES[architecture].model_type
+
+
+def test_defaults_of_missing_values() -> None:
+    missing = dict.fromkeys(("llama.attention.head_count_kv", "llama.attention.key_length", "llama.rope.freq_base",
+                             "llama.attention.value_length", "llama.rope.dimension_count"))  # fmt: skip
+    config = config_of(container("llama", missing))
+    assert (config["num_key_value_heads"], config["head_dim"], config["rope_theta"]) == (4, 2, 10_000.0)
+
+
+def test_tensors_tell_heads_biases_and_number_formats() -> None:
+    found = config_of(
+        container("llama", output__weight="Q6_K", blk__0__attn_q__bias="F32", blk__0__ffn_down__bias="F32")
+    )
+    assert not found["tie_word_embeddings"] and found["attention_bias"] and found["mlp_bias"]
+    whole = container("llama")
+    for types, dtype in ((("F32",), "float32"), (("F16", "F32"), "float16"), (("F16", "Q8_0"), "bfloat16")):
+        tensors = {f"{i}": StoredTensor(HERE, type, (3, 8), 0, 0) for i, type in enumerate(types)}
+        tensors["token_embd.weight"] = tensors["0"]
+        assert config_of(Container(whole.name, whole.metadata, tensors))["dtype"] == dtype
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "expected"),
+    [
+        ("llama", {"llama.attention.sliding_window": 64}, {"model_type": "mistral", "sliding_window": 64}),
+        ("llama", {"llama.rope.scale_linear": 4.0}, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+        ("qwen2", {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0,
+                   "qwen2.rope.scaling.original_context_length": 128},
+         {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+                           "beta_fast": 32.0, "beta_slow": 1.0}}),
+        ("gemma3", {"gemma3.attention.sliding_window": 64, "gemma3.attention.sliding_window_pattern": 2},
+         {"layer_types": ["sliding_attention", "full_attention"], "rope_local_base_freq": 1e4}),
+        ("gemma3", {"gemma3.attention.sliding_window": 64, "gemma3.attention.sliding_window_pattern": [False, True]},
+         {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("gemma3", {"gemma3.block_count": 62, "gemma3.embedding_length": 8}, {"query_pre_attn_scalar": 2}),
+        ("gemma3", {"gemma3.final_logit_softcapping": 30.0}, {"final_logit_softcapping": 30.0}),
+        ("phi3", {"phi3.attention.sliding_window": 0, "phi3.rope.dimension_count": 3},
+         {"sliding_window": None, "partial_rotary_factor": 0.75}),
+        ("smollm3", {}, {"no_rope_layer_interval": 4}),
+    ],
+)  # fmt: skip
+def test_values_of_an_architecture(architecture: str, change: dict[str, Any], expected: dict[str, Any]) -> None:
+    config = config_of(container(architecture, change))
+    assert {name: config[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"general.architecture": "mamba"},
+            r"architecture 'mamba' is not supported; supported are llama, qwen2",
+        ),
+        ({"general.architecture": None}, r"has no general.architecture"),
+        ({"general.type": "mmproj"}, r"is of type 'mmproj', not a model"),
+        ({"llama.block_count": None}, r"has no llama.block_count"),
+        ({"llama.block_count": 0}, r"describes a model without layers"),
+        ({"llama.block_count": "two"}, r"llama.block_count must be a whole number, not 'two'"),
+        ({"llama.feed_forward_length": [16, 8]}, r"llama.feed_forward_length must be a whole number"),
+        ({"llama.expert_count": 8}, r"llama.expert_count is 8; this value is not supported"),
+        ({"llama.attention.scale": 0.5}, r"llama.attention.scale is 0.5; this value is not supported"),
+        ({"llama.attention.causal": False}, r"llama.attention.causal is False; supported is True"),
+        ({"llama.attention.value_length": 8}, r"llama.attention.value_length is 8; supported is 4"),
+        ({"llama.rope.dimension_count": 2}, r"llama.rope.dimension_count is 2; supported is 4"),
+        ({"llama.rope.scaling.type": "ntk"}, r"rotary scaling 'ntk' is not supported"),
+        ({"llama.rope.scaling.type": "longrope"}, r"rotary scaling 'longrope' is not supported"),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 2.0},
+            r"llama.rope.scaling.attn_factor is 2.0; supported is 1",
+        ),
+        ({"tokenizer.ggml.tokens": ["a"]}, r"the tokenizer has 1 tokens, but token_embd.weight has 3 rows"),
+        ({"tokenizer.ggml.tokens": None}, r"has no tokenizer.ggml.tokens"),
+    ],
+)
+def test_what_is_not_supported_is_named(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(GgufError, match=f"^model.gguf:? ?{words}"):
+        config_of(container("llama", change))
+
+
+def test_neutral_and_harmless_values_are_accepted() -> None:
+    neutral = {"llama.expert_count": 0, "llama.use_parallel_residual": False, "llama.vocab_size": 3}
+    assert config_of(container("llama", neutral)) == config_of(container("llama"))
+
+
+def test_rotary_factors_of_a_wrong_shape_are_refused() -> None:
+    with pytest.raises(GgufError, match=r"rope_freqs.weight does not fit the rest of the file"):
+        config_of(container("llama", rope_freqs__weight="F32"))
+
+
+def test_missing_embedding_is_named() -> None:
+    with pytest.raises(GgufError, match=r"model.gguf: tensor token_embd.weight is missing"):
+        config_of(Container("model.gguf", container("llama").metadata, {}))

@@ -1,0 +1,148 @@
+"""Reading containers: values, places of tensors, split files; and files that are cut, foreign or do not fit."""
+
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from shared.gguf.container import Container
+from shared.gguf.errors import GgufError
+from tests.gguf_files import add_metadata, finish
+
+METADATA = {"general.name": "tiny", "tokenizer.ggml.tokens": ["a", "Ġb", "ü"], "tokenizer.ggml.scores": [0.5, -1.5],
+            "x.count": 7, "x.flag": True}  # fmt: skip
+PADDING = 28  # bytes after the last tensor
+WEIGHT = np.arange(64, dtype=np.float32).reshape(2, 32)
+
+
+def write(path: Path, **more: Any) -> Path:
+    writer = gguf.GGUFWriter(str(path), "llama")
+    add_metadata(writer, METADATA | more)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_tensor("w", WEIGHT)
+    writer.add_tensor(
+        "q", gguf.quants.quantize(WEIGHT, gguf.GGMLQuantizationType.Q8_0), raw_dtype=gguf.GGMLQuantizationType.Q8_0
+    )
+    finish(writer)
+    return path
+
+
+def test_values_and_places_of_tensors(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf")
+    container = Container.read([path])
+    assert container.name == "a.gguf" and container.text("general.architecture") == "llama"
+    assert {key: container.metadata[key] for key in METADATA} == METADATA
+    assert container.number("llama.attention.layer_norm_rms_epsilon") == 1e-6, "the shortest decimal of the float32"
+    stored = container.tensors["w"]
+    assert (stored.type, stored.shape, stored.nbytes) == ("F32", (2, 32), 256)
+    assert stored.floats() == WEIGHT.flatten().tolist()
+    assert (container.tensors["q"].type, container.tensors["q"].shape, container.tensors["q"].nbytes) == (
+        "Q8_0",
+        (2, 32),
+        68,
+    )
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (lambda c: c.integer("x.none"), "has no x.none"),
+        (lambda c: c.integer("general.name"), "general.name must be a whole number, not 'tiny'"),
+        (lambda c: c.integer("x.flag"), "x.flag must be a whole number"),
+        (lambda c: c.flag("x.count"), "x.count must be true or false"),
+        (lambda c: c.entries("x.count", int), "x.count must be a list"),
+        (lambda c: c.entries("tokenizer.ggml.tokens", int), "tokenizer.ggml.tokens holds values of a wrong type"),
+    ],
+)
+def test_missing_or_foreign_value_is_named(read: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(GgufError, match=f"^a.gguf:? ?{words}"):
+        read(Container.read([write(tmp_path / "a.gguf")]))
+
+
+def test_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    path, draw = write(tmp_path / "a.gguf"), random.Random(3)
+    data = path.read_bytes()
+    for length in [
+        0,
+        3,
+        4,
+        8,
+        23,
+        24,
+        len(data) - PADDING - 1,
+        len(data) - 60,
+        *draw.sample(range(25, len(data) - 60), 60),
+    ]:
+        path.write_bytes(data[:length])
+        with pytest.raises(GgufError, match=r"a.gguf is not a (complete )?GGUF file") as caught:
+            Container.read([path])
+        assert "\n" not in str(caught.value)
+
+
+def test_file_with_any_changed_byte_of_its_header_never_fails_otherwise(tmp_path: Path) -> None:
+    path, draw = write(tmp_path / "a.gguf"), random.Random(4)
+    data = path.read_bytes()
+    for _ in range(200):
+        broken = bytearray(data)
+        broken[draw.randrange(len(data) - 400)] = draw.randrange(256)
+        path.write_bytes(broken)
+        try:
+            Container.read([path])
+        except GgufError as error:
+            assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "words"),
+    [
+        (0, b"LLLL", "is not a GGUF file"),
+        (4, struct.pack("<I", 99), r"is not a complete GGUF file \(.*version 99"),
+        (4, struct.pack(">I", 3), "big-endian"),
+        (8, struct.pack("<Q", 1 << 60), "is not a complete GGUF file"),
+    ],
+)
+def test_foreign_header_is_refused(at: int, value: bytes, words: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf")
+    data = bytearray(path.read_bytes())
+    data[at : at + len(value)] = value
+    path.write_bytes(data)
+    with pytest.raises(GgufError, match=words):
+        Container.read([path])
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GgufError, match=r"none\.gguf cannot be read: No such file"):
+        Container.read([tmp_path / "none.gguf"])
+
+
+def split(folder: Path) -> list[Path]:
+    paths = [folder / f"a-{n:05}-of-00002.gguf" for n in (1, 2)]
+    for n, path in enumerate(paths):
+        writer = gguf.GGUFWriter(str(path), "llama")
+        writer.add_uint16("split.no", n)
+        writer.add_uint16("split.count", 2)
+        writer.add_tensor(f"w{n}", WEIGHT + n)
+        finish(writer)
+    return paths
+
+
+def test_split_files_are_read_as_one(tmp_path: Path) -> None:
+    paths = split(tmp_path)
+    container = Container.read(paths)
+    assert [container.tensors[name].file for name in ("w0", "w1")] == paths
+    assert container.tensors["w1"].floats() == (WEIGHT + 1).flatten().tolist()
+
+
+def test_split_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    first, second = split(tmp_path)
+    with pytest.raises(GgufError, match="is one of 2 files, but 1 are there"):
+        Container.read([first])
+    with pytest.raises(GgufError, match="does not belong to"):
+        Container.read([first, first])
+    with pytest.raises(GgufError, match="does not belong to"):
+        Container.read([first, write(tmp_path / "other.gguf")])
+    assert second.exists()

@@ -1,0 +1,68 @@
+"""GGUF files on the hub: only the chosen file is downloaded; the sentences when there is a choice to make."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.gguf.errors import GgufError
+from shared.gguf.hub import check_not_only_gguf, fetch_model
+from shared.hf_hub import HubError
+from tests.hub_server import Hub
+
+FILES = {
+    "config.json": b"{}", "Tiny-Q4_K_M.gguf": b"\1" * 1000, "Tiny-Q8_0.gguf": b"\2" * 1000, "mmproj-F16.gguf": b"\3",
+    "gguf/Tiny-BF16-00001-of-00002.gguf": b"\4", "gguf/Tiny-BF16-00002-of-00002.gguf": b"\5",
+}  # fmt: skip
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name, data in FILES.items():
+        path = tmp_path / "repo" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with Hub(tmp_path / "repo").serving() as hub:
+        hub.use(monkeypatch, tmp_path / "cache")
+        yield hub
+
+
+def test_only_the_chosen_file_is_downloaded(hub: Hub) -> None:
+    (path,) = fetch_model(f"{hub.name}:q4_k_m")
+    assert path.read_bytes() == FILES["Tiny-Q4_K_M.gguf"] and hub.downloaded == {"Tiny-Q4_K_M.gguf"}
+
+
+def test_split_files_are_downloaded_together(hub: Hub) -> None:
+    paths = fetch_model(f"{hub.name}:BF16")
+    assert [path.read_bytes() for path in paths] == [b"\4", b"\5"]
+    assert hub.downloaded == {name for name in FILES if "BF16" in name}
+
+
+def test_cached_file_needs_no_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fetch_model(f"{hub.name}:Q8_0")
+    hub.downloads.clear()
+    hub.commit = "b" * 40
+    assert fetch_model(f"{hub.name}:Q8_0", prefer_cache=True) == first and not hub.downloads
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert fetch_model(f"{hub.name}:Q8_0") == first
+    with pytest.raises(GgufError, match=r"has no 'Q4_K_M'; it has Q8_0"):
+        fetch_model(f"{hub.name}:Q4_K_M")
+    with pytest.raises(HubError, match=r"'org/other' is not a folder here, .* cannot be reached"):
+        fetch_model("org/other:Q4_K_M")
+
+
+def test_unknown_quantization_lists_what_there_is(hub: Hub) -> None:
+    with pytest.raises(GgufError, match=r"'org/tiny' has no 'Q5_0'; it has Q4_K_M, Q8_0, BF16"):
+        fetch_model(f"{hub.name}:Q5_0")
+    assert not hub.downloads
+
+
+def test_repository_of_gguf_files_lists_its_quantizations(hub: Hub) -> None:
+    with pytest.raises(GgufError, match=r"so say which: org/tiny:NAME, where NAME is one of Q4_K_M, Q8_0, BF16"):
+        check_not_only_gguf(hub.name)
+
+
+def test_refusal_of_the_hub_is_one_sentence(hub: Hub) -> None:
+    hub.refusal = 401, "GatedRepo"
+    with pytest.raises(HubError, match=r"'org/tiny' is gated"):
+        fetch_model(f"{hub.name}:Q4_K_M")

@@ -1,0 +1,41 @@
+"""The names of tensors, against those that the library `gguf` gives to tensors of Hugging Face checkpoints."""
+
+import gguf
+import pytest
+from transformers import PreTrainedModel
+
+from tests.gguf_files import KINDS
+from worker.model.gguf.names import hugging_face_name, is_paired, is_shifted
+
+
+def model_of(kind: str) -> PreTrainedModel:
+    return KINDS[kind].model()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_are_the_inverse_of_ggufs(kind: str) -> None:
+    architecture = KINDS[kind].architecture
+    arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture)
+    names = gguf.get_tensor_name_map(arch, 10)
+    for name in model_of(kind).state_dict():
+        stored = names.get_name(name, (".weight", ".bias"))
+        assert stored is not None and hugging_face_name(stored, architecture) == name
+
+
+@pytest.mark.parametrize("name", ["blk.0.ffn_gate_inp.weight", "blk.x.attn_q.weight", "mm.0.weight", "strange"])
+def test_unknown_name_is_no_name_of_the_model_but_within_it(name: str) -> None:
+    assert hugging_face_name(name, "llama") == f"model.{name}"
+
+
+def test_only_queries_and_keys_of_two_architectures_are_paired() -> None:
+    q, v = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.v_proj.weight"
+    assert is_paired(q, "llama") and is_paired(q.replace("q_", "k_").replace("weight", "bias"), "smollm3")
+    assert (
+        not is_paired(v, "llama") and not is_paired(q, "qwen3") and not is_paired("x.self_attn.q_norm.weight", "llama")
+    )
+
+
+def test_only_norms_of_gemma_are_shifted() -> None:
+    assert is_shifted("model.norm.weight", "gemma3") and is_shifted("model.layers.3.self_attn.q_norm.weight", "gemma3")
+    assert not is_shifted("model.norm.weight", "llama")
+    assert not is_shifted("model.layers.3.self_attn.q_proj.weight", "gemma3")
