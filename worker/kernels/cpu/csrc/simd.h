@@ -35,15 +35,16 @@ typedef uint16_t bf16;
 /* A formula marked NOINLINE is compiled once, so all callers get the same bits. */
 #define NOINLINE static __attribute__((noinline))
 
-INLINE vf broadcast(float x) { return (vf){0} + x; }
 INLINE vf as_float(vu x) { return (vf)x; }
 INLINE vu as_bits(vf x) { return (vu)x; }
 INLINE vf simd_select(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 #if SIMD_WIDTH == 16
+INLINE vf broadcast(float x) { return (vf)_mm512_set1_ps(x); }
 INLINE vf simd_max(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vf simd_fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE vf simd_min(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
 #else
+INLINE vf broadcast(float x) { return (vf)_mm256_set1_ps(x); }
 INLINE vf simd_max(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
 INLINE vf simd_fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE vf simd_min(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
