@@ -95,10 +95,11 @@ def words(numbers: Tensor, bits: int) -> Tensor:
     return packed.to(torch.int32)
 
 
-def groups_of(columns: int, size: int, *, shuffled: bool = False) -> Tensor:
-    """The group of each input; shuffled: as after act-order."""
+def groups_of(weight: Tensor, size: int, *, shuffled: bool = False) -> Tensor:
+    """The group of each input; shuffled: as after act-order, in one order for all weights of a shape."""
+    rows, columns = weight.shape
     index = torch.arange(columns) // (size if size > 0 else columns)
-    return index[torch.randperm(columns, generator=torch.Generator().manual_seed(columns))] if shuffled else index
+    return index[torch.randperm(columns, generator=torch.Generator().manual_seed(rows))] if shuffled else index
 
 
 def gptq(
@@ -107,7 +108,7 @@ def gptq(
     """As AutoGPTQ and GPTQModel write it."""
 
     def quantize(weight: Tensor) -> tuple[State, Tensor]:
-        index = groups_of(weight.shape[1], group_size, shuffled=act_order)
+        index = groups_of(weight, group_size, shuffled=act_order)
         codes, scales, zeros = affine(weight, bits, index, symmetric=symmetric)
         ones = 0x11111111 if bits == 4 else 0x01010101
         tensors = {
@@ -133,7 +134,7 @@ def awq(group_size: int = 32, *, zero_point: bool = True) -> Format:
         return words(numbers[:, columns], 4)
 
     def quantize(weight: Tensor) -> tuple[State, Tensor]:
-        index = groups_of(weight.shape[1], group_size)
+        index = groups_of(weight, group_size)
         codes, scales, zeros = affine(weight, 4, index, symmetric=not zero_point)
         tensors = {"qweight": packed(codes.T), "qzeros": packed(zeros.T), "scales": scales.T.half()}
         return tensors, widen(codes, scales, zeros, index)
@@ -187,7 +188,7 @@ def ordered(bits: int = 4, size: int = 32, *, symmetric: bool = True) -> Format:
     """`pack-quantized` with inputs in another order and `weight_g_idx`, as the library wrote it until 0.12."""
 
     def quantize(weight: Tensor) -> tuple[State, Tensor]:
-        index = groups_of(weight.shape[1], size, shuffled=True)
+        index = groups_of(weight, size, shuffled=True)
         codes, scales, zeros = affine(weight, bits, index, symmetric=symmetric)
         tensors = {
             "weight_packed": words(codes, bits), "weight_scale": scales, "weight_g_idx": index.to(torch.int32),

@@ -324,11 +324,14 @@ def test_format_in_memory_follows_flag_and_checkpoint(
     assert here.widen is there.widen is (flag == "none")
 
 
-@pytest.mark.parametrize("flag", ["int8", "int8-dynamic", "int4"])
-@pytest.mark.parametrize("stored", [ROW, BLOCK])
+@pytest.mark.parametrize(
+    ("stored", "flag"),
+    [(ROW, "int8"), (ROW, "int4"), (BLOCK, "int8-dynamic"), (INT4_GROUPS, "int8"), (INT4_GROUPS, "fp8-dynamic"),
+     (StoredQuantization("nf4"), "int4"), (StoredQuantization("int8 and int4"), "int8")],
+)  # fmt: skip
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 def test_contradicting_flag_is_named(stored: StoredQuantization, flag: str, device: torch.device) -> None:
-    with pytest.raises(ConfigError, match=rf"--quantization {flag} .* fp8"):
+    with pytest.raises(ConfigError, match=rf"--quantization {flag} .* {stored.kind}"):
         in_memory(stored, flag, device)
 
 

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, prompts_of, run_greedy
 from tests.worker.model.quantized_checkpoints import (
@@ -21,6 +22,7 @@ from tests.worker.model.quantized_checkpoints import (
     save,
     with_head,
 )
+from worker.engine.load import load_engine
 from worker.model.checkpoint import CheckpointError, read_config
 from worker.model.families import spec_from_config
 
@@ -109,6 +111,15 @@ def test_nf4_block_of_several_rows_is_a_scale_for_each(copy: Copy) -> None:
     form, q = bitsandbytes(block=128), "self_attn.q_proj.weight"
     folder = rewrite(copy("llama", "quantized"), form, which=lambda name: name.endswith(q))
     assert_alike(folder, rewrite(copy("llama", "full"), form, widened=True, which=lambda name: name.endswith(q)))
+
+
+def test_engine_of_a_four_bit_checkpoint_reports_it(copy: Copy, caplog: pytest.LogCaptureFixture) -> None:
+    folder = rewrite(copy("llama", "quantized"), gptq(act_order=True))
+    caplog.set_level("INFO", "sluice.load")
+    engine = load_engine(ModelConfig(model=str(folder)), WorkerConfig(device="cpu", kv_cache_gb=0.01))
+    engine.compiler.close()
+    assert engine.dtype == "float32, int4 weights"
+    assert "(int4, one scale for 32 values) are kept in few bits" in caplog.text
 
 
 @pytest.mark.parametrize("form", [gptq(), gptq(act_order=True)])

@@ -181,6 +181,7 @@ def changed(name: str, **settings: Any) -> dict[str, Any]:
 
 
 BITS = {"num_bits": 4, "type": "int", "strategy": "channel"}
+TRANSFORM = {"type": "hadamard", "apply": [{"location": at} for at in ("weight_output", "q_attn", "input")]}
 SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     (changed("gptq", bits=2), ["gptq", "2 bits", "4, 8"]),
     (changed("gptq", bits=3), ["gptq", "3 bits", "4, 8"]),
@@ -197,6 +198,9 @@ SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     (changed("awq", group_size=0), ["awq", "group_size 0"]),
     (changed("nf4", load_in_4bit=False, load_in_8bit=True), ["bitsandbytes", "8 bits", "nf4"]),
     (changed("nf4", bnb_4bit_quant_type="af4"), ["bitsandbytes", "'af4'", "nf4"]),
+    (changed("int4 a group", transform_config={"config_groups": {"R": TRANSFORM}}), ["transforms at input, q_attn"]),
+    (changed("int4 a group", transform_config={"config_groups": {"R": {}}}), ["wrong type"]),
+    (changed("gptq", meta={"rotation": "hadamard"}), ["gptq", "'hadamard'"]),
     (changed("gptq", bits=[4]), ["gptq", "wrong type"]),
     (changed("gptq", dynamic=["x"]), ["gptq", "wrong type"]),
     ({"quant_method": "compressed-tensors", "config_groups": {"x": 3}}, ["compressed-tensors", "wrong type"]),

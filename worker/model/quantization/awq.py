@@ -91,7 +91,7 @@ class AwqWeight:
 
 def read(settings: Mapping[str, Any]) -> Awq:
     """Reads the settings. Raises CheckpointError when they are not supported."""
-    layout = str(settings.get("version") or "gemm").lower()
+    layout = str(settings.get("version") or settings.get("format") or "gemm").lower()
     if layout != "gemm":
         raise CheckpointError(f"quant_method {METHOD!r}: version {layout!r} is not supported; supported is gemm")
     bits = settings.get("bits", settings.get("w_bit", BITS))

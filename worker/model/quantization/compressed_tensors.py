@@ -150,7 +150,15 @@ def read(settings: Config) -> CompressedTensors:
         raise CheckpointError(f"quant_method {METHOD!r}: config_groups names no scheme for weights")
     if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise CheckpointError(f"quant_method {METHOD!r}: sparse weights are not supported")
+    _check_transforms((settings.get("transform_config") or {}).get("config_groups") or {})
     return CompressedTensors(found)
+
+
+def _check_transforms(groups: Config) -> None:
+    """Raises CheckpointError if rotations are applied to anything but weights, which have them already."""
+    places = {step["location"] for group in groups.values() for step in group["apply"]}
+    if online := sorted(places - {"weight_input", "weight_output"}):
+        raise CheckpointError(f"quant_method {METHOD!r}: transforms at {', '.join(online)} are not supported")
 
 
 def _group(group: Config, format: str | None) -> Group | MxFp4Group:

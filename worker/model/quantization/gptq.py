@@ -115,8 +115,8 @@ class GptqWeight:
 def read(settings: Config) -> Gptq:
     """Reads the settings. Raises CheckpointError when they are not supported."""
     own = _read(settings)
-    if settings.get("lm_head") not in (None, True, False):
-        raise CheckpointError(f"quant_method {METHOD!r}: lm_head {settings['lm_head']!r} is neither true nor false")
+    if rotation := settings.get("rotation") or (settings.get("meta") or {}).get("rotation"):
+        raise CheckpointError(f"quant_method {METHOD!r}: rotation {rotation!r} is not supported")
     dynamic = settings.get("dynamic") or {}
     changed = {pattern: more for pattern, more in dynamic.items() if not pattern.startswith("-:")}
     return replace(
@@ -129,7 +129,7 @@ def read(settings: Config) -> Gptq:
 
 
 def _read(settings: Config) -> Gptq:
-    version = settings.get("checkpoint_format") or "gptq"
+    version = settings.get("checkpoint_format") or settings.get("format") or "gptq"
     if version not in VERSIONS:
         raise CheckpointError(
             f"quant_method {METHOD!r}: checkpoint_format {version!r} is not supported; supported are "

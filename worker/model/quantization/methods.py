@@ -48,5 +48,5 @@ def method_of(config: Config) -> Method | None:
         )
     try:
         return read(settings)
-    except (AttributeError, TypeError) as error:  # for example, a list where a number belongs
+    except (AttributeError, KeyError, TypeError) as error:  # for example, a list where a number belongs
         raise CheckpointError(f"quant_method {name!r}: a setting has a wrong type ({error})") from error
