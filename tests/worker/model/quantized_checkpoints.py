@@ -18,6 +18,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 Config = dict[str, Any]
+E4M3 = torch.float8_e4m3fn
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 NF4 = (-1.0, -0.6961928010, -0.5250730515, -0.3949174881, -0.2844413817, -0.1847734302, -0.0910500363, 0.0,
@@ -272,4 +273,49 @@ FORMATS = {
     "nf4, plain scales": bitsandbytes(nested=False, block=32),
     "fp4": bitsandbytes("fp4", block=32),
     "mxfp4, compressed-tensors": compressed("mxfp4-pack-quantized", type="float", size=32),
+}
+
+
+def blocks(config: Config, kind: str, rows: int, columns: int, *, scale: str = "weight_scale", **how: bool) -> Format:
+    """Eight bits with a scale for each block of rows x columns, 0 for all.
+
+    flat: the scale of a tensor has no dimensions; packed: values are four to an int32.
+    """
+
+    def quantize(weight: Tensor) -> tuple[State, Tensor]:
+        (n, k), high, wide = weight.shape, rows or len(weight), columns or weight.shape[1]
+        most = 127.0 if kind == "int8" else 448.0
+        parts = [[part.abs().amax() / most for part in row.split(wide, 1)] for row in weight.split(high)]
+        grid = torch.tensor(parts)
+        spread = grid.repeat_interleave(high, 0)[:n].repeat_interleave(wide, 1)[:, :k]
+        values = (weight / spread).round().to(torch.int8) if kind == "int8" else (weight / spread).to(E4M3)
+        tensors = {scale: grid.reshape(()) if how.get("flat") else grid, "input_scale": torch.ones(1)}
+        if how.get("packed"):
+            tensors |= {"weight_packed": words(values.long() + 128, 8), "weight_shape": torch.tensor([n, k])}
+        else:
+            tensors["weight"] = values
+        return tensors, values.float() * spread
+
+    return Format(config, quantize)
+
+
+def eight_bits(type: str, strategy: str, format: str, **more: Any) -> Config:
+    weights = {"num_bits": 8, "type": type, "strategy": strategy, "symmetric": True, "dynamic": False, **more}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8, "dynamic": True}}
+    return {
+        "quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group},
+        "ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed",
+    }  # fmt: skip
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "static"}
+FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [48, 32]}
+EIGHT_BITS = {
+    "int8 a row": blocks(eight_bits("int", "channel", "int-quantized"), "int8", 1, 0),
+    "int8 a row, packed": blocks(eight_bits("int", "channel", "pack-quantized"), "int8", 1, 0, packed=True),
+    "int8 a group": blocks(eight_bits("int", "group", "pack-quantized", group_size=32), "int8", 1, 32, packed=True),
+    "fp8 a row": blocks(eight_bits("float", "channel", "float-quantized"), "fp8", 1, 0),
+    "fp8 a tensor": blocks(eight_bits("float", "tensor", "float-quantized"), "fp8", 0, 0),
+    "fp8 a tensor, plainly": blocks(FP8, "fp8", 0, 0, flat=True),
+    "fp8 a block": blocks(FP8_BLOCKS, "fp8", 48, 32, scale="weight_scale_inv"),
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
-from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, prompts_of, run_greedy
+from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, decoder_of, prompts_of, run_greedy
 from tests.worker.model.quantized_checkpoints import (
     FORMATS,
     Format,
@@ -25,6 +25,8 @@ from tests.worker.model.quantized_checkpoints import (
 from worker.engine.load import load_engine
 from worker.model.checkpoint import CheckpointError, read_config
 from worker.model.families import spec_from_config
+from worker.model.quantization.in_memory import InMemory
+from worker.model.weights import load
 
 CLOSE, GREEDY = 1e-3, 100
 Copy = Callable[..., Path]
@@ -113,6 +115,30 @@ def test_nf4_block_of_several_rows_is_a_scale_for_each(copy: Copy) -> None:
     assert_alike(folder, rewrite(copy("llama", "full"), form, widened=True, which=lambda name: name.endswith(q)))
 
 
+@pytest.mark.parametrize("name", ["int4 a group, asymmetric", "int8 a row"])
+@pytest.mark.parametrize("model", ["llama", "qwen3-tied"])
+def test_quantized_embedding_is_widened_and_a_tied_head_keeps_its_bits(copy: Copy, name: str, model: str) -> None:
+    form, tied = FORMATS[name], model.endswith("tied")
+
+    def too(name: str) -> bool:
+        return is_linear(name) or name == "model.embed_tokens.weight"
+
+    folder = rewrite(copy(model, "quantized"), form, which=too)
+    assert_alike(folder, rewrite(copy(model, "full"), form, widened=True, which=too))
+    spec, sizes = spec_from_config(read_config(folder)), list[int]()
+    for widen in (False, True):
+        memory = InMemory(widen=widen)
+        load(folder, spec, torch.float32, CPU, invariant=False, memory=memory, on_size=sizes.append)
+    linears = sum(
+        tensor.numel()
+        for key, tensor in load_file(copy(model, "plain") / "model.safetensors").items()
+        if is_linear(key)
+    )
+    bits = 4 if "int4" in name else 8
+    few = (linears + (512 * 64 if tied else 0)) * bits / 8
+    assert few < sizes[0] - (sizes[1] - 4 * linears) < few * 1.8  # the rest: scales and minimums
+
+
 def test_engine_of_a_four_bit_checkpoint_reports_it(copy: Copy, caplog: pytest.LogCaptureFixture) -> None:
     folder = rewrite(copy("llama", "quantized"), gptq(act_order=True))
     caplog.set_level("INFO", "sluice.load")
@@ -135,9 +161,10 @@ def test_gptq_zeros_for_groups_in_the_usual_order_are_understood(copy: Copy, for
         assert_alike(folder, rewrite(copy("llama", "full"), form, widened=True))
 
 
-@pytest.mark.parametrize("name", ["gptq, act-order", "awq", "int4 a group", "mxfp4"])
+@pytest.mark.parametrize("name", ["gptq, act-order", "awq", "int4 a group", "mxfp4", "fp8 a row"])
 def test_quantized_head_is_read(copy: Copy, name: str) -> None:
     form = FORMATS[name]
     folder = rewrite(copy("llama", "quantized"), form, which=with_head)
-    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    stored = load_file(folder / "model.safetensors").get("lm_head.weight")
+    assert stored is None or not stored.is_floating_point() or stored.itemsize == 1
     assert_alike(folder, rewrite(copy("llama", "full"), form, widened=True, which=with_head))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, decoder_of
-from tests.worker.model.quantized_checkpoints import FORMATS, State, compressed, is_linear, rewrite, save
+from tests.worker.model.quantized_checkpoints import FORMATS, State, compressed, eight_bits, is_linear, rewrite, save
 from worker.model.checkpoint import CheckpointError, read_config
 from worker.model.families import spec_from_config
 from worker.model.quantization.in_memory import in_memory
@@ -87,6 +87,11 @@ LIES: list[tuple[str, str, Change | None, list[str]]] = [
     ("int4 a group, act-order", GATE + "weight_g_idx", put(5), [GATE + "weight_g_idx", "32 inputs"]),
     ("int8 a row, asymmetric", GATE + "weight_zero_point", None, [GATE + "weight_zero_point", "missing"]),
     ("int8 a row", GATE + "weight", lambda tensor: tensor.byte(), [GATE + "weight", "U8", "I8"]),
+    ("int8 a row", GATE + "weight", None, [GATE + "weight", "missing"]),
+    ("int8 a row", GATE + "weight", lambda tensor: tensor.to(torch.float8_e4m3fn), [GATE + "weight", "F8_E4M3", "I8"]),
+    ("int8 a row", GATE + "weight_scale", None, [GATE + "weight", "I8", "BF16"]),
+    ("int8 a row", GATE + "weight_scale", lambda tensor: tensor[:64], [GATE + "weight_scale", "[64, 1]", "[160, 1]"]),
+    ("int8 a row", GATE + "weight_scale", lambda tensor: tensor.char(), [GATE + "weight_scale", "I8", "BF16"]),
     ("fp8 a row", GATE + "weight_scale", put(INF), [GATE + "weight_scale", "not finite"]),
     ("fp8 a row", GATE + "weight", put(NAN), [GATE + "weight", "NaN"]),
     ("mxfp4", GATE + "weight_blocks", None, [GATE + "weight", "missing"]),
@@ -205,6 +210,16 @@ SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     (changed("gptq", dynamic=["x"]), ["gptq", "wrong type"]),
     ({"quant_method": "compressed-tensors", "config_groups": {"x": 3}}, ["compressed-tensors", "wrong type"]),
     ({"quant_method": ["gptq"]}, ["['gptq']", "awq"]),
+    (eight_bits("int", "group", "pack-quantized", num_bits=3, group_size=128), ["3-bit int", "4- and 8"]),
+    (eight_bits("float", "channel", "float-quantized", symmetric=False), ["asymmetric"]),
+    (eight_bits("float", "channel", "marlin-24"), ["'marlin-24'", "float-quantized"]),
+    (eight_bits("float", "token", "float-quantized"), ["'token'", "channel"]),
+    (eight_bits("int", "group", "pack-quantized"), ["[1, None]"]),
+    (eight_bits("int", "group", "pack-quantized", group_size=40), ["40", "multiple of 16"]),
+    ({"quant_method": "compressed-tensors", "config_groups": {}}, ["config_groups"]),
+    ({"quant_method": "fp8", "fmt": "e5m2"}, ["'e5m2'", "e4m3"]),
+    ({"quant_method": "fp8", "weight_block_size": 128}, ["128"]),
+    ({"load_in_8bit": True}, ["quant_method None"]),
     ({"quant_method": "aqlm"}, ["'aqlm'", "gptq", "awq", "mxfp4", "bitsandbytes"]),
 ]
 
