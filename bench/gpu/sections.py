@@ -16,6 +16,7 @@ KERNELS = (
     "act_and_mul",
     "linear",
     "quantized",
+    "few_bits",
     "fused",
     "sample",
 )
@@ -118,7 +119,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "linear", "Matrix products alone: few rows against the copy bandwidth, many against the GEMM rate",
         ("model", "weight", "rows", "µs invariant", "%", "µs library", "% library",
-         "µs int8", "% int8", "µs fp8", "% fp8", "of"),
+         "µs int8", "% int8", "µs fp8", "% fp8", "µs int4", "% int4", "of"),
         "bench.gpu.measure.isolated_kernels:linear_alone", _first_model, 10, 60,
     ),
     Section(

@@ -137,7 +137,8 @@ def quantize_groups(weight: Tensor, code_map: CodeMap, group_size: int) -> Quant
     """Quantizes weight [N, K] symmetrically to INT4 or INT8: round to nearest, one scale for each group.
 
     With few codes, a scale that clips the largest number of a group may serve the others better. For each group, the
-    scale with the smallest squared error among CLIPPING times the largest number is chosen.
+    scale with the smallest squared error among CLIPPING times the largest number is chosen. Scales are numbers that
+    bfloat16 has, which kernels read and multiply faster; a scale that is off by 0.2 % costs next to no accuracy.
     """
     n, k = weight.shape
     groups = -(-k // group_size)
@@ -161,14 +162,18 @@ CLIPPING = {4: (1.0, 0.94, 0.88, 0.82, 0.76), 8: ()}  # bits → tried fractions
 def _best_steps(x: Tensor, bits: int) -> Tensor:
     """Returns the scales [rows, groups, 1] for numbers [rows, groups, size]."""
     largest = (x.abs().amax(dim=2, keepdim=True) / ((1 << (bits - 1)) - 1)).clamp(min=torch.finfo(torch.float32).tiny)
-    best, chosen, error = torch.full_like(largest, torch.inf), largest, torch.empty_like(x)
+    best, chosen, error = torch.full_like(largest, torch.inf), _in_bfloat16(largest), torch.empty_like(x)
     for clip in CLIPPING[bits]:
-        steps = largest * clip
+        steps = _in_bfloat16(largest * clip)
         _round(x, steps, bits, out=error)
         distance = torch.linalg.vector_norm(error.mul_(steps).sub_(x), dim=2, keepdim=True)
         chosen = torch.where(distance < best, steps, chosen)
         best = torch.minimum(distance, best)
     return chosen
+
+
+def _in_bfloat16(scale: Tensor) -> Tensor:
+    return scale.bfloat16().float()
 
 
 def _round(x: Tensor, steps: Tensor, bits: int, *, out: Tensor) -> None:

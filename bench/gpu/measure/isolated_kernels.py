@@ -14,15 +14,17 @@ from bench.gpu.setup.roofline import attention_operations
 from bench.gpu.setup.steps import last, packed, sequences
 from worker.kernels.act_and_mul import act_and_mul
 from worker.kernels.attention import attention
-from worker.kernels.linear import PackedLinear, gated_linear, linear, pack, pack_quantized
+from worker.kernels.linear import PackedLinear, gated_linear, linear, pack, pack_quantized, pack_stacked
 from worker.kernels.norm import add_rms_norm
 from worker.kernels.qkv_rope_write import qkv_rope_write
 from worker.kernels.quantize import Scheme, quantize
+from worker.kernels.quantized_weight import INT4, quantize_groups
 from worker.kernels.sample import sample_plain
 from worker.model.spec import ModelSpec
 
 MIN_TOTAL_BYTES = 256 << 20  # bytes of the weights that a measurement reads in turn: more than a cache holds
-VARIANTS = ("invariant", "library", "int8", "fp8")  # the last two are names of a Scheme, with eight-bit weights
+FULL = ("invariant", "library")
+FEW_BITS = {"int8": 8, "fp8": 8, "int4": 4}  # names of a Scheme, and int4 in groups of 128: bits of a weight
 MAX_MEMORY_BOUND_ROWS = 512  # with more rows, a matrix product is no longer limited by reading its weight
 
 
@@ -80,17 +82,19 @@ def linear_alone(env: Environment, model: str) -> Iterator[Row]:
             if late := env.skip_reason(3):
                 yield {"model": model, "weight": name, "rows": rows, "note": late}
                 continue
-            variants = VARIANTS if name != "head" else VARIANTS[:2]
+            variants = FULL if name == "head" else (*FULL, *FEW_BITS)
             found = {variant: _product(env, spec, name, rows, variant) for variant in variants}
             memory_bound = rows <= MAX_MEMORY_BOUND_ROWS
             share, work = (env.share_of_copy, n * k * 2) if memory_bound else (env.share_of_gemm, 2 * n * k * rows)
-            quantized = work // 2 if memory_bound else work
             yield {
                 "model": model, "weight": f"{name} {n} x {k}", "rows": rows,
                 "µs invariant": 1e6 * found["invariant"], "%": share(work, found["invariant"]),
                 "µs library": 1e6 * found["library"], "% library": share(work, found["library"]),
                 **{f"µs {variant}": 1e6 * found[variant] for variant in variants[2:]},
-                **{f"% {variant}": share(quantized, found[variant]) for variant in variants[2:]},
+                **{
+                    f"% {variant}": share(work * FEW_BITS[variant] // 16 if memory_bound else work, found[variant])
+                    for variant in variants[2:]
+                },
                 "of": "copy" if memory_bound else "GEMM",
             }  # fmt: skip
 
@@ -108,8 +112,8 @@ def _product(env: Environment, spec: ModelSpec, name: str, rows: int, variant: s
     """Returns the seconds of one matrix product as the decoder calls it, measured over several weights in turn."""
     random, (n, k) = RandomTensors(env), _products(spec)[name]
     min_total = MIN_TOTAL_BYTES if env.cuda else 1
-    size = 2 if variant in VARIANTS[:2] else 1
-    weights = [_packed(env, random(n, k), variant) for _ in range(min(16, 1 + min_total // (n * k * size)))]
+    bits = FEW_BITS.get(variant, 16)
+    weights = [_packed(env, random(n, k), variant) for _ in range(min(16, 1 + min_total // (n * k * bits // 8)))]
     x = random(rows, k)
 
     def run() -> None:
@@ -123,8 +127,10 @@ def _product(env: Environment, spec: ModelSpec, name: str, rows: int, variant: s
 
 
 def _packed(env: Environment, weight: Tensor, variant: str) -> PackedLinear:
-    if variant in VARIANTS[:2]:
+    if variant in FULL:
         return pack(weight, invariant=variant == "invariant")
+    if variant == "int4":
+        return pack_stacked([quantize_groups(weight, INT4, 128)], dtype=env.dtype, invariant=True)
     scheme = Scheme.of(variant)
     quantized = quantize(weight, scheme.kind)
     return pack_quantized(*quantized, dtype=env.dtype, invariant=True, dynamic=scheme.dynamic)
@@ -132,7 +138,7 @@ def _packed(env: Environment, weight: Tensor, variant: str) -> PackedLinear:
 
 @torch.inference_mode()
 def layer_alone(env: Environment, spec: ModelSpec, rows: int, variant: str) -> float:
-    """Returns the seconds of all matrix products of a layer. variant: one of VARIANTS, or another name of a Scheme."""
+    """Returns the seconds of all matrix products of a layer. variant: of FULL or FEW_BITS, or a name of a Scheme."""
     return sum(_product(env, spec, name, rows, variant) for name in _products(spec) if name != "head")
 
 

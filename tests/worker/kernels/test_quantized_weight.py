@@ -48,7 +48,9 @@ def test_stacked_rows_keep_their_numbers_and_formats() -> None:
 )
 def test_quantizing_keeps_a_weight_within_its_step(code_map: CodeMap, group_size: int, largest: float) -> None:
     weight = random(40, 300)
-    full = quantize_groups(weight, code_map, group_size).dequantize(torch.float32)
+    kept = quantize_groups(weight, code_map, group_size)
+    full = kept.dequantize(torch.float32)
+    assert torch.equal(kept.scale.bfloat16().float(), kept.scale)
     assert ((full - weight).norm() / weight.norm()).item() < largest
     assert not quantize_groups(torch.zeros(2, 64), code_map, 32).dequantize(torch.float32).any()
 
