@@ -1,30 +1,44 @@
-/* Packs weights [N, K] in the order in which the matmuls read them: panels of 32 rows, padded with zeros in N and K. */
+/* Packs weights [N, K] in the order in which the matmuls read them: panels of 32 rows, padded with zeros in N and K.
+ *
+ * A square of 16 rows is transposed at a time, whose cache lines are few: bf16 as pairs, which are words like fp32. */
 #include <stdint.h>
+#include <string.h>
 
-enum { PANEL = 32, STEP = 32 };
+enum { PANEL = 32, STEP = 32, TILE = 16 };
 
-static uint16_t element_or_zero(const uint16_t *weight, long n, long k, long row, long column) {
-    return row < n && column < k ? weight[row * k + column] : 0;
+typedef uint32_t Tile[TILE][TILE]; /* [rows][words]: the words of 64 bytes of each row, zeros outside of the weight */
+
+/* rows, bytes: how many of both are inside the weight; stride: the bytes of a row. */
+static void copy_tile(Tile tile, const char *weight, long rows, long bytes, long stride) {
+    bytes = bytes < (long)sizeof(tile[0]) ? bytes : (long)sizeof(tile[0]);
+    if (rows < TILE || bytes < (long)sizeof(tile[0])) memset(tile, 0, sizeof(Tile));
+    if (bytes <= 0) return;
+    for (long r = 0; r < TILE && r < rows; r++)
+        if (bytes == sizeof(tile[0]))
+            memcpy(tile[r], weight + r * stride, sizeof(tile[0]));
+        else
+            memcpy(tile[r], weight + r * stride, bytes);
 }
 
-/* [N/32][K/32][2 tiles][16 pairs][16 rows][2]; a step inside the weight is copied without bounds checks. */
-static void pack_step(const uint16_t *weight, uint16_t *to, long n, long k, long row, long column) {
-    int whole = row + PANEL <= n && column + STEP <= k;
-    for (long r = 0; r < PANEL; r++)
-        for (long c = 0; c < STEP; c++) {
-            uint16_t value =
-                whole ? weight[(row + r) * k + column + c] : element_or_zero(weight, n, k, row + r, column + c);
-            to[r / 16 * 512 + c / 2 * 32 + r % 16 * 2 + c % 2] = value;
-        }
+/* Stores `words` columns of the tile, each as 16 neighbouring words, `stride` words apart. */
+static void store_transposed(Tile tile, uint32_t *to, long words, long stride) {
+    for (long i = 0; i < words; i++)
+        for (long r = 0; r < TILE; r++) to[i * stride + r] = tile[r][i];
 }
 
+/* [N/32][K/32][2 tiles][16 pairs][16 rows][2] */
 __attribute__((visibility("default"))) void pack_bf16(const uint16_t *weight, uint16_t *to, long n, long k,
                                                       int threads) {
     long panels = (n + PANEL - 1) / PANEL, steps = (k + STEP - 1) / STEP;
 #pragma omp parallel for num_threads(threads)
     for (long p = 0; p < panels; p++)
         for (long s = 0; s < steps; s++)
-            pack_step(weight, to + (p * steps + s) * PANEL * STEP, n, k, p * PANEL, s * STEP);
+            for (long row = p * PANEL; row < (p + 1) * PANEL; row += TILE) {
+                Tile tile;
+                copy_tile(tile, (const char *)(weight + row * k + s * STEP), n - row, (k - s * STEP) * 2, k * 2);
+                uint16_t *half = to + ((p * steps + s) * PANEL + row % PANEL) * STEP;
+                store_transposed(tile, (uint32_t *)half, TILE, TILE);
+            }
 }
 
 /* [N/32][K][32] */
@@ -32,7 +46,11 @@ __attribute__((visibility("default"))) void pack_f32(const float *weight, float 
     long panels = (n + PANEL - 1) / PANEL;
 #pragma omp parallel for num_threads(threads)
     for (long p = 0; p < panels; p++)
-        for (long c = 0; c < k; c++)
-            for (long r = p * PANEL; r < (p + 1) * PANEL; r++)
-                to[(p * k + c) * PANEL + r % PANEL] = r < n ? weight[r * k + c] : 0;
+        for (long c = 0; c < k; c += TILE)
+            for (long row = p * PANEL; row < (p + 1) * PANEL; row += TILE) {
+                Tile tile;
+                copy_tile(tile, (const char *)(weight + row * k + c), n - row, (k - c) * 4, k * 4);
+                uint32_t *half = (uint32_t *)to + (p * k + c) * PANEL + row % PANEL;
+                store_transposed(tile, half, k - c < TILE ? k - c : TILE, PANEL);
+            }
 }

@@ -3,61 +3,104 @@
  * Kernels that multiply fp32 numbers read four-bit codes from 32-bit words, which hold 8 inputs of a column, lowest
  * first: [2 octets][32 columns]. Kernels that multiply pairs of bf16 read them from 16-bit words, which hold every other
  * of 8 inputs, so that neighbouring words give pairs: [2 halves][2 octets][16 columns][even inputs, odd inputs].
- * Eight-bit codes are bytes: [16 inputs][32 columns], or [2 halves][8 pairs][even inputs, odd inputs][16 columns]. */
+ * Eight-bit codes are bytes: [16 inputs][32 columns], or [2 halves][8 pairs][even inputs, odd inputs][16 columns].
+ *
+ * A strip of 4 blocks is copied first, because the same cache line holds a column's codes of all of them. */
 #include "gemm/weight.h"
 #include <immintrin.h>
 #include <string.h>
 
-typedef struct {
-    long byte, shift; /* where a code is in its block */
-} CodePlace;
+#define TARGET __attribute__((target("avx2,f16c")))
 
-static CodePlace place(long input, long column, int four_bits, int pairs) {
-    long half = column / 16, pair = input / 2, parity = input % 2;
-    if (four_bits && pairs) {
-        long word = (half * 2 + pair / 4) * 32 + column % 16 * 2 + parity;
-        return (CodePlace){word * 2 + pair % 4 / 2, pair % 2 * 4};
+enum { STRIP = 4 * CODE_BLOCK, HALF = PANEL / 2 };
+
+typedef uint8_t Strip[PANEL][STRIP]; /* codes of neighbouring inputs, zeros outside of the weight */
+
+static void copy_strip(Strip strip, const Weight *w, const uint8_t *codes, long column, long input) {
+    long inputs = w->k - input < STRIP ? w->k - input : STRIP;
+    for (long c = 0; c < PANEL; c++) {
+        long inside = column + c < w->n && inputs > 0 ? inputs : 0;
+        if (inside == STRIP) {
+            memcpy(strip[c], codes + (column + c) * w->k + input, STRIP);
+            continue;
+        }
+        memset(strip[c], 0, STRIP);
+        if (inside) memcpy(strip[c], codes + (column + c) * w->k + input, inside);
     }
-    if (four_bits) return (CodePlace){(input / 8 * PANEL + column) * 4 + pair % 4, parity * 4};
-    if (pairs) return (CodePlace){half * 256 + pair * 32 + parity * 16 + column % 16, 0};
-    return (CodePlace){input * PANEL + column, 0};
 }
 
-static void pack_block(const Weight *w, const uint8_t *codes, char *to, long column, long input, int pairs) {
-    memset(to, 0, code_block_bytes(w));
-    for (long c = 0; c < PANEL && column + c < w->n; c++) {
-        const uint8_t *row = codes + (column + c) * w->k;
-        for (long i = 0; i < CODE_BLOCK && input + i < w->k; i++) {
-            CodePlace p = place(i, c, has_four_bits(w), pairs);
-            to[p.byte] |= row[input + i] << p.shift;
-        }
+/* The 16 codes of a column become two 32-bit words, one for each octet of inputs. */
+TARGET static inline void pack_four_bits(Strip strip, long input, char *to, int pairs) {
+    const __m128i even_then_odd = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    const __m128i low_and_high = _mm_set1_epi16(16 << 8 | 1); /* every other code is shifted by four bits */
+    for (long c = 0; c < PANEL; c++) {
+        __m128i codes = _mm_loadu_si128((const void *)&strip[c][input]);
+        if (pairs) codes = _mm_shuffle_epi8(codes, even_then_odd);
+        __m128i bytes = _mm_maddubs_epi16(codes, low_and_high);
+        uint64_t octets = _mm_cvtsi128_si64(_mm_packus_epi16(bytes, bytes));
+        uint32_t *words = (uint32_t *)to + (pairs ? c / HALF * PANEL + c % HALF : c);
+        words[0] = octets;
+        words[pairs ? HALF : PANEL] = octets >> 32;
     }
+}
+
+/* Transposes 16 columns of 16 codes. Unpacking row i with row i + 8 four times moves every bit of i to its place. */
+TARGET static inline void pack_eight_bits(Strip strip, long column, long input, char *to, long stride) {
+    __m128i rows[16], mixed[16];
+    for (int i = 0; i < 16; i++) rows[i] = _mm_loadu_si128((const void *)&strip[column + i][input]);
+#pragma GCC unroll 4
+    for (int pass = 0; pass < 4; pass++) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            mixed[2 * i] = _mm_unpacklo_epi8(rows[i], rows[i + 8]);
+            mixed[2 * i + 1] = _mm_unpackhi_epi8(rows[i], rows[i + 8]);
+        }
+        memcpy(rows, mixed, sizeof(rows));
+    }
+    for (int i = 0; i < 16; i++) _mm_storeu_si128((void *)(to + i * stride), rows[i]);
+}
+
+TARGET static void pack_block(const Weight *w, Strip strip, long input, char *to, int pairs) {
+    if (has_four_bits(w)) {
+        pairs ? pack_four_bits(strip, input, to, 1) : pack_four_bits(strip, input, to, 0);
+        return;
+    }
+    for (long half = 0; half < 2; half++)
+        pack_eight_bits(strip, half * HALF, input, to + half * HALF * (pairs ? CODE_BLOCK : 1), pairs ? HALF : PANEL);
 }
 
 /* Stores one number per column, divided by the weight's factor (a power of two); zeros beyond the last column. */
-__attribute__((target("f16c"))) static void pack_numbers(const Weight *w, const float *numbers, char *to, long column,
-                                                         long group) {
-    for (long c = 0; c < PANEL; c++) {
-        float number = column + c < w->n ? numbers[(column + c) * group_count(w) + group] / w->factor : 0;
-        if (w->scale_bytes == 4)
-            ((float *)to)[c] = number;
-        else
-            ((uint16_t *)to)[c] = _cvtss_sh(number, 0);
+TARGET static void pack_numbers(const Weight *w, const float *numbers, char *to, long column, long group) {
+    float panel[PANEL] = {0};
+    for (long c = 0; c < PANEL && column + c < w->n; c++) panel[c] = numbers[(column + c) * group_count(w) + group];
+    for (long c = 0; c < PANEL; c++) panel[c] /= w->factor;
+    if (w->scale_bytes == 4)
+        memcpy(to, panel, sizeof(panel));
+    else
+        for (long c = 0; c < PANEL; c += 8)
+            _mm_storeu_si128((void *)(to + 2 * c), _mm256_cvtps_ph(_mm256_loadu_ps(panel + c), 0));
+}
+
+static void pack_panel(const Weight *w, const uint8_t *codes, const float *scale, const float *minimum, long column,
+                       int pairs) {
+    Strip strip;
+    long blocks = w->group / CODE_BLOCK;
+    for (long g = 0, block = 0; g < group_count(w); g++) {
+        char *to = (char *)group_at(w, column / PANEL, g);
+        pack_numbers(w, scale, to, column, g);
+        if (w->has_minimum) pack_numbers(w, minimum, to + PANEL * w->scale_bytes, column, g);
+        to += group_head_bytes(w);
+        for (long b = 0; b < blocks; b++, block++, to += code_block_bytes(w)) {
+            long input = block * CODE_BLOCK % STRIP;
+            if (input == 0) copy_strip(strip, w, codes, column, block * CODE_BLOCK);
+            pack_block(w, strip, input, to, pairs);
+        }
     }
 }
 
 /* codes: [n, k] bytes; scale, minimum: [n, groups]; pairs: whether the kernel multiplies pairs of bf16 numbers. */
 __attribute__((visibility("default"))) void pack_codes(const Weight *w, const uint8_t *codes, const float *scale,
                                                        const float *minimum, int pairs, int threads) {
-    long panels = (w->n + PANEL - 1) / PANEL;
 #pragma omp parallel for num_threads(threads)
-    for (long p = 0; p < panels; p++)
-        for (long g = 0; g < group_count(w); g++) {
-            char *to = (char *)group_at(w, p, g);
-            pack_numbers(w, scale, to, p * PANEL, g);
-            if (w->has_minimum) pack_numbers(w, minimum, to + PANEL * w->scale_bytes, p * PANEL, g);
-            to += group_head_bytes(w);
-            for (long i = 0; i < w->group; i += CODE_BLOCK, to += code_block_bytes(w))
-                pack_block(w, codes, to, p * PANEL, g * w->group + i, pairs);
-        }
+    for (long column = 0; column < w->n; column += PANEL) pack_panel(w, codes, scale, minimum, column, pairs);
 }
