@@ -88,8 +88,10 @@ class WorkerConfig:
         choices=("auto", "bfloat16", "float16", "float32"),
     )
     kv_cache_dtype: str = setting(
-        "auto", "number format of K/V; auto: the same as --dtype; fp8: eight bits, so that twice as many tokens fit",
-        choices=("auto", "fp8"),
+        "auto",
+        "number format of K/V; auto: the same as --dtype; fp8, int8: eight bits, so that twice as many tokens fit; "
+        "int8 is more accurate, and for the CPU only",
+        choices=("auto", "fp8", "int8"),
     )  # fmt: skip
     quantization: str = setting(
         "auto",

@@ -32,7 +32,7 @@ FORBIDDEN = {
 ALLOWED = {
     "worker/kernels": ("worker.kernels",),
     "worker/schedule": ("worker.schedule", "worker.kv_cache.pages", "worker.kv_cache.prefix_cache", "shared"),
-    "worker/kv_cache": ("worker.kv_cache", "worker.model.spec", "shared"),
+    "worker/kv_cache": ("worker.kv_cache", "worker.model.spec", "worker.kernels.eight_bit_kv", "shared"),
     "worker/model": ("worker.model", "worker.kernels", "worker.kv_cache", "shared"),
     "shared": ("shared",),
 }

@@ -9,7 +9,7 @@ import itertools
 import random
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from tests.worker.schedule.harness import OracleDrafter, commit
 from worker.grammar.compiler import Grammar, GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.tensors import KVCache
+from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.run.runner import Runner
@@ -60,6 +60,7 @@ class Mode:
     prefix: bool = True
     company: str = "alone"
     drafts: int = 0  # at most, in a step
+    kept: str = "auto"  # --kv-cache-dtype
 
     def config(self) -> SchedulerConfig:
         worker = WorkerConfig(
@@ -121,7 +122,7 @@ def run(
     page_size = mode.page or MAX_SEQ_LEN
     pages = 1 + (CROWD + 2) * -(-MAX_SEQ_LEN // page_size)
     dtype = decoder.weights.embed.dtype
-    kv = KVCache(decoder.spec, pages, page_size, dtype, "cpu")
+    kv = KVCache(decoder.spec, pages, page_size, kv_format(mode.kept, dtype), "cpu")
     scheduler = Scheduler(mode.config(), PagePool(pages, page_size))
     runner = Runner(fastest_decoder(decoder, kv), kv)
     recorder = Recorder()
@@ -152,7 +153,7 @@ def assert_same_bits(
     decoder: Decoder, modes: list[Mode], monkeypatch: pytest.MonkeyPatch, grammar: Grammar | None = None
 ) -> dict[int, Tensor]:
     """Compares every mode with the default one. Returns the logits of the target, by position."""
-    ids, logits = run(decoder, Mode(), monkeypatch, grammar)
+    ids, logits = run(decoder, Mode(kept=modes[0].kept), monkeypatch, grammar)
     assert len(ids) == NEW
     for mode in modes:
         other_ids, other_logits = run(decoder, mode, monkeypatch, grammar, foretold=None if grammar else ids)
@@ -199,6 +200,35 @@ def test_bits_depend_on_the_request_alone_on_every_tier(
 ) -> None:
     decoder = batch_invariant_decoder(checkpoints(family), dtype)
     assert_same_bits(decoder, [*MODES[7::11], *DRAFTING_MODES[2::5]], monkeypatch)
+
+
+def in_eight_bits(kept: str, modes: list[Mode]) -> list[Mode]:
+    return [replace(mode, kept=kept) for mode in modes]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("kept", "family"), [("int8", "llama"), ("fp8", "qwen3"), ("int8", "gemma3")])
+def test_bits_of_an_eight_bit_cache_depend_on_the_request_alone(
+    kept: str, family: str, dtype: torch.dtype, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = batch_invariant_decoder(checkpoints(family), dtype)
+    logits = assert_same_bits(decoder, in_eight_bits(kept, [*MODES[::2], *DRAFTING_MODES]), monkeypatch)
+    plain = run(decoder, Mode(), monkeypatch)[1]
+    assert not torch.equal(logits[0], plain[0]), "eight bits change the logits"
+
+
+@pytest.mark.parametrize(("tier", "dtype"), BELOW, ids=str, indirect=["tier"])
+@pytest.mark.parametrize(("kept", "family"), [("int8", "gemma3"), ("fp8", "llama")])
+def test_bits_of_an_eight_bit_cache_depend_on_the_request_alone_on_every_tier(
+    kept: str,
+    family: str,
+    tier: str,  # noqa: F811
+    dtype: torch.dtype,
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = batch_invariant_decoder(checkpoints(family), dtype)
+    assert_same_bits(decoder, in_eight_bits(kept, [*MODES[7::22], *DRAFTING_MODES[2::5]]), monkeypatch)
 
 
 def decoder_in_few_bits(name: str, folder: Path, dtype: torch.dtype, copy: Path) -> Decoder:

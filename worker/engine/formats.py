@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from shared.config import WorkerConfig
+from shared.config import ConfigError, WorkerConfig
 from worker.kernels.cpu import bindings
 from worker.kernels.operations import TORCH
 from worker.kv_cache.tensors import kv_format
@@ -31,7 +31,7 @@ class Formats:
     @property
     def all_in_c(self) -> bool:
         """Whether the C kernels for CPUs compute everything, so that the bits of a row do not depend on its step."""
-        return self.kv_dtype is self.dtype and bindings.available(self.dtype)
+        return bindings.available(self.dtype) and (self.kv_dtype is self.dtype or self.kv_dtype in bindings.EIGHT_BITS)
 
 
 def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) -> Formats:
@@ -41,6 +41,8 @@ def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) 
     """
     dtype = _weights_dtype(spec, worker.dtype, device)
     kv_dtype = kv_format(worker.kv_cache_dtype, dtype)
+    if device.type == "cuda" and kv_dtype == torch.int8:
+        raise ConfigError("--kv-cache-dtype int8 is for the CPU: on a GPU, choose fp8 or auto")
     for needed in (dtype, kv_dtype):
         check_format(device, needed)
     memory = in_memory(spec.stored, worker.quantization, device)
@@ -73,10 +75,10 @@ def warn_about_cpu(worker: WorkerConfig, formats: Formats) -> None:
             "--batch-invariant: there are no C kernels for %s here, so bits may depend on the other requests of a step",
             formats.dtype,
         )
-    if formats.kv_dtype is not formats.dtype:
+    if formats.kv_dtype is not formats.dtype and not formats.all_in_c:
         log.warning(
-            "--kv-cache-dtype saves memory here, not time: plain PyTorch computes attention because no C kernels read "
-            "%s, and bits may depend on the other requests of a step", formats.kv_dtype,
+            "--kv-cache-dtype saves memory here, not time: plain PyTorch computes attention because there are no C "
+            "kernels for %s, and bits may depend on the other requests of a step", formats.dtype,
         )  # fmt: skip
 
 

@@ -175,14 +175,15 @@ def size_pool_and_decoder(
 
     On a GPU the kernels are chosen and compiled first, which shows how much memory they leave for the pool.
     """
+    device = weights.embed.device
     if gpu is None:
-        size = size_pool(spec, kv_dtype, configured_budget(worker), model, worker)
+        size = size_pool(spec, kv_dtype, device, configured_budget(worker), model, worker)
         return size, Decoder(spec, weights, size.max_seq_len)
     log.info("preparing kernels for %s", gpu.name)
     length = longest_sequence(spec, model, worker)
     decoder, measured = choose_operations(Decoder(spec, weights, length), worker, length, gpu, on_progress)
     budget = configured_budget(worker) if worker.kv_cache_gb else measured
-    return size_pool(spec, kv_dtype, budget, model, worker), decoder
+    return size_pool(spec, kv_dtype, device, budget, model, worker), decoder
 
 
 @contextmanager

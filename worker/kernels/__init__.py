@@ -11,6 +11,7 @@ plain PyTorch and defines what x computes.
     attention           attention over the paged cache
     linear              matrix products
     act_and_mul         the activation of the feed-forward network
+    eight_bit_kv        rows of keys and values in eight bits, with a scale
     quantized_weight    weights of four or eight bits, in groups with a scale
     quantize            eight-bit weights and activations
     sample              chooses the next token of each row

@@ -2,7 +2,7 @@
 
 Row i of a sequence with q_len rows is at position p = seq_len - q_len + i and attends to positions
 max(0, p - window + 1) .. p (window 0: all of 0 .. p), whose keys and values lie in the pages of its page table.
-Query heads come in groups that share a key/value head. A cache of float8_e4m3fn is read as q's dtype.
+Query heads come in groups that share a key/value head. A cache of eight bits is read as q's dtype.
 """
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kernels.cpu import bindings
+from worker.kernels.eight_bit_kv import dequantize_rows, has_scales
 
 GATHER_ELEMENTS = 1 << 25  # elements of keys gathered together
 MASK_ELEMENTS = 1 << 26  # mask entries that are in memory together
@@ -30,8 +31,9 @@ def attention(
     """Returns softmax(q k^T * scale) v over the cache for every row. The tokens' own K/V must have been written.
 
     q [T, Hq, D], whose rows may be strided; cache_k, cache_v [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn,
-    where Hq is a multiple of Hk; query_start_loc [S + 1], seq_lens [S], page_table [S, P] int32; max_kv_len at least
-    the longest of seq_lens; window in tokens, or 0 for no window. Returns [T, Hq, D] in q's dtype.
+    or [pages, page_size, Hk, D + 4] in eight bits (eight_bit_kv.py), where Hq is a multiple of Hk; query_start_loc
+    [S + 1], seq_lens [S], page_table [S, P] int32; max_kv_len at least the longest of seq_lens; window in tokens, or 0
+    for no window. Returns [T, Hq, D] in q's dtype.
     """
     if q.is_cuda:
         from worker.kernels.gpu.attention import attention_triton
@@ -39,7 +41,7 @@ def attention(
         return attention_triton(
             q, cache_k, cache_v, query_start_loc, seq_lens, page_table, max_kv_len, scale=scale, window=window
         )
-    if bindings.available(q.dtype) and cache_k.dtype == q.dtype and q.shape[2] <= bindings.MAX_HEAD_DIM:
+    if bindings.supports_cache(q.dtype, cache_k, q.shape[2]) and q.shape[2] <= bindings.MAX_HEAD_DIM:
         return bindings.attention(
             q, cache_k, cache_v, query_start_loc, seq_lens, page_table, scale=scale, window=window
         )
@@ -107,7 +109,7 @@ def _attend_batch(
     clamped = key_positions.minimum(seq_lens[:, None] - 1)
     page_size = cache_k.shape[1]
     slots = page_table.gather(1, clamped // page_size) * page_size + clamped % page_size
-    k, v = (_gather(cache, slots, q.dtype).transpose(1, 2) for cache in (cache_k, cache_v))  # [B, Hk, L, D]
+    k, v = (_gather(cache, slots, q).transpose(1, 2) for cache in (cache_k, cache_v))  # [B, Hk, L, D]
     longest = int(q_lens.max())
     rows_at_once = max(1, MASK_ELEMENTS // (key_positions.numel() * (heads // kv_heads)))
     for start in range(0, longest, rows_at_once):
@@ -127,8 +129,11 @@ def _attend_batch(
         out[tokens[valid]] = mixed[valid]
 
 
-def _gather(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the cache's entries at slots [B, L], converted to `dtype`: [B, L, Hk, D]."""
-    if cache.dtype == torch.float8_e4m3fn:  # torch cannot index float8
-        return cache.view(torch.uint8).flatten(0, 1)[slots].view(cache.dtype).to(dtype)
-    return cache.flatten(0, 1)[slots]
+def _gather(cache: Tensor, slots: Tensor, q: Tensor) -> Tensor:
+    """Returns the cache's entries at slots [B, L], converted to q's dtype: [B, L, Hk, D]."""
+    if cache.dtype == q.dtype:
+        return cache.flatten(0, 1)[slots]
+    rows = cache.view(torch.uint8).flatten(0, 1)[slots]  # torch cannot index float8
+    if has_scales(cache, q.shape[2]):
+        return dequantize_rows(rows, cache.dtype, q.dtype)
+    return rows.view(cache.dtype).to(q.dtype)

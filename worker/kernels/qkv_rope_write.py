@@ -34,7 +34,7 @@ def qkv_rope_write(
     """Returns the rotated q [T, Hq, D] in `dtype`, and writes k and v to the slots `slot_mapping` [T] of the caches.
 
     qkv [T, (Hq + 2 Hk) * D] in `dtype`, or its split-K partial sums (see split_k.py); cache_k, cache_v [pages,
-    page_size, Hk, D] as in store_kv.py; cos, sin [M, D] float32; norm weights [D], or None without norms.
+    page_size, Hk, D] or as store_kv.py says; cos, sin [M, D] float32; norm weights [D], or None without norms.
     """
     if qkv.is_cuda:
         from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
@@ -43,7 +43,7 @@ def qkv_rope_write(
             qkv, cache_k, cache_v, cos, sin, positions, slot_mapping,
             q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype,
         )  # fmt: skip
-    if bindings.available(dtype) and cache_k.dtype == dtype:
+    if bindings.supports_cache(dtype, cache_k, cos.shape[1]):
         return bindings.qkv_rope_write(
             sum_split_k(qkv, 2, dtype), cache_k, cache_v, cos, sin, positions, slot_mapping,
             q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset,
@@ -73,7 +73,7 @@ def qkv_rope_write_unfused(
     write: Callable[..., None] = store_kv,
 ) -> Tensor:
     """Computes the same as `qkv_rope_write` by calling three functions in order."""
-    kv_heads, dim = cache_k.shape[2:]
+    kv_heads, dim = cache_k.shape[2], cos.shape[1]
     parts = sum_split_k(qkv, 2, dtype).view(qkv.shape[-2], -1, dim)
     q, k, v = parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:

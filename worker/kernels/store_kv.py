@@ -4,26 +4,30 @@ import torch
 from torch import Tensor
 
 from worker.kernels.cpu import bindings
+from worker.kernels.eight_bit_kv import has_scales, quantize_rows
 
 
 def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
     """Stores row t of k and v at slot slot_mapping[t] = page * page_size + offset, in place.
 
     k, v [T, Hk, D], whose tokens may be strided; cache_k, cache_v [pages, page_size, Hk, D] contiguous, of the dtype of
-    k and v or float8_e4m3fn (values are clamped to +-448); slot_mapping [T] int64, distinct except in the scratch page.
+    k and v or float8_e4m3fn (values are clamped to +-448), or [pages, page_size, Hk, D + 4] of codes with their scale
+    (eight_bit_kv.py); slot_mapping [T] int64, distinct except in the scratch page.
     """
     if k.is_cuda:
         from worker.kernels.gpu.store_kv import store_kv_triton
 
         return store_kv_triton(k, v, cache_k, cache_v, slot_mapping)
-    if bindings.available(k.dtype) and cache_k.dtype == k.dtype:
+    if bindings.supports_cache(k.dtype, cache_k, k.shape[2]):
         return bindings.store_kv(k, v, cache_k, cache_v, slot_mapping)
     return store_kv_torch(k, v, cache_k, cache_v, slot_mapping)
 
 
 def store_kv_torch(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
     for new, cache in ((k, cache_k), (v, cache_v)):
-        if cache.dtype == torch.float8_e4m3fn:  # torch cannot index float8
+        if has_scales(cache, k.shape[2]):
+            new, cache = quantize_rows(new, cache.dtype), cache.view(torch.uint8)
+        elif cache.dtype == torch.float8_e4m3fn:  # torch cannot index float8
             limit = torch.finfo(cache.dtype).max
             new, cache = new.clamp(-limit, limit).to(cache.dtype).view(torch.uint8), cache.view(torch.uint8)
         cache.flatten(0, 1).index_copy_(0, slot_mapping, new.to(cache.dtype))

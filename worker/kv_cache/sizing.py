@@ -99,16 +99,21 @@ def page_size(max_seq_len: int, worker: WorkerConfig) -> int:
 
 
 def size_pool(
-    spec: ModelSpec, dtype: torch.dtype, budget: PoolBudget, model: ModelConfig, worker: WorkerConfig
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    budget: PoolBudget,
+    model: ModelConfig,
+    worker: WorkerConfig,
 ) -> PoolSize:
-    """Returns the size of the pool that fits in the budget.
+    """Returns the size of the pool, of K/V in `dtype` on `device`, that fits in the budget.
 
     Raises ConfigError, which names what to change, when not even one sequence of --max-seq-len fits. Without that flag,
     the pool limits the length of sequences instead.
     """
     max_seq_len = longest_sequence(spec, model, worker)
     size = page_size(max_seq_len, worker)
-    page_bytes = bytes_per_page(spec, size, dtype)
+    page_bytes = bytes_per_page(spec, size, dtype, device)
     sequence_pages = -(-max_seq_len // size)
     pages = min(budget.nbytes // page_bytes, worker.max_batch_size * sequence_pages + 1)
     if pages < sequence_pages + 1:

@@ -5,18 +5,23 @@ import mmap
 import torch
 from torch import Tensor
 
+from worker.kernels.eight_bit_kv import row_elements
 from worker.kv_cache.prefault import Prefaulter, Touch
 from worker.model.spec import ModelSpec
 
 
 class KVCache:
-    """Holds `k` and `v`, each [layer, page, offset, kv_head, head_dim], initially zero. Page 0 is the scratch page."""
+    """Holds `k` and `v`, each [layer, page, offset, kv_head, head_dim], initially zero. Page 0 is the scratch page.
+
+    On the CPU, rows of eight bits are 4 bytes longer, for their scale (kernels/eight_bit_kv.py).
+    """
 
     def __init__(
         self, spec: ModelSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         self.pages, self.page_size = pages, page_size
-        shape = (len(spec.layers), pages, page_size, spec.kv_heads, spec.head_dim)
+        row = row_elements(spec.head_dim, dtype, device)
+        shape = (len(spec.layers), pages, page_size, spec.kv_heads, row)
         self.k = _zeros(shape, dtype, torch.device(device))
         self.v = _zeros(shape, dtype, torch.device(device))
         self._layers = list(zip(self.k.unbind(), self.v.unbind(), strict=True))
@@ -39,12 +44,13 @@ class KVCache:
 
 def kv_format(name: str, dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype that K/V is stored in. name: the value of --kv-cache-dtype; dtype: the dtype of the model."""
-    return torch.float8_e4m3fn if name == "fp8" else dtype
+    return {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(name, dtype)
 
 
-def bytes_per_page(spec: ModelSpec, page_size: int, dtype: torch.dtype) -> int:
+def bytes_per_page(spec: ModelSpec, page_size: int, dtype: torch.dtype, device: torch.device | str) -> int:
     """Returns the size in bytes of the K and V of `page_size` tokens in all layers."""
-    return 2 * len(spec.layers) * page_size * spec.kv_heads * spec.head_dim * dtype.itemsize
+    row = row_elements(spec.head_dim, dtype, device)
+    return 2 * len(spec.layers) * page_size * spec.kv_heads * row * dtype.itemsize
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@
 import torch
 from torch import Tensor
 
+from worker.kernels.cpu import bindings
 from worker.kernels.cpu.decoder_c import DecoderC, DecoderCLayer
 from worker.kernels.operations import FAST
 from worker.kv_cache.tensors import KVCache
@@ -43,7 +44,8 @@ class CpuDecoder:
 
 def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:
     """Returns a CpuDecoder if the C library has packed all weights and supports the cache's format; else `decoder`."""
-    if decoder.operations is not FAST or cache.k.dtype != decoder.weights.embed.dtype:
+    dtype, head_dim = decoder.weights.embed.dtype, decoder.spec.head_dim
+    if decoder.operations is not FAST or not bindings.supports_cache(dtype, cache.k, head_dim):
         return decoder
     layers = [_layer_in_c(decoder, index, cache) for index in range(len(decoder.weights.layers))]
     packed = [layer for layer in layers if layer is not None]

@@ -5,11 +5,13 @@ import logging
 import pytest
 import torch
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config import ConfigError, ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
-from worker.engine.formats import dtype_name
+from worker.engine.formats import choose_formats, dtype_name
 from worker.engine.load import load_engine
 from worker.kernels.quantize import Scheme
+from worker.model.checkpoint import read_config
+from worker.model.families import spec_from_config
 from worker.model.quantization.in_memory import AS_STORED, InMemory
 
 
@@ -30,6 +32,20 @@ def test_float16_on_the_cpu_becomes_float32_unless_the_flag_names_it(
         engine = load_engine(ModelConfig(model=str(checkpoints("llama", dtype=stored)), max_seq_len=64), worker)
     assert engine.dtype == computed
     assert ("no C kernels" in caplog.text) == (computed == "float16")
+
+
+def test_int8_cache_on_a_gpu_is_refused(checkpoints: Checkpoints) -> None:
+    spec = spec_from_config(read_config(checkpoints("llama")))
+    with pytest.raises(ConfigError, match="--kv-cache-dtype int8 is for the CPU: on a GPU, choose fp8 or auto"):
+        choose_formats(spec, WorkerConfig(kv_cache_dtype="int8"), torch.device("cuda"))
+
+
+@pytest.mark.parametrize("kept", ["auto", "fp8", "int8"])
+def test_c_kernels_compute_every_cache(checkpoints: Checkpoints, kept: str) -> None:
+    spec, cpu = spec_from_config(read_config(checkpoints("llama"))), torch.device("cpu")
+    for dtype in ("float32", "float16"):
+        formats = choose_formats(spec, WorkerConfig(dtype=dtype, kv_cache_dtype=kept), cpu)
+        assert formats.all_in_c == (dtype == "float32")
 
 
 def test_dtype_name_includes_the_format_of_weights() -> None:

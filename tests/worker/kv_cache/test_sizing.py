@@ -21,7 +21,8 @@ from worker.kv_cache.sizing import (
 from worker.kv_cache.tensors import bytes_per_page
 
 H200 = GpuMemory("NVIDIA H200", free=138 * GIB, total=140 * GIB, utilization=0.9)
-A_TOKEN = bytes_per_page(SPEC, 1, torch.bfloat16)
+CPU = torch.device("cpu")
+A_TOKEN = bytes_per_page(SPEC, 1, torch.bfloat16, CPU)
 
 
 def sized(tokens: int, max_seq_len: int = 0, **worker: Any) -> PoolSize:
@@ -29,6 +30,7 @@ def sized(tokens: int, max_seq_len: int = 0, **worker: Any) -> PoolSize:
     return size_pool(
         SPEC,
         torch.bfloat16,
+        CPU,
         PoolBudget(tokens * A_TOKEN, "change something"),
         ModelConfig(max_seq_len=max_seq_len),
         with_default_sizes(WorkerConfig(**worker), on_gpu=False),

@@ -10,11 +10,12 @@ from tests.worker.kv_cache.harness import SPEC
 from worker.kv_cache.tensors import KVCache, bytes_per_page
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8])
 def test_cache_has_layout_and_size(dtype: torch.dtype) -> None:
     cache = KVCache(SPEC, pages=5, page_size=16, dtype=dtype, device="cpu")
-    assert cache.k.shape == cache.v.shape == (3, 5, 16, 2, 16) and cache.k.dtype == cache.v.dtype == dtype
-    assert cache.k.nbytes + cache.v.nbytes == 5 * bytes_per_page(SPEC, 16, dtype)
+    row = 16 if dtype.itemsize > 1 else 20  # with the scale
+    assert cache.k.shape == cache.v.shape == (3, 5, 16, 2, row) and cache.k.dtype == cache.v.dtype == dtype
+    assert cache.k.nbytes + cache.v.nbytes == 5 * bytes_per_page(SPEC, 16, dtype, "cpu")
     assert not cache.k.view(torch.uint8).any() and not cache.v.view(torch.uint8).any()
 
 
@@ -39,4 +40,6 @@ def test_cache_pages_never_written_take_no_memory() -> None:
 
 
 def test_bytes_per_page_counts_k_and_v_of_all_layers() -> None:
-    assert bytes_per_page(SPEC, 16, torch.bfloat16) == 2 * 3 * 16 * 2 * 16 * 2
+    assert bytes_per_page(SPEC, 16, torch.bfloat16, "cpu") == 2 * 3 * 16 * 2 * 16 * 2
+    assert bytes_per_page(SPEC, 16, torch.int8, "cpu") == 2 * 3 * 16 * 2 * (16 + 4)
+    assert bytes_per_page(SPEC, 16, torch.float8_e4m3fn, "cuda") == 2 * 3 * 16 * 2 * 16

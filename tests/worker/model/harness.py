@@ -43,9 +43,9 @@ def cache_for(decoder: Decoder, *, tokens: int, page_size: int = 16, kept: str =
     """Room for `tokens` tokens and the scratch page; what no one wrote is NaN, so that reading it shows."""
     dtype = kv_format(kept, decoder.weights.embed.dtype)
     cache = KVCache(decoder.spec, 1 + tokens // page_size, page_size, dtype, CPU)
-    cache.k.fill_(float("nan"))
-    cache.v.fill_(float("nan"))
-    cache.k[:, 0] = cache.v[:, 0] = 0.0
+    for whole in (cache.k.view(torch.uint8), cache.v.view(torch.uint8)):
+        whole.fill_(255)  # NaN in every format, as a scale of codes, too
+        whole[:, 0] = 0
     return cache
 
 

@@ -20,8 +20,11 @@ from worker.kernels.cpu.library import available as available
 from worker.kernels.cpu.library import kernels, library, multiplies_bf16
 from worker.kernels.cpu.library import tier as tier
 from worker.kernels.cpu.packed_weight import PANEL, CpuWeight
+from worker.kernels.eight_bit_kv import has_scales
 
 MAX_HEAD_DIM = 256  # the largest head size that attention supports
+PLAIN, PAIRED = 0, 1  # formats of the K/V cache, as in csrc/kv_format.h
+EIGHT_BITS = {torch.int8: 2, torch.float8_e4m3fn: 3}
 
 
 def touch_pages(start: int, nbytes: int) -> bool:
@@ -127,16 +130,27 @@ def v_is_paired(cache_v: Tensor) -> bool:
     return cache_v.dtype == torch.bfloat16 and multiplies_bf16() and page_size % PANEL == 0 and d % PANEL == 0
 
 
+def supports_cache(dtype: torch.dtype, cache: Tensor, head_dim: int) -> bool:
+    """Whether the library reads and writes `cache` [..., D, or D + 4 in eight bits] for keys and values of `dtype`."""
+    if not available(dtype):
+        return False
+    return cache.dtype == dtype or (has_scales(cache, head_dim) and head_dim <= MAX_HEAD_DIM)
+
+
+def kv_format(cache_v: Tensor) -> int:
+    """Returns the number that the library has for the format of a cache that it supports."""
+    return EIGHT_BITS.get(cache_v.dtype, PAIRED if v_is_paired(cache_v) else PLAIN)
+
+
 def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
     """Does the same as `store_kv_torch`: writes rows of k and v [T, Hk, D] to the slots slot_mapping [T] int64."""
     (k, heads, d), v = _rows(k), _rows(v)[0]
     assert k.shape == v.shape and k.dtype == v.dtype
     _check_cache(cache_k, cache_v, k.dtype, heads, d)
     assert slot_mapping.dtype == torch.int64 and slot_mapping.shape == (k.shape[0],) and slot_mapping.is_contiguous()
-    size = k.element_size()
     kernels()[k.dtype].store_kv(
         k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slot_mapping.data_ptr(),
-        k.shape[0], heads * d * size, k.stride(0) * size, v.stride(0) * size, v_is_paired(cache_v),
+        k.shape[0], heads, d, k.stride(0), v.stride(0), kv_format(cache_v),
     )  # fmt: skip
 
 
@@ -159,7 +173,7 @@ def qkv_rope_write(
     Returns q [T, Hq, D]. qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D].
     Gives the same bits as `rms_norm`, `rotary` and `store_kv` in order.
     """
-    kv_heads, d = cache_k.shape[2:]
+    kv_heads, d = cache_k.shape[2], cos.shape[1]
     q_heads = qkv.shape[1] // d - 2 * kv_heads
     assert qkv.is_contiguous() and qkv.shape[1] == (q_heads + 2 * kv_heads) * d
     _check_cache(cache_k, cache_v, qkv.dtype, kv_heads, d)
@@ -171,7 +185,7 @@ def qkv_rope_write(
     kernels()[qkv.dtype].qkv_rope_write(
         qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), address(q_norm), address(k_norm),
         cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(), eps, offset,
-        qkv.shape[0], q_heads, kv_heads, d, v_is_paired(cache_v), torch.get_num_threads(),
+        qkv.shape[0], q_heads, kv_heads, d, kv_format(cache_v), torch.get_num_threads(),
     )  # fmt: skip
     return q
 
@@ -202,7 +216,7 @@ def attention(
     if kernels()[q.dtype].attention(
         q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), query_start_loc.data_ptr(), seq_lens.data_ptr(),
         page_table.data_ptr(), out.data_ptr(), len(seq_lens), q.stride(0), heads, kv_heads, d, size,
-        page_table.stride(0), window, scale, torch.get_num_threads(),
+        page_table.stride(0), window, kv_format(cache_v), scale, torch.get_num_threads(),
     ):  # fmt: skip
         raise MemoryError("no memory for the scratch of attention")
     return out
@@ -224,8 +238,9 @@ def _rows(x: Tensor) -> tuple[Tensor, int, int]:
 
 
 def _check_cache(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype, heads: int, d: int) -> None:
-    assert cache_k.shape == cache_v.shape and cache_k.shape[2:] == (heads, d)
-    assert cache_k.is_contiguous() and cache_v.is_contiguous() and cache_k.dtype == cache_v.dtype == dtype
+    assert cache_k.shape == cache_v.shape and cache_k.dtype == cache_v.dtype and supports_cache(dtype, cache_k, d)
+    assert cache_k.shape[2] == heads and (has_scales(cache_k, d) or cache_k.shape[3] == d)
+    assert cache_k.is_contiguous() and cache_v.is_contiguous()
 
 
 def _check_tables(cos: Tensor, sin: Tensor, positions: Tensor, t: int, d: int) -> None:

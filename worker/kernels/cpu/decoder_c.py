@@ -30,7 +30,7 @@ class DecoderCLayer:
     k_norm: Tensor | None
     cos: Tensor  # [positions, D] float32
     sin: Tensor
-    cache_k: Tensor  # [pages, page_size, Hk, D]
+    cache_k: Tensor  # [pages, page_size, Hk, D], or D + 4 in eight bits (eight_bit_kv.py)
     cache_v: Tensor
     window: int
     o: CpuWeight  # Hq * D → H
@@ -60,7 +60,7 @@ class _Model(Structure):
         *((name, c_long) for name in ("num_layers", "hidden_size", "inner_size", "heads", "kv_heads", "d")),
         ("page_size", c_long), ("element_size", c_long),
         *((name, c_float) for name in ("eps", "offset", "scale")), ("gelu", c_int),
-        ("is_bf16", c_int), ("paired", c_int), ("layers_started", POINTER(c_uint64)),
+        ("is_bf16", c_int), ("kv_format", c_int), ("layers_started", POINTER(c_uint64)),
     ]  # fmt: skip
 
 
@@ -94,7 +94,7 @@ class DecoderC:
         loaded = library()
         assert loaded is not None
         first, self._library = layers[0], loaded
-        page_size, kv_heads, d = first.cache_k.shape[1:]
+        (page_size, kv_heads), d = first.cache_k.shape[1:3], first.cos.shape[1]
         dtype = first.before_attention.dtype
         self._referenced = (tuple(layers), last_norm, layers_started)  # the library holds addresses: keep them alive
         self._hidden, self._dtype = len(last_norm), dtype
@@ -106,7 +106,7 @@ class DecoderC:
             _functions(dtype), self._layers, last_norm.data_ptr(),
             len(layers), self._hidden, first.down.k, first.o.k // d, kv_heads, d, page_size, dtype.itemsize,
             eps, float(offset), scale, activation == "gelu_tanh", dtype == torch.bfloat16,
-            bindings.v_is_paired(first.cache_v), ctypes.pointer(layers_started),
+            bindings.kv_format(first.cache_v), ctypes.pointer(layers_started),
         )  # fmt: skip
         self._buffers: list[Tensor] = []
 

@@ -30,8 +30,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "rotary": _POINTERS * 5 + _LONGS * 4 + (c_int,),
     "qkv_rope_write": _POINTERS * 10 + (c_float, c_float) + _LONGS * 4 + (c_int, c_int),
     "gemm": _POINTERS * 3 + _LONGS + (c_int, c_int),
-    "attention": _POINTERS * 7 + _LONGS * 8 + (c_float, c_int),
-    "store_kv": _POINTERS * 5 + _LONGS * 4 + (c_int,),
+    "attention": _POINTERS * 7 + _LONGS * 8 + (c_int, c_float, c_int),
+    "store_kv": _POINTERS * 5 + _LONGS * 5 + (c_int,),
     "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
 }
 
@@ -105,9 +105,8 @@ def kernels() -> dict[torch.dtype, Kernels]:
 
 def _bind(found: ctypes.CDLL, dtype: str, simd: str, matmul: str) -> Kernels:
     def function(name: str) -> Call:
-        symbol = {"store_kv": f"store_kv_{simd}", "pack": f"pack_{dtype}"}.get(name)
         suffix = matmul if name in ("gemm", "attention") else simd
-        bound = getattr(found, symbol or f"{name}_{dtype}_{suffix}")
+        bound = getattr(found, f"pack_{dtype}" if name == "pack" else f"{name}_{dtype}_{suffix}")
         bound.argtypes, bound.restype = _SIGNATURES[name], c_int if name in ("gemm", "attention") else None
         return cast(Call, bound)
 

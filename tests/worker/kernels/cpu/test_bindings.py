@@ -10,6 +10,8 @@ from tests.worker.kernels.harness.cpu_tiers import as_written, close, dtypes, ne
 from worker.kernels import act_and_mul, norm, rotary, store_kv
 from worker.kernels.cpu import bindings, library
 from worker.kernels.cpu.packed_weight import pack_weight
+from worker.kernels.eight_bit_kv import LARGEST, SCALE_BYTES
+from worker.kernels.qkv_rope_write import qkv_rope_write_unfused
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 NAN = float("nan")
@@ -128,6 +130,63 @@ def test_write(dtype: torch.dtype, page_size: int, d: int) -> None:
     store_kv.store_kv_torch(k, v, *plain, slots)
     plain[1] = as_written(plain[1])
     assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+
+
+def caches_of(codes: torch.dtype, *shape: int) -> list[Tensor]:
+    """Keys and values of zeros, with room for scales."""
+    *outer, d = shape
+    return [torch.zeros(*outer, d + SCALE_BYTES, dtype=torch.uint8).view(codes) for _ in "kv"]
+
+
+def assert_same_bytes(ours: list[Tensor], others: list[Tensor]) -> None:
+    for a, b in zip(ours, others, strict=True):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)) and a.view(torch.uint8).any()
+
+
+@dtypes
+@pytest.mark.parametrize("codes", list(LARGEST))
+@pytest.mark.parametrize("page_size, d", [(4, 7), (32, 64), (1, 256)])
+def test_write_of_eight_bits(dtype: torch.dtype, codes: torch.dtype, page_size: int, d: int) -> None:
+    """The bytes of the plain form: also of rows of zeros, of almost nothing, and of numbers far apart."""
+    far = torch.logspace(-44, 38, 40)[:, None, None]
+    k, v = random(40, 2, d, dtype=dtype), (random(40, 2, d, seed=1) * far).clamp(-3e38, 3e38).to(dtype)
+    k[3], k[5, 1, 1:], k[7, 0] = 0.0, 1e-6, 1e-38
+    ours, plain = caches_of(codes, 40, page_size, 2, d), caches_of(codes, 40, page_size, 2, d)
+    slots = torch.randperm(40 * page_size)[:40]
+    bindings.store_kv(strided(k), strided(v), *ours, slots)
+    store_kv.store_kv_torch(k, v, *plain, slots)
+    assert_same_bytes(ours, plain)
+
+
+@dtypes
+@pytest.mark.parametrize("codes", list(LARGEST))
+def test_write_of_eight_bits_keeps_what_is_not_finite_so(dtype: torch.dtype, codes: torch.dtype) -> None:
+    k = random(3, 2, 40, dtype=dtype)
+    k[1, 0, 17], k[2, 1, 39] = float("nan"), float("-inf")
+    ours = caches_of(codes, 3, 1, 2, 40)
+    bindings.store_kv(k, k, *ours, torch.arange(3))
+    scales = (
+        ours[0].view(torch.uint8)[..., 40:].clone(memory_format=torch.contiguous_format).view(torch.float32).flatten()
+    )
+    assert scales.isfinite().tolist() == [True, True, False, True, True, False]
+
+
+@dtypes
+@pytest.mark.parametrize("codes", list(LARGEST))
+@pytest.mark.parametrize("normed", [False, True])
+def test_qkv_rope_write_of_eight_bits_has_the_bits_of_its_parts(
+    dtype: torch.dtype, codes: torch.dtype, normed: bool
+) -> None:
+    t, heads, kv_heads, d = 37, 6, 2, 48
+    qkv, weights = random(t, (heads + 2 * kv_heads) * d, dtype=dtype), [random(d, dtype=dtype, seed=s) for s in (1, 2)]
+    q_norm, k_norm = weights if normed else (None, None)
+    ours, parts = caches_of(codes, 2, 32, kv_heads, d), caches_of(codes, 2, 32, kv_heads, d)
+    where, before = (*tables(t, d), torch.randperm(t), torch.randperm(64)[:t]), qkv.clone()
+    norms: dict[str, Tensor | None] = {"q_norm": q_norm, "k_norm": k_norm}
+    q = bindings.qkv_rope_write(qkv, *ours, *where, **norms, eps=1e-6, offset=True)
+    plain_q = qkv_rope_write_unfused(qkv, *parts, *where, **norms, eps=1e-6, offset=True, dtype=dtype)
+    assert torch.equal(q, plain_q) and torch.equal(qkv, before)
+    assert_same_bytes(ours, parts)
 
 
 @dtypes

@@ -9,6 +9,7 @@ from torch import Tensor
 from tests.worker.kernels.harness.cpu_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
 from worker.kernels.attention import attention_torch
 from worker.kernels.cpu import bindings
+from worker.kernels.eight_bit_kv import LARGEST, quantize_rows
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 Rows = tuple[int, int, int]  # (sequence, from, to): a chunk of it
@@ -22,8 +23,15 @@ class Story:
     k: list[Tensor]
     v: list[Tensor]
 
-    def step(self, *rows: Rows, page: int = 16, window: int = 0, plain: bool = False) -> list[Tensor]:
-        """Attention of one step's chunks. What nobody wrote is NaN, and rows of q lie apart."""
+    def step(
+        self,
+        *rows: Rows,
+        page: int = 16,
+        window: int = 0,
+        plain: bool = False,
+        codes: torch.dtype | None = None,
+    ) -> list[Tensor]:
+        """Attention of one step's chunks. What nobody wrote is NaN, and rows of q lie apart. codes: of eight bits."""
         heads, d = self.k[0].shape[1:]
         counts = [-(-to // page) for _, _, to in rows]
         order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(7)) + 1
@@ -35,12 +43,15 @@ class Story:
             for cache, whole in zip(caches, (self.k, self.v), strict=True):
                 cache.flatten(0, 1)[slots] = whole[s][:to]
         starts = torch.tensor([0, *(to - begin for _, begin, to in rows)]).cumsum(0).int()
+        if codes:
+            parts = [quantize_rows(cache, codes).where(cache[..., :1].isfinite(), 255) for cache in caches]
+            caches = [part.view(codes) for part in parts]  # scales of 255s are NaN
         q = torch.cat([self.q[s][begin:to] for s, begin, to in rows])
         q = torch.cat([q, torch.full_like(q, float("nan"))], 1)[:, : q.shape[1]]
         kv_lens = torch.tensor([to for _, _, to in rows], dtype=torch.int32)
         if plain:
-            longest = int(kv_lens.max())
-            out = attention_torch(q, *caches, starts, kv_lens, table, longest, scale=d**-0.5, window=window)
+            longest, wide = int(kv_lens.max()), q.float() if codes else q  # else bf16 rounds keys and values again
+            out = attention_torch(wide, *caches, starts, kv_lens, table, longest, scale=d**-0.5, window=window)
         else:
             caches[1] = as_written(caches[1])
             out = bindings.attention(q, *caches, starts, kv_lens, table, scale=d**-0.5, window=window)
@@ -68,6 +79,22 @@ def test_attention_agrees_with_torch(dtype: torch.dtype, heads: int, kv_heads: i
 
 
 @dtypes
+@pytest.mark.parametrize("codes", list(LARGEST))
+@pytest.mark.parametrize(
+    "heads, kv_heads, d", [(6, 1, 24), (8, 8, 64), (4, 4, 96), (16, 8, 128), (4, 1, 256), (20, 1, 7)]
+)
+def test_attention_to_eight_bits_agrees_with_torch(
+    dtype: torch.dtype, codes: torch.dtype, heads: int, kv_heads: int, d: int
+) -> None:
+    some = story([150, 1, 64, 65, 200], heads, kv_heads, d, dtype)
+    rows = [(0, 0, 150), (1, 0, 1), (2, 63, 64), (3, 30, 65), (4, 199, 200)]
+    for window in (0, 100):
+        plain = some.step(*rows, window=window, plain=True, codes=codes)
+        for ours, theirs in zip(some.step(*rows, window=window, codes=codes), plain, strict=True):
+            close(ours, theirs)
+
+
+@dtypes
 @pytest.mark.parametrize("window", [0, 1500])
 def test_attention_of_long_sequences_uses_splits(dtype: torch.dtype, window: int) -> None:
     some = story([2300], 4, 2, 32, dtype)
@@ -78,18 +105,19 @@ def test_attention_of_long_sequences_uses_splits(dtype: torch.dtype, window: int
 @dtypes
 @pytest.mark.parametrize("heads, kv_heads, d", [(4, 2, 64), (3, 1, 96), (8, 2, 64), (9, 1, 40)])
 @pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("codes", [None, torch.int8, torch.float8_e4m3fn])
 def test_attention_bits_do_not_depend_on_chunks_pages_threads_or_batch(
-    dtype: torch.dtype, window: int, heads: int, kv_heads: int, d: int
+    dtype: torch.dtype, codes: torch.dtype | None, window: int, heads: int, kv_heads: int, d: int
 ) -> None:
     some = story([1200, 333, 70, 1], heads, kv_heads, d, dtype)
-    whole = some.step((0, 0, 1200), window=window)[0]
+    whole = some.step((0, 0, 1200), window=window, codes=codes)[0]
     threads = torch.get_num_threads()
     try:
         for page, count in ((1, 1), (16, 2), (64, 1), (4096, 2)):
             torch.set_num_threads(count)
 
             def step(*rows: Rows, page: int = page) -> list[Tensor]:
-                return some.step(*rows, page=page, window=window)
+                return some.step(*rows, page=page, window=window, codes=codes)
 
             company = step((1, 332, 333), (0, 1000, 1150), (2, 3, 70), (3, 0, 1))
             assert torch.equal(company[1], whole[1000:1150])

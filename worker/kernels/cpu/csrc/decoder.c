@@ -15,12 +15,12 @@ typedef void ActAndMul(const char *x, char *out, long t, long n, int gelu, int t
 typedef void QkvRopeWrite(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,
                           const void *k_norm, const float *cos, const float *sin, const int64_t *positions,
                           const int64_t *slot_mapping, float eps, float offset, long t, long q_heads, long kv_heads,
-                          long d, int paired, int threads);
+                          long d, int kv_format, int threads);
 typedef int Gemm(const Weight *weights, const char *x, char *out, long t, int out_bf16, int threads);
 typedef int Attention(const char *q, const char *cache_k, const char *cache_v, const int32_t *query_start_loc,
                       const int32_t *seq_lens, const int32_t *page_table, char *out, long seqs, long q_stride,
                       long heads, long kv_heads, long d, long page_size, long page_table_stride, long window,
-                      float scale, int threads);
+                      int kv_format, float scale, int threads);
 
 typedef struct {
     RmsNorm *rms_norm;
@@ -45,7 +45,7 @@ typedef struct {
     const void *last_norm;
     long num_layers, hidden_size, inner_size, heads, kv_heads, d, page_size, element_size;
     float eps, offset, scale;
-    int gelu, is_bf16, paired;
+    int gelu, is_bf16, kv_format;
     volatile uint64_t *layers_started; /* counted over all steps; shows that a long step makes progress */
 } Model;
 
@@ -75,10 +75,10 @@ static int attention_block(const Model *m, const Step *s, const Layer *l) {
     if (linear(m, s, s->h, l->qkv, s->projected)) return 1;
     m->kernels.qkv_rope_write(s->projected, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->cos, l->sin,
                               s->positions, s->slot_mapping, m->eps, m->offset, s->t, m->heads, m->kv_heads, m->d,
-                              m->paired, s->threads);
+                              m->kv_format, s->threads);
     return m->kernels.attention(s->q, l->cache_k, l->cache_v, s->query_start_loc, s->seq_lens, s->page_table, s->inner,
                                 s->seqs, m->heads * m->d, m->heads, m->kv_heads, m->d, m->page_size,
-                                s->page_table_stride, l->window, m->scale, s->threads);
+                                s->page_table_stride, l->window, m->kv_format, m->scale, s->threads);
 }
 
 static int mlp_block(const Model *m, const Step *s, const Layer *l, const void *next_norm) {

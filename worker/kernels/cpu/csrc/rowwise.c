@@ -3,9 +3,8 @@
  *
  * Each kernel loops over rows and calls one function per row, so a row has the same bits in every batch, with every
  * chunking and any number of threads. This file knows neither packed weights nor pages. */
-#include "simd.h"
+#include "quantize_kv.h"
 #include <math.h>
-#include <string.h>
 
 #define MIN_PARALLEL_ELEMENTS 16384 /* with fewer elements, a second thread costs more than it saves */
 
@@ -115,24 +114,29 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
 ROW_FUNCTIONS(f32, 0)
 ROW_FUNCTIONS(bf16, 1)
 
-/* Stores a row of values in its slot. `paired`: its elements alternate with those of the neighbouring slot (see
- * v_is_paired in bindings.py). */
-INLINE void store_values(const char *v, char *cache_v, int64_t slot, size_t bytes, int paired) {
-    if (!paired) {
-        memcpy(cache_v + slot * bytes, v, bytes);
-        return;
+#define MAX_QUANTIZED_DIM 256
+
+#define STORE_TOKEN(dtype, is_bf16)                                                                                              \
+    NOINLINE void quantize_one_##dtype(const void *x, char *row, long d, int kv_format) {                                        \
+        if (kv_format == KV_INT8)                                                                                                \
+            quantize_row(x, row, d, is_bf16, KV_INT8);                                                                           \
+        else                                                                                                                     \
+            quantize_row(x, row, d, is_bf16, KV_FP8);                                                                            \
+    }                                                                                                                            \
+    /* Stores the heads of one token, of keys or of values, in a slot of the cache. */                                           \
+    NOINLINE void store_token_##dtype(const char *x, char *cache, int64_t slot, long heads, long d, int kv_format,               \
+                                      int is_value) {                                                                            \
+        size_t step = d * element_size(is_bf16), row = kv_row_bytes(kv_format, d, element_size(is_bf16));                        \
+        if (kv_format == KV_PAIRED && is_value)                                                                                  \
+            store_alternating_values(x, cache, slot, heads * row);                                                               \
+        else if (in_eight_bits(kv_format))                                                                                       \
+            for (long h = 0; h < heads; h++) quantize_one_##dtype(x + h * step, cache + (slot * heads + h) * row, d, kv_format); \
+        else                                                                                                                     \
+            memcpy(cache + slot * heads * row, x, heads * row);                                                                  \
     }
-    uint16_t *to = (uint16_t *)(cache_v + (slot & ~1L) * bytes);
-    size_t i = 0;
-#if SIMD_WIDTH == 16 /* masked stores: another thread may be writing the neighbouring slot */
-    __mmask32 mine = slot & 1 ? 0xaaaaaaaau : 0x55555555u;
-    for (; i + SIMD_WIDTH <= bytes / 2; i += SIMD_WIDTH) {
-        __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(v + 2 * i)));
-        _mm512_mask_storeu_epi16(to + 2 * i, mine, _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16)));
-    }
-#endif
-    for (; i < bytes / 2; i++) to[2 * i + (slot & 1)] = ((const uint16_t *)v)[i];
-}
+
+STORE_TOKEN(f32, 0)
+STORE_TOKEN(bf16, 1)
 
 /* Parameters that all heads of a step share. */
 typedef struct {
@@ -153,33 +157,43 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
     }
 }
 
-/* Does the work between the qkv matmul and attention. Norm weights may be NULL. */
-#define QKV_ROPE_WRITE(dtype, is_bf16)                                                                               \
-    EXPORT(qkv_rope_write_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,       \
-                                   const void *k_norm, const float *cos, const float *sin, const int64_t *positions, \
-                                   const int64_t *slot_mapping, float eps, float offset, long t, long q_heads,       \
-                                   long kv_heads, long d, int paired, int threads) {                                 \
-        HeadParams shared = {cos, sin, eps, offset, d};                                                              \
-        size_t step = d * element_size(is_bf16), row = (q_heads + 2 * kv_heads) * step, kv = kv_heads * step;        \
-        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * (long)row >= MIN_PARALLEL_ELEMENTS)")        \
-        for (long i = 0; i < t; i++) {                                                                               \
-            const char *x = qkv + i * row, *k = x + q_heads * step;                                                  \
-            norm_and_rotate(&shared, x, q + i * q_heads * step, q_heads, q_norm, positions[i], rms_norm_one_##dtype, \
-                            rotary_one_##dtype, step);                                                               \
-            norm_and_rotate(&shared, k, cache_k + slot_mapping[i] * kv, kv_heads, k_norm, positions[i],              \
-                            rms_norm_one_##dtype, rotary_one_##dtype, step);                                         \
-            store_values(k + kv, cache_v, slot_mapping[i], kv, paired);                                              \
-        }                                                                                                            \
+/* Does the work between the qkv matmul and attention. Norm weights may be NULL. D is at most MAX_QUANTIZED_DIM if
+ * the cache has eight bits. */
+#define QKV_ROPE_WRITE(dtype, is_bf16)                                                                                     \
+    EXPORT(qkv_rope_write_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,             \
+                                   const void *k_norm, const float *cos, const float *sin, const int64_t *positions,       \
+                                   const int64_t *slot_mapping, float eps, float offset, long t, long q_heads,             \
+                                   long kv_heads, long d, int kv_format, int threads) {                                    \
+        HeadParams shared = {cos, sin, eps, offset, d};                                                                    \
+        size_t step = d * element_size(is_bf16), row = (q_heads + 2 * kv_heads) * step, kv = kv_heads * step;              \
+        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * (long)row >= MIN_PARALLEL_ELEMENTS)")              \
+        for (long i = 0; i < t; i++) {                                                                                     \
+            const char *x = qkv + i * row, *k = x + q_heads * step;                                                        \
+            norm_and_rotate(&shared, x, q + i * q_heads * step, q_heads, q_norm, positions[i], rms_norm_one_##dtype,       \
+                            rotary_one_##dtype, step);                                                                     \
+            if (in_eight_bits(kv_format))                                                                                  \
+                for (long h = 0; h < kv_heads; h++) {                                                                      \
+                    char key[MAX_QUANTIZED_DIM * sizeof(float)];                                                           \
+                    norm_and_rotate(&shared, k + h * step, key, 1, k_norm, positions[i], rms_norm_one_##dtype,             \
+                                    rotary_one_##dtype, step);                                                             \
+                    store_token_##dtype(key, cache_k, slot_mapping[i] * kv_heads + h, 1, d, kv_format, 0);                 \
+                }                                                                                                          \
+            else                                                                                                           \
+                norm_and_rotate(&shared, k, cache_k + slot_mapping[i] * kv, kv_heads, k_norm, positions[i],                \
+                                rms_norm_one_##dtype, rotary_one_##dtype, step);                                           \
+            store_token_##dtype(k + kv, cache_v, slot_mapping[i], kv_heads, d, kv_format, 1);                              \
+        }                                                                                                                  \
+    }                                                                                                                      \
+    /* Writes keys and values to the cache. Strides are in elements. */                                                    \
+    EXPORT(store_kv_##dtype)(const char *k, const char *v, char *cache_k, char *cache_v,                                   \
+                             const int64_t *slot_mapping, long t, long heads, long d, long k_stride, long v_stride,        \
+                             int kv_format) {                                                                              \
+        for (long i = 0; i < t; i++) {                                                                                     \
+            const char *key = k + i * k_stride * element_size(is_bf16), *value = v + i * v_stride * element_size(is_bf16); \
+            store_token_##dtype(key, cache_k, slot_mapping[i], heads, d, kv_format, 0);                                    \
+            store_token_##dtype(value, cache_v, slot_mapping[i], heads, d, kv_format, 1);                                  \
+        }                                                                                                                  \
     }
 
 QKV_ROPE_WRITE(f32, 0)
 QKV_ROPE_WRITE(bf16, 1)
-
-/* Writes keys and values to the cache. It copies bytes, so it serves every dtype. */
-EXPORT(store_kv)(const char *k, const char *v, char *cache_k, char *cache_v, const int64_t *slot_mapping, long t,
-                 long bytes, long k_stride, long v_stride, int paired) {
-    for (long i = 0; i < t; i++) {
-        memcpy(cache_k + slot_mapping[i] * bytes, k + i * k_stride, bytes);
-        store_values(v + i * v_stride, cache_v, slot_mapping[i], bytes, paired);
-    }
-}

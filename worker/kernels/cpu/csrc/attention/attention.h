@@ -9,7 +9,7 @@
  *
  * The file that includes this header defines the functions declared below. */
 #pragma once
-#include "simd.h"
+#include "kv_format.h"
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +32,7 @@ typedef struct {
     const int32_t *query_start_loc, *seq_lens, *page_table;
     char *out;
     long seqs, q_stride, heads, kv_heads, d, page_size, page_table_stride, window, element_size;
+    int kv_format;
     float scale;
 } AttentionArgs;
 
@@ -91,6 +92,24 @@ INLINE size_t cache_slot(const AttentionArgs *a, int seq, long position, long *c
     long page = position / a->page_size, offset = position - page * a->page_size;
     *contiguous = a->page_size - offset;
     return (size_t)a->page_table[seq * a->page_table_stride + page] * a->page_size + offset;
+}
+
+/* Bytes of a cached head, and of all heads of a token. */
+INLINE long head_bytes(const AttentionArgs *a) { return kv_row_bytes(a->kv_format, a->d, a->element_size); }
+INLINE long token_bytes(const AttentionArgs *a) { return a->kv_heads * head_bytes(a); }
+
+/* The scales of the keys and values of a block, of one head; 0 outside [from, to), where nothing may be written. */
+typedef struct {
+    _Alignas(64) float k[BLOCK_KEYS], v[BLOCK_KEYS];
+} Scales;
+
+INLINE void load_scales(const AttentionArgs *a, const char *const *keys, long from, long to, ptrdiff_t offset,
+                        float factor, Scales *scales) {
+    for (long i = 0; i < BLOCK_KEYS; i++) {
+        int there = i >= from && i < to;
+        scales->k[i] = there ? row_scale(keys[i] + offset, a->d) * factor : 0;
+        scales->v[i] = there ? row_scale(keys[i] + offset + (a->cache_v - a->cache_k), a->d) * factor : 0;
+    }
 }
 
 INLINE long pad_to_16(long d) { return (d + 15) / 16 * 16; }
@@ -283,7 +302,7 @@ static int run_attention(const AttentionArgs *a, int threads) {
 #define ATTENTION_PARAMETERS                                                                                          \
     const char *q, const char *cache_k, const char *cache_v, const int32_t *query_start_loc, const int32_t *seq_lens, \
         const int32_t *page_table, char *out, long seqs, long q_stride, long heads, long kv_heads, long d,            \
-        long page_size, long page_table_stride, long window, float scale, int threads
-#define ATTENTION_ARGS                                                                                       \
-    {q,     cache_k,  cache_v, query_start_loc, seq_lens,          page_table, out,          seqs, q_stride, \
-     heads, kv_heads, d,       page_size,       page_table_stride, window,     element_size, scale}
+        long page_size, long page_table_stride, long window, int kv_format, float scale, int threads
+#define ATTENTION_ARGS                                                                                            \
+    {q,     cache_k,  cache_v, query_start_loc, seq_lens,          page_table, out,          seqs,      q_stride, \
+     heads, kv_heads, d,       page_size,       page_table_stride, window,     element_size, kv_format, scale}

@@ -8,10 +8,17 @@
 /* k: [BLOCK_KEYS][D padded to 32]; v: [BLOCK_KEYS / 32][D / 16 tiles][16 pairs of keys][16][2];
  * q: [D / 32][16 pairs][16 rows][2] */
 
+typedef struct {
+    Scratch common;
+    Scales scales[MAX_ITEM_TILES]; /* by head, for a cache of eight bits */
+} AmxScratch;
+
 static Scratch *thread_scratch(void) {
-    static _Thread_local _Alignas(64) Scratch scratch;
-    return &scratch;
+    static _Thread_local _Alignas(64) AmxScratch scratch;
+    return &scratch.common;
 }
+
+INLINE AmxScratch *amx_scratch(Scratch *s) { return (AmxScratch *)s; }
 
 static void begin_work(void) {
     TileConfig config = {.palette = 1};
@@ -42,71 +49,71 @@ static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
     }
 }
 
-static void copy_keys(const bf16 *from, bf16 *to, long d) {
-    for (long i = 0; i < d; i += 32) _mm512_store_si512(to + i, _mm512_maskz_loadu_epi16(column_mask(d, i), from + i));
+INLINE void copy_keys(const char *from, char *to, long d, const int kv_format) {
+    for (long i = 0; i < d; i += 32) _mm512_store_si512(to + i * 2, load_32(from, d, i, kv_format));
 }
 
 /* Interleaves two rows of values into one row of the value tiles; a missing row (NULL) becomes zeros. */
-static void interleave_values(const bf16 *even, const bf16 *odd, char *tiles, long d) {
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
-                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+INLINE void interleave_values(const char *even, const char *odd, char *tiles, long d, const int kv_format) {
     for (long i = 0; i < d; i += 32, tiles += 2048) {
-        __mmask32 mask = column_mask(d, i);
-        __m512i a = _mm512_maskz_loadu_epi16(even ? mask : 0, even + i);
-        __m512i b = _mm512_maskz_loadu_epi16(odd ? mask : 0, odd + i);
-        _mm512_store_si512(tiles, _mm512_permutex2var_epi16(a, low, b));
-        _mm512_store_si512(tiles + 1024, _mm512_permutex2var_epi16(a, high, b));
+        __m512i out[2];
+        interleave_32(even, odd, d, i, out, kv_format);
+        _mm512_store_si512(tiles, out[0]);
+        _mm512_store_si512(tiles + 1024, out[1]);
     }
 }
 
 static long head_block_bytes(const AttentionArgs *a) { return BLOCK_KEYS * head_dim_steps(a) * 64; }
 
-/* Whether values of neighbouring tokens are stored interleaved, as tiles need them (v_is_paired in bindings.py
- * decides). */
-INLINE int paired(const AttentionArgs *a) { return a->page_size % 32 == 0 && a->d % 32 == 0; }
-
 /* Copies values that are stored interleaved: rows[i] is the address of key i's row as if it were not interleaved,
  * or NULL; missing rows become zeros. */
-static void copy_value_pairs(const AttentionArgs *a, Scratch *s, const WorkItem *item, const bf16 *const *rows,
-                             long stride_per_head) {
-    long padded_d = head_dim_steps(a) * 32, row = a->kv_heads * a->d;
+static void copy_value_pairs(const AttentionArgs *a, Scratch *s, const WorkItem *item, const char *const *rows) {
     for (long i = 0; i < BLOCK_KEYS; i += 2) {
-        char *tiles = s->v + i / 32 * padded_d * 64 + i % 32 / 2 * 64;
+        char *tiles = s->v + i / 32 * head_dim_steps(a) * 2048 + i % 32 / 2 * 64;
         __mmask32 there = (rows[i] ? 0x55555555u : 0) | (rows[i + 1] ? 0xaaaaaaaau : 0);
-        const bf16 *pair = rows[i] ? rows[i] : rows[i + 1] ? rows[i + 1] - row : (const bf16 *)a->cache_v;
-        pair += item->head * a->d; /* heads of an interleaved pair are twice as long */
-        for (int h = 0; h < item->heads; h++, tiles += stride_per_head, pair += 2 * a->d)
+        const char *pair = rows[i] ? rows[i] : rows[i + 1] ? rows[i + 1] - token_bytes(a) : a->cache_v;
+        pair += item->head * a->d * 2; /* heads of an interleaved pair are twice as long */
+        for (int h = 0; h < item->heads; h++, tiles += head_block_bytes(a), pair += 4 * a->d)
             for (long j = 0; j < a->d; j += 16)
-                _mm512_store_si512(tiles + j * 64, _mm512_maskz_loadu_epi16(there, pair + 2 * j));
+                _mm512_store_si512(tiles + j * 64, _mm512_maskz_loadu_epi16(there, pair + 4 * j));
+    }
+}
+
+/* Copies keys, and values that are not stored interleaved. */
+INLINE void copy_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, const char *const *keys,
+                       const char *const *values, const int kv_format) {
+    long head_size = head_bytes(a), key_stride = head_dim_steps(a) * 64;
+    for (long i = 0; i < BLOCK_KEYS; i++)
+        for (int h = 0; h < item->heads && keys[i]; h++)
+            copy_keys(keys[i] + h * head_size, s->k + i * key_stride + h * head_block_bytes(a), a->d, kv_format);
+    for (long i = 0; i < BLOCK_KEYS && a->kv_format != KV_PAIRED; i += 2) {
+        char *tiles = s->v + i / 32 * key_stride * 32 + i % 32 / 2 * 64;
+        for (int h = 0; h < item->heads; h++, tiles += head_block_bytes(a)) {
+            const char *even = values[i], *odd = values[i + 1];
+            interleave_values(even ? even + h * head_size : NULL, odd ? odd + h * head_size : NULL, tiles, a->d,
+                              kv_format);
+        }
     }
 }
 
 static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, long block, long from, long to) {
-    const bf16 *values[BLOCK_KEYS] = {0};
+    const char *keys[BLOCK_KEYS] = {0}, *values[BLOCK_KEYS] = {0};
     /* A single tile per head reads a whole block just once, directly from its pages. An incomplete block is copied,
      * because its missing keys must be zeros. */
-    s->copied = !paired(a) || to - from < BLOCK_KEYS || item->rows > TILE_ROWS;
+    s->copied = a->kv_format != KV_PAIRED || to - from < BLOCK_KEYS || item->rows > TILE_ROWS;
     if (!s->copied) return;
-    long padded_d = head_dim_steps(a) * 32, row = a->kv_heads * a->d, stride_per_head = head_block_bytes(a);
     for (long at = from, contiguous; at < to; at += contiguous) {
-        size_t first = cache_slot(a, item->seq, at, &contiguous) * row + item->head * a->d;
+        size_t first = cache_slot(a, item->seq, at, &contiguous) * token_bytes(a) + item->head * head_bytes(a);
         contiguous = min_long(contiguous, to - at);
         for (long i = 0; i < contiguous; i++) {
-            const bf16 *k = (const bf16 *)a->cache_k + first + i * row;
-            char *key = s->k + (at - block + i) * padded_d * 2;
-            for (int h = 0; h < item->heads; h++) copy_keys(k + h * a->d, (bf16 *)(key + h * stride_per_head), a->d);
-            values[at - block + i] = (const bf16 *)a->cache_v + first + i * row;
+            keys[at - block + i] = a->cache_k + first + i * token_bytes(a);
+            values[at - block + i] = a->cache_v + first + i * token_bytes(a);
         }
     }
-    if (paired(a)) copy_value_pairs(a, s, item, values, stride_per_head);
-    for (long i = 0; i < BLOCK_KEYS && !paired(a); i += 2) {
-        char *tiles = s->v + i / 32 * padded_d * 64 + i % 32 / 2 * 64;
-        for (int h = 0; h < item->heads; h++, tiles += stride_per_head) {
-            const bf16 *even = values[i], *odd = values[i + 1];
-            interleave_values(even ? even + h * a->d : NULL, odd ? odd + h * a->d : NULL, tiles, a->d);
-        }
-    }
+    WITH_KV_FORMAT(copy_block, a, s, item, keys, values)
+    if (a->kv_format == KV_PAIRED) copy_value_pairs(a, s, item, values);
+    for (int h = 0; h < item->heads && in_eight_bits(a->kv_format); h++)
+        load_scales(a, keys, from - block, to - block, h * head_bytes(a), scale_factor(a), &amx_scratch(s)->scales[h]);
 }
 
 /* Where a tile's block lies: copied head by head, or whole in its pages, from which tiles can be loaded. */
@@ -194,7 +201,7 @@ INLINE __m512i interleave_weights(__m512 even, __m512 odd) {
 /* Online softmax: turns the scores into weights, [BLOCK_KEYS / 32][16 rows][32 keys] bf16, and returns the factors for
  * the previous output. */
 INLINE __m512 softmax(const AttentionArgs *a, const float *scores, Tile *tile, const VisibleKeys *visible, long block,
-                      const int hide) {
+                      const Scales *scales, const int hide, const int scaled) {
     SoftmaxState *state = &tile->split;
     __m512 scale = _mm512_set1_ps(a->scale * 1.44269504f), old = _mm512_load_ps(state->max);
     __m512 max = _mm512_max_ps(old, _mm512_mul_ps(row_max(scores, visible, block, hide), scale));
@@ -207,6 +214,7 @@ INLINE __m512 softmax(const AttentionArgs *a, const float *scores, Tile *tile, c
                 __m512 y = simd_exp2(_mm512_fmsub_ps(_mm512_load_ps(scores + (i + j) * 16), scale, max));
                 p[j] = hide ? _mm512_maskz_mov_ps(is_visible(visible, block + i + j), y) : y;
                 sums[j] = _mm512_add_ps(sums[j], p[j]);
+                if (scaled) p[j] = _mm512_mul_ps(p[j], _mm512_set1_ps(scales->v[i + j]));
             }
             rows[(i - half) / 2] = interleave_weights(p[0], p[1]);
         }
@@ -256,11 +264,25 @@ static void accumulate_values(const AttentionArgs *a, const TileAddresses *p, Ti
     }
 }
 
-static __m512 softmax_tile(const AttentionArgs *a, const float *scores, Tile *tile, long block) {
+/* Multiplies scores[BLOCK_KEYS][16] with the scales of the keys. */
+static void scale_scores(float *scores, const Scales *scales) {
+    for (long i = 0; i < BLOCK_KEYS; i++) {
+        __m512 scaled = _mm512_mul_ps(_mm512_load_ps(scores + i * 16), _mm512_set1_ps(scales->k[i]));
+        _mm512_store_ps(scores + i * 16, scaled);
+    }
+}
+
+static __m512 softmax_tile(const AttentionArgs *a, float *scores, Tile *tile, long block, const Scales *scales) {
     VisibleKeys visible = {.last = _mm512_load_si512(tile->position), .first = _mm512_setzero_si512()};
     if (a->window) visible.first = _mm512_sub_epi32(visible.last, _mm512_set1_epi32(a->window - 1));
     int all_seen = tile->position[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[15]) <= block;
-    return all_seen ? softmax(a, scores, tile, &visible, block, 0) : softmax(a, scores, tile, &visible, block, 1);
+    if (in_eight_bits(a->kv_format)) {
+        scale_scores(scores, scales);
+        return all_seen ? softmax(a, scores, tile, &visible, block, scales, 0, 1)
+                        : softmax(a, scores, tile, &visible, block, scales, 1, 1);
+    }
+    return all_seen ? softmax(a, scores, tile, &visible, block, scales, 0, 0)
+                    : softmax(a, scores, tile, &visible, block, scales, 1, 0);
 }
 
 /* Computes the weights of all tiles first and their outputs second, so that first the keys and then the values stay in
@@ -268,6 +290,7 @@ static __m512 softmax_tile(const AttentionArgs *a, const float *scores, Tile *ti
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block) {
     __m512 rescale[MAX_ITEM_TILES];
     Tile *visible_tiles[MAX_ITEM_TILES];
+    const Scales *scales = &amx_scratch(s)->scales[tiles->head - item->head];
     int n = 0, part = (tiles->head - item->head) * count;
     TileAddresses p = s->copied ? copied_block(a, s, (tiles->head - item->head) * head_block_bytes(a))
                                 : block_in_pages(a, item, tiles->head, block);
@@ -277,7 +300,7 @@ static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *ite
     for (int i = 0; i < n; i++) {
         if (i + 1 < n) score_tile(a, &p, visible_tiles[i + 1], s->scores[(i + 1) % 2]);
         prefetch_next_part(a, s, item, block, part + i, count * item->heads);
-        rescale[i] = softmax_tile(a, s->scores[i % 2], visible_tiles[i], block);
+        rescale[i] = softmax_tile(a, s->scores[i % 2], visible_tiles[i], block, scales);
     }
     for (int i = 0; i < n; i++) {
         rescale_rows(visible_tiles[i]->split.out, rescale[i], pad_to_16(a->d));

@@ -10,8 +10,6 @@
 
 #define MAX_ROWS_AT_ONCE 6 /* with 4 registers of scores or outputs each; 3 rows with 8 registers of outputs each */
 
-static const char zeros[MAX_HEAD_DIM * 4];
-
 static void begin_work(void) { flush_denormals(1); }
 static void end_work(void) { flush_denormals(0); }
 
@@ -26,32 +24,26 @@ static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
     }
 }
 
-static void transpose_keys(const AttentionArgs *a, const KeyAddresses *p, long offset, char *to,
-                           Prefetch *prefetch) {
+INLINE void transpose_keys(const AttentionArgs *a, const KeyAddresses *p, long offset, char *to, Prefetch *prefetch,
+                           const int kv_format) {
+    const long lines = in_eight_bits(kv_format) ? 1 : 2;
     for (long i = p->from / 16 * 16; i < p->to; i += 16)
         for (long step = 0; step < head_dim_steps(a); step++) {
-            __mmask32 mask = column_mask(a->d, step * 32);
             __m512i rows[16];
-            for (int j = 0; j < 16; j++) rows[j] = _mm512_maskz_loadu_epi16(mask, p->keys[i + j] + offset + step * 64);
-            for (int j = 0; j < 8; j++) prefetch_lines(prefetch, 2);
+            for (int j = 0; j < 16; j++) rows[j] = load_32(p->keys[i + j] + offset, a->d, step * 32, kv_format);
+            for (int j = 0; j < 8; j++) prefetch_lines(prefetch, lines);
             transpose_16x16(rows);
             for (int j = 0; j < 16; j++) _mm512_store_si512(to + (step * 16 + j) * BLOCK_KEYS * 4 + i * 4, rows[j]);
         }
 }
 
-/* Whether values of neighbouring tokens are stored interleaved (v_is_paired in bindings.py decides). */
-INLINE int paired(const AttentionArgs *a) { return a->page_size % 32 == 0 && a->d % 32 == 0; }
-
-/* Interleaves two rows of values. */
-static void interleave_values(const char *even, const char *odd, char *to, long d) {
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
-                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+/* Interleaves two rows of values; a missing row (NULL) becomes zeros. */
+INLINE void interleave_values(const char *even, const char *odd, char *to, long d, const int kv_format) {
     for (long i = 0; i < d; i += 32) {
-        __m512i x = _mm512_maskz_loadu_epi16(column_mask(d, i), even + i * 2);
-        __m512i y = _mm512_maskz_loadu_epi16(column_mask(d, i), odd + i * 2);
-        _mm512_store_si512(to + i * 4, _mm512_permutex2var_epi16(x, low, y));
-        if (i + 16 < d) _mm512_store_si512(to + i * 4 + 64, _mm512_permutex2var_epi16(x, high, y));
+        __m512i out[2];
+        interleave_32(even, odd, d, i, out, kv_format);
+        _mm512_store_si512(to + i * 4, out[0]);
+        if (i + 16 < d) _mm512_store_si512(to + i * 4 + 64, out[1]);
     }
 }
 
@@ -65,16 +57,15 @@ static void mask_pair(const char *pair, int odd, char *to, long d) {
  * `buffer`. */
 static void locate_value_pairs(const AttentionArgs *a, const KeyAddresses *p, long head, char *buffer, int reused,
                                const char **pairs) {
-    long row = a->kv_heads * a->d * 2, bytes = pad_to_16(a->d) * 4;
-    ptrdiff_t values = a->cache_v - a->cache_k;
+    long row = token_bytes(a), bytes = pad_to_16(a->d) * 4;
+    ptrdiff_t values = a->cache_v - a->cache_k, offset = values + head * head_bytes(a);
     for (long i = p->from / 2; i < (p->to + 1) / 2; i++) {
         int even = 2 * i >= p->from, odd = 2 * i + 1 < p->to;
         char *to = buffer + i * bytes;
         pairs[i] = to;
-        if (!paired(a)) {
-            const char *x = even ? p->keys[2 * i] + values + head * a->d * 2 : zeros;
-            const char *y = odd ? p->keys[2 * i + 1] + values + head * a->d * 2 : zeros;
-            interleave_values(x, y, to, a->d);
+        if (a->kv_format != KV_PAIRED) {
+            const char *x = even ? p->keys[2 * i] + offset : NULL, *y = odd ? p->keys[2 * i + 1] + offset : NULL;
+            WITH_KV_FORMAT(interleave_values, x, y, to, a->d)
             continue;
         }
         const char *pair = (even ? p->keys[2 * i] : p->keys[2 * i + 1] - row) + values + head * a->d * 4;
@@ -126,7 +117,8 @@ static void score_tile(const AttentionArgs *a, const char *keys, const Tile *til
 }
 
 /* Online softmax of one row: turns its scores into bf16 weights and returns the factor for the previous output. */
-INLINE float softmax_row(const AttentionArgs *a, const float *scores, Tile *tile, int row, long block, const int hide) {
+INLINE float softmax_row(const AttentionArgs *a, const float *scores, Tile *tile, int row, long block,
+                         const Scales *scales, const int hide, const int scaled) {
     SoftmaxState *state = &tile->split;
     __m512 scale = _mm512_set1_ps(a->scale * 1.44269504f), old = _mm512_set1_ps(state->max[row]), x[4];
     __mmask16 seen[4];
@@ -137,6 +129,7 @@ INLINE float softmax_row(const AttentionArgs *a, const float *scores, Tile *tile
         seen[i] = _mm512_cmple_epi32_mask(key, _mm512_set1_epi32(last)) &
                   _mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(first));
         x[i] = _mm512_load_ps(scores + row * BLOCK_KEYS + i * 16);
+        if (scaled) x[i] = _mm512_mul_ps(x[i], _mm512_load_ps(scales->k + i * 16));
         if (hide) x[i] = _mm512_mask_mov_ps(_mm512_set1_ps(MASKED_SCORE), seen[i], x[i]);
     }
     float top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3])));
@@ -145,21 +138,28 @@ INLINE float softmax_row(const AttentionArgs *a, const float *scores, Tile *tile
         x[i] = simd_exp2(_mm512_fmsub_ps(x[i], scale, max));
         if (hide) x[i] = _mm512_maskz_mov_ps(seen[i], x[i]);
     }
+    float sum = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3])));
+    for (int i = 0; i < 4 && scaled; i++) x[i] = _mm512_mul_ps(x[i], _mm512_load_ps(scales->v + i * 16));
     char *weights = (char *)tile->weights + row * BLOCK_KEYS * 2;
     _mm512_store_si512(weights, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
     _mm512_store_si512(weights + 64, (__m512i)_mm512_cvtne2ps_pbh(x[3], x[2]));
-    float sum = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3])));
     float rescale = _mm512_cvtss_f32(simd_exp2(_mm512_sub_ps(old, max)));
     state->max[row] = _mm512_cvtss_f32(max);
     state->sum[row] = state->sum[row] * rescale + sum;
     return rescale;
 }
 
-static void softmax_tile(const AttentionArgs *a, const float *scores, Tile *tile, long block, float *rescale) {
+static void softmax_tile(const AttentionArgs *a, const float *scores, Tile *tile, long block, const Scales *scales,
+                         float *rescale) {
     int all_seen =
         tile->position[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[TILE_ROWS - 1]) <= block;
     for (int i = 0; i < tile->rows; i++)
-        rescale[i] = all_seen ? softmax_row(a, scores, tile, i, block, 0) : softmax_row(a, scores, tile, i, block, 1);
+        switch (2 * !all_seen + in_eight_bits(a->kv_format)) {
+            case 0: rescale[i] = softmax_row(a, scores, tile, i, block, scales, 0, 0); break;
+            case 1: rescale[i] = softmax_row(a, scores, tile, i, block, scales, 0, 1); break;
+            case 2: rescale[i] = softmax_row(a, scores, tile, i, block, scales, 1, 0); break;
+            default: rescale[i] = softmax_row(a, scores, tile, i, block, scales, 1, 1);
+        }
 }
 
 typedef struct {
@@ -223,12 +223,14 @@ static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *ite
     float rescale[MAX_ITEM_TILES][TILE_ROWS];
     long quarter = (tiles->head - item->head) * 4;
     Prefetch prefetch = plan_prefetch(a, s, item, quarter);
-    transpose_keys(a, p, tiles->head * a->d * 2, s->k, &prefetch);
+    long offset = tiles->head * head_bytes(a);
+    const Scales *scales = head_scales(a, s, offset, scale_factor(a));
+    WITH_KV_FORMAT(transpose_keys, a, p, offset, s->k, &prefetch)
     prefetch = plan_prefetch(a, s, item, quarter + 2);
     for (int i = 0; i < count; i++, prefetch = no_prefetch(p)) {
         if (!sees_block(a, &tiles[i], block)) continue;
         score_tile(a, s->k, &tiles[i], s->scores[0], &prefetch);
-        softmax_tile(a, s->scores[0], &tiles[i], block, rescale[i]);
+        softmax_tile(a, s->scores[0], &tiles[i], block, scales, rescale[i]);
     }
     locate_value_pairs(a, p, tiles->head, s->v, count > 1, pairs);
     prefetch = plan_prefetch(a, s, item, quarter + 3);

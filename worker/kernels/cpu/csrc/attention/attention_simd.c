@@ -16,8 +16,13 @@ static void end_work(void) { flush_denormals(0); }
 
 INLINE vf state_exp(vf x) { return simd_exp(x); }
 
+INLINE int format_of(const AttentionArgs *a) {
+    if (in_eight_bits(a->kv_format)) return a->kv_format == KV_INT8 ? INT8 : FP8;
+    return a->element_size == 2 ? BF16 : F32;
+}
+
 /* Whether the elements of q and out are in the order of widened pairs. */
-INLINE int alternating(const AttentionArgs *a) { return a->element_size == 2; }
+INLINE int alternating(const AttentionArgs *a) { return format_of(a) == BF16; }
 
 INLINE long token_head(const AttentionArgs *a, const Tile *tile, const WorkItem *item, int i, long *head) {
     long group = group_size(a), row = tile->row + i;
@@ -30,14 +35,15 @@ static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
     for (int i = 0; i < tile->rows; i++) {
         long head, token = token_head(a, tile, item, i, &head);
         const char *q = a->q + (token * a->q_stride + head * a->d) * a->element_size;
-        for (long j = 0; j < head_bytes(a); j += 64) /* the rows of the next tile */
+        for (long j = 0; j < a->d * a->element_size; j += 64) /* the rows of the next tile */
             __builtin_prefetch(q + TILE_ROWS / group_size(a) * a->q_stride * a->element_size + j, 0, 3);
         arrange_q(q, (float *)tile->q + i * chunks_of(a) * CHUNK, a->d, is_bf16, alternating(a));
     }
 }
 
 /* Online softmax of one row: turns its scores into weights in place and returns the factor for the previous output. */
-INLINE float softmax_row(const AttentionArgs *a, Tile *tile, int row, long block, const int hide) {
+INLINE float softmax_row(const AttentionArgs *a, Tile *tile, int row, long block, const Scales *scales, const int hide,
+                         const int scaled) {
     SoftmaxState *state = &tile->split;
     float *scores = tile->weights + row * BLOCK_KEYS;
     int32_t last = tile->position[row] - block, first = first_visible_key(a, tile->position[row]) - block;
@@ -48,6 +54,7 @@ INLINE float softmax_row(const AttentionArgs *a, Tile *tile, int row, long block
     for (int i = 0; i < BLOCK_KEYS / SIMD_WIDTH; i++, key += SIMD_WIDTH) {
         seen[i] = (key <= last) & (key >= first);
         x[i] = load_f32(scores + i * SIMD_WIDTH);
+        if (scaled) x[i] *= load_f32(scales->k + i * SIMD_WIDTH);
         if (hide) x[i] = simd_select(seen[i], x[i], broadcast(MASKED_SCORE));
         top = simd_max(top, x[i]);
     }
@@ -56,7 +63,7 @@ INLINE float softmax_row(const AttentionArgs *a, Tile *tile, int row, long block
         vf p = simd_exp(x[i] * a->scale - max);
         if (hide) p = simd_select(seen[i], p, broadcast(0));
         sums[i % 2] += p;
-        store_f32(scores + i * SIMD_WIDTH, p);
+        store_f32(scores + i * SIMD_WIDTH, scaled ? p * load_f32(scales->v + i * SIMD_WIDTH) : p);
     }
     float rescale = simd_exp(old - max)[0];
     state->max[row] = max[0];
@@ -64,11 +71,16 @@ INLINE float softmax_row(const AttentionArgs *a, Tile *tile, int row, long block
     return rescale;
 }
 
-static void softmax_tile(const AttentionArgs *a, Tile *tile, long block, float *rescale) {
+static void softmax_tile(const AttentionArgs *a, Tile *tile, long block, const Scales *scales, float *rescale) {
     int all_seen =
         tile->position[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[TILE_ROWS - 1]) <= block;
     for (int i = 0; i < tile->rows; i++)
-        rescale[i] = all_seen ? softmax_row(a, tile, i, block, 0) : softmax_row(a, tile, i, block, 1);
+        switch (2 * !all_seen + in_eight_bits(a->kv_format)) {
+            case 0: rescale[i] = softmax_row(a, tile, i, block, scales, 0, 0); break;
+            case 1: rescale[i] = softmax_row(a, tile, i, block, scales, 0, 1); break;
+            case 2: rescale[i] = softmax_row(a, tile, i, block, scales, 1, 0); break;
+            default: rescale[i] = softmax_row(a, tile, i, block, scales, 1, 1);
+        }
 }
 
 /* The keys of a block that any row of the tile sees, relative to the block. */
@@ -92,7 +104,8 @@ INLINE void attend_in_place(const AttentionArgs *a, Scratch *s, const WorkItem *
         keys.first = p->keys[i] + offset - i * keys.stride;
         score_tile_in_place(&keys, tile, i / SIMD_WIDTH * SIMD_WIDTH, format);
     }
-    softmax_tile(a, tile, block, rescale);
+    const Scales *scales = head_scales(a, s, offset, format == FP8 ? FP8_FACTOR : 1);
+    softmax_tile(a, tile, block, scales, rescale);
     prefetch = plan_prefetch(a, s, item, quarter + 2);
     Values v = {.from = p->from, .to = p->to, .step_size = STEP * bytes_of(format), .prefetch = &prefetch};
     for (long i = v.from; i < v.to; i++) v.rows[i] = p->keys[i] + offset + (a->cache_v - a->cache_k);
@@ -109,10 +122,11 @@ INLINE void attend_packed(const AttentionArgs *a, Scratch *s, const WorkItem *it
     Prefetch prefetch = plan_prefetch(a, s, item, quarter);
     pack_keys(a, p, offset, (float *)s->k, &prefetch, format);
     Keys keys = {.first = s->k, .chunks = chunks_of(a)};
+    const Scales *scales = head_scales(a, s, offset, format == FP8 ? FP8_FACTOR : 1);
     for (int i = 0; i < count; i++) {
         if (!sees_block(a, &tiles[i], block)) continue;
         score_tile(&keys, &tiles[i], first_seen(a, p, &tiles[i], block), end_seen(p, &tiles[i], block));
-        softmax_tile(a, &tiles[i], block, rescale[i]);
+        softmax_tile(a, &tiles[i], block, scales, rescale[i]);
     }
     prefetch = plan_prefetch(a, s, item, quarter + 2);
     pack_values(a, p, offset + (a->cache_v - a->cache_k), (float *)s->v, &prefetch, format);
@@ -134,10 +148,12 @@ INLINE void attend(const AttentionArgs *a, Scratch *s, const WorkItem *item, Til
 }
 
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block) {
-    if (a->element_size == 2)
-        attend(a, s, item, tiles, count, block, BF16);
-    else
-        attend(a, s, item, tiles, count, block, F32);
+    switch (format_of(a)) {
+        case F32: attend(a, s, item, tiles, count, block, F32); break;
+        case BF16: attend(a, s, item, tiles, count, block, BF16); break;
+        case INT8: attend(a, s, item, tiles, count, block, INT8); break;
+        default: attend(a, s, item, tiles, count, block, FP8);
+    }
 }
 
 /* Stores a row of bf16 whose steps hold the even elements first, then the odd ones. */
@@ -157,12 +173,19 @@ static void store_rows(const AttentionArgs *a, const Tile *tile, const SoftmaxSt
         long head, token = token_head(a, tile, item, i, &head);
         const float *row = state->out + i * out_stride(a);
         float inverse = 1.0f / state->sum[i];
-        char *out = a->out + (token * a->heads + head) * head_bytes(a);
+        char *out = a->out + (token * a->heads + head) * a->d * a->element_size;
         /* + 0 removes the sign of a zero, which depends on flushed denormals */
-        if (a->element_size == 2)
+        if (alternating(a)) {
             store_alternating(row, inverse, out, a->d);
-        else
-            for (long j = 0; j < a->d; j += SIMD_WIDTH) store(out, j, a->d, load_f32(row + j) * inverse + 0.0f, 0);
+            continue;
+        }
+        for (long j = 0; j < a->d; j += SIMD_WIDTH) {
+            vf x = load_f32(row + j) * inverse + 0.0f;
+            if (a->element_size == 2)
+                store(out, j, a->d, x, 1);
+            else
+                store(out, j, a->d, x, 0);
+        }
     }
 }
 

@@ -8,6 +8,36 @@ INLINE __mmask32 column_mask(long d, long from) {
     return d - from >= 32 ? 0xffffffffu : d <= from ? 0 : (1u << (d - from)) - 1;
 }
 
+/* Loads elements [from, from + 32) of a cached head, with zeros beyond d. Codes become bf16, FP8 divided by
+ * FP8_FACTOR. */
+INLINE __m512i load_32(const char *row, long d, long from, const int kv_format) {
+    __mmask32 mask = column_mask(d, from);
+    if (!in_eight_bits(kv_format)) return _mm512_maskz_loadu_epi16(mask, row + from * 2);
+    vf x[2];
+    widen_codes(_mm256_maskz_loadu_epi8(mask, row + from), x, kv_format);
+    return (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
+}
+
+/* Calls an inlined function with the format of the cache as a constant. */
+#define WITH_KV_FORMAT(function, ...)                                   \
+    switch (a->kv_format) {                                             \
+        case KV_INT8: function(__VA_ARGS__, KV_INT8); break;            \
+        case KV_FP8: function(__VA_ARGS__, KV_FP8); break;              \
+        default: function(__VA_ARGS__, KV_PLAIN);                       \
+    }
+
+INLINE float scale_factor(const AttentionArgs *a) { return a->kv_format == KV_FP8 ? FP8_FACTOR : 1; }
+
+/* Interleaves elements [from, from + 32) of two rows of values: pairs of the first 16 columns, then of the others. */
+INLINE void interleave_32(const char *even, const char *odd, long d, long from, __m512i out[2], const int kv_format) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    __m512i x = even ? load_32(even, d, from, kv_format) : _mm512_setzero_si512();
+    __m512i y = odd ? load_32(odd, d, from, kv_format) : _mm512_setzero_si512();
+    out[0] = _mm512_permutex2var_epi16(x, low, y), out[1] = _mm512_permutex2var_epi16(x, high, y);
+}
+
 /* Swaps element j of row i with element i of row j. */
 INLINE void transpose_16x16(__m512i r[16]) {
     __m512i t[16];

@@ -1,19 +1,20 @@
 /* How the fp32 kernel reads keys and values: in place, or packed into scratch memory when several strips of rows read
  * them.
  *
- * Elements are loaded as pairs of registers. A pair of fp32 registers holds consecutive elements. bf16 is widened without
- * a shuffle: the first register takes the even elements, the second one the odd ones. Rows of q and of the output have
- * the same order in memory, so every dot product pairs the right elements. */
+ * Elements are loaded as pairs of registers, which hold consecutive elements. But bf16 is widened without a shuffle: the
+ * first register takes the even elements, the second one the odd ones. Rows of q and of the output have the same order
+ * in memory, so every dot product pairs the right elements. */
 #pragma once
 #include "attention/key_addresses.h"
 
-/* How elements lie in memory. PACKED: fp32, packed by pack_keys or pack_values. */
-enum { PACKED, F32, BF16 };
+/* How elements lie in memory. PACKED: fp32, packed by pack_keys or pack_values. INT8, FP8: codes (kv_format.h). */
+enum { PACKED, F32, BF16, INT8, FP8 };
 
 #define STEP (2 * SIMD_WIDTH) /* elements of a pair of registers */
 #define CHUNK 8               /* elements of a key in a pair of registers, which hold SIMD_WIDTH / 4 keys */
 
-INLINE long bytes_of(const int format) { return format == BF16 ? 2 : 4; }
+INLINE int is_codes(const int format) { return format >= INT8; }
+INLINE long bytes_of(const int format) { return is_codes(format) ? 1 : format == BF16 ? 2 : 4; }
 
 INLINE vu load_bits(const char *from) {
     vu x;
@@ -25,7 +26,9 @@ INLINE void widen_pairs(vu x, vf out[2]) { out[0] = as_float(x << 16), out[1] = 
 
 /* Loads STEP consecutive elements. */
 INLINE void load_step(const char *from, vf out[2], const int format) {
-    if (format == BF16)
+    if (is_codes(format))
+        widen_codes(load_codes(from), out, format == INT8 ? KV_INT8 : KV_FP8);
+    else if (format == BF16)
         widen_pairs(load_bits(from), out);
     else
         out[0] = as_float(load_bits(from)), out[1] = as_float(load_bits(from + SIMD_WIDTH * 4));
@@ -45,9 +48,24 @@ INLINE vu gather_16_bytes(const char *from, long stride) {
 #endif
 }
 
+INLINE __m128i load_8_bytes(const char *from) { return _mm_loadl_epi64((const __m128i *)from); }
+
+/* Loads 8 codes from each of SIMD_WIDTH / 4 addresses: first the first 4 codes of each, then the others. */
+INLINE Codes gather_codes(const char *from, long stride) {
+    __m128i x = _mm_unpacklo_epi32(load_8_bytes(from), load_8_bytes(from + stride));
+#if SIMD_WIDTH == 16
+    __m128i y = _mm_unpacklo_epi32(load_8_bytes(from + 2 * stride), load_8_bytes(from + 3 * stride));
+    return _mm256_set_m128i(_mm_unpackhi_epi64(x, y), _mm_unpacklo_epi64(x, y));
+#else
+    return x;
+#endif
+}
+
 /* Loads CHUNK elements of each of SIMD_WIDTH / 4 keys. */
 INLINE void load_keys(const char *from, long stride, vf out[2], const int format) {
-    if (format == BF16)
+    if (is_codes(format))
+        widen_codes(gather_codes(from, stride), out, format == INT8 ? KV_INT8 : KV_FP8);
+    else if (format == BF16)
         widen_pairs(gather_16_bytes(from, stride), out);
     else
         out[0] = as_float(gather_16_bytes(from, stride)), out[1] = as_float(gather_16_bytes(from + 16, stride));

@@ -12,6 +12,7 @@ typedef struct {
     Scratch common;
     KeyAddresses here, next; /* here: the current block; next: the block that is read after it */
     int next_head;           /* the first head of the next block */
+    Scales scales;           /* of the current head, for a cache of eight bits */
 } AddressScratch;
 
 INLINE AddressScratch *address_scratch(Scratch *s) { return (AddressScratch *)s; }
@@ -22,9 +23,6 @@ static Scratch *thread_scratch(void) {
     __asm__("" : "+r"(found)); /* or gcc looks the thread's address up again in inner loops */
     return found;
 }
-
-INLINE long head_bytes(const AttentionArgs *a) { return a->d * a->element_size; }
-INLINE long token_bytes(const AttentionArgs *a) { return a->kv_heads * head_bytes(a); }
 
 static void locate_keys(const AttentionArgs *a, KeyAddresses *p, int seq, long block, long from, long to) {
     long row = token_bytes(a);
@@ -52,6 +50,14 @@ static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item,
         locate_keys(a, &own->next, item->seq, next, next, min_long(next + BLOCK_KEYS, end));
     else
         own->next = own->here;
+}
+
+/* Returns the scales of the current block, of the head `offset` bytes from head 0. */
+static const Scales *head_scales(const AttentionArgs *a, Scratch *s, ptrdiff_t offset, float factor) {
+    AddressScratch *own = address_scratch(s);
+    const KeyAddresses *p = &own->here;
+    if (in_eight_bits(a->kv_format)) load_scales(a, p->keys, p->from, p->to, offset, factor, &own->scales);
+    return &own->scales;
 }
 
 /* While a head is computed, a share of the next block is prefetched: some keys, with all heads of a key together. Then

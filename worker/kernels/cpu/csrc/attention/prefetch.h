@@ -4,7 +4,7 @@
 
 /* Prefetches keys and values of the item's heads at positions [from, to). */
 INLINE void prefetch_keys(const AttentionArgs *a, const WorkItem *item, long from, long to) {
-    long bytes = a->d * a->element_size, row = a->kv_heads * bytes;
+    long bytes = head_bytes(a), row = token_bytes(a);
     for (long contiguous; from < to; from += contiguous) {
         size_t at = cache_slot(a, item->seq, from, &contiguous) * row + item->head * bytes;
         contiguous = min_long(contiguous, to - from);

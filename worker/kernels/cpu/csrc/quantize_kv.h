@@ -1,0 +1,65 @@
+/* The K/V write: plain copies, interleaved values, and rows of eight bits with their scale. */
+#pragma once
+#include "kv_format.h"
+#include <string.h>
+
+#define TINY_ROW 1e-30f /* a row whose largest element is smaller becomes zeros */
+
+typedef uint8_t Bytes __attribute__((vector_size(SIMD_WIDTH)));
+
+INLINE vu absolute_bits(vf x) { return as_bits(x) & 0x7fffffffu; }
+
+/* Returns the largest absolute value; NaN or infinity if the row has one. */
+INLINE float largest_of(const void *x, long d, int is_bf16) {
+    vu most = {0};
+    uint32_t top = 0;
+    for (long i = 0; i < d; i += SIMD_WIDTH) {
+        vu bits = absolute_bits(load(x, i, d, is_bf16));
+        most = (vu)simd_select((vi)bits > (vi)most, as_float(bits), as_float(most));
+    }
+    for (int i = 0; i < SIMD_WIDTH; i++) top = most[i] > top ? most[i] : top;
+    float largest;
+    __builtin_memcpy(&largest, &top, sizeof largest);
+    return largest;
+}
+
+/* Rounds |x| < 2^21 to an integer, half to even: the low bits of the result are its two's complement. */
+INLINE vu round_to_integer(vf x) { return as_bits(x + 12582912.0f); }
+
+/* Returns int8 codes of x, of which larger ones are clamped; a NaN becomes a number. */
+INLINE vu int8_codes(vf x) { return round_to_integer(simd_max(simd_min(x, broadcast(127)), broadcast(-127))); }
+
+/* Returns e4m3 codes of x, rounded to nearest even. Numbers below 2^-6 are multiples of 2^-9. */
+INLINE vu fp8_codes(vf x) {
+    x = simd_max(simd_min(x, broadcast(448)), broadcast(-448));
+    vu bits = absolute_bits(x), sign = as_bits(x) >> 24 & 0x80;
+    vu normal = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3);
+    vu small = round_to_integer(as_float(bits) * 512) & 0xf;
+    return sign | (vu)simd_select((vi)(bits < 0x3c800000u), as_float(small), as_float(normal));
+}
+
+/* Quantizes a row to D codes and their scale, as quantize_rows in eight_bit_kv.py defines it. */
+INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const int kv_format) {
+    float limit = kv_format == KV_INT8 ? 127 : 448, largest = largest_of(x, d, is_bf16);
+    float scale = largest < TINY_ROW ? 0 : largest / limit, inverse = largest < TINY_ROW ? 0 : limit / largest;
+    for (long i = 0; i < d; i += SIMD_WIDTH) {
+        vf scaled = load(x, i, d, is_bf16) * inverse;
+        Bytes codes = __builtin_convertvector(kv_format == KV_INT8 ? int8_codes(scaled) : fp8_codes(scaled), Bytes);
+        memcpy(row + i, &codes, d - i < SIMD_WIDTH ? d - i : SIMD_WIDTH);
+    }
+    memcpy(row + d, &scale, sizeof scale);
+}
+
+/* Stores a row of values in its slot. Its elements alternate with those of the neighbouring slot. */
+INLINE void store_alternating_values(const char *v, char *cache_v, int64_t slot, size_t bytes) {
+    uint16_t *to = (uint16_t *)(cache_v + (slot & ~1L) * bytes);
+    size_t i = 0;
+#if SIMD_WIDTH == 16 /* masked stores: another thread may be writing the neighbouring slot */
+    __mmask32 mine = slot & 1 ? 0xaaaaaaaau : 0x55555555u;
+    for (; i + SIMD_WIDTH <= bytes / 2; i += SIMD_WIDTH) {
+        __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(v + 2 * i)));
+        _mm512_mask_storeu_epi16(to + 2 * i, mine, _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16)));
+    }
+#endif
+    for (; i < bytes / 2; i++) to[2 * i + (slot & 1)] = ((const uint16_t *)v)[i];
+}
