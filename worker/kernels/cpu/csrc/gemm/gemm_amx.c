@@ -30,12 +30,12 @@ INLINE void prefetch_weights(const char *weight, long bytes) {
     for (long i = 0; i < bytes; i += 64) __builtin_prefetch(weight + i, 0, 2);
 }
 
-#define EACH_ACCUMULATOR(what)                     \
-    do {                                           \
-        what(0, acc, 4 * PANEL);                   \
-        what(1, acc + 16, 4 * PANEL);              \
-        what(2, acc + 16 * PANEL, 4 * PANEL);      \
-        what(3, acc + 16 * PANEL + 16, 4 * PANEL); \
+#define EACH_ACCUMULATOR(what, two_tiles)                             \
+    do {                                                              \
+        what(0, acc, 4 * PANEL);                                      \
+        what(1, acc + 16, 4 * PANEL);                                 \
+        if (two_tiles) what(2, acc + 16 * PANEL, 4 * PANEL);          \
+        if (two_tiles) what(3, acc + 16 * PANEL + 16, 4 * PANEL);     \
     } while (0)
 #define ZERO_TILE(tile, p, stride) TILE_ZERO(tile)
 
@@ -138,12 +138,12 @@ static void multiply_streamed(const Gemm *g, const RowLayout *x, long panel) {
     _Alignas(64) float acc[32 * PANEL];
     long steps = ceil_div(g->k, 32);
     const char *weight = panel_pairs(g->weight, panel, 0, steps, NULL, 0);
-    EACH_ACCUMULATOR(ZERO_TILE);
+    EACH_ACCUMULATOR(ZERO_TILE, g->t > 16);
     if (g->t > 16)
         stream_32_rows(x->base, weight, steps, x->row_stride, x->step_stride, K_STEP_BYTES);
     else
         stream_16_rows(x->base, weight, steps, x->row_stride, K_STEP_BYTES);
-    EACH_ACCUMULATOR(TILE_STORE);
+    EACH_ACCUMULATOR(TILE_STORE, g->t > 16);
     store_block(g, acc, 0, g->t, panel);
 }
 
@@ -159,10 +159,13 @@ static void add_group_rows(const GroupEnd *end, const float *acc, float *total, 
     }
 }
 
-/* Computes one panel of codes for a few rows. The accumulators stay in tiles over a group. */
+/* Computes one panel of codes for a few rows. The accumulators stay in tiles over a group. The sums of a group are added
+ * while the tiles compute the next one: what tiles store cannot be read at once. */
 static void multiply_streamed_codes(const Gemm *g, const RowLayout *x, const ThreadBuffers *buffers, long panel) {
     CodeSteps c = code_steps(g);
-    _Alignas(64) float acc[32 * PANEL], total[32 * PANEL];
+    _Alignas(64) float sums[2][32 * PANEL], total[32 * PANEL];
+    long complete = 0; /* groups that have ended */
+    GroupEnd ends[2];
     memset(total, 0, g->t * PANEL * sizeof(float));
     for (long s = 0; s < c.count; s += CHUNK_STEPS) {
         long chunk_end = min_long(s + CHUNK_STEPS, c.count);
@@ -170,7 +173,7 @@ static void multiply_streamed_codes(const Gemm *g, const RowLayout *x, const Thr
         for (long at = s; at < chunk_end;) {
             GroupPart part = group_part(g, &c, at, chunk_end);
             const char *weight = buffers->chunk + (at - s) * K_STEP_BYTES;
-            if (part.begins) EACH_ACCUMULATOR(ZERO_TILE);
+            if (part.begins) EACH_ACCUMULATOR(ZERO_TILE, g->t > 16);
             for (long i = 0; i < part.steps; i++, weight += K_STEP_BYTES) {
                 if (g->t > 16)
                     stream_32_rows(rows_of_step(x, &c, at + i), weight, 1, x->row_stride, x->step_stride, 0);
@@ -178,12 +181,15 @@ static void multiply_streamed_codes(const Gemm *g, const RowLayout *x, const Thr
                     stream_16_rows(rows_of_step(x, &c, at + i), weight, 1, x->row_stride, 0);
             }
             at += part.steps;
-            if (!part.ends) continue;
-            EACH_ACCUMULATOR(TILE_STORE);
-            GroupEnd end = {g->weight, group_at(g->weight, panel, part.group), buffers->input_sums + part.group * g->t};
-            add_group_rows(&end, acc, total, g->t);
+            if (!part.ends) break;
+            float *acc = sums[complete % 2];
+            EACH_ACCUMULATOR(TILE_STORE, g->t > 16);
+            if (complete) add_group_rows(&ends[(complete + 1) % 2], sums[(complete + 1) % 2], total, g->t);
+            ends[complete++ % 2] = (GroupEnd){g->weight, group_at(g->weight, panel, part.group),
+                                              buffers->input_sums + part.group * g->t};
         }
     }
+    add_group_rows(&ends[(complete + 1) % 2], sums[(complete + 1) % 2], total, g->t);
     store_block(g, total, 0, g->t, panel);
 }
 
