@@ -5,7 +5,8 @@ Knows files and their sizes, not their contents. An interrupted download resumes
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,50 @@ def file_names(model: str, *, revision: str = "", prefer_cache: bool = False) ->
             return cached()
         except Exception as missing:
             raise HubError(_describe(model, revision, missing)) from error
+
+
+def fetch_beginning(model: str, file: str, nbytes: int, folder: Path, *, revision: str = "") -> Path:
+    """Returns a file in `folder` that is as long as `file` of the hub id `model`, but has only its first bytes.
+
+    The rest are zeros, which take no space on the disk. Each version is fetched once. Raises HubError.
+    """
+    from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+    _log_no_requests()
+    try:
+        url = hf_hub_url(model, file, revision=revision or None)
+        found = get_hf_file_metadata(url)
+        target = folder / f"{found.etag}-{Path(file).name}"
+        if target.exists():
+            return target
+        headers = build_hf_headers() | {"Range": f"bytes=0-{nbytes - 1}"}
+        with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
+            hf_raise_for_status(response)
+            data = _first_bytes(response.iter_bytes(), nbytes)
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as part:
+            part.write(data)
+            part.truncate(found.size)
+        return Path(part.name).rename(target)
+    except Exception as error:  # the HTTP library of huggingface_hub raises many types
+        raise HubError(_describe(model, revision, error)) from error
+
+
+def cached_file(model: str, file: str, *, revision: str = "") -> Path | None:
+    """Returns a file of the hub id `model` if it is in the local cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, file, revision=revision or None)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _first_bytes(pieces: Iterable[bytes], nbytes: int) -> bytes:
+    data = bytearray()
+    for piece in pieces:
+        data += piece
+        if len(data) >= nbytes:
+            break
+    return bytes(data[:nbytes])
 
 
 def _log_no_requests() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from shared.config import Settings, with_values
 from shared.flags import Flag, all_flags, select, to_argv, without_settings
 from shared.gguf.errors import GgufError
-from shared.gguf.hub import fetch_model
+from shared.gguf.hub import fetch_text
 from shared.gguf.naming import HUB_NAME, local_model
 from shared.gguf.translated import translated
 from shared.hf_hub import HubError, fetch
@@ -56,7 +56,7 @@ def with_tokenizer_files(settings: Settings) -> Settings:
         return settings
     try:
         if HUB_NAME.fullmatch(model):
-            folder = translated(fetch_model(model, revision))
+            folder = fetch_text(model, revision)
         else:
             folder = fetch(model, _TOKENIZER_FILES, revision=revision)
     except (GgufError, HubError) as error:

@@ -1,12 +1,14 @@
-"""Translates the files of one GGUF model: `python -m shared.gguf FOLDER FILE...` writes into FOLDER.
+"""Translates the files of one GGUF model: `python -m shared.gguf model FOLDER FILE...` writes into FOLDER.
 
-Exits with 3 and one sentence on stderr if the files cannot be served.
+With `text` instead of `model` it writes only what a frontend needs, from the first file. Exits with 3 and one sentence
+on stderr if the files cannot be served.
 """
 
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from gguf import LlamaFileType
@@ -29,11 +31,23 @@ def translate(files: Sequence[Path], folder: Path) -> None:
     """
     container = Container.read(files)
     config = config_of(container)
+    if quantization := _quantization(container):
+        config["quantization_config"] = {"quant_method": "gguf", "kind": quantization}
+    _write_text(container, folder, config)
+    (folder / INDEX).write_bytes(msgspec.json.encode(_index(container, files, config["head_dim"])))
+
+
+def translate_text(files: Sequence[Path], folder: Path) -> None:
+    """Writes the files that a frontend needs, from the metadata in the first file."""
+    _write_text(Container.read_first(files[0]), folder, {})
+    (folder / INDEX).write_bytes(msgspec.json.encode(Index("", 0, (), {})))
+
+
+def _write_text(container: Container, folder: Path, config: dict[str, Any]) -> None:
+    """Writes the files with the tokenizer, and config.json with the ends of texts. INDEX completes the folder."""
     vocabulary = Vocabulary.read(container)
     generation = generation_config_of(vocabulary)
     ends = {name: generation[name] for name in ("bos_token_id", "eos_token_id") if name in generation}
-    if quantization := _quantization(container):
-        config["quantization_config"] = {"quant_method": "gguf", "kind": quantization}
     (folder / "tokenizer.json").write_text(tokenizer_of(vocabulary), encoding="utf-8")
     contents = {
         "config.json": config | ends,
@@ -42,8 +56,6 @@ def translate(files: Sequence[Path], folder: Path) -> None:
     }
     for name, content in contents.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
-    index = _index(container, files, config["head_dim"])
-    (folder / INDEX).write_bytes(msgspec.json.encode(index))  # the last file: a folder that has it is complete
 
 
 def _quantization(container: Container) -> str:
@@ -66,14 +78,16 @@ def _index(container: Container, files: Sequence[Path], head_dim: int) -> Index:
     return Index(container.text("general.architecture"), head_dim, tuple(map(str, files)), tensors)
 
 
-def main(folder: str, *files: str) -> int:
+def main(kind: str, folder: str, *files: str) -> int:
     try:
-        translate([Path(file) for file in files], Path(folder))
+        KINDS[kind]([Path(file) for file in files], Path(folder))
     except (GgufError, OSError) as error:
         print(error, file=sys.stderr)
         return 3
     return 0
 
+
+KINDS = {"model": translate, "text": translate_text}
 
 if __name__ == "__main__":
     sys.exit(main(*sys.argv[1:]))

@@ -57,6 +57,11 @@ class Container:
             tensors |= part
         return cls(files[0].name, metadata, tensors)
 
+    @classmethod
+    def read_first(cls, file: Path) -> "Container":
+        """Reads the first file of a model. Only the metadata is complete if it is split. Raises GgufError."""
+        return cls(file.name, *_read(file))
+
     def integer(self, key: str, default: int | None = None) -> int:
         """Returns a whole number of the metadata. Raises GgufError when it is missing and has no default."""
         found: int = self._value(key, int, "a whole number", default)

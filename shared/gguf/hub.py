@@ -1,10 +1,14 @@
 """Fetches the GGUF files that `org/repository:NAME` means, and no others, from the Hugging Face hub."""
 
+import tempfile
 from pathlib import Path
 
 from shared.gguf.errors import GgufError
-from shared.gguf.naming import HUB_NAME, chosen, listed, models_among
-from shared.hf_hub import Progress, fetch, file_names
+from shared.gguf.naming import HUB_NAME, Model, chosen, listed, models_among
+from shared.gguf.translated import cache_folder, translated
+from shared.hf_hub import Progress, cached_file, fetch, fetch_beginning, file_names
+
+BEGINNING = 32 << 20  # bytes: the metadata of the largest vocabularies takes a third of it
 
 
 def fetch_model(
@@ -19,15 +23,43 @@ def fetch_model(
     prefer_cache: use cached files without asking the hub for newer ones.
     Raises GgufError when the repository has no such files, and HubError when it cannot be reached.
     """
-    found = HUB_NAME.fullmatch(name)
-    assert found is not None
-    repository = found["repository"]
-    names = file_names(repository, revision=revision, prefer_cache=prefer_cache)
-    model = chosen(repository, names, found["wanted"])
+    repository, model = _model(name, revision, prefer_cache)
     folder = fetch(
         repository, model, revision=revision, prefer_cache=prefer_cache, ignored=(), on_progress=on_progress
     )  # fmt: skip
-    return [folder / name for name in model]
+    return [folder / file for file in model]
+
+
+def fetch_text(name: str, revision: str = "") -> Path:
+    """Returns a folder with what a frontend needs of the model that `name` means.
+
+    Downloads only the beginning of its first file, so that a frontend need not wait for the weights. Raises as
+    `fetch_model` does.
+    """
+    repository, model = _model(name, revision, prefer_cache=False)
+    file = cached_file(repository, model[0], revision=revision)
+    if file is None:
+        file = fetch_beginning(repository, model[0], BEGINNING, _writable_cache(), revision=revision)
+    try:
+        return translated([file], only_text=True)
+    except GgufError:  # the file is broken, or its metadata is longer
+        return translated(fetch_model(name, revision), only_text=True)
+
+
+def _model(name: str, revision: str, prefer_cache: bool) -> tuple[str, Model]:
+    """Returns the repository and the names of the files."""
+    found = HUB_NAME.fullmatch(name)
+    assert found is not None
+    names = file_names(found["repository"], revision=revision, prefer_cache=prefer_cache)
+    return found["repository"], chosen(found["repository"], names, found["wanted"])
+
+
+def _writable_cache() -> Path:
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        return cache_folder()
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="sluice-gguf-"))
 
 
 def check_not_only_gguf(repository: str, revision: str = "") -> None:

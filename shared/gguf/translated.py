@@ -23,14 +23,15 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]  # the folder that holds the package `shared`
 
 
-def translated(files: Sequence[Path], cache: Path | None = None) -> Path:
+def translated(files: Sequence[Path], cache: Path | None = None, *, only_text: bool = False) -> Path:
     """Returns the folder for the files of one model, in their order. Raises GgufError when it cannot be served.
 
     cache: where translated models are kept; None for the user's cache.
+    only_text: write only what a frontend needs. One file is enough, the first, and of that the beginning.
     """
     files = [file.absolute() for file in files]  # not resolved: links of the hub's cache have better names
-    cache = cache or _cache_folder()
-    folder = cache / f"{files[0].stem}-{_key(files)}"
+    cache = cache or cache_folder()
+    folder = cache / f"{files[0].stem}-{_key(files)}{'-text' if only_text else ''}"
     if (folder / INDEX).exists():
         return folder
     try:
@@ -39,7 +40,7 @@ def translated(files: Sequence[Path], cache: Path | None = None) -> Path:
     except OSError:
         staging = folder = Path(tempfile.mkdtemp(prefix="sluice-gguf-"))
     try:
-        _translate(files, staging)
+        _translate(files, staging, only_text)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -48,7 +49,8 @@ def translated(files: Sequence[Path], cache: Path | None = None) -> Path:
     return folder
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Returns the folder of translated models in the user's cache; it may not exist."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "sluice" / "gguf"
 
@@ -64,9 +66,10 @@ def _key(files: Sequence[Path]) -> str:
     return digest.hexdigest()[:20]
 
 
-def _translate(files: Sequence[Path], folder: Path) -> None:
+def _translate(files: Sequence[Path], folder: Path, only_text: bool) -> None:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-P", "-m", "shared.gguf", str(folder), *map(str, files)]
+    kind = "text" if only_text else "model"
+    command = [sys.executable, "-P", "-m", "shared.gguf", kind, str(folder), *map(str, files)]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"the translation exited with {done.returncode}"]

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from frontend.text.tokenizer import Tokenizer
 from shared.gguf.errors import GgufError
-from shared.gguf.hub import check_not_only_gguf, fetch_model
+from shared.gguf.hub import check_not_only_gguf, fetch_model, fetch_text
+from shared.gguf.translated import translated
 from shared.hf_hub import HubError
+from tests.checkpoints import VOCAB
+from tests.gguf_files import write
 from tests.hub_server import Hub
 
 FILES = {
@@ -49,6 +53,33 @@ def test_cached_file_needs_no_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
         fetch_model(f"{hub.name}:Q4_K_M")
     with pytest.raises(HubError, match=r"'org/other' is not a folder here, .* cannot be reached"):
         fetch_model("org/other:Q4_K_M")
+
+
+def test_frontend_fetches_only_the_beginning(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokenizer is the worker's, although the file has no weights yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    path = write("qwen3", tmp_path / "written").file
+    (tmp_path / "repo" / "Tiny-Q8_0.gguf").write_bytes(path.read_bytes())
+    monkeypatch.setattr("shared.gguf.hub.BEGINNING", 100_000)
+    folder = fetch_text(f"{hub.name}:Q8_0")
+    assert Tokenizer.load(folder).hash == Tokenizer.load(translated([path], tmp_path / "whole")).hash
+    (beginning,) = (tmp_path / "own" / "sluice" / "gguf").glob("*.gguf")
+    assert beginning.stat().st_size == path.stat().st_size and not beginning.read_bytes()[100_000:].strip(b"\0")
+    hub.downloads.clear()
+    assert fetch_text(f"{hub.name}:Q8_0") == folder and not hub.downloads
+    assert not list((tmp_path / "cache").rglob("*.gguf")), "the hub's cache has no file that is not whole"
+
+
+@pytest.mark.parametrize("length", [100, 2_000, 9_000])
+def test_longer_metadata_needs_the_whole_file(
+    length: int, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    path = write("qwen3", tmp_path / "written").file
+    (tmp_path / "repo" / "Tiny-Q8_0.gguf").write_bytes(path.read_bytes())
+    monkeypatch.setattr("shared.gguf.hub.BEGINNING", length)
+    assert Tokenizer.load(fetch_text(f"{hub.name}:Q8_0")).vocab_size == VOCAB
+    assert list((tmp_path / "cache").rglob("*.gguf"))
 
 
 def test_unknown_quantization_lists_what_there_is(hub: Hub) -> None:
