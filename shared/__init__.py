@@ -7,5 +7,6 @@ arguments           types of command-line arguments that are not settings
 default_sizes, machine      defaults that depend on the machine; facts about the machine
 hf_hub              checkpoints from the Hugging Face hub
 heartbeat           a process's heartbeat file, read by the launcher
+gguf/               GGUF files as checkpoints
 line_writer         log lines that never block their writer
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 from shared.config import Settings, with_values
 from shared.flags import Flag, all_flags, select, to_argv, without_settings
 from shared.gguf.errors import GgufError
-from shared.gguf.hub import fetch_text
+from shared.gguf.hub import check_not_only_gguf, fetch_text
 from shared.gguf.naming import HUB_NAME, local_model
 from shared.gguf.translated import translated
 from shared.hf_hub import HubError, fetch
@@ -59,6 +59,8 @@ def with_tokenizer_files(settings: Settings) -> Settings:
             folder = fetch_text(model, revision)
         else:
             folder = fetch(model, _TOKENIZER_FILES, revision=revision)
+            if not (folder / "tokenizer.json").exists():
+                check_not_only_gguf(model, revision)
     except (GgufError, HubError) as error:
         raise CliError(f"--model: {error}", 3) from error
     return with_values(settings, {"model": str(folder)})

@@ -1,6 +1,7 @@
 """The command lines of child processes, and the folder of the model that they share."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from deploy.supervisor.child_command import (
     with_tokenizer_files,
 )
 from shared.config import Settings, with_values
+from tests.gguf_files import write
+from tests.hub_server import Hub
 
 
 def of_model(model: str) -> Settings:
@@ -63,3 +66,25 @@ def test_model_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
 def test_tokenizer_files_of_a_folder_are_not_fetched(tmp_path: Path) -> None:
     settings = of_model(str(tmp_path))
     assert with_tokenizer_files(settings) is settings
+
+
+def test_gguf_file_becomes_its_translation_and_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = write("qwen3", tmp_path).file
+    model = with_local_model(of_model(str(path))).model
+    assert (Path(model.model) / "tokenizer.json").exists() and model.name == str(path)
+    hub = with_local_model(of_model("org/tiny:folder/name.gguf")).model
+    assert (hub.model, hub.name) == ("org/tiny:folder/name.gguf", "org/tiny:folder/name.gguf")
+
+
+def test_hub_names_of_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write("qwen3", tmp_path / "repo").file.rename(tmp_path / "repo" / "tiny-Q8_0.gguf")
+    shutil.rmtree(tmp_path / "repo" / "reference")
+    with Hub(tmp_path / "repo").serving() as hub:
+        hub.use(monkeypatch, tmp_path / "hub")
+        folder = with_tokenizer_files(of_model(f"{hub.name}:Q8_0")).model.model
+        assert (Path(folder) / "tokenizer.json").exists()
+        with pytest.raises(CliError, match=r"say which: org/tiny:NAME, where NAME is one of Q8_0$") as caught:
+            with_tokenizer_files(of_model(hub.name))
+        assert caught.value.code == 3
