@@ -198,7 +198,9 @@ def ordered(bits: int = 4, size: int = 32, *, symmetric: bool = True) -> Format:
         tensors |= {} if symmetric else {"weight_zero_point": words(zeros.T, bits).T}
         return tensors, widen(codes, scales, zeros, index)
 
-    return Format(compressed(bits=bits, size=size, symmetric=symmetric).config, quantize)
+    config = compressed(bits=bits, size=size, symmetric=symmetric).config
+    config["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+    return Format(config, quantize)
 
 
 def mxfp4() -> Format:
@@ -265,6 +267,8 @@ FORMATS = {
     "int4 a group, act-order": ordered(),
     "int4 a group, act-order, asymmetric": ordered(symmetric=False),
     "int8 a group, asymmetric": compressed(bits=8, size=32, symmetric=False),
+    "int4 a row, a byte each": compressed("int-quantized", strategy="channel"),
+    "int8 a tensor, asymmetric": compressed("int-quantized", bits=8, strategy="tensor", symmetric=False),
     "int8 a row": compressed("int-quantized", bits=8, strategy="channel"),
     "int8 a row, asymmetric": compressed("int-quantized", bits=8, strategy="channel", symmetric=False),
     "fp8 a row": compressed("float-quantized", type="float", bits=8, strategy="channel"),

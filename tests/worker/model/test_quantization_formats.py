@@ -139,6 +139,17 @@ def test_quantized_embedding_is_widened_and_a_tied_head_keeps_its_bits(copy: Cop
     assert few < sizes[0] - (sizes[1] - 4 * linears) < few * 1.8  # the rest: scales and minimums
 
 
+def test_unset_groups_of_compressed_tensors_are_the_usual_ones(copy: Copy) -> None:
+    form = FORMATS["int4 a group"]
+    folder = rewrite(copy("llama", "quantized"), form)
+    state = load_file(folder / "model.safetensors")
+    for name in [name for name in state if name.endswith("weight_packed")]:
+        index = torch.full((state[name].shape[1] * 8,), -1, dtype=torch.int32)
+        state[name.replace("packed", "g_idx")] = index
+    save(folder, state)
+    assert_alike(folder, rewrite(copy("llama", "full"), form, widened=True))
+
+
 def test_engine_of_a_four_bit_checkpoint_reports_it(copy: Copy, caplog: pytest.LogCaptureFixture) -> None:
     folder = rewrite(copy("llama", "quantized"), gptq(act_order=True))
     caplog.set_level("INFO", "sluice.load")

@@ -15,7 +15,7 @@ from worker.model.quantization.codes import check_pattern
 from worker.model.quantization.mxfp4 import packed_weight
 from worker.model.quantization.scaled import Block, ScaledWeight, block_of
 from worker.model.spec import Activations, StoredQuantization
-from worker.model.stored_weight import ExpectedTensor, Shape, StoredTensors, StoredWeight
+from worker.model.stored_weight import PLAIN, ExpectedTensor, Shape, StoredTensors, StoredWeight
 
 METHOD = "compressed-tensors"
 PATTERN = "re:"  # begins targets that are regular expressions
@@ -54,6 +54,7 @@ class Group:
     packed: bool  # several values in an int32
     block: Block
     symmetric: bool
+    ordered: bool  # whether inputs were quantized in an order of their own
     activations: Activations
 
     @property
@@ -63,19 +64,26 @@ class Group:
 
     def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> ScaledWeight:
         grid, bits = self.block.grid(shape), self.numbers.code_map.bits if self.packed else 0
+        code_map = INT8 if self.numbers.code_map is INT4 and not self.packed else self.numbers.code_map
         values = ExpectedTensor(name, shape, (self.numbers.format,))
-        zero = ExpectedTensor(name + "_zero_point", grid, ("I8",))
+        zero = self._grid(name + "_zero_point", shape, tensors, ("I8",))
         if self.packed:
             values = ExpectedTensor(name + "_packed", (shape[0], _words(shape[1], bits)), ("I32",))
             if self.block.rows == 1:
                 zero = ExpectedTensor(name + "_zero_point", (_words(grid[0], bits), grid[1]), ("I32",))
-        scale, g_idx = name + "_scale", name + "_g_idx"
+        g_idx = name + "_g_idx"
         return ScaledWeight(
-            name, shape, tensors, self.block, self.numbers.code_map, bits, values,
-            ExpectedTensor(scale, self.block.grid_shape(shape, tensors.shape(scale))),
+            name, shape, tensors, self.block, code_map, bits, values,
+            self._grid(name + "_scale", shape, tensors, PLAIN),
             None if self.symmetric else zero,
-            ExpectedTensor(g_idx, (shape[1],), ("I32",)) if g_idx in tensors else None,
+            ExpectedTensor(g_idx, (shape[1],), ("I32",)) if self.ordered or g_idx in tensors else None,
+            self.ordered,
         )  # fmt: skip
+
+    def _grid(self, name: str, shape: Shape, tensors: StoredTensors, formats: tuple[str, ...]) -> ExpectedTensor:
+        """Returns a tensor with a number for each block."""
+        actual = tensors.shape(name) if name in tensors else ()
+        return ExpectedTensor(name, self.block.grid_shape(shape, actual), formats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +185,8 @@ def _group(group: Config, format: str | None) -> Group | MxFp4Group:
             f"in format {format!r} are not supported; supported are 4- and 8-bit int and symmetric 8-bit float ones by "
             f"{', '.join(STRATEGIES)} in format {', '.join(PACKED)}, and format {MXFP4}"
         )
-    inputs = _inputs(group.get("input_activations"), numbers.kind)
-    return Group(targets, numbers, PACKED[format], STRATEGIES[strategy](weights), symmetric, inputs)
+    inputs, ordered = _inputs(group.get("input_activations"), numbers.kind), weights.get("actorder") in (True, "group")
+    return Group(targets, numbers, PACKED[format], STRATEGIES[strategy](weights), symmetric, ordered, inputs)
 
 
 def _inputs(settings: Config | None, kind: str) -> Activations:

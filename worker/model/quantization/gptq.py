@@ -65,7 +65,7 @@ class Gptq:
             return None
         found = (settings for pattern, settings in self.dynamic if re.match(pattern, module.removesuffix(".")))
         settings = next(found, replace(self, dynamic=()))
-        return GptqWeight(name, shape, tensors, settings, module + "g_idx" in tensors)
+        return GptqWeight(name, shape, tensors, settings, settings.ordered or module + "g_idx" in tensors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from worker.model.checkpoint import CheckpointError
 from worker.model.quantization.codes import check_finite, input_order, signed, unpack
 from worker.model.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
 
+UNSET = -1  # in a tensor of groups that the library has not filled
 NOT_A_NUMBER = 0x7F  # E4M3's NaN, without the sign
 
 
@@ -60,6 +61,7 @@ class ScaledWeight:
     bits: of packed values, which are unsigned and several in an int32; 0 if each value is an int8 or float8.
     zero: the tensor of zero points, if there is one; packed along the rows of the weight if the values are packed.
     g_idx: the tensor of the groups of inputs, if there is one.
+    ordered: whether that tensor must have the groups; else it may also be unset.
     """
 
     name: str
@@ -72,6 +74,7 @@ class ScaledWeight:
     scale: ExpectedTensor
     zero: ExpectedTensor | None = None
     g_idx: ExpectedTensor | None = None
+    ordered: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -115,6 +118,8 @@ class ScaledWeight:
         if self.g_idx is None:
             return None
         index = read(self.g_idx.name, self.g_idx.shape, torch.int32)
+        if not self.ordered and bool((index == UNSET).all()):
+            return None
         return input_order(index, self.group_size, self.g_idx.name, self.tensors_of)
 
 
