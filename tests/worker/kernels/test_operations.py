@@ -10,9 +10,11 @@ from shared.config import WorkerConfig
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close
 from tests.worker.kernels.harness.decoders import PLAIN, SANDWICH, decoder_of, moved
 from tests.worker.model.harness import Row, pack
+from worker.kernels.gpu.packed_codes import pack_codes
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, Operations
 from worker.kernels.quantize import Scheme, quantize
+from worker.kernels.quantized_weight import INT4, quantize_groups
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.spec import LayerSpec, ModelSpec
@@ -21,13 +23,16 @@ from worker.run.kernel_check import find_wrong_operations
 PAGE = 4
 
 
-def eight_bits(model: Decoder, name: str) -> Decoder:
+def few_bits(model: Decoder, name: str) -> Decoder:
     """With the linears of its layers quantized, as a GPU has them."""
     if not name:
         return model
     scheme = Scheme.of(name)
 
     def quantized(packed: PackedLinear) -> PackedLinear:
+        if name == "int4":
+            codes = pack_codes(quantize_groups(packed.weight, INT4, 32))
+            return replace(packed, weight=packed.weight.new_empty(0), codes=(codes,))
         values, scale = quantize(packed.weight, scheme.kind)
         return replace(packed, weight=values, scale=scale, dynamic=scheme.dynamic)
 
@@ -59,15 +64,27 @@ def others() -> list[Row]:
 
 def on_triton(model: Decoder) -> Decoder:
     """With what is chosen where tensors are on a GPU, but for attention."""
+    from worker.kernels.gpu.act_and_mul import act_and_mul_triton
     from worker.kernels.gpu.linear import gated_linear_triton, linear_triton
     from worker.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
     from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
+    from worker.kernels.gpu.quantized_linear import (
+        can_be_gated,
+        quantized_gated_linear_triton,
+        quantized_linear_triton,
+    )
     from worker.kernels.gpu.tiles import is_single_chain
 
     def linear(x: Tensor, packed: PackedLinear, **how: bool) -> Tensor:
+        if packed.codes:
+            return quantized_linear_triton(x, packed.codes, packed.bias, **how)
         return linear_triton(x, packed.weight, packed.bias, packed.scale, dynamic=packed.dynamic, **how)
 
     def gated_linear(x: Tensor, packed: PackedLinear, activation: str) -> Tensor:
+        if packed.codes and can_be_gated(packed.codes):
+            return quantized_gated_linear_triton(x, packed.codes[0], packed.bias, activation)
+        if packed.codes:
+            return act_and_mul_triton(linear(x, packed), activation)
         assert is_single_chain(packed.weight)
         return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic)
 
@@ -80,11 +97,18 @@ def on_triton(model: Decoder) -> Decoder:
 
 @pytest.mark.parametrize(
     ("spec", "scheme"),
-    [(PLAIN, ""), (SANDWICH, ""), (PLAIN, "fp8"), (SANDWICH, "fp8-dynamic"), (PLAIN, "int8-dynamic")],
-    ids=["plain", "sandwich", "eight bits", "eight by eight bits", "integers"],
+    [
+        (PLAIN, ""),
+        (SANDWICH, ""),
+        (PLAIN, "fp8"),
+        (SANDWICH, "fp8-dynamic"),
+        (PLAIN, "int8-dynamic"),
+        (SANDWICH, "int4"),
+    ],
+    ids=["plain", "sandwich", "eight bits", "eight by eight bits", "integers", "four bits"],
 )
 def test_triton_decoder_agrees_with_the_torch_decoder(spec: ModelSpec, scheme: str) -> None:
-    model = eight_bits(decoder_of(spec), scheme)
+    model = few_bits(decoder_of(spec), scheme)
     expected, got = (logits(how, [one(), *others()]) for how in (model, on_triton(model)))
     if "dynamic" in scheme:  # what is rounded one step further is so in all that follows
         assert float((got - expected).norm() / expected.norm()) < 5e-3
@@ -93,10 +117,10 @@ def test_triton_decoder_agrees_with_the_torch_decoder(spec: ModelSpec, scheme: s
 
 
 @pytest.mark.usefixtures("dot_in_order")
-@pytest.mark.parametrize("scheme", ["", "int8", "int8-dynamic", "fp8-dynamic"])
+@pytest.mark.parametrize("scheme", ["", "int8", "int8-dynamic", "fp8-dynamic", "int4"])
 def test_sequence_has_the_same_bits_alone_and_in_a_batch(scheme: str) -> None:
     """Of one row, of a few and of more than a tile of them."""
-    model = on_triton(eight_bits(decoder_of(PLAIN), scheme))
+    model = on_triton(few_bits(decoder_of(PLAIN), scheme))
     alone, company = logits(model, [one()]), logits(model, [one(), *others()])
     assert torch.equal(company[[0, 3]], alone)
 
@@ -111,20 +135,22 @@ def all_triton(model: Decoder) -> Decoder:
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in")
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
-@pytest.mark.parametrize("scheme", ["", *(pytest.param(one, marks=pytest.mark.gpu) for one in ("int8", "fp8-dynamic"))])
+@pytest.mark.parametrize(
+    "scheme", ["", *(pytest.param(one, marks=pytest.mark.gpu) for one in ("int8", "fp8-dynamic", "int4"))]
+)
 def test_kernel_check_finds_no_wrong_operation(scheme: str, dtype: torch.dtype, device: str) -> None:
     windowed = replace(SANDWICH, layers=(LayerSpec(7, 0), LayerSpec(0, 0)))
-    model = all_triton(eight_bits(decoder_of(windowed, device, dtype), scheme))
+    model = all_triton(few_bits(decoder_of(windowed, device, dtype), scheme))
     length = 1300 if device == "cuda" else 21  # the interpreter takes its time
     assert find_wrong_operations(model, WorkerConfig(max_batch_size=4, max_step_tokens=2048, page_size=8), length) == ""
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scheme", ["", "fp8", "fp8-dynamic", "int8-dynamic"])
+@pytest.mark.parametrize("scheme", ["", "fp8", "fp8-dynamic", "int8-dynamic", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_decode_step_never_synchronizes_and_can_be_captured(dtype: torch.dtype, scheme: str, device: str) -> None:
     """The host never asks the device; replayed from a CUDA graph, a step gives the same bits."""
-    model = eight_bits(decoder_of(SANDWICH, device, dtype), scheme)
+    model = few_bits(decoder_of(SANDWICH, device, dtype), scheme)
     cache = KVCache(model.spec, 20, PAGE, dtype, device)
     packed = moved(pack([(Row([7], [3]), 1), (Row([9], [4]), 1)], PAGE), device, dtype)
     model.forward(packed, cache)  # compiles
@@ -138,6 +164,6 @@ def test_decode_step_never_synchronizes_and_can_be_captured(dtype: torch.dtype, 
         got = model.forward(packed, cache)
     graph.replay()
     assert torch.equal(got, expected) and expected.isfinite().all()
-    plain, empty = eight_bits(decoder_of(SANDWICH), scheme), KVCache(SANDWICH, 20, PAGE, torch.float32, "cpu")
+    plain, empty = few_bits(decoder_of(SANDWICH), scheme), KVCache(SANDWICH, 20, PAGE, torch.float32, "cpu")
     exact = plain.forward(moved(packed, "cpu", dtype), empty)
     assert float((got.cpu() - exact).norm() / exact.norm()) < (0.15 if scheme else 5e-2)  # several layers' roundings

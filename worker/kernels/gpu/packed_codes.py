@@ -31,7 +31,7 @@ class PackedCodes:
 
     shape: tuple[int, int]
     codes: Tensor  # [N / ROWS, K / STEP, STEP * bits / 16 / part_inputs, ROWS, part_inputs] int16
-    scale: Tensor  # [groups, N] float32, or int32 words (see below)
+    scale: Tensor  # [groups, N] float32, or int32 words (see above)
     minimum: Tensor | None  # [groups, N] float32; None also if it is in `scale`
     table: Tensor  # the values of the code map, float32
     code_map: CodeMap

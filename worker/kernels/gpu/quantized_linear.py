@@ -295,7 +295,7 @@ def _operands(weight: PackedCodes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _ordered(x: Tensor, weight: PackedCodes) -> Tensor:
-    return x if weight.input_order is None else x[:, weight.input_order]
+    return x if weight.input_order is None else x.index_select(1, weight.input_order)
 
 
 def _check(x: Tensor, parts: Sequence[PackedCodes], bias: Tensor | None) -> tuple[int, int]:
