@@ -19,6 +19,7 @@ from worker.kernels.linear import PackedLinear, pack_quantized, pack_stacked
 from worker.kernels.quantized_weight import QuantizedWeight
 from worker.model.checkpoint import CheckpointError
 from worker.model.decoder import Layer, Weights
+from worker.model.quantization.codes import check_finite
 from worker.model.quantization.in_memory import AS_STORED, InMemory
 from worker.model.source import open_source
 from worker.model.spec import ModelSpec
@@ -137,10 +138,10 @@ class Loader:
 
     def _ordered(self, weight: StoredWeight, order: Tensor | slice) -> Tensor | QuantizedWeight:
         part = self.memory.convert(self._read(weight), self.dtype)
-        if isinstance(part, QuantizedWeight) and not bool(part.scale.isfinite().all()):
-            where = self.source.tensors.where(weight.name)
-            raise CheckpointError(f"{where}: tensor {weight.name} contains a number that is not finite")
-        return part.rows(order) if isinstance(part, QuantizedWeight) else part[order]
+        if isinstance(part, Tensor):
+            return part[order]
+        check_finite(part.scale, weight.name, self.source.tensors)
+        return part.rows(order)
 
     def _head(self, embed: Tensor | QuantizedWeight) -> PackedLinear:
         """Packs the head.

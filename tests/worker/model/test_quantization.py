@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, prompts_of
 from tests.worker.model.quantized_checkpoints import EIGHT_BITS, Format, is_linear, rewrite
 from worker.engine.load import load_engine
-from worker.kernels.linear import linear
+from worker.kernels.linear import PackedLinear, linear, pack_quantized
 from worker.kernels.quantize import dequantize, quantize
 from worker.kernels.quantized_weight import INT4, INT8, quantize_groups
+from worker.model import weights
 from worker.model.checkpoint import Checkpoint, read_config
 from worker.model.decoder import Decoder
 from worker.model.families import spec_from_config
@@ -55,6 +57,28 @@ def test_quantized_checkpoint_equals_its_dequantized_weights(copy: Callable[...,
     (prompt,) = prompts_of([40])
     torch.testing.assert_close(got, Oracle(full).logits(prompt), atol=1e-4, rtol=0)
     assert torch.equal(logits(full), logits(folder, "none"))
+
+
+@pytest.mark.parametrize("model", ["llama-biased", "phi3"])
+@pytest.mark.parametrize(
+    "name", ["int8 a row", "int8 a row, packed", "fp8 a row", "fp8 a tensor", "fp8 a tensor, plainly", "int8 a group"]
+)
+def test_one_scale_for_a_row_is_for_kernels_of_a_gpu(
+    copy: Callable[..., Path], name: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They get the stored values and scales of all linears, and finer scales stay in groups."""
+    given: list[torch.Tensor] = []
+
+    def widened(values: torch.Tensor, scale: torch.Tensor, *more: Any, dynamic: bool, **how: Any) -> PackedLinear:
+        given.append(values)
+        return pack_quantized(values, scale, *more, dynamic=dynamic, **how)
+
+    monkeypatch.setattr(weights, "pack_quantized", widened)
+    folder, spec = rewrite(copy(model), EIGHT_BITS[name]), spec_from_config(read_config(copy(model, "plain")))
+    got = logits(folder, "auto", CUDA)
+    torch.testing.assert_close(got, logits(folder, "none"), atol=1e-4, rtol=0)
+    assert len(given) == (0 if name == "int8 a group" else 4 * len(spec.layers))
+    assert {values.dtype for values in given} <= {torch.int8, torch.float8_e4m3fn}
 
 
 @pytest.mark.parametrize(
