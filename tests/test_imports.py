@@ -17,10 +17,10 @@ HTTP = {"starlette", "uvicorn", "sse_starlette", "httptools", "uvloop", "fastapi
 
 # path under the root → top-level modules that it may not import
 FORBIDDEN = {
-    "frontend": {"worker", "deploy", "bench", "tests", *TENSORS},
-    "worker": {"frontend", "deploy", "bench", "tests", "tokenizers", *HTTP},
+    "frontend": {"worker", "deploy", "bench", "tests", "gguf", *TENSORS},
+    "worker": {"frontend", "deploy", "bench", "tests", "tokenizers", "gguf", *HTTP},
     "shared": {"frontend", "worker", "deploy", "bench", "tests", *TENSORS, *HTTP},
-    "deploy": {"tests", "bench"},
+    "deploy": {"tests", "bench", "gguf"},
     "bench": {"tests"},
     "worker/schedule": TENSORS,
     "worker/kv_cache/pages.py": TENSORS,
@@ -102,7 +102,8 @@ def test_imports_finds_every_kind_of_import(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_frontend_loads_neither_torch_nor_transformers() -> None:
-    check = "import sys, frontend.api.app; print(sorted({'torch', 'transformers', 'worker'} & set(sys.modules)))"
+    heavy = {"torch", "transformers", "numpy", "gguf", "worker"}
+    check = f"import sys, frontend.api.app, deploy.cli.process_commands; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 

@@ -11,6 +11,6 @@ pre_tokenizers  how byte-level BPE splits text, by tokenizer.ggml.pre
 text_settings   tokenizer_config.json and generation_config.json
 errors          the error of all of them
 
-Frontends must not load numpy, which `gguf` needs, and `gguf` takes seconds to read a long vocabulary. So only the
-process that `translated` starts imports `container`; every other process reads the folder.
+Frontends must not load numpy, which `gguf` needs. So only the process that `translated` starts imports `container`;
+every other process reads the folder.
 """
