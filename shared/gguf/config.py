@@ -14,6 +14,7 @@ from shared.gguf.errors import GgufError
 Config = dict[str, Any]
 
 HARMLESS = ("vocab_size", "rope.scaling.finetuned", "attention.layer_norm_epsilon", "tensor_data_layout")
+OF_VISION = ("vision.", "mm.")  # values of a multimodal model's other part; the text model is served
 ROPE_FREQS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 GEMMA3_27B_LAYERS = 62  # the only Gemma 3 whose attention is not scaled by the size of a head
 GEMMA3_PATTERN, SMOLLM3_NO_ROPE = 6, 4
@@ -50,7 +51,8 @@ class Hyperparameters:
         prefix = f"{self.architecture}."
         for key, value in self.container.metadata.items():
             name = key.removeprefix(prefix)
-            if key.startswith(prefix) and value and name not in self.seen and name not in HARMLESS:
+            known = name in self.seen or name in HARMLESS or name.startswith(OF_VISION)
+            if key.startswith(prefix) and value and not known:
                 raise GgufError(f"{self.container.name}: {key} is {str(value)[:40]}; this value is not supported")
 
 

@@ -120,7 +120,13 @@ def test_what_is_not_supported_is_named(change: dict[str, Any], words: str) -> N
 
 
 def test_neutral_and_harmless_values_are_accepted() -> None:
-    neutral = {"llama.expert_count": 0, "llama.use_parallel_residual": False, "llama.vocab_size": 3}
+    neutral = {
+        "llama.vision.block_count": 27,
+        "llama.mm.tokens_per_image": 256,
+        "llama.expert_count": 0,
+        "llama.use_parallel_residual": False,
+        "llama.vocab_size": 3,
+    }
     assert config_of(container("llama", neutral)) == config_of(container("llama"))
 
 

@@ -17,7 +17,10 @@ SPECIAL: Mapping[str, Mapping[str, str]] = {
     },
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
 }  # fmt: skip
-IN_CONFIG = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")  # shared/gguf/config.py
+NOT_READ = re.compile(
+    r"rope_freqs\.weight|rope_factors_(short|long)\.weight"  # shared/gguf/config.py reads them
+    r"|(v|mm)\..*"  # the vision part of a multimodal model, of which the text model is served
+)
 # The converter puts the two halves of each head of queries and keys into pairs, as llama.cpp rotates neighbours there.
 PAIRED_ARCHITECTURES = ("llama", "smollm3")
 PAIRED = re.compile(r".*\.self_attn\.[qk]_proj\.(weight|bias)")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shared.gguf.index import Entry, read_index
 from worker.model.checkpoint import CheckpointError
-from worker.model.gguf.names import IN_CONFIG, hugging_face_name, is_paired, is_shifted
+from worker.model.gguf.names import NOT_READ, hugging_face_name, is_paired, is_shifted
 from worker.model.staging import Extent, Staging
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -34,7 +34,7 @@ class GgufTensors:
         self._entries = {
             hugging_face_name(name, index.architecture): entry
             for name, entry in index.tensors.items()
-            if name not in IN_CONFIG
+            if not NOT_READ.fullmatch(name)
         }
         self._staging = staging
         self._fds: list[int] = []

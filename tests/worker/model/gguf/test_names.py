@@ -22,7 +22,7 @@ def test_names_are_the_inverse_of_ggufs(kind: str) -> None:
         assert stored is not None and hugging_face_name(stored, architecture) == name
 
 
-@pytest.mark.parametrize("name", ["blk.0.ffn_gate_inp.weight", "blk.x.attn_q.weight", "mm.0.weight", "strange"])
+@pytest.mark.parametrize("name", ["blk.0.ffn_gate_inp.weight", "blk.x.attn_q.weight", "strange"])
 def test_unknown_name_is_no_name_of_the_model_but_within_it(name: str) -> None:
     assert hugging_face_name(name, "llama") == f"model.{name}"
 

@@ -80,6 +80,18 @@ def test_staging_reads_the_same_bytes(tmp_path: Path) -> None:
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 
+def test_vision_tensors_of_a_multimodal_model_are_not_read(tmp_path: Path) -> None:
+    path = write("gemma3", tmp_path, "F16").file
+    expected = decoder_of(translated([path], tmp_path / "cache"))
+
+    def add(arrays: Arrays) -> None:
+        arrays["v.blk.0.attn_q.weight"] = arrays["mm.input_projection.weight"] = arrays["output_norm.weight"]
+
+    rewrite(path, add)
+    decoder = decoder_of(translated([path], tmp_path / "cache"))
+    assert torch.equal(decoder.weights.embed, expected.weights.embed)
+
+
 def lie(change: Callable[[Arrays], Any]) -> Callable[[Arrays], None]:
     return lambda arrays: change(arrays) and None
 
