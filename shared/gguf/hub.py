@@ -1,6 +1,7 @@
 """Fetches the GGUF files that `org/repository:NAME` means, and no others, from the Hugging Face hub."""
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from shared.gguf.errors import GgufError
@@ -20,9 +21,18 @@ def fetch_model(
 ) -> list[Path]:
     """Returns the files that `name` means; downloads what the cache lacks. name: must match HUB_NAME.
 
-    prefer_cache: use cached files without asking the hub for newer ones.
+    prefer_cache: if the cache has all of them, use those without asking the hub for newer ones.
     Raises GgufError when the repository has no such files, and HubError when it cannot be reached.
     """
+    if prefer_cache:
+        with suppress(GgufError):  # the cache may have other files only
+            files = _fetched(name, revision, True, on_progress)
+            if all(file.exists() for file in files):
+                return files
+    return _fetched(name, revision, False, on_progress)
+
+
+def _fetched(name: str, revision: str, prefer_cache: bool, on_progress: Progress) -> list[Path]:
     repository, model = _model(name, revision, prefer_cache)
     folder = fetch(
         repository, model, revision=revision, prefer_cache=prefer_cache, ignored=(), on_progress=on_progress

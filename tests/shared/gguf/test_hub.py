@@ -55,6 +55,15 @@ def test_cached_file_needs_no_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
         fetch_model("org/other:Q4_K_M")
 
 
+def test_cache_with_other_files_is_no_obstacle(hub: Hub) -> None:
+    fetch_model(f"{hub.name}:Q8_0", prefer_cache=True)
+    (path,) = fetch_model(f"{hub.name}:Q4_K_M", prefer_cache=True)
+    assert path.read_bytes() == FILES["Tiny-Q4_K_M.gguf"]
+    first, second = fetch_model(f"{hub.name}:BF16")
+    second.unlink()
+    assert fetch_model(f"{hub.name}:BF16", prefer_cache=True) == [first, second] and second.exists()
+
+
 def test_frontend_fetches_only_the_beginning(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tokenizer is the worker's, although the file has no weights yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
