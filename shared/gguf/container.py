@@ -125,11 +125,11 @@ def _strings(data: memoryview, at: int, count: int) -> tuple[list[str], int]:
     found = []
     for _ in range(count):
         (length,) = struct.unpack_from("<Q", data, at)
-        text = bytes(data[at + 8 : at + 8 + length])
-        if len(text) < length:
+        at += 8
+        if length > len(data) - at:
             raise EOFError(f"it ends after {len(data)} bytes")
-        found.append(text.decode())
-        at += 8 + length
+        found.append(bytes(data[at : at + length]).decode())
+        at += length
     return found, at
 
 

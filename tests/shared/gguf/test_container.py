@@ -114,6 +114,16 @@ def test_foreign_header_is_refused(at: int, value: bytes, words: str, tmp_path: 
         Container.read([path])
 
 
+def test_text_that_is_longer_than_the_file_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf")
+    data = bytearray(path.read_bytes())
+    at = data.index("Ġb".encode()) - 8
+    data[at : at + 8] = struct.pack("<Q", 1 << 40)
+    path.write_bytes(data)
+    with pytest.raises(GgufError, match=r"is not a complete GGUF file \(it ends after \d+ bytes\)"):
+        Container.read([path])
+
+
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GgufError, match=r"none\.gguf cannot be read: No such file"):
         Container.read([tmp_path / "none.gguf"])
