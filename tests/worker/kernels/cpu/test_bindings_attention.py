@@ -103,11 +103,18 @@ def test_attention_of_long_sequences_uses_splits(dtype: torch.dtype, window: int
 
 
 @dtypes
-@pytest.mark.parametrize("heads, kv_heads, d", [(4, 2, 64), (3, 1, 96), (8, 2, 64), (9, 1, 40)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, d, codes",
+    [
+        *((4, 2, 64, codes) for codes in (None, torch.int8, torch.float8_e4m3fn)),
+        *((9, 1, 40, codes) for codes in (None, torch.int8, torch.float8_e4m3fn)),
+        (3, 1, 96, None),
+        (8, 2, 64, None),
+    ],
+)
 @pytest.mark.parametrize("window", [0, 70])
-@pytest.mark.parametrize("codes", [None, torch.int8, torch.float8_e4m3fn])
 def test_attention_bits_do_not_depend_on_chunks_pages_threads_or_batch(
-    dtype: torch.dtype, codes: torch.dtype | None, window: int, heads: int, kv_heads: int, d: int
+    dtype: torch.dtype, window: int, heads: int, kv_heads: int, d: int, codes: torch.dtype | None
 ) -> None:
     some = story([1200, 333, 70, 1], heads, kv_heads, d, dtype)
     whole = some.step((0, 0, 1200), window=window, codes=codes)[0]

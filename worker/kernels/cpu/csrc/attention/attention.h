@@ -56,19 +56,24 @@ typedef struct {
 } WorkItem;
 
 typedef struct {
-    _Alignas(64) char k[MAX_ITEM_TILES * BLOCK_KEYS * MAX_HEAD_DIM * 4]; /* the keys of a block, head by head */
-    char v[MAX_ITEM_TILES * BLOCK_KEYS * MAX_HEAD_DIM * 4];              /* the values of that block */
+    _Alignas(64) char k[BLOCK_KEYS * MAX_HEAD_DIM * 4]; /* the keys of a block, of one head, in the kernel's layout */
+    char v[BLOCK_KEYS * MAX_HEAD_DIM * 4];              /* the values of that block */
     float scores[2][BLOCK_KEYS * 16];
     Tile tiles[MAX_ITEM_TILES];
     const WorkItem *next_item; /* this thread's next item, or NULL */
     int copied;                /* used by the AMX kernel: whether the block was copied */
 } Scratch;
 
+/* Returns the thread's scratch. Hides that it is thread-local, or gcc looks its address up again in inner loops. */
+INLINE Scratch *hide_origin(Scratch *s) {
+    __asm__("" : "+r"(s));
+    return s;
+}
+
 static void begin_work(void); /* sets up the thread's state before an item */
 static void end_work(void);   /* restores the thread's state after an item */
 static Scratch *thread_scratch(void);
-/* Loads keys and values [from, to) of the item's kv heads from the pages to s->k and s->v, head by head; to - from is
- * at most BLOCK_KEYS. All heads of a key are contiguous in memory and are read together. */
+/* Finds keys and values [from, to) in the pages; to - from is at most BLOCK_KEYS. */
 static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, long block, long from, long to);
 static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item);
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block);

@@ -10,12 +10,14 @@
 
 typedef struct {
     Scratch common;
-    Scales scales[MAX_ITEM_TILES]; /* by head, for a cache of eight bits */
+    const char *keys[BLOCK_KEYS], *values[BLOCK_KEYS]; /* of the block, at head 0; values are NULL outside [from, to) */
+    long from, to;
+    Scales scales; /* of the current head, for a cache of eight bits */
 } AmxScratch;
 
 static Scratch *thread_scratch(void) {
     static _Thread_local _Alignas(64) AmxScratch scratch;
-    return &scratch.common;
+    return hide_origin(&scratch.common);
 }
 
 INLINE AmxScratch *amx_scratch(Scratch *s) { return (AmxScratch *)s; }
@@ -63,57 +65,56 @@ INLINE void interleave_values(const char *even, const char *odd, char *tiles, lo
     }
 }
 
-static long head_block_bytes(const AttentionArgs *a) { return BLOCK_KEYS * head_dim_steps(a) * 64; }
-
 /* Copies values that are stored interleaved: rows[i] is the address of key i's row as if it were not interleaved,
  * or NULL; missing rows become zeros. */
-static void copy_value_pairs(const AttentionArgs *a, Scratch *s, const WorkItem *item, const char *const *rows) {
+static void copy_value_pairs(const AttentionArgs *a, char *to, const char *const *rows, long head) {
     for (long i = 0; i < BLOCK_KEYS; i += 2) {
-        char *tiles = s->v + i / 32 * head_dim_steps(a) * 2048 + i % 32 / 2 * 64;
+        char *tiles = to + i / 32 * head_dim_steps(a) * 2048 + i % 32 / 2 * 64;
         __mmask32 there = (rows[i] ? 0x55555555u : 0) | (rows[i + 1] ? 0xaaaaaaaau : 0);
         const char *pair = rows[i] ? rows[i] : rows[i + 1] ? rows[i + 1] - token_bytes(a) : a->cache_v;
-        pair += item->head * a->d * 2; /* heads of an interleaved pair are twice as long */
-        for (int h = 0; h < item->heads; h++, tiles += head_block_bytes(a), pair += 4 * a->d)
-            for (long j = 0; j < a->d; j += 16)
-                _mm512_store_si512(tiles + j * 64, _mm512_maskz_loadu_epi16(there, pair + 4 * j));
+        pair += head * a->d * 4; /* heads of an interleaved pair are twice as long */
+        for (long j = 0; j < a->d; j += 16)
+            _mm512_store_si512(tiles + j * 64, _mm512_maskz_loadu_epi16(there, pair + 4 * j));
     }
 }
 
-/* Copies keys, and values that are not stored interleaved. */
-INLINE void copy_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, const char *const *keys,
-                       const char *const *values, const int kv_format) {
-    long head_size = head_bytes(a), key_stride = head_dim_steps(a) * 64;
-    for (long i = 0; i < BLOCK_KEYS; i++)
-        for (int h = 0; h < item->heads && keys[i]; h++)
-            copy_keys(keys[i] + h * head_size, s->k + i * key_stride + h * head_block_bytes(a), a->d, kv_format);
+/* Copies the keys of a head, and its values if they are not stored interleaved. */
+INLINE void copy_rows(const AttentionArgs *a, AmxScratch *s, long head, const int kv_format) {
+    long offset = head * head_bytes(a), stride = head_dim_steps(a) * 64;
+    for (long i = s->from; i < s->to; i++)
+        copy_keys(s->keys[i] + offset, s->common.k + i * stride, a->d, kv_format);
     for (long i = 0; i < BLOCK_KEYS && a->kv_format != KV_PAIRED; i += 2) {
-        char *tiles = s->v + i / 32 * key_stride * 32 + i % 32 / 2 * 64;
-        for (int h = 0; h < item->heads; h++, tiles += head_block_bytes(a)) {
-            const char *even = values[i], *odd = values[i + 1];
-            interleave_values(even ? even + h * head_size : NULL, odd ? odd + h * head_size : NULL, tiles, a->d,
-                              kv_format);
-        }
+        const char *even = s->values[i], *odd = s->values[i + 1];
+        interleave_values(even ? even + offset : NULL, odd ? odd + offset : NULL,
+                          s->common.v + i / 32 * stride * 32 + i % 32 / 2 * 64, a->d, kv_format);
     }
 }
 
+/* Copies a head of the block to s->k and s->v, which then stay in the core's cache. */
+static void copy_head(const AttentionArgs *a, AmxScratch *s, long head) {
+    WITH_KV_FORMAT(copy_rows, a, s, head)
+    if (a->kv_format == KV_PAIRED) copy_value_pairs(a, s->common.v, s->values, head);
+    if (in_eight_bits(a->kv_format))
+        load_scales(a, s->keys, s->from, s->to, head * head_bytes(a), scale_factor(a), &s->scales);
+}
+
+/* Records addresses only: the keys are read later, head by head. */
 static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, long block, long from, long to) {
-    const char *keys[BLOCK_KEYS] = {0}, *values[BLOCK_KEYS] = {0};
+    AmxScratch *own = amx_scratch(s);
     /* A single tile per head reads a whole block just once, directly from its pages. An incomplete block is copied,
      * because its missing keys must be zeros. */
     s->copied = a->kv_format != KV_PAIRED || to - from < BLOCK_KEYS || item->rows > TILE_ROWS;
     if (!s->copied) return;
+    memset(own->values, 0, sizeof own->values);
     for (long at = from, contiguous; at < to; at += contiguous) {
-        size_t first = cache_slot(a, item->seq, at, &contiguous) * token_bytes(a) + item->head * head_bytes(a);
+        size_t first = cache_slot(a, item->seq, at, &contiguous) * token_bytes(a);
         contiguous = min_long(contiguous, to - at);
         for (long i = 0; i < contiguous; i++) {
-            keys[at - block + i] = a->cache_k + first + i * token_bytes(a);
-            values[at - block + i] = a->cache_v + first + i * token_bytes(a);
+            own->keys[at - block + i] = a->cache_k + first + i * token_bytes(a);
+            own->values[at - block + i] = a->cache_v + first + i * token_bytes(a);
         }
     }
-    WITH_KV_FORMAT(copy_block, a, s, item, keys, values)
-    if (a->kv_format == KV_PAIRED) copy_value_pairs(a, s, item, values);
-    for (int h = 0; h < item->heads && in_eight_bits(a->kv_format); h++)
-        load_scales(a, keys, from - block, to - block, h * head_bytes(a), scale_factor(a), &amx_scratch(s)->scales[h]);
+    own->from = from - block, own->to = to - block;
 }
 
 /* Where a tile's block lies: copied head by head, or whole in its pages, from which tiles can be loaded. */
@@ -124,11 +125,11 @@ typedef struct {
     long v_column;           /* from 16 columns of the values to the next */
 } TileAddresses;
 
-static TileAddresses copied_block(const AttentionArgs *a, const Scratch *s, long skip) {
+static TileAddresses copied_block(const AttentionArgs *a, const Scratch *s) {
     long stride = head_dim_steps(a) * 64;
     TileAddresses p = {.k_stride = stride, .v_stride = 64, .v_column = 1024};
-    for (int i = 0; i < 4; i++) p.k[i] = s->k + skip + i * 16 * stride;
-    for (int i = 0; i < 2; i++) p.v[i] = s->v + skip + i * head_dim_steps(a) * 2048;
+    for (int i = 0; i < 4; i++) p.k[i] = s->k + i * 16 * stride;
+    for (int i = 0; i < 2; i++) p.v[i] = s->v + i * head_dim_steps(a) * 2048;
     return p;
 }
 
@@ -290,10 +291,10 @@ static __m512 softmax_tile(const AttentionArgs *a, float *scores, Tile *tile, lo
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block) {
     __m512 rescale[MAX_ITEM_TILES];
     Tile *visible_tiles[MAX_ITEM_TILES];
-    const Scales *scales = &amx_scratch(s)->scales[tiles->head - item->head];
+    const Scales *scales = &amx_scratch(s)->scales;
     int n = 0, part = (tiles->head - item->head) * count;
-    TileAddresses p = s->copied ? copied_block(a, s, (tiles->head - item->head) * head_block_bytes(a))
-                                : block_in_pages(a, item, tiles->head, block);
+    if (s->copied) copy_head(a, amx_scratch(s), tiles->head);
+    TileAddresses p = s->copied ? copied_block(a, s) : block_in_pages(a, item, tiles->head, block);
     for (int i = 0; i < count; i++)
         if (sees_block(a, &tiles[i], block)) visible_tiles[n++] = &tiles[i];
     if (n) score_tile(a, &p, visible_tiles[0], s->scores[0]);

@@ -14,7 +14,8 @@ INLINE __m512i load_32(const char *row, long d, long from, const int kv_format) 
     __mmask32 mask = column_mask(d, from);
     if (!in_eight_bits(kv_format)) return _mm512_maskz_loadu_epi16(mask, row + from * 2);
     vf x[2];
-    widen_codes(_mm256_maskz_loadu_epi8(mask, row + from), x, kv_format);
+    Codes codes = d - from >= 32 ? load_codes(row + from) : _mm256_maskz_loadu_epi8(mask, row + from);
+    widen_codes(codes, x, kv_format);
     return (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
 }
 

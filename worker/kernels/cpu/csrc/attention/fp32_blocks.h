@@ -1,8 +1,8 @@
 /* How the fp32 kernel reads keys and values: in place, or packed into scratch memory when several strips of rows read
  * them.
  *
- * Elements are loaded as pairs of registers, which hold consecutive elements. But bf16 is widened without a shuffle: the
- * first register takes the even elements, the second one the odd ones. Rows of q and of the output have the same order
+ * Elements are loaded as pairs of registers, which hold consecutive elements. But bf16 is widened without a shuffle:
+ * the first register takes the even elements, the second one the odd ones. Rows of q and of the output have the same order
  * in memory, so every dot product pairs the right elements. */
 #pragma once
 #include "attention/key_addresses.h"

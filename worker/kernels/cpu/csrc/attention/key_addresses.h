@@ -19,9 +19,7 @@ INLINE AddressScratch *address_scratch(Scratch *s) { return (AddressScratch *)s;
 
 static Scratch *thread_scratch(void) {
     static _Thread_local _Alignas(64) AddressScratch scratch;
-    Scratch *found = &scratch.common;
-    __asm__("" : "+r"(found)); /* or gcc looks the thread's address up again in inner loops */
-    return found;
+    return hide_origin(&scratch.common);
 }
 
 static void locate_keys(const AttentionArgs *a, KeyAddresses *p, int seq, long block, long from, long to) {
