@@ -1,14 +1,15 @@
 """Packs weights for the matmul of the C library: tensors, or codes with scales (quantized_weight.py).
 
-A packed weight is a list of C structs (csrc/gemm/weight.h), one for each format among its rows. This module knows the
-layout of memory; pack.c and pack_codes.c fill it.
+A packed weight has a part for each format among its rows, and a C struct (csrc/gemm/weight.h) for each part. This
+module knows the layout of memory; pack.c and pack_codes.c fill it.
 """
 
 import ctypes
 import math
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from worker.kernels.cpu.library import available, kernels, library, multiplies_bf16
 from worker.kernels.quantized_weight import E4M3, INT4, INT8, QuantizedWeight, stack
 
+LAYOUT = 1  # version of all that is packed: of csrc/gemm/weight.h and of the codes that quantization chooses
 PANEL = 32  # columns of a packed panel
 K_STEP = 32  # k-step of bf16 panels
 CODE_BLOCK = 16  # inputs of a block of codes
@@ -38,20 +40,73 @@ WeightStruct._fields_ = [
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedPart:
+    """Rows of a weight in one format. The fields are those of struct Weight, with tensors for addresses."""
+
+    panels: Tensor
+    values: Tensor | None = None
+    input_order: Tensor | None = None
+    bias: Tensor | None = None
+    n: int
+    k: int
+    group: int = 0
+    kind: int = PLAIN
+    has_minimum: bool = False
+    scale_bytes: int = 0
+    factor: float = 0.0
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        found = {name: getattr(self, name) for name in TENSORS}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def struct(self) -> WeightStruct:
+        addresses = {name: tensor.data_ptr() for name, tensor in self.tensors.items()}
+        return WeightStruct(**addresses, **{name: getattr(self, name) for name in NUMBERS})
+
+
+TENSORS = ("panels", "values", "input_order", "bias")
+NUMBERS = ("n", "k", "group", "kind", "has_minimum", "scale_bytes", "factor")
+
+
 @dataclass(frozen=True, slots=True)
 class CpuWeight:
     """A weight [n, k], packed for the matmul of inputs of `dtype`, with its bias."""
 
-    n: int
-    k: int
+    parts: tuple[PackedPart, ...]  # the columns of one after those of another
     dtype: torch.dtype
-    struct: WeightStruct
-    memory: tuple[object, ...]  # keeps alive what the struct points to
+    structs: tuple[WeightStruct, ...] = field(init=False)  # of the parts, linked
+
+    def __post_init__(self) -> None:
+        assert self.parts and all(part.k == self.k for part in self.parts)
+        structs = tuple(part.struct() for part in self.parts)
+        for struct, following in pairwise(structs):
+            struct.next = ctypes.pointer(following)
+        object.__setattr__(self, "structs", structs)
+
+    @property
+    def n(self) -> int:
+        return sum(part.n for part in self.parts)
+
+    @property
+    def k(self) -> int:
+        return self.parts[0].k
+
+    @property
+    def struct(self) -> WeightStruct:
+        """The struct of the first part. It points to the others."""
+        return self.structs[0]
 
     @property
     def nbytes(self) -> int:
         """The bytes that a product reads."""
-        return sum(part.nbytes for part in self.memory if isinstance(part, Tensor))
+        return sum(tensor.nbytes for part in self.parts for tensor in part.tensors.values())
+
+
+def layout(dtype: torch.dtype) -> str:
+    """Names how weights for inputs of `dtype` are packed here. Packed weights of the same name are interchangeable."""
+    return f"{LAYOUT}-{'pairs' if _has_pairs(dtype) else str(dtype).removeprefix('torch.')}"
 
 
 def pack_weight(
@@ -63,23 +118,15 @@ def pack_weight(
     11 bits (fp16 times a power of two) for bfloat16. bias [N] is kept in fp32.
     """
     assert available(dtype)
-    structs: list[WeightStruct] = []
-    memory: list[object] = []
+    packed: list[PackedPart] = []
     begin = 0
     for part in _merge(parts):
-        n = part.shape[0]
-        struct, tensors = _pack_codes(part, dtype) if isinstance(part, QuantizedWeight) else _pack_tensor(part, dtype)
-        if bias is not None:
-            tensors.append(bias[begin : begin + n].float().contiguous())
-            struct.bias = tensors[-1].data_ptr()
-        if structs:
-            structs[-1].next = ctypes.pointer(struct)
-        structs.append(struct)
-        memory += tensors
-        begin += n
+        end = begin + part.shape[0]
+        one = _pack_codes(part, dtype) if isinstance(part, QuantizedWeight) else _pack_tensor(part, dtype)
+        packed.append(one if bias is None else replace(one, bias=bias[begin:end].to(torch.float32, copy=True)))
+        begin = end
     assert bias is None or bias.shape == (begin,)
-    assert all(struct.k == structs[0].k for struct in structs)
-    return CpuWeight(begin, structs[0].k, dtype, structs[0], (*memory, *structs))
+    return CpuWeight(tuple(packed), dtype)
 
 
 def _merge(parts: Sequence[Tensor | QuantizedWeight]) -> list[Tensor | QuantizedWeight]:
@@ -92,44 +139,48 @@ def _merge(parts: Sequence[Tensor | QuantizedWeight]) -> list[Tensor | Quantized
     return [*parts]
 
 
-def _pack_tensor(weight: Tensor, dtype: torch.dtype) -> tuple[WeightStruct, list[Tensor]]:
+def _pack_tensor(weight: Tensor, dtype: torch.dtype) -> PackedPart:
     n, k = weight.shape
     assert weight.dtype == dtype and weight.is_contiguous()
     depth = -(-k // K_STEP) * K_STEP if dtype == torch.bfloat16 else k
-    panels = huge_pages(_aligned(-(-n // PANEL), depth, PANEL, dtype=dtype))
+    panels = fresh_memory((-(-n // PANEL), depth, PANEL), dtype)
     kernels()[dtype].pack(weight.data_ptr(), panels.data_ptr(), n, k, torch.get_num_threads())
-    return WeightStruct(panels=panels.data_ptr(), n=n, k=k, kind=PLAIN), [panels]
+    return PackedPart(panels=panels, n=n, k=k)
 
 
-def _pack_codes(weight: QuantizedWeight, dtype: torch.dtype) -> tuple[WeightStruct, list[Tensor]]:
-    n, k = weight.shape
-    found, scale_bytes = library(), 4 if dtype == torch.float32 else 2
-    assert found is not None and (weight.code_map.bits == 4 or weight.code_map in KINDS)
-    group = weight.group_size if weight.group_size < k else -(-k // CODE_BLOCK) * CODE_BLOCK
-    has_minimum, block_bytes = weight.minimum is not None, CODE_BLOCK * PANEL * weight.code_map.bits // 8
-    group_bytes = PANEL * scale_bytes * (1 + has_minimum) + group // CODE_BLOCK * block_bytes
-    panels = huge_pages(_aligned(-(-n // PANEL), -(-k // group), group_bytes, dtype=torch.uint8))
-    values = torch.tensor(weight.code_map.values if weight.code_map.bits == 4 else (0.0,) * 16)
-    struct = WeightStruct(
-        panels=panels.data_ptr(), values=values.data_ptr(), n=n, k=k, group=group,
-        kind=KINDS.get(weight.code_map, TABLE), has_minimum=has_minimum, scale_bytes=scale_bytes,
-        factor=1.0 if scale_bytes == 4 else _factor(weight),
-    )  # fmt: skip
+def _pack_codes(weight: QuantizedWeight, dtype: torch.dtype) -> PackedPart:
+    part, found = _empty_part(weight, 4 if dtype == torch.float32 else 2), library()
+    assert found is not None
     codes, scale = weight.codes.contiguous(), weight.scale.contiguous()
     minimum = None if weight.minimum is None else weight.minimum.contiguous()
     found.pack_codes(
-        ctypes.byref(struct), c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr()),
+        ctypes.byref(part.struct()), c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr()),
         c_void_p(None if minimum is None else minimum.data_ptr()),
-        c_int(dtype == torch.bfloat16 and multiplies_bf16()), c_int(torch.get_num_threads()),
+        c_int(_has_pairs(dtype)), c_int(torch.get_num_threads()),
     )  # fmt: skip
-    if weight.code_map is E4M3:
-        assert not has_minimum
-        struct.factor *= E4M3_FACTOR
-    if weight.input_order is None:
-        return struct, [panels, values]
-    order = weight.input_order.long().contiguous()
-    struct.input_order = order.data_ptr()
-    return struct, [panels, values, order]
+    assert weight.code_map is not E4M3 or minimum is None
+    return replace(part, factor=part.factor * E4M3_FACTOR) if weight.code_map is E4M3 else part
+
+
+def _empty_part(weight: QuantizedWeight, scale_bytes: int) -> PackedPart:
+    """Returns the part that a weight becomes, whose panels are not written yet."""
+    n, k = weight.shape
+    bits, has_minimum = weight.code_map.bits, weight.minimum is not None
+    assert bits == 4 or weight.code_map in KINDS
+    group = weight.group_size if weight.group_size < k else -(-k // CODE_BLOCK) * CODE_BLOCK
+    group_bytes = PANEL * scale_bytes * (1 + has_minimum) + group * PANEL * bits // 8
+    return PackedPart(
+        panels=fresh_memory((-(-n // PANEL), -(-k // group), group_bytes), torch.uint8),
+        values=torch.tensor(weight.code_map.values if bits == 4 else (0.0,) * 16),
+        input_order=None if weight.input_order is None else weight.input_order.to(torch.int64, copy=True),
+        n=n, k=k, group=group, kind=KINDS.get(weight.code_map, TABLE), has_minimum=has_minimum, scale_bytes=scale_bytes,
+        factor=1.0 if scale_bytes == 4 else _factor(weight),
+    )  # fmt: skip
+
+
+def _has_pairs(dtype: torch.dtype) -> bool:
+    """Whether the kernel for inputs of `dtype` multiplies pairs of bfloat16 numbers, and reads codes in that order."""
+    return dtype == torch.bfloat16 and multiplies_bf16()
 
 
 def _factor(weight: QuantizedWeight) -> float:
@@ -138,12 +189,14 @@ def _factor(weight: QuantizedWeight) -> float:
     return 2.0 ** (math.frexp(largest)[1] - 15) if largest else 1.0
 
 
-def _aligned(*shape: int, dtype: torch.dtype) -> Tensor:
+def fresh_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Returns uninitialized memory. Large memory is aligned to huge pages, so that they can hold nearly all of it."""
     nbytes = math.prod(shape) * dtype.itemsize
-    buffer = torch.empty(nbytes + (HUGE_PAGE if nbytes >= HUGE_PAGE else 0), dtype=torch.uint8)
-    start = -buffer.data_ptr() % HUGE_PAGE if nbytes >= HUGE_PAGE else 0
-    return buffer[start : start + nbytes].view(dtype).view(shape)
+    if nbytes < HUGE_PAGE:
+        return torch.empty(*shape, dtype=dtype)
+    buffer = torch.empty(nbytes + HUGE_PAGE, dtype=torch.uint8)
+    start = -buffer.data_ptr() % HUGE_PAGE
+    return huge_pages(buffer[start : start + nbytes]).view(dtype).view(*shape)
 
 
 def huge_pages(fresh: Tensor) -> Tensor:
