@@ -100,6 +100,10 @@ class WorkerConfig:
         "activations, with one scale per token; none: widen a quantized checkpoint to --dtype",
         choices=("auto", "none", "fp8", "int8", "int4", "int4-g32", "fp8-dynamic", "int8-dynamic"),
     )
+    weights_cache: str = setting(
+        "", "folder in which the CPU keeps a copy of the weights as they are in memory, so that the next start only "
+        "reads them; empty: none",
+    )  # fmt: skip
     threads: int = setting(0, "compute threads on the CPU; 0: one per core", unit="threads", at_least=0, at_most=1024)
     kv_cache_gb: float = setting(0.0, "size of the K/V pool; 0: computed from free memory", unit="GiB", at_least=0)
     gpu_memory_utilization: float = setting(

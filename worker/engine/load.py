@@ -5,6 +5,7 @@ Downloading, loading and warm-up report their progress.
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from worker.model.device import pick_device
 from worker.model.families import spec_from_config
 from worker.model.spec import ModelSpec
 from worker.model.weights import load
+from worker.model.weights_cache import WeightsCache
 from worker.run.kernel_check import choose_operations
 from worker.run.runner import Runner
 from worker.run.warmup import StepLimits, first_decodes, warm_up
@@ -86,11 +88,15 @@ def load_engine(
     compiler = GrammarCompiler(folder, spec.vocab_size, spec.eos_ids)
     gpu = GpuMemoryReader(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
     progressed = partial(on_progress, 1, 1)
+    load_weights = partial(
+        load, folder, spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
+        on_progress=on_progress, on_size=gpu.read().check_weights if gpu else lambda needed: None,
+    )  # fmt: skip
     with explain_out_of_memory(gpu):
-        weights = load(
-            folder, spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
-            on_progress=on_progress, on_size=gpu.read().check_weights if gpu else lambda needed: None,
-        )  # fmt: skip
+        if gpu is None:
+            weights = _load_on_cpu(load_weights, _cache_of_weights(worker, folder, formats), on_progress)
+        else:
+            weights = load_weights()
         size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, progressed)
         cache = KVCache(spec, size.pages, size.page_size, formats.kv_dtype, device)
     log.info(
@@ -117,6 +123,36 @@ def load_engine(
         dtype=dtype_name(formats.dtype, formats.memory),
         kernels=kernels_name(decoder, formats.dtype),
     )
+
+
+def _cache_of_weights(worker: WorkerConfig, folder: Path, formats: Formats) -> WeightsCache | None:
+    """Returns where --weights-cache keeps the weights; None if it keeps none, or if the C library packs none."""
+    if not worker.weights_cache or not bindings.available(formats.dtype):
+        return None
+    return WeightsCache.of(Path(worker.weights_cache), folder, formats.dtype, formats.memory)
+
+
+def _load_on_cpu(load_weights: Callable[[], Weights], kept: WeightsCache | None, on_progress: Progress) -> Weights:
+    """Loads the weights from the cache, or from the checkpoint and then writes them to the cache."""
+    begun = time.perf_counter()
+    weights = kept.read(on_progress) if kept else None
+    if weights is None:
+        weights = load_weights()
+        if kept:
+            kept.write(weights, lambda done, total: on_progress(1, 1))
+    took, resident, peak = time.perf_counter() - begun, *_resident_bytes()
+    log.info(
+        "weights: %.2f GB, loaded in %.1f s; resident memory: %.2f GB, at most %.2f GB",
+        weights.nbytes / 1e9, took, resident / 1e9, peak / 1e9,
+    )  # fmt: skip
+    return weights
+
+
+def _resident_bytes() -> tuple[int, int]:
+    """Returns the resident memory of this process, now and at most, as Linux shows it."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    now, most = (int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
+    return now, most
 
 
 def _spec(folder: Path) -> ModelSpec:

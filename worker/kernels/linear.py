@@ -33,15 +33,25 @@ class PackedLinear:
     codes: tuple[PackedCodes, ...] = ()  # a weight in groups on a GPU; the rows of one after those of another
 
     @property
+    def nbytes(self) -> int:
+        codes = (tensor for part in self.codes for tensor in (part.codes, part.scale, part.minimum))
+        held = sum(x.nbytes for x in (self.weight, self.bias, self.scale, *codes) if x is not None)
+        return held + (0 if self.cpu is None else self.cpu.nbytes)
+
+    @property
     def format(self) -> tuple[object, ...]:
         """What a GPU's kernels are compiled for, besides sizes."""
         return self.weight.dtype, self.dynamic, *(part.format for part in self.codes)
 
 
+def packed_in_c(weight: CpuWeight) -> PackedLinear:
+    return PackedLinear(torch.empty(0, dtype=weight.dtype), None, True, weight)
+
+
 def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> PackedLinear:
     """Prepares weight [N, K] (and bias [N]) on its device."""
     if not weight.is_cuda and bindings.available(weight.dtype):
-        return PackedLinear(weight.new_empty(0), None, True, pack_weight([weight], bias, dtype=weight.dtype))
+        return packed_in_c(pack_weight([weight], bias, dtype=weight.dtype))
     return PackedLinear(weight, bias, invariant)
 
 
@@ -72,7 +82,7 @@ def pack_stacked(
     A part is a tensor of `dtype`, or quantized. On a GPU, quantized parts beside tensors are dequantized.
     """
     if all(not part.is_cuda for part in parts) and bindings.available(dtype):
-        return PackedLinear(torch.empty(0, dtype=dtype), None, True, pack_weight(parts, bias, dtype=dtype))
+        return packed_in_c(pack_weight(parts, bias, dtype=dtype))
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
     if len(quantized) == len(parts) and all(part.is_cuda for part in parts):
         empty = torch.empty(0, dtype=dtype, device=quantized[0].codes.device)

@@ -12,6 +12,7 @@ stored_weight       what a checkpoint must offer: tensors by name, and how each 
 source              opens a checkpoint of any file format
 quantization/       weights in few bits
 gguf/               weights from GGUF files
+weights_cache, tensor_file  keep the packed weights on disk
 weights             makes the weights of the decoder from those of a checkpoint
 device              chooses and checks the device
 """

@@ -86,14 +86,14 @@ def _from_hub(model: str, revision: str, prefer_cache: bool, on_progress: Progre
 
 def _is_complete(folder: Path) -> bool:
     try:
-        return all(path.exists() for path in _files(folder))
+        return all(path.exists() for path in weight_files(folder))
     except CheckpointError:
         return False
 
 
 def stored_bytes(folder: Path) -> int:
     """Returns the total size of the files of weights. Raises CheckpointError when there are none."""
-    return sum(path.stat().st_size for path in _files(folder))
+    return sum(path.stat().st_size for path in weight_files(folder))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class Checkpoint:
         self._staging = staging
         self._open = ExitStack()
         try:
-            for path in _files(folder):
+            for path in weight_files(folder):
                 self._add(path)
             if staging is not None:
                 self._open.callback(staging.close)  # runs before the files that it reads are closed
@@ -239,7 +239,8 @@ def _extents(fd: int) -> dict[str, Extent]:
     return {name: Extent(fd, begin + first, end - first) for name, (first, end) in places.items()}
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the files of weights, which may be missing. Raises CheckpointError when none are named."""
     if (folder / GGUF_INDEX).exists():
         return [Path(file) for file in read_index(folder).files]
     if (folder / INDEX).exists():

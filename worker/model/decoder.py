@@ -47,6 +47,12 @@ class Weights:
     norm: Tensor  # norm [H]
     head: PackedLinear  # lm_head: H → vocab
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the embedding and of all linears in memory."""
+        linears = (linear for layer in self.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down))
+        return self.embed.nbytes + sum(linear.nbytes for linear in (*linears, self.head))
+
 
 class Decoder:
     """A model that is ready to run. The state of sequences is in the cache, not in the decoder."""

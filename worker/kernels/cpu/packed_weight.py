@@ -105,8 +105,8 @@ class CpuWeight:
 
 
 def layout(dtype: torch.dtype) -> str:
-    """Names how weights for inputs of `dtype` are packed here. Packed weights of the same name are interchangeable."""
-    return f"{LAYOUT}-{'pairs' if _has_pairs(dtype) else str(dtype).removeprefix('torch.')}"
+    """Names the order in which weights for inputs of `dtype` are packed on this processor."""
+    return "pairs" if _has_pairs(dtype) else "fp32"
 
 
 def pack_weight(

@@ -1,0 +1,135 @@
+"""Keeps the packed weights of a model on disk, so that the next start reads them and packs nothing.
+
+A folder has one file (tensor_file.py) for each checkpoint, dtype, quantization and layout in memory. The file also
+says which checkpoint it was made from: the config, and the sizes and times of the files of weights. If these differ, or
+the file is damaged, it is not used and is written again. A failure to write it is logged, and the model is served.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shared.hf_hub import Progress
+from worker.kernels.cpu.packed_weight import LAYOUT, NUMBERS, TENSORS, CpuWeight, PackedPart, layout
+from worker.kernels.linear import PackedLinear, packed_in_c
+from worker.model import tensor_file
+from worker.model.checkpoint import CheckpointError, read_config, weight_files
+from worker.model.decoder import Layer, Weights
+from worker.model.quantization.in_memory import InMemory
+from worker.model.tensor_file import BrokenFile
+
+log = logging.getLogger("sluice.load")
+
+EMBED, NORM, HEAD = "embed", "norm", "head"
+LAYER_FIELDS = tuple(field.name for field in dataclasses.fields(Layer))
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsCache:
+    """The place of one model's packed weights. key: what they are made from; another key means other weights."""
+
+    path: Path
+    key: str
+
+    @classmethod
+    def of(cls, directory: Path, folder: Path, dtype: torch.dtype, memory: InMemory) -> "WeightsCache":
+        """folder: of the checkpoint; memory: how its linears are kept. Raises CheckpointError if a file is missing."""
+        files = weight_files(folder)
+        if missing := [file for file in files if not file.exists()]:
+            raise CheckpointError(f"{missing[0]} is missing")
+        name = _digest([str(file.resolve()) for file in files], str(dtype), repr(memory), layout(dtype))[:16]
+        stats = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        key = _digest(LAYOUT, name, stats, read_config(folder))
+        return cls(directory / f"{files[0].stem}-{name}.safetensors", key)
+
+    def read(self, on_progress: Progress = lambda done, total: None) -> Weights | None:
+        """Returns the weights; None if they are not there, or not usable, which is logged."""
+        begun = time.perf_counter()
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("packed weights cannot be read: %s: %s", self.path, error.strerror)
+            return None
+        try:
+            weights = self._read(fd, on_progress)
+        except (BrokenFile, OSError) as error:
+            log.warning("packed weights in %s are not used, but made again: %s", self.path, error)
+            return None
+        finally:
+            os.close(fd)
+        log.info("packed weights were read from %s in %.1f s", self.path, time.perf_counter() - begun)
+        return weights
+
+    def _read(self, fd: int, on_progress: Progress) -> Weights:
+        header = tensor_file.read_header(fd)
+        if not isinstance(header.facts, dict) or header.facts.get("key") != self.key:
+            raise BrokenFile("the checkpoint has changed since, or another version wrote the file")
+        return _assembled(header.facts, tensor_file.read_tensors(fd, header, on_progress))
+
+    def write(self, weights: Weights, on_progress: Progress = lambda done, total: None) -> None:
+        """Writes the weights, which must be packed for the C library. A failure is logged."""
+        begun = time.perf_counter()
+        tensors, linears = _taken_apart(weights)
+        facts = {"key": self.key, "dtype": tensor_file.NAMES[weights.embed.dtype], "linears": linears}
+        try:
+            tensor_file.write(self.path, tensors, facts, on_progress)
+        except OSError as error:
+            log.warning("packed weights cannot be written: %s: %s", self.path, error.strerror)
+            return
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        took = time.perf_counter() - begun
+        log.info("packed weights (%.1f GB) were written to %s in %.1f s", size / 1e9, self.path, took)
+
+
+def _digest(*facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _taken_apart(weights: Weights) -> tuple[dict[str, Tensor], dict[str, list[dict[str, Any]]]]:
+    """Returns all tensors by name, and the numbers of the parts of each linear: those of PackedPart."""
+    tensors: dict[str, Tensor] = {EMBED: weights.embed, NORM: weights.norm}
+    linears: dict[str, list[dict[str, Any]]] = {}
+    fields: list[tuple[str, Tensor | PackedLinear | None]] = [
+        (f"layers.{index}.{name}", getattr(layer, name))
+        for index, layer in enumerate(weights.layers)
+        for name in LAYER_FIELDS
+    ]
+    for name, value in (*fields, (HEAD, weights.head)):
+        if isinstance(value, PackedLinear):
+            assert value.cpu is not None
+            linears[name] = [{number: getattr(part, number) for number in NUMBERS} for part in value.cpu.parts]
+            for index, part in enumerate(value.cpu.parts):
+                tensors |= {f"{name}.{index}.{kind}": tensor for kind, tensor in part.tensors.items()}
+        elif value is not None:
+            tensors[name] = value
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}, linears
+
+
+def _assembled(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Weights:
+    """Returns the weights that _taken_apart took apart."""
+    dtype = tensor_file.DTYPES[facts["dtype"]]
+    linears = {
+        name: packed_in_c(CpuWeight(tuple(_part(f"{name}.{i}.", one, tensors) for i, one in enumerate(parts)), dtype))
+        for name, parts in facts["linears"].items()
+    }
+    fields: list[dict[str, Any]] = []
+    while f"layers.{len(fields)}.o" in linears:
+        found = ((name, f"layers.{len(fields)}.{name}") for name in LAYER_FIELDS)
+        fields.append({name: linears.get(full) or tensors.get(full) for name, full in found})
+    return Weights(tensors[EMBED], [Layer(**layer) for layer in fields], tensors[NORM], linears[HEAD])
+
+
+def _part(prefix: str, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> PackedPart:
+    own: dict[str, Any] = {name: tensors[prefix + name] for name in TENSORS if prefix + name in tensors}
+    return PackedPart(**own, **numbers)
