@@ -13,6 +13,7 @@ plain PyTorch and defines what x computes.
     act_and_mul         the activation of the feed-forward network
     eight_bit_kv        rows of keys and values in eight bits, with a scale
     quantized_weight    weights of four or eight bits, in groups with a scale
+    by_rows             converts large tensors in slices, on all cores
     quantize            eight-bit weights and activations
     sample              chooses the next token of each row
     params              sampling parameters

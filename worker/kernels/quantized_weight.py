@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-ROWS_AT_ONCE = 1024  # rows converted together, so that a whole weight is never in float32
+from worker.kernels.by_rows import by_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,16 @@ class QuantizedWeight:
         values = torch.tensor(self.code_map.values).to(self.codes.device)
         weight = torch.empty(n, k, dtype=dtype, device=self.codes.device)
         to = slice(None) if self.input_order is None else self.input_order
-        for begin in range(0, n, ROWS_AT_ONCE):
-            part = slice(begin, begin + ROWS_AT_ONCE)
-            numbers = values[self.codes[part].int()] * self._by_input(self.scale[part])
+
+        def convert(part: slice) -> None:
+            codes = self.codes[part]
+            numbers = codes.view(torch.int8).float() if self.code_map is INT8 else values[codes.int()]
+            numbers *= self._by_input(self.scale[part])
             if self.minimum is not None:
                 numbers += self._by_input(self.minimum[part])
             weight[part, to] = numbers.to(dtype)
+
+        by_rows(n, k, convert, on_gpu=self.is_cuda)
         return weight
 
     def _by_input(self, by_group: Tensor) -> Tensor:
@@ -144,18 +148,18 @@ def quantize_groups(weight: Tensor, code_map: CodeMap, group_size: int) -> Quant
     groups = -(-k // group_size)
     codes = torch.empty(n, k, dtype=torch.uint8, device=weight.device)
     scale = torch.empty(n, groups, device=weight.device)
-    rows = max(1, NUMBERS_AT_ONCE // k)
-    for begin in range(0, n, rows):
-        part = slice(begin, begin + rows)
+
+    def convert(part: slice) -> None:
         x = torch.nn.functional.pad(weight[part].float(), (0, groups * group_size - k)).view(-1, groups, group_size)
         steps, rounded = _best_steps(x, code_map.bits), torch.empty_like(x)
         _round(x, steps, code_map.bits, out=rounded)
         codes[part] = _as_codes(rounded.to(torch.int8).flatten(1)[:, :k], code_map.bits)
         scale[part] = steps.squeeze(2)
+
+    by_rows(n, k, convert, on_gpu=weight.is_cuda)
     return QuantizedWeight(codes, code_map, scale, None, group_size)
 
 
-NUMBERS_AT_ONCE = 1 << 18  # numbers quantized together: they stay in the caches of the cores
 CLIPPING = {4: (1.0, 0.94, 0.88, 0.82, 0.76), 8: ()}  # bits → tried fractions of the largest number
 
 

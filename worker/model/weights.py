@@ -80,8 +80,7 @@ def load(
 
     Raises CheckpointError when a tensor is missing, superfluous, misshaped or impossible, or a file is broken.
     """
-    staging = Staging(device) if device.type == "cuda" else None
-    with closing(open_source(folder, staging)) as source:
+    with closing(open_source(folder, Staging(device))) as source:
         return Loader(source, spec, dtype, device, invariant, memory, on_progress, on_size).load()
 
 
@@ -118,8 +117,10 @@ class Loader:
         self.on_progress(0, self.total)
         embed = self._widened(self.embed)
         table = embed.dequantize(self.dtype) if isinstance(embed, QuantizedWeight) else embed
+        shared = embed if self.head is None or self.spec.tied else table
+        del embed  # its codes are needed no more unless the head is tied
         layers = [self._layer(prefix) for prefix in self._prefixes()]
-        return Weights(table, layers, self._vector(self._norm()), self._head(embed))
+        return Weights(table, layers, self._vector(self._norm()), self._head(shared))
 
     def _layer(self, prefix: str) -> Layer:
         linears = {name: self._linear(linear, prefix) for name, linear in _stacked_linears(self.spec).items()}

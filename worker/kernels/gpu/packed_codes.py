@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.kernels.quantized_weight import E4M3, ROWS_AT_ONCE, CodeMap, QuantizedWeight
+from worker.kernels.quantize import ROWS_AT_ONCE
+from worker.kernels.quantized_weight import E4M3, CodeMap, QuantizedWeight
 
 ROWS, STEP = 64, 128
 WHOLE_ROW = 0  # as a group size

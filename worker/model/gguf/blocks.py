@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.kernels.by_rows import by_rows
 from worker.kernels.quantized_weight import INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight
-
-NUMBERS_AT_ONCE = 1 << 22  # numbers unpacked together, so that temporary tensors stay small
 
 Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [n, numbers of a block]; scale and minimum [n, groups of a block]
 
@@ -43,14 +42,15 @@ class BlockFormat:
         codes = torch.empty(n, blocks * self.numbers, dtype=torch.uint8, device=rows.device)
         scale = torch.empty(n, groups, device=rows.device)
         minimum = torch.empty(n, groups, device=rows.device) if self.minimum else None
-        at_once = max(1, NUMBERS_AT_ONCE // codes.shape[1])
-        for begin in range(0, n, at_once):
-            part = slice(begin, begin + at_once)
+
+        def convert(part: slice) -> None:
             some_codes, some_scale, some_minimum = self.unpack(rows[part].reshape(-1, self.nbytes))
             codes[part].view(some_codes.shape).copy_(some_codes)
             scale[part].view(some_scale.shape).copy_(some_scale)
             if minimum is not None and some_minimum is not None:
                 minimum[part].view(some_minimum.shape).copy_(some_minimum)
+
+        by_rows(n, codes.shape[1], convert, on_gpu=rows.is_cuda)
         return QuantizedWeight(codes, self.code_map, scale, minimum, self.group_size)
 
 
@@ -65,10 +65,8 @@ def _fields(stored: Tensor, width: int, shifts: Sequence[int], mask: int) -> Ten
     Each run of `width` bytes holds, one after another, the fields of all its bytes at the first shift, then those at
     the second, and so on.
     """
-    runs = stored.reshape(len(stored), -1, 1, width)
-    by = torch.tensor(shifts, dtype=torch.uint8, device=stored.device)[:, None]
-    fields: Tensor = runs >> by
-    return fields.bitwise_and_(mask).flatten(1)
+    runs = stored.reshape(len(stored), -1, width)
+    return torch.stack([runs >> by & mask for by in shifts], 2).flatten(1)
 
 
 def _nibbles(stored: Tensor, width: int) -> Tensor:
@@ -123,10 +121,11 @@ def _q5_k(blocks: Tensor) -> Parts:
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the scales and minimums [n, 8] of Q4_K and Q5_K, which have six bits each, in 12 bytes."""
-    first, second, third = blocks[:, 4:16].split_with_sizes((4, 4, 4), 1)
-    scales = torch.cat((first & 63, third & 15 | first >> 2 & 48), 1)
-    minimums = torch.cat((second & 63, third >> 4 | second >> 2 & 48), 1)
-    return _half(blocks, 0) * scales, -_half(blocks, 2) * minimums
+    first, second, third = (blocks[:, at : at + 4].contiguous().view(torch.int32) for at in (4, 8, 12))
+    six, four, two = (bits * 0x01010101 for bits in (63, 15, 48))  # in each byte of a word
+    scales = torch.cat((first & six, third & four | first >> 2 & two), 1).view(torch.uint8)
+    minimums = torch.cat((second & six, third >> 4 & four | second >> 2 & two), 1).view(torch.uint8)
+    return _half(blocks, 0) * scales.float(), -_half(blocks, 2) * minimums.float()
 
 
 def _q6_k(blocks: Tensor) -> Parts:

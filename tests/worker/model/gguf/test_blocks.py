@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.gguf_blocks import dequantized, random_rows
-from worker.model.gguf import blocks
+from worker.kernels import by_rows
 from worker.model.gguf.blocks import FORMATS
 
 SHIFTED = ("Q4_1", "Q4_K")  # their minimum includes 8 scales, which rounds once more
@@ -19,7 +19,7 @@ def test_format_has_the_sizes_of_gguf(type: str) -> None:
 
 @pytest.mark.parametrize("type", FORMATS)
 def test_unpacked_weight_equals_ggufs(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "NUMBERS_AT_ONCE", 5 * 512)  # several slices, the last of them smaller
+    monkeypatch.setattr(by_rows, "CPU_NUMBERS", 5 * 512)  # several slices, the last of them smaller
     rows = random_rows(48, 512, type, np.random.default_rng(1), 0.05)
     expected = torch.from_numpy(dequantized(rows, type))
     weight = FORMATS[type].quantized_weight(torch.from_numpy(rows))
