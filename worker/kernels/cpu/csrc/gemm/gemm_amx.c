@@ -5,6 +5,7 @@
  * blocks of rows are repacked as tiles, K is cut into chunks whose weights fit in the L1 cache, and accumulators are
  * stored in fp32 between chunks, which changes no bit. So a row has the same bits alone and among a thousand rows. */
 #include "gemm/amx_codes.h"
+#include "gemm/amx_few_rows.h"
 #include "work_sharing.h"
 
 #define MAX_STREAMED_ROWS 32   /* weights are streamed if there are at most so many rows */
@@ -86,9 +87,16 @@ static void multiply_blocked(const Gemm *g, const RowLayout *x, const ThreadBuff
         }
 }
 
+static void multiply_few_rows(const Gemm *g, const ThreadBuffers *buffers, long panel) {
+    few_rows_kernels[g->t - 1][g->weight->kind](g->weight, panel, (const float *)buffers->tiles, buffers->input_sums,
+                                                buffers->total);
+    store_block(g, buffers->total, 0, g->t, panel);
+}
+
 /* Returns whether memory for some thread's buffers was exhausted. */
 static int multiply_rows(const Gemm *g, int threads) {
     int many = g->t > MAX_STREAMED_ROWS, repack = repacks(g), codes = g->weight->kind != PLAIN, failed = 0;
+    int few = codes && g->t <= FEW_ROWS;
     long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL),
          blocks = many ? ceil_div(g->t, rows_per_block(steps)) : 1;
     long block_rows = ceil_div(ceil_div(g->t, blocks), 32) * 32;
@@ -96,9 +104,11 @@ static int multiply_rows(const Gemm *g, int threads) {
     split_work(ranges, ceil_div(g->t, block_rows) * panels, threads);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
     {
-        ThreadBuffers *buffers = repack || codes ? thread_buffers(g, block_rows, repack ? steps : 0) : NULL;
+        ThreadBuffers *buffers = repack || codes ? thread_buffers(g, block_rows, repack || few ? steps : 0) : NULL;
         RowLayout x; /* layout of the block that starts at `loaded_row` */
         long unit, loaded_row = -1;
+        unsigned mode = _mm_getcsr();
+        _mm_setcsr(mode | 0x8040); /* denormals are zeros, as in tiles */
         configure_tiles(many || g->t > 16 ? 16 : g->t, many ? 16 : max_long(g->t - 16, 1));
         failed = (repack || codes) && !buffers;
         while (!failed && (unit = take_unit(ranges, omp_get_thread_num(), threads)) >= 0) {
@@ -106,8 +116,11 @@ static int multiply_rows(const Gemm *g, int threads) {
             if (row != loaded_row) {
                 x = layout_rows(g, loaded_row = row, rows, repack ? buffers : NULL);
                 if (input_sums_size(g, rows)) sum_inputs(g, row, rows, buffers->input_sums);
+                if (few) widen_rows(g, (float *)buffers->tiles);
             }
-            if (codes)
+            if (few)
+                multiply_few_rows(g, buffers, unit);
+            else if (codes)
                 (many ? multiply_blocked_codes(g, &x, buffers, row, rows, unit % panels)
                       : multiply_streamed_codes(g, &x, buffers, unit));
             else
@@ -115,6 +128,7 @@ static int multiply_rows(const Gemm *g, int threads) {
         }
         _mm_sfence();
         tiles_release();
+        _mm_setcsr(mode);
     }
     return failed;
 }
