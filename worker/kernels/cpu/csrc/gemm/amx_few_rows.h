@@ -6,6 +6,7 @@
 #include "gemm/unpack_bf16.h"
 
 #define FEW_ROWS 2
+#define FEW_ROWS_GROUP 64 /* with groups of so many inputs, tiles are faster for two rows */
 
 /* The sums of 2 x 16 columns. */
 typedef struct {

@@ -96,7 +96,7 @@ static void multiply_few_rows(const Gemm *g, const ThreadBuffers *buffers, long 
 /* Returns whether memory for some thread's buffers was exhausted. */
 static int multiply_rows(const Gemm *g, int threads) {
     int many = g->t > MAX_STREAMED_ROWS, repack = repacks(g), codes = g->weight->kind != PLAIN, failed = 0;
-    int few = codes && g->t <= FEW_ROWS;
+    int few = codes && g->t <= (g->weight->group < FEW_ROWS_GROUP ? FEW_ROWS : 1);
     long steps = ceil_div(g->k, 32), panels = ceil_div(g->n, PANEL),
          blocks = many ? ceil_div(g->t, rows_per_block(steps)) : 1;
     long block_rows = ceil_div(ceil_div(g->t, blocks), 32) * 32;
