@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -169,7 +168,10 @@ def _checksum(facts: Any, entries: Mapping[str, Any], sums: Iterable[int]) -> st
 
 
 def _remove_abandoned(path: Path) -> None:
+    """Removes unfinished files that are old by the clock of the file system, which a new file shows."""
+    with tempfile.TemporaryFile(dir=path.parent) as new:
+        now = os.fstat(new.fileno()).st_mtime
     for other in path.parent.glob(f"*{UNFINISHED}"):
         with suppress(OSError):
-            if time.time() - other.stat().st_mtime > ABANDONED_S:
+            if now - other.stat().st_mtime > ABANDONED_S:
                 other.unlink()
