@@ -1,8 +1,12 @@
 """The routes, and the API formats: how each one reads a request (`parse`) and writes its response.
 
-    app                 the routes: read the body, parse it, start the generation, write the response
+    app                 the table of routes, and what runs as long as the app does
+    app_state           what all routes share, and how they read a body
+    api_formats         what an API format has to offer, and which one a path speaks
+    generate            the routes that generate: parse the body, start the generation, write the response
     openai/             completions, typed events, chat completions, responses
     anthropic/          messages
+    reports             the routes that report: health, statistics, metrics, models, the description of the API
     models, tokenize    routes that need no generation
 
 The formats share these modules:

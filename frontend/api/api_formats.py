@@ -1,0 +1,57 @@
+"""The API formats: what each one has to offer, and which one a path speaks."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from frontend.api.anthropic import messages
+from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext
+from frontend.api.openai import chat, completions, responses, typed_events
+from frontend.api.openai.completions_input import requested_stream_format
+from frontend.api.request_model import RequestModel
+from frontend.errors import SluiceError
+from frontend.request import GenerationRequest
+from frontend.server.middleware import Envelope
+from frontend.server.sse import StreamWriter
+from shared.config import FrontendConfig
+
+
+class ApiFormat(Protocol):
+    """The interface of a module in `openai/` or `anthropic/` that handles one format."""
+
+    NAME: str  # in logs and traces
+    PREFIX: str  # of a response's id
+
+    @property
+    def REQUEST(self) -> type[RequestModel]: ...  # the type that a body is decoded into
+
+    async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest: ...
+    def stream_writer(self, context: ResponseContext) -> StreamWriter: ...
+    async def complete(self, context: ResponseContext, arriving: AsyncDeltas) -> bytes: ...
+    def error(self, exc: SluiceError, request_id: str) -> bytes: ...
+    def stream_error(self, exc: SluiceError, request_id: str, context: ResponseContext) -> bytes: ...
+
+
+API_FORMATS: Mapping[str, ApiFormat] = {  # the routes that generate
+    "/v1/completions": completions,
+    "/v1/chat/completions": chat,
+    "/v1/responses": responses,
+    "/v1/messages": messages,
+}
+ERRORS: Mapping[str, Envelope] = {  # the format of errors under other paths, by how they begin; else OpenAI's
+    "/v1/messages/": messages,
+}
+
+
+def api_format(path: str, body: bytes, config: FrontendConfig) -> ApiFormat:
+    """Returns the API format of the response; an error has it, too, even if the body cannot be decoded."""
+    if path == "/v1/completions":
+        wanted = requested_stream_format(body) or config.completions_stream_format
+        return typed_events if wanted == "events" else completions
+    return API_FORMATS[path]
+
+
+def error_format(path: str, config: FrontendConfig) -> Envelope:
+    """Returns the format of an error that occurs before the body is read, or on a route that generates nothing."""
+    if path in API_FORMATS:
+        return api_format(path, b"", config)
+    return next((envelope for start, envelope in ERRORS.items() if path.startswith(start)), completions)

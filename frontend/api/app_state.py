@@ -1,0 +1,67 @@
+"""What all routes share: the settings, the service, the facts about the model; and how a route reads a body.
+
+Knows Starlette's requests and responses, but no route.
+"""
+
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.api.common import ModelContext, to_json
+from frontend.errors import TooLarge
+from frontend.generation.service import Service
+from frontend.observability.metrics import PrometheusMetrics
+from frontend.workers.pool import WorkerPool
+from shared.config import FrontendConfig
+from shared.messages import Limits
+
+
+@dataclass(frozen=True)
+class AppState:
+    """Lives as long as the app. Every route's function gets it, and the request."""
+
+    config: FrontendConfig
+    model: str  # the served name
+    service: Service
+    metrics: PrometheusMetrics
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
+
+    @property
+    def pool(self) -> WorkerPool:
+        return self.service.pool
+
+    @property
+    def limits(self) -> Limits | None:
+        """Returns the worker's limits; None before a worker has reported them."""
+        welcome = self.pool.membership.welcome
+        return welcome.limits if welcome else None
+
+    @property
+    def context(self) -> ModelContext:
+        """Returns the facts about the model that requests need. Raises Overloaded while the tokenizer is loading."""
+        return self._model_context.within(self.limits)
+
+    @cached_property
+    def _model_context(self) -> ModelContext:
+        return ModelContext.of(self.model, self.service.tokenizer, self.config)
+
+    async def body(self, request: Request) -> bytes:
+        """Reads the body. Raises TooLarge as soon as its announced or received length exceeds the limit."""
+        most = self.config.max_body_bytes
+        data = bytearray()
+        announced = request.headers.get("content-length", "0")
+        if announced.isdigit() and int(announced) > most:  # before `Expect: 100-continue` is answered
+            raise TooLarge(f"the body is larger than {most} bytes", code="request_too_large")
+        async for piece in request.stream():
+            data += piece
+            if len(data) > most:
+                raise TooLarge(f"the body is larger than {most} bytes", code="request_too_large")
+        return bytes(data)
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(value), status, headers, "application/json")

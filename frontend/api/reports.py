@@ -1,0 +1,51 @@
+"""The routes that report: whether the server is well, what it does, which model it has, what its interface is."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.api import models, openapi, tokenize
+from frontend.api.app_state import AppState, json_response
+from frontend.api.response_types import Health, NotReady, Ready
+from frontend.observability import stats as statistics
+from frontend.workers.status import ConnectionState
+
+SERVING = (ConnectionState.READY, ConnectionState.DRAINING)  # the model is loaded
+
+
+async def health(app: AppState, request: Request) -> Response:
+    loaded = any(worker.state in SERVING for worker in app.pool.membership.statuses())
+    return json_response(Health(model_loaded=loaded))
+
+
+async def ready(app: AppState, request: Request) -> Response:
+    readiness = app.service.readiness
+    if readiness.ready:
+        return json_response(Ready())
+    workers = app.pool.membership.statuses()
+    progress = max((worker.status.progress for worker in workers if worker.status), default=0.0)
+    return json_response(NotReady(reason=readiness.text, progress=progress), 503, {"Retry-After": "1"})
+
+
+async def stats(app: AppState, request: Request) -> Response:
+    return json_response(statistics.stats(app.pool.membership.statuses(), app.model, app.service.draining))
+
+
+async def metrics(app: AppState, request: Request) -> Response:
+    text = app.metrics.text(app.pool.counters, app.pool.membership.statuses())
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def document(app: AppState, request: Request) -> Response:
+    return json_response(openapi.document())
+
+
+async def model_list(app: AppState, request: Request) -> Response:
+    return json_response(models.model_list(app.model, app.created, app.limits))
+
+
+async def model(app: AppState, request: Request) -> Response:
+    return json_response(models.find_model(request.path_params["name"], app.model, app.created, app.limits))
+
+
+async def tokenizer_info(app: AppState, request: Request) -> Response:
+    return json_response(tokenize.info(app.context))
