@@ -2,7 +2,8 @@
 
 messages, codec     the messages on the wire; their encoding
 sockets, curve, address     ZeroMQ sockets, their keys, worker addresses
-config, flags, settings_check   the settings; reading them; rules between them
+config/             the settings
+flags, settings_check   reading the settings; rules between them
 arguments           types of command-line arguments that are not settings
 default_sizes, machine      defaults that depend on the machine; facts about the machine
 hf_hub              checkpoints from the Hugging Face hub

@@ -10,12 +10,12 @@ ROOT = Path(__file__).parents[1]
 MAPPED = (
     "frontend", "frontend/api", "frontend/api/anthropic", "frontend/api/openai", "frontend/generation",
     "frontend/observability", "frontend/offline", "frontend/output_parser", "frontend/server", "frontend/text",
-    "frontend/workers", "shared", "shared/gguf", "worker", "worker/engine", "worker/grammar", "worker/kernels",
-    "worker/kernels/cpu", "worker/kernels/gpu", "worker/kv_cache", "worker/model", "worker/model/gguf",
-    "worker/model/quantization", "worker/observability", "worker/run", "worker/schedule", "worker/transport", "deploy",
-    "deploy/cli", "deploy/supervisor", "deploy/reference", "deploy/demo", "deploy/demo/training", "bench",
-    "bench/client", "bench/gpu", "bench/gpu/checks", "bench/gpu/measure", "bench/gpu/setup", "bench/micro",
-    "bench/peers", "bench/simulate", "bench/workloads",
+    "frontend/workers", "shared", "shared/config", "shared/gguf", "worker", "worker/engine", "worker/grammar",
+    "worker/kernels", "worker/kernels/cpu", "worker/kernels/gpu", "worker/kv_cache", "worker/model",
+    "worker/model/gguf", "worker/model/quantization", "worker/observability", "worker/run", "worker/schedule",
+    "worker/transport", "deploy", "deploy/cli", "deploy/supervisor", "deploy/reference", "deploy/demo",
+    "deploy/demo/training", "bench", "bench/client", "bench/gpu", "bench/gpu/checks", "bench/gpu/measure",
+    "bench/gpu/setup", "bench/micro", "bench/peers", "bench/simulate", "bench/workloads",
 )  # fmt: skip
 PAGE = (ROOT / "docs/architecture.md").read_text()
 

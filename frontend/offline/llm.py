@@ -82,7 +82,7 @@ class LLM:
     def __init__(self, model: str | Path = "demo", **settings: Any) -> None:
         """Starts the worker, and returns when the model is loaded.
 
-        settings: the flags of `sluice worker` by their names in shared/config.py (`max_batch_size=8`,
+        settings: the flags of `sluice worker` by their names in shared/config/worker.py (`max_batch_size=8`,
             `dtype="float32"`, `threads=1`, ...); SLUICE_ variables are not read
 
         Raises:

@@ -1,0 +1,53 @@
+"""How a setting is declared: its default, its meaning, its unit and its bounds.
+
+Knows no setting.
+"""
+
+import math
+from dataclasses import Field, field
+from typing import Any
+
+BY_DEVICE = 0  # default of sizes that the worker derives from its device (default_sizes.py); not a valid flag value
+
+
+class ConfigError(ValueError):
+    """Settings cannot be used; the message is one sentence that names the flags. The command exits with 2."""
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    unit: str = "",
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    shown: str = "",
+) -> Any:
+    """Declares a field of a settings record.
+
+    shown: the default in words, for a default that is determined later.
+    """
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most}
+    return field(default=default, metadata={"help": help, "unit": unit, "choices": choices, "shown": shown, **bounds})
+
+
+def value_problem(item: "Field[Any]", value: Any) -> str:
+    """Describes what is wrong with a value of the right type ("must be at least 1"), or returns an empty string."""
+    meta = item.metadata
+    if meta["choices"] and value not in meta["choices"]:
+        return f"must be one of {', '.join(meta['choices'])}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number"
+    if meta["at_least"] is not None and value < meta["at_least"]:
+        return f"must be at least {meta['at_least']}"
+    if meta["above"] is not None and value <= meta["above"]:
+        return f"must be above {meta['above']}"
+    if meta["at_most"] is not None and value > meta["at_most"]:
+        return f"must be at most {meta['at_most']}"
+    return ""
+
+
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,77 @@
+"""The settings of a frontend."""
+
+from dataclasses import dataclass
+
+from shared.config.declaration import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendConfig:
+    """One frontend: HTTP and text."""
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0: any free one", at_least=0, at_most=65535)
+    completions_stream_format: str = setting(
+        "openai", "stream format of /v1/completions when the request does not name one", choices=("openai", "events")
+    )  # fmt: skip
+    chat_template: str = setting("", "file with a chat template (Jinja) that replaces the model's own")
+    sampling_defaults: str = setting(
+        "openai", "sampling parameters of requests that set none; openai: temperature 1, all tokens; model: those "
+        "of the checkpoint's generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty)",
+        choices=("openai", "model"),
+    )  # fmt: skip
+    tool_format: str = setting(
+        "auto", "syntax in which the model writes tool calls, with harmony also its reasoning; auto: detected from its "
+        "chat template", choices=("auto", "harmony", "hermes", "llama", "mistral", "mistral-args", "none"),
+    )  # fmt: skip
+    reasoning_format: str = setting(
+        "auto", "how the model marks its reasoning; auto: detected from its chat template",
+        choices=("auto", "think", "none"),
+    )  # fmt: skip
+    max_body_bytes: int = setting(8 << 20, "largest request body", unit="bytes", at_least=1)
+    api_keys: str = setting("", "file with one API key per line, optionally followed by its name; empty: no key needed")
+    keepalive_s: float = setting(15.0, "interval of comment lines on a silent stream", unit="seconds", above=0)
+    stall_timeout: float = setting(
+        30.0, "a process that makes no progress for this long counts as hanging: not ready, and restarted by `serve`; "
+        "each layer of a long step is progress", unit="seconds", above=0,
+    )  # fmt: skip
+    recovery_timeout: float = setting(
+        120.0, "how long streams wait for a lost worker to return", unit="seconds", at_least=0
+    )
+    access_log: str = setting(
+        "text", "one line per finished request; text: readable, among the other log lines if --log-level is info, and "
+        "without health checks and metrics scrapes; json: one object each, on stdout",
+        choices=("off", "text", "json"),
+    )  # fmt: skip
+    otlp_endpoint: str = setting(
+        "",
+        "OpenTelemetry collector for traces, as http://HOST:4318; empty: OTEL_EXPORTER_OTLP_ENDPOINT, or none",
+    )
+    worker_addresses: str = setting(
+        "", "workers started elsewhere, separated by commas: tcp://HOST:PORT (requests; events on the next port) or "
+        "ipc:///FOLDER (the worker's --run-dir); a host name stands for all its addresses",
+    )  # fmt: skip
+    workers_file: str = setting("", "file with one such worker address per line; read again when it changes")
+    metrics_prefix: str = setting("sluice_", "prefix of every metric's name")
+    ssl_certfile: str = setting("", "certificate chain (PEM) for https://; empty: http://")
+    ssl_keyfile: str = setting("", "private key (PEM) of --ssl-certfile; empty: in the same file")
+    max_connections: int = setting(
+        10_000,
+        "maximum connections to one frontend; further ones are answered with 503",
+        unit="connections",
+        at_least=1,
+    )
+    max_header_bytes: int = setting(64 << 10, "largest request line plus headers", unit="bytes", at_least=1024)
+    request_timeout: float = setting(
+        60.0,
+        "time for a request's headers and body to arrive, after which it is refused with 408",
+        unit="seconds",
+        above=0,
+    )
+    write_timeout: float = setting(
+        60.0, "a client that reads nothing of its answer for this long is disconnected", unit="seconds", above=0
+    )
+    idle_timeout: float = setting(
+        75.0, "a connection on which no request begins for this long is closed", unit="seconds", above=0
+    )
+    log_level: str = setting("info", "minimum severity of log lines", choices=("debug", "info", "warning", "error"))

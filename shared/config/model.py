@@ -1,0 +1,26 @@
+"""The settings of the served model."""
+
+from dataclasses import dataclass
+
+from shared.config.declaration import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The served model; read by frontends and workers, which must agree."""
+
+    model: str = setting(
+        "demo", "the model to serve: demo (embedded), a Hugging Face hub id, a checkpoint folder, a GGUF file, or "
+        "org/repository:NAME for a GGUF file on the hub, where NAME is its quantization (Q4_K_M) or its file name",
+    )  # fmt: skip
+    revision: str = setting("", "branch, tag or commit of a hub id; empty: the head of its main branch")
+    served_model_name: str = setting("", "model name that clients use; empty: the value of --model")
+    max_seq_len: int = setting(
+        0, "maximum tokens of one sequence, prompt plus output; 0: the model's context length, or less if the K/V pool "
+        "cannot hold it",
+        unit="tokens", at_least=0,
+    )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        return self.served_model_name or self.model

@@ -1,0 +1,129 @@
+"""The settings of a worker."""
+
+from dataclasses import dataclass
+
+from shared.config.declaration import BY_DEVICE, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One worker: device, memory, scheduling."""
+
+    device: str = setting("auto", "device to compute on", choices=("auto", "cpu", "cuda"))
+    dtype: str = setting(
+        "auto",
+        "number format of weights and K/V; auto: as in the checkpoint, but float32 instead of float16 on the CPU",
+        choices=("auto", "bfloat16", "float16", "float32"),
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "number format of K/V; auto: the same as --dtype; fp8, int8: eight bits, so that twice as many tokens fit; "
+        "int8 is more accurate, and for the CPU only",
+        choices=("auto", "fp8", "int8"),
+    )  # fmt: skip
+    quantization: str = setting(
+        "auto",
+        "weights in few bits in the layers; auto: as the checkpoint says; fp8, int8, int4: quantize while loading, "
+        "int4 with one scale for 128 values, int4-g32 for 32; fp8-dynamic, int8-dynamic: on a GPU also quantize "
+        "activations, with one scale per token; none: widen a quantized checkpoint to --dtype",
+        choices=("auto", "none", "fp8", "int8", "int4", "int4-g32", "fp8-dynamic", "int8-dynamic"),
+    )
+    weights_cache: str = setting(
+        "", "folder in which the CPU keeps a copy of the weights as they are in memory, so that the next start only "
+        "reads them; empty: none",
+    )  # fmt: skip
+    threads: int = setting(0, "compute threads on the CPU; 0: one per core", unit="threads", at_least=0, at_most=1024)
+    kv_cache_gb: float = setting(0.0, "size of the K/V pool; 0: computed from free memory", unit="GiB", at_least=0)
+    gpu_memory_utilization: float = setting(
+        0.9, "fraction of the GPU's memory for weights, K/V and scratch buffers", above=0, at_most=1
+    )
+    batching_mode: str = setting(
+        "continuous", "continuous: sequences join and leave at every step; static: a batch fills and runs to its end "
+        "before the next one starts",
+        choices=("continuous", "static"),
+    )  # fmt: skip
+    batch_wait_timeout_s: float = setting(
+        0.05, "static batching: maximum wait for a batch to fill", unit="seconds", at_least=0
+    )
+    scheduler_policy: str = setting(
+        "fcfs", "fcfs: decodes first, then prompts in order of arrival; prefill_first: prompts before decodes; "
+        "decode_round_robin: decodes and prompts alternate when the step is full",
+        choices=("fcfs", "prefill_first", "decode_round_robin"),
+    )  # fmt: skip
+    use_chunked_prefill: bool = setting(True, "split long prompts into chunks that share steps with decodes")
+    prefill_chunk_size: int = setting(
+        BY_DEVICE, "maximum tokens of one prompt in one step", unit="tokens", at_least=1, shown="512, on a GPU 2048"
+    )
+    max_prefill_chunks_per_step: int = setting(
+        0, "maximum prompts that advance in one step; 0: no limit", unit="prompts", at_least=0
+    )
+    max_step_tokens: int = setting(
+        BY_DEVICE, "token budget of one step", unit="tokens", at_least=1, shown="512, on a GPU 2048"
+    )
+    target_step_s: float = setting(
+        0.15, "target duration of a step that contains decodes: limits the prefill tokens in it, from measured step "
+        "times, but never below 64 or the number that makes reading the weights worthwhile; 0: no limit but "
+        "--max-step-tokens",
+        unit="seconds", at_least=0,
+    )  # fmt: skip
+    max_batch_size: int = setting(
+        BY_DEVICE, "maximum sequences in one step", unit="sequences", at_least=1, shown="64, on a GPU 256"
+    )
+    max_waiting_requests: int = setting(
+        1024, "maximum waiting sequences; further requests are answered with 503. With API keys, one name may hold at "
+        "most seven times as many places as it leaves free, so a single name fills at most 7/8 of the queue",
+        unit="sequences", at_least=1,
+    )  # fmt: skip
+    max_waiting_tokens: int = setting(0, "maximum waiting prompt tokens; 0: no limit", unit="tokens", at_least=0)
+    kv_cache_backend: str = setting(
+        "paged", "paged: pages of --page-size tokens; contiguous: one page of --max-seq-len tokens per sequence",
+        choices=("paged", "contiguous"),
+    )  # fmt: skip
+    page_size: int = setting(32, "tokens per page", unit="tokens", at_least=1)
+    prefix_cache: bool = setting(True, "reuse the K/V of equal prompt prefixes")
+    state_checkpoint_tokens: int = setting(
+        512, "models with recurrent layers: the prefix cache keeps their state after every so many tokens of a "
+        "sequence, and near the end of its prompt; rounded up to whole pages",
+        unit="tokens", at_least=1,
+    )  # fmt: skip
+    batch_invariant: bool = setting(True, "compute the same bits for a request whatever else is in its steps")
+    cuda_graphs: bool = setting(True, "on a GPU, capture decode steps as CUDA graphs and replay them")
+    kernels: str = setting(
+        "auto",
+        "kernels on a GPU; auto: Triton if a few test steps on this device give the results of plain PyTorch, else "
+        "plain PyTorch; triton: Triton without the test; torch: plain PyTorch, which is slower and whose bits may "
+        "depend on what else is in a step",
+        choices=("auto", "triton", "torch"),
+    )
+    overlap: bool = setting(True, "on a GPU, launch the next step before the token ids of the last one are read")
+    speculation: str = setting(
+        "auto", "speculative decoding; ngram: draft tokens from earlier occurrences of the last ones, verified in "
+        "one step; only tokens that would have been sampled anyway are kept, so answers do not change; auto: ngram on "
+        "the CPU for models of 64 MiB and more; off: never",
+        choices=("auto", "ngram", "off"),
+    )  # fmt: skip
+    max_draft_tokens: int = setting(
+        7, "maximum draft tokens of one sequence per step; a whole step has at most 16", unit="tokens",
+        at_least=1, at_most=15,
+    )  # fmt: skip
+    seed: int = setting(
+        -1,
+        "seed of the generator that seeds requests without a seed; -1: the system's entropy",
+        at_least=-1,
+        at_most=2**64 - 1,
+    )
+    drain_timeout: float = setting(
+        30.0, "on SIGTERM, how long running streams may continue", unit="seconds", at_least=0
+    )
+    lease_timeout: float = setting(
+        10.0, "the requests of a frontend that is silent for this long are dropped", unit="seconds", above=0
+    )
+    canary_interval: float = setting(
+        10.0, "an idle worker computes one dummy token this often, to check that its device still works; 0: never",
+        unit="seconds", at_least=0,
+    )  # fmt: skip
+    worker_metrics_port: int = setting(8001, "port of the worker's own /metrics; 0: none", at_least=0, at_most=65535)
+    worker_host: str = setting("127.0.0.1", "address on which the worker's /metrics listens")
+    expert_metrics: bool = setting(
+        False, "of a mixture of experts, count in the worker's /metrics how many rows chose each expert of each layer"
+    )
