@@ -56,6 +56,18 @@ class Refusal(StrEnum):
     INVALID = "invalid"
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How many tokens an output may think before its reasoning is ended, and which ids begin and end reasoning."""
+
+    tokens: int  # of reasoning, without the ids that open and close it
+    opening: tuple[int, ...]
+    closing: int
+    forced: tuple[int, ...]  # what follows when the tokens are used up: `closing`, and what leads on to the answer
+    begun: bool = False  # the output begins within reasoning
+    blanks: tuple[int, ...] | None = ()  # ids that may precede the opening; None: reasoning may open at any place
+    forbidden: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other once the tokens are used up
+
+
 class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """How the tokens of a request are sampled, and when it ends. Each option has no effect at its default."""
 
@@ -75,6 +87,15 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     logprobs: int | None = None  # k: send those of the chosen token and of the k most likely ones; None: send none
     prompt_logprobs: bool = False
     grammar: str = ""  # llguidance grammar that the output must match; empty: any output
+    prompt_top: int = 0  # with `prompt_logprobs`: send those of at least so many of the most likely tokens
+    allowed_token_ids: tuple[int, ...] = ()  # the output has no other ids; empty: all are allowed
+    bad_words: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other in the output
+    thinking: ThinkingBudget | None = None
+
+    @property
+    def has_token_rules(self) -> bool:
+        """Whether ids are allowed or forbidden apart from a grammar."""
+        return bool(self.allowed_token_ids or self.bad_words or self.thinking)
 
     @property
     def penalized(self) -> bool:
@@ -219,6 +240,7 @@ class Logprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
     top_ids: bytes  # packed uint32 [count * k], most likely first
     top_logprobs: bytes  # packed float32 [count * k]
     prompt: bool = False  # whether the tokens are the prompt's; the first prompt token has no log-probability
+    ranks: bytes = b""  # of the prompt's tokens among all tokens, from 1 on: packed uint32 [count]
 
 
 class Step(_Message):

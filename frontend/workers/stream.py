@@ -144,4 +144,5 @@ def _without_first(logprobs: m.Logprobs, n: int) -> m.Logprobs:
         chosen=logprobs.chosen[4 * n :],
         top_ids=logprobs.top_ids[4 * n * logprobs.top :],
         top_logprobs=logprobs.top_logprobs[4 * n * logprobs.top :],
+        ranks=logprobs.ranks[4 * n :],
     )

@@ -15,7 +15,7 @@ from worker.engine.crash_journal import CrashJournal
 from worker.engine.step_builder import StepBuilder
 from worker.engine.validation import check_submit
 from worker.grammar.compiler import GrammarCompiler
-from worker.grammar.pending import PendingGrammars
+from worker.grammar.pending import PendingGrammars, constrain
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
 from worker.schedule.admission import Refused
@@ -115,7 +115,7 @@ class RequestTable:
         if rejected is None:
             sequence = self._sequence(key, submit, now)
             sequence.crashes, sequence.resumed = crash_count, submit.crashes > 0
-            rejected = self._compile(sequence) if submit.sampling.grammar else self._enqueue(sequence, now)
+            rejected = self._compile(sequence) if submit.sampling.grammar else self._enqueue_free(sequence, now)
         if rejected is not None:
             self._reject(sender, rejected)
 
@@ -186,6 +186,11 @@ class RequestTable:
             tenant=submit.tenant,
             original_id=submit.original_id,
         )
+
+    def _enqueue_free(self, sequence: Sequence, now: float) -> m.Rejected | None:
+        """Queues a sequence without a grammar."""
+        problem = constrain(sequence)
+        return m.Rejected(sequence.key[1], m.Refusal.INVALID, problem) if problem else self._enqueue(sequence, now)
 
     def _enqueue(self, sequence: Sequence, now: float) -> m.Rejected | None:
         try:

@@ -10,6 +10,7 @@ from shared import messages as m
 from shared.codec import unpack_u32
 
 MAX_STOP_IDS, MAX_LOGPROBS, MAX_TENANT_CHARS = 1024, 1024, 1024  # more than any frontend accepts
+MAX_BAD_IDS = 1 << 16  # of all bad words together
 
 
 def check_submit(submit: m.Submit, vocab_size: int) -> str:
@@ -25,13 +26,30 @@ def check_submit(submit: m.Submit, vocab_size: int) -> str:
         return "the prompt is empty, or a token id is outside the vocabulary"
     if len(sampling.stop_token_ids) > MAX_STOP_IDS or len(biases) > vocab_size or len(submit.tenant) > MAX_TENANT_CHARS:
         return "too many stop_token_ids or logit_bias entries, or the tenant name is too long"
+    if problem := _check_token_rules(sampling, vocab_size):
+        return problem
     if sampling.max_tokens < 0 or (sampling.seed is not None and not 0 <= sampling.seed < 1 << 64):
         return "max_tokens or seed is out of range"
-    if not 0 <= (sampling.logprobs or 0) <= min(vocab_size, MAX_LOGPROBS) or not 0 <= sampling.top_k < 1 << 31:
+    scored = (sampling.logprobs or 0, sampling.prompt_top)
+    if not 0 <= min(scored) <= max(scored) <= min(vocab_size, MAX_LOGPROBS) or not 0 <= sampling.top_k < 1 << 31:
         return "logprobs or top_k is out of range"
     numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
     if not all(math.isfinite(number) and number >= 0 for number in numbers) or not sampling.repetition_penalty:
         return "a sampling parameter is out of range"
     if not all(map(math.isfinite, (sampling.presence_penalty, sampling.frequency_penalty, *biases))):
         return "a penalty or a bias is not a finite number"
+    return ""
+
+
+def _check_token_rules(sampling: m.Sampling, vocab_size: int) -> str:
+    budget = sampling.thinking
+    sequences = [sampling.allowed_token_ids, *sampling.bad_words]
+    if budget is not None:
+        if budget.tokens < 0 or not budget.opening or budget.forced[:1] != (budget.closing,):
+            return "the budget for reasoning is malformed"
+        sequences += [budget.opening, budget.forced, budget.blanks or (), *budget.forbidden]
+    if any(ids and not 0 <= min(ids) <= max(ids) < vocab_size for ids in sequences):
+        return "a token id is outside the vocabulary"
+    if not all(sampling.bad_words) or sum(map(len, sequences[1:])) > MAX_BAD_IDS or len(sequences[0]) > vocab_size:
+        return "a bad word is empty, or there are too many allowed or forbidden token ids"
     return ""

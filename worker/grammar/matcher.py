@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from worker.schedule.sequence import Constraint
 
 if TYPE_CHECKING:
@@ -10,14 +13,42 @@ if TYPE_CHECKING:
 
 MAX_ERROR_CHARS = 300
 
+Bits = NDArray[np.uint8]  # of one row: bit i, from the lowest bit on, is for token i
 
-class Matcher(Constraint):
-    """The state of one output in its grammar. Only accept() changes it, so that a failed step can be retried."""
+
+class Restriction(Constraint):
+    """A constraint that the device keeps to by masking logits. Only accept() changes it, so that a failed step can be
+    retried."""
 
     __slots__ = ("state",)
 
+    state: "LLMatcher | None"  # of its grammar
+
+    def narrow(self, bits: Bits) -> None:
+        """Clears the bits of the tokens that it forbids besides its grammar."""
+
+    def replay(self, tokens: Iterable[int]) -> bool:
+        """Accepts output that was generated before a crash. Returns False if the output does not fit."""
+        return all(self.accept(token) for token in tokens)
+
+
+class Matcher(Restriction):
+    """The state of one output in its grammar."""
+
+    __slots__ = ()
+
+    state: "LLMatcher"
+
     def __init__(self, state: "LLMatcher") -> None:
         self.state = state
+
+    @property
+    def masks(self) -> bool:
+        return True
+
+    @property
+    def idle(self) -> bool:
+        return False
 
     def accept(self, token: int) -> bool:
         return self.state.consume_token(token) and not self.state.is_error()  # eos is consumed even after an error
@@ -29,10 +60,6 @@ class Matcher(Constraint):
     @property
     def error(self) -> str:
         return error_text(self.state)
-
-    def replay(self, tokens: Iterable[int]) -> bool:
-        """Accepts output that was generated before a crash. Returns False if the output does not fit the grammar."""
-        return all(self.accept(token) for token in tokens)
 
 
 def error_text(state: "LLMatcher") -> str:

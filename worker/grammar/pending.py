@@ -5,6 +5,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from worker.grammar.compiler import Grammar, InvalidGrammar
+from worker.grammar.matcher import Matcher
+from worker.grammar.token_rules import restriction
 from worker.schedule.sequence import Key, Sequence
 
 
@@ -45,10 +47,15 @@ class PendingGrammars:
 def _set_matcher(sequence: Sequence, grammar: "Future[Grammar]") -> str:
     """Gives a sequence a new matcher, which accepts any output so far. Returns why that fails, or ""."""
     try:
-        matcher = grammar.result().new_matcher()
+        return constrain(sequence, grammar.result().new_matcher())
     except InvalidGrammar as invalid:
         return str(invalid)
-    if not matcher.replay(sequence.tokens[sequence.prompt_len :]):
-        return "the output generated so far does not fit the grammar"
-    sequence.constraint = matcher
+
+
+def constrain(sequence: Sequence, grammar: Matcher | None = None) -> str:
+    """Gives a sequence its constraint, which accepts any output so far. Returns why that fails, or ""."""
+    constraint = restriction(sequence.sampling, grammar)
+    if constraint is not None and not constraint.replay(sequence.tokens[sequence.prompt_len :]):
+        return "the output generated so far does not fit the grammar, or contains tokens that are not allowed"
+    sequence.constraint = None if constraint is None or constraint.idle else constraint
     return ""

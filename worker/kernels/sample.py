@@ -70,6 +70,11 @@ def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Ten
     return chosen, best, values
 
 
+def ranks(logits: Tensor, ids: Tensor) -> Tensor:
+    """Returns how many tokens of each row are at least as likely as a given one: [R, V], ids [R] int64 -> [R] int64."""
+    return (logits >= logits.gather(1, ids[:, None])).sum(-1)
+
+
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """Returns a float64 in (0, 1) for each (seed, position): splitmix64, seeded with the hashed seed, at that position.
 

@@ -1,7 +1,7 @@
-"""Masks the tokens that grammars forbid.
+"""Masks the tokens that grammars and rules about tokens forbid.
 
-The mask of a row depends only on its own sequence. Rows without a grammar keep their bits. In a batch without grammars,
-this costs one check per row.
+The mask of a row depends only on its own sequence. Rows without a constraint keep their bits. In a batch without
+constraints, this costs one check per row.
 """
 
 import os
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.grammar.matcher import Matcher
+from worker.grammar.matcher import Restriction
 from worker.run.inputs import to_device
 from worker.run.sampler import stop_ids
 from worker.schedule.sequence import Sequence
@@ -38,8 +38,8 @@ class GrammarMask:
         self._cores = len(os.sched_getaffinity(0))
 
     def apply(self, logits: Tensor, sequences: list[Sequence]) -> Tensor:
-        """Returns the logits [R, V] if there are no grammars, else a copy in which forbidden tokens are -inf."""
-        rows = [row for row, sequence in enumerate(sequences) if sequence.constraint is not None]
+        """Returns the logits [R, V] if nothing is forbidden, else a copy in which forbidden tokens are -inf."""
+        rows = [row for row, one in enumerate(sequences) if one.constraint is not None and one.constraint.masks]
         if not rows:
             return logits
         bits = self._allowed([sequences[row] for row in rows])
@@ -55,15 +55,18 @@ class GrammarMask:
         Large batches use the threads of llguidance.
         """
         bits = np.zeros((len(sequences), (self._vocab_size + 31) // 32 * 4), np.uint8)
-        matchers = [cast(Matcher, sequence.constraint).state for sequence in sequences]
+        constraints = [cast(Restriction, sequence.constraint) for sequence in sequences]
+        jobs = [(one.state, row) for row, one in enumerate(constraints) if one.state is not None]
         address, width = bits.ctypes.data, bits.shape[1]
-        if self._cores > 2 and bits.size > MIN_PARALLEL_BYTES:
-            jobs = [(matcher, row) for row, matcher in enumerate(matchers)]
+        if len(jobs) == len(sequences) and self._cores > 2 and bits.size > MIN_PARALLEL_BYTES:
             self._executor.unsafe_compute_mask_ptr(jobs, address, width, len(jobs))
         else:
-            for row, matcher in enumerate(matchers):
+            for matcher, row in jobs:
                 matcher.unsafe_compute_mask_ptr(address + row * width, width)
-        for mask, sequence in zip(bits, sequences, strict=True):
+        for mask, sequence, constraint in zip(bits, sequences, constraints, strict=True):
+            if constraint.state is None:
+                mask[:] = 0xFF
+            constraint.narrow(mask)
             if sequence.output_len < sequence.sampling.min_tokens:
                 _forbid_end(mask, list(stop_ids(sequence, self._eos_ids)))
         return bits

@@ -14,6 +14,7 @@ from torch import Tensor
 from shared import messages as m
 from shared.codec import pack_f32, pack_u32
 from worker.kernels.sample import logprobs as row_logprobs
+from worker.kernels.sample import ranks as row_ranks
 from worker.run.in_flight import HostCopy, StepLogprobs
 from worker.run.inputs import LogitsUse, to_device
 from worker.schedule.sequence import Plan, Sequence
@@ -37,12 +38,13 @@ class _Block:
     chosen: Tensor  # [N] float32
     ids: Tensor  # [N, T] int64
     values: Tensor  # [N, T] float32
+    ranks: Tensor  # [N] int64, of the chosen tokens from 1 on; 0 where nobody asks
     entries: list[_Entry]
 
     def bits(self) -> Tensor:
-        """Returns all numbers in one tensor [N * (1 + 2 T)] int32, which holds the bits of floats unchanged."""
+        """Returns all numbers in one tensor [N * (2 + 2 T)] int32, which holds the bits of floats unchanged."""
         values = torch.cat([self.chosen, self.values.flatten()])
-        return torch.cat([values.view(torch.int32), self.ids.flatten().int()])
+        return torch.cat([values.view(torch.int32), self.ids.flatten().int(), self.ranks.int()])
 
 
 def launch_logprobs(
@@ -64,9 +66,11 @@ def launch_logprobs(
     def read() -> StepLogprobs:
         bits, messages = on_host.read().numpy(), StepLogprobs()
         for (rows, top), entries in shapes:
-            block, bits = np.split(bits, [rows * (1 + 2 * top)])
-            chosen, values, best = np.split(block, [rows, rows * (1 + top)])
-            columns = chosen.view(np.float32), best.reshape(rows, top), values.view(np.float32).reshape(rows, top)
+            block, bits = np.split(bits, [rows * (2 + 2 * top)])
+            chosen, values, best, ranks = np.split(block, [rows, rows * (1 + top), rows * (1 + 2 * top)])
+            columns = (
+                chosen.view(np.float32), best.reshape(rows, top), values.view(np.float32).reshape(rows, top), ranks,
+            )  # fmt: skip
             messages.extend((entry.sequence, _message(entry, *columns)) for entry in entries)
         return messages
 
@@ -78,7 +82,8 @@ def _output_blocks(logits: Tensor, ids: Tensor, sequences: list[Sequence]) -> It
     if asking:
         rows = to_device(np.array([row for row, _ in asking]), logits.device)
         entries = [_Entry(sequence, at, 1, sequence.sampling.logprobs or 0) for at, (_, sequence) in enumerate(asking)]
-        yield _Block(*row_logprobs(logits[rows], ids[rows], max(entry.top for entry in entries)), entries)
+        columns = row_logprobs(logits[rows], ids[rows], max(entry.top for entry in entries))
+        yield _Block(*columns, torch.zeros_like(ids[rows]), entries)
 
 
 def _prompt_blocks(logits: Tensor, use: LogitsUse, plan: Plan) -> Iterator[_Block]:
@@ -86,12 +91,17 @@ def _prompt_blocks(logits: Tensor, use: LogitsUse, plan: Plan) -> Iterator[_Bloc
         chunk = plan.chunks[index]
         sequence, start = chunk.sequence, chunk.start + 1
         targets = to_device(np.array(sequence.tokens[start : start + count]), logits.device)
-        entry = _Entry(sequence, 0, count, sequence.sampling.logprobs or 0, start)
-        yield _Block(*row_logprobs(logits[first : first + count], targets, entry.top), [entry])
+        entry = _Entry(sequence, 0, count, max(sequence.sampling.logprobs or 0, sequence.sampling.prompt_top), start)
+        scored = logits[first : first + count]
+        yield _Block(*row_logprobs(scored, targets, entry.top), row_ranks(scored, targets), [entry])
 
 
 def _message(
-    entry: _Entry, chosen: NDArray[np.float32], ids: NDArray[np.int32], values: NDArray[np.float32]
+    entry: _Entry,
+    chosen: NDArray[np.float32],
+    ids: NDArray[np.int32],
+    values: NDArray[np.float32],
+    ranks: NDArray[np.int32],
 ) -> m.Logprobs:
     rows = slice(entry.first, entry.first + entry.count)
     return m.Logprobs(
@@ -102,4 +112,5 @@ def _message(
         pack_u32(ids[rows, : entry.top].flatten().tolist()),
         pack_f32(values[rows, : entry.top].flatten().tolist()),
         entry.prompt_index is not None,
+        pack_u32(ranks[rows].tolist()) if entry.prompt_index is not None else b"",
     )

@@ -110,11 +110,11 @@ def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bi
 def _row_biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
     """Returns the biases of the request and, before min_tokens, -inf for every token that would end the sequence.
 
-    If there is a grammar, GrammarMask applies min_tokens instead, because it knows which other tokens are allowed.
+    If a constraint forbids tokens, GrammarMask applies min_tokens instead, as it knows which other tokens are allowed.
     """
     sequence, output = row
     biases = dict(sequence.sampling.logit_bias)
-    if output < sequence.sampling.min_tokens and sequence.constraint is None:
+    if output < sequence.sampling.min_tokens and not (sequence.constraint is not None and sequence.constraint.masks):
         biases.update(dict.fromkeys(stop_ids(sequence, eos_ids), -math.inf))
     return biases
 

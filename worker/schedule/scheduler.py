@@ -336,6 +336,8 @@ class Scheduler:
             self._mark_computed(chunk, 0)
             self.state.leave(sequence)
             return SequenceUpdate(sequence, [], Outcome.ERROR)
+        if sequence.constraint is not None and sequence.constraint.idle:
+            sequence.constraint = None
         outcome = None
         for count, id in enumerate(ids, 1):
             sequence.tokens.append(id)

@@ -18,17 +18,25 @@ Key = tuple[bytes, int]  # (frontend id, request id)
 
 
 class Constraint(Protocol):
-    """The state of a sequence's output in its grammar; `worker/grammar` implements it."""
+    """What the output of a sequence must keep to, and its state in that; `worker/grammar` implements it."""
 
     def accept(self, token: int) -> bool:
         """Adds a sampled token to the output. Called once for each token that is kept.
 
-        Returns False if the token does not fit the grammar; `error` then says why.
+        Returns False if the token does not fit; `error` then says why.
         """
 
     @property
     def ended(self) -> bool:
         """Whether the output is complete, so that no token may follow."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether it forbids any token now."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no later token can be forbidden any more."""
 
     @property
     def error(self) -> str: ...
@@ -82,7 +90,7 @@ class Sequence:
     pending_outputs: int = 0  # new ids that steps in flight will give it, not counting accepted drafts
     constraint: Constraint | None = None
     drafter: Drafter | None = None  # set before its first draft, see speculation.py
-    plain_from: int = field(init=False)  # from this many tokens on, only a grammar can adjust its logits
+    plain_from: int = field(init=False)  # from this many tokens on, only its constraint can adjust its logits
 
     # memory
     pages: "list[array[int]]" = field(default_factory=list)  # for each group, C ints: worker/run/inputs.py copies them

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from shared.messages import Sampling
+from worker.grammar.matcher import Matcher
+from worker.grammar.token_rules import restriction
 from worker.run.grammar_mask import GrammarMask
 from worker.schedule.sequence import Sequence
 
@@ -23,13 +25,9 @@ class FakeState:
             mask[id >> 3] |= 1 << (id & 7)
 
 
-@dataclass
-class FakeMatcher:
-    state: FakeState
-
-
 def sequence(*allowed: int, min_tokens: int = 0) -> Sequence:
-    constraint: Any = FakeMatcher(FakeState(allowed)) if allowed else None
+    state: Any = FakeState(allowed)
+    constraint = Matcher(state) if allowed else None
     return Sequence((b"f", 1), [1], 1, Sampling(9, min_tokens=min_tokens), 0, 0.0, constraint=constraint)
 
 
@@ -57,3 +55,13 @@ def test_every_row_has_its_own_mask() -> None:
 def test_min_tokens_forbids_the_end_unless_nothing_else_is_allowed() -> None:
     masked = GrammarMask(V, EOS).apply(torch.zeros(2, V), [sequence(3, 4, min_tokens=2), sequence(3, min_tokens=2)])
     assert possible(masked) == [[4], [3]]
+
+
+def test_token_rules_mask_with_a_grammar_and_without() -> None:
+    sampling, state = Sampling(9, allowed_token_ids=(2, 3, 19), min_tokens=2), FakeState((3, 19))
+    fake: Any = Matcher(state)  # type: ignore[arg-type]
+    rows = [
+        Sequence((b"f", 1), [1], 1, sampling, 0, 0.0, constraint=restriction(sampling, one)) for one in (None, fake)
+    ]
+    masked = GrammarMask(V, EOS).apply(torch.zeros(3, V), [*rows, sequence()])
+    assert possible(masked) == [[2, 19], [19], list(range(V))]

@@ -57,4 +57,16 @@ def test_logprobs_messages_have_their_own_rows_from_one_copy(monkeypatch: pytest
     check(told[1][1], logits[4:5], [13], 2)
     check(told[2][1], logits[2:4], [7, 6], 2)
     check(told[3][1], logits[5:], [2, 3], 0)
-    assert len(copies) == 1
+    sorted_logits = logits[2:4].sort(descending=True).indices.tolist()
+    assert list(unpack_u32(told[2][1].ranks)) == [
+        row.index(token) + 1 for row, token in zip(sorted_logits, [7, 6], strict=True)
+    ]
+    assert told[0][1].ranks == b"" and len(copies) == 1
+
+
+def test_prompt_top_scores_the_prompt_without_the_answer() -> None:
+    asked = sequence(3, [9, 8, 7], 3, prompt_logprobs=True, prompt_top=4)
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    use = LogitsUse(sampled=[2], prompts=[(0, 0, 2)])
+    ((_, told),) = launch_logprobs(Plan([Chunk(asked, 0, 3, True)]), use, logits, logits[2:], torch.tensor([11]))()
+    check(told, logits[:2], [8, 7], 4)

@@ -193,7 +193,7 @@ def test_drafts_stay_within_pages_and_lengths(settings: dict[str, int], max_toke
 
 
 class Anything(Constraint):
-    ended, error = False, ""
+    ended, masks, idle, error = False, True, False, ""
 
     def accept(self, token: int) -> bool:
         return True

@@ -1,0 +1,111 @@
+"""Allows and forbids tokens by their ids: `allowed_token_ids`, `bad_words` and the end of a budget for reasoning.
+
+Works beside a grammar or without one. What a rule forbids depends only on the output so far, so that an answer has the
+same bits when it is preempted, or resumed by another worker.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from shared.messages import Sampling
+from worker.grammar.matcher import Bits, Matcher, Restriction
+from worker.grammar.thinking import Thinking
+
+NO_TOKEN = "allowed_token_ids, bad_words and the grammar together allow no further token"
+
+Ids = tuple[int, ...]
+
+
+def restriction(sampling: Sampling, grammar: Matcher | None = None) -> Restriction | None:
+    """Returns what a new output must keep to; None if it is free."""
+    return TokenRules(sampling, grammar) if sampling.has_token_rules else grammar
+
+
+class TokenRules(Restriction):
+    """The state of one output in its rules, and in its grammar if it has one.
+
+    The end of reasoning is forced as soon as the grammar and the allowed ids admit it; it goes before bad words.
+    """
+
+    __slots__ = ("_allowed", "_allowed_bits", "_bad_words", "_error", "_forbidden", "_grammar", "_tail", "_thinking")
+
+    def __init__(self, sampling: Sampling, grammar: Matcher | None = None) -> None:
+        budget = sampling.thinking
+        self.state = None if grammar is None else grammar.state
+        self._grammar = grammar
+        self._allowed = frozenset(sampling.allowed_token_ids)
+        self._allowed_bits: Bits | None = None  # made when it is first needed
+        self._bad_words = sampling.bad_words
+        self._thinking = None if budget is None else Thinking(budget)
+        self._forbidden = () if budget is None else budget.forbidden
+        longest = [self._bad_words, self._forbidden, () if budget is None else (budget.opening,)]
+        self._tail: deque[int] = deque(maxlen=max(len(ids) for each in longest for ids in (*each, (0,))))
+        self._error = ""
+
+    @property
+    def masks(self) -> bool:
+        return bool(self._grammar is not None or self._allowed or self._due or self._bans)
+
+    @property
+    def idle(self) -> bool:
+        if self._grammar is not None or self._allowed or self._bad_words or self._forbidden:
+            return False
+        return self._thinking is None or self._thinking.over
+
+    @property
+    def ended(self) -> bool:
+        return self._grammar is not None and self._grammar.ended
+
+    @property
+    def error(self) -> str:
+        return self._error or (self._grammar.error if self._grammar is not None else "")
+
+    @property
+    def _due(self) -> Ids:
+        return self._thinking.due if self._thinking is not None else ()
+
+    @property
+    def _bans(self) -> tuple[Ids, ...]:
+        """The sequences that the output may not contain now."""
+        used_up = self._thinking is not None and self._thinking.used_up
+        return self._bad_words + self._forbidden if used_up else self._bad_words
+
+    def narrow(self, bits: Bits) -> None:
+        if self._allowed:
+            bits &= self._bits_of_allowed(len(bits))
+        for id in self._due[:1]:
+            if bits[id >> 3] >> (id & 7) & 1:
+                bits[:] = 0
+                bits[id >> 3] = 1 << (id & 7)
+                return
+        for id in self._banned():
+            bits[id >> 3] &= ~np.uint8(1 << (id & 7))
+
+    def _bits_of_allowed(self, size: int) -> Bits:
+        if self._allowed_bits is None:
+            self._allowed_bits = np.zeros(size, np.uint8)
+            ids = np.fromiter(self._allowed, np.int64)
+            np.bitwise_or.at(self._allowed_bits, ids >> 3, (1 << (ids & 7)).astype(np.uint8))
+        return self._allowed_bits
+
+    def _banned(self) -> Iterator[int]:
+        """Yields the last ids of the sequences whose other ids have just been produced."""
+        for ids in self._bans:
+            before = len(self._tail) - len(ids) + 1
+            if before >= 0 and tuple(islice(self._tail, before, None)) == ids[:-1]:
+                yield ids[-1]
+
+    def accept(self, token: int) -> bool:
+        forced = token in self._due[:1]
+        if (self._allowed and token not in self._allowed) or (not forced and token in self._banned()):
+            self._error = NO_TOKEN
+            return False
+        if self._grammar is not None and not self._grammar.accept(token):
+            return False
+        self._tail.append(token)
+        if self._thinking is not None:
+            self._thinking.accept(list(self._tail))
+        return True
