@@ -12,6 +12,14 @@ from typing import Any, cast
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
+    ApertusConfig,
+    ApertusForCausalLM,
+    ArceeConfig,
+    ArceeForCausalLM,
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     Exaone4Config,
@@ -28,6 +36,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Ministral3Config,
@@ -36,6 +46,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -64,6 +76,8 @@ from transformers import (
     SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 VOCAB, EOS, WINDOW = 512, 2, 16
@@ -280,6 +294,41 @@ def _exaone4() -> PreTrainedModel:
     return Exaone4ForCausalLM(Exaone4Config(**sizes, sliding_window=WINDOW, sliding_window_pattern=2))
 
 
+OF_HIDDEN = {**SIZES, "head_dim": 16}  # hidden / heads: these families have no head_dim of their own
+
+
+def _cohere() -> PreTrainedModel:
+    return CohereForCausalLM(CohereConfig(**OF_HIDDEN, attention_bias=True, logit_scale=0.5))
+
+
+def _cohere2() -> PreTrainedModel:
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    return Cohere2ForCausalLM(Cohere2Config(**OF_HIDDEN, sliding_window=WINDOW, layer_types=types, logit_scale=0.5))
+
+
+def _starcoder2() -> PreTrainedModel:
+    return Starcoder2ForCausalLM(Starcoder2Config(**OF_HIDDEN, sliding_window=WINDOW))
+
+
+def _hunyuan() -> PreTrainedModel:
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0}
+    return HunYuanDenseV1ForCausalLM(HunYuanDenseV1Config(**SIZES, rope_parameters=rope))
+
+
+def _apertus() -> PreTrainedModel:
+    rope = {**LLAMA3_ROPE, "rope_theta": 100_000.0}
+    return ApertusForCausalLM(ApertusConfig(**OF_HIDDEN, rope_parameters=rope, dtype="float32"))
+
+
+def _nemotron() -> PreTrainedModel:
+    """A model which rotates half of each head."""
+    return NemotronForCausalLM(NemotronConfig(**{**SIZES, "initializer_range": 0.15}, mlp_bias=True))
+
+
+def _arcee() -> PreTrainedModel:
+    return ArceeForCausalLM(ArceeConfig(**SIZES))
+
+
 DELTA: dict[str, Any] = {
     **SIZES, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 24, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -339,6 +388,13 @@ KINDS = {
     "seed-oss": Kind(_seed_oss),
     "ernie4_5": Kind(_ernie),
     "exaone4": Kind(_exaone4),
+    "cohere": Kind(_cohere),
+    "cohere2": Kind(_cohere2),
+    "starcoder2": Kind(_starcoder2),
+    "hunyuan": Kind(_hunyuan),
+    "apertus": Kind(_apertus),
+    "nemotron": Kind(_nemotron),
+    "arcee": Kind(_arcee),
     "olmoe": Kind(_olmoe),
     "granite-moe": Kind(_granite_moe),
     "qwen3_5": Kind(_qwen3_5),
@@ -359,6 +415,8 @@ def build(kind: str, seed: int = 0) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+            if "alpha_" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.5)
             if name.endswith("sinks"):
                 parameter.add_(torch.randn_like(parameter))
             if "post_" in name and kind.startswith("gemma"):  # else the scaled embedding outweighs the layers, and

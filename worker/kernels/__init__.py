@@ -5,7 +5,7 @@ An operation `x` is a function in a module of that name. It calls one of three f
 plain PyTorch and defines what x computes.
 
     operations          all operations as one record: the fast forms, or the forms in plain PyTorch
-    norm, rotary        RMS norm; rotary embedding
+    norm, rotary        RMS norm and layer norm; rotary embedding
     store_kv            writes K/V into the cache
     qkv_rope_write      norm, rotary and store_kv in one pass, for queries, keys and values
     attention           attention over the paged cache
@@ -13,7 +13,8 @@ plain PyTorch and defines what x computes.
     experts             the feed-forward network of a mixture of experts
     delta_net           the gated delta rule, with a state instead of K/V
     output_gate         the output gate of attention
-    act_and_mul         the activation of the feed-forward network
+    activate            the activation of a feed-forward network without a gate
+    act_and_mul         the activation of one with a gate
     eight_bit_kv        rows of keys and values in eight bits, with a scale
     quantized_weight    weights of four or eight bits, in groups with a scale
     by_rows             converts large tensors in slices, on all cores

@@ -4,23 +4,20 @@
 gate * sigmoid(1.702 * gate) * (up + 1).
 """
 
-from typing import Literal, get_args
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from worker.kernels.activate import ACTIVATIONS, Activation, activate_torch
 from worker.kernels.cpu import bindings
 
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the library knows them by their position
 CLAMP, SWIGLU_ALPHA = 7.0, 1.702
 
 
 def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
     """Returns act(x[:, :I]) * x[:, I:]. The activation is rounded to x's dtype before the multiplication.
 
-    x [T, 2 * I] is contiguous and holds the gate and up projections side by side. The result is [T, I].
+    x [T, 2 * I] is contiguous and holds the gate and up projections side by side. The result is [T, I]. activation: one
+    of GATED in activate.py.
     """
     if x.is_cuda:
         from worker.kernels.gpu.act_and_mul import act_and_mul_triton
@@ -33,11 +30,7 @@ def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
 
 def act_and_mul_torch(x: Tensor, activation: Activation) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
-    match activation:
-        case "silu":
-            return F.silu(gate) * up
-        case "gelu_tanh":
-            return F.gelu(gate, approximate="tanh") * up
-        case "clamped_swiglu":
-            gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
-            return gate * torch.sigmoid(gate * SWIGLU_ALPHA) * (up + 1)
+    if activation != "clamped_swiglu":
+        return activate_torch(gate, activation) * up
+    gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+    return gate * torch.sigmoid(gate * SWIGLU_ALPHA) * (up + 1)

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.kernels.act_and_mul import ACTIVATIONS, Activation, act_and_mul_torch
+from worker.kernels.act_and_mul import act_and_mul_torch
+from worker.kernels.activate import ACTIVATIONS, Activation
 from worker.kernels.cpu import bindings, experts_c
 from worker.kernels.cpu.experts_c import CExperts
 from worker.kernels.cpu.packed_experts import CpuExperts, pack_experts_in_c

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.kernels.act_and_mul import Activation, act_and_mul, act_and_mul_torch
+from worker.kernels.act_and_mul import act_and_mul, act_and_mul_torch
+from worker.kernels.activate import Activation
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.packed_weight import CpuWeight, pack_weight
 from worker.kernels.gpu.packed_codes import PackedCodes, pack_codes, unpack_codes

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from worker.kernels.activate import activate, activate_torch
 from worker.kernels.attention import attention, attention_torch
 from worker.kernels.delta_net import delta_net, delta_net_torch
 from worker.kernels.experts import experts, experts_torch
@@ -27,6 +28,7 @@ class Operations:
     delta_net: Callable[..., Tensor]
     linear: Callable[..., Tensor]
     gated_linear: Callable[..., Tensor]
+    activate: Callable[..., Tensor]
     experts: Callable[..., Tensor]
     sample_plain: Callable[..., Tensor]
 
@@ -40,6 +42,7 @@ FAST = Operations(
     delta_net,
     linear,
     gated_linear,
+    activate,
     experts,
     sample_plain,
 )
@@ -54,6 +57,7 @@ TORCH = Operations(
     delta_net_torch,
     linear_torch,
     gated_linear_torch,
+    activate_torch,
     experts_torch,
     sample_torch,
 )

@@ -30,28 +30,30 @@ def qkv_rope_write(
     eps: float,
     offset: bool,
     dtype: torch.dtype,
+    norm_last: bool = False,
 ) -> Tensor:
     """Returns the rotated q [T, Hq, D] in `dtype`, and writes k and v to the slots `slot_mapping` [T] of the caches.
 
     qkv [T, (Hq + 2 Hk) * D] in `dtype`, or its split-K partial sums (see split_k.py); cache_k, cache_v [pages,
     page_size, Hk, D] or as store_kv.py says; cos, sin [M, D] float32. Norm weights are None without norms, [D] for a
     norm of each head, or [Hq * D] and [Hk * D] for one norm of all query heads and one of all key heads.
+    norm_last: whether norms of each head follow the rotation instead of preceding it.
     """
     if qkv.is_cuda and (q_norm is None or len(q_norm) == cos.shape[1]):
         from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
 
         return qkv_rope_write_triton(
             qkv, cache_k, cache_v, cos, sin, positions, slot_mapping,
-            q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype,
+            q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype, norm_last=norm_last,
         )  # fmt: skip
     if bindings.supports_cache(dtype, cache_k, cos.shape[1]):
         return bindings.qkv_rope_write(
             sum_split_k(qkv, 2, dtype), cache_k, cache_v, cos, sin, positions, slot_mapping,
-            q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset,
+            q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, norm_last=norm_last,
         )  # fmt: skip
     return qkv_rope_write_unfused(
         qkv, cache_k, cache_v, cos, sin, positions, slot_mapping,
-        q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype,
+        q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype, norm_last=norm_last,
     )  # fmt: skip
 
 
@@ -69,6 +71,7 @@ def qkv_rope_write_unfused(
     eps: float,
     offset: bool,
     dtype: torch.dtype,
+    norm_last: bool = False,
     norm: Callable[..., Tensor] = rms_norm,
     rotate: Callable[..., tuple[Tensor, Tensor]] = rotary,
     write: Callable[..., None] = store_kv,
@@ -77,12 +80,15 @@ def qkv_rope_write_unfused(
     kv_heads, dim = cache_k.shape[2], cos.shape[1]
     parts = sum_split_k(qkv, 2, dtype).view(qkv.shape[-2], -1, dim)
     q, k, v = parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if norm_last:
+        q, k = rotate(q, k, cos, sin, positions)
     if q_norm is not None and k_norm is not None:
         if len(q_norm) != dim:
             q, k = q.flatten(1), k.flatten(1)
         q, k = norm(q, q_norm, eps, offset=offset), norm(k, k_norm, eps, offset=offset)
         q, k = q.view(len(q), -1, dim), k.view(len(k), -1, dim)
-    q, k = rotate(q, k, cos, sin, positions)
+    if not norm_last:
+        q, k = rotate(q, k, cos, sin, positions)
     write(k, v, cache_k, cache_v, slot_mapping)
     return q
 

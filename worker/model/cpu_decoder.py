@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.kernels.act_and_mul import ACTIVATIONS
+from worker.kernels.activate import ACTIVATIONS
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu import delta_net as delta_net_c
 from worker.kernels.cpu.decoder_c import AttentionC, DecoderC, DecoderCLayer, DeltaC
@@ -30,7 +30,8 @@ class CpuDecoder:
         self._layers = DecoderC(
             layers, decoder.weights.norm, eps=spec.norm_eps, offset=spec.norm_offset, scale=spec.attention_scale,
             softcap=spec.attention_softcap, residual_scale=spec.residual_scale, query_scales=decoder.query_scales,
-            activation=ACTIVATIONS.index(spec.activation), layers_started=decoder.layers_started,
+            activation=ACTIVATIONS.index(spec.activation), parallel=spec.parallel,
+            layers_started=decoder.layers_started,
         )  # fmt: skip
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
@@ -75,7 +76,8 @@ def _layer_in_c(decoder: Decoder, index: int, cache: KVCache) -> DecoderCLayer |
     return DecoderCLayer(
         **{name: linear and linear.cpu for name, linear in linears.items()},
         before_attention=layer.before_attention, after_attention=layer.after_attention, before_mlp=layer.before_mlp,
-        after_mlp=layer.after_mlp, experts=experts, delta=_delta_in_c(decoder, index, cache),
+        after_mlp=layer.after_mlp, activation=layer.activation, experts=experts,
+        delta=_delta_in_c(decoder, index, cache),
         attention=None if kind.delta else _attention_in_c(decoder, index, cache),
     )  # fmt: skip
 
@@ -85,7 +87,7 @@ def _attention_in_c(decoder: Decoder, index: int, cache: KVCache) -> AttentionC:
     (cos, sin), (cache_k, cache_v) = decoder.ropes[kind.rope], cache.layer(index)
     return AttentionC(
         q_norm=layer.q_norm, k_norm=layer.k_norm, cos=cos, sin=sin, sinks=layer.sinks, cache_k=cache_k, cache_v=cache_v,
-        window=kind.window, group=cache.group_of[index],
+        norm_last=decoder.spec.qk_norm_last, window=kind.window, group=cache.group_of[index],
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from worker.model.spec import LayerSpec, ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The weights of one layer. Norms are [H], except those of queries and keys, which are [D].
+    """The weights of one layer. Norms are [H], or [2, H] if they are layer norms; those of queries and keys are [D].
 
     H: hidden size; I: intermediate size; D: head_dim. Each comment begins with the names in Hugging Face checkpoints.
     A layer with a recurrent state has `delta`, and qkv, gates and o are those of the gated delta rule.
@@ -41,8 +41,10 @@ class Layer:
     o: PackedLinear  # o_proj: query heads → H; delta: out_proj: values → H
     after_attention: Tensor | None = None  # post_attention_layernorm of Gemma, before the residual sum
     before_mlp: Tensor | None = None  # post_attention_layernorm; Gemma: pre_feedforward_layernorm
-    gate_up: PackedLinear | None = None  # gate_proj, up_proj: H → 2 I; of the shared expert if there are experts
+    gate_up: PackedLinear | None = None  # gate_proj, up_proj: H → 2 I; of the shared expert if there are experts;
+    # up_proj: H → I if there is no gate
     down: PackedLinear | None = None  # down_proj: I → H
+    activation: Tensor | None = None  # act_fn: parameters of the activation [4] float32
     shared_gate: PackedLinear | None = None  # shared_expert_gate: H → 1
     experts: Experts | None = None
     after_mlp: Tensor | None = None  # post_feedforward_layernorm of Gemma, before the residual sum
@@ -95,6 +97,7 @@ class Decoder:
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
         for index, (layer, kind) in enumerate(zip(self.weights.layers, self.spec.layers, strict=True)):
             self.layers_started.value += 1
+            normed = h
             if layer.delta is not None:
                 h = self._recur(h, layer, layer.delta, inputs, cache.states[index])  # [T, values]
             else:
@@ -103,11 +106,11 @@ class Decoder:
                 if not len(inputs.logits_indices):
                     return x.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
                 if not inputs.all_logits:
-                    h, x = h[inputs.logits_indices], x[inputs.logits_indices]
+                    h, x, normed = (rows[inputs.logits_indices] for rows in (h, x, normed))
             h = do.linear(h, layer.o, split_k=True)
             after, before = layer.after_attention, layer.before_mlp
             h, x = do.add_rms_norm(h, x, before, eps, offset=offset, x_norm=after, scale=scale)
-            h = self._feed_forward(h, layer)
+            h = self._feed_forward(normed if self.spec.parallel else h, layer)
             before = self.norms[index + 1]
             h, x = do.add_rms_norm(h, x, before, eps, offset=offset, x_norm=layer.after_mlp, scale=scale)
         return self.logits(h)
@@ -150,6 +153,7 @@ class Decoder:
         q = do.qkv_rope_write(
             do.linear(h, layer.qkv, split_k=True), *kv, *self.ropes[kind.rope], inputs.positions, slots,
             q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps, offset=spec.norm_offset, dtype=h.dtype,
+            norm_last=spec.qk_norm_last,
         )  # fmt: skip
         if self.query_scales is not None:
             q = (q.float() * self.query_scales[inputs.positions, None, None]).to(q.dtype)
@@ -173,7 +177,10 @@ class Decoder:
         do, activation, spec = self.operations, self.spec.activation, self.spec.experts
         dense = None
         if layer.gate_up is not None and layer.down is not None:
-            inner = do.gated_linear(h, layer.gate_up, activation)
+            if self.spec.gated:
+                inner = do.gated_linear(h, layer.gate_up, activation)
+            else:
+                inner = do.activate(do.linear(h, layer.gate_up), activation, layer.activation)
             dense = do.linear(inner, layer.down, split_k=layer.experts is None)
         if layer.experts is None or spec is None:
             assert dense is not None

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from worker.kernels.act_and_mul import CLAMP, SWIGLU_ALPHA, Activation
+from worker.kernels.act_and_mul import CLAMP, SWIGLU_ALPHA
+from worker.kernels.activate import GATED, PLAIN, Activation
 from worker.kernels.delta_net import DeltaNetShape
 from worker.model.checkpoint import UnsupportedModel
 from worker.model.family import FULL, LINEAR, SLIDING, Config, Family
@@ -19,7 +20,8 @@ from worker.model.rope_settings import NO_ROPE, rope_spec
 from worker.model.spec import ExpertsSpec, LayerSpec, ModelSpec, QueryScaling, RopeSpec
 
 ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"
+    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu2": "relu2",
+    "xielu": "xielu",
 }  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 SERVED: Mapping[str, tuple[Any, ...]] = {  # settings of which only some values are supported, and these values
@@ -53,8 +55,9 @@ def spec_from_config(config: Config) -> ModelSpec:
         shown = repr(model_type) if model_type == name else f"{model_type!r} around a {name!r}"
         raise UnsupportedModel(f"model_type {shown} is not supported; supported are {supported}")
     _check_purpose(config.get("architectures") or ())
+    stated = {**COMMON, **family.defaults, **config, **inner}
     try:
-        return _spec(name, family, {**COMMON, **family.defaults, **config, **inner})
+        return _spec(name, family, stated | {common: stated[own] for common, own in family.names.items()})
     except KeyError as error:
         raise UnsupportedModel(f"the config of this {name} model lacks {error.args[0]!r}") from error
 
@@ -88,9 +91,13 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         max_positions=_max_positions(config, ropes),
         norm_eps=config["rms_norm_eps"],
         norm_offset=family.norm_offset,
+        layer_norm=family.layer_norm,
+        norm_bias=family.norm_bias,
+        parallel=family.parallel,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
         qk_norm=family.qk_norm,
+        qk_norm_last=family.qk_norm_last,
         whole_qk_norm=family.whole_qk_norm,
         qkv_bias=qkv_bias,
         o_bias=o_bias,
@@ -99,7 +106,8 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         attention_gate=family.attention_gate,
         delta=_delta(config) if any(layer.delta for layer in layers) else None,
         experts=_experts(family, config),
-        activation=_activation(family, config[family.names.get("hidden_act", "hidden_act")]),
+        activation=_activation(family, config["hidden_act"]),
+        gated=family.gated,
         attention_scale=factors.attention,
         embed_scale=factors.embed,
         residual_scale=factors.residual,
@@ -131,7 +139,8 @@ class Factors:
             attention, embed = config["attention_multiplier"], config["embedding_multiplier"]
             return cls(attention, embed, config["residual_multiplier"], 1 / config["logits_scaling"])
         attention = config.get("query_pre_attn_scalar", head_dim) ** -0.5
-        return cls(attention, config["hidden_size"] ** 0.5 if family.scale_embeddings else 1.0)
+        embed = config["hidden_size"] ** 0.5 if family.scale_embeddings else 1.0
+        return cls(attention, embed, logit=config["logit_scale"])
 
 
 def _query_scaling(family: Family, config: Config) -> QueryScaling | None:
@@ -187,6 +196,8 @@ def _activation(family: Family, name: str) -> Activation:
         raise UnsupportedModel(f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
     if family.delta and ACTIVATIONS[name] != "silu":
         raise UnsupportedModel(f"activation {name!r} is not supported in recurrent layers; supported is silu")
+    if (family.activation or ACTIVATIONS[name]) not in (GATED if family.gated else PLAIN):
+        raise UnsupportedModel(f"activation {name!r} is not supported in feed-forward networks with a gate")
     return family.activation or ACTIVATIONS[name]
 
 

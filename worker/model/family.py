@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.kernels.act_and_mul import Activation
+from worker.kernels.activate import Activation
 
 Config = Mapping[str, Any]
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -144,10 +144,15 @@ class Family:
     partial_rotary: bool = False  # a config may rotate only a part of each head
     rotates_neighbours: bool = False  # pairs of neighbours are rotated, not dimensions half a head apart
     norm_offset: bool = False
+    layer_norm: bool = False
+    norm_bias: bool = False
     pre_norms: bool = True
     post_norms: bool = False
     qk_norm: bool = False
+    qk_norm_last: bool = False
     whole_qk_norm: bool = False
+    parallel: bool = False
+    gated: bool = True
     biases: Callable[[Config], tuple[bool, bool]] = as_attention_bias  # of queries, keys and values; of the output
     mlp_bias: str = "mlp_bias"  # the setting that says whether the feed-forward has biases
     scale_embeddings: bool = False

@@ -28,7 +28,7 @@ from worker.model.family import (
 
 COMMON = {
     "head_dim": None, "num_key_value_heads": None, "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False,
-    "rope_theta": 10_000.0, "eos_token_id": (), "tie_word_embeddings": False, "hidden_act": "silu",
+    "rope_theta": 10_000.0, "eos_token_id": (), "tie_word_embeddings": False, "hidden_act": "silu", "logit_scale": 1.0,
 }  # fmt: skip
 PHI3 = {
     "vocab_size": 32_064, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
@@ -146,6 +146,40 @@ EXAONE4 = {
     "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
     "sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None, "eos_token_id": 2,
 }  # fmt: skip
+COHERE = {
+    "vocab_size": 256_000, "hidden_size": 8192, "intermediate_size": 22_528, "num_hidden_layers": 40,
+    "num_attention_heads": 64, "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "logit_scale": 0.0625,
+    "eos_token_id": 255_001, "tie_word_embeddings": True,
+}  # fmt: skip
+STARCODER2 = {
+    "vocab_size": 49_152, "hidden_size": 3072, "intermediate_size": 12_288, "num_hidden_layers": 30,
+    "num_attention_heads": 24, "num_key_value_heads": 2, "max_position_embeddings": 4096, "norm_epsilon": 1e-5,
+    "hidden_act": "gelu_pytorch_tanh", "sliding_window": None, "use_bias": True, "eos_token_id": 50_256,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+HUNYUAN = {
+    "vocab_size": 290_943, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 2,
+}  # fmt: skip
+APERTUS = {
+    "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 65_536, "rms_norm_eps": 1e-5, "hidden_act": "xielu",
+    "rope_theta": 12_000_000.0, "eos_token_id": 2,
+}  # fmt: skip
+APERTUS_SCALING = {
+    "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}  # fmt: skip
+NEMOTRON = {
+    "vocab_size": 256_000, "hidden_size": 6144, "intermediate_size": 24_576, "num_hidden_layers": 32,
+    "num_attention_heads": 48, "max_position_embeddings": 4096, "norm_eps": 1e-5, "hidden_act": "relu2",
+    "partial_rotary_factor": 0.5, "eos_token_id": 3,
+}  # fmt: skip
+ARCEE = {
+    "vocab_size": 32_000, "hidden_size": 2560, "intermediate_size": 18_432, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "relu2",
+    "eos_token_id": 128_001,
+}  # fmt: skip
 GPT_OSS_SCALING = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 
 FAMILIES: Mapping[str, Family] = {
@@ -217,6 +251,26 @@ FAMILIES: Mapping[str, Family] = {
         EXAONE4, layer_types=window_but_every_nth, rotates=rotates_where_windowed, pre_norms=False, post_norms=True,
         qk_norm=True,
     ),
+    "cohere": Family(
+        {**COHERE, "rope_theta": 500_000.0}, layer_norm=True, parallel=True, rotates_neighbours=True,
+        names={"rms_norm_eps": "layer_norm_eps"},
+    ),
+    "cohere2": Family(
+        {**COHERE, "sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
+        layer_types=window_but_every_nth, rotates=rotates_where_windowed, layer_norm=True, parallel=True,
+        rotates_neighbours=True, names={"rms_norm_eps": "layer_norm_eps"},
+    ),
+    "starcoder2": Family(
+        STARCODER2, layer_types=window_everywhere, biases=as_use_bias, mlp_bias="use_bias", layer_norm=True,
+        norm_bias=True, gated=False, names={"rms_norm_eps": "norm_epsilon"},
+    ),
+    "hunyuan_v1_dense": Family(HUNYUAN, qk_norm=True, qk_norm_last=True),
+    "apertus": Family(APERTUS, scaling=APERTUS_SCALING, qk_norm=True, gated=False),
+    "nemotron": Family(
+        NEMOTRON, partial_rotary=True, norm_offset=True, layer_norm=True, norm_bias=True, gated=False,
+        names={"rms_norm_eps": "norm_eps"},
+    ),
+    "arcee": Family(ARCEE, gated=False),
     "gpt_oss": Family(
         GPT_OSS, layer_types=window_in_every_other, scaling=GPT_OSS_SCALING, sinks=True, activation="clamped_swiglu",
         experts=FamilyExperts("intermediate_size", normalized=True, biases=True),

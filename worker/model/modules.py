@@ -3,21 +3,27 @@
 The modules of experts are in expert_modules.py, those of recurrent layers in delta_modules.py.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from worker.model.delta_modules import INTERLEAVED, delta_linears
 from worker.model.spec import LayerSpec, ModelSpec
 from worker.model.stacked_linear import WEIGHT, StackedLinear
-from worker.model.stored_weight import PlainWeight
+from worker.model.stored_weight import PlainWeight, Shape
 
 _PRE = {"before_attention": "input_layernorm", "before_mlp": "post_attention_layernorm"}
 _POST = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
 _BOTH = {**_POST, "before_attention": "input_layernorm", "before_mlp": "pre_feedforward_layernorm"}
 _GLM = {**_PRE, "after_attention": "post_self_attn_layernorm", "after_mlp": "post_mlp_layernorm"}
+OTHER_NAMES = {  # of modules, as some families have them → common name
+    "attention_layernorm": "input_layernorm", "feedforward_layernorm": "post_attention_layernorm",
+    "self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm",
+    "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj",
+}  # fmt: skip
 _NORMS = {(True, False): _PRE, (False, True): _POST, (True, True): _BOTH}  # by pre_norms and post_norms
 
 
@@ -26,13 +32,15 @@ class LayerSpelling:
     """How a checkpoint names the modules of its layers, as far as its spec leaves that open.
 
     fused_qkv: whether q, k and v are one tensor; fused_gate_up: whether gate and up are one; interleaved_delta: whether
-    a recurrent layer's inputs are stored key head by key head (Qwen3-Next); norms: module by field of Layer.
+    a recurrent layer's inputs are stored key head by key head (Qwen3-Next); norms: module by field of Layer; others:
+    names that are not the common ones, by common name.
     """
 
     fused_qkv: bool
     fused_gate_up: bool
     interleaved_delta: bool
     norms: Mapping[str, str]
+    others: Mapping[str, str]
 
     @classmethod
     def of(cls, spec: ModelSpec, names: Iterable[str]) -> "LayerSpelling":
@@ -43,7 +51,12 @@ class LayerSpelling:
         norms = _GLM if glm else _NORMS[spec.pre_norms, spec.post_norms]
         fused = {"self_attn.qkv_proj", "mlp.gate_up_proj"} & modules
         interleaved = INTERLEAVED[0] in modules
-        return cls("self_attn.qkv_proj" in fused, "mlp.gate_up_proj" in fused, interleaved, norms)
+        others = {common: other for other, common in OTHER_NAMES.items() if other in modules | parts}
+        return cls("self_attn.qkv_proj" in fused, "mlp.gate_up_proj" in fused, interleaved, norms, others)
+
+    def spelled(self, module: str) -> str:
+        """Returns the name of a module in the checkpoint from its common name."""
+        return self.others.get(module, module)
 
 
 def layer_linears(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> dict[str, StackedLinear]:
@@ -51,6 +64,13 @@ def layer_linears(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> di
 
     The rows of qkv that are `apart` are those of `gates`.
     """
+    found = _common_linears(spec, layer, names)
+    return {
+        field: replace(linear, modules=tuple(map(names.spelled, linear.modules))) for field, linear in found.items()
+    }
+
+
+def _common_linears(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> dict[str, StackedLinear]:
     if layer.delta and spec.delta is not None:
         return delta_linears(spec.delta, spec.hidden_size, interleaved=names.interleaved_delta) | _feed_forward(
             spec, layer, names
@@ -82,9 +102,10 @@ def _feed_forward(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> di
 
 
 def _gated(module: str, inner: int, spec: ModelSpec, *, fused: bool) -> dict[str, StackedLinear]:
-    names = (f"{module}gate_up_proj",) if fused else (f"{module}gate_proj", f"{module}up_proj")
-    rows = (2 * inner // len(names),) * len(names)
-    gate_up = StackedLinear(names, rows, spec.hidden_size, spec.mlp_bias)
+    apart = ("gate_proj", "up_proj") if spec.gated else ("up_proj",)
+    names = [module + name for name in (("gate_up_proj",) if fused and spec.gated else apart)]
+    rows = ((1 + spec.gated) * inner // len(names),) * len(names)
+    gate_up = StackedLinear(tuple(names), rows, spec.hidden_size, spec.mlp_bias)
     down = StackedLinear((f"{module}down_proj",), (spec.hidden_size,), inner, spec.mlp_bias)
     return {"gate_up": gate_up, "down": down}
 
@@ -124,24 +145,61 @@ def _head_order(spec: ModelSpec) -> Tensor | None:
     return torch.cat((pairs[0], rest[:gap], pairs[1], rest[gap:]))
 
 
-def layer_vectors(spec: ModelSpec, layer: LayerSpec, prefix: str, names: LayerSpelling) -> dict[str, PlainWeight]:
-    """Returns the norms and sinks of a Layer, by field name."""
-    norms = {field: (module, spec.hidden_size) for field, module in names.norms.items()}
+def layer_vectors(
+    spec: ModelSpec, layer: LayerSpec, prefix: str, names: LayerSpelling
+) -> dict[str, Sequence[PlainWeight]]:
+    """Returns what the norms, the sinks and the activation's parameters of a Layer are made of, by field name."""
+    found = {
+        field: norm_weights(spec, prefix + names.spelled(module), spec.hidden_size)
+        for field, module in names.norms.items()
+        if field != "before_mlp" or not spec.parallel
+    }
     if spec.qk_norm and not layer.delta:
         heads = (spec.heads, spec.kv_heads) if spec.whole_qk_norm else (1, 1)
         for field, count in zip(OF_HEADS, heads, strict=True):
-            norms[field] = (f"self_attn.{field}", count * spec.head_dim)
-    found = {name: PlainWeight(f"{prefix}{module}{WEIGHT}", (size,)) for name, (module, size) in norms.items()}
-    return found | (
-        {SINKS: PlainWeight(f"{prefix}self_attn.sinks", (spec.heads,))} if spec.sinks and not layer.delta else {}
-    )
+            module = prefix + names.spelled(f"self_attn.{field}")
+            found[field] = norm_weights(spec, module, count * spec.head_dim)
+    if spec.sinks and not layer.delta:
+        found[SINKS] = [PlainWeight(f"{prefix}self_attn.sinks", (spec.heads,))]
+    if spec.activation == "xielu":
+        found[ACTIVATION] = [PlainWeight(f"{prefix}mlp.act_fn.{name}", shape) for name, shape in XIELU.items()]
+    return found
 
 
-def in_memory_order(spec: ModelSpec, field: str, vector: Tensor) -> Tensor:
+def norm_weights(spec: ModelSpec, module: str, size: int) -> Sequence[PlainWeight]:
+    kinds = (WEIGHT, BIAS) if spec.norm_bias else (WEIGHT,)
+    return [PlainWeight(module + kind, (size,)) for kind in kinds]
+
+
+def layer_vector(spec: ModelSpec, field: str, parts: Sequence[Tensor]) -> Tensor:
+    """Returns a vector of a Layer from the tensors of the checkpoint that `layer_vectors` names."""
+    if field == SINKS:
+        return parts[0]
+    if field == ACTIVATION:
+        return _xielu(*parts)
+    return norm(spec, parts) if spec.layer_norm else _in_memory_order(spec, field, parts[0])
+
+
+def norm(spec: ModelSpec, parts: Sequence[Tensor]) -> Tensor:
+    """Returns a norm over the hidden size as the kernels read it. The weights of layer norms are stored with offset."""
+    if not spec.layer_norm:
+        return parts[0]
+    bias = parts[1] if spec.norm_bias else torch.zeros_like(parts[0])
+    return torch.stack((parts[0] + float(spec.norm_offset), bias))
+
+
+def _xielu(alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """Returns the parameters of xielu (kernels/activate.py): the checkpoint has inverses of softplus of its alphas."""
+    return torch.cat((softplus(alpha_p), beta + softplus(alpha_n), beta[None], eps[None]))
+
+
+def _in_memory_order(spec: ModelSpec, field: str, vector: Tensor) -> Tensor:
     """Returns a vector of a Layer with its dimensions in the order in memory."""
     order = _head_order(spec) if field in OF_HEADS else None
     return vector if order is None else vector.view(-1, spec.head_dim)[:, order.to(vector.device)].flatten()
 
 
 OF_HEADS = ("q_norm", "k_norm")  # the fields of Layer whose vectors belong to the dimensions of heads
-SINKS = "sinks"  # the field of Layer that is float32 in any case
+SINKS, ACTIVATION = "sinks", "activation"  # the fields of Layer that are float32 in any case
+BIAS = ".bias"
+XIELU: Mapping[str, Shape] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}

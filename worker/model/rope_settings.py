@@ -27,7 +27,7 @@ def rope_spec(settings: Config, config: Config, head_dim: int, *, partial: bool)
     positions = config["max_position_embeddings"]
     before = settings.get("original_max_position_embeddings")
     before = before or (config.get("original_max_position_embeddings") if kind == "longrope" else None) or positions
-    spec = read({**settings, "original_positions": before, "positions": positions})
+    spec = read({**settings, "original_positions": before, "positions": positions, "head_dim": head_dim})
     return replace(spec, rotated=_rotated(settings, head_dim, partial))
 
 
@@ -43,6 +43,12 @@ def _rotated(settings: Config, head_dim: int, partial: bool) -> int:
 
 def _default_rope(settings: Config) -> RopeSpec:
     return RopeSpec("default", float(settings["rope_theta"]))
+
+
+def _dynamic_rope(settings: Config) -> RopeSpec:
+    """Equals default up to the positions that the model was trained for. With `alpha`, theta grows by it (Hunyuan)."""
+    theta, size, alpha = float(settings["rope_theta"]), settings["head_dim"], settings.get("alpha")
+    return RopeSpec("default", theta * alpha ** (size / (size - 2)) if alpha else theta)
 
 
 def _linear_rope(settings: Config) -> RopeSpec:
@@ -107,7 +113,7 @@ def _yarn_magnitude(settings: Config) -> float:
 NO_ROPE = RopeSpec("none", 1.0)
 ROPE_KINDS: Mapping[str, Callable[[Config], RopeSpec]] = {
     "default": _default_rope,
-    "dynamic": _default_rope,  # equal to default up to the positions that the model was trained for
+    "dynamic": _dynamic_rope,
     "linear": _linear_rope,
     "llama3": _llama3_rope,
     "yarn": _yarn_rope,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from worker.kernels.act_and_mul import Activation
+from worker.kernels.activate import Activation
 from worker.kernels.delta_net import DeltaNetShape
 
 Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized at run time, with a scale per token
@@ -111,9 +111,13 @@ class ModelSpec:
     max_positions: int  # how many positions the model was trained for
     norm_eps: float
     norm_offset: bool = False  # norms multiply by 1 + w
+    layer_norm: bool = False  # norms subtract the mean (kernels/norm.py)
+    norm_bias: bool = False  # norms have biases
     pre_norms: bool = True  # norms before attention and before the feed-forward
     post_norms: bool = False  # norms after attention and after the feed-forward, before the residual sum
+    parallel: bool = False  # the feed-forward reads what attention reads, and both are added to the residual stream
     qk_norm: bool = False  # norms over head_dim on queries and keys, before the rotation
+    qk_norm_last: bool = False  # with qk_norm: after the rotation
     whole_qk_norm: bool = False  # with qk_norm: one norm over all query heads, and one over all key heads
     qkv_bias: bool = False
     o_bias: bool = False
@@ -125,6 +129,7 @@ class ModelSpec:
     attention_scale: float
     attention_softcap: float = 0.0  # if c is not 0, scaled scores become c * tanh(scores / c)
     activation: Activation
+    gated: bool = True  # whether the feed-forward has a gate
     embed_scale: float = 1.0  # rounded to the weights' dtype before it is applied
     residual_scale: float = 1.0  # of what attention and the feed-forward add to the residual stream
     query_scaling: QueryScaling | None = None

@@ -23,7 +23,16 @@ from worker.model.checkpoint import CheckpointError
 from worker.model.decoder import Layer, Weights
 from worker.model.delta_modules import delta_vectors, delta_weights
 from worker.model.expert_modules import ExpertLinears, spelling
-from worker.model.modules import SINKS, LayerSpelling, in_memory_order, layer_linears, layer_vectors
+from worker.model.modules import (
+    ACTIVATION,
+    SINKS,
+    LayerSpelling,
+    layer_linears,
+    layer_vector,
+    layer_vectors,
+    norm,
+    norm_weights,
+)
 from worker.model.quantization.codes import check_finite
 from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
 from worker.model.source import open_source
@@ -108,7 +117,8 @@ class Loader:
         shared = embed if self.head is None or self.spec.tied else table
         del embed  # its codes are needed no more unless the head is tied
         layers = [self._layer(*each) for each in self._layers()]
-        return Weights(table, layers, self._vector(self._norm()), self._head(shared))
+        last = norm(self.spec, [self._vector(part) for part in self._norm()])
+        return Weights(table, layers, last, self._head(shared))
 
     def _layer(self, prefix: str, layer: LayerSpec) -> Layer:
         linears = {
@@ -117,15 +127,15 @@ class Loader:
             for field, packed in self._linears(name, linear, prefix).items()
         }
         vectors = {
-            name: in_memory_order(self.spec, name, vector.read(self._tensor, self._dtype_of(name)))
-            for name, vector in layer_vectors(self.spec, layer, prefix, self.names).items()
+            name: layer_vector(self.spec, name, [part.read(self._tensor, self._dtype_of(name)) for part in parts])
+            for name, parts in layer_vectors(self.spec, layer, prefix, self.names).items()
         }
         delta = self._delta(self.spec.delta, prefix) if layer.delta and self.spec.delta is not None else None
         experts = self._experts(prefix) if layer.sparse else None
         return Layer(**linears, **vectors, delta=delta, experts=experts)  # type: ignore[arg-type]  # keys are its fields
 
     def _dtype_of(self, field: str) -> torch.dtype:
-        return torch.float32 if field == SINKS else self.dtype
+        return torch.float32 if field in (SINKS, ACTIVATION) else self.dtype
 
     def _delta(self, shape: DeltaNetShape, prefix: str) -> DeltaNetWeights:
         stored = {
@@ -270,12 +280,13 @@ class Loader:
             for linear in layer_linears(self.spec, layer, self.names).values():
                 yield from self._weights_of(linear, prefix)
                 yield from ((bias, None) for bias in linear.biases(prefix))
-            yield from ((vector, None) for vector in layer_vectors(self.spec, layer, prefix, self.names).values())
+            for parts in layer_vectors(self.spec, layer, prefix, self.names).values():
+                yield from ((part, None) for part in parts)
             if layer.delta and self.spec.delta is not None:
                 yield from ((vector, None) for vector in delta_vectors(self.spec.delta, prefix).values())
             if layer.sparse and self.experts is not None:
                 yield from self._expert_weights(self.experts, prefix)
-        yield self._norm(), None
+        yield from ((part, None) for part in self._norm())
         if self.head is not None:
             yield self.head, None if self.memory.widen else self.head.layout
 
@@ -296,8 +307,8 @@ class Loader:
         """Yields what the names of each layer's tensors begin with, and the layer."""
         yield from ((f"{self.prefix}layers.{i}.", layer) for i, layer in enumerate(self.spec.layers))
 
-    def _norm(self) -> PlainWeight:
-        return PlainWeight(self.prefix + NORM + WEIGHT, (self.spec.hidden_size,))
+    def _norm(self) -> Sequence[PlainWeight]:
+        return norm_weights(self.spec, self.prefix + NORM, self.spec.hidden_size)
 
 
 def _rows_of(part: Tensor | QuantizedWeight, rows: slice) -> Tensor | QuantizedWeight:

@@ -15,7 +15,8 @@ from bench.gpu.checks.cases_few_bits import few_bits_cases
 from bench.gpu.checks.cases_kv import attention_cases, qkv_rope_write_cases, rotary_cases, store_kv_cases
 from bench.gpu.checks.random_inputs import EPS, Case, RandomTensors, Tensors
 from bench.gpu.environment import Environment
-from worker.kernels.act_and_mul import ACTIVATIONS, Activation, act_and_mul, act_and_mul_torch
+from worker.kernels.act_and_mul import act_and_mul, act_and_mul_torch
+from worker.kernels.activate import GATED, Activation
 from worker.kernels.linear import gated_linear, linear, pack, pack_quantized
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from worker.kernels.params import PlainParams, Stages
@@ -52,7 +53,7 @@ def _add_norm(x: Tensor, residual: Tensor, weight: Tensor, offset: bool) -> Case
 
 def _act_and_mul_cases(env: Environment) -> Iterator[Case]:
     random = RandomTensors(env)
-    for (rows, size), kind in env.sample(product(((1, 64), (3, 6912), (33, 8192), (257, 1000)), ACTIVATIONS)):
+    for (rows, size), kind in env.sample(product(((1, 64), (3, 6912), (33, 8192), (257, 1000)), GATED)):
         yield _act_and_mul(random(rows, 2 * size), kind)
 
 

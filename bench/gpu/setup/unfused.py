@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from worker.kernels.act_and_mul import Activation, act_and_mul
+from worker.kernels.act_and_mul import act_and_mul
+from worker.kernels.activate import Activation
 from worker.kernels.linear import PackedLinear, linear
 from worker.kernels.norm import add_rms_norm, rms_norm
 from worker.kernels.operations import FAST, Operations

@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.cpu_tiers import close, dtypes, needs_library, tier  # noqa: F401
 from tests.worker.kernels.harness.experts import Sizes, made
-from worker.kernels.act_and_mul import ACTIVATIONS, Activation
+from worker.kernels.activate import GATED, Activation
 from worker.kernels.experts import Experts, PackedExperts, choose_experts, clear_choices, experts, experts_torch
 from worker.kernels.linear import PackedLinear, linear
 from worker.kernels.quantized_weight import E2M1, INT4, INT8, CodeMap
@@ -46,7 +46,7 @@ def test_experts_in_c_compute_what_torch_does(kind: str, bias: bool, dtype: torc
             random(40, 1),
         )
         assert packed.gate_up.cpu is not None
-        for activation in ACTIVATIONS:
+        for activation in GATED:
             for normalized in (False, True):
                 how = {"normalized": normalized, "add": add, "add_gate": gate}
                 ours = experts(x, packed, CHOSEN, activation, **how)  # type: ignore[arg-type]

@@ -3,7 +3,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, near, poisoned, random
-from worker.kernels.act_and_mul import Activation, act_and_mul_torch
+from worker.kernels.act_and_mul import act_and_mul_torch
+from worker.kernels.activate import Activation
 from worker.kernels.linear import gated_linear, linear, linear_torch, pack
 from worker.kernels.split_k import sum_split_k
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, near, poisoned, random
+from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier  # noqa: F401
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from worker.kernels.split_k import sum_split_k
 
@@ -133,3 +134,42 @@ def test_triton_takes_strided_tokens(device: str) -> None:
 
     fused, weight = random(5, 6, 32, device=device), random(32, seed=1, device=device)
     close(rms_norm_triton(fused[:, 2:4], weight, 1e-6, offset=False), rms_norm_torch(fused[:, 2:4], weight, 1e-6))
+
+
+def layer_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(x.float(), x.shape[-1:], weight[0].float(), weight[1].float(), 1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("function", [rms_norm, rms_norm_torch])
+def test_a_weight_with_a_bias_makes_a_layer_norm(shape: tuple[int, ...], function: Callable[..., Tensor]) -> None:
+    x, weight = random(*shape) + 3, random(2, shape[-1], seed=1)
+    close(function(x, weight, 1e-5), layer_norm(x, weight))
+
+
+@needs_library
+@dtypes
+@pytest.mark.usefixtures("tier")
+@pytest.mark.parametrize("shape", [(1, 5), (3, 100), (40, 1000)])
+def test_layer_norm_of_the_library_agrees_with_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, residual = (random(*shape, dtype=dtype, seed=seed) + 3 for seed in (0, 1))
+    weight = random(2, shape[1], dtype=dtype, seed=2)
+    got, total = add_rms_norm(x, residual, weight, 1e-5, scale=0.5)
+    close(total, (x.double() * 0.5 + residual.double()).to(dtype))
+    assert torch.equal(got, rms_norm(total, weight, 1e-5))
+    close(got, rms_norm_torch(total, weight, 1e-5))
+    assert torch.equal(rms_norm(total[:1], weight, 1e-5), got[:1])
+
+
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
+@pytest.mark.parametrize("shape", [(1, 8), (3, 96), (5, 1000)])
+def test_layer_norm_triton_agrees_with_torch(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    from worker.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
+
+    x, residual = (random(*shape, dtype=dtype, device=device, seed=seed) + 3 for seed in (0, 1))
+    weight = random(2, shape[1], dtype=dtype, device=device, seed=2)
+    with poisoned():
+        got, total = add_rms_norm_triton(x, residual, weight, 1e-5, offset=False)
+    assert torch.equal(got, rms_norm_triton(total, weight, 1e-5, offset=False))
+    for one, other in zip((got, total), add_rms_norm_torch(x, residual, weight, 1e-5), strict=True):
+        close(one, other)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shared.config import WorkerConfig
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close
-from tests.worker.kernels.harness.decoders import PLAIN, SANDWICH, decoder_of, moved
+from tests.worker.kernels.harness.decoders import PARALLEL, PLAIN, SANDWICH, decoder_of, moved
 from tests.worker.model.harness import Row, pack
 from worker.kernels.gpu.packed_codes import pack_codes
 from worker.kernels.linear import PackedLinear
@@ -65,6 +65,7 @@ def others() -> list[Row]:
 def on_triton(model: Decoder) -> Decoder:
     """With what is chosen where tensors are on a GPU, but for attention."""
     from worker.kernels.gpu.act_and_mul import act_and_mul_triton
+    from worker.kernels.gpu.activate import activate_triton
     from worker.kernels.gpu.linear import gated_linear_triton, linear_triton
     from worker.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
     from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
@@ -90,7 +91,7 @@ def on_triton(model: Decoder) -> Decoder:
 
     triton: Operations = replace(
         FAST, rms_norm=rms_norm_triton, add_rms_norm=add_rms_norm_triton, qkv_rope_write=qkv_rope_write_triton,
-        linear=linear, gated_linear=gated_linear,
+        linear=linear, gated_linear=gated_linear, activate=activate_triton,
     )  # fmt: skip
     return Decoder(model.spec, model.weights, 64, triton)
 
@@ -100,12 +101,13 @@ def on_triton(model: Decoder) -> Decoder:
     [
         (PLAIN, ""),
         (SANDWICH, ""),
+        (PARALLEL, ""),
         (PLAIN, "fp8"),
         (SANDWICH, "fp8-dynamic"),
         (PLAIN, "int8-dynamic"),
         (SANDWICH, "int4"),
     ],
-    ids=["plain", "sandwich", "eight bits", "eight by eight bits", "integers", "four bits"],
+    ids=["plain", "sandwich", "parallel", "eight bits", "eight by eight bits", "integers", "four bits"],
 )
 def test_triton_decoder_agrees_with_the_torch_decoder(spec: ModelSpec, scheme: str) -> None:
     model = few_bits(decoder_of(spec), scheme)

@@ -45,7 +45,13 @@ class Case:
 
 
 def fused(
-    case: Case, qkv: Tensor, *, normed: bool, offset: bool, cache: torch.dtype | None = None
+    case: Case,
+    qkv: Tensor,
+    *,
+    normed: bool,
+    offset: bool,
+    last: bool = False,
+    cache: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
 
@@ -53,12 +59,18 @@ def fused(
     q_norm, k_norm = case.weights(normed)
     with poisoned():
         q = qkv_rope_write_triton(qkv, cache_k, cache_v, *case.where, q_norm=q_norm, k_norm=k_norm, eps=1e-6,
-                                  offset=offset, dtype=case.dtype)  # fmt: skip
+                                  offset=offset, dtype=case.dtype, norm_last=last)  # fmt: skip
     return q, cache_k, cache_v
 
 
 def apart(
-    case: Case, qkv: Tensor, *, normed: bool, offset: bool, cache: torch.dtype | None = None
+    case: Case,
+    qkv: Tensor,
+    *,
+    normed: bool,
+    offset: bool,
+    last: bool = False,
+    cache: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from worker.kernels.gpu.norm import rms_norm_triton
     from worker.kernels.gpu.rotary import rotary_triton
@@ -68,10 +80,13 @@ def apart(
     parts = qkv.unflatten(1, (-1, case.size))
     q, k, v = parts.split_with_sizes([case.q_heads, case.kv_heads, case.kv_heads], dim=1)
     weights = case.weights(normed)
+    cos, sin, positions, slots = case.where
+    if last:
+        q, k = rotary_triton(q, k, cos, sin, positions)
     if weights[0] is not None:
         q, k = (rms_norm_triton(x, w, 1e-6, offset=offset) for x, w in zip((q, k), weights, strict=True))
-    cos, sin, positions, slots = case.where
-    q, k = rotary_triton(q, k, cos, sin, positions)
+    if not last:
+        q, k = rotary_triton(q, k, cos, sin, positions)
     store_kv_triton(k, v, cache_k, cache_v, slots)
     return q, cache_k, cache_v
 
@@ -84,13 +99,18 @@ def same(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compilers may add up a row in another order")
 @pytest.mark.parametrize("dtype", TRITON_DTYPES[:2])
-@pytest.mark.parametrize(("normed", "offset"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    "how",
+    [{"normed": False, "offset": False}, {"normed": True, "offset": False}, {"normed": True, "offset": True},
+     {"normed": True, "offset": False, "last": True}],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("sizes", SIZES)
 def test_qkv_rope_write_triton_agrees_with_torch(
-    sizes: tuple[int, int, int], normed: bool, offset: bool, dtype: torch.dtype
+    sizes: tuple[int, int, int], how: dict[str, bool], dtype: torch.dtype
 ) -> None:
     case = Case(*sizes, dtype, "cpu")
-    same(fused(case, case.qkv, normed=normed, offset=offset), apart(case, case.qkv, normed=normed, offset=offset))
+    same(fused(case, case.qkv, **how), apart(case, case.qkv, **how))
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)

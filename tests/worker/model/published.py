@@ -71,6 +71,43 @@ SMOLLM3: Config = {
     "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 128256,
 }  # fmt: skip
 
+COMMAND_R7B: Config = {
+    "architectures": ["Cohere2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 5,
+    "cache_implementation": "hybrid", "eos_token_id": 255001, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "layer_norm_eps": 1e-05,
+    "layer_switch": 4, "logit_scale": 0.25, "max_position_embeddings": 8192, "model_type": "cohere2",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "pad_token_id": 0,
+    "position_embedding_type": "rope_gptj", "rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0,
+    "sliding_window": 4096, "sliding_window_pattern": 4, "torch_dtype": "bfloat16", "use_gated_activation": True,
+    "use_parallel_block": True, "use_qk_norm": False, "vocab_size": 256000,
+}  # fmt: skip
+STARCODER2_3B: Config = {
+    "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1, "bos_token_id": 0, "eos_token_id": 0,
+    "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072, "initializer_range": 0.018042,
+    "intermediate_size": 12288, "max_position_embeddings": 16384, "mlp_type": "default", "model_type": "starcoder2",
+    "norm_epsilon": 1e-05, "norm_type": "layer_norm", "num_attention_heads": 24, "num_hidden_layers": 30,
+    "num_key_value_heads": 2, "rope_theta": 999999.4420358813, "sliding_window": 4096, "torch_dtype": "bfloat16",
+    "use_bias": True, "vocab_size": 49152,
+}  # fmt: skip
+HUNYUAN_7B: Config = {
+    "architectures": ["HunYuanDenseV1ForCausalLM"], "attention_bias": False, "attention_head_dim": 128,
+    "bos_token_id": 127958, "eos_token_id": 127960, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 14336, "max_position_embeddings": 32768, "mlp_bias": False,
+    "model_type": "hunyuan_v1_dense", "norm_type": "rms", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_scaling": {
+        "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "type": "dynamic",
+    }, "rope_theta": 10000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_qk_norm": True,
+    "vocab_size": 128167,
+}  # fmt: skip
+APERTUS_8B: Config = {
+    "architectures": ["ApertusForCausalLM"], "attention_bias": False, "bos_token_id": 1, "eos_token_id": 68,
+    "hidden_act": "xielu", "hidden_size": 4096, "intermediate_size": 21504, "max_position_embeddings": 65536,
+    "mlp_bias": False, "model_type": "apertus", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "qk_norm": True, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"factor": 8.0, "rope_type": "llama3", **LLAMA3_ROPE}, "rope_theta": 12000000,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 131072,
+}  # fmt: skip
 PUBLISHED: dict[str, Config] = {
     "Llama-3.2-1B": LLAMA,
     "Llama-3.1-8B": {
@@ -124,6 +161,10 @@ PUBLISHED: dict[str, Config] = {
         "rope_scaling": {"long_factor": [2.5] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
     },
     "SmolLM3-3B": SMOLLM3,
+    "Command-R7B": COMMAND_R7B,
+    "starcoder2-3b": STARCODER2_3B,
+    "Hunyuan-7B": HUNYUAN_7B,
+    "Apertus-8B": APERTUS_8B,
 }  # fmt: skip
 GEMMA3_4B: Config = {  # multimodal: says only what is not a default of its text model
     "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eos_token_id": [1, 106],
@@ -155,7 +196,7 @@ def shrunk(config: Config) -> Config:
             small[name] = config[name][3:6]
     if config.get("rope_scaling"):
         small["rope_scaling"] = _shrunk_rope(config["rope_scaling"])
-    if config["model_type"] == "gemma3_text":  # else the second kind of layer would not come
+    if config["model_type"] in ("gemma3_text", "cohere2"):  # else the second kind of layer would not come
         small["sliding_window_pattern"] = 3
     return small
 

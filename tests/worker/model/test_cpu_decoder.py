@@ -18,7 +18,10 @@ from worker.model.spec import QueryScaling
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 LENGTHS = [1, 5, 16, 17, 40, 70]
-EVERYWHERE = ("llama-biased", "gemma3", "phi3", "olmo2", "qwen2-moe", "gpt-oss", *HYBRID)  # on every instruction set
+EVERYWHERE = (  # on every instruction set
+    "llama-biased", "gemma3", "phi3", "olmo2", "qwen2-moe", "gpt-oss", "cohere2", "starcoder2", "hunyuan", "apertus",
+    *HYBRID,
+)  # fmt: skip
 
 
 def advance(rows: list[Row], chunk: int) -> list[tuple[Row, int]]:

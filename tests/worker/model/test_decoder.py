@@ -17,6 +17,7 @@ from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of
 
 PAGE = 16
 # one token; around a page and a window (both 16 here); around the next page; several chunks of 24
+SWITCHED = ("cohere2", "starcoder2", "hunyuan", "apertus", "nemotron")  # layer norms, other feed-forwards
 LENGTHS = [1, 2, PAGE - 1, PAGE, PAGE + 1, WINDOW + 2, 24, 25, 31, 33, 47, 48, 49, 64, 70, 100]
 
 
@@ -42,8 +43,10 @@ def test_logits_equal_transformers_alone_and_in_a_batch(checkpoints: Checkpoints
         torch.testing.assert_close(many, true, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", HYBRID)
-def test_hybrid_models_equal_transformers_around_multiples_of_64(checkpoints: Checkpoints, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", [*HYBRID, "cohere", "cohere2", "starcoder2", "hunyuan", "apertus", "nemotron", "arcee"]
+)
+def test_logits_equal_transformers_around_multiples_of_64(checkpoints: Checkpoints, kind: str) -> None:
     folder = checkpoints(kind)
     decoder, oracle = decoder_of(folder), Oracle(folder)
     prompts = prompts_of([1, 63, 64, 65, 127, 128, 129, 250])
@@ -154,7 +157,9 @@ def test_logits_are_those_of_logits_indices_in_order(checkpoints: Checkpoints) -
 
 
 @pytest.mark.usefixtures("tier")
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "qwen3-moe", "gpt-oss", *HYBRID])
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen3", "gemma3", "qwen3-moe", "gpt-oss", "cohere2", "starcoder2", "hunyuan", "apertus", *HYBRID]
+)
 def test_bfloat16_is_as_close_as_transformers(checkpoints: Checkpoints, kind: str) -> None:
     folder = checkpoints(kind, dtype=torch.bfloat16)
     decoder = decoder_of(folder, dtype=torch.bfloat16)

@@ -160,6 +160,13 @@ ROWS = (
     "seed_oss",
     "ernie4_5",
     "exaone4",
+    "cohere",
+    "cohere2",
+    "starcoder2",
+    "hunyuan_v1_dense",
+    "apertus",
+    "nemotron",
+    "arcee",
 )
 
 
@@ -388,6 +395,8 @@ def test_longrope_is_served_up_to_its_original_positions() -> None:
         ({"model_type": "mistral3", "text_config": {"model_type": "mamba"}}, ["'mistral3'", "'mamba'"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
         ({"hidden_act": "relu"}, ["'relu'", "silu"]),
+        ({"hidden_act": "xielu"}, ["'xielu'", "gate"]),
+        ({"model_type": "mistral4"}, ["'mistral4'", "ministral3", "cohere2"]),
         ({"layer_types": ["linear_attention"] * 16}, ["'linear_attention'", "full_attention"]),
         ({"torch_dtype": "float8_e4m3fn"}, ["'float8_e4m3fn'", "bfloat16"]),
     ],

@@ -20,6 +20,13 @@ def test_older_type_key_is_read() -> None:
     assert rope_spec(settings, CONFIG, 64, partial=False) == RopeSpec("linear", 10_000.0, 2.0)
 
 
+def test_theta_grows_by_alpha() -> None:
+    settings = {"rope_theta": 10_000, "type": "dynamic", "factor": 1.0}
+    assert rope_spec(settings, CONFIG, 64, partial=False) == RopeSpec("default", 10_000.0)
+    grown = rope_spec(settings | {"alpha": 1000.0}, CONFIG, 128, partial=False)
+    assert grown == RopeSpec("default", pytest.approx(10_000 * 1000 ** (128 / 126)))
+
+
 def test_yarn_magnitude_grows_with_the_factor_unless_the_config_names_it() -> None:
     settings = {"rope_theta": 10_000, "rope_type": "yarn", "factor": 8.0}
     assert rope_spec(settings, CONFIG, 64, partial=False).magnitude == pytest.approx(0.1 * math.log(8) + 1)

@@ -70,7 +70,7 @@ def failing(sound: Change, *args: Any, **how: Any) -> Any:
 
 @pytest.mark.usefixtures("gpu_cache")
 @pytest.mark.parametrize("kept", ["auto", "fp8"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "qwen3_5", "starcoder2", "hunyuan"])
 def test_correct_operations_agree(checkpoints: Checkpoints, kind: str, kept: str) -> None:
     """Here those of the C kernels."""
     sound = decoder_of(checkpoints(kind), positions=LENGTH).with_operations(SOUND)
@@ -130,11 +130,18 @@ def hybrid(checkpoints: Checkpoints) -> Decoder:
     return decoder_of(checkpoints("qwen3_5"), positions=LENGTH)
 
 
+@pytest.fixture(scope="module")
+def without_gate(checkpoints: Checkpoints) -> Decoder:
+    """With layer norms, and feed-forwards without a gate."""
+    return decoder_of(checkpoints("starcoder2"), positions=LENGTH)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_wrong_row_is_found_and_its_operation_named(
-    decoder: Decoder, with_experts: Decoder, hybrid: Decoder, name: str
+    decoder: Decoder, with_experts: Decoder, hybrid: Decoder, without_gate: Decoder, name: str
 ) -> None:
-    decoder = {"experts": with_experts, "output_gate": hybrid, "delta_net": hybrid}.get(name, decoder)
+    others = {"experts": with_experts, "output_gate": hybrid, "delta_net": hybrid, "activate": without_gate}
+    decoder = others.get(name, decoder)
     found = find_wrong_operations(changed(decoder, name, one_row_off), worker(), LENGTH)
     assert found.startswith(f"{name} ") and "," not in found.replace(", where", ""), "and nothing else is blamed"
 

@@ -27,6 +27,7 @@ from worker.kernels.eight_bit_kv import has_scales
 AnyWeight = CpuWeight | ExpertWeight
 MAX_HEAD_DIM = 256  # the largest head size that attention supports
 PLAIN, PAIRED = 0, 1  # formats of the K/V cache, as in csrc/kv_format.h
+HEADS, WHOLE, ROTATED_HEADS = 0, 1, 2  # what norms of queries and keys cover, as in csrc/rowwise.c
 EIGHT_BITS = {torch.int8: 2, torch.float8_e4m3fn: 3}
 
 
@@ -70,9 +71,9 @@ def linears(jobs: Sequence[tuple[Tensor, AnyWeight]], out_dtype: torch.dtype | N
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False) -> Tensor:
     """Computes the same as `rms_norm_torch`, for x [T, H] or [T, heads, D]."""
     x, heads, n = _rows(x)
-    assert weight.dtype == x.dtype and weight.shape == (n,) and weight.is_contiguous()
+    _check_norm(weight, x)
     out = torch.empty(x.shape, dtype=x.dtype)
-    kernels()[x.dtype].rms_norm(
+    getattr(kernels()[x.dtype], norm_kind(weight))(
         x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], heads, n, x.stride(0), eps, offset,
         torch.get_num_threads(),
     )  # fmt: skip
@@ -88,18 +89,47 @@ def add_rms_norm(
     """
     assert x.is_contiguous() and residual.is_contiguous() and x.shape == residual.shape and x.ndim == 2
     assert x.dtype == residual.dtype
-    assert weight is None or (weight.dtype == x.dtype and weight.shape == x.shape[1:] and weight.is_contiguous())
+    if weight is not None:
+        _check_norm(weight, x)
     out, total = torch.empty_like(x), torch.empty_like(x)
-    kernels()[x.dtype].add_rms_norm(
+    getattr(kernels()[x.dtype], f"add_{norm_kind(weight)}")(
         x.data_ptr(), residual.data_ptr(), address(weight), out.data_ptr(), total.data_ptr(),
         x.shape[0], x.shape[1], eps, offset, scale, torch.get_num_threads(),
     )  # fmt: skip
     return out, total
 
 
+def norm_kind(weight: Tensor | None) -> str:
+    """Returns the name of the library's norm with this weight."""
+    return "layer_norm" if weight is not None and weight.ndim == 2 else "rms_norm"
+
+
+def _check_norm(weight: Tensor, x: Tensor) -> None:
+    size = x.shape[-1]
+    assert weight.dtype == x.dtype and weight.shape in ((size,), (2, size)) and weight.is_contiguous()
+
+
+def activate(x: Tensor, activation: int, parameters: Tensor | None = None) -> Tensor:
+    """Computes the same as `activate_torch`, for x [T, I] contiguous. activation: position in ACTIVATIONS."""
+    assert x.ndim == 2 and x.is_contiguous() and activation in (0, 1, 2, 4)
+    assert (activation == 4) == (parameters is not None)
+    check_parameters(parameters)
+    out = torch.empty_like(x)
+    kernels()[x.dtype].activate(
+        x.data_ptr(), out.data_ptr(), address(parameters), x.shape[0], x.shape[1], activation, torch.get_num_threads()
+    )
+    return out
+
+
+def check_parameters(parameters: Tensor | None) -> None:
+    """Checks the parameters of an activation."""
+    assert parameters is None or (parameters.shape == (4,) and parameters.dtype == torch.float32)
+    assert parameters is None or parameters.is_contiguous()
+
+
 def act_and_mul(x: Tensor, activation: int) -> Tensor:
     """Computes the same as `act_and_mul_torch`, for x [T, 2 * I] contiguous. activation: position in ACTIVATIONS."""
-    assert x.ndim == 2 and x.is_contiguous() and x.shape[1] % 2 == 0 and activation in (0, 1, 2)
+    assert x.ndim == 2 and x.is_contiguous() and x.shape[1] % 2 == 0 and activation in (0, 1, 2, 3)
     n = x.shape[1] // 2
     out = torch.empty(x.shape[0], n, dtype=x.dtype)
     kernels()[x.dtype].act_and_mul(x.data_ptr(), out.data_ptr(), x.shape[0], n, activation, torch.get_num_threads())
@@ -183,8 +213,11 @@ def qkv_rope_write(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
     offset: bool = False,
+    norm_last: bool = False,
 ) -> Tensor:
     """Does the work between the qkv matmul and attention in one pass: q/k norm (if given), rotary embedding, K/V write.
+
+    norm_last: whether the norm follows the rotation.
 
     Returns q [T, Hq, D]. qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D], or
     [Hq * D] and [Hk * D].
@@ -196,17 +229,24 @@ def qkv_rope_write(
     _check_cache(cache_k, cache_v, qkv.dtype, kv_heads, d)
     _check_tables(cos, sin, positions, qkv.shape[0], d)
     assert slot_mapping.dtype == torch.int64 and slot_mapping.shape == (qkv.shape[0],) and slot_mapping.is_contiguous()
-    whole = q_norm is not None and len(q_norm) != d
+    normed = normed_heads(q_norm, d, norm_last)
     for weight, heads in ((q_norm, q_heads), (k_norm, kv_heads)):
         assert weight is None or (weight.dtype == qkv.dtype and weight.is_contiguous())
-        assert weight is None or weight.shape == (heads * d if whole else d,)
+        assert weight is None or weight.shape == (heads * d if normed == WHOLE else d,)
     q = torch.empty(qkv.shape[0], q_heads, d, dtype=qkv.dtype)
     kernels()[qkv.dtype].qkv_rope_write(
         qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), address(q_norm), address(k_norm),
         cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(), eps, offset,
-        qkv.shape[0], q_heads, kv_heads, d, whole, kv_format(cache_v), torch.get_num_threads(),
+        qkv.shape[0], q_heads, kv_heads, d, normed, kv_format(cache_v), torch.get_num_threads(),
     )  # fmt: skip
     return q
+
+
+def normed_heads(q_norm: Tensor | None, d: int, norm_last: bool) -> int:
+    """Returns the number that the library has for what the norms of queries and keys cover."""
+    whole = q_norm is not None and len(q_norm) != d
+    assert not (whole and norm_last)
+    return WHOLE if whole else ROTATED_HEADS if norm_last else HEADS
 
 
 def attention(

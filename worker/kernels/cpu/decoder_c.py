@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderCLayer:
-    """One layer's weights and cache. Norms are [H], those of queries and keys [D].
+    """One layer's weights and cache. Norms are [H], or [2, H] if they are layer norms; those of queries and keys [D].
 
     Sizes: H hidden, I inner, D head_dim, Hq query heads, Hk key/value heads. A layer has either `attention` or `delta`.
     """
@@ -38,9 +38,10 @@ class DecoderCLayer:
     o: CpuWeight  # Hq * D → H; delta: values → H
     after_attention: Tensor | None
     before_mlp: Tensor | None
-    gate_up: CpuWeight | None  # H → 2 I; of the shared expert if there are experts
+    gate_up: CpuWeight | None  # H → 2 I, or H → I without a gate; of the shared expert if there are experts
     down: CpuWeight | None  # I → H
     shared_gate: CpuWeight | None  # H → 1
+    activation: Tensor | None  # parameters of the activation
     experts: CExperts | None
     after_mlp: Tensor | None
 
@@ -56,6 +57,7 @@ class AttentionC:
     sinks: Tensor | None  # [Hq] float32
     cache_k: Tensor  # [pages, page_size, Hk, D], or D + 4 in eight bits (eight_bit_kv.py)
     cache_v: Tensor
+    norm_last: bool  # whether the norms of queries and keys follow the rotation
     window: int
     group: int  # which of the step's slot mappings and page tables are for this cache
 
@@ -69,9 +71,9 @@ class DeltaC:
     state: "DeltaNetState"
 
 
-# in the order of struct Kernels in csrc/decoder.c
+# in the order of struct Kernels in csrc/decoder.c, which begins with two for the kind of the model's norms
 KERNELS = (
-    "rms_norm", "add_rms_norm", "act_and_mul", "qkv_rope_write", "gemm", "attention", "combine", "scale_rows",
+    "activate", "act_and_mul", "qkv_rope_write", "gemm", "attention", "combine", "scale_rows",
     "output_gate", "delta_net",
 )  # fmt: skip
 
@@ -82,19 +84,19 @@ LINEARS = ("gate_up", "down", "shared_gate")  # of the feed-forward
 
 class _Layer(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in (*NORMS, "qkv", "gates", "o", "delta", *LINEARS, "experts")),
+        *((name, c_void_p) for name in (*NORMS, "qkv", "gates", "o", "delta", *LINEARS, "activation", "experts")),
         *((name, c_void_p) for name in ("q_norm", "k_norm", "cos", "sin", "sinks", "cache_k", "cache_v")),
-        ("window", c_long), ("group", c_long), ("whole_norm", c_int),
+        ("window", c_long), ("group", c_long), ("normed", c_int),
     ]  # fmt: skip
 
 
 class _Model(Structure):
     _fields_ = [
-        ("kernels", c_void_p * len(KERNELS)), ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
+        ("kernels", c_void_p * (2 + len(KERNELS))), ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
         *((name, c_long) for name in ("num_layers", "hidden_size", "heads", "kv_heads", "d")),
         ("page_size", c_long), ("element_size", c_long),
         *((name, c_float) for name in ("eps", "offset", "scale", "softcap", "residual_scale")),
-        ("query_scales", c_void_p), ("activation", c_int),
+        ("query_scales", c_void_p), ("activation", c_int), ("parallel", c_int),
         ("is_bf16", c_int), ("kv_format", c_int), ("layers_started", POINTER(c_uint64)),
     ]  # fmt: skip
 
@@ -124,11 +126,12 @@ class DecoderC:
         residual_scale: float,
         query_scales: Tensor | None,
         activation: int,
+        parallel: bool,
         layers_started: c_uint64,
     ) -> None:
         """eps, offset: parameters of the norms. scale, softcap: parameters of attention. residual_scale: of what
         is added to the residual stream. query_scales [positions] float32: factors of queries. activation: position in
-        ACTIVATIONS of act_and_mul.py.
+        ACTIVATIONS of activate.py. parallel: whether the feed-forward reads what attention reads.
 
         layers_started: a counter that the library increments at the start of every layer.
         """
@@ -143,7 +146,7 @@ class DecoderC:
             layers_started,
             query_scales,
         )  # the library holds addresses: keep them alive
-        self._hidden, self._dtype = len(last_norm), dtype
+        self._hidden, self._dtype = last_norm.shape[-1], dtype
         self._experts = [None if layer.experts is None else layer.experts.struct() for layer in layers]
         deltas = [layer.delta for layer in layers]
         self._deltas = [None if d is None else layer_struct(d.weights, d.shape, d.state, eps) for d in deltas]
@@ -154,9 +157,9 @@ class DecoderC:
         inner = max(max(layer.o.k, layer.down.k if layer.down else 0) for layer in layers)
         self._widths = (self._hidden, self._hidden, projected, gates, heads, inner)
         self._model = _Model(
-            _functions(dtype), self._layers, last_norm.data_ptr(),
+            _functions(dtype, bindings.norm_kind(last_norm)), self._layers, last_norm.data_ptr(),
             len(layers), self._hidden, heads // d, kv_heads, d, page_size, dtype.itemsize,
-            eps, float(offset), scale, softcap, residual_scale, bindings.address(query_scales), activation,
+            eps, float(offset), scale, softcap, residual_scale, bindings.address(query_scales), activation, parallel,
             dtype == torch.bfloat16,
             bindings.kv_format(first.cache_v), ctypes.pointer(layers_started),
         )  # fmt: skip
@@ -218,10 +221,10 @@ def _pointers(tensors: Sequence[Tensor]) -> "ctypes.Array[c_void_p]":
     return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
-def _functions(dtype: torch.dtype) -> "ctypes.Array[c_void_p]":
-    """Returns the addresses of the functions in KERNELS for tensors of `dtype`."""
-    functions = kernels()[dtype]
-    return (c_void_p * len(KERNELS))(*(ctypes.cast(getattr(functions, name), c_void_p) for name in KERNELS))
+def _functions(dtype: torch.dtype, norm: str) -> "ctypes.Array[c_void_p]":
+    """Returns the addresses of the functions of a norm and of those in KERNELS, for tensors of `dtype`."""
+    functions, names = kernels()[dtype], (norm, f"add_{norm}", *KERNELS)
+    return (c_void_p * len(names))(*(ctypes.cast(getattr(functions, name), c_void_p) for name in names))
 
 
 def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, delta: DeltaNetStruct | None) -> _Layer:
@@ -229,11 +232,13 @@ def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, delta: Delta
     assert (layer.attention is None) != (delta is None) and (delta is None or layer.gates is not None)
     norms: dict[str, Tensor | None] = {name: getattr(layer, name) for name in NORMS}
     assert all(norm is None or norm.is_contiguous() for norm in norms.values())
+    bindings.check_parameters(layer.activation)
     linears: dict[str, CpuWeight | None] = {name: getattr(layer, name) for name in ("qkv", "gates", "o", *LINEARS)}
     return _Layer(
         **{name: bindings.address(norm) for name, norm in norms.items()},
         **{name: ctypes.addressof(weight.struct) for name, weight in linears.items() if weight is not None},
         delta=None if delta is None else ctypes.addressof(delta),
+        activation=bindings.address(layer.activation),
         experts=None if experts is None else ctypes.addressof(experts),
         **({} if layer.attention is None else _attention(layer.attention, layer.o.k)),
     )
@@ -244,8 +249,9 @@ def _attention(attention: AttentionC, width: int) -> dict[str, int | None]:
     names = ("q_norm", "k_norm", "cos", "sin", "sinks", "cache_k", "cache_v")
     read: dict[str, Tensor | None] = {name: getattr(attention, name) for name in names}
     assert all(tensor is None or tensor.is_contiguous() for tensor in read.values())
-    d, q_norm = attention.cos.shape[1], attention.q_norm
+    d = attention.cos.shape[1]
     bindings.check_sinks(attention.sinks, width // d)
     return {name: bindings.address(tensor) for name, tensor in read.items()} | {
-        "window": attention.window, "group": attention.group, "whole_norm": q_norm is not None and len(q_norm) != d
+        "window": attention.window, "group": attention.group,
+        "normed": bindings.normed_heads(attention.q_norm, d, attention.norm_last),
     }  # fmt: skip

@@ -26,6 +26,9 @@ _POINTERS, _LONGS = (c_void_p,), (c_long,)
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "rms_norm": _POINTERS * 3 + _LONGS * 4 + (c_float, c_float, c_int),
     "add_rms_norm": _POINTERS * 5 + _LONGS * 2 + (c_float, c_float, c_float, c_int),
+    "layer_norm": _POINTERS * 3 + _LONGS * 4 + (c_float, c_float, c_int),
+    "add_layer_norm": _POINTERS * 5 + _LONGS * 2 + (c_float, c_float, c_float, c_int),
+    "activate": _POINTERS * 3 + _LONGS * 2 + (c_int, c_int),
     "act_and_mul": _POINTERS * 2 + _LONGS * 2 + (c_int, c_int),
     "scale_rows": _POINTERS * 3 + _LONGS * 2 + (c_int,),
     "output_gate": _POINTERS * 3 + _LONGS * 2 + (c_int,),
@@ -46,6 +49,9 @@ class Kernels:
 
     rms_norm: Call
     add_rms_norm: Call
+    layer_norm: Call
+    add_layer_norm: Call
+    activate: Call
     act_and_mul: Call
     output_gate: Call
     combine: Call

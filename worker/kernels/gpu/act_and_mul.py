@@ -5,7 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.act_and_mul import ACTIVATIONS, CLAMP, SWIGLU_ALPHA
+from worker.kernels.act_and_mul import CLAMP, SWIGLU_ALPHA
+from worker.kernels.activate import GATED
+from worker.kernels.gpu.activate import activated
 
 BLOCK = 1024
 _CLAMP, _SWIGLU_ALPHA = tl.constexpr(CLAMP), tl.constexpr(SWIGLU_ALPHA)
@@ -18,18 +20,14 @@ def act_times_up(gate, up, ACTIVATION: tl.constexpr):
     The activation is rounded to the dtype before the multiplication.
     """
     x = gate.to(tl.float32)
-    # 0.5 (1 + tanh(u)) = sigmoid(2 u), so all activations are x * sigmoid(slope)
     if ACTIVATION == "clamped_swiglu":
         x = tl.where(x > _CLAMP, _CLAMP, x)  # NaN stays NaN
-        slope = _SWIGLU_ALPHA * x
         up_fp32 = up.to(tl.float32)
         up_fp32 = tl.where(up_fp32 > _CLAMP, _CLAMP, tl.where(up_fp32 < -_CLAMP, -_CLAMP, up_fp32))
         up = (up_fp32 + 1.0).to(up.dtype)
-    elif ACTIVATION == "gelu_tanh":
-        slope = 1.5957691216057308 * (x + 0.044715 * x * x * x)
-    else:
-        slope = x
-    return (x / (1.0 + tl.exp(-slope))).to(gate.dtype) * up
+        slope = _SWIGLU_ALPHA * x
+        return (x / (1.0 + tl.exp(-slope))).to(gate.dtype) * up
+    return activated(x, ACTIVATION).to(gate.dtype) * up
 
 
 @triton.jit
@@ -44,7 +42,7 @@ def _act_and_mul_kernel(x_ptr, out_ptr, size, ACTIVATION: tl.constexpr, BLOCK: t
 
 def act_and_mul_triton(x: Tensor, activation: str) -> Tensor:
     tokens, width = x.shape
-    assert x.is_contiguous() and width % 2 == 0 and activation in ACTIVATIONS
+    assert x.is_contiguous() and width % 2 == 0 and activation in GATED
     size = width // 2
     out = torch.empty(tokens, size, dtype=x.dtype, device=x.device)
     _act_and_mul_kernel[(tokens, triton.cdiv(size, BLOCK))](

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.act_and_mul import ACTIVATIONS, Activation
+from worker.kernels.activate import ACTIVATIONS, Activation
 from worker.kernels.experts import Experts, PackedExperts
 from worker.kernels.gpu import tiles
 from worker.kernels.gpu.act_and_mul import act_and_mul_triton

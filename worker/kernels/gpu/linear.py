@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.act_and_mul import ACTIVATIONS
+from worker.kernels.activate import ACTIVATIONS
 from worker.kernels.gpu import tiles
 from worker.kernels.gpu.act_and_mul import act_times_up
 from worker.kernels.gpu.chains import (

@@ -1,4 +1,4 @@
-"""Triton kernel for RMS norm: one program computes one row in one pass.
+"""Triton kernel for RMS norm and layer norm: one program computes one row in one pass.
 
 The bits of a row must not depend on whether x is split-K partial sums. So the compiler may not fuse a multiplication
 into an addition, and all variants add the squares in the same layout: BLOCK and the number of warps depend on the row's
@@ -21,6 +21,26 @@ def rms_norm_row(x, weight, size, eps, OFFSET: tl.constexpr):
 
 
 @triton.jit
+def layer_norm_row(x, weight_ptr, columns, size, eps):
+    """Returns the layer norm of one row, in x's dtype. weight_ptr: of the weight [size], then the bias [size]."""
+    mask = columns < size
+    x_fp32 = x.to(tl.float32)
+    centred = tl.where(mask, x_fp32 - tl.sum(x_fp32, axis=0) / size, 0.0)
+    normed = centred * tl.rsqrt(tl.sum(centred * centred, axis=0) / size + eps)
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    bias = tl.load(weight_ptr + size + columns, mask=mask, other=0.0).to(tl.float32)
+    return (normed * weight + bias).to(x.dtype)
+
+
+@triton.jit
+def norm_row(x, weight_ptr, columns, size, eps, OFFSET: tl.constexpr, LAYER: tl.constexpr):
+    if LAYER:
+        return layer_norm_row(x, weight_ptr, columns, size, eps)
+    weight = tl.load(weight_ptr + columns, mask=columns < size, other=0.0)
+    return rms_norm_row(x, weight, size, eps, OFFSET)
+
+
+@triton.jit
 def apply_weight(scaled, weight, dtype: tl.constexpr, OFFSET: tl.constexpr):
     """Multiplies by the weight with one of the two roundings that worker/kernels/norm.py describes."""
     weight_fp32 = weight.to(tl.float32)
@@ -33,7 +53,7 @@ def _rms_norm_kernel(
     x_ptr, x_norm_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr,
     token_stride, partial_stride, heads, size, eps, scale,
     SPLIT_K: tl.constexpr, X_NORM: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    BLOCK: tl.constexpr,
+    LAYER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
@@ -42,14 +62,14 @@ def _rms_norm_kernel(
     x_ptrs = x_ptr + (row // heads) * token_stride + (row % heads) * size + columns
     x = load_split_k(x_ptrs, mask, partial_stride, dtype, SPLIT_K)
     if X_NORM:
-        x = rms_norm_row(x, tl.load(x_norm_ptr + columns, mask=mask, other=0.0), size, eps, OFFSET)
+        x = norm_row(x, x_norm_ptr, columns, size, eps, OFFSET, LAYER)
     if ADD:
         residual = tl.load(residual_ptr + row * size + columns, mask=mask, other=0.0)
         x = (x.to(tl.float32) * scale + residual.to(tl.float32)).to(dtype)
         tl.store(sum_ptr + row * size + columns, x, mask=mask)
     if NORM:
-        weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
-        tl.store(out_ptr + row * size + columns, rms_norm_row(x, weight, size, eps, OFFSET), mask=mask)
+        normed = norm_row(x, weight_ptr, columns, size, eps, OFFSET, LAYER)
+        tl.store(out_ptr + row * size + columns, normed, mask=mask)
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, *, offset: bool) -> Tensor:
@@ -86,7 +106,9 @@ def _launch(
     total: Tensor | None, split_k: int, partial_stride: int, heads: int, eps: float, offset: bool, scale: float,
 ) -> None:  # fmt: skip
     size = out.shape[-1]
-    assert all(one is None or (one.shape == (size,) and one.is_contiguous()) for one in (weight, x_norm))
+    weights = [one for one in (weight, x_norm) if one is not None]
+    layer = any(one.ndim == 2 for one in weights)
+    assert all(one.shape == ((2, size) if layer else (size,)) and one.is_contiguous() for one in weights)
     token_stride = x.stride(0) if split_k == 1 else heads * size
     block = triton.next_power_of_2(size)
     _rms_norm_kernel[(out.numel() // size,)](
@@ -94,6 +116,6 @@ def _launch(
         weight if weight is not None else out, out, total if total is not None else out,
         token_stride, partial_stride, heads, size, eps, scale,
         SPLIT_K=split_k, X_NORM=x_norm is not None, ADD=residual is not None, NORM=weight is not None, OFFSET=offset,
-        BLOCK=block,
+        LAYER=layer, BLOCK=block,
         num_warps=min(8, max(1, block // 512)), enable_fp_fusion=False,
     )  # fmt: skip

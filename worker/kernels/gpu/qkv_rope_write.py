@@ -23,7 +23,7 @@ def _qkv_rope_write_kernel(
     qkv_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, positions_ptr, slot_mapping_ptr,
     out_ptr, cache_k_ptr, cache_v_ptr,
     token_stride, partial_stride, q_heads, kv_heads, eps,
-    SPLIT_K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, CLAMP: tl.constexpr,
+    SPLIT_K: tl.constexpr, NORM: tl.constexpr, NORM_LAST: tl.constexpr, OFFSET: tl.constexpr, CLAMP: tl.constexpr,
     HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = out_ptr.dtype.element_ty
@@ -40,7 +40,7 @@ def _qkv_rope_write_kernel(
     head_offsets = qkv_ptr + token * token_stride + head[:, None] * HEAD
     x = load_split_k(head_offsets + column, mask, partial_stride, dtype, SPLIT_K)  # [heads, D]
     unrotated, partner = x, load_split_k(head_offsets + partner_column, mask, partial_stride, dtype, SPLIT_K)
-    if NORM:
+    if NORM and not NORM_LAST:
         x_fp32 = x.to(tl.float32)
         scale = tl.rsqrt(tl.sum(x_fp32 * x_fp32, axis=1) / HEAD + eps)[:, None]
         weight = tl.load(q_weight_ptr + column, mask=in_head, other=0.0)
@@ -54,6 +54,12 @@ def _qkv_rope_write_kernel(
     sin = tl.load(sin_ptr + table_offsets, mask=in_head, other=0.0)
     partner_sin = partner.to(tl.float32) * sin
     rotated = (x.to(tl.float32) * cos + tl.where(is_low_half, -partner_sin, partner_sin)).to(dtype)
+    if NORM and NORM_LAST:
+        x_fp32 = rotated.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x_fp32 * x_fp32, axis=1) / HEAD + eps)[:, None]
+        weight = tl.load(q_weight_ptr + column, mask=in_head, other=0.0)
+        weight_k = tl.load(k_weight_ptr + column, mask=in_head, other=0.0)
+        rotated = apply_weight(x_fp32 * scale, tl.where(is_q[:, None], weight, weight_k), dtype, OFFSET)
     tl.store(out_ptr + (token * q_heads + head)[:, None] * HEAD + column, rotated, mask=is_q[:, None] & in_head)
     slot = tl.load(slot_mapping_ptr + token) * kv_heads - q_heads
     k_at = (slot + head)[:, None] * HEAD + column
@@ -76,6 +82,7 @@ def qkv_rope_write_triton(
     eps: float,
     offset: bool,
     dtype: torch.dtype,
+    norm_last: bool = False,
 ) -> Tensor:
     tokens, width = qkv.shape[-2:]
     kv_heads, size = cache_k.shape[2:]
@@ -95,7 +102,8 @@ def qkv_rope_write_triton(
         qkv, q_norm if q_norm is not None else out, k_norm if k_norm is not None else out,
         cos, sin, positions, slot_mapping, out, cache_k, cache_v,
         qkv.stride(-2), partial_stride, q_heads, kv_heads, eps,
-        SPLIT_K=split_k, NORM=q_norm is not None, OFFSET=offset, CLAMP=check_caches(cache_k, cache_v, dtype),
-        HEAD=size, BLOCK_D=block_d, BLOCK_H=block_h, num_warps=4, enable_fp_fusion=False,
+        SPLIT_K=split_k, NORM=q_norm is not None, NORM_LAST=norm_last, OFFSET=offset,
+        CLAMP=check_caches(cache_k, cache_v, dtype), HEAD=size, BLOCK_D=block_d, BLOCK_H=block_h,
+        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from tests.worker.kernels.harness.cases import poisoned
 from tests.worker.kernels.harness.cpu_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
 from tests.worker.kernels.harness.quantized import quantized
-from worker.kernels import act_and_mul, norm, rotary, store_kv
+from worker.kernels import act_and_mul, activate, norm, rotary, store_kv
 from worker.kernels.cpu import bindings, library
 from worker.kernels.cpu.packed_weight import pack_weight
 from worker.kernels.eight_bit_kv import LARGEST, SCALE_BYTES
@@ -131,9 +131,9 @@ def test_norm_of_a_sum(dtype: torch.dtype, offset: bool) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("activation", act_and_mul.ACTIVATIONS)
-def test_act_and_mul_agrees_with_torch(dtype: torch.dtype, activation: act_and_mul.Activation) -> None:
-    number = act_and_mul.ACTIVATIONS.index(activation)
+@pytest.mark.parametrize("activation", activate.GATED)
+def test_act_and_mul_agrees_with_torch(dtype: torch.dtype, activation: activate.Activation) -> None:
+    number = activate.GATED.index(activation)
     for t, n in ((1, 5), (3, 100), (40, 1024)):
         x = random(t, 2 * n, dtype=dtype) * 4
         with poisoned():
@@ -144,17 +144,17 @@ def test_act_and_mul_agrees_with_torch(dtype: torch.dtype, activation: act_and_m
 
 def test_act_and_mul_of_large_inputs_agrees_with_torch() -> None:
     x = torch.tensor([[-1e4, -200.0, -90.0, 0.0, 90.0, 1e4] + [1.0] * 6])
-    for number, activation in enumerate(act_and_mul.ACTIVATIONS):
+    for number, activation in enumerate(activate.GATED):
         torch.testing.assert_close(
             bindings.act_and_mul(x, number), act_and_mul.act_and_mul_torch(x, activation), atol=1e-30, rtol=1e-5
         )
 
 
-@pytest.mark.parametrize("activation", act_and_mul.ACTIVATIONS)
-def test_act_and_mul_keeps_a_nan(activation: act_and_mul.Activation) -> None:
+@pytest.mark.parametrize("activation", activate.GATED)
+def test_act_and_mul_keeps_a_nan(activation: activate.Activation) -> None:
     x = torch.ones(1, 40)
     x[0, 3] = x[0, 25] = torch.nan
-    ours = bindings.act_and_mul(x, act_and_mul.ACTIVATIONS.index(activation))
+    ours = bindings.act_and_mul(x, activate.GATED.index(activation))
     assert torch.equal(ours.isnan(), act_and_mul.act_and_mul_torch(x, activation).isnan()) and ours.isnan().sum() == 2
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.cases import close, poisoned, random
 from tests.worker.kernels.harness.gpu_experts import PLAIN, Format, experts_on_triton, layer_of
-from worker.kernels.act_and_mul import Activation
+from worker.kernels.activate import Activation
 from worker.kernels.experts import Experts, choose_experts, experts_torch
 from worker.kernels.linear import PackedLinear, linear_torch
 from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8

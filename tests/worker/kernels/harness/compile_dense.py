@@ -98,13 +98,20 @@ def norm(size: int, after: bool, terms: int) -> Variant:
     block = triton.next_power_of_2(size)
     return Variant(
         norm_triton._rms_norm_kernel, [F if terms > 1 else X] + [X] * 5 + ["i32"] * 3 + ["fp32"] * 2,
-        {"heads": 1, "SPLIT_K": terms, "X_NORM": after, "ADD": True, "NORM": True, "OFFSET": after, "BLOCK": block},
+        {"heads": 1, "SPLIT_K": terms, "X_NORM": after, "ADD": True, "NORM": True, "OFFSET": after, "LAYER": False,
+         "BLOCK": block},
         EXACT | {"num_warps": block // 512},
     )  # fmt: skip
 
 
 def heads(q: int, kv: int, size: int, normed: bool, offset: bool, terms: int, cache: str = X) -> Variant:
-    constants: dict[str, Any] = {"SPLIT_K": terms, "NORM": normed, "OFFSET": offset, "CLAMP": cache == F8}
+    constants: dict[str, Any] = {
+        "SPLIT_K": terms,
+        "NORM": normed,
+        "NORM_LAST": False,
+        "OFFSET": offset,
+        "CLAMP": cache == F8,
+    }
     block = triton.next_power_of_2(size)
     return Variant(
         qkv_rope_write._qkv_rope_write_kernel,

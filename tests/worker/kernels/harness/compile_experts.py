@@ -26,7 +26,7 @@ from tests.worker.kernels.harness.triton_offline import (
     through_shared_memory,
     usage,
 )
-from worker.kernels.act_and_mul import Activation
+from worker.kernels.activate import Activation
 from worker.kernels.experts import Experts, PackedExperts, experts
 from worker.kernels.gpu import tiles
 from worker.kernels.gpu.packed_codes import ROWS

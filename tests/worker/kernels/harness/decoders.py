@@ -30,18 +30,30 @@ SANDWICH = replace(
 )
 
 
+# layer norms, attention beside a feed-forward without a gate, and norms of queries and keys after the rotation
+PARALLEL = replace(
+    PLAIN, layers=2 * PLAIN.layers, layer_norm=True, norm_bias=True, parallel=True, gated=False, activation="relu2",
+    qk_norm=True, qk_norm_last=True,
+)  # fmt: skip
+
+
 def weight(*shape: int, seed: int) -> Tensor:
     return random(*shape, seed=seed) / shape[-1] ** 0.5 if len(shape) > 1 else random(*shape, seed=seed)
 
 
+def norm_shape(spec: ModelSpec) -> tuple[int, ...]:
+    return (2, spec.hidden_size) if spec.layer_norm else (spec.hidden_size,)
+
+
 def layer(spec: ModelSpec, seed: int) -> Layer:
     hidden, inner, d = spec.hidden_size, spec.intermediate_size, spec.head_dim
-    shapes = {"qkv": (spec.qkv_size, hidden), "o": (hidden, spec.heads * d), "gate_up": (2 * inner, hidden),
-              "down": (hidden, inner)}  # fmt: skip
-    norms = {"before_attention": hidden, "before_mlp": hidden}
-    norms |= {"after_attention": hidden, "after_mlp": hidden} if spec.post_norms else {}
-    norms |= {"q_norm": d, "k_norm": d} if spec.qk_norm else {}
-    fields: dict[str, Any] = {name: weight(size, seed=seed + i) for i, (name, size) in enumerate(norms.items())}
+    shapes = {"qkv": (spec.qkv_size, hidden), "o": (hidden, spec.heads * d), "down": (hidden, inner),
+              "gate_up": ((1 + spec.gated) * inner, hidden)}  # fmt: skip
+    whole = norm_shape(spec)
+    norms = {"before_attention": whole} | ({} if spec.parallel else {"before_mlp": whole})
+    norms |= {"after_attention": whole, "after_mlp": whole} if spec.post_norms else {}
+    norms |= {"q_norm": (d,), "k_norm": (d,)} if spec.qk_norm else {}
+    fields: dict[str, Any] = {name: random(*shape, seed=seed + i) for i, (name, shape) in enumerate(norms.items())}
     for i, (name, shape) in enumerate(shapes.items()):
         fields[name] = PackedLinear(weight(*shape, seed=seed + 10 + i), None, True)
     return Layer(**fields)
@@ -51,7 +63,7 @@ def decoder_of(spec: ModelSpec, device: str = "cpu", dtype: torch.dtype = torch.
     head = PackedLinear(weight(spec.vocab_size, spec.hidden_size, seed=1), None, True)
     layers = [layer(spec, 100 * i) for i in range(len(spec.layers))]
     embed = random(spec.vocab_size, spec.hidden_size, seed=2)
-    whole = Weights(embed, layers, weight(spec.hidden_size, seed=3), head)
+    whole = Weights(embed, layers, random(*norm_shape(spec), seed=3), head)
     return Decoder(spec, moved(whole, device, dtype), 64)
 
 

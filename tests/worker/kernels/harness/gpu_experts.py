@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random
-from worker.kernels.act_and_mul import Activation
+from worker.kernels.activate import Activation
 from worker.kernels.experts import Experts, PackedExperts
 from worker.kernels.gpu.packed_experts import pack_experts_on_gpu
 from worker.kernels.linear import PackedLinear

@@ -8,14 +8,15 @@
 #include "experts.h"
 #include <string.h>
 
-typedef void RmsNorm(const char *x, const void *w, char *out, long t, long heads, long n, long stride, float eps,
+typedef void Norm(const char *x, const void *w, char *out, long t, long heads, long n, long stride, float eps,
                      float offset, int threads);
-typedef void AddRmsNorm(const char *x, const char *residual, const void *w, char *out, char *sum, long t, long n,
+typedef void AddNorm(const char *x, const char *residual, const void *w, char *out, char *sum, long t, long n,
                         float eps, float offset, float scale, int threads);
 typedef void QkvRopeWrite(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,
                           const void *k_norm, const float *cos, const float *sin, const int64_t *positions,
                           const int64_t *slot_mapping, float eps, float offset, long t, long q_heads, long kv_heads,
-                          long d, int whole_norm, int kv_format, int threads);
+                          long d, int normed, int kv_format, int threads);
+typedef void Activate(const char *x, char *out, const float *parameters, long t, long n, int activation, int threads);
 typedef void OutputGate(const char *x, const char *gate, char *out, long t, long n, int threads);
 typedef void GatedDeltaRule(const DeltaNet *n);
 typedef void ScaleRows(char *x, const float *scales, const int64_t *positions, long t, long n, int threads);
@@ -25,8 +26,9 @@ typedef int Attention(const char *q, const char *cache_k, const char *cache_v, c
                       long window, int kv_format, float scale, float softcap, int threads);
 
 typedef struct {
-    RmsNorm *rms_norm;
-    AddRmsNorm *add_rms_norm;
+    Norm *norm; /* RMS norm or layer norm */
+    AddNorm *add_norm;
+    Activate *activate;
     ActAndMul *act_and_mul;
     QkvRopeWrite *qkv_rope_write;
     Gemm *gemm;
@@ -42,13 +44,14 @@ typedef struct {
     const Weight *qkv, *gates, *o; /* gates: of the output, or b and a of the gated delta rule; may be NULL */
     const DeltaNet *delta;         /* without the fields of a step; NULL in a layer with attention */
     const Weight *gate_up, *down, *shared_gate; /* of the shared expert if there are experts; may be NULL then */
+    const float *activation;                    /* parameters, which may be NULL */
     const Experts *experts;                     /* may be NULL */
     /* From here on, of attention. */
     const void *q_norm, *k_norm;    /* may be NULL */
     const float *cos, *sin, *sinks; /* sinks may be NULL */
     char *cache_k, *cache_v;
     long window, group; /* group: which page tables and slots of the step are for this cache */
-    int whole_norm; /* whether one norm covers all query heads, and one all key heads */
+    int normed; /* what q_norm and k_norm cover (rowwise.c) */
 } Layer;
 
 typedef struct {
@@ -58,7 +61,7 @@ typedef struct {
     long num_layers, hidden_size, heads, kv_heads, d, page_size, element_size;
     float eps, offset, scale, softcap, residual_scale;
     const float *query_scales; /* by position, or NULL */
-    int activation, is_bf16, kv_format;
+    int activation, parallel, is_bf16, kv_format; /* parallel: the feed-forward reads what attention reads */
     volatile uint64_t *layers_started; /* counted over all steps; shows that a long step makes progress */
 } Model;
 
@@ -76,15 +79,15 @@ static int linear(const Model *m, const Step *s, const char *x, const Weight *we
     return m->kernels.gemm(&(GemmJob){weights, x, out, s->t}, 1, m->is_bf16, s->threads);
 }
 
-static void rms_norm(const Model *m, const Step *s, const char *x, const void *weight, char *out) {
+static void norm(const Model *m, const Step *s, const char *x, const void *weight, char *out) {
     if (weight)
-        m->kernels.rms_norm(x, weight, out, s->t, 1, m->hidden_size, m->hidden_size, m->eps, m->offset, s->threads);
+        m->kernels.norm(x, weight, out, s->t, 1, m->hidden_size, m->hidden_size, m->eps, m->offset, s->threads);
 }
 
 /* Sets x to x + residual_scale * h, and h to the norm of that sum, or to the sum if there is no norm. */
-static void add_rms_norm(const Model *m, const Step *s, const void *weight) {
-    m->kernels.add_rms_norm(s->h, s->x, weight, s->h, s->x, s->t, m->hidden_size, m->eps, m->offset, m->residual_scale,
-                            s->threads);
+static void add_norm(const Model *m, const Step *s, char *h, const void *weight) {
+    m->kernels.add_norm(h, s->x, weight, h, s->x, s->t, m->hidden_size, m->eps, m->offset, m->residual_scale,
+                        s->threads);
 }
 
 /* Computes what the layer mixes: `projected`, and `gates` if there are any. */
@@ -107,7 +110,7 @@ static int attention_block(const Model *m, const Step *s, const Layer *l) {
     if (project(m, s, l)) return 1;
     m->kernels.qkv_rope_write(s->projected, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->cos, l->sin,
                               s->positions, s->slot_mappings[l->group], m->eps, m->offset, s->t, m->heads,
-                              m->kv_heads, m->d, l->whole_norm, m->kv_format, s->threads);
+                              m->kv_heads, m->d, l->normed, m->kv_format, s->threads);
     if (m->query_scales)
         m->kernels.scale_rows(s->q, m->query_scales, s->positions, s->t, m->heads * m->d, s->threads);
     if (m->kernels.attention(s->q, l->cache_k, l->cache_v, s->query_start_loc, s->seq_lens, s->page_tables[l->group],
@@ -118,28 +121,32 @@ static int attention_block(const Model *m, const Step *s, const Layer *l) {
     return 0;
 }
 
-static int gated_mlp(const Model *m, const Step *s, const Layer *l, char *out) {
+static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {
     if (linear(m, s, s->h, l->gate_up, s->projected)) return 1;
-    m->kernels.act_and_mul(s->projected, s->inner, s->t, l->down->k, m->activation, s->threads);
+    if (l->gate_up->n == l->down->k)
+        m->kernels.activate(s->projected, s->inner, l->activation, s->t, l->down->k, m->activation, s->threads);
+    else
+        m->kernels.act_and_mul(s->projected, s->inner, s->t, l->down->k, m->activation, s->threads);
     return linear(m, s, s->inner, l->down, out);
 }
 
 /* Replaces h by the sum of its experts. The shared expert's output is in `projected`, the logits of its gate in q. */
 static int mixture(const Model *m, const Step *s, const Layer *l) {
     ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.combine, m->is_bf16};
-    if (l->gate_up && gated_mlp(m, s, l, s->projected)) return 1;
+    if (l->gate_up && mlp(m, s, l, s->projected)) return 1;
     if (l->shared_gate && m->kernels.gemm(&(GemmJob){l->shared_gate, s->h, s->q, s->t}, 1, 0, s->threads)) return 1;
     return experts_forward(l->experts, &kernels, s->h, l->gate_up ? s->projected : NULL,
                            l->shared_gate ? (const float *)s->q : NULL, s->h, s->t, s->scratch, s->threads);
 }
 
 static int feed_forward_block(const Model *m, const Step *s, const Layer *l, const void *next_norm) {
-    if (linear(m, s, s->inner, l->o, s->h)) return 1;
-    rms_norm(m, s, s->h, l->after_attention, s->h);
-    add_rms_norm(m, s, l->before_mlp);
-    if (l->experts ? mixture(m, s, l) : gated_mlp(m, s, l, s->h)) return 1;
-    rms_norm(m, s, s->h, l->after_mlp, s->h);
-    add_rms_norm(m, s, next_norm);
+    char *mixed = m->parallel ? s->projected : s->h; /* then h stays what both read */
+    if (linear(m, s, s->inner, l->o, mixed)) return 1;
+    norm(m, s, mixed, l->after_attention, mixed);
+    add_norm(m, s, mixed, l->before_mlp);
+    if (l->experts ? mixture(m, s, l) : mlp(m, s, l, s->h)) return 1;
+    norm(m, s, s->h, l->after_mlp, s->h);
+    add_norm(m, s, s->h, next_norm);
     return 0;
 }
 
@@ -154,7 +161,7 @@ static void move_rows_to_front(char *data, const Step *s, size_t bytes) {
 __attribute__((visibility("default"))) int decoder_forward(const Model *m, const Step *args) {
     Step step = *args, *s = &step;
     if (m->layers[0].before_attention)
-        rms_norm(m, s, s->x, m->layers[0].before_attention, s->h);
+        norm(m, s, s->x, m->layers[0].before_attention, s->h);
     else
         memcpy(s->h, s->x, s->t * m->hidden_size * m->element_size);
     for (long i = 0; i < m->num_layers; i++) {
@@ -164,6 +171,7 @@ __attribute__((visibility("default"))) int decoder_forward(const Model *m, const
         if (i + 1 == m->num_layers) { /* all K/V and states are written: only the output rows are needed from here on */
             move_rows_to_front(s->inner, s, l->o->k * m->element_size);
             move_rows_to_front(s->x, s, m->hidden_size * m->element_size);
+            if (m->parallel) move_rows_to_front(s->h, s, m->hidden_size * m->element_size);
             s->t = s->num_outputs;
         }
         if (s->t && feed_forward_block(m, s, l, i + 1 < m->num_layers ? l[1].before_attention : m->last_norm)) return 1;

@@ -1,4 +1,4 @@
-/* Row-wise kernels: RMS norm, act_and_mul, output_gate, the sum over a row's experts, rotary embedding, the K/V write,
+/* Row-wise kernels: RMS norm, layer norm, activate, act_and_mul, output_gate, the sum over a row's experts, rotary embedding, the K/V write,
  * and qkv_rope_write, which fuses three of them.
  *
  * Each kernel loops over rows and calls one function per row, so a row has the same bits in every batch, with every
@@ -36,6 +36,32 @@ INLINE void rms_norm_row(const void *x, const void *w, void *out, long n, float 
     }
 }
 
+/* Returns x - mean for the elements [i, i + SIMD_WIDTH) of a row of n elements, with zeros beyond n. */
+INLINE vf centred(const void *x, long i, long n, vf mean, int is_bf16) {
+    vf difference = load(x, i, n, is_bf16) - mean;
+    if (i + SIMD_WIDTH <= n) return difference;
+    float kept[SIMD_WIDTH];
+    store_f32(kept, difference);
+    return load(kept, 0, n - i, 0);
+}
+
+/* Computes one row: (x - mean) / sqrt(variance + eps) * weight + bias, rounded once. w: weight [n], then bias [n]. */
+INLINE void layer_norm_row(const void *x, const void *w, void *out, long n, float eps, int is_bf16) {
+    vf sum = {0}, squares = {0};
+    for (long i = 0; i < n; i += SIMD_WIDTH) sum += load(x, i, n, is_bf16);
+    vf mean = broadcast(simd_sum(sum) / (float)n);
+    for (long i = 0; i < n; i += SIMD_WIDTH) {
+        vf difference = centred(x, i, n, mean, is_bf16);
+        squares += difference * difference;
+    }
+    vf scale = broadcast(1.0f / sqrtf(simd_sum(squares) / (float)n + eps));
+    const char *bias = (const char *)w + n * element_size(is_bf16);
+    for (long i = 0; i < n; i += SIMD_WIDTH) {
+        vf normed = (load(x, i, n, is_bf16) - mean) * scale;
+        store(out, i, n, normed * load(w, i, n, is_bf16) + load(bias, i, n, is_bf16), is_bf16);
+    }
+}
+
 /* Sets out to scale * x + y. */
 INLINE void add_row(const void *x, const void *y, void *out, long n, float scale, int is_bf16) {
     for (long i = 0; i < n; i += SIMD_WIDTH)
@@ -44,13 +70,28 @@ INLINE void add_row(const void *x, const void *y, void *out, long n, float scale
 
 INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + simd_exp(-x)); }
 
-enum { SILU, GELU_TANH, CLAMPED_SWIGLU }; /* in the order of ACTIVATIONS in worker/kernels/act_and_mul.py */
+enum { SILU, GELU_TANH, RELU2, CLAMPED_SWIGLU, XIELU }; /* in the order of ACTIVATIONS in worker/kernels/activate.py */
 
-/* Returns act(gate), rounded, times `up`. tanh-GELU is x * sigmoid(2u), since (1 + tanh u) / 2 = sigmoid(2u). */
+/* tanh-GELU is x * sigmoid(2u), since (1 + tanh u) / 2 = sigmoid(2u). xIELU has parameters (activate.py). */
+INLINE vf activated(vf x, int activation, const float *parameters) {
+    vf zero = {0};
+    if (activation == SILU) return x * sigmoid(x);
+    if (activation == GELU_TANH) return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
+    vf positive = simd_select(x < 0.0f, zero, x); /* a NaN stays */
+    if (activation == RELU2) return positive * positive;
+    float alpha_p = parameters[0], alpha_n = parameters[1], beta = parameters[2], eps = parameters[3];
+    vf negative = (simd_expm1(simd_min(broadcast(eps), x)) - x) * alpha_n;
+    return simd_select(x > 0.0f, alpha_p * x * x, negative) + beta * x;
+}
+
+INLINE void activate_row(const void *x, void *out, long n, int activation, const float *parameters, int is_bf16) {
+    for (long i = 0; i < n; i += SIMD_WIDTH)
+        store(out, i, n, activated(load(x, i, n, is_bf16), activation, parameters), is_bf16);
+}
+
+/* Returns act(gate), rounded, times `up`. */
 INLINE vf gated(vf gate, vf up, int activation, int is_bf16) {
-    if (activation == SILU) return rounded(gate * sigmoid(gate), is_bf16) * up;
-    if (activation == GELU_TANH)
-        return rounded(gate * sigmoid(1.5957691216f * (gate + 0.044715f * gate * gate * gate)), is_bf16) * up;
+    if (activation != CLAMPED_SWIGLU) return rounded(activated(gate, activation, NULL), is_bf16) * up;
     vf limit = broadcast(7.0f); /* simd_min and simd_max return their second argument if it is NaN */
     gate = simd_min(limit, gate), up = simd_max(-limit, simd_min(limit, up));
     return rounded(gate * sigmoid(1.702f * gate), is_bf16) * (up + 1.0f);
@@ -88,34 +129,42 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
     }
 }
 
+/* One kind of norm, alone and after adding the residual. */
+#define NORM(kind, dtype, is_bf16)                                                                                     \
+    EXPORT(kind##_##dtype)(const char *x, const void *w, char *out, long t, long heads, long n, long stride,           \
+                           float eps, float offset, int threads) {                                                     \
+        size_t step = n * element_size(is_bf16);                                                                       \
+        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * heads * n >= MIN_PARALLEL_ELEMENTS)")          \
+        for (long i = 0; i < t; i++)                                                                                   \
+            for (long h = 0; h < heads; h++)                                                                           \
+                kind##_one_##dtype(x + i * stride * element_size(is_bf16) + h * step, w, out + (i * heads + h) * step, \
+                    n, eps, offset);                                                                                   \
+    }                                                                                                                  \
+    EXPORT(add_##kind##_##dtype)(const char *x, const char *residual, const void *w, char *out, char *sum, long t,     \
+                                 long n, float eps, float offset, float scale, int threads) {                          \
+        size_t step = n * element_size(is_bf16);                                                                       \
+        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= MIN_PARALLEL_ELEMENTS)")                  \
+        for (long i = 0; i < t; i++) {                                                                                 \
+            add_row(x + i * step, residual + i * step, sum + i * step, n, scale, is_bf16);                             \
+            if (w)                                                                                                     \
+                kind##_one_##dtype(sum + i * step, w, out + i * step, n, eps, offset);                                 \
+            else                                                                                                       \
+                memcpy(out + i * step, sum + i * step, step);                                                          \
+        }                                                                                                              \
+    }
+
 #define ROW_FUNCTIONS(dtype, is_bf16)                                                                                    \
     NOINLINE void rms_norm_one_##dtype(const void *x, const void *w, void *out, long n, float eps, float offset) {       \
         rms_norm_row(x, w, out, n, eps, offset, is_bf16);                                                                \
     }                                                                                                                    \
+    NOINLINE void layer_norm_one_##dtype(const void *x, const void *w, void *out, long n, float eps, float offset) {     \
+        layer_norm_row(x, w, out, n, eps, is_bf16); /* has no offset */                                                  \
+    }                                                                                                                    \
     NOINLINE void rotary_one_##dtype(const void *x, void *out, const float *cos, const float *sin, long d) {             \
         rotary_row(x, out, cos, sin, d, is_bf16);                                                                        \
     }                                                                                                                    \
-    EXPORT(rms_norm_##dtype)(const char *x, const void *w, char *out, long t, long heads, long n, long stride,           \
-                             float eps, float offset, int threads) {                                                     \
-        size_t step = n * element_size(is_bf16);                                                                         \
-        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * heads * n >= MIN_PARALLEL_ELEMENTS)")            \
-        for (long i = 0; i < t; i++)                                                                                     \
-            for (long h = 0; h < heads; h++)                                                                             \
-                rms_norm_one_##dtype(x + i * stride * element_size(is_bf16) + h * step, w, out + (i * heads + h) * step, \
-                    n, eps, offset);                                                                                     \
-    }                                                                                                                    \
-    EXPORT(add_rms_norm_##dtype)(const char *x, const char *residual, const void *w, char *out, char *sum, long t,       \
-                                 long n, float eps, float offset, float scale, int threads) {                            \
-        size_t step = n * element_size(is_bf16);                                                                         \
-        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= MIN_PARALLEL_ELEMENTS)")                    \
-        for (long i = 0; i < t; i++) {                                                                                   \
-            add_row(x + i * step, residual + i * step, sum + i * step, n, scale, is_bf16);                               \
-            if (w)                                                                                                       \
-                rms_norm_one_##dtype(sum + i * step, w, out + i * step, n, eps, offset);                                 \
-            else                                                                                                         \
-                memcpy(out + i * step, sum + i * step, step);                                                            \
-        }                                                                                                                \
-    }                                                                                                                    \
+    NORM(rms_norm, dtype, is_bf16)                                                                                       \
+    NORM(layer_norm, dtype, is_bf16)                                                                                     \
     EXPORT(act_and_mul_##dtype)(const char *x, char *out, long t, long n, int activation, int threads) {                 \
         size_t step = n * element_size(is_bf16);                                                                         \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= MIN_PARALLEL_ELEMENTS)")                    \
@@ -124,8 +173,25 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
                 act_and_mul_row(x + 2 * i * step, out + i * step, n, SILU, is_bf16);                                     \
             else if (activation == GELU_TANH)                                                                            \
                 act_and_mul_row(x + 2 * i * step, out + i * step, n, GELU_TANH, is_bf16);                                \
+            else if (activation == RELU2)                                                                                \
+                act_and_mul_row(x + 2 * i * step, out + i * step, n, RELU2, is_bf16);                                    \
             else                                                                                                         \
                 act_and_mul_row(x + 2 * i * step, out + i * step, n, CLAMPED_SWIGLU, is_bf16);                           \
+    }                                                                                                                    \
+    /* out may be x. */                                                                                                  \
+    EXPORT(activate_##dtype)(const char *x, char *out, const float *parameters, long t, long n, int activation,          \
+                             int threads) {                                                                              \
+        size_t step = n * element_size(is_bf16);                                                                         \
+        _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= MIN_PARALLEL_ELEMENTS)")                    \
+        for (long i = 0; i < t; i++)                                                                                     \
+            if (activation == SILU)                                                                                      \
+                activate_row(x + i * step, out + i * step, n, SILU, NULL, is_bf16);                                      \
+            else if (activation == GELU_TANH)                                                                            \
+                activate_row(x + i * step, out + i * step, n, GELU_TANH, NULL, is_bf16);                                 \
+            else if (activation == RELU2)                                                                                \
+                activate_row(x + i * step, out + i * step, n, RELU2, NULL, is_bf16);                                     \
+            else                                                                                                         \
+                activate_row(x + i * step, out + i * step, n, XIELU, parameters, is_bf16);                               \
     }                                                                                                                    \
     /* Multiplies each row in place by the factor of its position. */                                                    \
     EXPORT(scale_rows_##dtype)(char *x, const float *scales, const int64_t *positions, long t, long n, int threads) {    \
@@ -190,12 +256,16 @@ ROW_FUNCTIONS(bf16, 1)
 STORE_TOKEN(f32, 0)
 STORE_TOKEN(bf16, 1)
 
-/* Parameters that all heads of a step share. whole_norm: one norm covers all heads, with a weight for each element. */
+/* What the norms of queries and keys cover: each head, before or after the rotation; or all heads, with a weight for
+ * each element. */
+enum { HEADS, WHOLE, ROTATED_HEADS };
+
+/* Parameters that all heads of a step share. */
 typedef struct {
     const float *cos, *sin;
     float eps, offset;
     long d;
-    int whole_norm;
+    int normed;
 } HeadParams;
 
 typedef void RmsNormOne(const void *, const void *, void *, long, float, float);
@@ -204,14 +274,15 @@ typedef void RotaryOne(const void *, void *, const float *, const float *, long)
 /* Applies the norm (unless `norm` is NULL) and the rotation to the query heads or the key heads of one token. */
 INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long heads, const void *norm,
                             int64_t position, RmsNormOne *rms_norm_one, RotaryOne *rotary_one, size_t step) {
-    if (norm && p->whole_norm) {
+    if (norm && p->normed == WHOLE) {
         rms_norm_one(x, norm, out, heads * p->d, p->eps, p->offset);
         x = out;
     }
     for (long h = 0; h < heads; h++, x += step, out += step) {
-        int norm_head = norm && !p->whole_norm;
-        if (norm_head) rms_norm_one(x, norm, out, p->d, p->eps, p->offset);
-        rotary_one(norm_head ? out : x, out, p->cos + position * p->d, p->sin + position * p->d, p->d);
+        int first = norm && p->normed == HEADS;
+        if (first) rms_norm_one(x, norm, out, p->d, p->eps, p->offset);
+        rotary_one(first ? out : x, out, p->cos + position * p->d, p->sin + position * p->d, p->d);
+        if (norm && p->normed == ROTATED_HEADS) rms_norm_one(out, norm, out, p->d, p->eps, p->offset);
     }
 }
 
@@ -220,8 +291,8 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
     EXPORT(qkv_rope_write_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,                     \
                                    const void *k_norm, const float *cos, const float *sin, const int64_t *positions,               \
                                    const int64_t *slot_mapping, float eps, float offset, long t, long q_heads,                     \
-                                   long kv_heads, long d, int whole_norm, int kv_format, int threads) {                            \
-        HeadParams shared = {cos, sin, eps, offset, d, whole_norm};                                                                \
+                                   long kv_heads, long d, int normed, int kv_format, int threads) {                                \
+        HeadParams shared = {cos, sin, eps, offset, d, normed};                                                                    \
         size_t step = d * element_size(is_bf16), row = (q_heads + 2 * kv_heads) * step, kv = kv_heads * step;                      \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * (long)row >= MIN_PARALLEL_ELEMENTS)")                      \
         for (long i = 0; i < t; i++) {                                                                                             \

@@ -178,3 +178,6 @@ INLINE vf simd_tanh(vf x) {
     large = as_float(as_bits(large) | (as_bits(x) & 0x80000000u));
     return simd_select(size < 0.625f, x + x * (square * p), large);
 }
+
+/* Returns e^x - 1 for x <= 0, with a relative error below 1e-6: it is tanh(x / 2) (e^x + 1). */
+INLINE vf simd_expm1(vf x) { return simd_tanh(0.5f * x) * (simd_exp(x) + 1.0f); }
