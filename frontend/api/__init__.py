@@ -7,7 +7,7 @@
     openai/             completions, typed events, chat completions, responses
     anthropic/          messages
     reports             the routes that report: health, statistics, metrics, models, the description of the API
-    models, tokenize    routes that need no generation
+    models, tokenize, prefix_cache      routes that need no generation
 
 The formats share these modules:
 
