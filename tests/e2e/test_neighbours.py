@@ -5,7 +5,6 @@ from pathlib import Path
 import httpx
 import openai
 import psutil
-import pytest
 
 from tests.e2e.server import Server, serving
 from tests.patience import PATIENCE_S
@@ -54,10 +53,10 @@ def test_foreign_page_is_refused_and_the_own_one_served(demo: Server) -> None:
     assert demo.client.post("/v1/completions", json=body, headers={"Origin": demo.url}).status_code == 200
 
 
-def test_keys_of_flags_guard_the_server_and_stay_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLUICE_API_KEY", "sk-first-Kq3,sk-second-Kq3")
+def test_keys_of_flags_guard_the_server_and_stay_secret(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving("demo", log, "--log-level", "debug", "--cors-origins", "https://app.example", "*") as server:
+    flags = ["--log-level", "debug", "--cors-origins", "https://app.example", "*"]
+    with serving("demo", log, *flags, "--api-key", "sk-first-Kq3", "--api-key", "sk-second-Kq3") as server:
         post = server.client.post
         assert post("/reset_prefix_cache").status_code == 401
         assert [post("/reset_prefix_cache", headers=key).status_code for key in KEYS] == [200, 200]
