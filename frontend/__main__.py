@@ -203,7 +203,7 @@ async def _load_tokenizer(settings: Settings, server: Server, tokenizer: asyncio
     folder, template = Path(settings.model.model), settings.frontend.chat_template
     await server.opened.wait()
     try:
-        tokenizer.set_result(await asyncio.to_thread(Tokenizer.load, folder, template))
+        tokenizer.set_result(await asyncio.to_thread(Tokenizer.load, folder, template, settings.model.task))
     except Exception as exc:
         tokenizer.set_exception(exc)
         server.should_exit = True

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from frontend.output_parser.formats import ParserConfig
-from shared.messages import Sampling, Timings
+from shared.messages import Pooling, Sampling, Timings
 
 
 class Finish(enum.StrEnum):
@@ -20,6 +20,7 @@ class Finish(enum.StrEnum):
     EOS = "eos"
     STOP = "stop"
     LENGTH = "length"
+    POOLED = "pooled"  # its vector is here
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class GenerationRequest:
     deadline_ms: int = 0
     priority: int = 0
     tenant: str = ""  # the name of the request's API key
+    pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
     parser_config: ParserConfig | None = None  # None: all of the output is text
     format_data: dict[str, Any] = field(default_factory=dict)  # what only this API format's response needs
 
@@ -83,6 +85,7 @@ class Delta(msgspec.Struct, gc=False):
     logprobs: list[TokenLogprob] | None = None
     timings: Timings | None = None  # set together with `finish`
     seed: int | None = None
+    vector: bytes = b""  # packed float32; set together with `finish` if the request asks for vectors
 
     @property
     def text(self) -> str:

@@ -2,8 +2,8 @@
 
 Knows nothing of sockets, tokenizers or tensors. Two unions:
 
-    Request = Hello | Lease | Submit | Abort | Resync | ResetPrefixCache      frontend -> worker  (DEALER -> ROUTER)
-    Event   = Welcome | Step | Status                                         worker -> frontend  (XPUB -> SUB)
+    Request = Hello | Lease | Submit | Abort | Resync      frontend -> worker  (DEALER -> ROUTER)
+    Event   = Welcome | Step | Status                      worker -> frontend  (XPUB -> SUB)
 
 The XPUB socket may lose frames. So every event carries the worker's `epoch` (its incarnation), every `Step` carries a
 sequence number `seq` per frontend, and every run of tokens carries its start offset in the request's output. A gap is
@@ -31,6 +31,7 @@ class Outcome(StrEnum):
     EOS = "eos"
     STOP = "stop"  # a stop token (found by the worker) or a stop string (found by the frontend, which then aborts)
     LENGTH = "length"
+    POOLED = "pooled"  # what the request asked for instead of text was computed and sent
     ABORTED = "aborted"
     DEADLINE = "deadline"
     ERROR = "error"
@@ -103,6 +104,24 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
 
 
+class PoolingKind(StrEnum):
+    """What is made of a prompt's hidden states, which are the output of the final norm."""
+
+    LAST = "last"  # that of the last token
+    MEAN = "mean"  # their mean
+    FIRST = "first"  # that of the first token, which sentence-transformers calls cls
+    LOGITS = "logits"  # the logits of some token ids after the last token
+
+
+class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Asks for one vector instead of text."""
+
+    kind: PoolingKind
+    normalized: bool = True  # divided by its length
+    dimensions: int = 0  # only the first of them, before it is normalized; 0: all
+    token_ids: tuple[int, ...] = ()  # of LOGITS; the rows of a classification head count as ids
+
+
 class _Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     """Base of all messages: a tagged array. Fields may be added at the end, with a default."""
 
@@ -149,6 +168,7 @@ class Submit(_Message):
     crashes: U32 = 0  # workers that died with this request in flight since its last token
     tenant: str = ""  # name of the API key that the request came with; the queue is fair between tenants
     original_id: U32 = 0  # id of the request's first Submit if another worker had it before; 0 if this is the first
+    pooling: Pooling | None = None  # asks for a vector; `max_tokens` is then 0
 
 
 class Abort(_Message):
@@ -164,12 +184,6 @@ class Resync(_Message):
     offset: U32
 
 
-class ResetPrefixCache(_Message):
-    """Empties the prefix cache for requests that arrive later; running ones go on. Idempotent."""
-
-    nonce: int  # Status returns it when it is done
-
-
 # worker -> frontend
 
 
@@ -179,6 +193,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False, array_like=True):
     max_seq_len: int  # tokens of prompt and output together
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    hidden_size: int = 0  # numbers in a vector that `pooling` asks for
 
 
 class Welcome(_Message):
@@ -249,6 +264,13 @@ class Logprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ranks: bytes = b""  # of the prompt's tokens among all tokens, from 1 on: packed uint32 [count]
 
 
+class Pooled(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The vector that a Submit with `pooling` asked for. It comes in the frame of the request's End."""
+
+    id: int
+    values: bytes  # packed float32
+
+
 class Step(_Message):
     """All output of one step for one frontend: one frame in columns, instead of a message for each request.
 
@@ -268,6 +290,7 @@ class Step(_Message):
     logprobs: tuple[Logprobs, ...] = ()
     started: tuple[Started, ...] = ()
     unknown: tuple[int, ...] = ()  # ids from Resyncs that the worker does not know; the frontend submits them again
+    pooled: tuple[Pooled, ...] = ()
 
 
 class Pages(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -356,8 +379,7 @@ class Status(_Message):
     draft_tokens: int = 0  # draft tokens computed
     accepted_tokens: int = 0  # draft tokens accepted
     kv_cache: tuple[KVUsage, ...] = ()  # by kind of layers; `pages` are those of the first kind
-    prefix_cache_reset: int = 0  # the nonce of the latest ResetPrefixCache; 0: there was none
 
 
-Request = Hello | Lease | Submit | Abort | Resync | ResetPrefixCache
+Request = Hello | Lease | Submit | Abort | Resync
 Event = Welcome | Step | Status

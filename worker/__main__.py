@@ -77,6 +77,7 @@ def _serve(
         seeds=seeds,
         crash_journal=CrashJournal(reporter.heartbeat),
         compiler=engine.compiler,
+        task=engine.task,
     )
     canary_s = settings.worker.canary_interval
     loop = Loop(engine.scheduler, engine.runner, request_table, server, reporter.stats, metrics, canary_s=canary_s)

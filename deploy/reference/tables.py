@@ -136,12 +136,21 @@ def small() -> str:
         "/tokenize": "TokenizeRequest",
         "/detokenize": "DetokenizeRequest",
     }
-    rows = [
-        [f"`{route}`", f"`{name}`", words(shape), value]
-        for route, request in parts.items()
+    return table(["route", "field", "value", "default"], [row[:4] for row in _by_route(parts)])
+
+
+def pooling() -> str:
+    """Lists the body fields of the routes that answer with vectors or scores."""
+    parts = {"/v1/embeddings": "EmbeddingRequest", "/v1/score": "ScoreRequest", "/v1/rerank": "RerankRequest"}
+    return table(["route", "field", "value", "default", ""], _by_route(parts))
+
+
+def _by_route(requests: Mapping[str, str]) -> list[list[str]]:
+    return [
+        [f"`{route}`", f"`{name}`", words(shape), value, shape["description"]]
+        for route, request in requests.items()
         for name, shape, value in effective(request)
     ]
-    return table(["route", "field", "value", "default"], rows)
 
 
 def failures() -> str:
@@ -309,6 +318,6 @@ def _first(kind: type) -> str:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "routes": routes, "fields": fields, "ignored": ignored, "only": only, "refused": refused, "nested": nested,
-    "small": small, "failures": failures, "codes": codes, "flags": flags, "commands": commands,
+    "small": small, "pooling": pooling, "failures": failures, "codes": codes, "flags": flags, "commands": commands,
     "frontend metrics": frontend_metrics, "worker metrics": worker_metrics, "alerts": alerts, "wire": wire,
 }  # fmt: skip

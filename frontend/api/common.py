@@ -25,6 +25,7 @@ from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
 from shared.config import FrontendConfig
 from shared.messages import Limits, Sampling, Timings
+from shared.task import GENERATE, Task
 
 AsyncDeltas = AsyncIterator[list[Delta]]  # each list has all that arrived since the previous list
 
@@ -47,6 +48,8 @@ class ModelContext:
     stream_format: str = "openai"  # of /v1/completions, if the body names none
     style: ModelFormat = field(default_factory=ModelFormat)  # how the model writes reasoning and tool calls
     recommended: Mapping[str, Any] = field(default_factory=dict)  # defaults of sampling fields, by the model's authors
+    task: Task = GENERATE
+    hidden_size: int = 0  # dimensions of an embedding; 0 before a worker has reported it
 
     @classmethod
     def of(cls, name: str, tokenizer: Tokenizer, config: FrontendConfig) -> Self:
@@ -56,11 +59,16 @@ class ModelContext:
             config.completions_stream_format,
             ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format),
             recommended(tokenizer.generation) if config.sampling_defaults == "model" else {},
+            tokenizer.task,
         )  # fmt: skip
 
     def within(self, limits: Limits | None) -> Self:
         """Returns the context with a worker's limits; unchanged if no worker has reported them."""
-        return replace(self, max_seq_len=limits.max_seq_len, vocab_size=limits.vocab_size) if limits else self
+        if limits is None:
+            return self
+        return replace(
+            self, max_seq_len=limits.max_seq_len, vocab_size=limits.vocab_size, hidden_size=limits.hidden_size
+        )
 
 
 @dataclass(frozen=True, slots=True)

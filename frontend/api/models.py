@@ -13,7 +13,6 @@ def model_of(name: str, created: int, limits: Limits | None) -> Model:
     return Model(
         id=name,
         created=created,
-        root=name,
         max_model_len=longest,
         display_name=name,
         created_at=datetime.fromtimestamp(created, UTC).isoformat(),

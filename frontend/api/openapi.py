@@ -15,6 +15,8 @@ from frontend.api.openai import responses_types as responses
 from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
 from frontend.api.openai.completions_input import CompletionRequest
 from frontend.api.openai.responses_input import ResponseCountRequest, ResponseRequest
+from frontend.api.pooling import embeddings, rerank, score
+from frontend.api.pooling import response_types as pooling
 from frontend.api.request_model import RequestModel
 from frontend.api.request_schema import Schema, request_schema
 from frontend.api.tokenize import DetokenizeRequest
@@ -27,6 +29,9 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "InputRequest": ResponseCountRequest,
     "MessageRequest": MessageRequest,
     "CountRequest": MessageCountRequest,
+    "EmbeddingRequest": embeddings.EmbeddingRequest,
+    "ScoreRequest": score.ScoreRequest,
+    "RerankRequest": rerank.RerankRequest,
     "TokenizeRequest": TokenizeRequest,
     "DetokenizeRequest": DetokenizeRequest,
 }
@@ -46,14 +51,15 @@ RESPONSES: Mapping[str, Any] = {
     "MessageEvent": anthropic.MessageEvent,
     "InputTokenCount": anthropic.InputTokenCount,
     "AnthropicError": anthropic.AnthropicError,
+    "Embeddings": pooling.Embeddings,
+    "Scores": pooling.Scores,
+    "Ranking": pooling.Ranking,
     "Tokens": response_types.Tokens,
     "Prompt": response_types.Prompt,
     "TokenizerInfo": response_types.TokenizerInfo,
     "Model": response_types.Model,
     "ModelList": response_types.ModelList,
     "Health": response_types.Health,
-    "Version": response_types.Version,
-    "PrefixCacheReset": response_types.PrefixCacheReset,
     "Ready": response_types.Ready,
     "NotReady": response_types.NotReady,
     "Stats": Stats,
@@ -63,7 +69,6 @@ NOT_SUPPORTED = "Not supported: only values that leave the feature off are accep
 ERRORS = {
     400: "Not JSON, a wrong type, an empty prompt",
     401: "The API key is missing or wrong",
-    403: "A web page of another site sent the request, or the route needs a server with API keys",
     408: "The request did not arrive in time",
     413: "The body is too large",
     422: "Well-formed but not acceptable; the message names the field",
@@ -81,8 +86,8 @@ def document() -> dict[str, Any]:
     """Returns the whole description, ready to be written as JSON."""
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Sluice", "version": version(), "description": "Serves an open-weight language model."},
-        "paths": {**_generating(), **_counting(), **_reporting()},
+        "info": {"title": "Sluice", "version": _version(), "description": "Serves an open-weight language model."},
+        "paths": {**_generating(), **_pooling(), **_counting(), **_reporting()},
         "security": [{}, {"bearer": []}, {"key": []}],
         "components": {
             "schemas": {
@@ -104,7 +109,7 @@ def _request(kind: type[RequestModel]) -> dict[str, Any]:
     return {**body, "properties": fields}
 
 
-def version() -> str:
+def _version() -> str:
     try:
         return metadata.version("sluice")
     except metadata.PackageNotFoundError:
@@ -131,6 +136,21 @@ def _generating() -> dict[str, Any]:
             "Answer a chat, in OpenAI's newer format", "ResponseRequest", "Response", openai_error, steps
         ),
         "/v1/messages": _post("Answer a chat, as Anthropic does", "MessageRequest", "Message", anthropic_error, parts),
+    }
+
+
+def _pooling() -> dict[str, Any]:
+    """Returns the routes that answer with vectors or scores, which servers with other tasks refuse."""
+    error = ref("OpenAIError")
+    score = ("Score how relevant texts are to others", "ScoreRequest", "Scores", error)
+    rank = ("Order documents by their relevance to a query", "RerankRequest", "Ranking", error)
+    return {
+        "/v1/embeddings": _post("Texts as vectors", "EmbeddingRequest", "Embeddings", error),
+        "/v1/score": _post(*score),
+        "/score": _post(*score, operation="ScoreRequestUnversioned"),
+        "/v1/rerank": _post(*rank),
+        "/v2/rerank": _post(*rank, operation="RerankRequestV2"),
+        "/rerank": _post(*rank, operation="RerankRequestUnversioned"),
     }
 
 
@@ -163,9 +183,6 @@ def _reporting() -> dict[str, Any]:
         "/web/{name}": _open(_get("The playground's files", files, missing)) | {"parameters": [name]},
         "/health": _open(_get("Whether the process runs", _json(ref("Health")))),
         "/ready": _open(_get("Whether a request would be served now", _json(ref("Ready")), busy)),
-        "/ping": _open(_get("The same as /health", _json(ref("Health")))),
-        "/version": _get("The server's version", _json(ref("Version"))),
-        "/reset_prefix_cache": _reset(),
         "/stats": _get("What the scheduler does", _json(ref("Stats"))),
         "/metrics": _get("The same and more, for Prometheus", prometheus),
         "/openapi.json": _get("This description", _json({"type": "object"})),
@@ -175,9 +192,12 @@ def _reporting() -> dict[str, Any]:
     }
 
 
-def _post(summary: str, takes: str, gives: str, error: Schema, events: Schema | None = None) -> dict[str, Any]:
+def _post(
+    summary: str, takes: str, gives: str, error: Schema, events: Schema | None = None, *, operation: str = ""
+) -> dict[str, Any]:
     """Describes a POST route.
 
+    operation: its id; the name of the request's type if empty
     events: the schema of the JSON of each `data:` line, for which OpenAPI 3.1 has no keyword
     """
     content = _json(ref(gives))
@@ -188,20 +208,12 @@ def _post(summary: str, takes: str, gives: str, error: Schema, events: Schema | 
         words = ref("OpenAIError") if status in EARLY else error
         answers[str(status)] = _answer(reason, _json(words), RETRY_AFTER if status == 503 else {})
     body = {"required": True, "content": _json(ref(takes))}
-    return {"post": {"summary": summary, "operationId": takes, "requestBody": body, "responses": answers}}
+    return {"post": {"summary": summary, "operationId": operation or takes, "requestBody": body, "responses": answers}}
 
 
 def _get(summary: str, content: dict[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    error = _json(ref("OpenAIError"))
-    denied = {str(status): _answer(ERRORS[status], error) for status in (401, 403, 431, 500)}
+    denied = {status: _answer(ERRORS[int(status)], _json(ref("OpenAIError"))) for status in ("401", "431", "500")}
     return {"get": {"summary": summary, "responses": {"200": _answer("Done", content), **denied, **(more or {})}}}
-
-
-def _reset() -> dict[str, Any]:
-    error = _json(ref("OpenAIError"))
-    answers = {str(status): _answer(ERRORS[status], error) for status in (401, 403, 431, 500, 503)}
-    done = _answer("Done; by how many workers", _json(ref("PrefixCacheReset")))
-    return {"post": {"summary": "Empty the prefix caches of all workers", "responses": {"200": done, **answers}}}
 
 
 def _open(path: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from frontend.workers.stream import Batch, Stream
 from shared.codec import unpack_f32, unpack_u32
 from shared.messages import End, Logprobs, Outcome, Timings
 
-FINISH = {Outcome.EOS: Finish.EOS, Outcome.STOP: Finish.STOP, Outcome.LENGTH: Finish.LENGTH}
+FINISH = {
+    Outcome.EOS: Finish.EOS, Outcome.STOP: Finish.STOP, Outcome.LENGTH: Finish.LENGTH, Outcome.POOLED: Finish.POOLED
+}  # fmt: skip
 
 LogprobsByOffset = dict[int, TokenLogprob]
 
@@ -93,6 +95,7 @@ class Choice:
         delta.usage = Usage(len(self._prompt), self._text.consumed, timings.cached_tokens)
         delta.timings = timings
         delta.seed = self.stream.seed
+        delta.vector = self.stream.vector
         return delta
 
     def timings(self, end: End | None) -> Timings:

@@ -131,6 +131,7 @@ class Service:
             self.pool.submit(
                 prompt, _sampling(request.sampling, n), cache_salt=request.cache_salt, group=group,
                 deadline_ms=request.deadline_ms, priority=request.priority, tenant=request.tenant,
+                pooling=request.pooling,
             )
             for prompt, group in zip(request.prompts, self._group_ids(request), strict=True)
             for n in range(request.n)

@@ -14,6 +14,7 @@ import msgspec
 from frontend.errors import DeadlineExceeded, Overloaded, SluiceError
 from frontend.generation.choice import Choice
 from frontend.generation.generation import Generation
+from frontend.generation.windows import Windows
 from frontend.request import GenerationRequest
 from shared.config import FrontendConfig
 from shared.line_writer import NonBlockingWriter
@@ -50,7 +51,7 @@ class RequestRecord:
         self.error: str | None = None
         self.api_format: str | None = None
         self.generation_request: GenerationRequest | None = None
-        self.generation: Generation | None = None
+        self.generation: Generation | Windows | None = None
 
     def failed(self, error: SluiceError) -> None:
         self.error = error.code or error.kind
@@ -102,12 +103,14 @@ def entry_of(record: RequestRecord) -> LogEntry:
     return entry
 
 
-def _add_generation(entry: LogEntry, generation: Generation, began_at: float) -> None:
+def _add_generation(entry: LogEntry, generation: Generation | Windows, began_at: float) -> None:
     if generation.reason or entry.outcome == "finished":
         entry.outcome = OUTCOMES.get(generation.reason, "error")
     if generation.reason and entry.outcome != "client_gone":
         entry.error = generation.reason
     choices = generation.choices
+    if not choices:
+        return
     timings = [_timings(choice) for choice in choices]
     entry.completion_tokens = sum([choice.consumed for choice in choices])
     each = entry.n or 1  # choices of one prompt count its cached tokens once

@@ -277,10 +277,10 @@ async def _tokenizer(settings: Settings) -> Tokenizer:
 
     The thread is our own, as asyncio's threads cannot be ended while Python exits.
     """
-    template = settings.frontend.chat_template
+    template, task = settings.frontend.chat_template, settings.model.task
     with ThreadPoolExecutor(1) as thread:
         return await asyncio.get_running_loop().run_in_executor(
-            thread, lambda: Tokenizer.load(Path(with_tokenizer_files(settings).model.model), template)
+            thread, lambda: Tokenizer.load(Path(with_tokenizer_files(settings).model.model), template, task)
         )
 
 

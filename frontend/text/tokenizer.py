@@ -93,6 +93,7 @@ class Tokenizer:
     templates: sources of chat templates by name
     named_tokens: special tokens by name ("bos_token", ...), for the templates
     generation: generation_config.json
+    task: what the checkpoint is served for
     """
 
     def __init__(self, source: TokenizerFiles) -> None:
@@ -103,6 +104,7 @@ class Tokenizer:
         self.named_tokens = source.named_tokens
         self.eos_ids = source.eos_ids
         self.generation = source.generation
+        self.task = source.task
         added = self._engine.get_added_tokens_decoder()
         self._specials = {entry.content: token for token, entry in added.items() if entry.special}
         self.special_ids = frozenset(self._specials.values())
@@ -111,12 +113,16 @@ class Tokenizer:
         self._texts = Lazy(self._make_text)
 
     @classmethod
-    def load(cls, folder: Path, template: str = "") -> Self:
+    def load(cls, folder: Path, template: str = "", task: str = "auto") -> Self:
         """Reads the checkpoint in `folder`; raises TokenizerError saying what is missing or broken.
 
         template: a file that replaces the checkpoint's chat templates
+        task: --task
         """
-        return cls(TokenizerFiles.read(folder, template))
+        tokenizer = cls(TokenizerFiles.read(folder, template, task))
+        if tokenizer.task.name == "score" and not tokenizer.task.labels and None in tokenizer._yes_no:
+            raise TokenizerError(f"--task score: {folder} has no tokens `yes` and `no` to score with")
+        return tokenizer
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the ids of `text`; with `add_special_tokens` the tokenizer adds its own (BOS), as completions need.
@@ -135,13 +141,31 @@ class Tokenizer:
             return await loop.run_in_executor(self._pool, self.encode_now, texts, add_special_tokens)
         return await loop.run_in_executor(self._huge_pool, self._encode_huge, texts, add_special_tokens)
 
-    def encode_now(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+    def encode_now(
+        self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool = True
+    ) -> list[list[int]]:
         """Encodes on this thread, without the GIL (which the library's call for a single text would hold)."""
         try:
             encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except TypeError as exc:  # a lone surrogate, which UTF-8 cannot express
             raise BadRequest("the text is not valid Unicode") from exc
         return [encoding.ids for encoding in encodings]
+
+    async def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Returns the ids of each two texts, joined as the tokenizer joins a pair."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self.encode_now, pairs, True)
+
+    @property
+    def yes_no(self) -> tuple[int, int]:
+        """The ids of `yes` and `no`, which `load` has checked if the task is to score with them."""
+        yes, no = self._yes_no
+        assert yes is not None and no is not None
+        return yes, no
+
+    @property
+    def _yes_no(self) -> tuple[int | None, int | None]:
+        return self._engine.token_to_id("yes"), self._engine.token_to_id("no")
 
     def _encode_huge(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         try:

@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from shared.config import ConfigError
+from shared.task import Task, TaskError, read_task
 
 Settings = dict[str, Any]
 
@@ -44,12 +45,14 @@ class TokenizerFiles:
     named_tokens: dict[str, str]  # "bos_token" and the like
     eos_ids: tuple[int, ...]
     generation: Settings  # generation_config.json
+    task: Task
 
     @classmethod
-    def read(cls, folder: Path, template: str = "") -> Self:
+    def read(cls, folder: Path, template: str = "", task: str = "auto") -> Self:
         """Reads the folder, which needs no other file than tokenizer.json.
 
         template: a file that replaces all chat templates of the folder
+        task: what to serve the checkpoint for, see `shared.task.read_task`
 
         Raises TokenizerError saying what is missing or broken; ConfigError for a `template` that cannot be read.
         """
@@ -66,7 +69,14 @@ class TokenizerFiles:
         engine.add_special_tokens(missing_specials(engine, config, names))
         eos_ids = first_ids("eos_token_id", settings) or ids_of(engine.token_to_id(names.get("eos_token", "")))
         templates = given_template(Path(template)) if template else chat_templates(folder, config)
-        return cls(data, engine, decoding, templates, names, eos_ids, generation)
+        return cls(data, engine, decoding, templates, names, eos_ids, generation, _task(folder, task))
+
+
+def _task(folder: Path, wanted: str) -> Task:
+    try:
+        return read_task(folder, wanted)
+    except TaskError as exc:
+        raise TokenizerError(str(exc)) from exc
 
 
 class _File(msgspec.Struct):

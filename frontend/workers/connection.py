@@ -133,9 +133,6 @@ class WorkerConnection:
         self._unanswered[stream.id] = time.monotonic() + RETRY_S, 2 * RETRY_S
         return self._send(stream.submit)
 
-    def reset_prefix_cache(self, nonce: int) -> None:
-        self._send(m.ResetPrefixCache(nonce))
-
     def release(self, streams: Iterable[Stream]) -> None:
         """Aborts streams at the worker and drops them here. Never blocks: an absent worker gets the Abort later."""
         released = {stream.id: stream for stream in streams if self.streams.pop(stream.id, None) is not None}
@@ -285,6 +282,9 @@ class WorkerConnection:
         for logprobs in step.logprobs:
             if stream := self.streams.get(logprobs.id):
                 stream.add_logprobs(logprobs)
+        for pooled in step.pooled:
+            if stream := self.streams.get(pooled.id):
+                stream.vector = pooled.values
         if step.ids:
             self._on_tokens(step)
         for end in step.ends:

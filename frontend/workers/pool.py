@@ -99,6 +99,7 @@ class WorkerPool:
         deadline_ms: int = 0,
         priority: int = 0,
         tenant: str = "",
+        pooling: m.Pooling | None = None,
     ) -> Stream:
         """Submits a sequence, and returns when a worker has admitted it.
 
@@ -112,6 +113,7 @@ class WorkerPool:
         message = m.Submit(
             self._new_id(), pack_u32(prompt), sampling,
             cache_salt=cache_salt, group=group, deadline_ms=deadline_ms, priority=priority, tenant=tenant,
+            pooling=pooling,
         )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future())
         self._put(stream, self._choose(stream, ready))

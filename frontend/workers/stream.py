@@ -42,6 +42,7 @@ class Stream:
     output: list[int] = field(default_factory=list)  # everything received, kept for resuming
     started: m.Timings = field(default_factory=m.Timings)  # the worker's timings up to the first token
     end: m.End | None = None
+    vector: bytes = b""  # packed float32, if the Submit has `pooling`; it arrives with the end
     deaths: set[tuple[str, int]] = field(default_factory=set)  # workers (address, epoch) lost since its last token
     submitted_at: float = field(default_factory=time.monotonic)
     acknowledged: bool = False  # whether its current worker has admitted it

@@ -20,6 +20,12 @@ class ModelConfig:
         "cannot hold it",
         unit="tokens", at_least=0,
     )  # fmt: skip
+    task: str = setting(
+        "auto", "what the model is served for; generate: text; embed: vectors, and cosines as scores; score: the "
+        "relevance of texts, by a classification head or by the logits of yes and no, as Qwen3-Reranker; auto: what "
+        "the checkpoint says, which is generate where it says nothing",
+        choices=("auto", "generate", "embed", "score"),
+    )  # fmt: skip
 
     @property
     def name(self) -> str:

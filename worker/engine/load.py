@@ -18,6 +18,7 @@ from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
+from shared.task import GENERATE, Task, TaskError, read_task
 from worker.engine.formats import Formats, choose_formats, dtype_name, kernels_name, warn_about_cpu
 from worker.engine.load_weights import load_weights
 from worker.grammar.compiler import GrammarCompiler
@@ -63,6 +64,7 @@ class Engine:
     kernels: str
     expert_loads: Callable[[], ExpertLoads] = dict  # empty without --expert-metrics
     slots: PagePool | None = None  # for recurrent states, if layers have them
+    task: Task = GENERATE
 
 
 def load_engine(
@@ -86,7 +88,8 @@ def load_engine(
     worker = with_default_sizes(worker, on_gpu=device.type == "cuda")
     worker = replace(worker, overlap=worker.overlap and device.type == "cuda")
     folder = resolve(model.model, model.revision, prefer_cache=prefer_cache, on_progress=on_download)
-    spec, tokenizer_hash = _spec(folder), _tokenizer_hash(folder)
+    task, tokenizer_hash = _task(folder, model.task), _tokenizer_hash(folder)
+    spec = _spec(folder, task)
     formats = choose_formats(spec, worker, device)
     longest_sequence(spec, model, worker)  # raises before the weights are read
     compiler = GrammarCompiler(folder, spec.vocab_size, spec.eos_ids)
@@ -107,9 +110,10 @@ def load_engine(
         scheduler=Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pools, slots),
         pools=pools,
         slots=slots,
+        task=task,
         size=size,
         spec=spec,
-        limits=Limits(size.max_seq_len, spec.vocab_size, spec.eos_ids),
+        limits=Limits(size.max_seq_len, spec.vocab_size, spec.eos_ids, spec.hidden_size),
         tokenizer_hash=tokenizer_hash,
         compiler=compiler,
         device=str(device),
@@ -149,8 +153,15 @@ def _counting(loads: Tensor, spec: ModelSpec) -> Callable[[], ExpertLoads]:
     return lambda: dict(zip(sparse, loads[sparse].tolist(), strict=True))
 
 
-def _spec(folder: Path) -> ModelSpec:
-    spec = spec_from_config(read_config(folder))
+def _task(folder: Path, wanted: str) -> Task:
+    try:
+        return read_task(folder, wanted)
+    except TaskError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _spec(folder: Path, task: Task) -> ModelSpec:
+    spec = spec_from_config(read_config(folder), task)
     return replace(spec, eos_ids=tuple(dict.fromkeys((*spec.eos_ids, *tokenizer_ends(folder)))))
 
 

@@ -182,6 +182,7 @@ class Loop:
     def _report(self, plan: Plan, output: StepOutput, updates: list[SequenceUpdate], now: float) -> None:
         for sequence, logprobs in output.logprobs:
             self._request_table.add_logprobs(sequence, logprobs)
+        self._request_table.add_pooled(output.pooled)
         latencies: list[float] = []
         generated = prompts_done = 0
         for update in updates:

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 
 from shared import messages as m
 from shared.codec import unpack_u32
+from shared.task import GENERATE, Task
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.step_builder import StepBuilder
 from worker.engine.validation import check_submit
 from worker.grammar.compiler import GrammarCompiler
 from worker.grammar.pending import PendingGrammars, constrain
-from worker.observability.metrics import Metrics
+from worker.observability.metrics import SUCCESSES, Metrics
 from worker.observability.stats import Stats
+from worker.run.in_flight import PooledRows
+from worker.run.pooling import PromptVector
 from worker.schedule.admission import Refused
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Key, Sequence
@@ -36,6 +39,8 @@ class RequestRecord:
     sequence: Sequence
     end: m.End | None = None
     logprobs: list[m.Logprobs] = field(default_factory=list)
+    vector: PromptVector | None = None  # of a request with `pooling`, until it ends
+    pooled: m.Pooled | None = None  # its result
 
 
 class RequestTable:
@@ -51,13 +56,15 @@ class RequestTable:
         seeds: random.Random,
         crash_journal: CrashJournal | None = None,
         compiler: GrammarCompiler | None = None,
+        task: Task = GENERATE,
     ) -> None:
+        """task: what the model is served for; requests for text are refused unless it is `generate`."""
         self.draining = False
         self.crash_journal = crash_journal or CrashJournal()
         self._scheduler = scheduler
         self._stats = stats
         self._metrics = metrics
-        self._vocab_size = vocab_size
+        self._vocab_size, self._task = vocab_size, task
         self._backlog = (-1.0, 1.0)  # when the backlog was last estimated; seconds to compute it
         self._seeds = seeds
         self._compiler = compiler
@@ -80,8 +87,6 @@ class RequestTable:
                         self._abort(key, now)
                 case m.Resync():
                     self._resync(sender, request.id, request.offset)
-                case m.ResetPrefixCache():
-                    self._scheduler.reset_prefix_cache(request.nonce)
                 case m.Lease():
                     self._abort_unleased(sender, request, now)
                 case FrontendGone():
@@ -149,7 +154,8 @@ class RequestTable:
 
     def _admit(self, sequence: Sequence) -> None:
         sender, id = sequence.key
-        self._records[sequence.key] = RequestRecord(sequence)
+        vector = PromptVector(sequence.pooling) if sequence.pooling is not None else None
+        self._records[sequence.key] = RequestRecord(sequence, vector=vector)
         self._builders[sender].admitted.append(m.Admitted(id, sequence.seed))
 
     def _reject(self, sender: bytes, rejected: m.Rejected) -> None:
@@ -164,7 +170,7 @@ class RequestTable:
         longest = self._scheduler.config.max_seq_len
         if len(submit.prompt) + len(submit.generated) > 4 * longest:  # bytes
             return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"more than {longest} tokens")
-        problem = check_submit(submit, self._vocab_size)
+        problem = check_submit(submit, self._vocab_size, self._task)
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else None
 
     def _reject_if_draining(self, id: int) -> m.Rejected | None:
@@ -187,6 +193,7 @@ class RequestTable:
             deadline=now + submit.deadline_ms / 1e3 if submit.deadline_ms else float("inf"),
             tenant=submit.tenant,
             original_id=submit.original_id,
+            pooling=submit.pooling,
         )
 
     def _enqueue_free(self, sequence: Sequence, now: float) -> m.Rejected | None:
@@ -246,6 +253,8 @@ class RequestTable:
         builder.admitted.append(m.Admitted(id, sequence.seed))
         builder.logprobs += [lp for lp in record.logprobs if lp.prompt or lp.start + len(lp.chosen) // 4 > offset]
         builder.add(id, offset, sequence.tokens[sequence.prompt_len + offset :])
+        if record.pooled is not None:
+            builder.pooled.append(record.pooled)
         if record.end is not None:
             builder.ends.append(record.end)
 
@@ -266,18 +275,39 @@ class RequestTable:
             record.logprobs.append(logprobs)
             self._builders[sequence.key[0]].logprobs.append(logprobs)
 
+    def add_pooled(self, pooled: list[PooledRows]) -> None:
+        """Adds what a step contributes to the vectors of prompts; call it before end()."""
+        for sequence, start, rows in pooled:
+            record = self._records.get(sequence.key)
+            if record is not None and record.vector is not None:
+                record.vector.add(start, rows)
+
     def end(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
         """Ends a request. Later calls for the same request change nothing."""
         sender, id = sequence.key
         record = self._records.get(sequence.key)
         if record is None or record.end is not None:
             return
+        if outcome is m.Outcome.POOLED:
+            outcome, error = self._send_vector(record)
+        record.vector = None
         record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now))
         self._builders[sender].ends.append(record.end)
         self._ended.append((now, sequence.key))
         self._metrics.ended(outcome, sequence, now)
-        if outcome in (m.Outcome.EOS, m.Outcome.STOP, m.Outcome.LENGTH):
+        if outcome in SUCCESSES:
             self._stats.e2e.add(now - sequence.arrival)
+
+    def _send_vector(self, record: RequestRecord) -> tuple[m.Outcome, str]:
+        """Adds the vector of a request whose prompt is computed. Returns how the request ends, and why if it failed."""
+        assert record.vector is not None
+        sender, id = record.sequence.key
+        try:
+            record.pooled = m.Pooled(id, record.vector.values())
+        except ValueError as error:
+            return m.Outcome.ERROR, str(error)
+        self._builders[sender].pooled.append(record.pooled)
+        return m.Outcome.POOLED, ""
 
     def end_all(self, outcome: m.Outcome, now: float, error: str) -> None:
         """Ends every request that has not ended; requests that were not admitted yet are rejected."""

@@ -19,6 +19,7 @@ class StepBuilder:
     started: list[m.Started] = field(default_factory=list)
     repaired: set[int] = field(default_factory=set)  # requests resynced in this iteration; once is enough
     unknown: list[int] = field(default_factory=list)
+    pooled: list[m.Pooled] = field(default_factory=list)
 
     def add(self, id: int, start: int, tokens: list[int]) -> None:
         """Adds output tokens of request `id`. start: the index of the first one in the output."""
@@ -32,5 +33,5 @@ class StepBuilder:
         return m.Step(
             0, 0, pack_u32(self.ids), pack_u32(self.starts), pack_u32(self.counts), pack_u32(self.tokens),
             tuple(self.admitted), tuple(self.rejected), tuple(self.ends), tuple(self.logprobs),
-            tuple(self.started), tuple(self.unknown),
+            tuple(self.started), tuple(self.unknown), tuple(self.pooled),
         )  # fmt: skip

@@ -8,12 +8,13 @@ import math
 
 from shared import messages as m
 from shared.codec import unpack_u32
+from shared.task import GENERATE, Task
 
 MAX_STOP_IDS, MAX_LOGPROBS, MAX_TENANT_CHARS = 1024, 1024, 1024  # more than any frontend accepts
 MAX_BAD_IDS = 1 << 16  # of all bad words together
 
 
-def check_submit(submit: m.Submit, vocab_size: int) -> str:
+def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> str:
     """Returns the first problem of the request, or "" if no step will raise because of its values."""
     sampling = submit.sampling
     try:
@@ -38,7 +39,7 @@ def check_submit(submit: m.Submit, vocab_size: int) -> str:
         return "a sampling parameter is out of range"
     if not all(map(math.isfinite, (sampling.presence_penalty, sampling.frequency_penalty, *biases))):
         return "a penalty or a bias is not a finite number"
-    return ""
+    return _check_pooling(submit, vocab_size, task)
 
 
 def _check_token_rules(sampling: m.Sampling, vocab_size: int) -> str:
@@ -53,3 +54,15 @@ def _check_token_rules(sampling: m.Sampling, vocab_size: int) -> str:
     if not all(sampling.bad_words) or sum(map(len, sequences[1:])) > MAX_BAD_IDS or len(sequences[0]) > vocab_size:
         return "a bad word is empty, or there are too many allowed or forbidden token ids"
     return ""
+
+
+def _check_pooling(submit: m.Submit, vocab_size: int, task: Task) -> str:
+    pooling, sampling = submit.pooling, submit.sampling
+    if pooling is None:
+        return "" if task.name == "generate" else f"the worker serves --task {task.name}, which generates no text"
+    if sampling.max_tokens or sampling.prompt_logprobs or sampling.grammar or submit.generated:
+        return "a request with pooling cannot generate text"
+    ids, of_logits = pooling.token_ids, pooling.kind is m.PoolingKind.LOGITS
+    if of_logits != bool(ids) or len(ids) > MAX_LOGPROBS or pooling.dimensions < 0:
+        return "dimensions or token_ids of pooling are out of range"
+    return "" if all(0 <= id < (task.labels or vocab_size) for id in ids) else "pooling names an id that has no logit"

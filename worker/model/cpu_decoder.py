@@ -26,6 +26,7 @@ class CpuDecoder:
         spec = decoder.spec
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
         self.layers_started, self.count_replayed = decoder.layers_started, decoder.count_replayed
+        self.logits = decoder.logits
         self._decoder, self._cache = decoder, cache
         self._layers = DecoderC(
             layers, decoder.weights.norm, eps=spec.norm_eps, offset=spec.norm_offset, scale=spec.attention_scale,
@@ -36,17 +37,20 @@ class CpuDecoder:
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         """Computes the same as Decoder.forward. `cache` must be the one that this decoder was made for."""
+        return self.logits(self.hidden(inputs, cache))
+
+    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
+        """Computes the same as Decoder.hidden. The next step overwrites the result."""
         assert cache is self._cache
         decoder, layers = self._decoder, self._layers
         x = layers.embeddings(len(inputs.token_ids))
         torch.index_select(decoder.weights.embed, 0, inputs.token_ids, out=x)
         if decoder.embed_scale != 1.0:
             x *= decoder.embed_scale
-        h = layers.run(
+        return layers.run(
             inputs.positions, inputs.slot_mappings, inputs.query_start_loc, inputs.seq_lens, inputs.page_tables,
             inputs.logits_indices, inputs.read_slots, inputs.write_slots,
         )  # fmt: skip
-        return decoder.logits(h)
 
 
 def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:

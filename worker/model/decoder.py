@@ -89,6 +89,10 @@ class Decoder:
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         """Writes the K/V of every row and returns the logits of inputs.logits_indices, [R, vocab] float32."""
+        return self.logits(self.hidden(inputs, cache))
+
+    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
+        """Does the same without the head: returns the output of the final norm, [R, H]."""
         do, last = self.operations, len(self.weights.layers) - 1
         eps, offset, scale = self.spec.norm_eps, self.spec.norm_offset, self.spec.residual_scale
         x = embedding(inputs.token_ids, self.weights.embed)  # [T, H]
@@ -104,7 +108,7 @@ class Decoder:
                 h = self._attend(h, layer, kind, inputs, cache.layer(index), cache.group_of[index])  # [T, heads * D]
             if index == last:  # all K/V and states are written: from here on only the rows with logits matter
                 if not len(inputs.logits_indices):
-                    return x.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
+                    return x[:0]
                 if not inputs.all_logits:
                     h, x, normed = (rows[inputs.logits_indices] for rows in (h, x, normed))
             h = do.linear(h, layer.o, split_k=True)
@@ -113,10 +117,12 @@ class Decoder:
             h = self._feed_forward(normed if self.spec.parallel else h, layer)
             before = self.norms[index + 1]
             h, x = do.add_rms_norm(h, x, before, eps, offset=offset, x_norm=layer.after_mlp, scale=scale)
-        return self.logits(h)
+        return h
 
     def logits(self, h: Tensor) -> Tensor:
         """Computes the logits [R, vocab] float32. h: the normed output of the last layer [R, H]."""
+        if not len(h):
+            return h.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
         logits = self.operations.linear(h, self.weights.head, fp32_out=True)
         if self.spec.logit_scale != 1.0:
             logits *= self.spec.logit_scale

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shared.task import GENERATE, Task
 from worker.kernels.act_and_mul import CLAMP, SWIGLU_ALPHA
 from worker.kernels.activate import GATED, PLAIN, Activation
 from worker.kernels.delta_net import DeltaNetShape
@@ -25,7 +26,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 SERVED: Mapping[str, tuple[Any, ...]] = {  # settings of which only some values are supported, and these values
-    "use_bidirectional_attention": (None, False), "clip_qkv": (None,),
+    "use_bidirectional_attention": (None, False), "is_causal": (None, True), "clip_qkv": (None,),
     "attn_output_gate": (True, None), "output_gate_type": ("swish", None),
     "swiglu_limit": (CLAMP, None), "swiglu_alpha": (SWIGLU_ALPHA, None), "scoring_func": ("softmax", None),
 }  # fmt: skip
@@ -41,8 +42,11 @@ TEXT_MODELS = {
 GENERATORS = ("forcausallm", "forconditionalgeneration")  # the names of classes that generate text end so
 
 
-def spec_from_config(config: Config) -> ModelSpec:
+def spec_from_config(config: Config, task: Task = GENERATE) -> ModelSpec:
     """Returns the spec of a model. config: its config.json as a dict, in any spelling since transformers 4.40.
+
+    task: what the model is served for: an embedding needs no head, so that the embedding may stand for it, and a score
+        may come from a classification head.
 
     Raises UnsupportedModel for an unsupported family, rotary kind or activation, and for a config that lacks a size.
     Raises CheckpointError for an unsupported quantization.
@@ -54,21 +58,25 @@ def spec_from_config(config: Config) -> ModelSpec:
         supported = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
         shown = repr(model_type) if model_type == name else f"{model_type!r} around a {name!r}"
         raise UnsupportedModel(f"model_type {shown} is not supported; supported are {supported}")
-    _check_purpose(config.get("architectures") or ())
+    if task.name == "generate":
+        _check_generates(config.get("architectures") or ())
     stated = {**COMMON, **family.defaults, **config, **inner}
     try:
-        return _spec(name, family, stated | {common: stated[own] for common, own in family.names.items()})
+        spec = _spec(name, family, stated | {common: stated[own] for common, own in family.names.items()})
     except KeyError as error:
         raise UnsupportedModel(f"the config of this {name} model lacks {error.args[0]!r}") from error
+    return replace(spec, labels=task.labels, tied=not task.labels and (spec.tied or task.name == "embed"))
 
 
-def _check_purpose(architectures: Sequence[str]) -> None:
+def _check_generates(architectures: Sequence[str]) -> None:
     """Raises UnsupportedModel if the model does not generate text.
 
     The tensors do not show this: a classifier or an embedder may have all tensors of a tied language model.
     """
     if architectures and not any(name.lower().endswith(GENERATORS) for name in architectures):
-        raise UnsupportedModel(f"{', '.join(architectures)} does not generate text: only language models are served")
+        raise UnsupportedModel(
+            f"{', '.join(architectures)} does not generate text: --task generate serves only language models"
+        )
 
 
 def _spec(name: str, family: Family, config: Config) -> ModelSpec:

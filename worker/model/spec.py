@@ -136,6 +136,7 @@ class ModelSpec:
     logit_scale: float = 1.0  # logits are multiplied by it
     logit_softcap: float = 0.0  # if c is not 0, logits become c * tanh(logits / c)
     tied: bool  # whether the head is the embedding
+    labels: int = 0  # rows of a classification head, which takes the place of the head over the vocabulary; 0: none
     eos_ids: tuple[int, ...]
     dtype: str  # the dtype of the checkpoint: float32, bfloat16 or float16
     stored: StoredQuantization | None = None  # how linears are stored in few bits; None if none is

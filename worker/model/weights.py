@@ -43,6 +43,7 @@ from worker.model.stored_weight import Layout, PlainWeight, Shape, StoredTensors
 from worker.model.weights_size import Keeper
 
 EMBED, HEAD, NORM = "embed_tokens", "lm_head", "norm"
+CLASSIFIER = "score"  # the head of a classifier
 GATES = "gates"  # the field of Layer for rows that are `apart`
 DRAFTER = "mtp."  # what names of layers that predict several tokens begin with; they are not read
 Kept = tuple[StoredWeight, Layout | None]  # a weight, and how it is kept in few bits
@@ -94,11 +95,12 @@ class Loader:
         embed = _named(tensors, EMBED)
         if embed is None:
             raise CheckpointError(f"{tensors.folder}: tensor model.{EMBED}{WEIGHT} is missing")
-        self.prefix, head = embed.removesuffix(EMBED), _named(tensors, HEAD)
-        size = (self.spec.vocab_size, self.spec.hidden_size)
-        self.embed = self.source.weight(embed + WEIGHT, size)
-        tied = head is None and self.spec.tied
-        self.head = None if tied else self.source.weight((head or HEAD) + WEIGHT, size)
+        labels, hidden = self.spec.labels, self.spec.hidden_size
+        own_head = CLASSIFIER if labels else HEAD
+        self.prefix, head = embed.removesuffix(EMBED), _named(tensors, own_head)
+        self.embed = self.source.weight(embed + WEIGHT, (self.spec.vocab_size, hidden))
+        tied, size = head is None and self.spec.tied, (labels or self.spec.vocab_size, hidden)
+        self.head = None if tied else self.source.weight((head or own_head) + WEIGHT, size)
         self.names = LayerSpelling.of(self.spec, tensors.names())
         sparse = [prefix for prefix, layer in self._layers() if layer.sparse]
         self.experts: ExpertLinears | None = None

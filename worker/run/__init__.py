@@ -9,6 +9,7 @@ graph_inputs        holds the inputs of a captured decode at fixed addresses
 Execution, from tensors to ids:
 runner              launch(plan): inputs, forward, sampling
 in_flight           a step that is launched but not read yet
+pooling             makes one vector of a prompt
 logprobs            computes log-probabilities
 graphs              runs decodes as CUDA graphs
 graph_capture       captures one decode of a fixed shape

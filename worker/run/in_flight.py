@@ -3,21 +3,26 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shared import messages as m
 from worker.schedule.sequence import Plan, Sequence
 
 StepLogprobs = list[tuple[Sequence, m.Logprobs]]
+# Rows [N, D] that a prompt contributes to its vector from a position on, see pooling.py.
+PooledRows = tuple[Sequence, int, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The results of a step: an id per row of the plan, in order, and the log-probabilities that requests ask for."""
+    """The results of a step: an id per row of the plan, in order, and what else requests ask for."""
 
     ids: list[int]
     logprobs: StepLogprobs = field(default_factory=list)
+    pooled: list[PooledRows] = field(default_factory=list)
 
 
 class HostCopy:
@@ -43,6 +48,10 @@ def no_logprobs() -> StepLogprobs:
     return []
 
 
+def no_rows() -> list[PooledRows]:
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
     """A step in flight. may_overlap: whether the next step may be launched before this one is read."""
@@ -52,9 +61,10 @@ class InFlightStep:
     ids: Tensor  # [R] int64 on the device, in the order of plan.rows; the next step reads them and may overwrite them
     host_ids: HostCopy
     read_logprobs: Callable[[], StepLogprobs] = no_logprobs
+    read_pooled: Callable[[], list[PooledRows]] = no_rows
 
     @torch.inference_mode()
     def read(self) -> StepOutput:
         """Waits for the step and returns its results. Raises whatever the device raises."""
         ids: list[int] = self.host_ids.read().tolist()
-        return StepOutput(ids, self.read_logprobs())
+        return StepOutput(ids, self.read_logprobs(), self.read_pooled())

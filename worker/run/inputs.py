@@ -4,14 +4,14 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.messages import Sampling
+from shared.messages import PoolingKind, Sampling
 from worker.kernels.delta_net import NO_STATE
 from worker.kv_cache.pages import SCRATCH
 from worker.model.forward_inputs import ForwardInputs
@@ -35,10 +35,21 @@ def use_scratch_slot(sequence: Sequence) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LogitsUse:
-    """Lists which of the R rows of logits are sampled from, and which give log-probabilities of prompt tokens."""
+    """Lists which rows of logits are sampled from, and which give log-probabilities of prompt tokens.
 
-    sampled: list[int]  # rows that ids are sampled from, in plan order
-    prompts: list[tuple[int, int, int]]  # for prompt log-probabilities: (chunk index, first row, row count)
+    Of the R rows of ForwardInputs.logits_indices, those in `pooled` make vectors. The others have logits.
+    """
+
+    sampled: list[int]  # rows of logits that ids are sampled from, in plan order
+    prompts: list[tuple[int, int, int]]  # for prompt log-probabilities: (chunk index, first row of logits, row count)
+    pooled: list[tuple[int, int, int]] = field(default_factory=list)  # (chunk index, first of the R rows, row count)
+
+    def with_logits(self, rows: int) -> NDArray[np.int64]:
+        """Returns which of the R rows have logits."""
+        others = np.ones(rows, bool)
+        for _, first, count in self.pooled:
+            others[first : first + count] = False
+        return np.flatnonzero(others)
 
 
 def build_inputs(
@@ -109,21 +120,41 @@ def _page_tables(chunks: Seq[Chunk], seq_lens: NDArray[np.int32], page_size: int
 
 def _logits_indices(chunks: Seq[Chunk], query_start_loc: NDArray[np.int32]) -> tuple[list[int], LogitsUse]:
     indices: list[int] = []
-    use = LogitsUse([], [])
+    use, pooled = LogitsUse([], []), 0
     for number, (chunk, begin) in enumerate(zip(chunks, query_start_loc.tolist(), strict=False)):
         sequence = chunk.sequence
+        if sequence.pooling is not None:
+            rows = _pooled_rows(chunk, sequence.pooling.kind)
+            if rows:
+                use.pooled.append((number, len(indices), len(rows)))
+                indices.extend(begin + row for row in rows)
+                pooled += len(rows)
+            continue
         if sequence.sampling.prompt_logprobs:
             known = max(0, min(chunk.length, sequence.prompt_len - 1 - chunk.start))
             if known:
-                use.prompts.append((number, len(indices), known))
+                use.prompts.append((number, len(indices) - pooled, known))
                 indices.extend(range(begin, begin + known))
         if chunk.drafts:
-            use.sampled.extend(range(len(indices), len(indices) + chunk.rows))
+            first = len(indices) - pooled
+            use.sampled.extend(range(first, first + chunk.rows))
             indices.extend(range(begin + chunk.length - chunk.rows, begin + chunk.length))
         elif chunk.samples:
-            use.sampled.append(len(indices))
+            use.sampled.append(len(indices) - pooled)
             indices.append(begin + chunk.length - 1)
     return indices, use
+
+
+def _pooled_rows(chunk: Chunk, kind: PoolingKind) -> range:
+    """Returns the rows of a chunk that contribute to the vector of its prompt."""
+    match kind:
+        case PoolingKind.MEAN:
+            return range(chunk.length)
+        case PoolingKind.FIRST:
+            return range(1 if chunk.start == 0 else 0)
+        case _:
+            ends = chunk.start + chunk.length == len(chunk.sequence.tokens)
+            return range(chunk.length - ends, chunk.length)
 
 
 def pending_tokens(chunks: Seq[Chunk], before: Seq[Chunk]) -> tuple[list[int], list[int]]:

@@ -3,6 +3,7 @@
 The runner works on tensors and plans and makes no decisions. Prefill, chunked prefill and decode take the same path.
 """
 
+from collections.abc import Callable
 from ctypes import c_uint64
 from typing import Protocol
 
@@ -18,9 +19,10 @@ from worker.model.spec import ModelSpec
 from worker.run.grammar_mask import GrammarMask
 from worker.run.graph_capture import EagerGraph, cuda_capture
 from worker.run.graphs import DecodeGraphs
-from worker.run.in_flight import HostCopy, InFlightStep, StepOutput
-from worker.run.inputs import build_inputs, dummy_sequence, pending_tokens, to_device
+from worker.run.in_flight import HostCopy, InFlightStep, PooledRows, StepOutput, no_rows
+from worker.run.inputs import LogitsUse, build_inputs, dummy_sequence, pending_tokens, to_device
 from worker.run.logprobs import launch_logprobs
+from worker.run.pooling import launch_pooling
 from worker.run.sampler import is_plain, sample_rows
 from worker.schedule.sequence import Chunk, Plan, Row, Sequence
 
@@ -34,6 +36,8 @@ class Model(Protocol):
     layers_started: c_uint64
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
+    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
+    def logits(self, h: Tensor) -> Tensor: ...
     def count_replayed(self) -> None: ...
 
 
@@ -84,7 +88,7 @@ class Runner:
         self._cache.reach(inputs.max_pages)
         if before is not None:
             self._fill_pending(inputs.token_ids, plan, before)
-        logits = self._forward(inputs)  # [R, V] float32
+        logits, pooled = self._outputs(inputs, plan, use)
         sampled = logits
         if len(use.sampled) < len(logits):
             sampled = logits[to_device(np.array(use.sampled, np.int64), self._device)]
@@ -92,9 +96,20 @@ class Runner:
         sequences = [sequence for sequence, _ in rows]
         ids = self._sample(sampled, rows, sequences) if rows else logits.new_empty(0).long()
         if any(sequence.sampling.logprobs is not None for sequence in sequences) or use.prompts:
-            return InFlightStep(plan, False, ids, HostCopy(ids), launch_logprobs(plan, use, logits, sampled, ids))
+            logprobs = launch_logprobs(plan, use, logits, sampled, ids)
+            return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, pooled)
         may_overlap = self._overlap and not plan.drafts and all(map(is_plain, sequences))
-        return InFlightStep(plan, may_overlap, ids, HostCopy(ids))
+        return InFlightStep(plan, may_overlap, ids, HostCopy(ids), read_pooled=pooled)
+
+    def _outputs(
+        self, inputs: ForwardInputs, plan: Plan, use: LogitsUse
+    ) -> tuple[Tensor, Callable[[], list[PooledRows]]]:
+        """Returns the logits [N, V] float32 of the rows that have logits, and a function that reads the other rows."""
+        if not use.pooled:
+            return self._forward(inputs), no_rows
+        hidden, model = self._model.hidden(inputs, self._cache), self._model
+        rows = to_device(use.with_logits(len(hidden)), self._device)
+        return model.logits(hidden[rows]), launch_pooling(plan, use, hidden, model.logits)
 
     def _sample(self, logits: Tensor, rows: list[Row], sequences: list[Sequence]) -> Tensor:
         allowed = self._grammar_mask.apply(logits, sequences)

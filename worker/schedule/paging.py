@@ -143,8 +143,7 @@ class Paging:
             self.states.check(running)
 
     def _match(self, sequence: Sequence) -> list[list[int]]:
-        # To get the log-probabilities of prompt tokens, the prompt has to be computed.
-        if self.prefix is None or (sequence.sampling.prompt_logprobs and not sequence.output_len):
+        if self.prefix is None or sequence.computes_prompt:
             return [[] for _ in self.pools]
         return self.prefix.match(sequence.digests, sequence.tokens, sequence.cache_salt)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from shared.messages import Outcome, Sampling
+from shared.messages import Outcome, Pooling, PoolingKind, Sampling
 
 TILE = 16  # a matrix multiplication computes this many rows at once
 
@@ -83,6 +83,7 @@ class Sequence:
     priority: int = 0  # lower goes first
     deadline: float = float("inf")  # seconds of the loop's clock
     tenant: str = ""  # the name of its API key, see fair_queue.py
+    pooling: Pooling | None = None  # it samples nothing, and its result is a vector (worker/run/pooling.py)
 
     # progress
     computed_tokens: int = 0  # tokens with K/V, not counting steps in flight
@@ -124,6 +125,13 @@ class Sequence:
     @property
     def output_len(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def computes_prompt(self) -> bool:
+        """Whether its result needs the rows of all prompt tokens, so that none may come from the prefix cache."""
+        if self.pooling is not None:
+            return self.pooling.kind in (PoolingKind.MEAN, PoolingKind.FIRST)
+        return self.sampling.prompt_logprobs and not self.output_len
 
     @property
     def next_output(self) -> int:

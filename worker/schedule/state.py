@@ -30,7 +30,6 @@ class SchedulerStatus(NamedTuple):
     prefix_queries: int  # tokens looked up in the prefix cache: all tokens of a sequence each time it gets pages
     prefix_hits: int
     prefill_budget: PrefillBudget
-    prefix_cache_reset: int
 
 
 class SchedulerState:
@@ -105,7 +104,9 @@ class SchedulerState:
                 return Outcome.EOS
             if tokens[-1] in sampling.stop_token_ids:
                 return Outcome.STOP
-        return Outcome.LENGTH if self.at_max_length(sequence, len(tokens)) else None
+        if not self.at_max_length(sequence, len(tokens)):
+            return None
+        return Outcome.LENGTH if sequence.pooling is None else Outcome.POOLED
 
     def at_max_length(self, sequence: Sequence, length: int) -> bool:
         """Whether the sequence ends when it has `length` tokens, whatever the tokens are."""

@@ -16,9 +16,14 @@ SHAPES = "a string, an array of token ids, or an array of either"
 
 Prompt = str | list[int]
 
+
+def prompts_schema(most: int) -> dict[str, Any]:
+    """Returns the JSON Schema of a prompt, or of at most so many."""
+    return {"anyOf": [*_one, {"type": "array", "items": {"anyOf": _one}, "minItems": 1, "maxItems": most}]}
+
+
 _ids: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _one: list[dict[str, Any]] = [{"type": "string", "minLength": 1}, _ids]
-_several = {"type": "array", "items": {"anyOf": _one}, "minItems": 1, "maxItems": MAX_PROMPTS}
 _Token = Annotated[int, EXACT]
 
 
@@ -28,7 +33,7 @@ class CompletionRequest(OpenAIFields):
     model: Annotated[Text, doc("The served name, see `/v1/models`; any other is refused")]
     prompt: Annotated[
         str | list[str | _Token | list[_Token]],
-        Meta(description="A text, token ids, or several of either", extra_json_schema={"anyOf": [*_one, _several]}),
+        Meta(description="A text, token ids, or several of either", extra_json_schema=prompts_schema(MAX_PROMPTS)),
     ]
     max_tokens: Annotated[Count, doc("Most tokens of the answer")] = 128
     n: ChoiceCount = 1

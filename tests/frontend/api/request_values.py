@@ -19,6 +19,10 @@ REQUIRED: dict[str, Any] = {
     "input": "a",
     "max_tokens": 1,
     "tokens": [1],
+    "text_1": "a",
+    "text_2": "a",
+    "query": "a",
+    "documents": ["a"],
 }
 
 

@@ -1,0 +1,125 @@
+"""OpenAI's embeddings: https://platform.openai.com/docs/api-reference/embeddings"""
+
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, check_model, to_json
+from frontend.api.openai import completions
+from frontend.api.openai.completions_input import prompts_schema
+from frontend.api.pooling import response_types as types
+from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, check_prompts, pooling_request
+from frontend.api.pooling.vectors import collect
+from frontend.api.request_model import EXACT, FieldError
+from frontend.api.request_types import Positive, Text, doc
+from frontend.errors import BadRequest, Unprocessable
+from frontend.request import GenerationRequest
+from shared.messages import Pooling
+
+NAME, PREFIX, TASKS = "embeddings", "embd", ("embed",)
+SHAPES = "a string, an array of token ids, or an array of either"
+
+Input = str | list[int]
+_Token = Annotated[int, EXACT]
+
+
+class EmbeddingRequest(PoolingFields):
+    input: Annotated[
+        str | list[str | _Token | list[_Token]],
+        Meta(description="A text, token ids, or several of either", extra_json_schema=prompts_schema(MAX_INPUTS)),
+    ]
+    encoding_format: Annotated[
+        Literal["float", "base64"], doc("`base64`: little-endian float32, which is shorter and exact")
+    ] = "float"
+    dimensions: Annotated[Positive | None, doc("Only so many numbers, normalized again; for models trained so")] = None
+    prompt_name: Annotated[
+        Text | None, doc("Which of the checkpoint's prompts stands before each text; absent: its default, if any")
+    ] = None
+    add_special_tokens: Annotated[bool, doc("Whether the tokenizer adds its own tokens to a text")] = True
+
+    def __post_init__(self) -> None:
+        inputs = self.inputs
+        if not inputs or not all(inputs):
+            raise FieldError("input", "is empty", BadRequest, "empty_prompt")
+        if len(inputs) > MAX_INPUTS:
+            raise FieldError("input", f"may have at most {MAX_INPUTS} entries")
+        kinds = {*map(type, self.input)} if isinstance(self.input, list) else set()
+        if int in kinds and kinds != {int}:
+            raise FieldError("input", f"must be {SHAPES}", BadRequest, "wrong_type")
+
+    @property
+    def inputs(self) -> list[Input]:
+        """The inputs as a list, also if the body has a single one."""
+        several: Any = self.input
+        single = type(several) is str or (bool(several) and type(several[0]) is int)
+        return [several] if single else several
+
+
+REQUEST = EmbeddingRequest
+error = completions.error
+
+
+async def parse(request: EmbeddingRequest, context: ModelContext) -> GenerationRequest:
+    """Makes a request for the vectors. Raises BadRequest or Unprocessable, which name the field."""
+    check_model(request.model, context)
+    return await embedding_request(
+        request, request.inputs, context, dimensions=request.dimensions or 0, prompt_name=request.prompt_name,
+        special=request.add_special_tokens, base64=request.encoding_format == "base64",
+    )  # fmt: skip
+
+
+async def embedding_request(
+    fields: PoolingFields,
+    inputs: Sequence[Input],
+    context: ModelContext,
+    *,
+    dimensions: int = 0,
+    prompt_name: str | None = None,
+    special: bool = True,
+    param: str = "input",
+    **format_data: Any,
+) -> GenerationRequest:
+    """Makes a request for one vector of each input; `vectors.collect` waits for them.
+
+    dimensions: only so many of the numbers; 0: all
+    prompt_name: of the checkpoint's prompt before each text; None: its default. Token ids get none
+    param: the name of the field, for refusals
+    """
+    task = context.task
+    before = task.prompts.get(task.default_prompt, "") if prompt_name is None else task.prompts.get(prompt_name)
+    if before is None:
+        known = ", ".join(f"`{name}`" for name in task.prompts) or "none"
+        raise Unprocessable(
+            f"the model has no prompt `{prompt_name}`; it has {known}", param="prompt_name", code="out_of_range"
+        )
+    texts = [before + one for one in inputs if isinstance(one, str)]
+    encoded = iter(await context.tokenizer.encode_batch(texts, special) if texts else [])
+    prompts = [next(encoded) if isinstance(one, str) else one for one in inputs]
+    check_prompts(param, prompts, context)
+    if dimensions > context.hidden_size > 0:
+        raise Unprocessable(
+            f"`dimensions` is {dimensions}, but the model's vectors have {context.hidden_size}",
+            param="dimensions",
+            code="out_of_range",
+        )
+    return pooling_request(fields, prompts, Pooling(task.pooling, task.normalized, dimensions), context, **format_data)
+
+
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    vectors = await collect(context, arriving)
+    in_base64 = context.request.format_data["base64"]
+    data = [
+        types.Embedding(
+            index=index,
+            embedding=base64.b64encode(packed).decode() if in_base64 else vectors.floats(index).tolist(),
+        )
+        for index, packed in enumerate(vectors.packed)
+    ]
+    return to_json(
+        types.Embeddings(
+            id=context.id, created=context.created, model=context.request.model, data=data,
+            usage=types.usage_of(vectors.usage),
+        )
+    )  # fmt: skip

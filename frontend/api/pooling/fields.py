@@ -1,0 +1,46 @@
+"""The fields that requests for vectors and scores share, and how their inputs become prompts."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from frontend.api.common import ModelContext, check_ids, check_length
+from frontend.api.request_model import MOST, RequestModel
+from frontend.api.request_types import Ignored, ModelName, Positive, Text, doc
+from frontend.errors import BadRequest
+from frontend.request import GenerationRequest
+from shared.messages import Pooling, Sampling
+
+MAX_INPUTS = 2048
+
+Prompt = list[int]
+
+
+class PoolingFields(RequestModel):
+    model: ModelName = None
+    cache_salt: Annotated[Text | None, doc("The prefix cache is shared only with requests of the same salt")] = None
+    priority: Annotated[
+        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower goes first, among requests of one API key's name")
+    ] = 0
+    deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
+    user: Ignored = None
+
+
+def pooling_request(
+    fields: PoolingFields, prompts: Sequence[Prompt], pooling: Pooling, context: ModelContext, **format_data: Any
+) -> GenerationRequest:
+    """Makes a request for one vector of each prompt. format_data: what only the response needs."""
+    return GenerationRequest(
+        tuple(prompts), Sampling(0), model=context.model, cache_salt=fields.cache_salt or "",
+        priority=fields.priority, deadline_ms=fields.deadline_ms or 0, pooling=pooling, format_data=format_data,
+    )  # fmt: skip
+
+
+def check_prompts(param: str, prompts: Sequence[Prompt], context: ModelContext) -> None:
+    """Raises BadRequest for a prompt without tokens, Unprocessable for one that is too long or has an unknown id."""
+    for ids in prompts:
+        if not ids:
+            raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
+        check_ids(param, ids, context.vocab_size)
+        check_length(param, len(ids), 0, context)

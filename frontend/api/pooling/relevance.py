@@ -1,0 +1,95 @@
+"""How relevant one text is to another, as a number; what /v1/score and /v1/rerank share.
+
+The task of the server decides how: an embedding model gives the cosine of two vectors. A classification head gives the
+sigmoid of its logit for both texts, encoded as a pair. Any other model is asked, and gives the probability of "yes"
+against "no" as the next token, in the words of Qwen3-Reranker: https://huggingface.co/Qwen/Qwen3-Reranker-0.6B
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext
+from frontend.api.pooling.embeddings import embedding_request
+from frontend.api.pooling.fields import PoolingFields, Prompt, check_prompts, pooling_request
+from frontend.api.pooling.vectors import Vectors, collect
+from frontend.api.request_types import Text, doc
+from frontend.errors import Unprocessable
+from frontend.request import GenerationRequest, Usage
+from shared.messages import Pooling, PoolingKind
+
+TASKS = ("embed", "score")
+BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+QUESTION = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+class RelevanceFields(PoolingFields):
+    instruction: Annotated[Text | None, doc("What makes a document relevant, for models that are asked")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The pairs of texts of a request. first: one text for all of `second`, or one for each."""
+
+    first: Sequence[str]
+    second: Sequence[str]
+    first_field: str
+    second_field: str
+
+    def __iter__(self) -> "zip[tuple[str, str]]":
+        first = [*self.first] * len(self.second) if len(self.first) == 1 else self.first
+        return zip(first, self.second, strict=True)
+
+
+async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: ModelContext) -> GenerationRequest:
+    """Makes the request whose vectors `scores` turns into one score for each pair. Raises Unprocessable."""
+    task = context.task
+    asked = task.name == "score" and not task.labels
+    if fields.instruction is not None and not asked:
+        raise Unprocessable(
+            "`instruction`: this model is not asked in words, so it takes no instruction",
+            param="instruction",
+            code="unsupported_field",
+        )
+    if task.name == "embed":
+        texts = [*pairs.first, *pairs.second]
+        return await embedding_request(fields, texts, context, param=pairs.second_field, pairs=pairs)
+    ids: tuple[int, ...]
+    if asked:
+        prompts = await _questions(pairs, fields.instruction or INSTRUCTION, context)
+        ids = context.tokenizer.yes_no
+    else:
+        prompts, ids = await context.tokenizer.encode_pairs(list(pairs)), tuple(range(task.labels))
+    check_prompts(pairs.second_field, prompts, context)
+    return pooling_request(fields, prompts, Pooling(PoolingKind.LOGITS, token_ids=ids), context, pairs=pairs)
+
+
+async def _questions(pairs: Pairs, instruction: str, context: ModelContext) -> list[Prompt]:
+    questions = [QUESTION.format(instruction=instruction, query=first, document=second) for first, second in pairs]
+    before, after, *between = await context.tokenizer.encode_batch([BEFORE, AFTER, *questions], False)
+    return [before + ids + after for ids in between]
+
+
+async def scores(context: ResponseContext, arriving: AsyncDeltas) -> tuple[list[float], Usage]:
+    """Waits for the vectors of a request, and returns a score for each pair."""
+    vectors, pairs = await collect(context, arriving), context.request.format_data["pairs"]
+    pooling = context.request.pooling
+    if pooling is not None and pooling.kind is PoolingKind.LOGITS:
+        return [_probability(vectors.floats(index)) for index in range(len(vectors.packed))], vectors.usage
+    return list(_cosines(vectors, len(pairs.first), len(pairs.second))), vectors.usage
+
+
+def _probability(logits: Sequence[float]) -> float:
+    """Returns the softmax's share of the first of two logits, or the sigmoid of a single one."""
+    yes, no = (*logits, 0.0)[:2]
+    return 1 / (1 + math.exp(no - yes)) if no - yes < 700 else 0.0
+
+
+def _cosines(vectors: Vectors, first: int, second: int) -> Sequence[float]:
+    return [vectors.cosine(0 if first == 1 else index, first + index) for index in range(second)]

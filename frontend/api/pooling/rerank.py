@@ -1,0 +1,71 @@
+"""Documents in the order of their relevance to a query, as Cohere and Jina have it.
+
+https://docs.cohere.com/reference/rerank, https://jina.ai/reranker
+"""
+
+from dataclasses import replace
+from typing import Annotated
+
+from msgspec import UNSET, Meta
+
+from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, check_model, to_json
+from frontend.api.openai import completions
+from frontend.api.pooling import relevance
+from frontend.api.pooling import response_types as types
+from frontend.api.pooling.fields import MAX_INPUTS
+from frontend.api.pooling.relevance import Pairs, RelevanceFields, relevance_request
+from frontend.api.request_model import RequestModel
+from frontend.api.request_types import Count, Refused, Text, doc
+from frontend.request import GenerationRequest
+
+NAME, PREFIX, TASKS = "rerank", "rerank", relevance.TASKS
+
+
+class Document(RequestModel):
+    text: Text
+
+
+class RerankRequest(RelevanceFields):
+    query: Annotated[Text, doc("What the documents are compared with")]
+    documents: Annotated[
+        list[Text | Document],
+        Meta(min_length=1, max_length=MAX_INPUTS),
+        doc("Texts, or objects with a text"),
+    ]
+    top_n: Annotated[Count | None, doc("Only so many of the most relevant documents; 0: all")] = None
+    return_documents: Annotated[bool, doc("Whether the answer has the documents' texts")] = True
+    max_tokens_per_doc: Refused = None
+    max_chunks_per_doc: Refused = None
+    rank_fields: Refused = None
+
+
+REQUEST = RerankRequest
+error = completions.error
+
+
+async def parse(request: RerankRequest, context: ModelContext) -> GenerationRequest:
+    """Makes a request for the scores. Raises BadRequest or Unprocessable, which name the field."""
+    check_model(request.model, context)
+    documents = [one if isinstance(one, str) else one.text for one in request.documents]
+    pairs = Pairs([request.query], documents, "query", "documents")
+    scored = await relevance_request(request, pairs, context)
+    top, shown = request.top_n or len(documents), request.return_documents
+    return replace(scored, format_data={**scored.format_data, "top": top, "shown": shown})
+
+
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    scores, usage = await relevance.scores(context, arriving)
+    data = context.request.format_data
+    documents = data["pairs"].second
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    results = [
+        types.Ranked(
+            index=index,
+            relevance_score=scores[index],
+            document=types.RankedText(text=documents[index]) if data["shown"] else UNSET,
+        )
+        for index in order[: data["top"]]
+    ]
+    return to_json(
+        types.Ranking(id=context.id, model=context.request.model, results=results, usage=types.usage_of(usage))
+    )

@@ -1,0 +1,64 @@
+"""The responses of the routes for vectors and scores."""
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from frontend.api.response_types import Count, ResponseModel
+from frontend.request import Usage
+
+
+class PoolingUsage(ResponseModel):
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class Embedding(ResponseModel):
+    object: Literal["embedding"] = "embedding"
+    index: Count
+    embedding: Annotated[list[float] | str, Meta(description="Numbers, or the base64 of little-endian float32")]
+
+
+class Embeddings(ResponseModel):
+    id: str
+    object: Literal["list"] = "list"
+    created: Count
+    model: str
+    data: list[Embedding]
+    usage: PoolingUsage
+
+
+class Score(ResponseModel):
+    index: Count
+    object: Literal["score"] = "score"
+    score: float
+
+
+class Scores(ResponseModel):
+    id: str
+    object: Literal["list"] = "list"
+    created: Count
+    model: str
+    data: list[Score]
+    usage: PoolingUsage
+
+
+class RankedText(ResponseModel):
+    text: str
+
+
+class Ranked(ResponseModel):
+    index: Annotated[Count, Meta(description="Of the document in the request")]
+    relevance_score: float
+    document: RankedText | UnsetType = UNSET
+
+
+class Ranking(ResponseModel):
+    id: str
+    model: str
+    results: Annotated[list[Ranked], Meta(description="The most relevant one first")]
+    usage: PoolingUsage
+
+
+def usage_of(usage: Usage) -> PoolingUsage:
+    return PoolingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.total_tokens)

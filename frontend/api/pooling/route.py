@@ -1,0 +1,66 @@
+"""The life of a request for vectors or scores: read, parse, compute, write the response."""
+
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.api.app_state import AppState
+from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext
+from frontend.api.decoding import decode
+from frontend.api.generate import check_task, while_connected
+from frontend.api.pooling import embeddings, rerank, score
+from frontend.api.request_model import RequestModel
+from frontend.errors import SluiceError
+from frontend.generation.windows import Windows
+from frontend.observability.access_log import RequestRecord
+from frontend.request import GenerationRequest
+from frontend.server.middleware import API_FORMAT, RECORD
+
+
+class PoolingFormat(Protocol):
+    """The interface of a module that handles one format."""
+
+    NAME: str  # in logs and traces
+    PREFIX: str  # of a response's id
+
+    @property
+    def TASKS(self) -> tuple[str, ...]: ...  # --task of a server that answers on the route
+    @property
+    def REQUEST(self) -> type[RequestModel]: ...  # the type that a body is decoded into
+
+    async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest: ...
+    async def complete(self, context: ResponseContext, arriving: AsyncDeltas) -> bytes: ...
+    def error(self, exc: SluiceError, request_id: str) -> bytes: ...
+
+
+POOLING_FORMATS: Mapping[str, PoolingFormat] = {
+    "/v1/embeddings": embeddings,
+    "/v1/score": score,
+    "/score": score,
+    "/v1/rerank": rerank,
+    "/v2/rerank": rerank,
+    "/rerank": rerank,
+}
+
+
+async def pool(app: AppState, request: Request) -> Response:
+    body, begun = await app.body(request), time.perf_counter()
+    record: RequestRecord = request.scope[RECORD]
+    chosen = request.scope[API_FORMAT] = POOLING_FORMATS[request.scope["path"]]
+    record.api_format = chosen.NAME
+    decoded = decode(body, chosen.REQUEST)
+    await app.service.wait_for_handshake()
+    context = app.context
+    check_task(request.scope["path"], chosen.TASKS, context)
+    asked = replace(await chosen.parse(decoded, context), tenant=record.tenant)
+    record.generation_request = asked
+    windows = record.generation = Windows(app.service, asked, begun)
+    response_context = ResponseContext(asked, context.tokenizer, chosen.PREFIX)
+    async with aclosing(windows.deltas()) as arriving:
+        answer = await while_connected(request, chosen.complete(response_context, arriving))
+    return Response(answer, media_type="application/json")

@@ -1,0 +1,43 @@
+"""A request of many prompts, of which only some are submitted at a time, so that it fits in a worker's queue.
+
+A request that generates is admitted as a whole, before its response begins. One that asks for vectors answers only
+when all are there, so it may also be refused halfway.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from frontend.generation.choice import Choice
+from frontend.generation.service import Service
+from frontend.request import Delta, GenerationRequest
+
+WINDOW = 256  # prompts; the default of --max-waiting-requests has room for several such requests
+
+
+class Windows:
+    """The generations of a request, one after the other; each has the next WINDOW prompts.
+
+    choices, reason: as a Generation has them, of all that have begun.
+    """
+
+    def __init__(self, service: Service, request: GenerationRequest, arrived_at: float) -> None:
+        """arrived_at: when the request arrived, by `time.perf_counter()`"""
+        self.choices: list[Choice] = []
+        self.reason = ""
+        self._service, self._request, self._arrived_at = service, request, arrived_at
+
+    async def deltas(self) -> AsyncGenerator[list[Delta]]:
+        """Yields the deltas of all prompts. Raises SluiceError when a prompt is refused or fails."""
+        prompts = self._request.prompts
+        for first in range(0, len(prompts), WINDOW):
+            window = replace(self._request, prompts=prompts[first : first + WINDOW])
+            generation = await self._service.start(window, self._arrived_at)
+            self.choices += generation.choices
+            try:
+                async for deltas in generation.deltas():
+                    for delta in deltas:
+                        delta.index += first
+                    yield deltas
+            finally:
+                generation.close()
+                self.reason = generation.reason
