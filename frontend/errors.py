@@ -33,6 +33,13 @@ class Unauthorized(SluiceError):
     kind = "authentication_error"
 
 
+class Forbidden(SluiceError):
+    """A page of another site sent the request, or it needs a server with API keys."""
+
+    status = 403
+    kind = "permission_error"
+
+
 class NotFound(SluiceError):
     status = 404
     kind = "not_found_error"

@@ -17,7 +17,7 @@ from shared.settings_check import check
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 # SLUICE_ variables that are not settings.
-OTHER_VARIABLES = ("SLUICE_API_KEY", "SLUICE_EPOCH", "SLUICE_NATIVE", "SLUICE_ISA")
+OTHER_VARIABLES = ("SLUICE_EPOCH", "SLUICE_NATIVE", "SLUICE_ISA")
 _METAVARS = {str(int): "N", str(float): "X"}
 
 
@@ -134,11 +134,13 @@ def read(namespace: argparse.Namespace, environment: Mapping[str, str], flags: S
 
 
 def to_argv(settings: Settings, flags: Sequence[Flag]) -> list[str]:
-    """Returns the shortest command line that yields these settings when no SLUICE_ variable is set."""
-    changed = non_default_names(settings)
-    return [
-        _argument(flag, getattr(getattr(settings, flag.record), flag.name)) for flag in flags if flag.name in changed
-    ]
+    """Returns the shortest command line that yields these settings, without secrets, if no SLUICE_ variable is set."""
+    return [_argument(flag, value) for flag, value in _changed(settings, flags) if not flag.field.metadata["secret"]]
+
+
+def secret_variables(settings: Settings, flags: Sequence[Flag]) -> dict[str, str]:
+    """Returns the secrets as variables: what `to_argv` leaves out."""
+    return {flag.variable: value for flag, value in _changed(settings, flags) if flag.field.metadata["secret"]}
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -158,6 +160,13 @@ def misspelt_variables(environment: Mapping[str, str]) -> list[str]:
     return [f"{name} is not a setting; did you mean {close[0]}?" for name, close in matches if close]
 
 
+def _changed(settings: Settings, flags: Sequence[Flag]) -> Iterator[tuple[Flag, Any]]:
+    changed = non_default_names(settings)
+    for flag in flags:
+        if flag.name in changed:
+            yield flag, getattr(getattr(settings, flag.record), flag.name)
+
+
 def _add(group: Any, flag: Flag) -> None:
     common: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "help": flag.help}
     if flag.field.type is bool:
@@ -165,6 +174,8 @@ def _add(group: Any, flag: Flag) -> None:
         return
     choices = flag.field.metadata["choices"]
     metavar = "|".join(choices) if choices else _METAVARS.get(str(flag.field.type), "TEXT")
+    if flag.field.metadata["many"]:
+        common |= {"action": "extend", "nargs": "+"}
     group.add_argument(flag.option, metavar=metavar, **common)
 
 
@@ -174,6 +185,7 @@ def _explicit(
     for flag in flags:
         if flag.name in options:
             value = "--" if options[flag.name] == [] else options[flag.name]  # argparse turns --model=-- into []
+            value = ",".join(value) if isinstance(value, list) else value
             yield flag.name, flag.value(value, flag.option) if isinstance(value, str) else value
         elif flag.variable in environment:
             yield flag.name, flag.value(environment[flag.variable], flag.variable)

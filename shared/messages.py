@@ -2,8 +2,8 @@
 
 Knows nothing of sockets, tokenizers or tensors. Two unions:
 
-    Request = Hello | Lease | Submit | Abort | Resync      frontend -> worker  (DEALER -> ROUTER)
-    Event   = Welcome | Step | Status                      worker -> frontend  (XPUB -> SUB)
+    Request = Hello | Lease | Submit | Abort | Resync | ResetPrefixCache      frontend -> worker  (DEALER -> ROUTER)
+    Event   = Welcome | Step | Status                                         worker -> frontend  (XPUB -> SUB)
 
 The XPUB socket may lose frames. So every event carries the worker's `epoch` (its incarnation), every `Step` carries a
 sequence number `seq` per frontend, and every run of tokens carries its start offset in the request's output. A gap is
@@ -182,6 +182,12 @@ class Resync(_Message):
 
     id: U32
     offset: U32
+
+
+class ResetPrefixCache(_Message):
+    """Empties the prefix cache for requests that arrive later; running ones go on. Idempotent."""
+
+    nonce: int  # Status returns it when it is done
 
 
 # worker -> frontend
@@ -379,7 +385,8 @@ class Status(_Message):
     draft_tokens: int = 0  # draft tokens computed
     accepted_tokens: int = 0  # draft tokens accepted
     kv_cache: tuple[KVUsage, ...] = ()  # by kind of layers; `pages` are those of the first kind
+    prefix_cache_reset: int = 0  # the nonce of the latest ResetPrefixCache; 0: there was none
 
 
-Request = Hello | Lease | Submit | Abort | Resync
+Request = Hello | Lease | Submit | Abort | Resync | ResetPrefixCache
 Event = Welcome | Step | Status

@@ -12,12 +12,14 @@ from typing import Any
 from shared.address import parse_all
 from shared.config import (
     ConfigError,
+    FrontendConfig,
     Settings,
     WireConfig,
     flag_name,
     non_default_names,
     value_problem,
     with_values,
+    words,
 )
 
 
@@ -30,6 +32,7 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
     _check_values(settings)
     _check_wire(settings.wire)
     _check_workers(settings)
+    _check_origins(settings.frontend)
     for rule in (_static, _contiguous, _chunks, _target, _budget, _speculation, _stopping, _ports):
         settings = with_values(settings, rule(settings, explicit))
     return settings
@@ -79,6 +82,12 @@ def _check_workers(settings: Settings) -> None:
         raise ConfigError(f"--request-address is for a single worker and cannot be combined with {other}")
     if not count and not has_external:
         raise ConfigError("--workers 0 needs workers started elsewhere: --worker-addresses or --workers-file")
+
+
+def _check_origins(frontend: FrontendConfig) -> None:
+    for origin in words(frontend.cors_origins):
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+            raise ConfigError(f"--cors-origins must be * or like https://example.com, without a path, not {origin!r}")
 
 
 def _static(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:

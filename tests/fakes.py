@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from frontend.api.common import ModelContext
 from frontend.errors import SluiceError
 from frontend.text.chat_template import ChatTemplate
@@ -62,6 +64,8 @@ class FakePool:
     closed: bool = False
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     calls: int = 0
+    resets: int = 0  # of the prefix cache
+    deaf: bool = False  # does not confirm them
 
     async def start(self) -> None:
         self.started = True
@@ -75,6 +79,16 @@ class FakePool:
     def membership(self) -> Self:
         """The membership of the pool, which the fake implements itself."""
         return self
+
+    @property
+    def connections(self) -> list[Self]:
+        """The one worker, which the fake implements itself, too."""
+        return [self]
+
+    def reset_prefix_cache(self, nonce: int) -> None:
+        self.resets += 1
+        if self.status is not None and not self.deaf:
+            self.status = msgspec.structs.replace(self.status, prefix_cache_reset=nonce)
 
     def statuses(self) -> list[WorkerStatus]:
         """Returns one worker, or none before its first status."""
@@ -104,18 +118,9 @@ class FakePool:
         if call in self.refusals:
             raise self.refusals[call]
         message = m.Submit(
-            call + 1,
-            pack_u32(prompt),
-            sampling,
-            b"",
-            cache_salt,
-            group,
-            deadline_ms,
-            priority,
-            0,
-            tenant,
+            call + 1, pack_u32(prompt), sampling, b"", cache_salt, group, deadline_ms, priority, 0, tenant,
             pooling=pooling,
-        )
+        )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future(), seed=sampling.seed or 77)
         self.submitted.append(Submitted(prompt, sampling, stream, group))
         if self.play is not None:

@@ -23,6 +23,7 @@ from deploy.supervisor.run_dir import RunDirError, run_dir
 from deploy.supervisor.supervisor import Supervisor
 from deploy.supervisor.watchdog import Timeouts, Watchdog
 from shared.config import Settings, with_values
+from shared.flags import secret_variables
 from shared.heartbeat import Heartbeat
 from shared.line_writer import NonBlockingStream
 from shared.machine import visible_gpus
@@ -102,7 +103,7 @@ async def _run_supervisor(
         start_timeout=settings.launch.load_timeout,
     )
     secure = bool(settings.frontend.ssl_certfile)
-    text = ready_message(url(listeners[0], secure=secure), settings.model.name, keys=bool(settings.frontend.api_keys))
+    text = ready_message(url(listeners[0], secure=secure), settings.model.name, keys=settings.frontend.keyed)
     report = report_readiness(supervisor, console, reachable(listeners[0]), text, secure=secure)
     reporting.append(asyncio.create_task(report))
     return await supervisor.run()
@@ -168,7 +169,7 @@ def _frontend_spec(index: int, settings: Settings, fd: int, folder: Path, genera
         f"--fd={fd}",
         f"--heartbeat={watchdog.heartbeat.file}",
     ]
-    variables = {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
+    variables = {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")} | secret_variables(settings, FRONTEND_FLAGS)
     return ChildSpec(
         f"frontend {index}",
         lambda n: [*argv, *["--hold"] * (generation > 0 and n == 1)],

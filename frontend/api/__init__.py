@@ -8,7 +8,7 @@
     anthropic/          messages
     pooling/            the routes that answer with vectors or scores
     reports             the routes that report: health, statistics, metrics, models, the description of the API
-    models, tokenize    routes that need no generation
+    models, tokenize, prefix_cache      routes that need no generation
 
 The formats share these modules:
 

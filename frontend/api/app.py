@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -29,6 +30,7 @@ from frontend.api.openai import responses
 from frontend.api.openai.chat_input import TokenizeRequest
 from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.pooling.route import POOLING_FORMATS, pool
+from frontend.api.prefix_cache import reset_prefix_cache
 from frontend.api.request_model import RequestModel
 from frontend.generation.service import Service
 from frontend.observability.hooks import EndHooks, end_hooks
@@ -36,9 +38,10 @@ from frontend.observability.metrics import PrometheusMetrics
 from frontend.server import playground
 from frontend.server.auth import ApiKeys
 from frontend.server.middleware import RequestMiddleware
+from frontend.server.origins import Origins
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.pool import WorkerPool
-from shared.config import FrontendConfig, ModelConfig
+from shared.config import FrontendConfig, ModelConfig, words
 
 FLUSH_S = 1.0
 LAG_S = 0.05  # between two measurements of the event loop's lag
@@ -60,11 +63,14 @@ def answering(kind: type[R], function: Callable[[R, ModelContext], Awaitable[Any
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/health", reports.health),
     ("GET", "/ready", reports.ready),
+    ("GET", "/ping", reports.health),
+    ("GET", "/version", reports.version),
     ("GET", "/stats", reports.stats),
     ("GET", "/metrics", reports.metrics),
     ("GET", "/openapi.json", reports.document),
     ("GET", "/v1/models", reports.model_list),
     ("GET", "/v1/models/{name:path}", reports.model),
+    ("POST", "/reset_prefix_cache", reset_prefix_cache),
     ("GET", "/tokenizer_info", reports.tokenizer_info),
     ("POST", "/tokenize", answering(TokenizeRequest, tokenize.tokenize)),
     ("POST", "/detokenize", answering(tokenize.DetokenizeRequest, tokenize.detokenize)),
@@ -88,16 +94,18 @@ def create_app(
     """
     ended = end_hooks(config, metrics)
     state = AppState(config, model.name, Service(pool, tokenizer, metrics), metrics)
-    middleware = Middleware(
+    origins = words(config.cors_origins)
+    requests = Middleware(
         RequestMiddleware,
-        keys=ApiKeys(config.api_keys),
+        keys=ApiKeys(config.api_keys, words(config.api_key)),
+        origins=Origins(origins),
         envelope=partial(error_format, config=config),
         rejected=metrics.rejected,
         ended=ended,
     )
     app = Starlette(
         routes=routes(state),
-        middleware=[middleware],
+        middleware=[*_cors(origins), requests],
         lifespan=_lifespan(pool, metrics, ended),
         exception_handlers={HTTPException: _pass_on},
     )
@@ -112,6 +120,23 @@ def routes(state: AppState) -> list[Route]:
         Route("/", playground.page),
         Route("/web/{name}", playground.page),
         *(Route(path, partial(handler, state), methods=[method]) for method, path, handler in ROUTES),
+    ]
+
+
+def _cors(origins: list[str]) -> list[Middleware]:
+    """Returns what tells browsers that pages of these origins may read the answers, their headers, too."""
+    if not origins:
+        return []
+    every = ["*"]
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=every,
+            allow_headers=every,
+            expose_headers=every,
+            allow_private_network=True,
+        )
     ]
 
 

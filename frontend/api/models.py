@@ -13,6 +13,7 @@ def model_of(name: str, created: int, limits: Limits | None) -> Model:
     return Model(
         id=name,
         created=created,
+        root=name,
         max_model_len=longest,
         display_name=name,
         created_at=datetime.fromtimestamp(created, UTC).isoformat(),

@@ -60,6 +60,8 @@ RESPONSES: Mapping[str, Any] = {
     "Model": response_types.Model,
     "ModelList": response_types.ModelList,
     "Health": response_types.Health,
+    "Version": response_types.Version,
+    "PrefixCacheReset": response_types.PrefixCacheReset,
     "Ready": response_types.Ready,
     "NotReady": response_types.NotReady,
     "Stats": Stats,
@@ -69,6 +71,7 @@ NOT_SUPPORTED = "Not supported: only values that leave the feature off are accep
 ERRORS = {
     400: "Not JSON, a wrong type, an empty prompt",
     401: "The API key is missing or wrong",
+    403: "A web page of another site sent the request, or the route needs a server with API keys",
     408: "The request did not arrive in time",
     413: "The body is too large",
     422: "Well-formed but not acceptable; the message names the field",
@@ -86,7 +89,7 @@ def document() -> dict[str, Any]:
     """Returns the whole description, ready to be written as JSON."""
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Sluice", "version": _version(), "description": "Serves an open-weight language model."},
+        "info": {"title": "Sluice", "version": version(), "description": "Serves an open-weight language model."},
         "paths": {**_generating(), **_pooling(), **_counting(), **_reporting()},
         "security": [{}, {"bearer": []}, {"key": []}],
         "components": {
@@ -109,7 +112,7 @@ def _request(kind: type[RequestModel]) -> dict[str, Any]:
     return {**body, "properties": fields}
 
 
-def _version() -> str:
+def version() -> str:
     try:
         return metadata.version("sluice")
     except metadata.PackageNotFoundError:
@@ -183,6 +186,9 @@ def _reporting() -> dict[str, Any]:
         "/web/{name}": _open(_get("The playground's files", files, missing)) | {"parameters": [name]},
         "/health": _open(_get("Whether the process runs", _json(ref("Health")))),
         "/ready": _open(_get("Whether a request would be served now", _json(ref("Ready")), busy)),
+        "/ping": _open(_get("The same as /health", _json(ref("Health")))),
+        "/version": _get("The server's version", _json(ref("Version"))),
+        "/reset_prefix_cache": _reset(),
         "/stats": _get("What the scheduler does", _json(ref("Stats"))),
         "/metrics": _get("The same and more, for Prometheus", prometheus),
         "/openapi.json": _get("This description", _json({"type": "object"})),
@@ -212,8 +218,16 @@ def _post(
 
 
 def _get(summary: str, content: dict[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    denied = {status: _answer(ERRORS[int(status)], _json(ref("OpenAIError"))) for status in ("401", "431", "500")}
+    error = _json(ref("OpenAIError"))
+    denied = {str(status): _answer(ERRORS[status], error) for status in (401, 403, 431, 500)}
     return {"get": {"summary": summary, "responses": {"200": _answer("Done", content), **denied, **(more or {})}}}
+
+
+def _reset() -> dict[str, Any]:
+    error = _json(ref("OpenAIError"))
+    answers = {str(status): _answer(ERRORS[status], error) for status in (401, 403, 431, 500, 503)}
+    done = _answer("Done; by how many workers", _json(ref("PrefixCacheReset")))
+    return {"post": {"summary": "Empty the prefix caches of all workers", "responses": {"200": done, **answers}}}
 
 
 def _open(path: dict[str, Any]) -> dict[str, Any]:

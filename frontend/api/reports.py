@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from frontend.api import models, openapi, tokenize
 from frontend.api.app_state import AppState, json_response
-from frontend.api.response_types import Health, NotReady, Ready
+from frontend.api.response_types import Health, NotReady, Ready, Version
 from frontend.observability import stats as statistics
 from frontend.workers.status import ConnectionState
 
@@ -24,6 +24,10 @@ async def ready(app: AppState, request: Request) -> Response:
     workers = app.pool.membership.statuses()
     progress = max((worker.status.progress for worker in workers if worker.status), default=0.0)
     return json_response(NotReady(reason=readiness.text, progress=progress), 503, {"Retry-After": "1"})
+
+
+async def version(app: AppState, request: Request) -> Response:
+    return json_response(Version(version=openapi.version()))
 
 
 async def stats(app: AppState, request: Request) -> Response:

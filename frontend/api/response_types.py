@@ -37,6 +37,8 @@ class Model(ResponseModel):
     object: Literal["model"] = "model"
     created: Count
     owned_by: str = "sluice"
+    root: str
+    parent: None = None
     max_model_len: Count | None
     type: Literal["model"] = "model"
     display_name: str
@@ -74,6 +76,14 @@ class TokenizerInfo(ResponseModel):
 class Health(ResponseModel):
     status: Literal["ok"] = "ok"
     model_loaded: bool
+
+
+class Version(ResponseModel):
+    version: str
+
+
+class PrefixCacheReset(ResponseModel):
+    workers: Count
 
 
 class Ready(ResponseModel):

@@ -5,7 +5,8 @@ http_compat         HTTP/1.0, offers of HTTP/2, TLS clients that send no close_n
 connection_limits   how many connections, how large, how slow
 tls                 checks the certificate
 middleware          request ids, authentication, exceptions as responses
-auth                the file of API keys
+auth                API keys
+origins             which web pages may send requests
 sse                 server-sent events, written to the socket
 playground          the files of the page at `/`
 """

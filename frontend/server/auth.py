@@ -1,7 +1,8 @@
-"""The file of API keys: authenticates requests and names their tenants. Knows headers, but no routes and no limits.
+"""API keys: authenticates requests and names their tenants. Knows headers, but no routes and no limits.
 
-A line holds a key, white space, and the name of its tenant in logs, metrics and the queue. Several keys may have one
-name, such as an old key and the new one while clients change over. `#` begins a comment.
+Keys come from settings and a file. A line of the file holds a key, white space, and the name of its tenant in logs,
+metrics and the queue. Several keys may have one name, such as an old key and the new one while clients change over. `#`
+begins a comment.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ import hmac
 import logging
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -24,11 +26,15 @@ Names = dict[bytes, tuple[bytes, str]]  # sha256 of the key → the same digest,
 
 
 class ApiKeys:
-    """The keys in a file, reread when it changes. Without a file no key is needed, and every tenant is ""."""
+    """Fixed keys, and those in a file, reread when it changes. Without any, no key is needed; every tenant is ""."""
 
-    def __init__(self, path: str) -> None:
-        """Reads the file. Raises ConfigError when it cannot be read, has no keys, or has an invalid line."""
+    def __init__(self, path: str, keys: Iterable[str] = ()) -> None:
+        """Reads the file. Raises ConfigError when it cannot be read, has no keys, or has an invalid line.
+
+        keys: those that need no file; their names are made of their digests
+        """
         self._path = Path(path) if path else None
+        self._fixed = dict(_named(key.encode("utf-8", "surrogateescape"), "") for key in keys)
         self._stamp: tuple[int, ...] | None = None
         self._names: Names = {}
         if self._path is not None and (problem := self._read() or ("" if self._names else "has no keys")):
@@ -56,14 +62,14 @@ class ApiKeys:
 
         Keys are looked up and compared by their digests, so that the time taken reveals nothing about them.
         """
-        if self._path is None:
+        if self._path is None and not self._fixed:
             return ""
-        if problem := self._read():
+        if self._path is not None and (problem := self._read()):
             log.warning("--api-keys: %s %s; the keys stay as they were", self._path, problem)
         scheme, _, token = headers.get("authorization", "").partition(" ")
         key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         digest = hashlib.sha256(key.encode("latin-1", "replace")).digest()
-        known, name = self._names.get(digest, (b"", ""))
+        known, name = self._names.get(digest) or self._fixed.get(digest, (b"", ""))
         if not hmac.compare_digest(digest, known):
             raise Unauthorized("the API key is missing or wrong", code="invalid_api_key")
         return name
@@ -79,7 +85,12 @@ def _names(content: bytes) -> Names:
         match = _LINE.fullmatch(line)
         if match is None:
             raise ValueError(f"has no key with a name of letters, digits and . _ @ : + - in line {number}")
-        digest = hashlib.sha256(match["key"]).digest()
-        name = match["name"].decode() if match["name"] else f"key-{digest.hex()[:8]}"
-        names[digest] = digest, name
+        digest, named = _named(match["key"], match["name"].decode() if match["name"] else "")
+        names[digest] = named
     return names
+
+
+def _named(key: bytes, name: str) -> tuple[bytes, tuple[bytes, str]]:
+    """Returns an item of Names. A key without a name gets one from its digest."""
+    digest = hashlib.sha256(key).digest()
+    return digest, (digest, name or f"key-{digest.hex()[:8]}")

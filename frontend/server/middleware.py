@@ -1,6 +1,7 @@
-"""ASGI middleware: turns exceptions into responses, checks the API key, and adds the request id to every response.
+"""ASGI middleware: checks the origin and the API key, turns exceptions into responses, and adds the request id to all.
 
-Knows HTTP statuses. auth.py knows the keys; the API format writes the body of an error.
+Knows HTTP statuses. origins.py knows which pages may send requests, and auth.py knows the keys; the API format writes
+the body of an error.
 """
 
 import asyncio
@@ -20,10 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from frontend.errors import DeadlineExceeded, Internal, MethodNotAllowed, NotFound, Overloaded, SluiceError
 from frontend.observability.access_log import RequestRecord
 from frontend.server.auth import ApiKeys
+from frontend.server.origins import Origins
 
 log = logging.getLogger("sluice.frontend")
 
-OPEN_ROUTES = frozenset({"/health", "/ready", "/"})  # and the playground's files, which contain no data
+OPEN_ROUTES = frozenset({"/health", "/ping", "/ready", "/"})  # and the playground's files, which contain no data
 PAGE_FILES = "/web/"
 API_FORMAT = "sluice.api_format"  # the API format; the route adds it to the scope
 REQUEST_ID = "sluice.request_id"
@@ -76,6 +78,7 @@ class RequestMiddleware:
         app: ASGIApp,
         *,
         keys: ApiKeys,
+        origins: Origins,
         envelope: Callable[[str], Envelope],
         rejected: Callable[[str], None],
         ended: Callable[[RequestRecord], None],
@@ -87,6 +90,7 @@ class RequestMiddleware:
         """
         self._app = app
         self._keys = keys
+        self._origins = origins
         self._envelope = envelope
         self._rejected = rejected
         self._ended = ended
@@ -110,6 +114,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
+            self._origins.check(scope["method"], headers)
             if not _is_open(scope["path"]):
                 record.tenant = self._keys.identify(headers)
             await self._app(scope, receive, send_with_id)

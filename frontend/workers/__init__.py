@@ -7,5 +7,6 @@ routing             chooses the worker for a request by load and prefix affinity
 connection          the connection to one worker: handshake, leases, repair
 listener            the events that a connection reports to the pool
 stream              the output of one sequence, in order and without gaps
+prefix_reset        empties the prefix caches of all workers
 status              connection states, and the latest report of each worker
 """

@@ -133,6 +133,9 @@ class WorkerConnection:
         self._unanswered[stream.id] = time.monotonic() + RETRY_S, 2 * RETRY_S
         return self._send(stream.submit)
 
+    def reset_prefix_cache(self, nonce: int) -> None:
+        self._send(m.ResetPrefixCache(nonce))
+
     def release(self, streams: Iterable[Stream]) -> None:
         """Aborts streams at the worker and drops them here. Never blocks: an absent worker gets the Abort later."""
         released = {stream.id: stream for stream in streams if self.streams.pop(stream.id, None) is not None}

@@ -10,7 +10,7 @@ A field `prefill_chunk_size` is the flag `--prefill-chunk-size` and the variable
 the rules between settings; flags.py reads flags and variables.
 """
 
-from shared.config.declaration import BY_DEVICE, ConfigError, flag_name, setting, value_problem
+from shared.config.declaration import BY_DEVICE, ConfigError, flag_name, setting, value_problem, words
 from shared.config.frontend import FrontendConfig
 from shared.config.launch import LaunchConfig
 from shared.config.model import ModelConfig
@@ -32,4 +32,5 @@ __all__ = [
     "setting",
     "value_problem",
     "with_values",
+    "words",
 ]

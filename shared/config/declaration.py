@@ -24,13 +24,23 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     shown: str = "",
+    many: bool = False,
+    secret: bool = False,
 ) -> Any:
     """Declares a field of a settings record.
 
     shown: the default in words, for a default that is determined later.
+    many: the text is a list, which `words` splits; its flag takes several values and may be repeated.
+    secret: child processes get it in their environment, because everyone on the machine can read a command line.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most}
-    return field(default=default, metadata={"help": help, "unit": unit, "choices": choices, "shown": shown, **bounds})
+    metadata = {"help": help, "unit": unit, "choices": choices, "shown": shown, "many": many, "secret": secret}
+    return field(default=default, metadata=metadata | bounds)
+
+
+def words(text: str) -> list[str]:
+    """Returns the values of a setting that takes many: they are separated by commas or white space."""
+    return text.replace(",", " ").split()
 
 
 def value_problem(item: "Field[Any]", value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shared.config.declaration import setting
+from shared.config.declaration import setting, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,14 @@ class FrontendConfig:
     )  # fmt: skip
     max_body_bytes: int = setting(8 << 20, "largest request body", unit="bytes", at_least=1)
     api_keys: str = setting("", "file with one API key per line, optionally followed by its name; empty: no key needed")
+    api_key: str = setting(
+        "", "API keys, beside those of --api-keys; better given in the variable or the file, because everyone on the "
+        "machine can read this command line", many=True, secret=True,
+    )  # fmt: skip
+    cors_origins: str = setting(
+        "", "origins whose web pages may use this server, such as https://example.com; *: all pages; empty: only the "
+        "server's own page", many=True,
+    )  # fmt: skip
     keepalive_s: float = setting(15.0, "interval of comment lines on a silent stream", unit="seconds", above=0)
     stall_timeout: float = setting(
         30.0, "a process that makes no progress for this long counts as hanging: not ready, and restarted by `serve`; "
@@ -75,3 +83,8 @@ class FrontendConfig:
         75.0, "a connection on which no request begins for this long is closed", unit="seconds", above=0
     )
     log_level: str = setting("info", "minimum severity of log lines", choices=("debug", "info", "warning", "error"))
+
+    @property
+    def keyed(self) -> bool:
+        """Whether requests need an API key."""
+        return bool(self.api_keys or words(self.api_key))

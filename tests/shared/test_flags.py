@@ -8,7 +8,7 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from shared.config import Settings, with_values
-from shared.flags import Parser, add_flags, misspelt_variables, select, to_argv, without_settings
+from shared.flags import Parser, add_flags, misspelt_variables, secret_variables, select, to_argv, without_settings
 from shared.settings_check import check
 from tests.shared.harness import FLAGS, parse, refuse
 
@@ -34,7 +34,7 @@ def test_misspelt_variable_is_reported_and_others_are_ignored() -> None:
         "SLUICE_MAX_BATCHSIZE is not a setting; did you mean SLUICE_MAX_BATCH_SIZE?",
         "SLUICE_MODELS is not a setting; did you mean SLUICE_MODEL?",
     ]
-    ours = dict.fromkeys(flag.variable for flag in FLAGS) | {"SLUICE_ISA": "", "SLUICE_API_KEY": ""}
+    ours = dict.fromkeys(flag.variable for flag in FLAGS) | {"SLUICE_ISA": "", "SLUICE_EPOCH": ""}
     kubernetes = dict.fromkeys(("SLUICE_SERVICE_HOST", "SLUICE_PORT_80_TCP", "SLUICE_SERVICE_PORT_HTTP"))
     assert misspelt_variables({name: "" for name in [*ours, *kubernetes]}) == []
 
@@ -95,6 +95,20 @@ def test_bad_variable_is_named() -> None:
 def test_settings_round_trip_through_a_command_line(values: dict[str, Any]) -> None:
     settings = check(with_values(Settings(), values), values.keys())
     assert parse(*to_argv(settings, FLAGS)) == settings
+
+
+@pytest.mark.parametrize("words", [("a,b",), ("a", "b"), ("a", "--api-key", "b")])
+def test_setting_that_takes_many_is_a_list_or_repeated(words: tuple[str, ...]) -> None:
+    assert parse("--api-key", *words).frontend.api_key == "a,b" == parse(SLUICE_API_KEY="a,b").frontend.api_key
+    assert parse("--cors-origins", "https://a", "*", "--port", "1").frontend.cors_origins == "https://a,*"
+
+
+def test_secret_is_in_the_environment_of_a_child_and_not_in_its_command_line() -> None:
+    settings = parse("--api-key", "sk-secret", "--port", "1")
+    argv, variables = to_argv(settings, FLAGS), secret_variables(settings, FLAGS)
+    assert argv == ["--port=1"] and variables == {"SLUICE_API_KEY": "sk-secret"}
+    assert parse(*argv, **variables) == settings
+    assert without_settings(variables) == {}
 
 
 def test_child_environment_has_no_settings() -> None:

@@ -94,3 +94,8 @@ def test_check_is_idempotent() -> None:
     ):  # fmt: skip
         settings = parse(*argv.split())
         assert check(settings) == settings
+
+
+@pytest.mark.parametrize("origin", ["example.com", "https://example.com/", "https://a,http://b/c", "https://"])
+def test_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    assert refuse("--cors-origins", origin).startswith("--cors-origins must be * or like https://example.com")

@@ -114,7 +114,7 @@ class Worker:
             self.epoch, 1, self.model, "cpu", "float32",
             WorkerState.DRAINING if self.request_table.draining else WorkerState.READY,
             running=self.scheduler.status.running, waiting=self.scheduler.status.waiting,
-            pages=self.pool.counts(),
+            pages=self.pool.counts(), prefix_cache_reset=self.scheduler.status.prefix_cache_reset,
         )  # fmt: skip
 
     def __exit__(

@@ -8,6 +8,7 @@ import pytest
 
 from frontend.errors import Overloaded, Unprocessable
 from frontend.workers.pool import WorkerPool
+from frontend.workers.prefix_reset import reset_prefix_caches
 from frontend.workers.status import DRAINING
 from frontend.workers.stream import Stream
 from shared import messages as m
@@ -189,3 +190,26 @@ async def test_closed_pool_ends_its_streams_with_shutdown(tmp_path: Path) -> Non
             await pool.close()
             _, end = await whole(stream)
             assert end.outcome is m.Outcome.SHUTDOWN
+
+
+async def test_reset_of_the_prefix_cache_is_confirmed_by_every_frontends_status(tmp_path: Path) -> None:
+    prompt = list(range(64))
+    with Worker(tmp_path) as worker:
+        async with linked(worker.wire) as pool, linked(worker.wire) as other:
+            for _ in range(2):
+                await whole(await pool.submit(prompt, sampling(2)))
+            assert worker.scheduler.status.prefix_hits == 48
+            assert await asyncio.gather(
+                reset_prefix_caches(pool.membership), reset_prefix_caches(other.membership)
+            ) == [1, 1]
+            assert worker.pool.counts().cached == 0
+            await whole(await pool.submit(prompt, sampling(2)))
+            assert worker.scheduler.status.prefix_hits == 48, "no further hit"
+
+
+async def test_reset_of_a_lost_worker_is_not_confirmed(tmp_path: Path) -> None:
+    with Worker(tmp_path) as worker:
+        async with linked(worker.wire) as pool:
+            worker.kill()
+            with pytest.raises(Overloaded):
+                await reset_prefix_caches(pool.membership, 0.3)

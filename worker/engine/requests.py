@@ -87,6 +87,8 @@ class RequestTable:
                         self._abort(key, now)
                 case m.Resync():
                     self._resync(sender, request.id, request.offset)
+                case m.ResetPrefixCache():
+                    self._scheduler.reset_prefix_cache(request.nonce)
                 case m.Lease():
                     self._abort_unleased(sender, request, now)
                 case FrontendGone():

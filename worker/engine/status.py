@@ -73,6 +73,7 @@ class StatusReporter:
             draft_tokens=scheduler.draft_tokens,
             accepted_tokens=scheduler.accepted_tokens,
             kv_cache=_kv_cache(engine),
+            prefix_cache_reset=scheduler.prefix_cache_reset,
         )
 
     def _state(self) -> WorkerState:

@@ -101,6 +101,11 @@ class PagePool:
         self._digests[page] = digest
         return True
 
+    def forget_cached(self) -> None:
+        """Makes all cached pages free. Published pages that are owned stay published."""
+        for page in self._spare:
+            self._unpublish(page)
+
     def find(self, digest: bytes) -> int | None:
         """Returns the page that is published under `digest`, or None."""
         return self._published.get(digest)

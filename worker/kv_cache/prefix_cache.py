@@ -1,9 +1,9 @@
 """The prefix cache: finds full pages whose K/V was computed before, by the chain hash of all tokens up to their end.
 
 The cache works on tokens, digests and the page pool, and knows neither sequences nor tensors. The digest of a page
-covers its tokens and the digest of the page before it, and the chain starts from the cache salt. Two pages therefore
-have the same digest only if the salt and all tokens up to the end of the page are equal. The hash is blake2b with 256
-bits, so that collisions cannot be constructed.
+covers its tokens and the digest of the page before it, and the chain starts from the cache salt and the number of times
+that the cache was emptied. Two pages therefore have the same digest only if these and all tokens up to the end of the
+page are equal. The hash is blake2b with 256 bits, so that collisions cannot be constructed.
 """
 
 from array import array
@@ -30,13 +30,14 @@ class PrefixCache:
         self.states = states
         self.queries = 0  # tokens of sequences that got pages, counted each time a sequence gets pages
         self.hits = 0  # the tokens among the queries whose K/V was found
+        self._generation = 0  # how often the cache was emptied
         self._page_size = pools[0].page_size
         self._windowed = [pool for pool in pools if pool.window]
 
     def extend(self, digests: list[bytes], tokens: list[int], cache_salt: str, pages: int) -> None:
         """Appends to `digests` until it covers at least the first `pages` pages."""
         size = self._page_size
-        parent = digests[-1] if digests else _digest(cache_salt.encode())
+        parent = digests[-1] if digests else _digest(b"%d %s" % (self._generation, cache_salt.encode()))
         for end in range((len(digests) + 1) * size, pages * size + 1, size):
             parent = _digest(parent + array("I", tokens[end - size : end]).tobytes())
             digests.append(parent)
@@ -87,6 +88,16 @@ class PrefixCache:
         for pool, own in zip(self.pools, pages, strict=True):
             for index in indices:
                 pool.publish(own[index], digests[index])
+
+    def clear(self) -> None:
+        """Empties the cache for sequences that are not known yet.
+
+        The pages of running sequences stay published under digests that no new sequence has: a sequence of several
+        that share a recurrent state must still see that it may not write there.
+        """
+        self._generation += 1
+        for pool in (*self.pools, *([self.states] if self.states is not None else [])):
+            pool.forget_cached()
 
     def count(self, queries: int, hits: int) -> None:
         self.queries += queries

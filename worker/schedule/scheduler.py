@@ -61,6 +61,7 @@ class Scheduler:
         reuses_pages = config.prefix_cache and not self._batching.closed
         self.state = SchedulerState(config, pools, self._states, reuses_pages=reuses_pages)
         self._earliest_deadline = inf  # no live sequence has an earlier deadline
+        self._prefix_cache_reset = 0  # the nonce of the latest reset
         self._prefill_tokens = 0
         self._generation_tokens = 0
 
@@ -81,6 +82,7 @@ class Scheduler:
             prefix_queries=prefix.queries if prefix else 0,
             prefix_hits=prefix.hits if prefix else 0,
             prefill_budget=self._step_time.estimates,
+            prefix_cache_reset=self._prefix_cache_reset,
         )
 
     @property
@@ -101,6 +103,12 @@ class Scheduler:
             return now
         opens = self._batching.opens(now, queue.fresh, queue.oldest) if queue else inf
         return min(opens, self._earliest_deadline)
+
+    def reset_prefix_cache(self, nonce: int) -> None:
+        """Empties the prefix cache; the status then has the nonce."""
+        if self.state.paging.prefix is not None:
+            self.state.paging.prefix.clear()
+        self._prefix_cache_reset = nonce
 
     # Sequences come and go
 

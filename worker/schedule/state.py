@@ -30,6 +30,7 @@ class SchedulerStatus(NamedTuple):
     prefix_queries: int  # tokens looked up in the prefix cache: all tokens of a sequence each time it gets pages
     prefix_hits: int
     prefill_budget: PrefillBudget
+    prefix_cache_reset: int
 
 
 class SchedulerState:

@@ -255,7 +255,7 @@ class WireServer:
                 peer.streams = request.live
                 if request.last_id and len(request.ids) % 4 == 0 and len(request.ids) <= 4 * MAX_LEASE_IDS:
                     self._deliver(sender, request)
-            case m.Submit() | m.Abort() | m.Resync() if peer is not None:
+            case m.Submit() | m.Abort() | m.Resync() | m.ResetPrefixCache() if peer is not None:
                 self._deliver(sender, request)
             case _:
                 self._drop(f"{type(request).__name__} from {sender.hex()}, which has sent no Hello")

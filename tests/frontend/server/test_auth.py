@@ -69,3 +69,13 @@ def test_file_without_valid_keys_is_refused_at_start(tmp_path: Path, text: str) 
     with pytest.raises(ConfigError, match="--api-keys") as problem:
         ApiKeys(str(file))
     assert "sk-one" not in str(problem.value)
+
+
+def test_keys_of_settings_and_of_the_file_are_equal(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("sk-one alice\n")
+    for keys in (ApiKeys("", ["sk-two", "#x"]), ApiKeys(str(tmp_path / "keys"), ["sk-two", "#x"])):
+        assert keys.identify(bearer("sk-two")) == f"key-{hashlib.sha256(b'sk-two').hexdigest()[:8]}"
+        assert keys.identify(bearer("#x"))
+        with pytest.raises(Unauthorized):
+            keys.identify(bearer("sk-three"))
+    assert keys.identify(bearer("sk-one")) == "alice"

@@ -150,3 +150,16 @@ def test_random_use_keeps_the_invariants(operations: list[tuple[str, int]]) -> N
         assert pool.owners() == {page: owners.count(page) for page in owners}
         counts = pool.counts()
         assert counts.free + counts.cached + counts.owned == counts.total == 6
+
+
+def test_forget_cached_frees_what_nobody_owns() -> None:
+    pool = PagePool(9, 4)
+    kept, cached, plain = [pool.acquire(2) or [] for _ in range(3)]
+    for page in (*kept, *cached):
+        pool.publish(page, bytes([page]))
+    pool.release(cached)
+    pool.release(plain)
+    pool.forget_cached()
+    pool.check()
+    assert (pool.counts().free, pool.counts().cached, pool.counts().owned) == (6, 0, 2)
+    assert [pool.find(bytes([page])) for page in (*kept, *cached)] == [*kept, None, None]

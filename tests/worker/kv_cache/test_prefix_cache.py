@@ -172,3 +172,34 @@ def test_match_with_windows_only() -> None:
     assert match(cache, list(range(300))) == [SCRATCH] * 32 + pages[32:74], (
         "from position 128, the beginning of a block"
     )
+
+
+def test_clear_forgets_cached_pages_and_hides_those_of_running_sequences() -> None:
+    cache = PrefixCache([PagePool(20, PAGE)], PagePool(20, PAGE))
+    [pool], states = cache.pools, cache.states
+    publish(cache, list(range(9)))
+    running, digests = pool.acquire(2) or [], list[bytes]()
+    cache.extend(digests, list(range(50, 58)), "", 2)
+    cache.publish(digests, [running], range(2))
+    assert states is not None
+    slot, gone = states.acquire(2) or []
+    states.publish(slot, digests[1])
+    states.publish(gone, digests[0])
+    states.release([gone])
+    cache.clear()
+    assert (pool.counts().cached, states.counts().cached, pool.counts().owned) == (0, 0, 2)
+    assert states.is_published(slot), "its owner must not write there"
+    assert match(cache, list(range(9))) == match(cache, list(range(50, 59))) == []
+    pool.release(running)
+    states.release([slot])
+    pool.check()
+    states.check()
+    assert match(cache, list(range(50, 59))) == []
+
+
+def test_cache_fills_again_after_clear() -> None:
+    cache = PrefixCache([PagePool(20, PAGE)])
+    publish(cache, list(range(8)))
+    cache.clear()
+    pages = publish(cache, list(range(8)))
+    assert match(cache, list(range(9))) == pages

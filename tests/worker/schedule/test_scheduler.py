@@ -284,3 +284,19 @@ def test_next_wakeup_of_a_forming_batch_is_its_first_deadline() -> None:
     assert not rig.plan() and rig.scheduler.next_wakeup(0.0) == 2.0
     rig.scheduler.expire(2.0)
     assert rig.scheduler.next_wakeup(2.0) == float("inf")
+
+
+def test_reset_prefix_cache_leaves_running_sequences_alone() -> None:
+    rig = Rig()
+    running = rig.submit(list(range(40)), max_tokens=12)
+    rig.step()
+    pages = running.pages[0].tolist()
+    rig.scheduler.reset_prefix_cache(77)
+    assert rig.scheduler.status.prefix_cache_reset == 77
+    assert running.pages[0].tolist() == pages
+    again = rig.submit(list(range(40)))
+    rig.step()
+    assert not set(again.pages[0].tolist()) & set(pages), "it shares nothing that was computed before"
+    while rig.scheduler.has_work:
+        rig.step()
+    assert running.output_len == 12

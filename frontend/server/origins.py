@@ -1,0 +1,48 @@
+"""Which web pages may send requests: the server's own, and those of `--cors-origins`.
+
+A browser lets any page on the internet send requests to a server on localhost; it only keeps the page from reading the
+answers. So requests of foreign pages are refused. Browsers say where a request comes from (`Sec-Fetch-Site`, `Origin`),
+and no page can change that; other clients send neither header.
+"""
+
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from frontend.errors import Forbidden
+
+
+class Origins:
+    """allowed: origins such as https://example.com, or *."""
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self._allowed = frozenset(allowed)
+
+    def check(self, method: str, headers: Headers) -> None:
+        """Raises Forbidden if a foreign page that is not allowed has sent the request."""
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if (origin is None and site is None) or not self._allowed.isdisjoint(("*", origin)):
+            return
+        if _is_own(origin, site, headers.get("host", "")) or _is_navigation(method, headers):
+            return
+        page = f"of {origin}" if origin else "of another site"
+        raise Forbidden(
+            f"a web page {page} sent this request; --cors-origins lists the origins that may", code="origin_not_allowed"
+        )
+
+
+def _is_own(origin: str | None, site: str | None, host: str) -> bool:
+    """Whether the server's own page or the user sent the request.
+
+    Browsers send `Sec-Fetch-Site` only over https and to localhost. Without it the origin has to be the host that the
+    request is for; its scheme may differ, because a proxy may have ended TLS.
+    """
+    if site is not None:
+        return site in ("same-origin", "none")
+    return origin is not None and urlsplit(origin).netloc.lower() == host.lower() != ""
+
+
+def _is_navigation(method: str, headers: Headers) -> bool:
+    """Whether the user follows a link to here; the page with the link cannot read the answer."""
+    return method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
