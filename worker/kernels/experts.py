@@ -143,8 +143,8 @@ def _peek(items: Iterable[Item]) -> tuple[Item, Iterable[Item]]:
 def choose_experts(logits: Tensor, chosen: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
     """Returns the experts of each row from the most to the least likely [T, chosen] int64, and their weights.
 
-    logits [T, E] float32. Of equal logits, the expert with the lower number comes first. normalized: the weights are
-    the softmax over the chosen experts, else over all.
+    logits [T, E] float32. If two logits are equal, the expert with the lower number comes first. normalized: the
+    weights are the softmax over the chosen experts, else over all.
     """
     ordered, numbers = logits.sort(dim=1, descending=True, stable=True)
     over = ordered[:, :chosen] if normalized else ordered

@@ -69,7 +69,7 @@ def block_bytes(batch: int, pages: int, groups: int) -> int:
 
 
 def _layout(batch: int, pages: int, groups: int) -> Iterator[tuple[str, torch.dtype, tuple[int, ...]]]:
-    """Yields name, dtype and shape of the columns. Those of BY_GROUP come once for each group of layers."""
+    """Yields name, dtype and shape of the columns. The columns in BY_GROUP exist once per cache group."""
     longs = ("token_ids", "sources", "positions", "top_k", "seeds", "output_positions")
     yield from ((name, torch.int64, (batch,)) for name in (*longs, *["slot_mappings"] * groups))
     yield from ((name, torch.float32, (batch,)) for name in ("temperature", "top_p", "min_p"))
