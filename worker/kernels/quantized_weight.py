@@ -6,7 +6,9 @@ Every format of a checkpoint becomes this one record while it is read: int8 and 
 GPTQ, AWQ, MXFP4, NF4, and the block formats of GGUF. `dequantize` defines it. A product with such a weight is the
 product with the dequantized weight, up to rounding: a GPU kernel rounds each number of the weight once to the format in
 which it multiplies; the C library multiplies the codes and applies a group's scale to the sum of its products
-(cpu/csrc/gemm/groups.h). Inputs keep their format, and every row of a batch sees the same weight.
+(cpu/csrc/gemm/groups.h). Inputs keep their format, except that CPUs without products of bfloat16 turn them into
+integers of 16 bits where codes stand for integers (cpu/csrc/gemm/integer_rows.h). Every row of a batch sees the same
+weight.
 """
 
 from collections.abc import Sequence

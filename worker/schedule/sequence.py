@@ -63,9 +63,9 @@ class Sequence:
     """A request in the scheduler.
 
     `tokens` is prompt + output. The first `computed_tokens` of them have K/V in `pages`; the others have none yet.
-    Each group of layers (worker/kv_cache/groups.py) has pages of its own. The pages behind the
-    group's window have been returned, and their entries are the scratch page. Layers with a recurrent state have slots (states.py): a step
-    from position `start` on reads `states[start]`, and writes the last of `free_slots`.
+    Each group of layers (worker/kv_cache/groups.py) has pages of its own. The pages behind the group's window have been
+    returned, and their entries are the scratch page. Layers with a recurrent state have slots (states.py): a step from
+    position `start` on reads `states[start]`, and writes the last of `free_slots`.
 
     There is no state field. A waiting sequence has no pages. A running sequence with more than one uncomputed token is
     in prefill, and with exactly one in decode.

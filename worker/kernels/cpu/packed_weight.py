@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from worker.kernels.cpu.library import available, kernels, library, multiplies_bf16
-from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, QuantizedWeight, stack
+from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight, stack
 
-LAYOUT = 3  # version of all that is packed: of csrc/gemm/weight.h and of the codes that quantization chooses
+LAYOUT = 4  # version of all that is packed: of csrc/gemm/weight.h and of the codes that quantization chooses
 PANEL = 32  # columns of a packed panel
 K_STEP = 32  # k-step of bf16 panels
 CODE_BLOCK = 16  # inputs of a block of codes
 HUGE_PAGE = 1 << 21  # bytes
 PLAIN, TABLE = 0, 2  # kinds of numbers in weight.h: those of the weight's dtype, and 4-bit codes with a table of values
 KINDS = {INT4: 1, E2M1: 1, IQ4_NL: 1, INT8: 3, E4M3: 4}  # 1: 4-bit codes whose values are small integers or halves
+INTEGER_KINDS = (1, 3)
+FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS = range(3)  # CodeOrder of weight.h
 E4M3_FACTOR = 256.0  # the library reads e4m3 as fp16, whose exponent means 2^8 times less
 
 
@@ -115,7 +117,7 @@ class CpuWeight:
 
 def layout(dtype: torch.dtype) -> str:
     """Names the order in which weights for inputs of `dtype` are packed on this processor."""
-    return "pairs" if _has_pairs(dtype) else "fp32"
+    return ("fp32", "pairs", "integers")[_code_order(INT8, dtype)]
 
 
 def pack_weight(
@@ -171,17 +173,32 @@ def _pack_tensor(weight: Tensor, dtype: torch.dtype, memory: Memory) -> PackedPa
 
 
 def _pack_codes(weight: QuantizedWeight, dtype: torch.dtype, memory: Memory) -> PackedPart:
-    part, found = _empty_part(weight, 4 if dtype == torch.float32 else 2, memory), library()
+    order, found = _code_order(weight.code_map, dtype), library()
     assert found is not None
+    if order == FOR_BF16_PAIRS and CODE_BLOCK < weight.group_size < weight.shape[1] and weight.group_size % K_STEP:
+        weight = _with_groups_of_a_block(weight)
+    part = _empty_part(weight, 4 if dtype == torch.float32 else 2, memory)
     codes, scale = weight.codes.contiguous(), weight.scale.contiguous()
     minimum = None if weight.minimum is None else weight.minimum.contiguous()
     found.pack_codes(
         ctypes.byref(part.struct()), c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr()),
         c_void_p(None if minimum is None else minimum.data_ptr()),
-        c_int(_has_pairs(dtype)), c_int(torch.get_num_threads()),
+        c_int(order), c_int(torch.get_num_threads()),
     )  # fmt: skip
     assert weight.code_map is not E4M3 or minimum is None
     return replace(part, factor=part.factor * E4M3_FACTOR) if weight.code_map is E4M3 else part
+
+
+def _with_groups_of_a_block(weight: QuantizedWeight) -> QuantizedWeight:
+    """Returns the same weight with groups of CODE_BLOCK inputs. (Steps of K_STEP inputs would begin in one group and
+    end in another.)"""
+    groups = -(-weight.shape[1] // CODE_BLOCK)
+
+    def repeated(numbers: Tensor) -> Tensor:
+        return numbers.repeat_interleave(weight.group_size // CODE_BLOCK, dim=1)[:, :groups]
+
+    minimum = None if weight.minimum is None else repeated(weight.minimum)
+    return replace(weight, scale=repeated(weight.scale), minimum=minimum, group_size=CODE_BLOCK)
 
 
 def _empty_part(weight: QuantizedWeight, scale_bytes: int, memory: Memory) -> PackedPart:
@@ -201,9 +218,11 @@ def _empty_part(weight: QuantizedWeight, scale_bytes: int, memory: Memory) -> Pa
     )  # fmt: skip
 
 
-def _has_pairs(dtype: torch.dtype) -> bool:
-    """Whether the kernel for inputs of `dtype` multiplies pairs of bfloat16 numbers, and reads codes in that order."""
-    return dtype == torch.bfloat16 and multiplies_bf16()
+def _code_order(code_map: CodeMap, dtype: torch.dtype) -> int:
+    """Returns the order in which the kernel for inputs of `dtype` reads codes."""
+    if dtype != torch.bfloat16:
+        return FOR_FP32
+    return FOR_BF16_PAIRS if multiplies_bf16() else FOR_INTEGERS if KINDS.get(code_map) in INTEGER_KINDS else FOR_FP32
 
 
 def _factor(weight: QuantizedWeight) -> float:

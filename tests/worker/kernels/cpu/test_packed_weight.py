@@ -27,16 +27,37 @@ def relative_error(ours: Tensor, x: Tensor, weight: QuantizedWeight) -> float:
 def test_product_is_that_of_the_dequantized_weight_in_every_row(
     code_map: CodeMap, n: int, k: int, dtype: torch.dtype, minimum: bool
 ) -> None:
-    rounds_values = code_map is NF4 and dtype == torch.bfloat16 and multiplies_bf16()
-    for group_size in (16, 32, 128, k):
+    bf16 = dtype == torch.bfloat16
+    rounds_values, rounds_inputs = (bf16 and code_map is NF4 and multiplies_bf16()), (bf16 and not multiplies_bf16())
+    for group_size in (16, 32, 48, 128, 144, k):
         if minimum and code_map is E4M3:
             continue  # no format has both
         weight = quantized(code_map, n, k, group_size, minimum=minimum)
         packed, x = pack_weight([weight], dtype=dtype), random(70, k, dtype=dtype)
         whole = bindings.linear(x, packed, out_dtype=torch.float32)
-        assert relative_error(whole, x, weight) < (3e-3 if rounds_values else 1e-6)
+        assert relative_error(whole, x, weight) < (3e-3 if rounds_values else 3e-5 if rounds_inputs else 1e-6)
         for rows in (1, 2, 3, 5, 16, 17, 33):
             assert torch.equal(bindings.linear(x[:rows], packed, out_dtype=torch.float32), whole[:rows])
+
+
+@pytest.mark.parametrize("magnitude", [1e-33, 1e-20, 1.0, 1e30])
+def test_inputs_within_seven_octaves_are_not_rounded(magnitude: float) -> None:
+    weight = quantized(INT4, 70, 336, 48)
+    x = (torch.rand(9, 336) * 0.98 + 0.02) * torch.randint(0, 2, (9, 336)).mul(2).sub(1)
+    x = (x * magnitude).bfloat16()
+    assert (
+        relative_error(bindings.linear(x, pack_weight([weight], dtype=x.dtype), out_dtype=torch.float32), x, weight)
+        < 1e-6
+    )
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_an_input_that_is_not_finite_shows_in_its_row_only(number: float, rows: int) -> None:
+    weight, x = quantized(INT8, 70, 336, 336), random(rows + 1, 336, dtype=torch.bfloat16)
+    x[0, 200] = number
+    found = bindings.linear(x, pack_weight([weight], dtype=x.dtype), out_dtype=torch.float32)
+    assert not found[0].isfinite().any() and found[1:].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -42,7 +42,7 @@ INLINE void multiply_block(const char *block, const float *x, Sums *sums, Table 
                 numbers[j] = kind == INT8 ? int8_values(codes) : e4m3_values(codes);
             } else {
                 if (i % 8 == 0) words[j] = load_words(block + (i / 8 * PANEL + column) * 4);
-                numbers[j] = nibble_values(words[j], i % 8, kind, table);
+                numbers[j] = nibble_values(words[j], i % 8, table);
             }
         }
         add_products(sums, x, i, numbers, rows);
@@ -97,7 +97,6 @@ typedef void FewRows(const Weight *w, long panel, const float *x, const float *i
         few_rows_codes(w, panel, x, sums, out, kind, rows);                                                          \
     }
 #define FEW_ROWS_KERNELS(rows)                                                                                      \
-    FEW_ROWS_KIND(integer4, INTEGER4, rows)                                                                           \
     FEW_ROWS_KIND(table4, TABLE4, rows)                                                                             \
     FEW_ROWS_KIND(int8, INT8, rows)                                                                                 \
     FEW_ROWS_KIND(e4m3, E4M3, rows)                                                                                 \
@@ -105,7 +104,7 @@ typedef void FewRows(const Weight *w, long panel, const float *x, const float *i
         (void)sums;                                                                                                 \
         few_rows_pairs(w, panel, x, out, rows);                                                                     \
     }
-#define FEW_ROWS_ENTRY(rows) {few_pairs_##rows, few_integer4_##rows, few_table4_##rows, few_int8_##rows, few_e4m3_##rows}
+#define FEW_ROWS_ENTRY(rows) {few_pairs_##rows, few_table4_##rows, few_table4_##rows, few_int8_##rows, few_e4m3_##rows}
 
 FEW_ROWS_KERNELS(1)
 FEW_ROWS_KERNELS(2)

@@ -8,6 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PANEL_REGISTERS (PANEL / SIMD_WIDTH)
+
+INLINE vu load_words(const char *p) {
+    vu words;
+    __builtin_memcpy(&words, p, sizeof words);
+    return words;
+}
+
 /* The product of some rows and one weight. */
 typedef struct {
     const Weight *weight;

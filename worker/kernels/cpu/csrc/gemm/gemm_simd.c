@@ -1,21 +1,11 @@
-/* Matmul in SIMD registers that multiplies fp32 numbers: for fp32 on all processors, and for bf16 on those without a
- * bf16 dot product. Weights of any kind are unpacked to fp32, one chunk of a panel at a time, once for a block of rows.
+/* Matmul in SIMD registers: for fp32 on all processors, and for bf16 on those without a bf16 dot product.
  *
- * Every element is one chain of fused multiply-adds over k = 0, 1, ...; between chunks it waits in fp32, which changes
- * no bit. Plain fp32 panels are [N/32][K][32]. */
-#include "gemm/buffers.h"
+ * Codes that stand for small integers are multiplied as integers if inputs are bf16 (integer_strips.h). All other
+ * weights are unpacked to fp32, one chunk of a panel at a time, once for a block of rows. Every element is then one
+ * chain of fused multiply-adds over k = 0, 1, ...; between chunks it waits in fp32, which changes no bit. Plain fp32
+ * panels are [N/32][K][32]. */
 #include "gemm/few_rows_f32.h"
-
-#define CHUNK 128 /* inputs of a chunk: its fp32 numbers (16 KB) stay in the L1 cache */
-#define CHUNK_BYTES (CHUNK * PANEL * sizeof(float))
-#define MAX_BLOCK_ROWS 192      /* the most rows of a block */
-#define BLOCK_BYTES (768L << 10) /* the most bytes of a block that has more than 48 rows */
-
-#if SIMD_WIDTH == 16
-#define MAX_STRIP_ROWS 12 /* rows whose accumulators (two registers each) fit in the register file */
-#else
-#define MAX_STRIP_ROWS 6
-#endif
+#include "gemm/integer_strips.h"
 
 /* Multiplies a strip of rows by some inputs of a panel. x: [k / SIMD_WIDTH][rows][SIMD_WIDTH]; numbers: [k][32]. The
  * sums are stored in acc [rows][32], or, if `end` is given, added to `total` [rows][32] as those of a whole group.
@@ -23,14 +13,7 @@
 typedef void StripKernel(const float *x, const float *numbers, long k, float *acc, int first, const GroupEnd *end,
                          float *total);
 
-/* A block of rows, cut evenly into strips of at most MAX_STRIP_ROWS rows. */
-typedef struct {
-    long count;
-    struct {
-        StripKernel *kernel;
-        long row, rows;
-    } strip[MAX_BLOCK_ROWS / MAX_STRIP_ROWS + 1];
-} Layout;
+typedef Strips Layout;
 
 INLINE float *fp32_rows(const ThreadBuffers *buffers) { return (float *)buffers->rows; }
 
@@ -42,24 +25,21 @@ INLINE long padded_depth(const Gemm *g) {
 /* Returns the length of a row in a thread's copy. */
 INLINE long stored_depth(const Gemm *g) { return ceil_div(padded_depth(g), SIMD_WIDTH) * SIMD_WIDTH; }
 
-static size_t copied_bytes(const Gemm *g, long rows) { return rows * stored_depth(g) * sizeof(float); }
-
-static long block_rows(const Gemm *g) {
-    long most = min_long(BLOCK_BYTES / copied_bytes(g, 1) / MAX_STRIP_ROWS * MAX_STRIP_ROWS, MAX_BLOCK_ROWS);
-    return even_blocks(g->t, max_long(most, 48), MAX_STRIP_ROWS);
+static size_t copied_bytes(const Gemm *g, long rows) {
+    return multiplies_integers(g) ? integer_rows_bytes(g, rows) : rows * stored_depth(g) * sizeof(float);
 }
 
-/* Copies a block of rows in fp32, in the unit that suits the weight's numbers: each strip as
- * [K / SIMD_WIDTH][its rows][SIMD_WIDTH], padded with zeros. */
+static long block_rows(const Gemm *g) { return rows_of_block(g, copied_bytes(g, 1)); }
+
+/* Copies a block of rows in fp32: each strip as [K / SIMD_WIDTH][its rows][SIMD_WIDTH], padded with zeros. */
 static void repack_rows(const Gemm *g, const char *x, const Layout *s, float *to) {
-    vf unit = broadcast(number_unit(g->weight));
     for (long i = 0; i < s->count; i++) {
         long rows = s->strip[i].rows;
         for (long r = 0; r < rows; r++, x += row_bytes(g)) {
             float *at = to + r * SIMD_WIDTH;
             for (long k = 0; k < stored_depth(g); k += SIMD_WIDTH, at += rows * SIMD_WIDTH) {
                 vf inputs = k >= g->k ? broadcast(0) : g->x_bf16 ? load(x, k, g->k, 1) : load(x, k, g->k, 0);
-                store_f32(at, inputs * unit);
+                store_f32(at, inputs);
             }
         }
         to += rows * stored_depth(g);
@@ -104,41 +84,17 @@ INLINE void multiply_columns(const float *x, const float *numbers, long k, float
     }
 }
 
-/* With few rows, all columns are computed together: there must be enough independent chains to hide latencies. */
 #define STRIP_KERNEL(rows)                                                                                     \
     static void strip_##rows(const float *x, const float *numbers, long k, float *acc, int first,              \
                              const GroupEnd *end, float *total) {                                              \
-        const int registers = rows * PANEL_REGISTERS <= 12 ? PANEL_REGISTERS : 2;                              \
+        const int registers = registers_at_once(rows);                                                         \
         for (int j = 0; j < PANEL_REGISTERS; j += registers)                                                   \
             multiply_columns(x, numbers, k, acc, first, end, total, j * SIMD_WIDTH, rows, registers);          \
     }
-STRIP_KERNEL(1)
-STRIP_KERNEL(2)
-STRIP_KERNEL(3)
-STRIP_KERNEL(4)
-STRIP_KERNEL(5)
-STRIP_KERNEL(6)
-#if SIMD_WIDTH == 16
-STRIP_KERNEL(7)
-STRIP_KERNEL(8)
-STRIP_KERNEL(9)
-STRIP_KERNEL(10)
-STRIP_KERNEL(11)
-STRIP_KERNEL(12)
-#endif
+FOR_STRIP_ROWS(STRIP_KERNEL)
 
-static void cut_strips(Layout *s, long rows) {
-    static StripKernel *const kernel[] = {strip_1, strip_2, strip_3, strip_4, strip_5, strip_6,
-#if SIMD_WIDTH == 16
-                                          strip_7, strip_8, strip_9, strip_10, strip_11, strip_12
-#endif
-    };
-    s->count = ceil_div(rows, MAX_STRIP_ROWS);
-    for (long i = 0; i < s->count; i++) {
-        long row = i * rows / s->count, end = (i + 1) * rows / s->count;
-        s->strip[i].row = row, s->strip[i].rows = end - row, s->strip[i].kernel = kernel[end - row - 1];
-    }
-}
+#define STRIP_ENTRY(rows) strip_##rows,
+static StripKernel *const strip_kernels[] = {FOR_STRIP_ROWS(STRIP_ENTRY)};
 
 /* Multiplies all strips by inputs [from, from + count) of a panel, group by group. */
 static void multiply_groups(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long panel, long from,
@@ -151,7 +107,7 @@ static void multiply_groups(const Gemm *g, const Layout *s, const ThreadBuffers 
             long group_end = min_long((group + 1) * w->group, padded_depth(g));
             part = min_long(group_end, from + count) - k;
             GroupEnd end = {w, group_at(w, panel, group), buffers->input_sums + group * block_rows + first};
-            s->strip[i].kernel(fp32_rows(buffers) + first * depth + k * s->strip[i].rows, numbers + (k - from) * PANEL,
+            strip_kernels[s->strip[i].rows - 1](fp32_rows(buffers) + first * depth + k * s->strip[i].rows, numbers + (k - from) * PANEL,
                                part, buffers->acc + first * PANEL, k == group * w->group,
                                k + part == group_end ? &end : NULL, buffers->total + first * PANEL);
         }
@@ -160,7 +116,7 @@ static void multiply_groups(const Gemm *g, const Layout *s, const ThreadBuffers 
 static void multiply_plain(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long from, long count,
                            const float *numbers) {
     for (long i = 0; i < s->count; i++)
-        s->strip[i].kernel(fp32_rows(buffers) + s->strip[i].row * stored_depth(g) + from * s->strip[i].rows, numbers,
+        strip_kernels[s->strip[i].rows - 1](fp32_rows(buffers) + s->strip[i].row * stored_depth(g) + from * s->strip[i].rows, numbers,
                            count, buffers->acc + s->strip[i].row * PANEL, from == 0, NULL, NULL);
 }
 
@@ -168,6 +124,11 @@ static void multiply_plain(const Gemm *g, const Layout *s, const ThreadBuffers *
 static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long row, long rows,
                            long panel) {
     int plain = g->weight->kind == PLAIN;
+    if (multiplies_integers(g)) {
+        multiply_integer_panel(g, s, buffers, rows, panel);
+        store_block(g, buffers->total, row, rows, panel);
+        return;
+    }
     if (g->t <= FEW_ROWS && !(plain && !g->x_bf16)) {
         few_rows_kernels[g->t - 1][g->weight->kind](g->weight, panel, fp32_rows(buffers), buffers->input_sums,
                                                     buffers->acc);
@@ -188,7 +149,10 @@ static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *
 
 static void load_rows(const Gemm *g, const char *x, long rows, const ThreadBuffers *buffers, Layout *s) {
     cut_strips(s, rows);
-    repack_rows(g, x, s, fp32_rows(buffers));
+    if (multiplies_integers(g))
+        convert_rows(g, (const bf16 *)x, s, rows, integer_rows(g, buffers->rows, rows));
+    else
+        repack_rows(g, x, s, fp32_rows(buffers));
 }
 
 #include "gemm/jobs.h"

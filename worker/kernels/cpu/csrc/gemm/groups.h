@@ -2,8 +2,9 @@
  *
  *     sum over groups of  scale * (sum over the group of value(code) * x)  +  minimum * (sum over the group of x)
  *
- * Values of codes are exact in bf16 (NF4's are rounded to it by kernels that multiply bf16), so no rounding depends on
- * the scale. Every sum has one order, whatever the number of rows. */
+ * or, where x is turned into integers, in the order of integer_few_rows.h. Values of codes are exact in bf16 (NF4's are
+ * rounded to it by kernels that multiply bf16), so no rounding depends on the scale. Every sum has one order, whatever
+ * the number of rows. */
 #pragma once
 #include "gemm/gemm.h"
 

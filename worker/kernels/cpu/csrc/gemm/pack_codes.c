@@ -1,9 +1,10 @@
 /* Packs codes [n, k] with their scales and minimums in the order in which the matmuls read them (see weight.h).
  *
- * Kernels that multiply fp32 numbers read four-bit codes from 32-bit words, which hold 8 inputs of a column, lowest
- * first: [2 octets][32 columns]. Kernels that multiply pairs of bf16 read them from 16-bit words, which hold every other
- * of 8 inputs, so that neighbouring words give pairs: [2 halves][2 octets][16 columns][even inputs, odd inputs].
- * Eight-bit codes are bytes: [16 inputs][32 columns], or [2 halves][8 pairs][even inputs, odd inputs][16 columns].
+ * Kernels that multiply fp32 numbers or integers read four-bit codes from 32-bit words, which hold 8 inputs of a column,
+ * lowest first: [2 octets][32 columns]. Kernels that multiply pairs of bf16 read them from 16-bit words, which hold every
+ * other of 8 inputs, so that neighbouring words give pairs: [2 halves][2 octets][16 columns][even inputs, odd inputs].
+ * Eight-bit codes are bytes: [16 inputs][32 columns] for fp32, [2 halves][8 pairs][even inputs, odd inputs][16 columns]
+ * for pairs of bf16, and for integers [2 octets][i = 0 to 3][32 columns][input i, input i + 4].
  *
  * A strip of 4 blocks is copied first, because the same cache line holds a column's codes of all of them. */
 #include "gemm/weight.h"
@@ -45,8 +46,8 @@ TARGET static inline void pack_four_bits(Strip strip, long input, char *to, int 
 }
 
 /* Transposes 16 columns of 16 codes. Unpacking row i with row i + 8 four times moves every bit of i to its place. */
-TARGET static inline void pack_eight_bits(Strip strip, long column, long input, char *to, long stride) {
-    __m128i rows[16], mixed[16];
+TARGET static inline void transpose_bytes(Strip strip, long column, long input, __m128i *rows) {
+    __m128i mixed[16];
     for (int i = 0; i < 16; i++) rows[i] = _mm_loadu_si128((const void *)&strip[column + i][input]);
 #pragma GCC unroll 4
     for (int pass = 0; pass < 4; pass++) {
@@ -55,18 +56,33 @@ TARGET static inline void pack_eight_bits(Strip strip, long column, long input, 
             mixed[2 * i] = _mm_unpacklo_epi8(rows[i], rows[i + 8]);
             mixed[2 * i + 1] = _mm_unpackhi_epi8(rows[i], rows[i + 8]);
         }
-        memcpy(rows, mixed, sizeof(rows));
+        memcpy(rows, mixed, sizeof(mixed));
     }
-    for (int i = 0; i < 16; i++) _mm_storeu_si128((void *)(to + i * stride), rows[i]);
 }
 
-TARGET static void pack_block(const Weight *w, Strip strip, long input, char *to, int pairs) {
-    if (has_four_bits(w)) {
-        pairs ? pack_four_bits(strip, input, to, 1) : pack_four_bits(strip, input, to, 0);
+/* Packs the codes of 16 columns. */
+TARGET static inline void pack_eight_bits(Strip strip, long half, long input, char *to, CodeOrder order) {
+    __m128i rows[16];
+    transpose_bytes(strip, half * HALF, input, rows);
+    if (order != FOR_INTEGERS) {
+        to += half * HALF * (order == FOR_BF16_PAIRS ? CODE_BLOCK : 1);
+        for (int i = 0; i < 16; i++) _mm_storeu_si128((void *)(to + i * (order == FOR_BF16_PAIRS ? HALF : PANEL)), rows[i]);
         return;
     }
-    for (long half = 0; half < 2; half++)
-        pack_eight_bits(strip, half * HALF, input, to + half * HALF * (pairs ? CODE_BLOCK : 1), pairs ? HALF : PANEL);
+    to += half * PANEL;
+    for (int octet = 0; octet < 16; octet += 8)
+        for (int i = octet; i < octet + 4; i++, to += 2 * PANEL) {
+            _mm_storeu_si128((void *)to, _mm_unpacklo_epi8(rows[i], rows[i + 4]));
+            _mm_storeu_si128((void *)(to + HALF), _mm_unpackhi_epi8(rows[i], rows[i + 4]));
+        }
+}
+
+TARGET static void pack_block(const Weight *w, Strip strip, long input, char *to, CodeOrder order) {
+    if (has_four_bits(w)) {
+        order == FOR_BF16_PAIRS ? pack_four_bits(strip, input, to, 1) : pack_four_bits(strip, input, to, 0);
+        return;
+    }
+    for (long half = 0; half < 2; half++) pack_eight_bits(strip, half, input, to, order);
 }
 
 /* Stores one number per column, divided by the weight's factor (a power of two); zeros beyond the last column. */
@@ -82,7 +98,7 @@ TARGET static void pack_numbers(const Weight *w, const float *numbers, char *to,
 }
 
 static void pack_panel(const Weight *w, const uint8_t *codes, const float *scale, const float *minimum, long column,
-                       int pairs) {
+                       CodeOrder order) {
     Strip strip;
     long blocks = w->group / CODE_BLOCK;
     for (long g = 0, block = 0; g < group_count(w); g++) {
@@ -93,14 +109,14 @@ static void pack_panel(const Weight *w, const uint8_t *codes, const float *scale
         for (long b = 0; b < blocks; b++, block++, to += code_block_bytes(w)) {
             long input = block * CODE_BLOCK % STRIP;
             if (input == 0) copy_strip(strip, w, codes, column, block * CODE_BLOCK);
-            pack_block(w, strip, input, to, pairs);
+            pack_block(w, strip, input, to, order);
         }
     }
 }
 
-/* codes: [n, k] bytes; scale, minimum: [n, groups]; pairs: whether the kernel multiplies pairs of bf16 numbers. */
+/* codes: [n, k] bytes; scale, minimum: [n, groups]. */
 __attribute__((visibility("default"))) void pack_codes(const Weight *w, const uint8_t *codes, const float *scale,
-                                                       const float *minimum, int pairs, int threads) {
+                                                       const float *minimum, CodeOrder order, int threads) {
 #pragma omp parallel for num_threads(threads)
-    for (long column = 0; column < w->n; column += PANEL) pack_panel(w, codes, scale, minimum, column, pairs);
+    for (long column = 0; column < w->n; column += PANEL) pack_panel(w, codes, scale, minimum, column, order);
 }

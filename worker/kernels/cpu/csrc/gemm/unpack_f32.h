@@ -2,7 +2,6 @@
 #pragma once
 #include "gemm/groups.h"
 
-#define PANEL_REGISTERS (PANEL / SIMD_WIDTH)
 #define PREFETCH_PAIRS 4096 /* how far ahead of use bf16 numbers are prefetched, in bytes */
 
 #if SIMD_WIDTH == 16
@@ -17,10 +16,8 @@ INLINE vf e4m3_values(const char *p) { /* as fp16, whose exponent means less: pa
 }
 typedef vf Table;
 INLINE Table load_table(const Weight *w) { return load_f32(w->values); }
-INLINE float number_unit(const Weight *w) { return (void)w, 1.0f; }
-/* Returns the values of nibble i of 32-bit words. A look-up is one instruction, so it serves INTEGER4, too. */
-INLINE vf nibble_values(vu words, int i, int kind, Table table) {
-    (void)kind;
+/* Returns the values of nibble i of 32-bit words. */
+INLINE vf nibble_values(vu words, int i, Table table) {
     return (vf)_mm512_permutexvar_ps((__m512i)(words >> (4 * i)), (__m512)table);
 }
 #else
@@ -34,50 +31,17 @@ INLINE vf e4m3_values(const char *p) { /* as fp16, whose exponent means less: pa
     return (vf)_mm256_cvtph_ps(_mm_or_si128(sign, rest));
 }
 typedef struct {
-    vf low, high;  /* the numbers of the codes 0 to 7, and 8 to 15 */
-    __m256i bytes; /* those of INTEGER4 as bytes, twice */
+    vf low, high; /* the numbers of the codes 0 to 7, and 8 to 15 */
 } Table;
-/* Returns what a byte of the table counts in: halves, unless the values are too large. */
-INLINE float byte_unit(const Weight *w) {
-    vf low = load_f32(w->values), high = load_f32(w->values + 8);
-    return simd_reduce_max(simd_max(simd_max(low, -low), simd_max(high, -high))) < 64 ? 0.5f : 1.0f;
-}
-INLINE Table load_table(const Weight *w) {
-    Table table = {load_f32(w->values), load_f32(w->values + 8), {0}};
-    int8_t bytes[2 * CODE_BLOCK];
-    for (int i = 0; i < 2 * CODE_BLOCK; i++) bytes[i] = (int8_t)(w->values[i % 16] / byte_unit(w));
-    table.bytes = _mm256_loadu_si256((const __m256i *)bytes);
-    return table;
-}
-/* Returns the factor by which rows are multiplied, and numbers divided: a power of two, so it changes no bit of their
- * products. */
-INLINE float number_unit(const Weight *w) { return w->kind == INTEGER4 ? byte_unit(w) * 0x1p-24f : 1.0f; }
-/* Returns the values of the nibbles i of 32-bit words, as bytes that are moved to the upper end of a word: this keeps
- * their sign, and takes few instructions that compete with multiply-adds. */
-INLINE vf integer4_values(vu words, int i, Table table) {
-    const int b = i / 2, no = -1;
-    const __m256i upward = _mm256_setr_epi8(no, no, no, b, no, no, no, 4 + b, no, no, no, 8 + b, no, no, no, 12 + b,
-                                            no, no, no, b, no, no, no, 4 + b, no, no, no, 8 + b, no, no, no, 12 + b);
-    vu nibbles = (i % 2 ? words >> 4 : words) & 0x0f0f0f0fu;
-    __m256i values = _mm256_shuffle_epi8(table.bytes, (__m256i)nibbles);
-    __m256i upper = b == 3 ? (__m256i)((vu)values & 0xff000000u) : _mm256_shuffle_epi8(values, upward);
-    return (vf)_mm256_cvtepi32_ps(upper);
-}
+INLINE Table load_table(const Weight *w) { return (Table){load_f32(w->values), load_f32(w->values + 8)}; }
 /* Returns the values of nibble i of 32-bit words. */
-INLINE vf nibble_values(vu words, int i, int kind, Table table) {
-    if (kind == INTEGER4) return integer4_values(words, i, table);
+INLINE vf nibble_values(vu words, int i, Table table) {
     __m256i at = (__m256i)(words >> (4 * i));
     __m256 low = _mm256_permutevar8x32_ps((__m256)table.low, at);
     __m256 high = _mm256_permutevar8x32_ps((__m256)table.high, at);
     return (vf)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(at, 28)); /* bit 3 decides */
 }
 #endif
-
-INLINE vu load_words(const char *p) {
-    vu words;
-    __builtin_memcpy(&words, p, sizeof words);
-    return words;
-}
 
 /* Unpacks one block of 16 inputs. `kind` is a constant wherever this is inlined. */
 INLINE void unpack_block_f32(const char *codes, float *to, Table table, int kind) {
@@ -89,7 +53,7 @@ INLINE void unpack_block_f32(const char *codes, float *to, Table table, int kind
     for (int octet = 0; octet < 2; octet++, to += 8 * PANEL)
         for (int c = 0; c < PANEL; c += SIMD_WIDTH) {
             vu words = load_words(codes + (octet * PANEL + c) * 4);
-            for (int i = 0; i < 8; i++) store_f32(to + i * PANEL + c, nibble_values(words, i, kind, table));
+            for (int i = 0; i < 8; i++) store_f32(to + i * PANEL + c, nibble_values(words, i, table));
         }
 }
 
@@ -123,7 +87,7 @@ INLINE void unpack_pairs_f32(const Weight *w, long panel, long from, long count,
 static const float *panel_numbers(const Gemm *g, long panel, long from, long count, float *buffer) {
     const Weight *w = g->weight;
     switch (w->kind) {
-        case INTEGER4: unpack_codes_f32(w, panel, from, count, buffer, INTEGER4); return buffer;
+        case INTEGER4:
         case TABLE4: unpack_codes_f32(w, panel, from, count, buffer, TABLE4); return buffer;
         case INT8: unpack_codes_f32(w, panel, from, count, buffer, INT8); return buffer;
         case E4M3: unpack_codes_f32(w, panel, from, count, buffer, E4M3); return buffer;

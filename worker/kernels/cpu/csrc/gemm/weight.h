@@ -4,8 +4,7 @@
  * the kernel's dtype: fp32 [k][32], or bf16 in pairs [k/32][2 halves][16 pairs][16 columns][2].
  *
  * Panels of codes are cut along k into groups. A group holds 32 scales, 32 minimums (if the format has them), then its
- * codes in blocks of 16 inputs. The order of codes in a block depends on the kernel that reads them, which multiplies
- * either fp32 numbers or pairs of bf16 numbers (pack_codes.c). */
+ * codes in blocks of 16 inputs. The order of codes in a block depends on the kernel that reads them (CodeOrder). */
 #pragma once
 #include <stdint.h>
 
@@ -14,6 +13,9 @@
 
 /* Kinds of numbers. Four-bit codes have a table of values; those of INTEGER4 are integers of eight bits, or halves. */
 enum { PLAIN, INTEGER4, TABLE4, INT8, E4M3 };
+
+/* How the kernel multiplies that reads the codes: fp32 numbers, pairs of bf16 numbers, or integers (pack_codes.c). */
+typedef enum { FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS } CodeOrder;
 
 typedef struct Weight {
     const char *panels;
