@@ -18,7 +18,7 @@ from frontend.errors import Unprocessable
 from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
 from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
 from frontend.output_parser.tool_grammar import output_grammar
-from frontend.output_parser.tool_syntax import SPECIALS
+from frontend.output_parser.tool_syntax import specials_of
 from frontend.text import grammar_builder
 
 MAX_TOOLS = 128
@@ -287,11 +287,15 @@ async def grammar_and_parser(
 
     text_grammar: the grammar of the answer's text; empty if the text is free
     """
-    style = context.style
+    style, functions = context.style, tool_choice.callable_functions
     grammar = text_grammar
+    specials = context.tokenizer.special_ids_of(specials_of(style.tool_format, style.tags))
     if tool_choice.functions or (text_grammar and begins is not Reasoning.DONE):
-        specials = context.tokenizer.special_ids_of(SPECIALS.get(style.tool_format, ()))
         grammar = await grammar_builder.in_thread(
-            partial(output_grammar, tool_choice, style.tool_format, begins, specials=specials, answer=text_grammar)
-        )
-    return grammar, style.parser_config(begins, [one.name for one in tool_choice.callable_functions])
+            partial(
+                output_grammar, tool_choice, style.tool_format, begins,
+                specials=specials, answer=text_grammar, tags=style.tags,
+            )
+        )  # fmt: skip
+    must_call = tool_choice.mode is Mode.REQUIRED
+    return grammar, style.parser_config(begins, functions, must_call=must_call, specials=specials)

@@ -1,5 +1,8 @@
 """The calls of one output: counts them, and follows the arguments of the one that is open."""
 
+from collections.abc import Callable
+
+from frontend.output_parser.argument_scanners import ArgumentScanner
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event
 from frontend.output_parser.json_stream import JsonObjectScanner
 
@@ -12,13 +15,15 @@ class Calls:
     broke: the arguments of the last call are not JSON
     """
 
-    __slots__ = ("_scanner", "begun", "broke", "completed")
+    __slots__ = ("_scanner", "_scanner_of", "begun", "broke", "completed")
 
-    def __init__(self) -> None:
+    def __init__(self, scanner_of: Callable[[str], ArgumentScanner] = lambda _: JsonObjectScanner()) -> None:
+        """scanner_of: creates the scanner of the arguments of a function"""
+        self._scanner_of = scanner_of
         self.begun = 0
         self.completed = 0
         self.broke = False
-        self._scanner: JsonObjectScanner | None = None
+        self._scanner: ArgumentScanner | None = None
 
     @property
     def open(self) -> bool:
@@ -31,7 +36,7 @@ class Calls:
 
     def begin(self, name: str) -> Event:
         """Begins a call. Its arguments follow."""
-        self._scanner = JsonObjectScanner()
+        self._scanner = self._scanner_of(name)
         self.begun += 1
         return CallStart(self.begun - 1, name)
 

@@ -3,13 +3,13 @@
 The source of the chat template shows the format; `--tool-format` and `--reasoning-format` override it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from frontend.output_parser import marks
-
-OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
+from frontend.output_parser.parameter_kinds import Kind, kinds_of
+from frontend.output_parser.tool_choice import Function
 
 
 class ToolFormat(StrEnum):
@@ -21,13 +21,65 @@ class ToolFormat(StrEnum):
     MISTRAL = "mistral"  # [TOOL_CALLS] [{"name": …, "arguments": {…}}, …] and nothing else
     MISTRAL_ARGS = "mistral-args"  # [TOOL_CALLS]NAME[ARGS]{…}, repeated
     HARMONY = "harmony"  # <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
+    QWEN_XML = "qwen-xml"  # <tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>
+    SEED = "seed"  # the same in <seed:tool_call>
+    GLM = "glm"  # <tool_call>NAME<arg_key>KEY</arg_key><arg_value>…</arg_value></tool_call>
+    GLM4 = "glm4"  # NAME, {…} on the next line, and nothing else
+    MINIMAX = "minimax"  # <minimax:tool_call><invoke name="NAME"><parameter name="KEY">…</parameter></invoke>…
+    DEEPSEEK_V3 = (
+        "deepseek-v3"  # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME ```json {…} ```…
+    )
+    DEEPSEEK_V31 = (
+        "deepseek-v31"  # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>…
+    )
+    KIMI = "kimi"  # <|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}…
+    GRANITE = "granite"  # <|tool_call|>[{"name": …, "arguments": {…}}, …]
+    NEMOTRON = "nemotron"  # <TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>
+    PYTHONIC = "pythonic"  # [NAME(key="…", …), …] and nothing else
+    LFM2 = "lfm2"  # <|tool_call_start|>[NAME(key="…", …), …]<|tool_call_end|>
+    OLMO3 = "olmo3"  # <function_calls>NAME(key="…", …)</function_calls>, one call a line
+    GEMMA3 = "gemma3"  # the same in a block of code: ```tool_code
+    GEMMA4 = "gemma4"  # <|tool_call>call:NAME{key:<|"|>…<|"|>, …}<tool_call|>
 
 
+# What a template that writes calls of a format contains: the first row decides whose words are all there.
+SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
+    (ToolFormat.HARMONY, ("<|channel|>",)),  # the format of all output, and not of calls only
+    (ToolFormat.SEED, ("<seed:tool_call>", "<function=")),
+    (ToolFormat.MINIMAX, ("<minimax:tool_call>", "<invoke name=")),
+    (ToolFormat.QWEN_XML, ("<tool_call>", "<function=", "<parameter=")),
+    (ToolFormat.GLM, ("<tool_call>", "<arg_key>", "<arg_value>")),
+    (ToolFormat.GEMMA4, ("<|tool_call>call:",)),
+    (ToolFormat.NEMOTRON, ("<TOOLCALL>",)),
+    (ToolFormat.HERMES, ("<tool_call>",)),
+    (ToolFormat.DEEPSEEK_V3, ("<｜tool▁call▁begin｜>", "```json")),
+    (ToolFormat.DEEPSEEK_V31, ("<｜tool▁call▁begin｜>",)),
+    (ToolFormat.KIMI, ("<|tool_calls_section_begin|>",)),
+    (ToolFormat.LFM2, ("<|tool_call_start|>",)),
+    (ToolFormat.LFM2, ("<|tool_list_start|>",)),
+    (ToolFormat.GRANITE, ("<|tool_call|>",)),
+    (ToolFormat.OLMO3, ("<function_calls>",)),
+    (ToolFormat.GEMMA3, ("```tool_code",)),
+    (ToolFormat.MISTRAL_ARGS, ("[TOOL_CALLS]", "[ARGS]")),
+    (ToolFormat.MISTRAL, ("[TOOL_CALLS]",)),
+    (ToolFormat.LLAMA, ("<|python_tag|>", '"parameters"')),
+    (ToolFormat.LLAMA, ("ipython", '"parameters"')),
+    (ToolFormat.PYTHONIC, ("[func_name1(",)),
+    (ToolFormat.GLM4, ("<|observation|>", '"metadata"')),
+)
 MARKS: Mapping[ToolFormat, Mapping[str, str]] = {
     ToolFormat.HARMONY: marks.HARMONY,
     ToolFormat.MISTRAL_ARGS: marks.MISTRAL_ARGS,
 }  # of formats that cannot be parsed without
-TAGS: Mapping[ToolFormat, tuple[str, str]] = {ToolFormat.MISTRAL_ARGS: ("[THINK]", "[/THINK]")}  # around reasoning
+Tags = tuple[str, str]  # what opens and closes reasoning
+THINK: Tags = ("<think>", "</think>")
+TAGS: tuple[Tags, ...] = (
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|channel>thought", "<channel|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    THINK,
+)  # the first of which a template has one is the model's
 # What a client's effort means to a model that knows fewer degrees. Gpt-oss always thinks.
 DEGREES: Mapping[ToolFormat, Mapping[str, str]] = {
     ToolFormat.HARMONY: {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
@@ -51,21 +103,23 @@ class ModelFormat:
     has_reasoning: bool = False
     has_enable_thinking: bool = False  # the template reads the variable `enable_thinking`
     has_reasoning_effort: bool = False  # the template reads the variable `reasoning_effort`
+    tags: Tags = THINK
 
     @classmethod
     def of(
         cls, templates: Mapping[str, str], tool_format: str = "auto", reasoning_format: str = "auto"
     ) -> "ModelFormat":
         source = "\n".join(templates.values())
-        shows_tools = "tools" in source
-        detected = _tool_format(source, shows_tools) if tool_format == "auto" else ToolFormat(tool_format)
-        has_marks = detected is ToolFormat.HARMONY or any(tag in source for tag in _tags(detected))
+        detected = _tool_format(source) if tool_format == "auto" else ToolFormat(tool_format)
+        tags = next((tags for tags in TAGS if any(tag in source for tag in tags)), None)
+        thinks = detected is ToolFormat.HARMONY or tags is not None
         return cls(
             tool_format=detected,
-            shows_tools=shows_tools,
-            has_reasoning=has_marks if reasoning_format == "auto" else reasoning_format == "think",
+            shows_tools="tools" in source,
+            has_reasoning=thinks if reasoning_format == "auto" else reasoning_format == "think",
             has_enable_thinking="enable_thinking" in source,
             has_reasoning_effort="reasoning_effort" in source,
+            tags=tags or THINK,
         )
 
     def output_begins(self, prompt: str, continued: str = "") -> Reasoning:
@@ -78,7 +132,7 @@ class ModelFormat:
             return _open_message(prompt)
         if not self.has_reasoning:
             return Reasoning.DONE
-        opening, closing = _tags(self.tool_format)
+        opening, closing = self.tags
         if continued:
             return Reasoning.OPEN if continued.rfind(opening) > continued.rfind(closing) else Reasoning.DONE
         tail = prompt[-64:].rstrip()
@@ -86,20 +140,37 @@ class ModelFormat:
             return Reasoning.OPEN
         return Reasoning.DONE if tail.endswith(closing) else Reasoning.UNDECIDED
 
-    def parser_config(self, begins: Reasoning, function_names: Iterable[str]) -> "ParserConfig | None":
-        """Returns how to parse an output; None if there is nothing to look for, because all of it is text."""
-        names = frozenset(function_names)
-        if begins is Reasoning.DONE and not names and self.tool_format not in MARKS:
+    def parser_config(
+        self,
+        begins: Reasoning,
+        functions: Iterable[Function],
+        *,
+        must_call: bool = False,
+        specials: Collection[str] = (),
+    ) -> "ParserConfig | None":
+        """Returns how to parse an output; None if there is nothing to look for, because all of it is text.
+
+        functions: the functions that the output may call
+        must_call: it calls one of them and says nothing else
+        specials: what of the format and of the tags is a special token of the model's vocabulary
+        """
+        callable_functions = tuple(functions)
+        if begins is Reasoning.DONE and not callable_functions and self.tool_format not in MARKS:
             return None
-        return ParserConfig(begins, self.tool_format, names, reasoning_is_text=not self.has_reasoning)
+        return ParserConfig(
+            begins,
+            self.tool_format,
+            frozenset(one.name for one in callable_functions),
+            reasoning_is_text=not self.has_reasoning,
+            tags=self.tags,
+            must_call=must_call and bool(callable_functions),
+            kinds={one.name: kinds_of(one.parameters) for one in callable_functions},
+            shown=frozenset(specials),
+        )
 
     def degree(self, effort: str) -> str:
         """Returns the degree of reasoning that the model knows and that is nearest to a client's."""
         return DEGREES.get(self.tool_format, {}).get(effort, effort)
-
-
-def _tags(tool_format: ToolFormat) -> tuple[str, str]:
-    return TAGS.get(tool_format, (OPEN_TAG, CLOSE_TAG))
 
 
 def _open_message(prompt: str) -> Reasoning:
@@ -111,17 +182,8 @@ def _open_message(prompt: str) -> Reasoning:
     return Reasoning.OPEN if "<|channel|>analysis" in header else Reasoning.DONE
 
 
-def _tool_format(source: str, shows_tools: bool) -> ToolFormat:
-    if "<|channel|>" in source:  # it is the format of all output, and not of calls only
-        return ToolFormat.HARMONY
-    if not shows_tools:
-        return ToolFormat.NONE
-    if "<tool_call>" in source:  # some models put this tag around XML
-        return ToolFormat.NONE if "<function=" in source or "<arg_key>" in source else ToolFormat.HERMES
-    if "[TOOL_CALLS]" in source:
-        return ToolFormat.MISTRAL_ARGS if "[ARGS]" in source else ToolFormat.MISTRAL
-    llama = "<|python_tag|>" in source or "ipython" in source
-    return ToolFormat.LLAMA if llama and '"parameters"' in source else ToolFormat.NONE
+def _tool_format(source: str) -> ToolFormat:
+    return next((one for one, words in SIGNS if all(word in source for word in words)), ToolFormat.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +194,22 @@ class ParserConfig:
     tool_format: how the output writes calls
     function_names: the functions that the output may call
     reasoning_is_text: reasoning stays in the text
+    tags: what opens and closes reasoning
+    must_call: the output is calls and nothing else, after its reasoning
+    kinds: what the values of each function's parameters may be
+    shown: special tokens whose spelling the parser must see
     """
 
     reasoning: Reasoning = Reasoning.DONE
     tool_format: ToolFormat = ToolFormat.NONE
     function_names: frozenset[str] = field(default_factory=frozenset)
     reasoning_is_text: bool = False
+    tags: Tags = THINK
+    must_call: bool = False
+    kinds: Mapping[str, Mapping[str, Kind]] = field(default_factory=dict, hash=False)
+    shown: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def marks(self) -> Mapping[str, str]:
         """The special tokens that the parser must see, and what stands for each in the text that it is fed."""
-        return MARKS.get(self.tool_format, {})
+        return MARKS.get(self.tool_format) or {spelling: spelling for spelling in self.shown}

@@ -8,29 +8,21 @@ keywords that cannot be enforced are ignored. In any output that the grammar acc
 from collections.abc import Callable, Mapping
 
 from frontend.errors import Unprocessable
-from frontend.output_parser.formats import Reasoning, ToolFormat
+from frontend.output_parser.argument_rules import argument_rules
+from frontend.output_parser.formats import THINK, Reasoning, Tags, ToolFormat
 from frontend.output_parser.harmony_grammar import message_rules
+from frontend.output_parser.lark import ANY, Rules, Specials, W, either, escaped, words
 from frontend.output_parser.mistral_args import text_rules
 from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
-from frontend.output_parser.tool_syntax import TAG
+from frontend.output_parser.tool_syntax import SYNTAX, Form, ToolCallSyntax
 from frontend.text import grammar_builder
 
 ANSWER = "response_format"
-Rules = Callable[[ToolChoice, Reasoning, Mapping[str, int], bool], list[str]]  # the bool: the answer has a grammar
-RULES: Mapping[ToolFormat, Rules] = {
+RulesOf = Callable[[ToolChoice, Reasoning, Mapping[str, int], bool], list[str]]  # the bool: the answer has a grammar
+RULES: Mapping[ToolFormat, RulesOf] = {
     ToolFormat.HARMONY: message_rules,
     ToolFormat.MISTRAL_ARGS: text_rules,
 }  # of formats whose reasoning and calls are not tagged text
-W = r"[ \n]{0,2}"  # as much white space as a model needs between the words of a call
-KEYS = {ToolFormat.HERMES: "arguments", ToolFormat.LLAMA: "parameters", ToolFormat.MISTRAL: "arguments"}
-REASONING = {Reasoning.UNDECIDED: r"\s*<think>(?s:.*)<\/think>", Reasoning.OPEN: r"(?s:.*)<\/think>"}
-SUFFIX = {ToolFormat.HERMES: rf"{W}\}}{W}<\/tool_call>", ToolFormat.LLAMA: rf"{W}\}}", ToolFormat.MISTRAL: rf"{W}\}}"}
-# Regexes: an output that begins like this can only be a call. NAMES is replaced by the function names, a|b|c.
-CALL_BEGINNING = {
-    ToolFormat.LLAMA: r'\s*(<\|python_tag\|>\s*)?\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(NAMES)"',
-    ToolFormat.MISTRAL: r'\s*(\[TOOL_CALLS\]|\[\s*\{\s*"name"\s*:\s*"(NAMES)")',
-}
-REASONING_BEGINNING = r"\s*<think>(?s:.*)"
 
 
 def output_grammar(
@@ -40,15 +32,20 @@ def output_grammar(
     *,
     specials: Mapping[str, int] | None = None,
     answer: str = "",
+    tags: Tags = THINK,
 ) -> str:
     """Returns the grammar of a whole output: of its calls, if there are tools, and of its answer.
 
-    specials: the ids of the format's marks that are special tokens of the model's vocabulary
+    specials: the ids of what of the format and the tags is a special token of the model's vocabulary
     answer: the grammar of the output's text, if the client asked for structured output
+    tags: what opens and closes reasoning
 
     Raises Unprocessable, which names a function's parameters or, if the functions together are too large, `tools`.
     """
-    lines = RULES.get(tool_format, _tagged(tool_format))(tool_choice, reasoning, specials or {}, bool(answer))
+    if tool_format in RULES:
+        lines = RULES[tool_format](tool_choice, reasoning, specials or {}, bool(answer))
+    else:
+        lines = _Tagged(tool_choice, tool_format, reasoning, specials or {}, tags).lines(bool(answer))
     try:
         return grammar_builder.composed("\n".join(lines), "tools" if tool_choice.functions else ANSWER, answer)
     except Unprocessable:
@@ -57,107 +54,149 @@ def output_grammar(
         raise
 
 
-def _tagged(tool_format: ToolFormat) -> Rules:
-    """Returns what makes the rules of a format whose reasoning and calls stand in the text."""
+class _Tagged:
+    """Writes the grammar of a format whose reasoning and calls stand in the text."""
 
-    def rules(
-        tool_choice: ToolChoice, reasoning: Reasoning, specials: Mapping[str, int], has_answer: bool
-    ) -> list[str]:
-        functions = tool_choice.callable_functions
-        mode = tool_choice.mode if functions else Mode.NONE
-        parallel = tool_choice.parallel and tool_format is not ToolFormat.LLAMA
-        lines = _start(mode, reasoning, has_answer) + _reasoning_rules(reasoning)
-        lines += _call_rules(functions, tool_format, next(iter(specials.values()), None), parallel)
-        if mode is not Mode.REQUIRED and not has_answer:
-            names = [function.name for function in tool_choice.functions]
-            lines += _text_rules(names, tool_format, parallel, bool(functions))
-        return lines
+    def __init__(
+        self, tool_choice: ToolChoice, tool_format: ToolFormat, reasoning: Reasoning, specials: Specials, tags: Tags
+    ) -> None:
+        self._functions = tool_choice.callable_functions
+        self._names = [function.name for function in tool_choice.functions]
+        self._mode = tool_choice.mode if self._functions else Mode.NONE
+        self._syntax = SYNTAX.get(tool_format)
+        self._parallel = tool_choice.parallel and not (self._syntax and self._syntax.single)
+        self._reasoning = reasoning
+        self._specials = specials
+        self._opening, self._closing = tags
+        self._rules = Rules(specials)
 
-    return rules
+    def lines(self, has_answer: bool) -> list[str]:
+        """Returns all rules; `has_answer`: the text keeps to the grammar `@answer`."""
+        lines = [self._start(has_answer), *self._reasoning_rules()]
+        if self._syntax and self._functions:
+            lines += self._call_rules(self._syntax)
+        if self._mode is not Mode.REQUIRED and not has_answer:
+            lines += self._text_rules(self._syntax)
+        return lines + self._rules.lines
 
+    def _start(self, has_answer: bool) -> str:
+        lead = {Reasoning.DONE: "", Reasoning.OPEN: "think GAP", Reasoning.UNDECIDED: "(think GAP)?"}[self._reasoning]
+        match self._mode, has_answer:
+            case Mode.REQUIRED, _:
+                return f"start: {lead} calls"
+            case Mode.AUTO, True:
+                return f"start: {lead} (calls | @answer)"
+            case Mode.NONE, True:
+                return f"start: {lead} @answer"
+        return {
+            Reasoning.DONE: "start: rest", Reasoning.OPEN: "start: think rest",
+            Reasoning.UNDECIDED: "start: think rest | first",
+        }[self._reasoning]  # fmt: skip
 
-def _start(mode: Mode, reasoning: Reasoning, has_answer: bool) -> list[str]:
-    lead = _lead(reasoning)
-    match mode, has_answer:
-        case Mode.REQUIRED, _:
-            return [f"start: {lead} calls"]
-        case Mode.AUTO, True:
-            return [f"start: {lead} (calls | @answer)"]
-        case Mode.NONE, True:
-            return [f"start: {lead} @answer"]
-    return [{
-        Reasoning.DONE: "start: rest", Reasoning.OPEN: "start: think rest",
-        Reasoning.UNDECIDED: "start: think rest | first",
-    }[reasoning]]  # fmt: skip
+    # reasoning
 
+    def _reasoning_rules(self) -> list[str]:
+        if self._reasoning is Reasoning.DONE:
+            return []
+        thought = self._rules.until(self._closing)
+        opening = words(self._opening, self._specials, before=r"\s*")
+        if self._reasoning is Reasoning.OPEN:
+            rule = f"think: {thought}"
+        elif "<[" in opening or self._closing in self._specials:
+            rule = f"think: {opening} {thought}"
+        else:
+            rule = rf"think[lazy]: /\s*{escaped(self._opening)}{ANY}{escaped(self._closing)}/"
+        return [rule, r"GAP: /\n*/"]
 
-def _lead(reasoning: Reasoning) -> str:
-    return {Reasoning.DONE: "", Reasoning.OPEN: "think GAP", Reasoning.UNDECIDED: "(think GAP)?"}[reasoning]
+    def _no_reasoning(self) -> str:
+        """Returns the condition on a terminal that it does not begin with reasoning."""
+        return rf" & ~/\s*{escaped(self._opening)}{ANY}/"
 
+    # calls
 
-def _reasoning_rules(reasoning: Reasoning) -> list[str]:
-    return [] if reasoning is Reasoning.DONE else [f"think[lazy]: /{REASONING[reasoning]}/", r"GAP: /\n*/"]
+    def _call_rules(self, syntax: ToolCallSyntax) -> list[str]:
+        """Returns the rule `calls`, and those that it uses: `section`, which follows the tag if the format has one."""
+        arguments = [argument_rules(syntax, one, self._rules) for one in self._functions]
+        tail = words(syntax.tail, self._specials)
+        kinds = {"fun": f"{syntax.opening} ", "next": f"{syntax.between} "}
+        lines = []
+        for kind, before in kinds.items():
+            heads = [self._heads(syntax, before, function) for function in self._functions]
+            bodies = [f"{head} {arguments[i]} {tail}" for i, head in enumerate(heads)]
+            lines.append(f"{kind}: " + " | ".join(bodies))
+        more = "next*" if self._parallel and self._several(syntax) else ""
+        lines.append(f"section: {self._mark(syntax)} fun {more} {words(syntax.closing, self._specials)}")
+        if not syntax.tag:
+            return [*lines, "calls: section"]
+        again = rf"(/\n{{0,2}}/ {self._tag(syntax)} section)*" if self._parallel and not self._several(syntax) else ""
+        return [*lines, f"calls: {self._tag(syntax)} section {again}"]
 
+    def _several(self, syntax: ToolCallSyntax) -> bool:
+        """Whether several calls stand within one opening and closing."""
+        return bool(syntax.opening or syntax.between)
 
-def _call_rules(functions: list[Function], tool_format: ToolFormat, mark: int | None, parallel: bool) -> list[str]:
-    """Returns the rule `calls`, and the rules that it uses."""
-    if not functions:
-        return []
-    ways = {"fun": "", **_opening_ways(tool_format, mark)}
-    lines = [*_calls(tool_format, mark, parallel), f"SUFFIX: /{SUFFIX[tool_format]}/"]
-    lines += [f"{way}: " + " | ".join(f"{way}_{i}" for i in range(len(functions))) for way in ways]
-    for i, function in enumerate(functions):
-        schema = grammar_builder.embedded(function.parameters, function.param, lenient=not function.strict)
-        lines += [f"args_{i}: %json {schema}"]
-        for way, lead in ways.items():
-            lines += [f"{way}_{i}: {way.upper()}_{i} args_{i} SUFFIX"]
-            lines += [f"{way.upper()}_{i}: /{lead}{_prefix(function.name, tool_format)}/"]
-    return lines
+    def _heads(self, syntax: ToolCallSyntax, before: str, function: Function) -> str:
+        """Returns the alternatives for what precedes a function's arguments, without the tag."""
+        after = W if syntax.form is Form.JSON else ""
+        mark = syntax.mark if syntax.needs_mark and before.strip() == syntax.opening else ""
+        heads = [f"{'' if mark in self._specials else mark} {before}{head}" for head in syntax.heads]
+        if syntax.tag and before.strip() == syntax.opening:
+            heads = [head.strip().removeprefix(syntax.tag) for head in heads]
+        return f"({' | '.join(words(head, self._specials, function.name, after=after) for head in heads)})"
 
+    def _mark(self, syntax: ToolCallSyntax) -> str:
+        if syntax.mark not in self._specials:
+            return ""
+        return f"<[{self._specials[syntax.mark]}]>" + "?" * (not syntax.needs_mark)
 
-def _opening_ways(tool_format: ToolFormat, mark: int | None) -> dict[str, str]:
-    """Returns a second way to write a call: for the first one, with the words that open the calls. They and the call's
-    prefix are one lexeme, as text may begin with the same words."""
-    if tool_format is not ToolFormat.MISTRAL:
-        return {}
-    return {"opened": rf"{W}\[" if mark is not None else rf"{W}\[TOOL_CALLS\]{W}\["}
+    def _tag(self, syntax: ToolCallSyntax) -> str:
+        return words(syntax.tag, self._specials, before="")
 
+    # text
 
-def _calls(tool_format: ToolFormat, mark: int | None, parallel: bool) -> list[str]:
-    """Returns the rules for the words around the calls of an output."""
-    special = "" if mark is None else f"<[{mark}]>"
-    match tool_format:
-        case ToolFormat.MISTRAL:
-            more = "(COMMA fun)*" if parallel else ""
-            return [f"calls: {special} opened {more} ENDED", f"COMMA: /{W},/", rf"ENDED: /{W}\]/"]
-        case ToolFormat.LLAMA:
-            return [f"calls: {special}? fun" if special else "calls: fun"]
-        case _:
-            more = "(SEP call)*" if parallel else ""
-            return [f"calls: call {more}", r"SEP: /\n{0,2}/", f'call: "{TAG}" fun']
+    def _text_rules(self, syntax: ToolCallSyntax | None) -> list[str]:
+        """Returns the rules for unconstrained text with calls in it: `rest`, and `first` for an output that might begin
+        with reasoning and does not."""
+        if syntax is None:
+            return ["rest: END", "first: END_FIRST", f"END: /{ANY}/", f"END_FIRST: END{self._no_reasoning()}"]
+        if not syntax.tag:
+            return self._text_or_calls(syntax)
+        if syntax.tag in self._specials:
+            rest = f"TEXT ({self._tag(syntax)} section TEXT){'*' if self._parallel else '?'}" * bool(self._functions)
+            first = rest.replace("TEXT", "FIRST", 1)
+            return [f"rest: {rest or 'TEXT'}", f"first: {first or 'FIRST'}", f"TEXT: /{ANY}/",
+                    f"FIRST: TEXT{self._no_reasoning()}"]  # fmt: skip
+        tag = escaped(syntax.tag)
+        last = [f"END: /{ANY}/ & ~/{ANY}{tag}{ANY}/", f"END_FIRST: END{self._no_reasoning()}"]
+        if not self._functions:
+            return ["rest: END", "first: END_FIRST", *last]
+        return [
+            f"rest: (tool section){'*' if self._parallel else '?'} END",
+            f"first: tool_first section {'(tool section)*' if self._parallel else ''} END | END_FIRST",
+            "tool[lazy]: TOOL", "tool_first[lazy]: TOOL_FIRST",
+            f"TOOL: /{ANY}{tag}/", f"TOOL_FIRST: TOOL{self._no_reasoning()}", *last,
+        ]  # fmt: skip
 
-
-def _prefix(name: str, tool_format: ToolFormat) -> str:
-    kind = rf'("type"{W}:{W}"function"{W},{W})?' if tool_format is ToolFormat.LLAMA else ""
-    return rf'{W}\{{{W}{kind}"name"{W}:{W}"{name}"{W},{W}"{KEYS[tool_format]}"{W}:{W}'
-
-
-def _text_rules(names: list[str], tool_format: ToolFormat, parallel: bool, calling: bool) -> list[str]:
-    """Returns the rules for unconstrained text with calls in it: `rest`, and `first` for an output that might begin
-    with reasoning and does not."""
-    if (beginning := CALL_BEGINNING.get(tool_format)) is not None:
-        calls = "calls |" if calling else ""
+    def _text_or_calls(self, syntax: ToolCallSyntax) -> list[str]:
+        """Returns the rules for an output that is text or calls: text that begins as a call can only be one."""
+        calls = "calls |" if self._functions else ""
+        beginnings = f"({'|'.join(self._beginnings(syntax))})"
         return [
             f"rest: {calls} SAID", f"first: {calls} SAID_FIRST",
-            f"SAID: /(?s:.*)/ & ~/{beginning.replace('NAMES', '|'.join(names))}(?s:.*)/",
-            f"SAID_FIRST: SAID & ~/{REASONING_BEGINNING}/",
+            rf"SAID: /{ANY}/ & ~/\s*{beginnings}{ANY}/", f"SAID_FIRST: SAID{self._no_reasoning()}",
         ]  # fmt: skip
-    last = [f"END: /(?s:.*)/ & ~/(?s:.*){TAG}(?s:.*)/", f"END_FIRST: END & ~/{REASONING_BEGINNING}/"]
-    if not calling:
-        return ["rest: END", "first: END_FIRST", *last]
-    return [
-        f"rest: (tool fun){'*' if parallel else '?'} END",
-        f"first: tool_first fun {'(tool fun)*' if parallel else ''} END | END_FIRST",
-        "tool[lazy]: TOOL", "tool_first[lazy]: TOOL_FIRST",
-        f"TOOL: /(?s:.*){TAG}/", f"TOOL_FIRST: TOOL & ~/{REASONING_BEGINNING}/", *last,
-    ]  # fmt: skip
+
+    def _beginnings(self, syntax: ToolCallSyntax) -> list[str]:
+        """Returns regexes of what only a call begins with."""
+        names = either(self._names)
+        marks = [escaped(syntax.mark)] if syntax.needs_mark else []
+        mark = rf"({escaped(syntax.mark)}\s*)?" if syntax.mark and not syntax.needs_mark else ""
+        found = []
+        for head in syntax.heads:
+            before, _, after = f"{syntax.opening} {head}".partition("NAME")
+            regex = r"\s*".join(escaped(word) for word in before.split())
+            if before.endswith(" ") and regex:
+                regex += r"\s*"
+            quote = '"' if after.startswith('"') else r"\s*" + {Form.PYTHON: r"\(", Form.JSON: r"\{"}[syntax.form]
+            found.append(f"{mark}{regex}{names}{quote}")
+        return marks + found

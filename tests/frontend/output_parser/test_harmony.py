@@ -1,18 +1,16 @@
 """Messages of gpt-oss to reasoning, text and calls: however they are cut, cut off, or malformed."""
 
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
+from frontend.output_parser.events import CallArguments, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
 from frontend.output_parser.harmony import BLANK, UserText
 from frontend.output_parser.marks import HARMONY, spelled
 from frontend.output_parser.parser import output_parser
+from tests.frontend.output_parser.joining import NAMES, called, check_order, cut, events_of
 
-NAMES = frozenset({"add", "get_weather"})
 CONFIG = ParserConfig(Reasoning.UNDECIDED, ToolFormat.HARMONY, NAMES)
 ARGUMENTS = '{"city": "São \\"P\\" |end|>", "days": [1, -2.5e3, {"x": null}], "ok": true}'
 
@@ -22,31 +20,6 @@ def marked(text: str) -> str:
     for spelling, mark in HARMONY.items():
         text = text.replace(spelling, mark)
     return text
-
-
-def folded(events: list[Event]) -> list[Event]:
-    """Merges adjacent events of one kind."""
-    whole: list[Event] = []
-    for event in events:
-        match whole[-1:], event:
-            case [Text(before)], Text(text):
-                whole[-1] = Text(before + text)
-            case [ReasoningText(before)], ReasoningText(text):
-                whole[-1] = ReasoningText(before + text)
-            case [CallArguments(index, before)], CallArguments(_, text):
-                whole[-1] = CallArguments(index, before + text)
-            case _:
-                whole.append(event)
-    return whole
-
-
-def events_of(parser_config: ParserConfig, *pieces: str) -> list[Event]:
-    parser = output_parser(parser_config)
-    return folded([event for piece in pieces for event in parser.feed(piece)] + parser.finish())
-
-
-def called(index: int, name: str, arguments: str) -> list[Event]:
-    return [CallStart(index, name), CallArguments(index, arguments), CallEnd(index)]
 
 
 THOUGHT = "<|channel|>analysis<|message|>We need it.\n<|end|>"
@@ -158,11 +131,11 @@ def test_mark_written_letter_by_letter_is_text() -> None:
 
 
 def test_call_that_is_cut_off_is_not_complete() -> None:
-    for text, called in ((WEATHER, True), (WEATHER[:-10], False), (f"{WEATHER}{NEXT}{ADD}{{", False)):
+    for text, complete in ((WEATHER, True), (WEATHER[:-10], False), (f"{WEATHER}{NEXT}{ADD}{{", False)):
         parser = output_parser(CONFIG)
         parser.feed(marked(text))
         parser.finish()
-        assert parser.called == called
+        assert parser.called == complete
 
 
 def test_parser_knows_whether_it_is_inside_reasoning() -> None:
@@ -201,34 +174,14 @@ CONFIGS = st.builds(
 @settings(max_examples=300, deadline=None)
 @given(CONFIGS, TEXTS, st.lists(st.integers(1, 9), max_size=30))
 def test_random_messages_have_the_same_events_in_any_pieces(config: ParserConfig, text: str, sizes: list[int]) -> None:
-    pieces, at = [], 0
-    for size in sizes:
-        pieces.append(text[at : at + size])
-        at += size
+    pieces = cut(text, sizes)
     whole = events_of(config, text)
-    assert events_of(config, *pieces, text[at:]) == whole == events_of(config, *text)
+    assert events_of(config, *pieces) == whole == events_of(config, *text)
     check_order(whole)
+    assert spelled(shown(whole)) == shown(whole)
     blanked = UserText(config)(text)
     by_piece = UserText(config)
-    assert "".join(map(by_piece, [*pieces, text[at:]])) == blanked and len(blanked) == len(text)
-
-
-def check_order(events: list[Event]) -> None:
-    """Indexes count up, an end follows valid JSON, no event is empty, and none shows a mark."""
-    begun, arguments = 0, ""
-    for event in events:
-        match event:
-            case CallStart(index, name):
-                assert index == begun and name in NAMES
-                begun, arguments = begun + 1, ""
-            case CallArguments(index, fragment):
-                assert index == begun - 1 and fragment
-                arguments += fragment
-            case CallEnd(index):
-                assert index == begun - 1 and isinstance(json.loads(arguments), dict)
-            case Text(text) | ReasoningText(text):
-                assert text
-    assert spelled(shown(events)) == shown(events)
+    assert "".join(map(by_piece, [*pieces])) == blanked and len(blanked) == len(text)
 
 
 @settings(max_examples=300, deadline=None)

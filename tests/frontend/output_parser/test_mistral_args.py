@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
 from frontend.errors import Unprocessable
-from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
+from frontend.output_parser.events import CallArguments, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
 from frontend.output_parser.marks import BLANK, MISTRAL_ARGS, spelled
 from frontend.output_parser.mistral_args import AnswerText
@@ -18,10 +18,9 @@ from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
 from frontend.output_parser.tool_grammar import output_grammar
 from frontend.text import grammar_builder
 from frontend.text.tokenizer import Tokenizer
-from tests.frontend.output_parser.test_events import joined
+from tests.frontend.output_parser.joining import NAMES, called, cut, events_of
 from tests.frontend.text.tokenizers import byte_level, save
 
-NAMES = frozenset({"add", "get_weather"})
 CONFIG = ParserConfig(Reasoning.UNDECIDED, ToolFormat.MISTRAL_ARGS, NAMES)
 
 
@@ -29,15 +28,6 @@ def marked(text: str) -> str:
     for spelling, mark in MISTRAL_ARGS.items():
         text = text.replace(spelling, mark)
     return text
-
-
-def events_of(parser_config: ParserConfig, *pieces: str) -> list[Event]:
-    parser = output_parser(parser_config)
-    return joined([event for piece in pieces for event in parser.feed(piece)] + parser.finish())
-
-
-def called(index: int, name: str, arguments: str) -> list[Event]:
-    return [CallStart(index, name), CallArguments(index, arguments), CallEnd(index)]
 
 
 CASES: dict[str, tuple[str, list[Event]]] = {
@@ -86,12 +76,9 @@ TEXTS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(TEXTS, st.lists(st.integers(1, 5), max_size=20))
 def test_random_marks_have_the_same_events_in_any_pieces(text: str, sizes: list[int]) -> None:
-    pieces, at = [], 0
-    for size in sizes:
-        pieces.append(text[at : at + size])
-        at += size
+    pieces = cut(text, sizes)
     whole = events_of(CONFIG, text)
-    assert events_of(CONFIG, *pieces, text[at:]) == whole == events_of(CONFIG, *text)
+    assert events_of(CONFIG, *pieces) == whole == events_of(CONFIG, *text)
     assert spelled(str(whole)) == str(whole) and "\\udc" not in str(whole)
 
 
