@@ -1,4 +1,4 @@
-"""Short chat templates with tools and reasoning, with the tags and message layouts of four model families."""
+"""Short chat templates with tools and reasoning, with the tags and message layouts of model families."""
 
 QWEN3 = """\
 {%- if tools %}
@@ -164,4 +164,95 @@ HARMONY = """\
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}
+"""
+
+# Qwen3.5's: the prompt opens the thought, and calls have their parameters between tags.
+QWEN35 = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{% endif %}
+    {{- '# Tools\\n\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' + tool | tojson }}{% endfor %}
+    {{- '\\n</tools>\\n\\nTo call a function, reply as follows:\\n\\n<tool_call>\\n<function=NAME>\\n' }}
+    {{- '<parameter=KEY>\\nvalue\\n</parameter>\\n</function>\\n</tool_call><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n' }}
+        {{- message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- ('\\n\\n' if loop.first and message.content else '\\n' if not loop.first else '') }}
+            {{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+            {%- for name, value in call.function.arguments | items %}
+                {{- '<parameter=' + name + '>\\n' }}
+                {{- value if value is string else value | tojson }}
+                {{- '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n<think>\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}
+"""
+
+# GLM-4.5's: the name, then pairs of keys and values.
+GLM = """\
+[gMASK]<sop>
+{%- if tools %}
+    {{- '<|system|>\\n# Tools\\n\\n<tools>\\n' }}
+    {%- for tool in tools %}{{- tool | tojson(ensure_ascii=False) + '\\n' }}{% endfor %}
+    {{- '</tools>\\n\\n<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>\\n' }}
+    {{- '<arg_value>{arg-value-1}</arg_value>\\n...\\n</tool_call>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '<|user|>\\n' + message.content }}
+        {%- if enable_thinking is defined and not enable_thinking %}{{- '/nothink' }}{% endif %}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|assistant|>\\n<think>' + (message.reasoning_content or '').strip() + '</think>' }}
+        {%- if message.content %}{{- '\\n' + message.content }}{% endif %}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\\n<tool_call>' + call.function.name + '\\n' }}
+            {%- for key, value in call.function.arguments.items() %}
+                {{- '<arg_key>' + key + '</arg_key>\\n<arg_value>' }}
+                {{- value | tojson(ensure_ascii=False) if value is not string else value }}
+                {{- '</arg_value>\\n' }}
+            {%- endfor %}
+            {{- '</tool_call>' }}
+        {%- endfor %}
+    {%- elif message.role == 'tool' %}
+        {{- '<|observation|>\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+    {%- else %}
+        {{- '<|system|>\\n' + message.content }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>' }}
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '\\n<think></think>' }}{% endif %}
+{%- endif %}
+"""
+
+# A template that knows no tools, and refuses two messages of one role.
+PLAIN = """\
+{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+    {%- set messages = messages[1:] %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('roles must alternate') }}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
 """

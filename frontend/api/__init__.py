@@ -17,6 +17,7 @@ The formats share these modules:
     request_types       the fields that the formats share, as types
     common              the model's facts, sampling, usage and timings
     chat_prompt         turns chat messages into a prompt
+    call_history        messages as chat templates know them, in the form in which each template shows calls
     tools               tools and tool choices, as the formats write them
     structured_output   the fields that ask for structured output
     openapi, request_schema     the description of the API at /openapi.json

@@ -249,7 +249,7 @@ def checked_choice(
 
 
 def _check_format(context: ModelContext) -> None:
-    if not context.style.shows_tools:
+    if not (context.style.shows_tools or context.style.tools_as_text):
         raise Unprocessable(
             "`tools` are not supported by this model: its chat template has no place for them",
             param="tools", code="unsupported_field",

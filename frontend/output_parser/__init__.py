@@ -5,6 +5,7 @@ formats             which formats a model uses, read from its chat template; `Pa
 tool_choice         the tools that an answer may or must call
 tool_syntax         how each format writes a tool call: a row of data for each
 parameter_kinds     which parameters are strings, by a function's schema
+tool_prompt         tools as text, for chat templates that know none
 tool_grammar        the grammar that forces a model to keep to that syntax
 argument_rules      its rules for a call's arguments
 lark                parts of a grammar as text

@@ -3,6 +3,7 @@
 The source of the chat template shows the format; `--tool-format` and `--reasoning-format` override it.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -67,6 +68,9 @@ SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (ToolFormat.PYTHONIC, ("[func_name1(",)),
     (ToolFormat.GLM4, ("<|observation|>", '"metadata"')),
 )
+DESCRIBED = frozenset({ToolFormat.DEEPSEEK_V3, ToolFormat.DEEPSEEK_V31})  # their templates show calls and no tools
+KNOWN_WITHOUT_TOOLS = DESCRIBED | {ToolFormat.HARMONY, ToolFormat.MISTRAL_ARGS}
+ARGUMENTS_AS_TEXT = re.compile(r"""arguments(['"]\])?\s*\+""")  # in a template: `… + call.arguments + …`
 MARKS: Mapping[ToolFormat, Mapping[str, str]] = {
     ToolFormat.HARMONY: marks.HARMONY,
     ToolFormat.MISTRAL_ARGS: marks.MISTRAL_ARGS,
@@ -104,22 +108,32 @@ class ModelFormat:
     has_enable_thinking: bool = False  # the template reads the variable `enable_thinking`
     has_reasoning_effort: bool = False  # the template reads the variable `reasoning_effort`
     tags: Tags = THINK
+    tools_as_text: bool = False  # the template has no place for tools: a system message describes them
+    calls_as_text: bool = False  # the template has no place for calls and results: they are text of messages
+    arguments_as_text: bool = False  # the template takes a call's arguments for text
 
     @classmethod
     def of(
         cls, templates: Mapping[str, str], tool_format: str = "auto", reasoning_format: str = "auto"
     ) -> "ModelFormat":
         source = "\n".join(templates.values())
+        shows_tools = "tools" in source
         detected = _tool_format(source) if tool_format == "auto" else ToolFormat(tool_format)
+        needs_text = detected is ToolFormat.NONE or not (shows_tools or detected in KNOWN_WITHOUT_TOOLS)
+        as_text = tool_format in ("auto", ToolFormat.HERMES) and needs_text
+        detected = ToolFormat.HERMES if as_text else detected
         tags = next((tags for tags in TAGS if any(tag in source for tag in tags)), None)
         thinks = detected is ToolFormat.HARMONY or tags is not None
         return cls(
             tool_format=detected,
-            shows_tools="tools" in source,
+            shows_tools=shows_tools,
             has_reasoning=thinks if reasoning_format == "auto" else reasoning_format == "think",
             has_enable_thinking="enable_thinking" in source,
             has_reasoning_effort="reasoning_effort" in source,
             tags=tags or THINK,
+            tools_as_text=as_text or (not shows_tools and detected in DESCRIBED),
+            calls_as_text=as_text,
+            arguments_as_text=ARGUMENTS_AS_TEXT.search(source) is not None,
         )
 
     def output_begins(self, prompt: str, continued: str = "") -> Reasoning:

@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 from shared.config.declaration import setting, words
 
+TOOL_FORMATS = (
+    "deepseek-v3", "deepseek-v31", "gemma3", "gemma4", "glm", "glm4", "granite", "harmony", "hermes", "kimi", "lfm2",
+    "llama", "minimax", "mistral", "mistral-args", "nemotron", "olmo3", "pythonic", "qwen-xml", "seed",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendConfig:
@@ -22,7 +27,7 @@ class FrontendConfig:
     )  # fmt: skip
     tool_format: str = setting(
         "auto", "syntax in which the model writes tool calls, with harmony also its reasoning; auto: detected from its "
-        "chat template", choices=("auto", "harmony", "hermes", "llama", "mistral", "mistral-args", "none"),
+        "chat template", choices=("auto", *TOOL_FORMATS, "none"),
     )  # fmt: skip
     reasoning_format: str = setting(
         "auto", "how the model marks its reasoning; auto: detected from its chat template",

@@ -9,15 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
+from frontend.api.call_history import ChatMessage, call, chat_message, merge_same_role
 from frontend.api.chat_prompt import (
     MAX_MESSAGES,
     MAX_PARTS,
-    ChatMessage,
     Prompt,
-    call,
-    chat_message,
     join_text,
-    merge_same_role,
     render_prompt,
 )
 from frontend.api.common import ModelContext

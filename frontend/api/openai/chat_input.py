@@ -5,14 +5,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
+from frontend.api.call_history import ChatMessage, call, chat_message
 from frontend.api.chat_prompt import (
     MAX_MESSAGES,
     MAX_PARTS,
     ROLES,
-    ChatMessage,
     Prompt,
-    call,
-    chat_message,
     join_text,
     parse_arguments,
     render_prompt,

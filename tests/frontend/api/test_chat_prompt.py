@@ -7,7 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from frontend.api.chat_prompt import call, chat_message, checked_messages
+from frontend.api.call_history import call, chat_message
+from frontend.api.chat_prompt import checked_messages
 from frontend.output_parser.formats import ModelFormat, ToolFormat
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL

@@ -2,21 +2,67 @@
 
 import pytest
 
-from frontend.output_parser.formats import ModelFormat, ParserConfig, Reasoning, ToolFormat
+from frontend.output_parser.formats import THINK, ModelFormat, ParserConfig, Reasoning, Tags, ToolFormat
 from frontend.output_parser.marks import HARMONY as MARKS
-from tests.templates import HARMONY, LLAMA3, MISTRAL, QWEN3
+from shared.config.frontend import TOOL_FORMATS
+from tests.templates import GLM, HARMONY, LLAMA3, MISTRAL, PLAIN, QWEN3, QWEN35
+
+GEMMAS: Tags = ("<|channel>thought", "<channel|>")
 
 
-def test_tool_format_is_detected_from_the_template() -> None:
-    detected = {
-        name: ModelFormat.of({"default": source}).tool_format
-        for name, source in (("a", MISTRAL), ("b", QWEN3), ("c", LLAMA3), ("d", HARMONY))
-    }
-    assert detected == {
-        "a": ToolFormat.MISTRAL, "b": ToolFormat.HERMES, "c": ToolFormat.LLAMA, "d": ToolFormat.HARMONY,
-    }  # fmt: skip
-    newer = MISTRAL + "{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}"
-    assert ModelFormat.of({"default": newer}).tool_format is ToolFormat.MISTRAL_ARGS
+DETECTED: dict[ToolFormat, str] = {
+    ToolFormat.MISTRAL: MISTRAL,
+    ToolFormat.MISTRAL_ARGS: MISTRAL + "{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}",
+    ToolFormat.HERMES: QWEN3,
+    ToolFormat.LLAMA: LLAMA3,
+    ToolFormat.HARMONY: HARMONY,
+    ToolFormat.QWEN_XML: QWEN35,
+    ToolFormat.GLM: GLM,
+    ToolFormat.SEED: "{{ tools }}{% set begin = '<seed:tool_call>' %}<function=name><parameter=a>b</parameter>",
+    ToolFormat.MINIMAX: "{{ tools }}{% set begin = '<minimax:tool_call>' %}<invoke name=\"a\">",
+    ToolFormat.GEMMA4: "{{ tools }}{{ '<|tool_call>call:' + function['name'] + '{' }}",
+    ToolFormat.NEMOTRON: "{{ tools }}{{ '<TOOLCALL>[' }}",
+    ToolFormat.DEEPSEEK_V3: "{{ tools }}{{ '<｜tool▁call▁begin｜>function<｜tool▁sep｜>' + name + '\\n```json' }}",
+    ToolFormat.DEEPSEEK_V31: "{{ tools }}{{ '<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' }}",
+    ToolFormat.KIMI: "{{ tools }}<|tool_calls_section_begin|>",
+    ToolFormat.LFM2: "{{ tools }}{{ '<|tool_call_start|>[' }}",
+    ToolFormat.GRANITE: "{{ tools }}respond only with <|tool_call|> followed by a JSON list",
+    ToolFormat.OLMO3: "{{ tools }}<function_calls>",
+    ToolFormat.GEMMA3: "{{ tools }}```tool_code",
+    ToolFormat.PYTHONIC: "{{ tools }}Environment: ipython [func_name1(params_name1=params_value1), func_name2(params)]",
+    ToolFormat.GLM4: '{{ tools }}{% set meta = message.get("metadata", "") %}<|observation|>',
+}
+
+
+@pytest.mark.parametrize("tool_format", DETECTED)
+def test_tool_format_is_detected_from_the_template(tool_format: ToolFormat) -> None:
+    style = ModelFormat.of({"default": DETECTED[tool_format]})
+    assert style.tool_format is tool_format and not style.tools_as_text and not style.calls_as_text
+    assert set(DETECTED) == set(ToolFormat) - {ToolFormat.NONE} and set(TOOL_FORMATS) == set(DETECTED)
+
+
+def test_template_without_tools_has_them_as_text() -> None:
+    for source in (PLAIN, "{{ tools }} in a format of its own"):
+        style = ModelFormat.of({"default": source})
+        assert style.tool_format is ToolFormat.HERMES and style.tools_as_text and style.calls_as_text
+    shows_calls = "{{ '<｜tool▁call▁begin｜>' + call['function']['arguments'] + '<｜tool▁call▁end｜>' }}"
+    style = ModelFormat.of({"default": shows_calls})
+    assert style.tool_format is ToolFormat.DEEPSEEK_V31 and style.tools_as_text and not style.calls_as_text
+    assert style.arguments_as_text and not ModelFormat.of({"default": QWEN35}).arguments_as_text
+    assert ModelFormat.of({"default": PLAIN}, "none").tool_format is ToolFormat.NONE
+
+
+@pytest.mark.parametrize(
+    ("source", "tags"),
+    [(QWEN35, THINK), ("<seed:think>", ("<seed:think>", "</seed:think>")), ("<|channel>thought", GEMMAS), ("", THINK)],
+)
+def test_tags_of_reasoning_are_detected(source: str, tags: Tags) -> None:
+    style = ModelFormat.of({"default": source})
+    assert style.tags == tags and style.has_reasoning == bool(source)
+    if source:
+        assert style.output_begins(f"a{tags[0]}\n") is Reasoning.OPEN
+        assert style.output_begins(f"a{tags[0]}\n{tags[1]}\n") is Reasoning.DONE
+        assert style.output_begins("a") is Reasoning.UNDECIDED
 
 
 @pytest.mark.parametrize(
