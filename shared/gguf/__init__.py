@@ -6,7 +6,9 @@ translated      the folder of translated files, kept in a cache; makes it in a p
 index           where the tensors lie, for the worker
 container       reads metadata and the places of tensors, with the library `gguf`
 config          config.json
-architectures   what only some architectures have in it
+architectures   the architectures that are served, as rows
+dense, mixtures, hybrids    what only some of them have in config.json: dense ones, those with experts, recurrent ones
+windows         which layers have a sliding window
 rotary          its rotary scaling
 hyperparameters the values of an architecture, of which none may stay unread
 tokenizer       tokenizer.json

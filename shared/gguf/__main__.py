@@ -16,12 +16,13 @@ from gguf import LlamaFileType
 from shared.gguf.config import config_of
 from shared.gguf.container import Container
 from shared.gguf.errors import GgufError
-from shared.gguf.index import Entry, Index
+from shared.gguf.index import Entry, Index, TiledHeads
 from shared.gguf.naming import INDEX
 from shared.gguf.text_settings import generation_config_of, tokenizer_config_of
 from shared.gguf.tokenizer import Vocabulary, tokenizer_of
 
 PLAIN = ("F32", "F16", "BF16")
+TILED_ARCHITECTURES = ("qwen35", "qwen35moe")  # their converter reorders value heads, if key heads have several
 
 
 def translate(files: Sequence[Path], folder: Path) -> None:
@@ -31,16 +32,18 @@ def translate(files: Sequence[Path], folder: Path) -> None:
     """
     container = Container.read(files)
     config = config_of(container)
+    index = _index(container, files, config)
     if quantization := _quantization(container):
-        config["quantization_config"] = {"quant_method": "gguf", "kind": quantization}
+        tiled = msgspec.to_builtins(index.tiled_heads)
+        config["quantization_config"] = {"quant_method": "gguf", "kind": quantization, "tiled_heads": tiled}
     _write_text(container, folder, config)
-    (folder / INDEX).write_bytes(msgspec.json.encode(_index(container, files, config["head_dim"])))
+    (folder / INDEX).write_bytes(msgspec.json.encode(index))
 
 
 def translate_text(files: Sequence[Path], folder: Path) -> None:
     """Writes the files that a frontend needs, from the metadata in the first file."""
     _write_text(Container.read_first(files[0]), folder, {})
-    (folder / INDEX).write_bytes(msgspec.json.encode(Index("", 0, (), {})))
+    (folder / INDEX).write_bytes(msgspec.json.encode(Index("", 0, 0, (), {})))
 
 
 def _write_text(container: Container, folder: Path, config: dict[str, Any]) -> None:
@@ -70,12 +73,30 @@ def _quantization(container: Container) -> str:
     return name if name not in ("", "GUESSED", "ALL_F32", *PLAIN) else max(quantized, key=lambda one: one.nbytes).type
 
 
-def _index(container: Container, files: Sequence[Path], head_dim: int) -> Index:
+def _index(container: Container, files: Sequence[Path], config: dict[str, Any]) -> Index:
+    architecture = container.text("general.architecture")
+    drafters = _drafters(container, architecture, config["num_hidden_layers"])
     tensors = {
         name: Entry(files.index(tensor.file), tensor.type, tensor.shape, tensor.offset, tensor.nbytes)
         for name, tensor in container.tensors.items()
+        if not name.startswith(drafters)
     }
-    return Index(container.text("general.architecture"), head_dim, tuple(map(str, files)), tensors)
+    tiled = _tiled_heads(config) if architecture in TILED_ARCHITECTURES else None
+    paths = tuple(map(str, files))
+    return Index(architecture, config["head_dim"], config["num_key_value_heads"], paths, tensors, tiled)
+
+
+def _drafters(container: Container, architecture: str, layers: int) -> tuple[str, ...]:
+    """Returns what the names of layers begin with that predict several tokens. They are not read."""
+    every = container.integer(f"{architecture}.block_count")
+    return tuple(f"blk.{i}." for i in range(layers, every))
+
+
+def _tiled_heads(config: dict[str, Any]) -> TiledHeads | None:
+    key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if key_heads < 1 or value_heads % key_heads or value_heads == key_heads:
+        return None
+    return TiledHeads(key_heads, value_heads // key_heads, config["linear_value_head_dim"])
 
 
 def main(kind: str, folder: str, *files: str) -> int:

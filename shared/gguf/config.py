@@ -1,14 +1,10 @@
 """Makes config.json of a Hugging Face checkpoint from the metadata of a GGUF file, for the families that are served."""
 
-from typing import Any
-
 from shared.gguf.architectures import ARCHITECTURES
 from shared.gguf.container import Container
 from shared.gguf.errors import GgufError
-from shared.gguf.hyperparameters import Hyperparameters
+from shared.gguf.hyperparameters import Config, Hyperparameters
 from shared.gguf.rotary import rope_scaling
-
-Config = dict[str, Any]
 
 
 def config_of(container: Container) -> Config:
@@ -32,7 +28,8 @@ def _common(values: Hyperparameters) -> Config:
     container = values.container
     values.expect("attention.causal", True)
     hidden, heads = values.integer("embedding_length"), values.integer("attention.head_count")
-    if hidden < 1 or heads < 1 or values.integer("block_count") < 1:
+    layers = values.integer("block_count") - values.integer("nextn_predict_layers", 0)
+    if hidden < 1 or heads < 1 or layers < 1:
         raise GgufError(f"{container.name} describes a model without layers, heads or hidden size")
     head_dim = values.integer("attention.key_length", hidden // heads)
     for name in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
@@ -40,8 +37,8 @@ def _common(values: Hyperparameters) -> Config:
     return {
         "vocab_size": _vocabulary_size(container),
         "hidden_size": hidden,
-        "intermediate_size": values.integer("feed_forward_length"),
-        "num_hidden_layers": values.integer("block_count"),
+        "intermediate_size": _intermediate_size(values),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": values.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -52,6 +49,11 @@ def _common(values: Hyperparameters) -> Config:
         "rope_theta": values.number("rope.freq_base", 10_000.0),
         "rope_scaling": rope_scaling(values, head_dim),
     }
+
+
+def _intermediate_size(values: Hyperparameters) -> int:
+    """Returns the size of dense layers. Models with experts need not have any."""
+    return values.integer("feed_forward_length", 0 if values.integer("expert_count", 0) else None)
 
 
 def _vocabulary_size(container: Container) -> int:

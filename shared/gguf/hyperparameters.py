@@ -4,9 +4,12 @@ A value that nothing reads may change what the model computes, so such a file is
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from shared.gguf.container import Container
 from shared.gguf.errors import GgufError
+
+Config = dict[str, Any]
 
 HARMLESS = ("vocab_size", "rope.scaling.finetuned", "attention.layer_norm_epsilon", "tensor_data_layout")
 OF_VISION = ("vision.", "mm.")  # values of a multimodal model's other part; the text model is served

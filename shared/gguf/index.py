@@ -18,12 +18,30 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True):
-    """architecture: general.architecture. files: the paths of the GGUF files. head_dim: of the model."""
+    """architecture: general.architecture. files: the paths of the GGUF files.
+
+    head_dim, kv_heads: of the model.
+    tiled_heads: how the value heads of recurrent layers are stored, if not in the order of Hugging Face.
+    """
 
     architecture: str
     head_dim: int
+    kv_heads: int
     files: tuple[str, ...]
     tensors: dict[str, Entry]
+    tiled_heads: "TiledHeads | None" = None
+
+
+class TiledHeads(msgspec.Struct, frozen=True):
+    """The value heads of recurrent layers as some files have them: the first of every key head, then the second, …
+
+    Hugging Face has all value heads of the first key head first. per_key: value heads of one key head.
+    value_dim: the size of a value head.
+    """
+
+    key_heads: int
+    per_key: int
+    value_dim: int
 
 
 def read_index(folder: Path) -> Index:

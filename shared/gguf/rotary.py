@@ -1,12 +1,8 @@
 """Rotary scaling in config.json, from the metadata and the tensors of a GGUF file."""
 
-from typing import Any
-
 from shared.gguf.container import Container
 from shared.gguf.errors import GgufError
-from shared.gguf.hyperparameters import Hyperparameters
-
-Config = dict[str, Any]
+from shared.gguf.hyperparameters import Config, Hyperparameters
 
 ROPE_FREQS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 
@@ -33,10 +29,10 @@ def rope_scaling(values: Hyperparameters, head_dim: int) -> Config | None:
 
 
 def _yarn(values: Hyperparameters, factor: float) -> Config:
-    values.expect("rope.scaling.yarn_attn_factor", 1)
     values.expect("rope.scaling.attn_factor", 1)
     values.expect("rope.scaling.yarn_ext_factor", 1)
-    return {
+    magnitude = values.number("rope.scaling.yarn_attn_factor", 1.0)  # 1 is what files state that leave it open
+    return ({} if magnitude == 1 else {"attention_factor": magnitude}) | {
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": values.integer(

@@ -1,6 +1,6 @@
 """Which modules of a checkpoint a layer with a recurrent state consists of (Gated DeltaNet)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -13,28 +13,27 @@ MODULE = "linear_attn."
 INTERLEAVED = f"{MODULE}in_proj_qkvz", f"{MODULE}in_proj_ba"  # Qwen3-Next
 
 
-def delta_linears(shape: DeltaNetShape, hidden: int, *, interleaved: bool) -> dict[str, StackedLinear]:
+def delta_linears(shape: DeltaNetShape, hidden: int, interleaved: Collection[str]) -> dict[str, StackedLinear]:
     """Returns the linears by field of Layer: `qkv`, `gates` and `o`.
 
-    interleaved: whether the rows of the inputs are stored key head by key head, each with those of its value heads.
+    interleaved: those of INTERLEAVED that the checkpoint has. Their rows are stored key head by key head, each with
+    those of its value heads.
     """
     rows, count = (shape.channels, shape.values), (shape.value_heads, shape.value_heads)
-    out = StackedLinear((f"{MODULE}out_proj",), (hidden,), shape.values, False)
-    if interleaved:
-        inputs, gates = INTERLEAVED
-        values = shape.values // shape.key_heads
-        order = _by_kind(shape.key_heads, (shape.key_dim, shape.key_dim, values, values))
-        of_gates = _by_kind(shape.key_heads, (count[0] // shape.key_heads,) * 2)
-        return {
-            "qkv": StackedLinear((inputs,), (sum(rows),), hidden, False, order),
-            "gates": StackedLinear((gates,), (sum(count),), hidden, False, of_gates, exact=True),
-            "o": out,
-        }
-    return {
+    linears = {
         "qkv": StackedLinear((f"{MODULE}in_proj_qkv", f"{MODULE}in_proj_z"), rows, hidden, False),
         "gates": StackedLinear((f"{MODULE}in_proj_b", f"{MODULE}in_proj_a"), count, hidden, False, exact=True),
-        "o": out,
+        "o": StackedLinear((f"{MODULE}out_proj",), (hidden,), shape.values, False),
     }
+    inputs, gates = INTERLEAVED
+    if inputs in interleaved:
+        values = shape.values // shape.key_heads
+        order = _by_kind(shape.key_heads, (shape.key_dim, shape.key_dim, values, values))
+        linears["qkv"] = StackedLinear((inputs,), (sum(rows),), hidden, False, order)
+    if gates in interleaved:
+        order = _by_kind(shape.key_heads, (count[0] // shape.key_heads,) * 2)
+        linears["gates"] = StackedLinear((gates,), (sum(count),), hidden, False, order, exact=True)
+    return linears
 
 
 def _by_kind(heads: int, sizes: tuple[int, ...]) -> Tensor:

@@ -31,14 +31,14 @@ _NORMS = {(True, False): _PRE, (False, True): _POST, (True, True): _BOTH}  # by 
 class LayerSpelling:
     """How a checkpoint names the modules of its layers, as far as its spec leaves that open.
 
-    fused_qkv: whether q, k and v are one tensor; fused_gate_up: whether gate and up are one; interleaved_delta: whether
-    a recurrent layer's inputs are stored key head by key head (Qwen3-Next); norms: module by field of Layer; others:
-    names that are not the common ones, by common name.
+    fused_qkv: whether q, k and v are one tensor; fused_gate_up: whether gate and up are one; interleaved_delta: the
+    modules of recurrent layers that are stored key head by key head (Qwen3-Next); norms: module by field of Layer;
+    others: names that are not the common ones, by common name.
     """
 
     fused_qkv: bool
     fused_gate_up: bool
-    interleaved_delta: bool
+    interleaved_delta: frozenset[str]
     norms: Mapping[str, str]
     others: Mapping[str, str]
 
@@ -50,7 +50,7 @@ class LayerSpelling:
         glm = _GLM["after_attention"] in parts
         norms = _GLM if glm else _NORMS[spec.pre_norms, spec.post_norms]
         fused = {"self_attn.qkv_proj", "mlp.gate_up_proj"} & modules
-        interleaved = INTERLEAVED[0] in modules
+        interleaved = frozenset(INTERLEAVED) & modules
         others = {common: other for other, common in OTHER_NAMES.items() if other in modules | parts}
         return cls("self_attn.qkv_proj" in fused, "mlp.gate_up_proj" in fused, interleaved, norms, others)
 
@@ -72,9 +72,7 @@ def layer_linears(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> di
 
 def _common_linears(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> dict[str, StackedLinear]:
     if layer.delta and spec.delta is not None:
-        return delta_linears(spec.delta, spec.hidden_size, interleaved=names.interleaved_delta) | _feed_forward(
-            spec, layer, names
-        )
+        return delta_linears(spec.delta, spec.hidden_size, names.interleaved_delta) | _feed_forward(spec, layer, names)
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     hidden, order = spec.hidden_size, _row_order(spec)
     if spec.attention_gate:

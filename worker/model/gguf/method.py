@@ -1,14 +1,18 @@
 """Checkpoints with `quant_method: gguf`, which shared/gguf writes for GGUF files: weights in block formats."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
+from shared.gguf.index import TiledHeads
 from worker.kernels.quantized_weight import QuantizedWeight
+from worker.model.checkpoint import CheckpointError
 from worker.model.gguf.blocks import FORMATS, BlockFormat
+from worker.model.gguf.layout import column_order
 from worker.model.quantization.codes import check_finite
 from worker.model.spec import StoredQuantization
 from worker.model.stored_weight import PLAIN, ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
@@ -16,12 +20,16 @@ from worker.model.stored_weight import PLAIN, ExpectedTensor, Layout, ReadTensor
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """A weight [N, K] in a block format. type: the type of its tensor, which may be one that is not supported."""
+    """A weight [N, K] in a block format. type: the type of its tensor, which may be one that is not supported.
+
+    columns: the column of the file that each column of the weight is, if it is not the same.
+    """
 
     name: str
     shape: Shape
     type: str
     stored_in: StoredTensors
+    columns: Tensor | None = None
 
     @property
     def _format(self) -> BlockFormat:
@@ -42,14 +50,27 @@ class BlockWeight:
         check_finite(weight.scale, self.name, self.stored_in)
         if weight.minimum is not None:
             check_finite(weight.minimum, self.name, self.stored_in)
-        return weight
+        return weight if self.columns is None else self._reordered(weight, self.columns.to(weight.codes.device))
+
+    def _reordered(self, weight: QuantizedWeight, columns: Tensor) -> QuantizedWeight:
+        """Moves whole groups of columns, each with its scale and minimum."""
+        size = weight.group_size
+        groups = columns[::size] // size
+        if not torch.equal(columns, (groups[:, None] * size + torch.arange(size, device=columns.device)).flatten()):
+            raise CheckpointError(
+                f"{self.stored_in.where(self.name)}: tensor {self.name} is stored as {self.type}, whose groups of "
+                f"{size} columns belong to several value heads; supported are value heads of whole groups"
+            )
+        minimum = None if weight.minimum is None else weight.minimum[:, groups]
+        return replace(weight, codes=weight.codes[:, columns], scale=weight.scale[:, groups], minimum=minimum)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufMethod:
-    """Any weight may be in any block format. stored: a summary."""
+    """Any weight may be in any block format. stored: a summary. tiled_heads: see shared/gguf/index.py."""
 
     stored: StoredQuantization
+    tiled_heads: TiledHeads | None = None
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -57,8 +78,10 @@ class GgufMethod:
 
     def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> BlockWeight | None:
         plain = name not in tensors or tensors.format(name) in PLAIN
-        return None if plain else BlockWeight(name, shape, tensors.format(name), tensors)
+        columns = column_order(name, self.tiled_heads)
+        return None if plain else BlockWeight(name, shape, tensors.format(name), tensors, columns)
 
 
 def read(settings: Mapping[str, Any]) -> GgufMethod:
-    return GgufMethod(StoredQuantization(str(settings["kind"])))
+    heads = settings.get("tiled_heads")
+    return GgufMethod(StoredQuantization(str(settings["kind"])), heads and msgspec.convert(heads, TiledHeads))

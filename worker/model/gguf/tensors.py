@@ -16,7 +16,8 @@ from torch import Tensor
 
 from shared.gguf.index import Entry, read_index
 from worker.model.checkpoint import CheckpointError
-from worker.model.gguf.names import FLAT, NOT_READ, hugging_face_name, is_paired, is_shifted
+from worker.model.gguf.layout import AS_STORED, hugging_face_shape, layout_of
+from worker.model.gguf.names import NOT_READ, hugging_face_name
 from worker.model.stacked_tensors import names_of_experts
 from worker.model.staging import Extent, Staging
 
@@ -33,7 +34,7 @@ class GgufTensors:
         """
         index = read_index(folder)
         self._files = [Path(file) for file in index.files]
-        self._architecture, self._head_dim = index.architecture, index.head_dim
+        self._index = index
         self._entries: dict[str, Entry] = {}
         for name, entry in index.tensors.items():
             if not NOT_READ.fullmatch(name):
@@ -97,21 +98,18 @@ class GgufTensors:
     def copy(self, name: str, into: Tensor) -> None:
         """Copies a tensor into contiguous memory: numbers of any dtype, or the bytes of a block format, uint8 by row.
 
-        Changes that the converter has made are undone. Raises CheckpointError when the file cannot be read.
+        What the converter has changed is undone, but for the columns of a block format. Raises CheckpointError when
+        the file cannot be read, or a number is impossible.
         """
-        entry = self._entries[name]
+        entry, layout = self._entries[name], layout_of(name, into.shape[0], self._index)
         stored = DTYPES.get(entry.type, torch.uint8)
-        if is_shifted(name, self._architecture):
-            wide = torch.empty(into.shape, device=into.device)
-            self._copy(entry, stored, wide, name)
-            into.copy_(wide - 1)
-        elif is_paired(name, self._architecture):
-            paired = torch.empty_like(into)
-            self._copy(entry, stored, paired, name)
-            pairs = paired.view(-1, self._head_dim // 2, 2, *into.shape[1:])
-            into.copy_(pairs.transpose(1, 2).reshape(into.shape))
-        else:
+        if layout is AS_STORED:
             self._copy(entry, stored, into, name)
+            return
+        dtype = into.dtype if layout.undo is None else torch.float32
+        read = torch.empty(into.shape, dtype=dtype, device=into.device)
+        self._copy(entry, stored, read, name)
+        into.copy_(layout.undone(read))
 
     def _copy(self, entry: Entry, stored: torch.dtype, into: Tensor, name: str) -> None:
         if self._staging is None:
@@ -134,12 +132,10 @@ class GgufTensors:
 
 def _parts(name: str, entry: Entry) -> dict[str, Entry]:
     """Returns what a stored tensor is in a Hugging Face checkpoint: one tensor, or one for each expert of a layer."""
-    if FLAT.fullmatch(name) and len(entry.shape) == 1:
-        return {name: replace(entry, shape=(1, *entry.shape))}
     names = names_of_experts(name, entry.shape)
     nbytes = entry.nbytes // max(len(names), 1)
     parts = {
         one: replace(entry, shape=entry.shape[1:], offset=entry.offset + expert * nbytes, nbytes=nbytes)
         for expert, one in enumerate(names)
     }
-    return parts or {name: entry}
+    return parts or {name: replace(entry, shape=hugging_face_shape(name, entry.shape))}

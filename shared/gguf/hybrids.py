@@ -1,0 +1,52 @@
+"""What only the architectures with recurrent layers (Gated DeltaNet) have in config.json."""
+
+from shared.gguf.dense import has_bias, part_of_heads
+from shared.gguf.errors import GgufError
+from shared.gguf.hyperparameters import Config, Hyperparameters
+from shared.gguf.mixtures import qwen_experts, shared_expert
+
+FULL_EVERY_NTH = 4
+SIZES = {  # name in GGUF → name in config.json
+    "ssm.group_count": "linear_num_key_heads", "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.state_size": "linear_key_head_dim", "ssm.conv_kernel": "linear_conv_kernel_dim",
+}  # fmt: skip
+
+
+def qwen3_5(values: Hyperparameters, config: Config) -> Config:
+    values.key("rope.dimension_sections")  # tell positions of images apart; in texts all sections are alike
+    return _recurrent(values, config)
+
+
+def qwen3_5_moe(values: Hyperparameters, config: Config) -> Config:
+    return qwen3_5(values, config) | qwen_experts(values, normalized=True) | shared_expert(values, config)
+
+
+def qwen3_next(values: Hyperparameters, config: Config) -> Config:
+    return _recurrent(values, config) | qwen_experts(values, normalized=True) | shared_expert(values, config)
+
+
+def _recurrent(values: Hyperparameters, config: Config) -> Config:
+    sizes = {name: values.integer(stored) for stored, name in SIZES.items()}
+    values_size, heads = values.integer("ssm.inner_size"), sizes["linear_num_value_heads"]
+    if heads < 1 or values_size % heads:
+        raise GgufError(f"{values.container.name}: {values.key('ssm.inner_size')} {values_size} has no {heads} heads")
+    return part_of_heads(values, config) | sizes | {
+        "linear_value_head_dim": values_size // heads,
+        "layer_types": _layer_types(values, config["num_hidden_layers"]),
+        "attention_bias": has_bias(values, "attn_q"),
+    }  # fmt: skip
+
+
+def _layer_types(values: Hyperparameters, layers: int) -> list[str]:
+    nth = values.integer("full_attention_interval", FULL_EVERY_NTH)
+    if nth < 1:
+        raise GgufError(
+            f"{values.container.name}: {values.key('full_attention_interval')} is {nth}, not a number from 1 on"
+        )
+    every = [bool((i + 1) % nth) for i in range(values.integer("block_count"))]
+    recurrent = values.container.entries(values.key("attention.recurrent_layers"), bool | int, every)
+    if len(recurrent) < layers:
+        raise GgufError(
+            f"{values.container.name}: {len(recurrent)} of its {layers} layers say whether they are recurrent"
+        )
+    return ["linear_attention" if one else "full_attention" for one in recurrent[:layers]]

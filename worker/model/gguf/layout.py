@@ -1,0 +1,98 @@
+"""What llama.cpp's converter has changed in a tensor besides its name, and how that is undone.
+
+paired rows     the two halves of each head of queries and keys became pairs, as llama.cpp rotates neighbours there
+tiled heads     value heads of recurrent layers are in another order, and so are all rows and columns of theirs
+shifted norms   1 was added to the weights of norms that multiply by 1 + weight
+decays          A_log became -exp(A_log)
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shared.gguf.index import Index, TiledHeads
+from worker.model.checkpoint import CheckpointError
+
+PAIRED_ARCHITECTURES = ("llama", "smollm3", "granite", "granitemoe", "mistral3")
+PAIRED = re.compile(r".*\.self_attn\.(q|k|qkv)_proj\.(weight|bias)")
+SHIFTED_ARCHITECTURES = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
+SHIFTED = re.compile(r".*(?<!\.linear_attn\.)norm\.weight")
+DECAYS = re.compile(r".*\.linear_attn\.A_log")
+# Rows of value heads, behind rows of queries and keys if there are any; rows of one number each; columns.
+OF_VALUES = re.compile(r".*\.linear_attn\.(in_proj_qkv|in_proj_z|conv1d)\.weight")
+OF_VALUE_HEADS = re.compile(r".*\.linear_attn\.(A_log|dt_bias|in_proj_[ab]\.weight)")
+BY_VALUES = re.compile(r".*\.linear_attn\.out_proj\.weight")
+# Tensors that have dimensions of size 1 in Hugging Face checkpoints only: a weight of one row, kernels of channels.
+ONE_ROW, ONE_INPUT = re.compile(r".*\.mlp\.shared_expert_gate\.weight"), re.compile(r".*\.linear_attn\.conv1d\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """rows, columns: the row or column of the file that each of Hugging Face is, if it is not the same.
+
+    undo: computes the numbers of Hugging Face from float32 numbers of the file.
+    """
+
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+    undo: Callable[[Tensor], Tensor] | None = None
+
+    def undone(self, stored: Tensor) -> Tensor:
+        """Returns the tensor of Hugging Face. stored: numbers; or rows of bytes, whose columns stay as they are."""
+        numbers = stored if self.undo is None else self.undo(stored)
+        numbers = numbers if self.rows is None else numbers[self.rows.to(stored.device)]
+        if self.columns is None or stored.dtype == torch.uint8:
+            return numbers
+        return numbers[:, self.columns.to(stored.device)]
+
+
+AS_STORED = Layout()
+
+
+def layout_of(name: str, rows: int, index: Index) -> Layout:
+    """Returns the layout of a tensor by its Hugging Face name. rows: the size of its first dimension."""
+    if index.architecture in SHIFTED_ARCHITECTURES and SHIFTED.fullmatch(name):
+        return Layout(undo=lambda stored: stored - 1)
+    if index.architecture in PAIRED_ARCHITECTURES and PAIRED.fullmatch(name):
+        values = index.kv_heads * index.head_dim if ".qkv_proj." in name else 0
+        pairs = torch.arange(rows - values).view(-1, index.head_dim // 2, 2)
+        return Layout(rows=torch.cat((pairs.transpose(1, 2).flatten(), torch.arange(rows - values, rows))))
+    undo = (lambda stored: _log_of_decay(stored, name)) if DECAYS.fullmatch(name) else None
+    heads = index.tiled_heads
+    if heads is not None and OF_VALUES.fullmatch(name):
+        return Layout(rows=_behind_others(_by_key_head(heads, heads.value_dim), rows))
+    if heads is not None and OF_VALUE_HEADS.fullmatch(name):
+        return Layout(rows=_by_key_head(heads, 1), undo=undo)
+    columns = column_order(name, heads)
+    return AS_STORED if undo is None and columns is None else Layout(columns=columns, undo=undo)
+
+
+def column_order(name: str, heads: TiledHeads | None) -> Tensor | None:
+    """Returns the column of the file that each column of Hugging Face is; None if they are the same."""
+    return None if heads is None or not BY_VALUES.fullmatch(name) else _by_key_head(heads, heads.value_dim)
+
+
+def _by_key_head(heads: TiledHeads, size: int) -> Tensor:
+    stored = torch.arange(heads.key_heads * heads.per_key * size).view(heads.per_key, heads.key_heads, size)
+    return stored.transpose(0, 1).flatten()
+
+
+def _behind_others(order: Tensor, rows: int) -> Tensor:
+    first = rows - len(order)
+    return torch.cat((torch.arange(first), first + order))
+
+
+def _log_of_decay(stored: Tensor, name: str) -> Tensor:
+    if not (stored < 0).all():
+        raise CheckpointError(f"tensor {name} is stored as {float(stored.max())}; supported are numbers below 0")
+    return (-stored).log()
+
+
+def hugging_face_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of a tensor in a Hugging Face checkpoint, with its dimensions of size 1."""
+    if ONE_ROW.fullmatch(name) and len(shape) == 1:
+        return 1, *shape
+    return (shape[0], 1, shape[1]) if ONE_INPUT.fullmatch(name) and len(shape) == 2 else shape
