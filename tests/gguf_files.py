@@ -17,132 +17,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
 
 from bench.peers import gguf_file
-from bench.peers.gguf_file import add_metadata, finish, heads_to_pair, name_map, paired
-from tests.checkpoints import EOS, VOCAB, WINDOW, byte_fallback_tokenizer, byte_level_tokenizer
+from bench.peers.gguf_file import add_metadata, finish, name_map, stored_name
+from bench.peers.gguf_layout import original_columns, stored_columns, stored_numbers, stored_rows
+from bench.peers.gguf_values import hyperparameters
+from tests.checkpoints import VOCAB
 from tests.gguf_blocks import dequantized, random_rows
+from tests.gguf_kinds import HEAD_DIM, KINDS
 
 PLAIN = ("F32", "F16", "BF16")
-HEAD_DIM = 64
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": HEAD_DIM, "max_position_embeddings": 1024,
-    "initializer_range": 0.1, "eos_token_id": EOS, "bos_token_id": 0, "pad_token_id": 0, "rms_norm_eps": 1e-6,
-}  # fmt: skip
-WITHOUT_HEAD_DIM = {name: size for name, size in SIZES.items() if name != "head_dim"}
-LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
-YARN_ROPE = {
-    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 256,
-}  # fmt: skip
-QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 256}
-GEMMA_ROPE = {
-    "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-}
-LONG_ROPE = {
-    "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1 + i / 20 for i in range(24)],
-    "long_factor": [4.0] * 24, "original_max_position_embeddings": 512, "partial_rotary_factor": 0.75,
-}  # fmt: skip
-
-
-def _phi3() -> PreTrainedModel:
-    part = {"partial_rotary_factor": 0.75}
-    return Phi3ForCausalLM(
-        Phi3Config(
-            **WITHOUT_HEAD_DIM, **part, sliding_window=WINDOW, original_max_position_embeddings=512,
-            rope_parameters=LONG_ROPE,
-        )
-    )  # fmt: skip
-
-
-def _gemma3() -> PreTrainedModel:
-    types = ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
-    return Gemma3ForCausalLM(
-        Gemma3TextConfig(
-            **SIZES | {"num_hidden_layers": 7}, sliding_window=WINDOW, layer_types=types, rope_parameters=GEMMA_ROPE,
-            query_pre_attn_scalar=HEAD_DIM,
-        )
-    )  # fmt: skip
-
-
-def _gpt_oss() -> PreTrainedModel:
-    """Its YaRN has an end of the ramp between two dimensions, which is not rounded."""
-    rope = {**YARN_ROPE, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}
-    return GptOssForCausalLM(GptOssConfig(**SIZES, **experts, rope_parameters=rope))
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A family and its architecture in GGUF."""
-
-    architecture: str
-    model: Callable[[], PreTrainedModel]
-    tokenizer: Callable[[], PreTrainedTokenizerFast] = byte_level_tokenizer
-    norm_shift: float = 0.0
-
-
-KINDS = {
-    "llama": Kind("llama", lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE))),
-    "llama-biased": Kind("llama", lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True))),
-    "mistral": Kind("llama", lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW))),
-    "qwen2": Kind("qwen2", lambda: Qwen2ForCausalLM(Qwen2Config(**WITHOUT_HEAD_DIM, rope_parameters=YARN_ROPE))),
-    "qwen3": Kind("qwen3", lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True))),
-    "gemma3": Kind("gemma3", _gemma3, byte_fallback_tokenizer, norm_shift=1.0),
-    "phi3": Kind("phi3", _phi3),
-    "smollm3": Kind(
-        "smollm3",
-        lambda: SmolLM3ForCausalLM(
-            SmolLM3Config(**SIZES | {"num_hidden_layers": 4}, no_rope_layer_interval=4, tie_word_embeddings=False)
-        ),
-    ),
-    "qwen2-moe": Kind(
-        "qwen2moe",
-        lambda: Qwen2MoeForCausalLM(
-            Qwen2MoeConfig(**WITHOUT_HEAD_DIM, **QWEN_EXPERTS, shared_expert_intermediate_size=512)
-        ),
-    ),
-    "qwen3-moe": Kind(
-        "qwen3moe", lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **QWEN_EXPERTS, norm_topk_prob=True))
-    ),
-    "mixtral": Kind(
-        "llama", lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
-    ),
-    "gpt-oss": Kind("gpt-oss", _gpt_oss),
-}
-
-MIXTURES = ("qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss")
-
+WHOLE = ("ffn_gate_inp", "ssm_conv1d")  # weights that the converter keeps in float32
 Types = Callable[[str], str]  # GGUF name of a matrix → its type
 Metadata = Mapping[str, Any]
 
@@ -176,7 +61,7 @@ def write(
     row.tokenizer().save_pretrained(reference)
     config = json.loads((reference / "config.json").read_text())
     writer = gguf.GGUFWriter(str(folder / "model.gguf"), row.architecture)
-    gguf_file.hyperparameters(writer, config)
+    hyperparameters(writer, config)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
     _rope_factors(writer, config)
     tokenizer = json.loads((reference / "tokenizer.json").read_text())
@@ -185,11 +70,11 @@ def write(
     writer.add_chat_template(template or (reference / "chat_template.jinja").read_text())
     rng, weights = np.random.default_rng(seed), load_file(reference / "model.safetensors")
     for (name, stored), weight in _stored(weights, config).items():
-        _randomize(name, weight, rng, row)
-        kept_whole = weight.dim() == 1 or stored.endswith(".bias") or "ffn_gate_inp" in stored
+        _randomize(name, weight, rng, config)
+        kept_whole = weight.dim() == 1 or stored.endswith(".bias") or any(part in stored for part in WHOLE)
         type = "F32" if kept_whole else types if isinstance(types, str) else types(stored)
-        weight.copy_(_add(writer, stored, weight, type, rng, heads_to_pair(name, config), row))
-    whole = {name: weight.clone() for name, weight in weights.items()}
+        weight.copy_(_add(writer, stored, name, weight, type, rng, config))
+    whole = {name: _interleaved(name, weight, config).clone() for name, weight in weights.items()}
     save_file(whole, reference / "model.safetensors", {"format": "pt"})
     finish(writer)
     return Written(folder / "model.gguf", reference)
@@ -202,10 +87,29 @@ def _stored(weights: dict[str, torch.Tensor], config: Metadata) -> dict[tuple[st
     """
     names, found = name_map(config), {}
     for name, weight in _stacked_experts(weights).items():
-        stored = names.get_name(name, (".weight", ".bias"))
-        assert stored is not None, name
+        if name.endswith("in_proj_qkvz.weight"):
+            weights[name] = sorted = weight[_by_kind(config)]
+            gates = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+            found[name, stored_name(names, name.replace("qkvz", "qkv"))] = sorted[:-gates]
+            found[name, stored_name(names, name.replace("qkvz", "z"))] = sorted[-gates:]
+            continue
+        stored = stored_name(names, name)
         found[name, stored] = weight[0] if stored.endswith("ffn_gate_inp_shexp.weight") else weight
     return found
+
+
+def _by_kind(config: Metadata) -> torch.Tensor:
+    """Returns the order that puts Qwen3-Next's queries, keys, values and gates of all key heads next to each other."""
+    heads, key_dim = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
+    sizes = (key_dim, key_dim, values, values)
+    rows = torch.arange(heads * sum(sizes)).view(heads, -1).split_with_sizes(sizes, dim=1)
+    return torch.cat([kind.flatten() for kind in rows])
+
+
+def _interleaved(name: str, weight: torch.Tensor, config: Metadata) -> torch.Tensor:
+    """Undoes what _stored has done to a weight of Qwen3-Next."""
+    return weight[_by_kind(config).argsort()] if name.endswith("in_proj_qkvz.weight") else weight
 
 
 def _stacked_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -215,6 +119,9 @@ def _stacked_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
         if one := re.fullmatch(r"(.+\.experts\.)\d+\.(\w+)\.weight", name):
             stem = one[1].replace("model.layers", "layers") if "block_sparse_moe" in name else one[1]
             experts[f"{stem.replace('block_sparse_moe', 'feed_forward')}{one[2]}.weight"].append(name)
+        elif name.endswith("block_sparse_moe.input_linear.weight"):  # Granite
+            for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2, 1), strict=True):
+                found[name.replace("block_sparse_moe.input_linear", f"mlp.experts.{part}")] = half
         elif ".experts.gate_up_proj" in name:  # gpt-oss: weights are [inputs, outputs], gate and up alternate
             rows = weight if name.endswith("_bias") else weight.mT
             for at, part in enumerate(("gate_proj", "up_proj")):
@@ -233,28 +140,34 @@ def _as_module(name: str) -> str:
     return f"{name.removesuffix('_bias')}.bias" if name.endswith("_bias") else f"{name}.weight"
 
 
-def _randomize(name: str, weight: torch.Tensor, rng: np.random.Generator, row: Kind) -> None:
+def _randomize(name: str, weight: torch.Tensor, rng: np.random.Generator, config: Metadata) -> None:
     if "norm" in name:
         weight += torch.from_numpy(rng.normal(0, 0.1, weight.shape).astype(np.float32))
-    if "post_" in name and row.norm_shift:  # else the scaled embedding outweighs the layers (tests/checkpoints.py)
+    if "post_" in name and config["model_type"].startswith("gemma"):  # see tests/checkpoints.py
         weight += 8.0
-    if name.endswith((".bias", ".sinks.weight")):
+    if name.endswith((".bias", ".sinks.weight", ".dt_bias")):
         weight.copy_(torch.from_numpy(rng.normal(0, 0.1, weight.shape).astype(np.float32)))
 
 
 def _add(
-    writer: gguf.GGUFWriter, name: str, weight: torch.Tensor, type: str, rng: np.random.Generator, heads: int, row: Kind
+    writer: gguf.GGUFWriter,
+    stored: str,
+    name: str,
+    weight: torch.Tensor,
+    type: str,
+    rng: np.random.Generator,
+    config: Metadata,
 ) -> torch.Tensor:
     """Adds a tensor. Returns the weight as the file has it, in the layout of Hugging Face."""
     numbers = np.ascontiguousarray(weight.numpy())
     if type == "F32":
-        shift = row.norm_shift if name.endswith("norm.weight") else 0.0
-        writer.add_tensor(name, paired(numbers + np.float32(shift), heads))
+        writer.add_tensor(stored, stored_numbers(name, numbers, config))
         return weight
+    numbers = stored_columns(name, numbers, config)
     kind, flat = gguf.GGMLQuantizationType[type], numbers.reshape(-1, numbers.shape[-1])
     rows = gguf.quants.quantize(flat, kind) if type in PLAIN else random_rows(*flat.shape, type, rng, 0.08)
-    writer.add_tensor(name, paired(rows.reshape(*numbers.shape[:-1], -1), heads), raw_dtype=kind)
-    return torch.from_numpy(dequantized(rows, type)).view(weight.shape)
+    writer.add_tensor(stored, stored_rows(name, rows.reshape(*numbers.shape[:-1], -1), config), raw_dtype=kind)
+    return torch.from_numpy(original_columns(name, dequantized(rows, type), config)).view(weight.shape)
 
 
 def _rope_factors(writer: gguf.GGUFWriter, config: Metadata) -> None:

@@ -8,5 +8,7 @@ engine              the same comparison without HTTP, for tuning kernels
 start               time from the command to the first token, and memory
 llama_cpp           llama.cpp for every instruction set and weight format
 gguf_file           writes a checkpoint as GGUF for llama.cpp
+gguf_values         the hyperparameters in such a file
+gguf_layout         what the converter changes in tensors besides their names
 random_gguf         writes a GGUF file of a large shape in few bits, with random weights
 """

@@ -11,17 +11,18 @@ from typing import Any
 
 import gguf
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bench.peers.gguf_layout import stored_columns, stored_numbers, stored_rows
+from bench.peers.gguf_values import hyperparameters
+
 ARCHITECTURES = {  # model_type → architecture, where they differ
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
-    "gemma3_text": "gemma3",
+    "gemma3_text": "gemma3", "ministral3": "mistral3", "olmo3": "olmo2", "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
-PAIRED_ARCHITECTURES = ("llama", "smollm3")  # llama.cpp rotates neighbouring rows of queries and keys
-SCALINGS = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
 
 Config = Mapping[str, Any]
 
@@ -34,7 +35,7 @@ def main(folder: Path, out: Path) -> None:
     names = name_map(config)
     for name, weight in load_file(folder / "model.safetensors").items():
         if not name.startswith("lm_head"):
-            _tensor(writer, names.get_name(name, (".weight",)), weight, heads_to_pair(name, config))
+            _tensor(writer, stored_name(names, name), name, weight, config)
     finish(writer)
 
 
@@ -48,21 +49,11 @@ def name_map(config: Config) -> gguf.TensorNameMap:
     return gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
 
 
-def heads_to_pair(name: str, config: Config) -> int:
-    """Returns how many heads a tensor has whose rows are paired; 0 for any other tensor."""
-    if architecture(config) not in PAIRED_ARCHITECTURES or "_norm" in name:
-        return 0
-    if "q_proj" in name:
-        return int(config["num_attention_heads"])
-    return int(config["num_key_value_heads"]) if "k_proj" in name else 0
-
-
-def paired(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
-    """Returns the rows of queries or keys as llama.cpp rotates them: the halves of each head become pairs."""
-    if not heads:
-        return rows
-    parts = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
-    return np.ascontiguousarray(parts.swapaxes(1, 2).reshape(rows.shape))
+def stored_name(names: gguf.TensorNameMap, name: str) -> str:
+    """Returns the name of a tensor in GGUF. name: of Hugging Face."""
+    found = names.get_name(name.replace(".dt_bias", ".dt_proj.bias"), (".weight", ".bias"))
+    assert found is not None, name
+    return str(found)
 
 
 def write_metadata(writer: gguf.GGUFWriter, folder: Path, config: Config, file_type: gguf.LlamaFileType) -> None:
@@ -73,45 +64,6 @@ def write_metadata(writer: gguf.GGUFWriter, folder: Path, config: Config, file_t
     writer.add_file_type(file_type)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     add_metadata(writer, vocabulary(tokenizer, config["vocab_size"]))
-
-
-def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
-    """Writes the values of config.json, in the spelling of transformers 5."""
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    rope = config["rope_parameters"]
-    rope = rope.get("full_attention", rope)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-    if rope.get("rope_type") in SCALINGS:
-        writer.add_rope_scaling_type(SCALINGS[rope["rope_type"]])
-        writer.add_rope_scaling_factor(rope["factor"])
-    if rope.get("rope_type") == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if "sliding_attention" in config.get("layer_types", ["sliding_attention"]) and config.get("sliding_window"):
-        writer.add_sliding_window(config["sliding_window"])
-    _experts(writer, config)
-
-
-def _experts(writer: gguf.GGUFWriter, config: Config) -> None:
-    count = config.get("num_local_experts") or config.get("num_experts")
-    if not count:
-        return
-    writer.add_expert_count(count)
-    writer.add_expert_used_count(config["num_experts_per_tok"])
-    size = config["intermediate_size"] if config["model_type"] == "gpt_oss" else config.get("moe_intermediate_size")
-    if size:
-        writer.add_expert_feed_forward_length(size)
-    if shared := config.get("shared_expert_intermediate_size"):
-        writer.add_expert_shared_feed_forward_length(shared)
 
 
 def vocabulary(tokenizer: Config, size: int, *, pre: str = "gpt-2") -> dict[str, Any]:
@@ -150,12 +102,14 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def _tensor(writer: gguf.GGUFWriter, name: str, weight: Tensor, heads: int) -> None:
-    if weight.dim() == 1:
-        writer.add_tensor(name, weight.float().numpy())
+def _tensor(writer: gguf.GGUFWriter, stored: str, name: str, weight: Tensor, config: Config) -> None:
+    """Writes matrices in bfloat16, all other tensors in float32."""
+    if weight.dim() != 2:
+        writer.add_tensor(stored, stored_numbers(name, weight.float().numpy(), config))
         return
-    raw = paired(weight.contiguous().view(torch.uint16).numpy(), heads).view(np.uint8)
-    writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    bits = stored_columns(name, weight.contiguous().view(torch.uint16).numpy(), config)
+    rows = stored_rows(name, bits, config).view(np.uint8)
+    writer.add_tensor(stored, rows, raw_dtype=gguf.GGMLQuantizationType.BF16)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ def _common(values: Hyperparameters) -> Config:
 
 def _intermediate_size(values: Hyperparameters) -> int:
     """Returns the size of dense layers. Models with experts need not have any."""
-    return values.integer("feed_forward_length", 0 if values.integer("expert_count", 0) else None)
+    sparse = values.container.metadata.get(f"{values.architecture}.expert_count")
+    return values.integer("feed_forward_length", 0 if sparse else None)
 
 
 def _vocabulary_size(container: Container) -> int:

@@ -18,9 +18,9 @@ MULTIPLIERS = {  # of Granite: name in GGUF → name in config.json
 
 
 def has_bias(values: Hyperparameters, module: str) -> bool:
-    """Whether linears of that name have biases, by any layer."""
-    end = f".{module}.bias"
-    return any(name.endswith(end) for name in values.container.tensors)
+    """Whether linears of that name have biases in any layer. Queries may be in one tensor with keys and values."""
+    ends = (f".{module}.bias", ".attn_qkv.bias") if module == "attn_q" else f".{module}.bias"
+    return any(name.endswith(ends) for name in values.container.tensors)
 
 
 def whole_heads(values: Hyperparameters, config: Config) -> Config:

@@ -29,7 +29,8 @@ def _recurrent(values: Hyperparameters, config: Config) -> Config:
     sizes = {name: values.integer(stored) for stored, name in SIZES.items()}
     values_size, heads = values.integer("ssm.inner_size"), sizes["linear_num_value_heads"]
     if heads < 1 or values_size % heads:
-        raise GgufError(f"{values.container.name}: {values.key('ssm.inner_size')} {values_size} has no {heads} heads")
+        name = values.key("ssm.inner_size")
+        raise GgufError(f"{values.container.name}: {name} {values_size} cannot be divided by {heads} heads")
     return part_of_heads(values, config) | sizes | {
         "linear_value_head_dim": values_size // heads,
         "layer_types": _layer_types(values, config["num_hidden_layers"]),

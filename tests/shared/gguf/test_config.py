@@ -15,7 +15,13 @@ from shared.gguf.errors import GgufError
 
 HERE = Path("model.gguf")
 OF_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 12}
-MIXTURES = ("qwen2moe", "qwen3moe", "gpt-oss")
+MIXTURES = ("qwen2moe", "qwen3moe", "gpt-oss", "qwen3next", "qwen35moe")
+SMALL_MIXTURES = ("olmoe", "granitemoe")  # whose experts have the size of a dense model's feed-forward
+RECURRENT = ("qwen3next", "qwen35", "qwen35moe")
+OF_STATES = {
+    "ssm.conv_kernel": 4, "ssm.state_size": 6, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 20,
+    "full_attention_interval": 2,
+}  # fmt: skip
 TOKENS = {"tokenizer.ggml.tokens": ["a", "b", "c"]}
 
 
@@ -25,7 +31,10 @@ def container(architecture: str, change: dict[str, Any] | None = None, **types: 
         "block_count": 2, "context_length": 512, "embedding_length": 8, "feed_forward_length": 16,
         "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 4, "attention.value_length": 4,
         "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 5e5, "rope.dimension_count": 4,
-    } | (OF_EXPERTS if architecture in MIXTURES else {})  # fmt: skip
+    }  # fmt: skip
+    values |= OF_EXPERTS if architecture in MIXTURES else {}
+    values |= {"expert_count": 8, "expert_used_count": 2} if architecture in SMALL_MIXTURES else {}
+    values |= OF_STATES if architecture in RECURRENT else {}
     metadata = {f"{architecture}.{name}": value for name, value in values.items()}
     metadata |= {"general.architecture": architecture, **TOKENS, **(change or {})}
     tensors = {"token_embd.weight": StoredTensor(HERE, "Q4_K", (3, 8), 0, 0)}
@@ -99,6 +108,49 @@ def test_tensors_tell_heads_biases_and_number_formats() -> None:
         ("gpt-oss", {"gpt-oss.attention.sliding_window": 9, "gpt-oss.attention.sliding_window_pattern": 0},
          {"layer_types": ["sliding_attention"] * 2}),
         ("smollm3", {}, {"no_rope_layer_interval": 4}),
+        ("gemma2", {}, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4096,
+                        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 4}),
+        ("gemma2", {"gemma2.block_count": 46, "gemma2.attn_logit_softcapping": 7.0},
+         {"query_pre_attn_scalar": 2, "attn_logit_softcapping": 7.0}),
+        ("olmo2", {}, {"model_type": "olmo2", "rope_scaling": None}),
+        ("olmo2", {"olmo2.attention.sliding_window": 8, "olmo2.rope.scaling.type": "yarn",
+                   "olmo2.rope.scaling.factor": 8.0, "olmo2.rope.scaling.original_context_length": 64,
+                   "olmo2.rope.scaling.yarn_attn_factor": 1.25},
+         {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"], "layer_types": ["sliding_attention"] * 2,
+          "rope_parameters": {
+              "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "attention_factor": 1.25,
+                                 "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0},
+              "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}}),
+        ("glm4", {"glm4.rope.dimension_count": 2}, {"partial_rotary_factor": 0.5, "attention_bias": False}),
+        ("glm4", {"glm4.block_count": 3, "glm4.nextn_predict_layers": 1}, {"num_hidden_layers": 2}),
+        ("granite", {"granite.attention.scale": 0.25, "granite.embedding_scale": 12.0, "granite.logit_scale": 8.0,
+                     "granite.residual_scale": 0.5},
+         {"attention_multiplier": 0.25, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
+          "residual_multiplier": 0.5}),
+        ("granitemoe", {}, {"attention_multiplier": 0.5, "embedding_multiplier": 1.0, "logits_scaling": 1.0,
+                            "num_local_experts": 8, "num_experts_per_tok": 2}),
+        ("olmoe", {}, {"norm_topk_prob": False, "num_experts": 8}),
+        ("mistral3", {}, {"model_type": "mistral", "rope_scaling": None, "sliding_window": None}),
+        ("mistral3", {"mistral3.rope.scaling.type": "yarn", "mistral3.rope.scaling.factor": 16.0,
+                      "mistral3.rope.scaling.original_context_length": 64, "mistral3.attention.temperature_scale": 0.5,
+                      "mistral3.rope.scaling.yarn_log_multiplier": 1.0},
+         {"model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"],
+          "rope_scaling": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64,
+                           "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                           "llama_4_scaling_beta": 0.5}}),
+        ("exaone4", {}, {"sliding_window": 0, "layer_types": ["full_attention"] * 2}),
+        ("exaone4", {"exaone4.attention.sliding_window": 8, "exaone4.attention.sliding_window_pattern": [True, False]},
+         {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}),
+        ("qwen35", {"qwen35.rope.dimension_count": 2, "qwen35.rope.dimension_sections": [1, 0, 0, 0]},
+         {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
+          "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention", "full_attention"],
+          "partial_rotary_factor": 0.5, "attention_bias": False}),
+        ("qwen35", {"qwen35.block_count": 3, "qwen35.nextn_predict_layers": 1,
+                    "qwen35.attention.recurrent_layers": [False, True, False]},
+         {"num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]}),
+        ("qwen35moe", {"qwen35moe.feed_forward_length": None, "qwen35moe.expert_shared_feed_forward_length": 9},
+         {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 9, "intermediate_size": 0}),
+        ("qwen3next", {}, {"norm_topk_prob": True, "num_experts": 8}),
     ],
 )  # fmt: skip
 def test_values_of_an_architecture(architecture: str, change: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -161,6 +213,37 @@ def test_what_is_not_supported_is_named(change: dict[str, Any], words: str) -> N
 def test_what_gpt_oss_does_not_support_is_named(name: str, value: object, words: str) -> None:
     with pytest.raises(GgufError, match=f"^model.gguf:? ?{words}"):
         config_of(container("gpt-oss", {f"gpt-oss.{name}": value}))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "words"),
+    [
+        ("granite", {"rope.scaling.finetuned": False}, r"granite.rope.scaling.finetuned is False; supported is True"),
+        ("granitemoe", {"expert_shared_feed_forward_length": 8}, r"expert_shared_feed_forward_length is 8; this value"),
+        ("olmoe", {"expert_feed_forward_length": 8}, r"olmoe.expert_feed_forward_length is 8; supported is 16"),
+        ("olmoe", {"attention.clamp_kqv": 8.0}, r"olmoe.attention.clamp_kqv is 8.0; this value is not supported"),
+        ("mistral3", {"attention.temperature_scale": 0.1}, r"attention.temperature_scale is 0.1; supported is 0"),
+        ("glm4", {"rope.dimension_count": 3}, r"glm4.rope.dimension_count is 3; supported are even numbers up to 4"),
+        ("glm4", {"rope.dimension_sections": [1, 1, 0]}, r"rope.dimension_sections is \[1, 1, 0\]; this value is not"),
+        ("glm4", {"nextn_predict_layers": 2}, r"describes a model without layers"),
+        ("exaone4", {"rope.freq_base_swa": 1e4}, r"exaone4.rope.freq_base_swa is 10000.0; supported is 500000.0"),
+        ("qwen35", {"ssm.state_size": None}, r"has no qwen35.ssm.state_size"),
+        ("qwen35", {"ssm.inner_size": 21}, r"qwen35.ssm.inner_size 21 cannot be divided by 4 heads"),
+        ("qwen35", {"ssm.time_step_rank": 0}, r"qwen35.ssm.inner_size 20 cannot be divided by 0 heads"),
+        ("qwen35", {"full_attention_interval": 0}, r"full_attention_interval is 0, not a number from 1 on"),
+        ("qwen35", {"attention.recurrent_layers": [True]}, r"1 of its 2 layers say whether they are recurrent"),
+        ("qwen35", {"expert_count": 4}, r"qwen35.expert_count is 4; this value is not supported"),
+        ("qwen35moe", {"expert_feed_forward_length": None, "feed_forward_length": None},
+         r"has no qwen35moe.expert_feed_forward_length"),
+        ("gemma2", {"feed_forward_length": None}, r"has no gemma2.feed_forward_length"),
+    ],
+)  # fmt: skip
+def test_what_newer_architectures_do_not_support_is_named(
+    architecture: str, change: dict[str, Any], words: str
+) -> None:
+    named = {f"{architecture}.{name}": value for name, value in change.items()}
+    with pytest.raises(GgufError, match=f"^model.gguf.*{words}"):
+        config_of(container(architecture, named))
 
 
 def test_neutral_and_harmless_values_are_accepted() -> None:

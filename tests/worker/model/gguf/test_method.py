@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from shared.gguf.translated import translated
-from tests.gguf_files import KINDS, MIXTURES, mixed, mxfp4, write
+from tests.gguf_files import mixed, mxfp4, write
+from tests.gguf_kinds import KINDS, MIXTURES
 from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, prompts_of, run_greedy
 from worker.model.gguf.blocks import FORMATS
 

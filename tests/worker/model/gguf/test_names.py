@@ -4,8 +4,9 @@ import gguf
 import pytest
 from transformers import PreTrainedModel
 
-from tests.gguf_files import KINDS, MIXTURES
-from worker.model.gguf.names import hugging_face_name, is_paired, is_shifted
+from bench.peers.gguf_file import stored_name
+from tests.gguf_kinds import KINDS, MIXTURES
+from worker.model.gguf.names import hugging_face_name
 
 
 def model_of(kind: str) -> PreTrainedModel:
@@ -17,9 +18,11 @@ def test_names_are_the_inverse_of_ggufs(kind: str) -> None:
     architecture = KINDS[kind].architecture
     arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture)
     names = gguf.get_tensor_name_map(arch, 10)
-    for name in model_of(kind).state_dict():
-        stored = names.get_name(name, (".weight", ".bias"))
-        assert stored is not None and hugging_face_name(stored, architecture) == name
+    model = model_of(kind)
+    for name in model.state_dict():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        assert hugging_face_name(stored_name(names, name), architecture) == name
 
 
 @pytest.mark.parametrize("kind", MIXTURES)
@@ -28,7 +31,8 @@ def test_every_tensor_of_a_mixture_of_experts_has_a_name(kind: str) -> None:
     arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture)
     unused = (gguf.MODEL_TENSOR.ROPE_FREQS, gguf.MODEL_TENSOR.ATTN_ROT_EMBD)
     names = [gguf.TENSOR_NAMES[tensor].format(bid=3) for tensor in gguf.MODEL_TENSORS[arch] if tensor not in unused]
-    found = [hugging_face_name(f"{name}.weight", architecture) for name in names]
+    kinds = {"ssm_a": "", "ssm_dt": ".bias"}
+    found = [hugging_face_name(name + kinds.get(name.split(".")[-1], ".weight"), architecture) for name in names]
     assert len(set(found)) == len(names) > 10 and not [name for name in found if name.startswith("model.blk")]
 
 
@@ -44,9 +48,11 @@ def test_every_tensor_of_a_mixture_of_experts_has_a_name(kind: str) -> None:
         ("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
         ("attn_sinks.weight", "self_attn.sinks"),
         ("post_attention_norm.weight", "post_attention_layernorm.weight"),
+        ("ssm_a", "linear_attn.A_log"),
+        ("ssm_dt.bias", "linear_attn.dt_bias"),
     ],
 )
-def test_names_of_experts_and_sinks(stored: str, name: str) -> None:
+def test_names_of_experts_sinks_and_decays(stored: str, name: str) -> None:
     assert hugging_face_name(f"blk.3.{stored}", "gpt-oss") == f"model.layers.3.{name}"
 
 
@@ -55,15 +61,18 @@ def test_unknown_name_is_no_name_of_the_model_but_within_it(name: str) -> None:
     assert hugging_face_name(name, "llama") == f"model.{name}"
 
 
-def test_only_queries_and_keys_of_two_architectures_are_paired() -> None:
-    q, v = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.v_proj.weight"
-    assert is_paired(q, "llama") and is_paired(q.replace("q_", "k_").replace("weight", "bias"), "smollm3")
-    assert (
-        not is_paired(v, "llama") and not is_paired(q, "qwen3") and not is_paired("x.self_attn.q_norm.weight", "llama")
-    )
-
-
-def test_only_norms_of_gemma_are_shifted() -> None:
-    assert is_shifted("model.norm.weight", "gemma3") and is_shifted("model.layers.3.self_attn.q_norm.weight", "gemma3")
-    assert not is_shifted("model.norm.weight", "llama")
-    assert not is_shifted("model.layers.3.self_attn.q_proj.weight", "gemma3")
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        ("attn_qkv.weight", "in_proj_qkv.weight"),
+        ("attn_gate.weight", "in_proj_z.weight"),
+        ("ssm_ba.weight", "in_proj_ba.weight"),
+        ("ssm_in.weight", "in_proj_qkvz.weight"),
+        ("ssm_alpha.weight", "in_proj_a.weight"),
+        ("ssm_beta.weight", "in_proj_b.weight"),
+        ("ssm_norm.weight", "norm.weight"),
+        ("ssm_out.weight", "out_proj.weight"),
+    ],
+)
+def test_names_in_recurrent_layers(stored: str, name: str) -> None:
+    assert hugging_face_name(f"blk.3.{stored}", "qwen3next") == f"model.layers.3.linear_attn.{name}"

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from bench.peers.gguf_file import add_metadata, finish
-from shared.gguf.index import read_index
+from shared.gguf.index import TiledHeads, read_index
 from shared.gguf.translated import translated
 from tests.gguf_files import mixed, mxfp4, write
 from tests.worker.model.harness import CPU, decoder_of
 from worker.model.checkpoint import CheckpointError, resolve, stored_bytes
+from worker.model.gguf.method import GgufMethod
 from worker.model.gguf.tensors import GgufTensors
+from worker.model.spec import StoredQuantization
 from worker.model.staging import Staging
 from worker.model.stored_weight import PLAIN
 
@@ -187,6 +189,57 @@ def test_lying_experts_are_refused_in_one_sentence(change: Callable[[Arrays], An
     with pytest.raises(CheckpointError, match=words) as caught:
         decoder_of(translated([path], tmp_path / "cache"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda arrays: arrays.pop("blk.0.ssm_a"), r"layers.0.linear_attn.A_log is missing"),
+        (lambda arrays: arrays.pop("blk.2.ssm_beta.weight"), r"layers.2.linear_attn.in_proj_b.weight is missing"),
+        (lambda arrays: arrays["blk.0.ssm_a"][0].__setitem__(1, 0.5), r"A_log is stored as 0.5; supported are numbers"),
+        (cut("blk.0.ssm_conv1d.weight", (slice(None), slice(3))), r"conv1d.weight has shape \[512, 1, 3\]; by the"),
+        (cut("blk.0.ssm_conv1d.weight", slice(511)), r"conv1d.weight has shape \[511, 1, 4\]; by the"),
+        (cut("blk.2.attn_gate.weight", slice(192)), r"in_proj_z.weight has shape \[192, 256\]; by the"),
+        (cut("blk.1.attn_q.weight", slice(256)), r"q_proj.weight has shape \[256, 256\]; by the model's config it is"),
+        (lambda arrays: arrays.update({"blk.1.ssm_a": arrays["blk.0.ssm_a"]}),
+         r"layers.1.linear_attn.A_log does not belong to this model"),
+        (lambda arrays: arrays.update({"blk.3.attn_norm.weight": arrays["blk.0.attn_norm.weight"]}),
+         r"layers.3.input_layernorm.weight does not belong to this model"),
+    ],
+)  # fmt: skip
+def test_lying_recurrent_layers_are_refused_in_one_sentence(
+    change: Callable[[Arrays], Any], words: str, tmp_path: Path
+) -> None:
+    path = write("qwen3_5", tmp_path, mixed).file
+    rewrite(path, lie(change))
+    with pytest.raises(CheckpointError, match=words) as caught:
+        decoder_of(translated([path], tmp_path / "cache"))
+    assert "\n" not in str(caught.value)
+
+
+def test_layers_that_predict_several_tokens_are_not_read(tmp_path: Path) -> None:
+    path = write("qwen3_5", tmp_path, "F16", more={"qwen35.nextn_predict_layers": 1}).file
+
+    def add(arrays: Arrays) -> None:
+        arrays["blk.2.nextn.eh_proj.weight"] = arrays["blk.2.attn_norm.weight"]
+
+    rewrite(path, add)
+    with closing(GgufTensors(translated([path], tmp_path / "cache"))) as tensors:
+        layers = {name.split(".")[2] for name in tensors.names() if name.startswith("model.layers.")}
+    assert layers == {"0", "1"}
+
+
+def test_value_heads_of_part_of_a_group_are_refused(tmp_path: Path) -> None:
+    """Columns are moved with their scales, so groups of columns must not belong to several heads."""
+    heads = TiledHeads(2, 16, 8)
+    method = GgufMethod(StoredQuantization("Q8_0"), heads)
+    written = write("qwen3_5", tmp_path, "Q8_0").file
+    name = "model.layers.0.linear_attn.out_proj.weight"
+    with closing(GgufTensors(translated([written], tmp_path / "cache"))) as tensors:
+        weight = method.weight(name, (256, 256), tensors)
+        assert weight is not None
+        with pytest.raises(CheckpointError, match=r"out_proj.weight is stored as Q8_0, whose groups of 32 columns"):
+            weight.read(lambda name, shape, dtype: torch.zeros(shape, dtype=dtype), torch.float32)
 
 
 def test_file_that_became_shorter_or_went_away_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""The hyperparameters that llama.cpp's converter writes, from a config.json in the spelling of transformers 5."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gguf
+
+Config = Mapping[str, Any]
+
+SCALINGS = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
+WITHOUT_HEAD_DIM = ("granite", "granitemoe", "olmo2", "olmoe")  # the converter does not write it for these
+WITH_PATTERN = ("olmo3", "exaone4")  # it writes which layers have a window
+
+
+def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
+    """Writes the values of config.json."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config.get("intermediate_size"):
+        writer.add_feed_forward_length(config["intermediate_size"])
+    if config["model_type"] not in WITHOUT_HEAD_DIM:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    _rotary(writer, config["rope_parameters"], head_dim)
+    _windows(writer, config)
+    _experts(writer, config)
+    if config.get("linear_num_key_heads"):
+        _recurrent(writer, config)
+    for name, write in OF_FAMILIES.items():
+        if config.get(name) is not None:
+            write(writer, config[name])
+
+
+OF_FAMILIES: Mapping[str, Callable[[gguf.GGUFWriter, Any], None]] = {
+    "attn_logit_softcapping": gguf.GGUFWriter.add_attn_logit_softcapping,
+    "final_logit_softcapping": gguf.GGUFWriter.add_final_logit_softcapping,
+    "attention_multiplier": gguf.GGUFWriter.add_attention_scale,
+    "embedding_multiplier": gguf.GGUFWriter.add_embedding_scale,
+    "residual_multiplier": gguf.GGUFWriter.add_residual_scale,
+    "logits_scaling": gguf.GGUFWriter.add_logit_scale,
+}
+
+
+def _rotary(writer: gguf.GGUFWriter, by_kind: Config, head_dim: int) -> None:
+    rope = by_kind.get("full_attention", by_kind)
+    kind = rope.get("rope_type")
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if "sliding_attention" in by_kind:
+        writer.add_rope_freq_base_swa(by_kind["sliding_attention"]["rope_theta"])
+    if sections := rope.get("mrope_section"):
+        writer.add_rope_dimension_sections([*sections, 0])
+    if kind in SCALINGS:
+        writer.add_rope_scaling_type(SCALINGS[kind])
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        _yarn(writer, rope)
+
+
+def _yarn(writer: gguf.GGUFWriter, rope: Config) -> None:
+    if rope.get("attention_factor"):
+        writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+    if rope.get("llama_4_scaling_beta"):
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+def _windows(writer: gguf.GGUFWriter, config: Config) -> None:
+    types = config.get("layer_types", ["sliding_attention"])
+    if "sliding_attention" in types and config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+        if config["model_type"] in WITH_PATTERN:
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in types])
+
+
+def _experts(writer: gguf.GGUFWriter, config: Config) -> None:
+    count = config.get("num_local_experts") or config.get("num_experts")
+    if not count:
+        return
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    size = config["intermediate_size"] if config["model_type"] == "gpt_oss" else config.get("moe_intermediate_size")
+    if size:
+        writer.add_expert_feed_forward_length(size)
+    if shared := config.get("shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(shared)
+
+
+def _recurrent(writer: gguf.GGUFWriter, config: Config) -> None:
+    heads, size = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * size)
+    writer.add_full_attention_interval(1 + config["layer_types"].index("full_attention"))

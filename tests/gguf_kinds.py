@@ -1,0 +1,238 @@
+"""Tiny models of every architecture that GGUF files of Sluice's families have, made by transformers.
+
+Matrices have rows of 256 numbers, which every block format divides.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import (
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
+
+from tests.checkpoints import EOS, VOCAB, WINDOW, byte_fallback_tokenizer, byte_level_tokenizer
+
+HEAD_DIM = 64
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": HEAD_DIM, "max_position_embeddings": 1024,
+    "initializer_range": 0.1, "eos_token_id": EOS, "bos_token_id": 0, "pad_token_id": 0, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+WITHOUT_HEAD_DIM = {name: size for name, size in SIZES.items() if name != "head_dim"}
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN_ROPE = {
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 256,
+}  # fmt: skip
+QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 256}
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+LONG_ROPE = {
+    "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1 + i / 20 for i in range(24)],
+    "long_factor": [4.0] * 24, "original_max_position_embeddings": 512, "partial_rotary_factor": 0.75,
+}  # fmt: skip
+
+
+def _phi3() -> PreTrainedModel:
+    part = {"partial_rotary_factor": 0.75}
+    return Phi3ForCausalLM(
+        Phi3Config(
+            **WITHOUT_HEAD_DIM, **part, sliding_window=WINDOW, original_max_position_embeddings=512,
+            rope_parameters=LONG_ROPE,
+        )
+    )  # fmt: skip
+
+
+def _gemma3() -> PreTrainedModel:
+    types = ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **SIZES | {"num_hidden_layers": 7}, sliding_window=WINDOW, layer_types=types, rope_parameters=GEMMA_ROPE,
+            query_pre_attn_scalar=HEAD_DIM,
+        )
+    )  # fmt: skip
+
+
+def _gpt_oss() -> PreTrainedModel:
+    """Its YaRN has an end of the ramp between two dimensions, which is not rounded."""
+    rope = {**YARN_ROPE, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}
+    return GptOssForCausalLM(GptOssConfig(**SIZES, **experts, rope_parameters=rope))
+
+
+def _gemma2() -> PreTrainedModel:
+    caps = {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 20.0}
+    return Gemma2ForCausalLM(Gemma2Config(**SIZES, **caps, sliding_window=WINDOW, query_pre_attn_scalar=HEAD_DIM))
+
+
+def _olmo3() -> PreTrainedModel:
+    """A model with YaRN in the layers without a window. Its magnitude is that of YaRN, which the file states, too."""
+    full = YARN_ROPE | {"attention_factor": 0.1 * math.log(4) + 1}
+    rope = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+    types = ["sliding_attention", "full_attention"]
+    return Olmo3ForCausalLM(Olmo3Config(**SIZES, sliding_window=WINDOW, layer_types=types, rope_parameters=rope))
+
+
+def _granite(**more: Any) -> dict[str, Any]:
+    factors = {"embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.4}
+    return {**WITHOUT_HEAD_DIM, **factors, "attention_multiplier": 0.3, **more}
+
+
+def _ministral3() -> PreTrainedModel:
+    """A model whose queries grow from position 32 on."""
+    yarn = {"factor": 16.0, "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0}
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.3}
+    return Ministral3ForCausalLM(
+        Ministral3Config(**SIZES | {"max_position_embeddings": 512}, rope_parameters=yarn | rope)
+    )
+
+
+def _glm4() -> PreTrainedModel:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+    return Glm4ForCausalLM(Glm4Config(**SIZES, attention_bias=True, rope_parameters=rope))
+
+
+def _exaone4() -> PreTrainedModel:
+    sizes = SIZES | {"num_hidden_layers": 3}
+    rope = LLAMA3_ROPE | {"factor": 16.0}
+    return Exaone4ForCausalLM(
+        Exaone4Config(**sizes, sliding_window=WINDOW, sliding_window_pattern=2, rope_parameters=rope)
+    )
+
+
+DELTA: dict[str, Any] = {
+    **SIZES, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64, "num_hidden_layers": 3,
+    "initializer_range": 0.05,  # wider weights amplify rounding errors, by way of the norm of small outputs
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+DELTA_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25}
+SECTIONS = DELTA_ROPE | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family and its architecture in GGUF."""
+
+    architecture: str
+    model: Callable[[], PreTrainedModel]
+    tokenizer: Callable[[], PreTrainedTokenizerFast] = byte_level_tokenizer
+
+
+KINDS = {
+    "llama": Kind("llama", lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE))),
+    "llama-biased": Kind("llama", lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True))),
+    "mistral": Kind("llama", lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW))),
+    "qwen2": Kind("qwen2", lambda: Qwen2ForCausalLM(Qwen2Config(**WITHOUT_HEAD_DIM, rope_parameters=YARN_ROPE))),
+    "qwen3": Kind("qwen3", lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True))),
+    "gemma3": Kind("gemma3", _gemma3, byte_fallback_tokenizer),
+    "phi3": Kind("phi3", _phi3),
+    "smollm3": Kind(
+        "smollm3",
+        lambda: SmolLM3ForCausalLM(
+            SmolLM3Config(**SIZES | {"num_hidden_layers": 4}, no_rope_layer_interval=4, tie_word_embeddings=False)
+        ),
+    ),
+    "qwen2-moe": Kind(
+        "qwen2moe",
+        lambda: Qwen2MoeForCausalLM(
+            Qwen2MoeConfig(**WITHOUT_HEAD_DIM, **QWEN_EXPERTS, shared_expert_intermediate_size=512)
+        ),
+    ),
+    "qwen3-moe": Kind(
+        "qwen3moe", lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **QWEN_EXPERTS, norm_topk_prob=True))
+    ),
+    "mixtral": Kind(
+        "llama", lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
+    ),
+    "gpt-oss": Kind("gpt-oss", _gpt_oss),
+    "gemma2": Kind("gemma2", _gemma2, byte_fallback_tokenizer),
+    "olmo2": Kind("olmo2", lambda: Olmo2ForCausalLM(Olmo2Config(**SIZES))),
+    "olmo3": Kind("olmo2", _olmo3),
+    "glm4": Kind("glm4", _glm4),
+    "granite": Kind("granite", lambda: GraniteForCausalLM(GraniteConfig(**_granite()))),
+    "ministral3": Kind("mistral3", _ministral3),
+    "mistral-small": Kind("mistral3", lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None))),
+    "ernie4_5": Kind(
+        "ernie4_5", lambda: Ernie4_5ForCausalLM(Ernie4_5Config(**SIZES, use_bias=True, tie_word_embeddings=False))
+    ),
+    "exaone4": Kind("exaone4", _exaone4),
+    "seed-oss": Kind("seed_oss", lambda: SeedOssForCausalLM(SeedOssConfig(**SIZES, attention_bias=True))),
+    "olmoe": Kind("olmoe", lambda: OlmoeForCausalLM(OlmoeConfig(**SIZES, num_experts=6, num_experts_per_tok=3))),
+    "granite-moe": Kind(
+        "granitemoe",
+        lambda: GraniteMoeForCausalLM(GraniteMoeConfig(**_granite(num_local_experts=6, num_experts_per_tok=3))),
+    ),
+    "qwen3_5": Kind("qwen35", lambda: Qwen3_5ForCausalLM(Qwen3_5TextConfig(**DELTA, rope_parameters=SECTIONS))),
+    "qwen3_5-moe": Kind(
+        "qwen35moe",
+        lambda: Qwen3_5MoeForCausalLM(
+            Qwen3_5MoeTextConfig(**DELTA, **QWEN_EXPERTS, shared_expert_intermediate_size=512, rope_parameters=SECTIONS)
+        ),
+    ),
+    "qwen3-next": Kind(
+        "qwen3next",
+        lambda: Qwen3NextForCausalLM(
+            Qwen3NextConfig(**DELTA, **QWEN_EXPERTS, shared_expert_intermediate_size=512, rope_parameters=DELTA_ROPE)
+        ),
+    ),
+}
+
+MIXTURES = ("qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "olmoe", "granite-moe", "qwen3_5-moe", "qwen3-next")
