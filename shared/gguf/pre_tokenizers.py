@@ -41,6 +41,10 @@ _QWEN35 = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
+_SEED = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORD_BY_CASE = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
 _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
@@ -49,6 +53,9 @@ _O200K = "|".join((*(rf"{word}{_CONTRACTIONS}?" for word in _WORD_BY_CASE), r"\p
 
 _LLAMA3 = PreTokenizer(_split(_CL100K), ignore_merges=True, add_bos=True)
 _QWEN = PreTokenizer(_split(_QWEN2), nfc=True)
+_GPT2 = PreTokenizer((_byte_level(use_regex=True),))
+_DIGITS = PreTokenizer(({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True)))
+_GLM = PreTokenizer(_split(_CL100K), ignore_merges=True)
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -56,9 +63,16 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
     "qwen35": PreTokenizer(_split(_QWEN35), nfc=True),
-    "gpt-2": PreTokenizer((_byte_level(use_regex=True),)),
-    "smollm": PreTokenizer(({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True))),
+    "gpt-2": _GPT2,
+    "exaone4": _GPT2,
+    "olmo": PreTokenizer(_GPT2.parts, nfc=True),  # OLMoE
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,  # Granite 3
+    "glm4": _GLM,
+    "chatglm-bpe": _GLM,
+    "seed-coder": PreTokenizer(_split(_SEED)),
     "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, add_bos=True),
     "gpt-4o": PreTokenizer(_split(_O200K), ignore_merges=True),  # gpt-oss
-    "dbrx": PreTokenizer(_split(_CL100K)),  # Phi-4
+    "dbrx": PreTokenizer(_split(_CL100K)),  # Phi-4, OLMo 2, Granite 4
 }

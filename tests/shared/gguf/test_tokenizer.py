@@ -23,6 +23,8 @@ TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}"
     r"\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Seed-OSS', as its tokenizer.json has it
+SEED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 # gpt-oss', as its tokenizer.json has it
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -89,7 +91,11 @@ ORIGINALS: dict[str, Callable[[], Tokenizer]] = {
     "gpt-4o": lambda: byte_level(split(O200K), ignore_merges=True),
     "gpt-2": lambda: byte_level([GPT2]),
     "smollm": lambda: byte_level([pre_tokenizers.Digits(individual_digits=True), GPT2]),
+    "olmo": lambda: byte_level([GPT2], nfc=True),
+    "glm4": lambda: byte_level(split(CL100K), ignore_merges=True),
+    "seed-coder": lambda: byte_level(split(SEED)),
 }
+ALIASES = {"exaone4": "gpt-2", "starcoder": "smollm", "refact": "smollm", "chatglm-bpe": "glm4"}
 
 
 def sentencepiece(*, prefix: bool) -> tuple[Tokenizer, dict[str, float]]:
@@ -149,6 +155,12 @@ def test_byte_level_tokenizer_equals_the_original(pre: str) -> None:
     assert_equal(original, translated(original, pre=pre), hostile(3000))
 
 
+@pytest.mark.parametrize(("alias", "pre"), ALIASES.items())
+def test_names_of_the_same_split_give_the_same_tokenizer(alias: str, pre: str) -> None:
+    original = ORIGINALS[pre]()
+    assert translated(original, pre=alias).to_str() == translated(original, pre=pre).to_str()
+
+
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentencepiece_tokenizer_equals_the_original(prefix: bool) -> None:
     original, scores = sentencepiece(prefix=prefix)
@@ -165,7 +177,7 @@ def test_hostile_texts_tell_the_patterns_apart() -> None:
             if parts.normalizer else [piece for piece, _ in parts.pre_tokenizer.pre_tokenize_str(text)]
             for text in texts
         ]  # fmt: skip
-    different = [pre for pre in ORIGINALS if pre != "dbrx"]
+    different = [pre for pre in ORIGINALS if pre not in ("dbrx", "glm4")]
     assert all(vocabularies[a] != vocabularies[b] for a in different for b in different if a != b)
 
 
