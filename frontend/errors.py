@@ -1,4 +1,10 @@
-"""Errors with their HTTP status. The middleware turns them into responses; each API format has its own error body."""
+"""Errors with their HTTP status. The middleware turns them into responses; each API format has its own error body.
+
+`/v1/completions` sends an error's own status. The other routes follow the APIs of OpenAI and Anthropic, which have no
+422 (`api_status`).
+"""
+
+from typing import Any
 
 
 class SluiceError(Exception):
@@ -68,6 +74,21 @@ class Unprocessable(SluiceError):
     kind = "invalid_request_error"
 
 
+class ContextLengthExceeded(Unprocessable):
+    """The prompt, or the prompt together with the tokens asked for, is longer than the model's context.
+
+    prompt: the number of the prompt's tokens, or a lower bound of it if `at_least`
+    output: how many tokens were asked for; 0 if the prompt alone is too long
+    limit: the longest sequence, in tokens
+    """
+
+    def __init__(
+        self, message: str, *, prompt: int = 0, output: int = 0, limit: int = 0, at_least: bool = False, **more: Any
+    ) -> None:
+        super().__init__(message, **more)
+        self.prompt, self.output, self.limit, self.at_least = prompt, output, limit, at_least
+
+
 class Overloaded(SluiceError):
     """The queue is full, the server drains, or there is no worker. `retry_after` is in seconds."""
 
@@ -84,3 +105,15 @@ class DeadlineExceeded(SluiceError):
 
     status = 504
     kind = "timeout_error"
+
+
+def own_status(error: SluiceError) -> int:
+    return error.status
+
+
+def api_status(error: SluiceError) -> int:
+    """Returns the status that OpenAI's and Anthropic's APIs have for an error: 404 for another model, and 400 for
+    everything else that is not acceptable."""
+    if error.code == "model_not_found":
+        return 404
+    return 400 if isinstance(error, Unprocessable) else error.status

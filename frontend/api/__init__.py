@@ -14,8 +14,10 @@ The formats share these modules:
 
     request_model       the base of all request types, and the refusals that name a field
     decoding            decodes a body into its type, or refuses it
+    unknown_fields      refuses or ignores fields that no type knows, and tells
     request_types       the fields that the formats share, as types
     common              the model's facts, sampling, usage and timings
+    context_length      whether a prompt fits, and the words if it does not
     chat_prompt         turns chat messages into a prompt
     call_history        messages as chat templates know them, in the form in which each template shows calls
     tools               tools and tool choices, as the formats write them

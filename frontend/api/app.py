@@ -24,7 +24,6 @@ from frontend.api.anthropic.messages_input import MessageCountRequest
 from frontend.api.api_formats import API_FORMATS, error_format
 from frontend.api.app_state import AppState, json_response
 from frontend.api.common import ModelContext
-from frontend.api.decoding import decode
 from frontend.api.generate import generate
 from frontend.api.openai import responses
 from frontend.api.openai.chat_input import TokenizeRequest
@@ -54,7 +53,7 @@ def answering(kind: type[R], function: Callable[[R, ModelContext], Awaitable[Any
     """Returns the function of a route that decodes a body into `kind` and answers with what `function` returns."""
 
     async def handler(app: AppState, request: Request) -> Response:
-        decoded = decode(await app.body(request), kind)
+        decoded = app.decode(request, await app.body(request), kind)
         return json_response(await function(decoded, app.context))
 
     return handler

@@ -6,18 +6,24 @@ Knows Starlette's requests and responses, but no route.
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.api.common import ModelContext, to_json
+from frontend.api.decoding import decode
+from frontend.api.request_model import RequestModel
+from frontend.api.unknown_fields import UnknownFields, header_value
 from frontend.errors import TooLarge
 from frontend.generation.service import Service
 from frontend.observability.metrics import PrometheusMetrics
+from frontend.server.middleware import IGNORED_FIELDS
 from frontend.workers.pool import WorkerPool
 from shared.config import FrontendConfig
 from shared.messages import Limits
+
+R = TypeVar("R", bound=RequestModel)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,18 @@ class AppState:
             if len(data) > most:
                 raise TooLarge(f"the body is larger than {most} bytes", code="request_too_large")
         return bytes(data)
+
+    def decode(self, request: Request, body: bytes, kind: type[R]) -> R:
+        """Returns the body as `kind`; the response will name the fields that were ignored. Raises as `decode` does."""
+        ignored: dict[str, None] = {}
+        decoded = decode(body, kind, self._unknown_fields.reader(request.scope["path"], ignored))
+        if ignored:
+            request.scope[IGNORED_FIELDS] = header_value(ignored)
+        return decoded
+
+    @cached_property
+    def _unknown_fields(self) -> UnknownFields:
+        return UnknownFields(self.config.unknown_fields)
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -11,6 +11,7 @@ import msgspec
 
 from frontend.api.call_history import ChatMessage, as_the_template_shows
 from frontend.api.common import ModelContext, check_ids
+from frontend.api.context_length import check_characters
 from frontend.errors import BadRequest, Unprocessable
 from frontend.output_parser.formats import ModelFormat, Reasoning
 from frontend.output_parser.tool_choice import Function
@@ -106,6 +107,7 @@ async def render_prompt(
     except TemplateError as error:
         error.param = param if error.param == "messages" else error.param
         raise
+    check_characters(param, text, context)
     ids = await context.tokenizer.encode(text, add_special_tokens=False) if text else []
     if not ids:
         raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")

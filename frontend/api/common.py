@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from frontend.api import response_types
-from frontend.api.decoding import reader
+from frontend.api.decoding import reader, refuse_unknown
 from frontend.api.request_model import SMALLEST, fields_of
 from frontend.api.request_types import GenerationFields, OpenAIFields
 from frontend.errors import SluiceError, Unprocessable
@@ -41,7 +41,7 @@ class ModelContext:
     """Facts about the model that reading a request needs."""
 
     model: str  # the served name
-    max_seq_len: int  # tokens, prompt + output; 0 before a worker has reported it
+    max_seq_len: int  # tokens, prompt + output; 0: no limit, or none known before a worker has reported it
     vocab_size: int
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -61,6 +61,11 @@ class ModelContext:
             recommended(tokenizer.generation) if config.sampling_defaults == "model" else {},
             tokenizer.task,
         )  # fmt: skip
+
+    @property
+    def unlimited(self) -> Self:
+        """The context for a prompt that is only counted."""
+        return replace(self, max_seq_len=0)
 
     def within(self, limits: Limits | None) -> Self:
         """Returns the context with a worker's limits; unchanged if no worker has reported them."""
@@ -91,7 +96,7 @@ def check_model(name: str | None, context: ModelContext) -> None:
     """Raises Unprocessable for any name but the served one. None means the served one."""
     if name not in (None, context.model):
         raise Unprocessable(
-            f"`model` is `{name}`, which is not served here; `{context.model}` is",
+            f"the model `{name}` does not exist; this server serves `{context.model}`",
             param="model",
             code="model_not_found",
         )
@@ -101,16 +106,6 @@ def check_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> N
     """Raises Unprocessable when an id lies outside the vocabulary."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise Unprocessable(f"`{name}` has token ids outside 0 to {vocab_size - 1}", param=name, code="out_of_range")
-
-
-def check_length(param: str, prompt: int, output: int, context: ModelContext) -> None:
-    if prompt + output > context.max_seq_len:
-        raise Unprocessable(
-            f"`{param}` has {prompt} tokens; with {output} more for the answer it exceeds this model's "
-            f"{context.max_seq_len}",
-            param=param,
-            code="context_length_exceeded",
-        )
 
 
 def sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
@@ -156,7 +151,7 @@ def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
     for name in RECOMMENDED:
         with suppress(SluiceError):
             if (value := generation.get(name)) is not None:
-                found[name] = reader(fields_of(OpenAIFields)[name].type)(value, name)
+                found[name] = reader(fields_of(OpenAIFields)[name].type)(value, name, refuse_unknown)
     return found
 
 

@@ -4,7 +4,7 @@ A body that is written as its type says is decoded by msgspec in one pass. Every
 Python, by the same type. That second reading accepts what msgspec does not: null for a field with a default, 8.0 for
 an integer, an object without its optional type, and the harmless values of features that are not supported. It refuses
 everything else: with BadRequest for a wrong JSON type, a missing field or an empty array, with Unprocessable for a
-value out of range and an unknown or unsupported field.
+value out of range and an unsupported field. Its caller decides about unknown fields: it refuses or drops them.
 
 Knows no API format and no field.
 """
@@ -45,16 +45,21 @@ NODE_KINDS: Mapping[type[nodes.Type], type] = {
 TOKEN_ID_DIGITS = 10
 
 Request = TypeVar("Request", bound=RequestModel)
-Reader = Callable[[Any, str], Any]
+OnUnknown = Callable[[str], None]  # called with the path of an unknown field, which is dropped if nothing is raised
+Reader = Callable[[Any, str, OnUnknown], Any]
 
 
-def decode(body: bytes, kind: type[Request]) -> Request:
+def refuse_unknown(path: str) -> None:
+    raise Unprocessable(f"unknown field `{path}`", param=path, code="unknown_field")
+
+
+def decode(body: bytes, kind: type[Request], on_unknown: OnUnknown = refuse_unknown) -> Request:
     """Returns the body as `kind`. Raises BadRequest or Unprocessable."""
     try:
         request: Request = _decoder(kind).decode(body)
         return request
     except msgspec.ValidationError:
-        return _read_body(decode_json(body), kind)
+        return _read_body(decode_json(body), kind, on_unknown)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise _not_json(exc) from None
 
@@ -64,7 +69,7 @@ def convert(body: Mapping[str, Any], kind: type[Request]) -> Request:
     try:
         return msgspec.convert(body, kind, str_keys=True)
     except msgspec.ValidationError:
-        return _read_body(body, kind)
+        return _read_body(body, kind, refuse_unknown)
 
 
 def decode_json(body: bytes) -> Any:
@@ -89,14 +94,14 @@ def _not_json(exc: Exception) -> BadRequest:
     return BadRequest(f"the body is not JSON: {exc}")
 
 
-def _read_body(body: Any, kind: type[Request]) -> Request:
+def _read_body(body: Any, kind: type[Request], on_unknown: OnUnknown) -> Request:
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be a JSON object, not {TYPE_NAMES.get(type(body), 'something else')}")
-    request: Request = _object_reader(kind)(body, "")
+    request: Request = _object_reader(kind)(body, "", on_unknown)
     return request
 
 
-# a reader for each type of value: a function of the value and its path
+# a reader for each type of value: a function of the value, its path, and what to do about unknown fields within it
 
 
 def reader(node: nodes.Type) -> Reader:
@@ -105,7 +110,7 @@ def reader(node: nodes.Type) -> Reader:
     if not options:
         return _refuse
     if isinstance(bare(options[0]), nodes.AnyType):
-        return lambda value, path: value
+        return lambda value, path, unknown: value
     readers: dict[type, Reader] = {}
     for option in options:
         readers |= _by_json_type(option)
@@ -114,15 +119,15 @@ def reader(node: nodes.Type) -> Reader:
         readers[dict] = _of_tagged(structs)
     expected = _expected(options)
 
-    def read(value: Any, path: str) -> Any:
+    def read(value: Any, path: str, unknown: OnUnknown) -> Any:
         if (fitting := readers.get(type(value))) is None:
             raise wrong_type(path, value, expected)
-        return fitting(value, path)
+        return fitting(value, path, unknown)
 
     return read
 
 
-def _refuse(value: Any, path: str) -> Any:
+def _refuse(value: Any, path: str, unknown: OnUnknown) -> Any:
     raise Unprocessable(f"`{path}` is not supported by this server", param=path, code="unsupported_field")
 
 
@@ -147,7 +152,7 @@ def _by_json_type(option: nodes.Type) -> dict[type, Reader]:
             return {dict: _of_token_ids(node)}
         case nodes.StructType():
             return {dict: _of_object(node)}
-    return {NODE_KINDS[type(node)]: lambda value, path: value}
+    return {NODE_KINDS[type(node)]: lambda value, path, unknown: value}
 
 
 def _expected(options: Sequence[nodes.Type]) -> str:
@@ -164,7 +169,7 @@ def _described(node: nodes.Type) -> str:
 
 
 def _of_integer(low: int | None, high: int | None) -> Reader:
-    def read(value: float, path: str) -> int:
+    def read(value: float, path: str, unknown: OnUnknown) -> int:
         if isinstance(value, float) and not value.is_integer():
             raise wrong_type(path, value, "an integer")
         whole = int(value)
@@ -180,7 +185,7 @@ def _of_integer(low: int | None, high: int | None) -> Reader:
 def _of_number(low: float, high: float) -> Reader:
     least = "greater than 0" if low == SMALLEST else f"at least {low:g}"
 
-    def read(value: float, path: str) -> float:
+    def read(value: float, path: str, unknown: OnUnknown) -> float:
         if not low <= value <= high:
             raise out_of_range(path, value, f"{least} and at most {high:g}")
         return float(value)
@@ -189,7 +194,7 @@ def _of_number(low: float, high: float) -> Reader:
 
 
 def _of_literal(values: Sequence[Any]) -> Reader:
-    def read(value: str, path: str) -> str:
+    def read(value: str, path: str, unknown: OnUnknown) -> str:
         if value not in values:
             raise out_of_range(path, value, f"one of {', '.join(values)}")
         return value
@@ -198,7 +203,7 @@ def _of_literal(values: Sequence[Any]) -> Reader:
 
 
 def _of_string(some: bool, pattern: str | None) -> Reader:
-    def read(value: str, path: str) -> str:
+    def read(value: str, path: str, unknown: OnUnknown) -> str:
         if some and not value:
             raise out_of_range(path, value, "a string that is not empty")
         if pattern and not re.search(pattern, value):
@@ -214,12 +219,12 @@ def _of_array(node: nodes.ListType) -> Reader:
     item, most = reader(node.item_type), node.max_length
     objects = any(isinstance(bare(one), nodes.StructType) for one in alternatives(node.item_type))
 
-    def read(value: list[Any], path: str) -> list[Any]:
+    def read(value: list[Any], path: str, unknown: OnUnknown) -> list[Any]:
         if node.min_length and not value:
             raise BadRequest(f"`{path}` is empty", param=path, code="empty_prompt")
         if most is not None and len(value) > most:
             raise Unprocessable(f"`{path}` may have at most {most} entries", param=path, code="out_of_range")
-        return [item(entry, f"{path}[{i}]" if objects else path) for i, entry in enumerate(value)]
+        return [item(entry, f"{path}[{i}]" if objects else path, unknown) for i, entry in enumerate(value)]
 
     return read
 
@@ -227,11 +232,11 @@ def _of_array(node: nodes.ListType) -> Reader:
 def _of_token_ids(node: nodes.DictType) -> Reader:
     item = reader(node.value_type)
 
-    def read(value: dict[Any, Any], path: str) -> dict[int, Any]:
+    def read(value: dict[Any, Any], path: str, unknown: OnUnknown) -> dict[int, Any]:
         for key in map(str, value):
             if not (key.isascii() and key.isdigit() and len(key) <= TOKEN_ID_DIGITS):
                 raise out_of_range(path, key, "an object whose keys are token ids")
-        return {int(key): item(entry, path) for key, entry in value.items()}
+        return {int(key): item(entry, path, unknown) for key, entry in value.items()}
 
     return read
 
@@ -242,12 +247,12 @@ def _of_tagged(structs: Sequence[nodes.StructType]) -> Reader:
     default = next((str(struct.tag) for struct in structs if struct.cls.DEFAULT_TYPE), None)  # type: ignore[attr-defined]
     kind: Any = structs[0].cls
 
-    def read(value: dict[str, Any], path: str) -> Any:
+    def read(value: dict[str, Any], path: str, unknown: OnUnknown) -> Any:
         tag = default if value.get(field) is None else value[field]
         if tag is None:
             raise _missing(f"{path}.{field}")
         _check_tag(tag, list(readers), kind, f"{path}.{field}")
-        return readers[tag](value, path)
+        return readers[tag](value, path, unknown)
 
     return read
 
@@ -274,7 +279,7 @@ def _of_object(node: nodes.StructType) -> Reader:
     required = [field.encode_name for field in node.fields if field.required]
     types = _literal_types(node)
 
-    def read(value: dict[str, Any], path: str) -> Any:
+    def read(value: dict[str, Any], path: str, unknown: OnUnknown) -> Any:
         prefix = f"{path}." if path else ""
         if types and (tag := value.get("type")) is not None:  # an object of another type has other fields
             _check_tag(tag, types, kind, f"{prefix}type")
@@ -282,13 +287,13 @@ def _of_object(node: nodes.StructType) -> Reader:
             if name in kind.ONLY:
                 _check_only(prefix + name, entry, kind.ONLY[name])
             elif name not in readers and name != node.tag_field:
-                raise Unprocessable(f"unknown field `{prefix}{name}`", param=prefix + name, code="unknown_field")
+                unknown(prefix + name)
         for name in required:
             if value.get(name) is None:
                 raise _missing(prefix + name)
         fields = {name: entry for name, entry in value.items() if entry is not None and name in readers}
         try:
-            return kind(**{name: readers[name](entry, prefix + name) for name, entry in fields.items()})
+            return kind(**{name: readers[name](entry, prefix + name, unknown) for name, entry in fields.items()})
         except FieldError as error:
             raise error.at(prefix) from None
 

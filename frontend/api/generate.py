@@ -15,7 +15,6 @@ from starlette.responses import Response
 from frontend.api.api_formats import ApiFormat, api_format
 from frontend.api.app_state import AppState
 from frontend.api.common import ModelContext, ResponseContext
-from frontend.api.decoding import decode
 from frontend.errors import BadRequest
 from frontend.generation.generation import Generation
 from frontend.observability.access_log import RequestRecord
@@ -31,7 +30,7 @@ async def generate(app: AppState, request: Request) -> Response:
     record: RequestRecord = request.scope[RECORD]
     chosen = request.scope[API_FORMAT] = api_format(request.scope["path"], body, app.config)
     record.api_format = chosen.NAME
-    decoded = decode(body, chosen.REQUEST)
+    decoded = app.decode(request, body, chosen.REQUEST)
     await app.service.wait_for_handshake()
     context = app.context
     check_task(request.scope["path"], ("generate",), context)

@@ -69,17 +69,19 @@ RESPONSES: Mapping[str, Any] = {
 NOT_SUPPORTED = "Not supported: only values that leave the feature off are accepted"
 
 ERRORS = {
-    400: "Not JSON, a wrong type, an empty prompt",
+    400: "Not JSON, a wrong type, an empty prompt, or not acceptable; the message names the field",
     401: "The API key is missing or wrong",
     403: "A web page of another site sent the request, or the route needs a server with API keys",
     408: "The request did not arrive in time",
     413: "The body is too large",
-    422: "Well-formed but not acceptable; the message names the field",
+    404: "The model of that name is not served",
+    422: "On /v1/completions, instead of 400 and 404: well-formed but not acceptable",
     431: "The request's line and headers are too large",
     500: "A fault of the server; the message has the id under which it is logged",
     503: "Too busy, or no model is loaded yet; `Retry-After` says when to try again",
     504: "The request did not end within its `deadline_ms`",
 }
+STRICT = {"CompletionRequest"}  # refuses unknown fields, with 422; the other requests ignore them
 EARLY = {408, 431}  # refused before a route is known, so in no API format's envelope
 REQUEST_ID = {"X-Request-Id": {"description": "Sent back, or made up", "schema": {"type": "string"}}}
 RETRY_AFTER = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
@@ -94,7 +96,7 @@ def document() -> dict[str, Any]:
         "security": [{}, {"bearer": []}, {"key": []}],
         "components": {
             "schemas": {
-                **{name: _request(kind) for name, kind in REQUESTS.items()},
+                **{name: _request(name, kind) for name, kind in REQUESTS.items()},
                 **response_types.schemas(RESPONSES),
             },
             "securitySchemes": {
@@ -105,11 +107,23 @@ def document() -> dict[str, Any]:
     }
 
 
-def _request(kind: type[RequestModel]) -> dict[str, Any]:
+def _request(name: str, kind: type[RequestModel]) -> dict[str, Any]:
     """Returns the schema of a body, each of its fields with a description."""
     body = request_schema(kind)
+    body = body if name in STRICT else _open_to_more(body)
     fields = {name: {"description": NOT_SUPPORTED, **shape} for name, shape in body["properties"].items()}
     return {**body, "properties": fields}
+
+
+def _open_to_more(shape: Any) -> Any:
+    """Returns a schema that takes unknown fields, which are ignored."""
+    match shape:
+        case dict():
+            entries = shape.items()
+            return {name: _open_to_more(one) for name, one in entries if (name, one) != ("additionalProperties", False)}
+        case list():
+            return [_open_to_more(one) for one in shape]
+    return shape
 
 
 def version() -> str:
@@ -210,7 +224,8 @@ def _post(
     if events is not None:
         content["text/event-stream"] = {"x-event-data": events}
     answers = {"200": _answer("Done", content)}
-    for status, reason in ERRORS.items():
+    for status in ERRORS.keys() - ({404} if takes in STRICT else {422}):
+        reason = ERRORS[status]
         words = ref("OpenAIError") if status in EARLY else error
         answers[str(status)] = _answer(reason, _json(words), RETRY_AFTER if status == 503 else {})
     body = {"required": True, "content": _json(ref(takes))}

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as nodes
 
-from frontend.api.decoding import reader
+from frontend.api.decoding import reader, refuse_unknown
 from frontend.api.request_model import RequestModel, alternatives, bare, fields_of, type_info
 from frontend.api.request_types import GenerationFields
 from frontend.errors import SluiceError
@@ -120,6 +120,6 @@ def _default(kind: type[RequestModel], field: nodes.Field) -> Any:
     if value is None and issubclass(kind, GenerationFields):
         value = SAMPLING_DEFAULTS.get(field.name)
     try:
-        return None if value is None else reader(field.type)(value, field.name)
+        return None if value is None else reader(field.type)(value, field.name, refuse_unknown)
     except SluiceError:
         return None

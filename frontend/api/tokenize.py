@@ -29,7 +29,7 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
             raise Unprocessable(
                 "`add_special_tokens`: a chat template writes its own", param="add_special_tokens", code="out_of_range"
             )
-        ids = (await chat_prompt(request, functions(request.tools), context)).ids
+        ids = (await chat_prompt(request, functions(request.tools), context.unlimited)).ids
     else:
         ids = await context.tokenizer.encode(prompt, special is not False) if prompt else []
     return Tokens(tokens=ids, count=len(ids), max_model_len=context.max_seq_len or None)

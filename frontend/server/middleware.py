@@ -32,14 +32,16 @@ REQUEST_ID = "sluice.request_id"
 CLOSED = "sluice.closed"  # why the server cut the connection off, if it did
 RECORD = "sluice.record"  # the RequestRecord
 DIRECT = "sluice.direct"  # http_protocol.DirectWriter, where the server has one
+IGNORED_FIELDS = "sluice.ignored_fields"  # the names of the fields that the request's reading ignored, if any
 SEND = "sluice.send"  # the server's own `send`: a stream's thousands of writes skip the layers in between
 
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Envelope(Protocol):
-    """The part of an API format that writes the body of an error."""
+    """The part of an API format that writes an error."""
 
+    def status(self, exc: SluiceError, /) -> int: ...
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
 
 
@@ -59,15 +61,16 @@ def client_error(exc: Exception, request_id: str) -> SluiceError:
 
 def error_response(exc: SluiceError, envelope: Envelope, request_id: str) -> Response:
     headers = {}
-    if exc.status == 503:
+    status = envelope.status(exc)
+    if status == 503:
         headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after or 1.0)))
-    if exc.status == 504:
+    if status == 504:
         headers["X-Should-Retry"] = "false"  # the SDKs would retry, but the deadline has passed
     if isinstance(exc, MethodNotAllowed) and exc.allow:
         headers["Allow"] = exc.allow
-    if exc.status == 401:
+    if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(envelope.error(exc, request_id), exc.status, headers, "application/json")
+    return Response(envelope.error(exc, request_id), status, headers, "application/json")
 
 
 class RequestMiddleware:
@@ -111,6 +114,8 @@ class RequestMiddleware:
                 record.status = message["status"]
                 headers_out = MutableHeaders(scope=message)
                 headers_out["X-Request-Id"] = headers_out["Request-Id"] = request_id  # OpenAI's name and Anthropic's
+                if IGNORED_FIELDS in scope:
+                    headers_out["X-Sluice-Ignored-Fields"] = scope[IGNORED_FIELDS]
             await send(message)
 
         try:

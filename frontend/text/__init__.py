@@ -2,6 +2,7 @@
 
 tokenizer           text to ids, in threads; what each id stands for
 tokenizer_files     the tokenizer files of a checkpoint
+token_length        how many characters of a text one token can stand for
 chat_template       renders a chat as prompt text
 detokenizer         ids to text as they arrive, without ever cutting a character
 stop_strings        finds stop strings across the pieces of a stream

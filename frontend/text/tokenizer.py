@@ -24,6 +24,7 @@ from frontend.text.detokenizer import (
     MarkedText,
     WindowText,
 )
+from frontend.text.token_length import TokenLength
 from frontend.text.tokenizer_files import TokenizerError, TokenizerFiles
 
 __all__ = ["Tokenizer", "TokenizerError"]
@@ -109,6 +110,7 @@ class Tokenizer:
         self._specials = {entry.content: token for token, entry in added.items() if entry.special}
         self.special_ids = frozenset(self._specials.values())
         self.vocab_size = max(self._engine.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        self._token_length = TokenLength.of(source.data, self._engine, frozenset(BYTES))
         self._raw = Lazy(self._make_bytes)
         self._texts = Lazy(self._make_text)
 
@@ -140,6 +142,10 @@ class Tokenizer:
         if size <= HUGE_CHARS:
             return await loop.run_in_executor(self._pool, self.encode_now, texts, add_special_tokens)
         return await loop.run_in_executor(self._huge_pool, self._encode_huge, texts, add_special_tokens)
+
+    def fewest_tokens(self, text: str) -> int:
+        """Returns a number of tokens that the text surely has, without tokenizing it; 0 if nothing is certain."""
+        return self._token_length.fewest_tokens(text)
 
     def encode_now(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool = True

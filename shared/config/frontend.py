@@ -33,6 +33,11 @@ class FrontendConfig:
         "auto", "how the model marks its reasoning; auto: detected from its chat template",
         choices=("auto", "think", "none"),
     )  # fmt: skip
+    unknown_fields: str = setting(
+        "auto", "fields of a request that this server does not know; refuse: with an error; ignore: name them in the "
+        "response's header X-Sluice-Ignored-Fields and once in the log; auto: refuse on /v1/completions, else ignore",
+        choices=("auto", "refuse", "ignore"),
+    )  # fmt: skip
     max_body_bytes: int = setting(8 << 20, "largest request body", unit="bytes", at_least=1)
     api_keys: str = setting("", "file with one API key per line, optionally followed by its name; empty: no key needed")
     api_key: str = setting(

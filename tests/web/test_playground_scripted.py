@@ -138,13 +138,13 @@ def test_refusals_are_shown_beside_the_question(model: Model, open_playground: O
     model.pool.refusals[0] = Overloaded("the queue is full", code="queue_full", retry_after=7)
     model.says = ["Good day."]
     with served(model) as url, open_playground(url) as ui:
-        ui.watch.expected_statuses = {422, 503}
+        ui.watch.expected_statuses = {400, 503}
         ui.open()
         ui.send("First", until="failed")
         assert ui.error == "503: the queue is full. Try again in 7 s."
         ui.set_field("top_p", "5")
         ui.send("Second", until="failed")
-        assert ui.error.startswith("422: `top_p` must be")
+        assert ui.error.startswith("400: `top_p` must be")
         expect(ui.settings.locator("[name=top_p]")).to_have_attribute("aria-invalid", "true")
         ui.set_field("top_p", "")
         ui.send("<img src=x onerror=alert(1)>")

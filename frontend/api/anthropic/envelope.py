@@ -2,7 +2,7 @@
 
 from frontend.api.anthropic import response_types as types
 from frontend.api.common import ResponseContext, Totals, to_json
-from frontend.errors import SluiceError, TooLarge
+from frontend.errors import ContextLengthExceeded, SluiceError, TooLarge
 from frontend.request import Delta, Finish
 
 PREFIX = "msg"
@@ -15,7 +15,8 @@ FINISH: dict[Finish, types.StopReason] = {
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
-    body = types.AnthropicErrorBody(type=_kind(exc), message=exc.message)
+    message = _too_long(exc) if isinstance(exc, ContextLengthExceeded) else exc.message
+    body = types.AnthropicErrorBody(type=_kind(exc), message=message)
     if exc.param == "thread":  # on this error the SDK's helpers continue without a thread
         body.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return to_json(types.AnthropicError(error=body, request_id=request_id))
@@ -24,6 +25,17 @@ def error(exc: SluiceError, request_id: str) -> bytes:
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
     """Encodes the event that ends a failed stream; no message_stop follows."""
     return b"event: error\ndata: " + error(exc, request_id) + b"\n\n"
+
+
+def _too_long(exc: ContextLengthExceeded) -> str:
+    """Returns Anthropic's words, from which clients read the numbers."""
+    if exc.output:
+        return (
+            f"input length and `max_tokens` exceed context limit: {exc.prompt} + {exc.output} > {exc.limit}, "
+            "decrease input length or `max_tokens` and try again"
+        )
+    about = "at least " if exc.at_least else ""
+    return f"prompt is too long: {about}{exc.prompt} tokens > {exc.limit} maximum"
 
 
 def _kind(exc: SluiceError) -> str:

@@ -16,13 +16,13 @@ from frontend.api.common import (
     ModelContext,
     ResponseContext,
     Totals,
-    check_length,
     check_model,
     generation_request,
     sampling,
 )
+from frontend.api.context_length import check_length
 from frontend.api.tools import anthropic_choice, checked_choice, functions, grammar_and_parser
-from frontend.errors import SluiceError
+from frontend.errors import SluiceError, api_status
 from frontend.output_parser.parsed import ParsedOutput
 from frontend.output_parser.tool_choice import Function, ToolChoice
 from frontend.request import Delta, GenerationRequest
@@ -35,12 +35,14 @@ __all__ = [
     "count_tokens",
     "error",
     "parse",
+    "status",
     "stream_error",
     "stream_writer",
 ]
 
 NAME = "messages"
 REQUEST = MessageRequest
+status = api_status
 
 
 async def parse(request: MessageRequest, context: ModelContext) -> GenerationRequest:
@@ -65,7 +67,7 @@ async def count_tokens(request: MessageCountRequest, context: ModelContext) -> t
     check_model(request.model, context)
     known = functions(request.tools)
     _tool_choice(request, known, context)
-    return types.InputTokenCount(input_tokens=len((await message_prompt(request, known, context)).ids))
+    return types.InputTokenCount(input_tokens=len((await message_prompt(request, known, context.unlimited)).ids))
 
 
 def _tool_choice(

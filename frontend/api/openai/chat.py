@@ -12,25 +12,26 @@ from frontend.api.common import (
     ModelContext,
     ResponseContext,
     Totals,
-    check_length,
     check_model,
     generation_request,
     sampling,
     to_json,
 )
+from frontend.api.context_length import check_length
 from frontend.api.openai import response_types as types
 from frontend.api.openai.chat_input import ChatRequest, chat_prompt
 from frontend.api.openai.chat_output import ParsedChunkWriter, finish_reason, message
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error, usage_of
 from frontend.api.tools import checked_choice, functions, grammar_and_parser, openai_choice
-from frontend.errors import SluiceError, Unprocessable
+from frontend.errors import SluiceError, Unprocessable, api_status
 from frontend.output_parser.parsed import ParsedOutput
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
 
-__all__ = ["NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "stream_error", "stream_writer"]
+__all__ = ["NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "status", "stream_error", "stream_writer"]
 
 NAME, PREFIX = "chat", "chatcmpl"
 REQUEST = ChatRequest
+status = api_status
 LEAST = -9999.0  # OpenAI's value for a log-probability of minus infinity, which JSON cannot express
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
 PARSED_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'

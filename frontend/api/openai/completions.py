@@ -14,20 +14,21 @@ from frontend.api.common import (
     ModelContext,
     ResponseContext,
     Totals,
-    check_length,
     check_model,
     generation_request,
     sampling,
     to_json,
 )
+from frontend.api.context_length import check_length
 from frontend.api.openai import response_types as types
 from frontend.api.openai.completions_input import CompletionRequest, prompt_texts, tokenized
 from frontend.api.response_types import ResponseModel
-from frontend.errors import SluiceError, Unprocessable
+from frontend.errors import SluiceError, Unprocessable, own_status
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
 
 NAME, PREFIX = "completions", "cmpl"
 REQUEST = CompletionRequest
+status = own_status
 DONE = b"data: [DONE]\n\n"
 FINISH: dict[Finish, types.FinishReason] = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
 

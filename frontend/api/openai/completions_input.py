@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from frontend.api.common import ModelContext, check_ids
+from frontend.api.context_length import check_characters
 from frontend.api.request_model import EXACT, FieldError
 from frontend.api.request_types import ChoiceCount, Count, OpenAIFields, Positive, Rivals, Text, doc
 from frontend.api.structured_output import ResponseFormatField
@@ -75,6 +76,8 @@ def prompt_texts(prompts: list[Prompt]) -> tuple[str, ...]:
 async def tokenized(prompts: list[Prompt], context: ModelContext) -> list[list[int]]:
     """Encodes the prompts. Raises BadRequest for one without tokens, Unprocessable for ids outside the vocabulary."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    for text in texts:
+        check_characters("prompt", text, context)
     encoded = iter(await context.tokenizer.encode_batch(texts) if texts else [])
     tokens = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
     for ids in tokens:

@@ -13,19 +13,19 @@ from frontend.api.common import (
     ModelContext,
     ResponseContext,
     Totals,
-    check_length,
     check_model,
     generation_request,
     sampling,
     to_json,
 )
+from frontend.api.context_length import check_length
 from frontend.api.openai import responses_types as types
 from frontend.api.openai.completions import error, error_body
 from frontend.api.openai.responses_input import SCORES, ResponseCountRequest, ResponseRequest, response_prompt
 from frontend.api.openai.responses_output import COMPLETED, INCOMPLETE, Output, event
 from frontend.api.structured_output import TextFormat
 from frontend.api.tools import checked_choice, functions, grammar_and_parser, openai_choice
-from frontend.errors import SluiceError
+from frontend.errors import SluiceError, api_status
 from frontend.output_parser.tool_choice import Function
 from frontend.request import Delta, Finish, GenerationRequest
 from shared.messages import Sampling
@@ -38,12 +38,14 @@ __all__ = [
     "count_tokens",
     "error",
     "parse",
+    "status",
     "stream_error",
     "stream_writer",
 ]
 
 NAME, PREFIX = "responses", "resp"
 REQUEST = ResponseRequest
+status = api_status
 OPENING = (types.Created, types.InProgress)
 
 
@@ -79,7 +81,7 @@ async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> 
     check_model(request.model, context)
     known = functions(request.tools)
     checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
-    ids = (await response_prompt(request, known, context)).ids
+    ids = (await response_prompt(request, known, context.unlimited)).ids
     return types.InputTokens(input_tokens=len(ids))
 
 

@@ -9,11 +9,12 @@ from itertools import zip_longest
 from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, Totals, to_json
 from frontend.api.openai import completions
 from frontend.api.openai.completions_input import CompletionRequest
-from frontend.errors import SluiceError, Unprocessable
+from frontend.errors import SluiceError, Unprocessable, own_status
 from frontend.request import Delta, GenerationRequest
 
 NAME, PREFIX = "events", completions.PREFIX
 REQUEST = CompletionRequest
+status = own_status
 
 
 async def parse(body: CompletionRequest, context: ModelContext) -> GenerationRequest:

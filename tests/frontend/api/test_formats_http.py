@@ -36,10 +36,10 @@ def says(tokenizer: Tokenizer, *texts: str, outcome: Outcome = Outcome.EOS, erro
 ROWS: list[tuple[bytes, int, str, str]] = [
     (b"{", 400, "invalid_request_error", "invalid_request_error"),
     (json.dumps(ASKED | {"messages": []}).encode(), 400, "invalid_request_error", "invalid_request_error"),
-    (json.dumps(ASKED | {"temperature": -1}).encode(), 422, "invalid_request_error", "invalid_request_error"),
-    (json.dumps(ASKED | {"foo": 1}).encode(), 422, "invalid_request_error", "invalid_request_error"),
-    (json.dumps(ASKED | {"model": "x"}).encode(), 422, "invalid_request_error", "not_found_error"),
-    (json.dumps(ASKED | {"max_tokens": 600}).encode(), 422, "invalid_request_error", "invalid_request_error"),
+    (json.dumps(ASKED | {"temperature": -1}).encode(), 400, "invalid_request_error", "invalid_request_error"),
+    (json.dumps(ASKED | {"stop_token_ids": [999]}).encode(), 400, "invalid_request_error", "invalid_request_error"),
+    (json.dumps(ASKED | {"model": "x"}).encode(), 404, "invalid_request_error", "not_found_error"),
+    (json.dumps(ASKED | {"max_tokens": 600}).encode(), 400, "invalid_request_error", "invalid_request_error"),
     (b" " * 1000, 413, "invalid_request_error", "request_too_large"),
 ]
 
@@ -285,11 +285,11 @@ async def test_a_failed_stream_has_no_good_end(tokenizer: Tokenizer, path: str, 
 async def test_the_sdks_raise_what_was_refused(tokenizer: Tokenizer) -> None:
     async with serving(app_over(FakePool(), tokenizer)) as url:
         async with anthropic_sdk(url) as sdk:
-            with pytest.raises(anthropic.UnprocessableEntityError, match="`temperature`"):
+            with pytest.raises(anthropic.BadRequestError, match="`temperature`"):
                 await sdk.messages.create(**ASKED, extra_body={"temperature": -1})
             with pytest.raises(anthropic.BadRequestError, match="`messages`"):
                 await sdk.messages.create(**ASKED | {"messages": []})
         async with openai_sdk(url) as other:
-            with pytest.raises(openai.UnprocessableEntityError) as refused:
+            with pytest.raises(openai.BadRequestError) as refused:
                 await other.chat.completions.create(**ASKED, extra_body={"guided_regex": "("})
     assert refused.value.param == "guided_regex"

@@ -69,21 +69,21 @@ LOOKED = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"tools": {}}, 400, "tools"), ({"tools": function(parameters=[])}, 400, "tools[0].function.parameters"),
-    ({"tools": function(name="a b")}, 422, "tools[0].function.name"),
-    ({"tools": [*TOOLS, TOOLS[0]]}, 422, "tools"), ({"tools": [{"type": "custom"}]}, 422, "tools[0].type"),
-    ({"tools": function(parameters={"type": "array"})}, 422, "tools[0].function.parameters.type"),
-    ({"tools": TOOLS + function(parameters={"properties": {"a": {"type": "strin"}}})}, 422,
+    ({"tools": function(name="a b")}, 400, "tools[0].function.name"),
+    ({"tools": [*TOOLS, TOOLS[0]]}, 400, "tools"), ({"tools": [{"type": "custom"}]}, 400, "tools[0].type"),
+    ({"tools": function(parameters={"type": "array"})}, 400, "tools[0].function.parameters.type"),
+    ({"tools": TOOLS + function(parameters={"properties": {"a": {"type": "strin"}}})}, 400,
      "tools[2].function.parameters"),
-    ({"tools": function(parameters={"properties": {"a": {"not": {}}}}, strict=True)}, 422,
+    ({"tools": function(parameters={"properties": {"a": {"not": {}}}}, strict=True)}, 400,
      "tools[0].function.parameters"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, 422, "tool_choice"),
-    ({"tool_choice": "required"}, 422, "tool_choice"), ({"tools": TOOLS, "tool_choice": "any"}, 422, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, 400, "tool_choice"),
+    ({"tool_choice": "required"}, 400, "tool_choice"), ({"tools": TOOLS, "tool_choice": "any"}, 400, "tool_choice"),
     ({"tools": TOOLS, "parallel_tool_calls": 1}, 400, "parallel_tool_calls"),
-    ({"reasoning_effort": "much"}, 422, "reasoning_effort"),
-    ({"messages": [*ASKED["messages"], LOOKED]}, 422, "messages"),
-    ({"messages": [{"role": "tool", "tool_call_id": "1", "content": "x"}]}, 422, "messages"),
+    ({"reasoning_effort": "much"}, 400, "reasoning_effort"),
+    ({"messages": [*ASKED["messages"], LOOKED]}, 400, "messages"),
+    ({"messages": [{"role": "tool", "tool_call_id": "1", "content": "x"}]}, 400, "messages"),
     ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
-    ({"messages": [{**LOOKED, "role": "user", "content": "x"}]}, 422, "messages[0].tool_calls"),
+    ({"messages": [{**LOOKED, "role": "user", "content": "x"}]}, 400, "messages[0].tool_calls"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, 400, "messages[0].tool_calls[0].function"),
 ]  # fmt: skip
 
@@ -98,13 +98,13 @@ async def test_openai_tool_refusal_names_the_field(qwen: Model, more: dict[str, 
 
 CLAUDE_REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"tools": [{"name": "f"}]}, 400, "tools[0].input_schema"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 422, "tools[0].type"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "tools[0].type"),
     ({"tools": CLAUDES, "tool_choice": {"type": "tool"}}, 400, "tool_choice.name"),
-    ({"tools": CLAUDES, "tool_choice": {"type": "tool", "name": "no"}}, 422, "tool_choice"),
-    ({"thinking": {"type": "much"}}, 422, "thinking.type"),
-    ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": ""}]}]}, 422,
+    ({"tools": CLAUDES, "tool_choice": {"type": "tool", "name": "no"}}, 400, "tool_choice"),
+    ({"thinking": {"type": "much"}}, 400, "thinking.type"),
+    ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": ""}]}]}, 400,
      "messages[0].content[0].type"),
-    ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}]}, 422, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}]}, 400, "messages"),
 ]  # fmt: skip
 
 
@@ -123,7 +123,7 @@ async def test_model_without_reasoning_refuses_it(folder: Path) -> None:
 
         async def refused(path: str, **more: Any) -> str:
             answer = await http.post(path, json=ASKED | more)
-            assert answer.status_code == 422
+            assert answer.status_code == 400
             return str(answer.json()["error"]["message"])
 
         assert "does not think" in await refused("/v1/chat/completions", reasoning_effort="low")
@@ -139,7 +139,7 @@ async def test_tool_and_reasoning_format_flags_override_the_template(qwen: Model
         answer = await http.post("/v1/chat/completions", json=ASKED)
         assert answer.json()["choices"][0]["message"] == {"role": "assistant", "content": SAID, "refusal": None}
         refused = await http.post("/v1/chat/completions", json=ASKED | {"tools": TOOLS})
-    assert refused.status_code == 422 and "--tool-format" in refused.text
+    assert refused.status_code == 400 and "--tool-format" in refused.text
 
 
 async def test_token_count_includes_the_tools(qwen: Model) -> None:
