@@ -7,7 +7,7 @@ import ast
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import yaml  # type: ignore[import-untyped]
@@ -21,6 +21,7 @@ from frontend import errors
 from frontend.api.anthropic import messages
 from frontend.api.openai import completions
 from frontend.api.openapi import ERRORS, REQUESTS, document
+from frontend.api.request_model import RequestModel
 from frontend.api.request_schema import Schema, ignored_fields, refused_fields, request_schema
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.server import http_protocol
@@ -39,6 +40,7 @@ API_FORMATS = {
     "responses": "ResponseRequest",
     "messages": "MessageRequest",
 }
+T = TypeVar("T")
 STATUS = m.Status(0, 0, "", "", "", m.WorkerState.READY)
 
 
@@ -174,7 +176,8 @@ def early() -> list[http_protocol.EarlyRefusal]:
 def codes() -> str:
     """Lists every `code` that an error can have, by HTTP status."""
     found: dict[int, set[str]] = {}
-    for status, code in (*_written(), *((one.status, one.code) for one in early()), *_workers()):
+    tagged = ((errors.Unprocessable.status, one.UNKNOWN_TYPE) for one in _subclasses(RequestModel))
+    for status, code in (*_written(), *tagged, *((one.status, one.code) for one in early()), *_workers()):
         found.setdefault(status, set()).add(code)
     rows = [[str(status), ", ".join(f"`{code}`" for code in sorted(found[status]))] for status in sorted(found)]
     return table(["status", "`code`"], rows)
@@ -198,7 +201,7 @@ def _workers() -> Iterator[tuple[int, str]]:
         yield error.status, error.code or ""
 
 
-def _subclasses(kind: type[errors.SluiceError]) -> Iterator[type[errors.SluiceError]]:
+def _subclasses(kind: type[T]) -> Iterator[type[T]]:
     for one in kind.__subclasses__():
         yield one
         yield from _subclasses(one)

@@ -96,7 +96,7 @@ def check_model(name: str | None, context: ModelContext) -> None:
     """Raises Unprocessable for any name but the served one. None means the served one."""
     if name not in (None, context.model):
         raise Unprocessable(
-            f"the model `{name}` does not exist; this server serves `{context.model}`",
+            f"`model`: the model `{name}` does not exist; this server serves `{context.model}`",
             param="model",
             code="model_not_found",
         )

@@ -14,7 +14,7 @@ from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, check_prompts
 from frontend.api.pooling.vectors import collect
 from frontend.api.request_model import EXACT, FieldError
 from frontend.api.request_types import Positive, Text, doc
-from frontend.errors import BadRequest, Unprocessable
+from frontend.errors import BadRequest, Unprocessable, api_status
 from frontend.request import GenerationRequest
 from shared.messages import Pooling
 
@@ -58,6 +58,7 @@ class EmbeddingRequest(PoolingFields):
 
 
 REQUEST = EmbeddingRequest
+status = api_status
 error = completions.error
 
 

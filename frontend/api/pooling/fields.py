@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from frontend.api.common import ModelContext, check_ids, check_length
+from frontend.api.common import ModelContext, check_ids
+from frontend.api.context_length import check_length
 from frontend.api.request_model import MOST, RequestModel
 from frontend.api.request_types import Ignored, ModelName, Positive, Text, doc
 from frontend.errors import BadRequest

@@ -16,6 +16,7 @@ from frontend.api.pooling.fields import MAX_INPUTS
 from frontend.api.pooling.relevance import Pairs, RelevanceFields, relevance_request
 from frontend.api.request_model import RequestModel
 from frontend.api.request_types import Count, Refused, Text, doc
+from frontend.errors import api_status
 from frontend.request import GenerationRequest
 
 NAME, PREFIX, TASKS = "rerank", "rerank", relevance.TASKS
@@ -40,6 +41,7 @@ class RerankRequest(RelevanceFields):
 
 
 REQUEST = RerankRequest
+status = api_status
 error = completions.error
 
 

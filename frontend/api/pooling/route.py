@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from frontend.api.app_state import AppState
 from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext
-from frontend.api.decoding import decode
 from frontend.api.generate import check_task, while_connected
 from frontend.api.pooling import embeddings, rerank, score
 from frontend.api.request_model import RequestModel
@@ -35,6 +34,7 @@ class PoolingFormat(Protocol):
 
     async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest: ...
     async def complete(self, context: ResponseContext, arriving: AsyncDeltas) -> bytes: ...
+    def status(self, exc: SluiceError, /) -> int: ...
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
 
 
@@ -53,7 +53,7 @@ async def pool(app: AppState, request: Request) -> Response:
     record: RequestRecord = request.scope[RECORD]
     chosen = request.scope[API_FORMAT] = POOLING_FORMATS[request.scope["path"]]
     record.api_format = chosen.NAME
-    decoded = decode(body, chosen.REQUEST)
+    decoded = app.decode(request, body, chosen.REQUEST)
     await app.service.wait_for_handshake()
     context = app.context
     check_task(request.scope["path"], chosen.TASKS, context)

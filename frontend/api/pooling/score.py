@@ -11,7 +11,7 @@ from frontend.api.pooling import response_types as types
 from frontend.api.pooling.fields import MAX_INPUTS
 from frontend.api.pooling.relevance import Pairs, RelevanceFields, relevance_request
 from frontend.api.request_types import Text, doc
-from frontend.errors import BadRequest
+from frontend.errors import BadRequest, api_status
 from frontend.request import GenerationRequest
 
 NAME, PREFIX, TASKS = "score", "score", relevance.TASKS
@@ -25,6 +25,7 @@ class ScoreRequest(RelevanceFields):
 
 
 REQUEST = ScoreRequest
+status = api_status
 error = completions.error
 
 
