@@ -19,6 +19,7 @@ COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
 AVX512BF16 = (*AVX512, "-mavx512bf16")
+AVX512VNNI = (*AVX512BF16, "-mavx512vnni")  # every processor with the former has the latter
 AMX = (*AVX512BF16, "-mprfchw")
 UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cpu_features.c", ()),
@@ -34,7 +35,7 @@ UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("delta_net.c", AVX512BF16),
     ("gemm/gemm_simd.c", AVX2),
     ("gemm/gemm_simd.c", AVX512),
-    ("gemm/gemm_bf16.c", AVX512BF16),
+    ("gemm/gemm_bf16.c", AVX512VNNI),
     ("gemm/gemm_amx.c", AMX),
     ("attention/attention_simd.c", AVX2),
     ("attention/attention_simd.c", AVX512),

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.library import available, kernels, library, multiplies_bf16
+from worker.kernels.cpu.library import available, kernels, library, multiplies_bf16, tier
 from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight, stack
 
 LAYOUT = 4  # version of all that is packed: of csrc/gemm/weight.h and of the codes that quantization chooses
@@ -117,7 +117,7 @@ class CpuWeight:
 
 def layout(dtype: torch.dtype) -> str:
     """Names the order in which weights for inputs of `dtype` are packed on this processor."""
-    return ("fp32", "pairs", "integers")[_code_order(INT8, dtype)]
+    return "-".join(("fp32", "pairs", "integers")[_code_order(code_map, dtype)] for code_map in (INT8, E4M3))
 
 
 def pack_weight(
@@ -222,7 +222,9 @@ def _code_order(code_map: CodeMap, dtype: torch.dtype) -> int:
     """Returns the order in which the kernel for inputs of `dtype` reads codes."""
     if dtype != torch.bfloat16:
         return FOR_FP32
-    return FOR_BF16_PAIRS if multiplies_bf16() else FOR_INTEGERS if KINDS.get(code_map) in INTEGER_KINDS else FOR_FP32
+    if KINDS.get(code_map) in INTEGER_KINDS and tier() != "amx":
+        return FOR_INTEGERS
+    return FOR_BF16_PAIRS if multiplies_bf16() else FOR_FP32
 
 
 def _factor(weight: QuantizedWeight) -> float:

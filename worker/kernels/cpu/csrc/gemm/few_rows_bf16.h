@@ -57,15 +57,14 @@ typedef void FewRows(const Weight *w, long panel, const char *x, const float *in
     }
 #define FEW_ROWS_KERNELS(rows)            \
     FEW_ROWS_KERNEL(table4, TABLE4, rows) \
-    FEW_ROWS_KERNEL(int8, INT8, rows)     \
     FEW_ROWS_KERNEL(e4m3, E4M3, rows)
 FEW_ROWS_KERNELS(1)
 FEW_ROWS_KERNELS(2)
 FEW_ROWS_KERNELS(3)
 FEW_ROWS_KERNELS(4)
 
-/* By rows, then by kind of numbers; plain numbers are multiplied in strips. */
-#define FEW_ROWS_ENTRY(rows) {NULL, few_table4_##rows, few_table4_##rows, few_int8_##rows, few_e4m3_##rows}
+/* By rows, then by kind of numbers; plain numbers are multiplied in strips, and integers by integer_few_rows.h. */
+#define FEW_ROWS_ENTRY(rows) {NULL, NULL, few_table4_##rows, NULL, few_e4m3_##rows}
 static FewRows *const few_rows_kernels[FEW_ROWS][5] = {
     FEW_ROWS_ENTRY(1), FEW_ROWS_ENTRY(2), FEW_ROWS_ENTRY(3), FEW_ROWS_ENTRY(4),
 };

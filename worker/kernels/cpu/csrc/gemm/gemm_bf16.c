@@ -1,19 +1,18 @@
-/* bf16 matmul with vdpbf16ps, which adds the products of two neighbouring k to each fp32 element. Weight panels are the
- * same as for AMX, so a packed weight serves every processor: [N/32][K/32][2 halves][16 pairs][16 columns][2].
+/* bf16 matmul. Codes that stand for small integers are multiplied as integers (integer_strips.h), all other weights with
+ * vdpbf16ps, which adds the products of two neighbouring k to each fp32 element. Panels of plain weights are the same as
+ * for AMX, so a packed weight serves every processor: [N/32][K/32][2 halves][16 pairs][16 columns][2].
  *
  * Every element is one chain over the pairs of k in order. Accumulators for a strip of up to 12 rows x 32 columns stay
  * in registers; a single strip goes through all of K at once. With several strips, K is cut into chunks whose weights
  * fit in the L2 cache: all strips use one chunk before the next, and accumulators are stored in fp32 in between, which
  * changes no bit. */
-#include "gemm/buffers.h"
 #include "gemm/few_rows_bf16.h"
+#include "gemm/integer_strips.h"
 
-#define MAX_STRIP_ROWS 12      /* rows whose accumulators (two registers each) fit in the register file */
 #define MAX_CHUNK_STEPS 40     /* k-steps of a chunk; with fewer, accumulators are stored too often */
 #define CHUNK_BYTES (MAX_CHUNK_STEPS * K_STEP_BYTES)
 #define UNPACKED_STEPS 8       /* k-steps of a chunk that is unpacked for a single strip: it stays in the L1 cache */
 #define PREFETCH_DISTANCE 8192 /* bytes ahead of use at which a weight is prefetched when there is one strip */
-#define MAX_BLOCK_ROWS 512     /* the most rows of a block */
 #define BLOCK_BYTES (256L << 10) /* the most bytes of a block that has more than 64 rows */
 
 /* What to prefetch with every pair of k: two cache lines, `second` bytes apart. Then `next` advances by `advance`. */
@@ -28,27 +27,27 @@ typedef struct {
 typedef void StripKernel(const char *x, const char *weight, long pairs, float *acc, int first, const Prefetch *prefetch,
                          const GroupEnd *end, float *total);
 
-/* A block of rows, cut evenly into strips of at most MAX_STRIP_ROWS rows. Each is stored as [K/32][its rows][32]. */
+/* How a block of rows is kept: each strip as [K/32][its rows][32]. */
 typedef struct {
-    long count, steps, chunk; /* strips; k-steps; k-steps of a chunk */
-    struct {
-        StripKernel *kernel;
-        long row, rows;
-    } strip[MAX_BLOCK_ROWS / MAX_STRIP_ROWS + 1];
+    Strips strips;
+    long steps, chunk; /* k-steps; k-steps of a chunk */
 } Layout;
 
-static size_t copied_bytes(const Gemm *g, long rows) { return rows * ceil_div(g->k, 32) * 64; }
+static size_t copied_bytes(const Gemm *g, long rows) {
+    return multiplies_integers(g) ? integer_rows_bytes(g, rows) : rows * ceil_div(g->k, 32) * 64;
+}
 
 /* Blocks of rows leave space for the weights in the L2 cache. */
 static long block_rows(const Gemm *g) {
+    if (multiplies_integers(g)) return rows_of_block(g, copied_bytes(g, 1));
     long most = min_long(BLOCK_BYTES / copied_bytes(g, 1) / 32 * 32, MAX_BLOCK_ROWS);
     return even_blocks(g->t, max_long(most, 64), 32);
 }
 
 static void repack_rows(const Gemm *g, const char *x, const Layout *s, char *to) {
     long whole = g->k / 32, left = g->k % 32;
-    for (long i = 0; i < s->count; i++) {
-        long rows = s->strip[i].rows;
+    for (long i = 0; i < s->strips.count; i++) {
+        long rows = s->strips.strip[i].rows;
         for (long r = 0; r < rows; r++, x += row_bytes(g)) {
             char *at = to + r * 64;
             for (long j = 0; j < whole; j++, at += rows * 64) _mm512_store_si512(at, _mm512_loadu_si512(x + j * 64));
@@ -100,44 +99,23 @@ INLINE void multiply_strip(const char *x, const char *weight, long pairs, float 
                           const Prefetch *prefetch, const GroupEnd *end, float *total) {               \
         multiply_strip(x, w, pairs, acc, first, prefetch, end, total, n);                              \
     }
-STRIP_KERNEL(1)
-STRIP_KERNEL(2)
-STRIP_KERNEL(3)
-STRIP_KERNEL(4)
-STRIP_KERNEL(5)
-STRIP_KERNEL(6)
-STRIP_KERNEL(7)
-STRIP_KERNEL(8)
-STRIP_KERNEL(9)
-STRIP_KERNEL(10)
-STRIP_KERNEL(11)
-STRIP_KERNEL(12)
+FOR_STRIP_ROWS(STRIP_KERNEL)
 
-static void cut_strips(const Gemm *g, Layout *s, long rows) {
-    static StripKernel *const kernel[] = {strip_1, strip_2, strip_3, strip_4,  strip_5,  strip_6,
-                                          strip_7, strip_8, strip_9, strip_10, strip_11, strip_12};
-    s->count = ceil_div(rows, MAX_STRIP_ROWS), s->steps = ceil_div(g->k, 32);
-    s->chunk = s->count > 1 ? ceil_div(s->steps, ceil_div(s->steps, MAX_CHUNK_STEPS))
-               : g->weight->kind == PLAIN ? s->steps
-                                          : UNPACKED_STEPS;
-    for (long i = 0; i < s->count; i++) {
-        long row = i * rows / s->count, end = (i + 1) * rows / s->count;
-        s->strip[i].row = row, s->strip[i].rows = end - row, s->strip[i].kernel = kernel[end - row - 1];
-    }
-}
+#define STRIP_ENTRY(rows) strip_##rows,
+static StripKernel *const strip_kernels[] = {FOR_STRIP_ROWS(STRIP_ENTRY)};
 
 /* With several strips, all of them together prefetch the next chunk; a single strip prefetches its own next weights. */
 INLINE Prefetch plan_prefetch(const Layout *s, const char *weight) {
-    if (s->count == 1) return (Prefetch){weight + PREFETCH_DISTANCE, 128, 64};
-    return (Prefetch){weight + s->chunk * K_STEP_BYTES, ceil_div(128, s->count), 0};
+    if (s->strips.count == 1) return (Prefetch){weight + PREFETCH_DISTANCE, 128, 64};
+    return (Prefetch){weight + s->chunk * K_STEP_BYTES, ceil_div(128, s->strips.count), 0};
 }
 
 /* Multiplies all strips by k-steps [step, step + steps) of a panel. */
 static void multiply_plain(const Layout *s, const ThreadBuffers *buffers, long step, long steps, const char *weight) {
     Prefetch prefetch = plan_prefetch(s, weight);
-    for (long i = 0; i < s->count; i++, prefetch.next += steps * 16 * prefetch.advance) {
-        long first = s->strip[i].row, rows = s->strip[i].rows;
-        s->strip[i].kernel(buffers->rows + (first * s->steps + step * rows) * 64, weight, steps * 16,
+    for (long i = 0; i < s->strips.count; i++, prefetch.next += steps * 16 * prefetch.advance) {
+        long first = s->strips.strip[i].row, rows = s->strips.strip[i].rows;
+        strip_kernels[rows - 1](buffers->rows + (first * s->steps + step * rows) * 64, weight, steps * 16,
                            buffers->acc + first * PANEL, step == 0, &prefetch, NULL, NULL);
     }
 }
@@ -148,14 +126,14 @@ static void multiply_groups(const Gemm *g, const Layout *s, const ThreadBuffers 
     const Weight *w = g->weight;
     long end_k = min_long((step + steps) * 32, s->steps * 32);
     Prefetch none = {weight, 0, 0};
-    for (long i = 0; i < s->count; i++)
+    for (long i = 0; i < s->strips.count; i++)
         for (long k = step * 32, next; k < end_k; k = next) {
-            long group = k / w->group, first = s->strip[i].row, rows = s->strip[i].rows;
+            long group = k / w->group, first = s->strips.strip[i].row, rows = s->strips.strip[i].rows;
             int last = group + 1 == group_count(w); /* the last group may be shorter; it ends with the padded inputs */
             long group_end = last ? s->steps * 32 : (group + 1) * w->group;
             next = min_long(group_end, end_k);
             GroupEnd end = {w, group_at(w, panel, group), buffers->input_sums + group * block_rows + first};
-            s->strip[i].kernel(buffers->rows + (first * s->steps + k / 32 * rows) * 64 + k % 32 * 2,
+            strip_kernels[rows - 1](buffers->rows + (first * s->steps + k / 32 * rows) * 64 + k % 32 * 2,
                                weight + (k / 32 - step) * K_STEP_BYTES + k % 32 * 32, (next - k) / 2,
                                buffers->acc + first * PANEL, k == group * w->group, &none,
                                next == group_end ? &end : NULL, buffers->total + first * PANEL);
@@ -166,6 +144,11 @@ static void multiply_groups(const Gemm *g, const Layout *s, const ThreadBuffers 
 static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long row, long rows,
                            long panel) {
     int plain = g->weight->kind == PLAIN;
+    if (multiplies_integers(g)) {
+        multiply_integer_panel(g, &s->strips, buffers, rows, panel);
+        store_block(g, buffers->total, row, rows, panel);
+        return;
+    }
     if (!plain && g->t <= FEW_ROWS) {
         few_rows_kernels[g->t - 1][g->weight->kind](g->weight, panel, buffers->rows, buffers->input_sums, buffers->acc);
         store_block(g, buffers->acc, row, rows, panel);
@@ -184,7 +167,16 @@ static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *
 }
 
 static void load_rows(const Gemm *g, const char *x, long rows, const ThreadBuffers *buffers, Layout *s) {
-    cut_strips(g, s, rows);
+    cut_strips(&s->strips, rows);
+    if (multiplies_integers(g)) {
+        convert_rows(g, (const bf16 *)x, &s->strips, rows, integer_rows(g, buffers->rows, rows));
+        return;
+    }
+    s->steps = ceil_div(g->k, 32), s->chunk = UNPACKED_STEPS;
+    if (s->strips.count > 1)
+        s->chunk = ceil_div(s->steps, ceil_div(s->steps, MAX_CHUNK_STEPS));
+    else if (g->weight->kind == PLAIN)
+        s->chunk = s->steps;
     repack_rows(g, x, s, buffers->rows);
 }
 

@@ -7,6 +7,9 @@
 #include "gemm/few_rows_f32.h"
 #include "gemm/integer_strips.h"
 
+#define CHUNK 128 /* inputs of a panel that are unpacked at once: their fp32 numbers (16 KB) stay in the L1 cache */
+#define CHUNK_BYTES (CHUNK * PANEL * sizeof(float))
+
 /* Multiplies a strip of rows by some inputs of a panel. x: [k / SIMD_WIDTH][rows][SIMD_WIDTH]; numbers: [k][32]. The
  * sums are stored in acc [rows][32], or, if `end` is given, added to `total` [rows][32] as those of a whole group.
  * `first`: whether to start from zero. */

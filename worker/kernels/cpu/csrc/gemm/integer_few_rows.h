@@ -1,8 +1,12 @@
-/* Multiplies one or two rows of integers by a panel of codes, which go from memory to registers. */
+/* Multiplies a few rows of integers by a panel of codes, which go from memory to registers. */
 #pragma once
 #include "gemm/integer_codes.h"
 
+#if SIMD_WIDTH == 16
+#define FEW_INTEGER_ROWS 4 /* more rows are faster with unpacked codes, which are loaded once for all of them */
+#else
 #define FEW_INTEGER_ROWS 2
+#endif
 
 typedef struct {
     vi of[FEW_INTEGER_ROWS][PANEL_REGISTERS];
@@ -63,13 +67,22 @@ typedef void FewIntegerRows(const Weight *w, long panel, IntegerRows x, const fl
     static void name##_##rows(const Weight *w, long panel, IntegerRows x, const float *sums, float *out) {    \
         few_integer_rows(w, panel, x, sums, out, kind, rows);                                                 \
     }
-FEW_INTEGER_ROWS_KERNEL(few_integer4, INTEGER4, 1)
-FEW_INTEGER_ROWS_KERNEL(few_integer4, INTEGER4, 2)
-FEW_INTEGER_ROWS_KERNEL(few_integer8, INT8, 1)
-FEW_INTEGER_ROWS_KERNEL(few_integer8, INT8, 2)
+#define FEW_INTEGER_ROWS_KERNELS(rows)                       \
+    FEW_INTEGER_ROWS_KERNEL(few_integer4, INTEGER4, rows)    \
+    FEW_INTEGER_ROWS_KERNEL(few_integer8, INT8, rows)
+FEW_INTEGER_ROWS_KERNELS(1)
+FEW_INTEGER_ROWS_KERNELS(2)
+#if SIMD_WIDTH == 16
+FEW_INTEGER_ROWS_KERNELS(3)
+FEW_INTEGER_ROWS_KERNELS(4)
+#endif
 
 /* By rows, then by whether codes have eight bits. */
 static FewIntegerRows *const few_integer_rows_kernels[FEW_INTEGER_ROWS][2] = {
     {few_integer4_1, few_integer8_1},
     {few_integer4_2, few_integer8_2},
+#if SIMD_WIDTH == 16
+    {few_integer4_3, few_integer8_3},
+    {few_integer4_4, few_integer8_4},
+#endif
 };

@@ -2,10 +2,7 @@
 #pragma once
 #include "gemm/buffers.h"
 
-#define CHUNK 128 /* inputs of a panel that are unpacked at once: their fp32 numbers (16 KB) stay in the L1 cache */
-#define CHUNK_BYTES (CHUNK * PANEL * sizeof(float))
-#define MAX_BLOCK_ROWS 192       /* the most rows of a block */
-#define BLOCK_BYTES (768L << 10) /* the most bytes of a block that has more than 48 rows */
+#define MAX_BLOCK_ROWS 512 /* the most rows of a block */
 
 /* Rows whose sums (two registers each) fit in the register file. FOR_STRIP_ROWS(X) is X(1) ... X(MAX_STRIP_ROWS). */
 #if SIMD_WIDTH == 16
@@ -36,8 +33,8 @@ static void cut_strips(Strips *s, long rows) {
  * there must be enough independent sums to hide latencies. */
 #define registers_at_once(rows) ((rows) * PANEL_REGISTERS <= 12 ? PANEL_REGISTERS : 2)
 
-/* Returns the rows of a block of which each takes `row_bytes`. */
+/* Returns the rows of a block: at most 192, and not more than fit in 768 KB if these are at least 48. */
 INLINE long rows_of_block(const Gemm *g, size_t row_bytes) {
-    long most = min_long(BLOCK_BYTES / row_bytes / MAX_STRIP_ROWS * MAX_STRIP_ROWS, MAX_BLOCK_ROWS);
+    long most = min_long((768L << 10) / row_bytes / MAX_STRIP_ROWS * MAX_STRIP_ROWS, 192);
     return even_blocks(g->t, max_long(most, 48), MAX_STRIP_ROWS);
 }
