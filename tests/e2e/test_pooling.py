@@ -1,12 +1,15 @@
 """Vectors and scores over HTTP equal those of transformers, pooled as sentence-transformers' modules say."""
 
 import math
+import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import torch
@@ -45,7 +48,7 @@ class Served:
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     name, root = request.param, tmp_path_factory.mktemp("pooling")
     folder = WRITERS[name](root / "model")
-    with serving(folder, root / "log", *FLAGS, *TASK.get(name, ())) as server:
+    with serving(folder, root / "log", *FLAGS, *TASK.get(name, ()), held=True) as server:
         yield Served(name, folder, server)
 
 
@@ -204,3 +207,27 @@ def test_classification_head_gives_the_sigmoid_of_its_logit_for_the_pair(served:
     wanted = [class_logits(served.folder, ids).double().sigmoid().item() for ids in pairs]
     assert [entry["score"] for entry in answer["data"]] == pytest.approx(wanted, abs=2e-6)
     assert answer["usage"]["prompt_tokens"] == sum(map(len, pairs))
+
+
+@among("mean")
+def test_vector_survives_a_killed_worker_and_a_client_that_leaves_ends_its_request(served: Served) -> None:
+    server, body = served.server, {"input": TEXTS, "encoding_format": "base64"}
+    undisturbed = server.client.post("/v1/embeddings", json=body).json()["data"]
+    with ThreadPoolExecutor(1) as thread, server.hold.at(0):
+        answer = thread.submit(server.client.post, "/v1/embeddings", json=body)
+        server.hold.wait()
+        os.kill(server.stats()["workers"][0]["pid"], signal.SIGKILL)
+        server.hold.release()
+        assert answer.result().json()["data"] == undisturbed
+    with server.hold.at(0):
+        with pytest.raises(httpx.ReadTimeout):
+            server.client.post("/v1/embeddings", json=body, timeout=0.5)
+        server.until_idle()
+        late = server.client.post("/v1/embeddings", json={**body, "deadline_ms": 200})
+        assert late.status_code == 504 and late.json()["error"]["code"] == "deadline_exceeded"
+        server.until_idle()
+    assert server.client.post("/v1/embeddings", json=body).json()["data"] == undisturbed
+    metrics = server.client.get("/metrics").text
+    assert (
+        'finished_reason="pooled"' in metrics and 'sluice_request_success_total{finished_reason="length"} 0' in metrics
+    )
