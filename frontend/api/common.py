@@ -5,7 +5,7 @@ Knows JSON and tokens; knows no format's envelope and no HTTP.
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -18,7 +18,7 @@ from frontend.api import response_types
 from frontend.api.decoding import reader, refuse_unknown
 from frontend.api.request_model import SMALLEST, fields_of
 from frontend.api.request_types import GenerationFields, OpenAIFields
-from frontend.errors import SluiceError, Unprocessable
+from frontend.errors import BadRequest, SluiceError, Unprocessable
 from frontend.output_parser.formats import ModelFormat
 from frontend.request import Delta, GenerationRequest, Usage
 from frontend.text.chat_template import ChatTemplate
@@ -99,6 +99,15 @@ def check_model(name: str | None, context: ModelContext) -> None:
             f"`model`: the model `{name}` does not exist; this server serves `{context.model}`",
             param="model",
             code="model_not_found",
+        )
+
+
+def check_task(what: str, tasks: Sequence[str], context: ModelContext) -> None:
+    """Raises BadRequest if the server's task is none of those that `what`, a route or a method, needs."""
+    if context.task.name not in tasks:
+        raise BadRequest(
+            f"{what} needs a server with --task {' or '.join(tasks)}; this one serves --task {context.task.name}",
+            code="task_not_served",
         )
 
 

@@ -5,7 +5,7 @@ Knows HTTP; the API format of the route knows what the request and the response 
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,8 +14,7 @@ from starlette.responses import Response
 
 from frontend.api.api_formats import ApiFormat, api_format
 from frontend.api.app_state import AppState
-from frontend.api.common import ModelContext, ResponseContext
-from frontend.errors import BadRequest
+from frontend.api.common import ResponseContext, check_task
 from frontend.generation.generation import Generation
 from frontend.observability.access_log import RequestRecord
 from frontend.server.middleware import API_FORMAT, CLOSED, DIRECT, RECORD, REQUEST_ID, SEND, client_error
@@ -48,15 +47,6 @@ async def generate(app: AppState, request: Request) -> Response:
     finally:
         generation.close()
     return Response(answer, media_type="application/json")
-
-
-def check_task(path: str, tasks: Sequence[str], context: ModelContext) -> None:
-    """Raises BadRequest if the server has a task with which it cannot answer on this route."""
-    if context.task.name not in tasks:
-        raise BadRequest(
-            f"{path} needs a server with --task {' or '.join(tasks)}; this one serves --task {context.task.name}",
-            code="task_not_served",
-        )
 
 
 def _stream(

@@ -3,6 +3,7 @@
 llm                 `LLM`: starts a worker and generates
 inputs              prompts and options as requests
 batch               runs many requests with bounded concurrency
+pooled              vectors and scores
 loop_thread         an event loop in a thread, for synchronous callers
 text_stream         the text of an output as an iterator
 """

@@ -14,6 +14,7 @@ from frontend.generation.generation import Generation
 from frontend.generation.service import Service
 from frontend.offline.inputs import ReadRequests
 from frontend.offline.loop_thread import Emit, Job
+from frontend.offline.pooled import ReadRequest, one_by_one
 from frontend.offline.text_stream import TextPiece
 from frontend.output_parser.marks import spelled
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
@@ -163,8 +164,25 @@ class BatchRunner:
 
         return job
 
+    def vectors(self, read: ReadRequest) -> Job[tuple[GenerationRequest, list[bytes]]]:
+        """Returns a job that emits a request for vectors, and those of its prompts, as packed float32."""
+
+        async def job(emit: Emit[tuple[GenerationRequest, list[bytes]]]) -> None:
+            request = await read(self.context)
+            packed = [b""] * len(request.prompts)
+
+            def on_delta(index: int, delta: Delta) -> None:
+                packed[index] = delta.vector
+
+            await self._run_all(one_by_one(request), on_delta)
+            emit((request, packed))
+
+        return job
+
     async def _run(self, read: ReadRequests, on_delta: OnDelta) -> None:
-        requests = await read(self.context)
+        await self._run_all(await read(self.context), on_delta)
+
+    async def _run_all(self, requests: Sequence[GenerationRequest], on_delta: OnDelta) -> None:
         await run_all(
             self.service, requests, on_delta, concurrency=self.concurrency, recovery_timeout=self.recovery_timeout
         )

@@ -9,6 +9,9 @@
         llm.chat([{"role": "user", "content": "Hi"}])                           # in the same forms
         llm.generate_with_request({"messages": [...], "temperature": 0})        # the same as `chat`
         llm.complete(["A", "B"])                                                # list[Answer]: ids, finish, usage, seed
+    with LLM("Qwen/Qwen3-Embedding-0.6B") as llm:
+        llm.embed(["A", "B"])                                                   # list[list[float]]
+        llm.score("A", ["B", "C"])                                              # list[float]
 
 The server's own code parses, validates and runs the requests, so that equal requests get equal outputs. The worker is
 another process (deploy/supervisor/embedded_worker.py); this one does not load torch. Any thread may call any method.
@@ -44,10 +47,12 @@ from frontend.offline.inputs import (
     prompt_requests,
 )
 from frontend.offline.loop_thread import Closed, LoopThread
+from frontend.offline.pooled import ReadRequest, embedding_reader, score_reader, scores
 from frontend.offline.text_stream import TextPiece, TextStream, only_text, progress_bar
-from frontend.request import Finish, Usage
+from frontend.request import Finish, GenerationRequest, Usage
 from frontend.text.tokenizer import Tokenizer, TokenizerError
 from frontend.workers.pool import WorkerPool
+from shared.codec import unpack_f32
 from shared.config import ConfigError, Settings, with_values
 from shared.default_sizes import with_default_sizes
 from shared.flags import Flag, select
@@ -209,6 +214,36 @@ class LLM:
     def chat_async(self, messages: Messages, **options: Unpack[ChatOptions]) -> "TextStream":
         """Like `chat` with `stream`, for a caller in an event loop."""
         return TextStream(self._loop_thread.iterate_async(self._runner.texts(chat_requests([messages], options))))
+
+    # vectors and scores
+
+    # fmt: off
+    @overload
+    def embed(
+        self, prompt: Prompt, *, dimensions: int | None = ..., prompt_name: str | None = ...
+    ) -> list[float]: ...
+    @overload
+    def embed(
+        self, prompt: Prompts, *, dimensions: int | None = ..., prompt_name: str | None = ...
+    ) -> list[list[float]]: ...
+    # fmt: on
+    def embed(self, prompt: Any, *, dimensions: int | None = None, prompt_name: str | None = None) -> Any:
+        """Returns the vector of a prompt (a text, or token ids), or of each prompt of a list, as `/v1/embeddings` does.
+
+        The model must be one that embeds, or be opened with `task="embed"`. Raises SluiceError.
+        """
+        prompts, single = as_prompts(prompt)
+        _, packed = self._pooled(embedding_reader(prompts, dimensions, prompt_name))
+        vectors = [unpack_f32(vector).tolist() for vector in packed]
+        return vectors[0] if single else vectors
+
+    def score(self, text_1: str | list[str], text_2: str | list[str], *, instruction: str | None = None) -> list[float]:
+        """Returns a score for each pair of texts, as `/v1/score` does. Raises SluiceError."""
+        return scores(*self._pooled(score_reader(text_1, text_2, instruction)))
+
+    def _pooled(self, read: ReadRequest) -> tuple[GenerationRequest, list[bytes]]:
+        (pooled,) = self._loop_thread.iterate(self._runner.vectors(read))
+        return pooled
 
     # running the requests
 

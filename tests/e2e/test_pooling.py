@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from frontend.api.pooling.relevance import AFTER, BEFORE, INSTRUCTION
+from frontend.errors import SluiceError
+from frontend.llm import LLM
 from tests import embedders
 from tests.checkpoints import TEXT
 from tests.e2e.server import Server, serving
@@ -231,3 +233,17 @@ def test_vector_survives_a_killed_worker_and_a_client_that_leaves_ends_its_reque
     assert (
         'finished_reason="pooled"' in metrics and 'sluice_request_success_total{finished_reason="length"} 0' in metrics
     )
+
+
+@among("lasttoken")
+def test_python_gets_the_same_vectors_and_scores_as_http(served: Served) -> None:
+    answer = served.server.client.post("/v1/embeddings", json={"input": TEXTS, "dimensions": 40}).json()["data"]
+    scored = served.server.client.post("/score", json={"text_1": TEXTS[0], "text_2": TEXTS[1:3]}).json()["data"]
+    with LLM(served.folder, dtype="float32", threads=1) as llm:
+        assert llm.embed(TEXTS, dimensions=40) == [entry["embedding"] for entry in answer]
+        assert llm.embed(tokens(served.folder, TEXTS[0]), dimensions=40) == answer[0]["embedding"]
+        assert llm.score(TEXTS[0], TEXTS[1:3]) == [entry["score"] for entry in scored]
+        with pytest.raises(SluiceError, match="`dimensions` is 65"):
+            llm.embed("a", dimensions=65)
+        with pytest.raises(SluiceError, match="--task embed, which generates no text"):
+            llm.generate("a")

@@ -78,18 +78,20 @@ async def _questions(pairs: Pairs, instruction: str, context: ModelContext) -> l
 
 async def scores(context: ResponseContext, arriving: AsyncDeltas) -> tuple[list[float], Usage]:
     """Waits for the vectors of a request, and returns a score for each pair."""
-    vectors, pairs = await collect(context, arriving), context.request.format_data["pairs"]
-    pooling = context.request.pooling
-    if pooling is not None and pooling.kind is PoolingKind.LOGITS:
-        return [_probability(vectors.floats(index)) for index in range(len(vectors.packed))], vectors.usage
-    return list(_cosines(vectors, len(pairs.first), len(pairs.second))), vectors.usage
+    vectors = await collect(context, arriving)
+    return scores_of(context.request, vectors), vectors.usage
+
+
+def scores_of(request: GenerationRequest, vectors: Vectors) -> list[float]:
+    """Returns a score for each pair of a request."""
+    if request.pooling is not None and request.pooling.kind is PoolingKind.LOGITS:
+        return [_probability(vectors.floats(index)) for index in range(len(vectors.packed))]
+    pairs = request.format_data["pairs"]
+    first = len(pairs.first)
+    return [vectors.cosine(0 if first == 1 else index, first + index) for index in range(len(pairs.second))]
 
 
 def _probability(logits: Sequence[float]) -> float:
     """Returns the softmax's share of the first of two logits, or the sigmoid of a single one."""
     yes, no = (*logits, 0.0)[:2]
     return 1 / (1 + math.exp(no - yes)) if no - yes < 700 else 0.0
-
-
-def _cosines(vectors: Vectors, first: int, second: int) -> Sequence[float]:
-    return [vectors.cosine(0 if first == 1 else index, first + index) for index in range(second)]

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.api.app_state import AppState
-from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext
-from frontend.api.generate import check_task, while_connected
+from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, check_task
+from frontend.api.generate import while_connected
 from frontend.api.pooling import embeddings, rerank, score
 from frontend.api.request_model import RequestModel
 from frontend.errors import SluiceError
