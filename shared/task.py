@@ -8,11 +8,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from shared.messages import PoolingKind
 
-TASKS = ("generate", "embed", "score")
+TaskName = Literal["generate", "embed", "score"]
 CLASSIFIER, HEADLESS = "ForSequenceClassification", "Model"  # what names of such classes end with
 POOLING_MODES = {"lasttoken": PoolingKind.LAST, "mean": PoolingKind.MEAN, "cls": PoolingKind.FIRST}
 MODULES = ("Transformer", "Pooling", "Normalize")
@@ -26,13 +26,12 @@ class TaskError(ValueError):
 class Task:
     """What a server does with its model.
 
-    name: one of TASKS
     pooling, normalized: how a prompt becomes an embedding
     labels: rows of the classification head that scores; 0: scores are made of the logits of "yes" and "no"
     prompts: texts to put before an input, by name; default_prompt: the name of the one that is put there unasked
     """
 
-    name: str = "generate"
+    name: TaskName = "generate"
     pooling: PoolingKind = PoolingKind.LAST
     normalized: bool = True
     labels: int = 0
@@ -53,7 +52,7 @@ def read_task(folder: Path, wanted: str = "auto") -> Task:
     settings = _json(folder / "config_sentence_transformers.json", dict) or {}
     modules = _json(folder / "modules.json", list)
     says = _said(config, settings, modules)
-    name = says if wanted == "auto" and says else "generate" if wanted == "auto" else wanted
+    name = (says or "generate") if wanted == "auto" else wanted
     classes = ", ".join(config.get("architectures") or ())
     if says == "score" and name != "score" and classes.endswith(CLASSIFIER):
         raise TaskError(f"--task {name}: {folder} is a classifier ({classes}), which serves --task score")

@@ -5,16 +5,31 @@ import contextlib
 import json
 import shlex
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+TEXT = {"prompt": "Once upon a time", "max_tokens": 48}
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """The answer of /ready; `progress` of loading is from 0 to 1."""
+    """The answer of /ready; `progress` of loading is from 0 to 1, `task` what a server that is ready does."""
 
     ready: bool = False
     reason: str = "starting"
     progress: float = 0.0
+    task: str = "generate"
+
+
+EXAMPLES: Mapping[str, tuple[tuple[str, str, Mapping[str, Any]], ...]] = {  # by task: words, path, body without model
+    "generate": (
+        ("stream in OpenAI's format", "/v1/completions", {**TEXT, "stream": True}),
+        ("stream of typed events, one per token", "/v1/completions", {**TEXT, "stream_format": "events"}),
+    ),
+    "embed": (("vectors", "/v1/embeddings", {"input": ["A first text", "a second one"]}),),
+    "score": (("documents by relevance", "/v1/rerank", {"query": "A text", "documents": ["one", "another"]}),),
+}
 
 
 async def poll_ready(host: str, port: int, timeout: float = 2.0, *, secure: bool = False) -> Readiness | None:
@@ -47,21 +62,20 @@ def _parse(response: bytes) -> Readiness:
     fields = json.loads(body)
     if not isinstance(fields, dict) or status not in (200, 503):
         raise ValueError("not an answer of /ready")
-    return Readiness(status == 200, str(fields.get("reason", "")), float(fields.get("progress") or 0.0))
+    return Readiness(
+        status == 200,
+        str(fields.get("reason", "")),
+        float(fields.get("progress") or 0.0),
+        str(fields.get("task", "generate")),
+    )
 
 
-def ready_message(url: str, model: str, *, keys: bool) -> str:
+def ready_message(url: str, model: str, task: str, *, keys: bool) -> str:
     """Returns the message for a server that is ready: how to use it, as commands to paste."""
-    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 48}
     auth = ' -H "Authorization: Bearer $API_KEY"' if keys else ""
     insecure = " -k" if url.startswith("https:") else ""  # not needed where the certificate is trusted
-    curl = f"  curl -N{insecure} {url}/v1/completions -H 'Content-Type: application/json'{auth} -d "
-    return "\n".join(
-        [
-            f"\n{model} is ready at {url} (open it in a browser for a playground)\n",
-            "stream in OpenAI's format:",
-            curl + shlex.quote(json.dumps(body | {"stream": True})),
-            "stream of typed events, one per token:",
-            curl + shlex.quote(json.dumps(body | {"stream_format": "events"})) + "\n",
-        ]
-    )
+    lines = [f"\n{model} is ready at {url} (open it in a browser for a playground)\n"]
+    for words, path, body in EXAMPLES.get(task, ()):
+        data = shlex.quote(json.dumps({"model": model, **body}))
+        lines += [f"{words}:", f"  curl -N{insecure} {url}{path} -H 'Content-Type: application/json'{auth} -d {data}"]
+    return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from deploy.supervisor import child_command
@@ -33,12 +33,12 @@ async def report_readiness(
     supervisor: Supervisor,
     console: Console,
     address: tuple[str, int],
-    ready_text: str,
+    ready_text: Callable[[str], str],
     *,
     interval: float = 2.0,
     secure: bool = False,
 ) -> None:
-    """Shows the loading progress, prints `ready_text` when the server is ready, and then every change of readiness.
+    """Shows the loading progress, prints `ready_text(task)` when the server is ready, then every change of readiness.
 
     interval: seconds between polls of a server that is ready; until then, there are five polls a second.
     """
@@ -47,7 +47,7 @@ async def report_readiness(
         now = await poll_ready(*address, secure=secure) or Readiness()
         if now.ready and not last.ready:
             console.clear_progress()
-            console.print("ready again" if supervisor.ready_once else ready_text)
+            console.print("ready again" if supervisor.ready_once else ready_text(now.task))
         elif last.ready and not now.ready:
             console.print(f"not ready: {now.reason}")
         elif not now.ready and not supervisor.ready_once:
@@ -103,7 +103,11 @@ async def _run_supervisor(
         start_timeout=settings.launch.load_timeout,
     )
     secure = bool(settings.frontend.ssl_certfile)
-    text = ready_message(url(listeners[0], secure=secure), settings.model.name, keys=settings.frontend.keyed)
+    here, keyed = url(listeners[0], secure=secure), settings.frontend.keyed
+
+    def text(task: str) -> str:
+        return ready_message(here, settings.model.name, task, keys=keyed)
+
     report = report_readiness(supervisor, console, reachable(listeners[0]), text, secure=secure)
     reporting.append(asyncio.create_task(report))
     return await supervisor.run()

@@ -20,7 +20,7 @@ async def health(app: AppState, request: Request) -> Response:
 async def ready(app: AppState, request: Request) -> Response:
     readiness = app.service.readiness
     if readiness.ready:
-        return json_response(Ready())
+        return json_response(Ready(task=app.context.task.name))
     workers = app.pool.membership.statuses()
     progress = max((worker.status.progress for worker in workers if worker.status), default=0.0)
     return json_response(NotReady(reason=readiness.text, progress=progress), 503, {"Retry-After": "1"})

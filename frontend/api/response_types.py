@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta
 from msgspec import inspect as nodes
 
 from frontend.api.keyword_struct import KeywordStructMeta
+from shared.task import TaskName
 
 Count = Annotated[int, Meta(ge=0)]
 
@@ -88,6 +89,7 @@ class PrefixCacheReset(ResponseModel):
 
 class Ready(ResponseModel):
     status: Literal["ready"] = "ready"
+    task: TaskName
 
 
 class NotReady(ResponseModel):

@@ -281,7 +281,7 @@ async def test_ready_reports_progress(tokenizer: Tokenizer) -> None:
         assert answer.json() == {"status": "not_ready", "reason": "loading 42%", "progress": 0.42}
         assert health.json() == {"status": "ok", "model_loaded": False}
         pool.readiness = READY
-        assert (await http.get("/ready")).json() == {"status": "ready"}
+        assert (await http.get("/ready")).json() == {"status": "ready", "task": "generate"}
         assert (await http.get("/health")).json() == {"status": "ok", "model_loaded": True}
         pool.readiness = DRAINING
         assert (await http.get("/health")).json() == {"status": "ok", "model_loaded": True}
