@@ -1,14 +1,14 @@
 """The fields that requests for vectors and scores share, and how their inputs become prompts."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
 from frontend.api.common import ModelContext, check_ids
 from frontend.api.context_length import check_length
 from frontend.api.request_model import MOST, RequestModel
-from frontend.api.request_types import Ignored, ModelName, Positive, Text, doc
+from frontend.api.request_types import Ignored, ModelName, Positive, Refused, Text, doc
 from frontend.errors import BadRequest
 from frontend.request import GenerationRequest
 from shared.messages import Pooling, Sampling
@@ -19,6 +19,12 @@ Prompt = list[int]
 
 
 class PoolingFields(RequestModel):
+    # Features of other servers that are not supported, with the values that leave them off.
+    ONLY: ClassVar = {
+        **dict.fromkeys(("use_activation", "activation", "softmax"), (True,)),
+        "embed_dtype": ("float32",), "endianness": ("native", "little"),
+    }  # fmt: skip
+
     model: ModelName = None
     cache_salt: Annotated[Text | None, doc("The prefix cache is shared only with requests of the same salt")] = None
     priority: Annotated[
@@ -26,6 +32,8 @@ class PoolingFields(RequestModel):
     ] = 0
     deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
     user: Ignored = None
+    truncate_prompt_tokens: Refused = None
+    normalize: Refused = None
 
 
 def pooling_request(
