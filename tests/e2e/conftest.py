@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import anthropic
+import openai
 import pytest
 
 from tests.checkpoints import Checkpoints
@@ -26,3 +28,20 @@ def served(
     model = make(folder / "model") if make else checkpoints(request.param)
     with serving(model, folder / "log", "--dtype", "float32", "--prefill-chunk-size", "48") as server:
         yield Served(model, server)
+
+
+@pytest.fixture
+def server(served: Served) -> Server:
+    return served.server
+
+
+@pytest.fixture
+def chat(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
+        yield sdk
+
+
+@pytest.fixture
+def claude(server: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as sdk:
+        yield sdk

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
 from tests.checkpoints import VOCAB, byte_level_tokenizer, save
-from tests.templates import HARMONY, LLAMA3, MISTRAL, QWEN3
+from tests.templates import GLM, HARMONY, LLAMA3, MISTRAL, PLAIN, QWEN3, QWEN35
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 MARKS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
@@ -17,6 +17,22 @@ MOST = 4096  # tokens of a conversation with tools, byte by byte
 def qwen3(folder: Path) -> Path:
     """Its tags are tokens of their own and no special ones: an answer shows them."""
     return _speaking("qwen3", folder, QWEN3, [AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+
+
+def qwen35(folder: Path) -> Path:
+    """Qwen3 with the template of Qwen3.5, whose calls have parameters between tags."""
+    return _speaking("qwen3", folder, QWEN35, [AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+
+
+def glm(folder: Path) -> Path:
+    """Its tags are special tokens, so that no answer shows them by itself."""
+    tags = (*TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    return _speaking("glm4", folder, GLM, [AddedToken(tag, normalized=False, special=True) for tag in tags])
+
+
+def plain(folder: Path) -> Path:
+    """Its template knows no tools."""
+    return _speaking("qwen3", folder, PLAIN, [AddedToken(tag, normalized=False, special=False) for tag in TAGS])
 
 
 def llama3(folder: Path) -> Path:

@@ -4,7 +4,6 @@ The grammar alone makes its messages well-formed, as in test_tools.py.
 """
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -12,7 +11,6 @@ import openai
 import pytest
 from jsonschema_rs import Draft202012Validator
 
-from tests.e2e.conftest import Served
 from tests.e2e.server import Server
 from tests.e2e.test_tools import streamed, whole
 
@@ -26,23 +24,6 @@ TOOLS: list[Any] = [{"type": "function", "function": {"name": "get_weather", "pa
 QUESTION: list[Any] = [{"role": "user", "content": "Weather?"}]
 ASKED: dict[str, Any] = {"model": "m", "messages": QUESTION, "max_tokens": 800}
 SEED = {"seed": 3}
-
-
-@pytest.fixture
-def server(served: Served) -> Server:
-    return served.server
-
-
-@pytest.fixture
-def chat(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
-        yield sdk
-
-
-@pytest.fixture
-def claude(server: Server) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as sdk:
-        yield sdk
 
 
 def fits(arguments: Any) -> bool:

@@ -4,7 +4,6 @@ Sampling is at temperature 1, so that only the grammar can make an answer correc
 """
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import anthropic
@@ -12,10 +11,9 @@ import openai
 import pytest
 from jsonschema_rs import Draft202012Validator
 
-from tests.e2e.conftest import Served
 from tests.e2e.server import Server
 
-pytestmark = pytest.mark.parametrize("served", ["qwen3", "llama3", "mistral"], indirect=True)
+pytestmark = pytest.mark.parametrize("served", ["qwen3", "qwen35", "glm", "plain", "llama3", "mistral"], indirect=True)
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": {
@@ -37,23 +35,7 @@ CLAUDES: list[Any] = [{"name": name, "input_schema": schema} for name, schema in
 QUESTION: list[Any] = [{"role": "user", "content": "Weather?"}]
 ASKED: dict[str, Any] = {"model": "m", "messages": QUESTION, "max_tokens": 400}
 SEED = {"seed": 5}
-
-
-@pytest.fixture
-def server(served: Served) -> Server:
-    return served.server
-
-
-@pytest.fixture
-def chat(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
-        yield sdk
-
-
-@pytest.fixture
-def claude(server: Server) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as sdk:
-        yield sdk
+FORCED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 
 Told = tuple[str, str, list[str], str | None, int]  # text, thought, arguments, finish reason, tokens with scores
@@ -180,3 +162,24 @@ def test_tool_call_tag_forced_first_gives_a_call(server: Server, chat: openai.Op
     fields: dict[str, Any] = {**ASKED, "tools": TOOLS, "reasoning_effort": "none", "temperature": 0, "max_tokens": 200}
     choice = chat.chat.completions.create(**fields, logit_bias={lead: 100}).choices[0]
     assert choice.message.tool_calls and choice.message.content is None
+
+
+@pytest.mark.parametrize("most", [1, 4, 16, 40])
+def test_forced_call_cut_off_shows_no_syntax(chat: openai.OpenAI, claude: anthropic.Anthropic, most: int) -> None:
+    """What there is of the call is a call without an end; its arguments are the beginning of JSON."""
+    fields: dict[str, Any] = {**ASKED, "tools": TOOLS, "tool_choice": FORCED, "max_tokens": most, **SEED}
+    told = whole(chat, **fields, reasoning_effort="none")
+    assert told == streamed(chat, **fields, reasoning_effort="none")
+    assert (told[0], told[3]) == ("", "length") and all(one in ("", "{") or one.startswith('{"') for one in told[2])
+    choice: Any = {"type": "tool", "name": "get_weather"}
+    asked: dict[str, Any] = {**ASKED, "tools": CLAUDES, "tool_choice": choice, "max_tokens": most, "extra_body": SEED}
+    thinks: dict[str, Any] = {"type": "disabled"}
+    message = claude.messages.create(**asked, thinking=thinks)
+    assert message.stop_reason == "max_tokens"
+    assert "".join(block.text for block in message.content if block.type == "text") == ""
+    flat: list[Any] = [{"type": "function", **TOOLS[0]["function"], "strict": False}]
+    answer = chat.responses.create(
+        model="m", input="Weather?", max_output_tokens=most, tools=flat, tool_choice="required",
+        reasoning={"effort": "none"}, extra_body=SEED,
+    )  # fmt: skip
+    assert answer.status == "incomplete" and answer.output_text == ""
