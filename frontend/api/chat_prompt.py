@@ -136,7 +136,13 @@ def _rendered(
         text = render(_told_by(messages, "system", told))
     except TemplateError:
         text = ""
-    return text if told in text else render(_told_by(messages, "user", told))
+    text = text if told in text else render(_told_by(messages, "user", told))
+    if told not in text:
+        raise Unprocessable(
+            "`tools` are not supported by this model: its chat template has no place for them",
+            param="tools", code="unsupported_field",
+        )  # fmt: skip
+    return text
 
 
 def _told_by(messages: Sequence[ChatMessage], role: str, told: str) -> list[ChatMessage]:

@@ -286,7 +286,15 @@ async def grammar_and_parser(
     """Returns the grammar of the whole answer (empty if it is free), and how to parse it (None if it is plain text).
 
     text_grammar: the grammar of the answer's text; empty if the text is free
+
+    Raises Unprocessable if a call is forced and the text has a grammar, as such an answer has no text.
     """
+    if text_grammar and tool_choice.mode is Mode.REQUIRED:
+        raise Unprocessable(
+            "`tool_choice` forces a call, so no text can keep to a structured output: leave out one of them, or let "
+            "the model choose with `auto`",
+            param="tool_choice", code="conflicting_fields",
+        )  # fmt: skip
     style, functions = context.style, tool_choice.callable_functions
     grammar = text_grammar
     specials = context.tokenizer.special_ids_of(specials_of(style.tool_format, style.tags))

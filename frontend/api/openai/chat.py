@@ -40,6 +40,7 @@ PARSED_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
 async def parse(request: ChatRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
+    _check_together(request)
     logprobs, most = _logprobs_asked(request), _max_tokens(request)
     known = functions(request.tools)
     tool_choice = checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
@@ -52,6 +53,14 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
     return generation_request(
         request, context, (ids,), chosen, stops=request.stops, n=request.n, parser_config=parser_config
     )
+
+
+def _check_together(request: ChatRequest) -> None:
+    """Refuses fields that mean nothing without another one, as OpenAI does."""
+    if request.tool_choice not in (None, "none") and not request.tools:
+        raise Unprocessable("`tool_choice` needs `tools`", param="tool_choice", code="out_of_range")
+    if request.stream_options is not None and not request.stream:
+        raise Unprocessable("`stream_options` needs `stream: true`", param="stream_options", code="out_of_range")
 
 
 def _logprobs_asked(request: ChatRequest) -> int | None:

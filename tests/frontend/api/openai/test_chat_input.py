@@ -140,7 +140,7 @@ NOT_ACCEPTABLE: list[tuple[str, Any, str]] = [
     ("messages", [{"role": "user", "content": "x", "weight": 1}], "messages[0].weight"),
     ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}],
      "messages"),
-    ("tools", [{"type": "function", "function": {"name": "f"}}], "tools"), ("tool_choice", "required", "tool_choice"),
+    ("tools", [{"type": "function", "function": {"name": "f"}}], "tools"),
     ("functions", [{}], "functions"), ("response_format", {"type": "xml"}, "response_format.type"),
     ("reasoning_effort", "low", "reasoning_effort"), ("modalities", ["text", "audio"], "modalities"),
     ("max_tokens", 0, "max_tokens"), ("max_completion_tokens", 9, "max_completion_tokens"),

@@ -126,7 +126,8 @@ async def test_chat_stream_of_calls_has_openais_chunks(qwen: Model) -> None:
 async def test_chat_calls_with_choices_logprobs_and_usage(qwen: Model, streamed: bool) -> None:
     qwen.says = [SAID, "Hi.", ""]
     tokens = len(qwen.tokenizer.encode_now([SAID], False)[0])
-    extra = {"logprobs": True, "top_logprobs": 1, "n": 3, "tools": TOOLS, "stream_options": {"include_usage": True}}
+    extra = {"logprobs": True, "top_logprobs": 1, "n": 3, "tools": TOOLS}
+    extra |= {"stream_options": {"include_usage": True}} if streamed else {}
     async with qwen.served() as url, httpx.AsyncClient(base_url=url) as http:
         answer = await http.post("/v1/chat/completions", json=ASKED | extra | {"stream": streamed, "timings": True})
     folded = folds(chunks(answer)) if streamed else folds([answer.json()])
