@@ -38,6 +38,8 @@ from transformers import (
     GraniteMoeForCausalLM,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Ministral3Config,
@@ -325,6 +327,13 @@ def _nemotron() -> PreTrainedModel:
     return NemotronForCausalLM(NemotronConfig(**{**SIZES, "initializer_range": 0.15}, mlp_bias=True))
 
 
+def _lfm2() -> PreTrainedModel:
+    """A model whose first and last layers are short convolutions, and whose feed-forward is 2 / 3 * 200 * 1.3 wide."""
+    width = {"intermediate_size": 200, "block_ffn_dim_multiplier": 1.3, "block_multiple_of": 8}
+    types = {"layer_types": ["conv", "full_attention", "conv"]}
+    return Lfm2ForCausalLM(Lfm2Config(**{**OF_HIDDEN, **width}, **types))
+
+
 def _arcee() -> PreTrainedModel:
     return ArceeForCausalLM(ArceeConfig(**SIZES))
 
@@ -395,6 +404,7 @@ KINDS = {
     "apertus": Kind(_apertus),
     "nemotron": Kind(_nemotron),
     "arcee": Kind(_arcee),
+    "lfm2": Kind(_lfm2),
     "olmoe": Kind(_olmoe),
     "granite-moe": Kind(_granite_moe),
     "qwen3_5": Kind(_qwen3_5),
@@ -404,7 +414,8 @@ KINDS = {
 
 
 SPARSE = ("qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "olmoe", "granite-moe")  # kinds with experts
-HYBRID = ("qwen3_5", "qwen3_5-moe", "qwen3-next")  # kinds with recurrent layers
+GATED_DELTA = ("qwen3_5", "qwen3_5-moe", "qwen3-next")
+HYBRID = (*GATED_DELTA, "lfm2")  # kinds with recurrent layers
 
 
 def build(kind: str, seed: int = 0) -> PreTrainedModel:

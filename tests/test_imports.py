@@ -45,7 +45,7 @@ ALLOWED = {
         "worker.kv_cache",
         "worker.model.spec",
         "worker.kernels.eight_bit_kv",
-        "worker.kernels.delta_net",
+        "worker.kernels.recurrent_state",
         "shared",
     ),
     "worker/model": ("worker.model", "worker.kernels", "worker.kv_cache", "shared"),

@@ -182,7 +182,7 @@ def _resolve_speculation(
     because their steps are not memory-bound. It is off for models with recurrent layers whatever the flag says, because
     their state after a rejected draft cannot be used.
     """
-    if spec.delta is not None:
+    if spec.recurrent is not None:
         if worker.speculation == "ngram":
             log.info("--speculation ngram has no effect: %s has recurrent layers", spec.model_type)
         return replace(worker, speculation="off")

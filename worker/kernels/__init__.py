@@ -12,6 +12,8 @@ plain PyTorch and defines what x computes.
     linear              matrix products
     experts             the feed-forward network of a mixture of experts
     delta_net           the gated delta rule, with a state instead of K/V
+    short_conv          short convolutions, whose state is their last inputs
+    recurrent_state     the state of any recurrent layer, in slots
     output_gate         the output gate of attention
     activate            the activation of a feed-forward network without a gate
     act_and_mul         the activation of one with a gate

@@ -9,8 +9,7 @@ Before that, queries, keys and values pass a short causal convolution over the l
 scaled to length 1. Afterwards the output has an RMS norm over each head, and is multiplied by SiLU of its gate.
 
 The state advances token by token in every implementation. So a token's result is the same whether it is computed as a
-decode or within a prompt chunk of any length, and a step only needs the state at its first token. A step reads the
-state of a sequence from one slot and writes it to another one, so that a step can be repeated.
+decode or within a prompt chunk of any length, and a step only needs the state at its first token.
 """
 
 from collections.abc import Sequence
@@ -21,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kernels.cpu import delta_net as in_c
+from worker.kernels.recurrent_state import NO_STATE, RecurrentState
 
-NO_STATE = -1  # as a slot that is read: the sequence begins with this step
 LENGTH_EPS = 1e-6
 
 
@@ -59,6 +58,15 @@ class DeltaNetShape:
         """Widths of what else the input is projected to: b, which gives beta; a, which gives the decay."""
         return self.value_heads, self.value_heads
 
+    @property
+    def tail(self) -> tuple[int, int]:
+        return self.taps - 1, self.channels
+
+    @property
+    def memory(self) -> int:
+        """The matrices of all value heads, with padding."""
+        return self.value_heads * self.key_dim * in_c.padded_columns(self.value_dim)
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetWeights:
@@ -70,30 +78,12 @@ class DeltaNetWeights:
     norm: Tensor  # [value_dim]
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaNetState:
-    """The states of one layer in all slots. The elements of `memory` are in an order of the implementation's own."""
-
-    tail: Tensor  # [slots, taps - 1, channels]: the last inputs of the convolution
-    memory: Tensor  # [slots, elements] float32: S of each value head
-
-    @classmethod
-    def zeros(cls, shape: DeltaNetShape, slots: int, dtype: torch.dtype, device: torch.device) -> "DeltaNetState":
-        tail = torch.zeros(slots, shape.taps - 1, shape.channels, dtype=dtype, device=device)
-        return cls(tail, torch.zeros(slots, memory_elements(shape), device=device))
-
-
-def memory_elements(shape: DeltaNetShape) -> int:
-    """Returns the number of float32 elements that a slot has for a layer."""
-    return shape.value_heads * shape.key_dim * in_c.padded_columns(shape.value_dim)
-
-
 def delta_net(
     projected: Tensor,
     gates: Tensor,
     weights: DeltaNetWeights,
     shape: DeltaNetShape,
-    state: DeltaNetState,
+    state: RecurrentState,
     read_slots: Tensor,
     write_slots: Tensor,
     query_start_loc: Tensor,
@@ -117,7 +107,7 @@ def delta_net_torch(
     gates: Tensor,
     weights: DeltaNetWeights,
     shape: DeltaNetShape,
-    state: DeltaNetState,
+    state: RecurrentState,
     read_slots: Tensor,
     write_slots: Tensor,
     query_start_loc: Tensor,
@@ -144,7 +134,7 @@ def delta_net_torch(
     return (normed.flatten(1) * F.silu(z.float())).to(projected.dtype)
 
 
-def _load(state: DeltaNetState, shape: DeltaNetShape, slot: int) -> tuple[Tensor, Tensor]:
+def _load(state: RecurrentState, shape: DeltaNetShape, slot: int) -> tuple[Tensor, Tensor]:
     """Returns the tail and the matrices [value_heads, key_dim, value_dim] of a slot."""
     sizes = (shape.value_heads, shape.key_dim, shape.value_dim)
     if slot == NO_STATE:

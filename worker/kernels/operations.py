@@ -14,6 +14,7 @@ from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_
 from worker.kernels.output_gate import output_gate, output_gate_torch
 from worker.kernels.qkv_rope_write import qkv_rope_write, qkv_rope_write_torch
 from worker.kernels.sample import sample_plain, sample_torch
+from worker.kernels.short_conv import short_conv, short_conv_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Operations:
     attention: Callable[..., Tensor]
     output_gate: Callable[..., Tensor]
     delta_net: Callable[..., Tensor]
+    short_conv: Callable[..., Tensor]
     linear: Callable[..., Tensor]
     gated_linear: Callable[..., Tensor]
     activate: Callable[..., Tensor]
@@ -40,6 +42,7 @@ FAST = Operations(
     attention,
     output_gate,
     delta_net,
+    short_conv,
     linear,
     gated_linear,
     activate,
@@ -55,6 +58,7 @@ TORCH = Operations(
     attention_torch,
     output_gate_torch,
     delta_net_torch,
+    short_conv_torch,
     linear_torch,
     gated_linear_torch,
     activate_torch,

@@ -30,7 +30,7 @@ class CacheGroup:
 
 def one_group(spec: ModelSpec) -> tuple[CacheGroup]:
     """Returns a group of all layers with K/V that keeps everything."""
-    return (CacheGroup(0, tuple(index for index, layer in enumerate(spec.layers) if not layer.delta)),)
+    return (CacheGroup(0, tuple(index for index, layer in enumerate(spec.layers) if not layer.recurrent)),)
 
 
 def cache_groups(spec: ModelSpec, max_seq_len: int, *, paged: bool) -> tuple[CacheGroup, ...]:
@@ -43,7 +43,7 @@ def cache_groups(spec: ModelSpec, max_seq_len: int, *, paged: bool) -> tuple[Cac
     windows = {
         index: layer.window if layer.window < max_seq_len else 0
         for index, layer in enumerate(spec.layers)
-        if not layer.delta
+        if not layer.recurrent
     }
     return tuple(
         CacheGroup(window, tuple(index for index, other in windows.items() if other == window))

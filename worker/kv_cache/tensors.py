@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.kernels.delta_net import DeltaNetState
 from worker.kernels.eight_bit_kv import row_elements
+from worker.kernels.recurrent_state import RecurrentState
 from worker.kv_cache.groups import CacheGroup, one_group
 from worker.kv_cache.prefault import Prefaulter, Touch
 from worker.model.spec import ModelSpec
@@ -52,9 +52,9 @@ class KVCache:
         self.group_of = {layer: group for layer, (group, _) in places.items()}  # the index of each layer's group
         self._layers = {layer: (self.k[group][at], self.v[group][at]) for layer, (group, at) in places.items()}
         self.states = {
-            index: DeltaNetState.zeros(spec.delta, state_slots, state_dtype, self.device)
+            index: RecurrentState.zeros(spec.recurrent, state_slots, state_dtype, self.device)
             for index, layer in enumerate(spec.layers)
-            if layer.delta and spec.delta is not None
+            if layer.recurrent and spec.recurrent is not None
         }
         self._prefaulters: list[Prefaulter] = []
 
@@ -91,10 +91,10 @@ def bytes_per_page(
 
 def bytes_per_state(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Returns the size in bytes of a slot in all layers with a recurrent state. dtype: the dtype of the model."""
-    if spec.delta is None:
+    if spec.recurrent is None:
         return 0
-    one = DeltaNetState.zeros(spec.delta, 1, dtype, torch.device("meta"))
-    return (one.tail.nbytes + one.memory.nbytes) * sum(layer.delta for layer in spec.layers)
+    one = RecurrentState.zeros(spec.recurrent, 1, dtype, torch.device("meta"))
+    return (one.tail.nbytes + one.memory.nbytes) * sum(layer.recurrent for layer in spec.layers)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

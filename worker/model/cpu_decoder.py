@@ -11,9 +11,12 @@ from torch import Tensor
 from worker.kernels.activate import ACTIVATIONS
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu import delta_net as delta_net_c
-from worker.kernels.cpu.decoder_c import AttentionC, DecoderC, DecoderCLayer, DeltaC
+from worker.kernels.cpu import short_conv as short_conv_c
+from worker.kernels.cpu.decoder_c import AttentionC, ConvC, DecoderC, DecoderCLayer, DeltaC
+from worker.kernels.delta_net import DeltaNetShape
 from worker.kernels.experts import in_c
 from worker.kernels.operations import FAST
+from worker.kernels.short_conv import ShortConvShape
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.forward_inputs import ForwardInputs
@@ -58,11 +61,21 @@ def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:
     dtype, head_dim = decoder.weights.embed.dtype, decoder.spec.head_dim
     if decoder.operations is not FAST or not bindings.supports_cache(dtype, cache.k[0], head_dim):
         return decoder
-    if decoder.spec.delta is not None and not delta_net_c.supports(dtype, decoder.spec.delta):
+    if not _recurs_in_c(decoder.spec.recurrent, dtype):
         return decoder
     layers = [_layer_in_c(decoder, index, cache) for index in range(len(decoder.weights.layers))]
     packed = [layer for layer in layers if layer is not None]
     return CpuDecoder(decoder, cache, packed) if len(packed) == len(layers) else decoder
+
+
+def _recurs_in_c(shape: DeltaNetShape | ShortConvShape | None, dtype: torch.dtype) -> bool:
+    match shape:
+        case DeltaNetShape():
+            return delta_net_c.supports(dtype, shape)
+        case ShortConvShape():
+            return short_conv_c.supports(dtype, shape.taps)
+        case None:
+            return True
 
 
 def _layer_in_c(decoder: Decoder, index: int, cache: KVCache) -> DecoderCLayer | None:
@@ -81,8 +94,8 @@ def _layer_in_c(decoder: Decoder, index: int, cache: KVCache) -> DecoderCLayer |
         **{name: linear and linear.cpu for name, linear in linears.items()},
         before_attention=layer.before_attention, after_attention=layer.after_attention, before_mlp=layer.before_mlp,
         after_mlp=layer.after_mlp, activation=layer.activation, experts=experts,
-        delta=_delta_in_c(decoder, index, cache),
-        attention=None if kind.delta else _attention_in_c(decoder, index, cache),
+        delta=_delta_in_c(decoder, index, cache), conv=_conv_in_c(decoder, index, cache),
+        attention=None if kind.recurrent else _attention_in_c(decoder, index, cache),
     )  # fmt: skip
 
 
@@ -96,5 +109,10 @@ def _attention_in_c(decoder: Decoder, index: int, cache: KVCache) -> AttentionC:
 
 
 def _delta_in_c(decoder: Decoder, index: int, cache: KVCache) -> DeltaC | None:
-    weights, shape = decoder.weights.layers[index].delta, decoder.spec.delta
-    return None if weights is None or shape is None else DeltaC(weights, shape, cache.states[index])
+    weights, shape = decoder.weights.layers[index].delta, decoder.spec.recurrent
+    return DeltaC(weights, shape, cache.states[index]) if weights and isinstance(shape, DeltaNetShape) else None
+
+
+def _conv_in_c(decoder: Decoder, index: int, cache: KVCache) -> ConvC | None:
+    weight = decoder.weights.layers[index].conv
+    return None if weight is None else ConvC(weight, cache.states[index])

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from worker.kernels.delta_net import DeltaNetState, DeltaNetWeights
+from worker.kernels.delta_net import DeltaNetWeights
 from worker.kernels.experts import Experts, PackedExperts
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, Operations
+from worker.kernels.recurrent_state import RecurrentState
 from worker.kv_cache.tensors import KVCache
 from worker.model import rope
 from worker.model.forward_inputs import ForwardInputs
@@ -27,18 +28,20 @@ class Layer:
     """The weights of one layer. Norms are [H], or [2, H] if they are layer norms; those of queries and keys are [D].
 
     H: hidden size; I: intermediate size; D: head_dim. Each comment begins with the names in Hugging Face checkpoints.
-    A layer with a recurrent state has `delta`, and qkv, gates and o are those of the gated delta rule.
+    A recurrent layer has `delta` or `conv`, and qkv, gates and o are those of the gated delta rule or of the
+    convolution.
     """
 
     before_attention: Tensor | None = None  # input_layernorm
     qkv: PackedLinear  # q_proj, k_proj, v_proj: H → query heads, key heads, value heads
-    # delta: in_proj_qkv, in_proj_z: H → queries, keys, values, output gates
+    # delta: in_proj_qkv, in_proj_z: H → queries, keys, values, output gates; conv: in_proj: H → b, c, x
     gates: PackedLinear | None = None  # half of q_proj: H → query heads; delta: in_proj_b, in_proj_a: H → b, a
     delta: DeltaNetWeights | None = None  # conv1d, A_log, dt_bias, norm
+    conv: Tensor | None = None  # conv [taps, H] float32
     q_norm: Tensor | None = None  # q_norm
     k_norm: Tensor | None = None  # k_norm
     sinks: Tensor | None = None  # sinks [query heads] float32: logits of a key whose value is zero
-    o: PackedLinear  # o_proj: query heads → H; delta: out_proj: values → H
+    o: PackedLinear  # o_proj: query heads → H; delta, conv: out_proj: values → H
     after_attention: Tensor | None = None  # post_attention_layernorm of Gemma, before the residual sum
     before_mlp: Tensor | None = None  # post_attention_layernorm; Gemma: pre_feedforward_layernorm
     gate_up: PackedLinear | None = None  # gate_proj, up_proj: H → 2 I; of the shared expert if there are experts;
@@ -102,8 +105,8 @@ class Decoder:
         for index, (layer, kind) in enumerate(zip(self.weights.layers, self.spec.layers, strict=True)):
             self.layers_started.value += 1
             normed = h
-            if layer.delta is not None:
-                h = self._recur(h, layer, layer.delta, inputs, cache.states[index])  # [T, values]
+            if kind.recurrent:
+                h = self._recur(h, layer, inputs, cache.states[index])  # [T, values]
             else:
                 h = self._attend(h, layer, kind, inputs, cache.layer(index), cache.group_of[index])  # [T, heads * D]
             if index == last:  # all K/V and states are written: from here on only the rows with logits matter
@@ -169,15 +172,14 @@ class Decoder:
         )  # fmt: skip
         return mixed.flatten(1) if gate is None else do.output_gate(mixed.flatten(1), gate)
 
-    def _recur(
-        self, h: Tensor, layer: Layer, weights: DeltaNetWeights, inputs: ForwardInputs, state: DeltaNetState
-    ) -> Tensor:
-        do, shape = self.operations, self.spec.delta
+    def _recur(self, h: Tensor, layer: Layer, inputs: ForwardInputs, state: RecurrentState) -> Tensor:
+        do, projected = self.operations, self.operations.linear(h, layer.qkv)
+        sequences = (inputs.read_slots, inputs.write_slots, inputs.query_start_loc)
+        if layer.conv is not None:
+            return do.short_conv(projected, layer.conv, state, *sequences)
         assert layer.gates is not None
-        return do.delta_net(
-            do.linear(h, layer.qkv), do.linear(h, layer.gates), weights, shape, state, inputs.read_slots,
-            inputs.write_slots, inputs.query_start_loc, self.spec.norm_eps,
-        )  # fmt: skip
+        gates, eps = do.linear(h, layer.gates), self.spec.norm_eps
+        return do.delta_net(projected, gates, layer.delta, self.spec.recurrent, state, *sequences, eps)
 
     def _feed_forward(self, h: Tensor, layer: Layer) -> Tensor:
         do, activation, spec = self.operations, self.spec.activation, self.spec.experts

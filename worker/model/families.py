@@ -13,8 +13,9 @@ from shared.task import GENERATE, Task
 from worker.kernels.act_and_mul import CLAMP, SWIGLU_ALPHA
 from worker.kernels.activate import GATED, PLAIN, Activation
 from worker.kernels.delta_net import DeltaNetShape
+from worker.kernels.short_conv import ShortConvShape
 from worker.model.checkpoint import UnsupportedModel
-from worker.model.family import FULL, LINEAR, SLIDING, Config, Family
+from worker.model.family import FULL, SLIDING, Config, Family
 from worker.model.family_table import COMMON, FAMILIES
 from worker.model.quantization.methods import method_of
 from worker.model.rope_settings import NO_ROPE, rope_spec
@@ -26,14 +27,11 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 SERVED: Mapping[str, tuple[Any, ...]] = {  # settings of which only some values are supported, and these values
-    "use_bidirectional_attention": (None, False), "is_causal": (None, True), "clip_qkv": (None,),
+    "use_bidirectional_attention": (None, False), "is_causal": (None, True), "conv_bias": (False, None),
+    "clip_qkv": (None,),
     "attn_output_gate": (True, None), "output_gate_type": ("swish", None),
     "swiglu_limit": (CLAMP, None), "swiglu_alpha": (SWIGLU_ALPHA, None), "scoring_func": ("softmax", None),
 }  # fmt: skip
-DELTA_SIZES = (
-    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
-    "linear_conv_kernel_dim",
-)  # fmt: skip
 COUNTS = {"decoder_sparse_step", "full_attention_interval", "moe_intermediate_size", "shared_expert_intermediate_size"}
 # multimodal model_type → the family of its text model, if `text_config` names none
 TEXT_MODELS = {
@@ -62,7 +60,8 @@ def spec_from_config(config: Config, task: Task = GENERATE) -> ModelSpec:
         _check_generates(config.get("architectures") or ())
     stated = {**COMMON, **family.defaults, **config, **inner}
     try:
-        spec = _spec(name, family, stated | {common: stated[own] for common, own in family.names.items()})
+        stated |= {common: stated[own] for common, own in family.names.items()}
+        spec = _spec(name, family, stated | {**family.derived(stated)})
     except KeyError as error:
         raise UnsupportedModel(f"the config of this {name} model lacks {error.args[0]!r}") from error
     return replace(spec, labels=task.labels, tied=not task.labels and (spec.tied or task.name == "embed"))
@@ -112,7 +111,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         mlp_bias=config[family.mlp_bias],
         sinks=family.sinks,
         attention_gate=family.attention_gate,
-        delta=_delta(config) if any(layer.delta for layer in layers) else None,
+        recurrent=_recurrent(family, config, layers),
         experts=_experts(family, config),
         activation=_activation(family, config["hidden_act"]),
         gated=family.gated,
@@ -190,20 +189,14 @@ def _experts(family: Family, config: Config) -> ExpertsSpec | None:
     )
 
 
-def _delta(config: Config) -> DeltaNetShape:
-    sizes = [int(config[name]) for name in DELTA_SIZES]
-    key_heads, value_heads = sizes[:2]
-    if min(sizes) < 1 or value_heads % key_heads:
-        shown = ", ".join(f"{name} {size}" for name, size in zip(DELTA_SIZES, sizes, strict=True))
-        raise UnsupportedModel(f"the config's sizes of recurrent layers are impossible: {shown}")
-    return DeltaNetShape(*sizes)
+def _recurrent(family: Family, config: Config, layers: Sequence[LayerSpec]) -> DeltaNetShape | ShortConvShape | None:
+    found = any(layer.recurrent for layer in layers)
+    return family.recurrence.shape(config) if family.recurrence and found else None
 
 
 def _activation(family: Family, name: str) -> Activation:
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
-    if family.delta and ACTIVATIONS[name] != "silu":
-        raise UnsupportedModel(f"activation {name!r} is not supported in recurrent layers; supported is silu")
     if (family.activation or ACTIVATIONS[name]) not in (GATED if family.gated else PLAIN):
         raise UnsupportedModel(f"activation {name!r} is not supported in feed-forward networks with a gate")
     return family.activation or ACTIVATIONS[name]
@@ -224,10 +217,11 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
 def _layers(family: Family, config: Config) -> tuple[tuple[LayerSpec, ...], tuple[RopeSpec, ...]]:
     """Returns the layers and the rotary tables. Layers with the same rotary settings share a table."""
     types = config.get("layer_types") or family.layer_types(config)
-    known = (FULL, LINEAR) if family.delta else (FULL, SLIDING)
+    recurrent = family.recurrence and family.recurrence.layer_type
+    known = (FULL, recurrent or SLIDING)
     if unknown := set(types) - {*known}:
         raise UnsupportedModel(f"layer type {min(unknown)!r} is not supported; supported are {', '.join(known)}")
-    if FULL not in types and family.delta:
+    if FULL not in types and recurrent:
         raise UnsupportedModel(f"a model without a layer of type {FULL} is not supported")
     count = config["num_hidden_layers"]
     sparse = [False] * count if family.experts is None else family.experts.sparse(config)
@@ -236,7 +230,7 @@ def _layers(family: Family, config: Config) -> tuple[tuple[LayerSpec, ...], tupl
     for kind, rotates, has_experts in zip(types[:count], family.rotates(config), sparse, strict=False):
         rope = ropes.setdefault(_rope(family, config, kind) if rotates else NO_ROPE, len(ropes))
         window = config["sliding_window"] if kind == SLIDING else 0
-        layers.append(LayerSpec(window=window, rope=rope, sparse=has_experts, delta=kind == LINEAR))
+        layers.append(LayerSpec(window=window, rope=rope, sparse=has_experts, recurrent=kind == recurrent))
     return tuple(layers), tuple(ropes)
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.kernels.activate import Activation
+from worker.model.recurrence import CONV, LINEAR, Recurrence
 
 Config = Mapping[str, Any]
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def every_layer_full(config: Config) -> list[str]:
@@ -43,6 +44,12 @@ def full_every_nth(config: Config) -> list[str]:
     """Every `full_attention_interval`-th layer has attention; the others have a recurrent state (Qwen3.5)."""
     nth = config["full_attention_interval"]
     return [LINEAR if (i + 1) % nth else FULL for i in range(config["num_hidden_layers"])]
+
+
+def conv_but_listed(config: Config) -> list[str]:
+    """The layers `full_attn_idxs` have attention, if it is null all; the others are short convolutions (LFM2)."""
+    count, listed = config["num_hidden_layers"], config["full_attn_idxs"]
+    return [FULL if listed is None or i in listed else CONV for i in range(count)]
 
 
 def every_layer_rotates(config: Config) -> list[bool]:
@@ -118,6 +125,25 @@ def sparse_by_step(config: Config) -> list[bool]:
     return [i not in dense and (i + 1) % step == 0 for i in range(config["num_hidden_layers"])]
 
 
+def nothing(config: Config) -> Config:
+    return {}
+
+
+def lfm2_sizes(config: Config) -> Config:
+    """Older configs have other names for two settings. The width of the feed-forward is two thirds of what is stated.
+
+    It is multiplied by `block_ffn_dim_multiplier` and rounded up to a multiple of `block_multiple_of`.
+    """
+    inner = config.get("block_ff_dim", config["intermediate_size"])
+    if config["block_auto_adjust_ff_dim"]:
+        inner = int(2 * inner / 3)
+        if config["block_ffn_dim_multiplier"] is not None:
+            multiple = config["block_multiple_of"]
+            inner = -(-int(config["block_ffn_dim_multiplier"] * inner) // multiple) * multiple
+    tied = config.get("tie_embedding", config["tie_word_embeddings"])
+    return {"intermediate_size": inner, "tie_word_embeddings": tied}
+
+
 @dataclass(frozen=True, slots=True)
 class FamilyExperts:
     """The properties of a family's experts that its configs do not state, and the names of settings that they state.
@@ -160,8 +186,9 @@ class Family:
     local_rope: bool = False  # windowed layers have rotary settings of their own
     scaling: Config = field(default_factory=dict)  # the rotary scaling of a config that states none
     sinks: bool = False
-    delta: bool = False  # layers of type LINEAR have the gated delta rule
+    recurrence: Recurrence | None = None
     attention_gate: bool = False
     activation: Activation | None = None  # the activation, if the one that configs state is not the whole formula
     experts: FamilyExperts | None = None
     names: Mapping[str, str] = field(default_factory=dict)  # common name of a setting → the name in this family
+    derived: Callable[[Config], Config] = nothing  # settings that follow from others

@@ -13,7 +13,9 @@ from worker.model.family import (
     as_qkv_bias,
     as_two_settings,
     as_use_bias,
+    conv_but_listed,
     full_every_nth,
+    lfm2_sizes,
     rotates_but_every_nth,
     rotates_where_windowed,
     sparse_by_step,
@@ -25,6 +27,7 @@ from worker.model.family import (
     window_in_every_other_first,
     window_where_nothing_rotates,
 )
+from worker.model.recurrence import DELTA_RULE, SHORT_CONV
 
 COMMON = {
     "head_dim": None, "num_key_value_heads": None, "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False,
@@ -180,6 +183,12 @@ ARCEE = {
     "num_attention_heads": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "relu2",
     "eos_token_id": 128_001,
 }  # fmt: skip
+LFM2 = {
+    "vocab_size": 65_536, "hidden_size": 2560, "intermediate_size": 12_288, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128_000, "norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0, "conv_L_cache": 3, "full_attn_idxs": None, "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True, "eos_token_id": 2, "tie_word_embeddings": True,
+}  # fmt: skip
 GPT_OSS_SCALING = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 
 FAMILIES: Mapping[str, Family] = {
@@ -211,17 +220,17 @@ FAMILIES: Mapping[str, Family] = {
         experts=FamilyExperts("moe_intermediate_size", None, sparse_by_step),
     ),
     "qwen3_5_text": Family(
-        QWEN3_5, layer_types=full_every_nth, partial_rotary=True, norm_offset=True, qk_norm=True, delta=True,
-        attention_gate=True,
+        QWEN3_5, layer_types=full_every_nth, partial_rotary=True, norm_offset=True, qk_norm=True,
+        recurrence=DELTA_RULE, attention_gate=True,
     ),
     "qwen3_5_moe_text": Family(
-        QWEN3_5_MOE, layer_types=full_every_nth, partial_rotary=True, norm_offset=True, qk_norm=True, delta=True,
-        attention_gate=True,
+        QWEN3_5_MOE, layer_types=full_every_nth, partial_rotary=True, norm_offset=True, qk_norm=True,
+        recurrence=DELTA_RULE, attention_gate=True,
         experts=FamilyExperts("moe_intermediate_size", normalized=True, shared_size="shared_expert_intermediate_size"),
     ),
     "qwen3_next": Family(
-        QWEN3_NEXT, layer_types=full_every_nth, partial_rotary=True, norm_offset=True, qk_norm=True, delta=True,
-        attention_gate=True,
+        QWEN3_NEXT, layer_types=full_every_nth, partial_rotary=True, norm_offset=True, qk_norm=True,
+        recurrence=DELTA_RULE, attention_gate=True,
         experts=FamilyExperts(
             "moe_intermediate_size", None, sparse_by_step, shared_size="shared_expert_intermediate_size"
         ),
@@ -271,6 +280,10 @@ FAMILIES: Mapping[str, Family] = {
         names={"rms_norm_eps": "norm_eps"},
     ),
     "arcee": Family(ARCEE, gated=False),
+    "lfm2": Family(
+        LFM2, layer_types=conv_but_listed, qk_norm=True, recurrence=SHORT_CONV, names={"rms_norm_eps": "norm_eps"},
+        derived=lfm2_sizes,
+    ),
     "gpt_oss": Family(
         GPT_OSS, layer_types=window_in_every_other, scaling=GPT_OSS_SCALING, sinks=True, activation="clamped_swiglu",
         experts=FamilyExperts("intermediate_size", normalized=True, biases=True),

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from worker.kernels.delta_net import DeltaNetShape
+from worker.kernels.short_conv import ShortConvShape
 from worker.model.delta_modules import INTERLEAVED, delta_linears
 from worker.model.spec import LayerSpec, ModelSpec
 from worker.model.stacked_linear import WEIGHT, StackedLinear
@@ -22,7 +24,11 @@ _GLM = {**_PRE, "after_attention": "post_self_attn_layernorm", "after_mlp": "pos
 OTHER_NAMES = {  # of modules, as some families have them → common name
     "attention_layernorm": "input_layernorm", "feedforward_layernorm": "post_attention_layernorm",
     "self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm",
-    "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj",
+    "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj", "embedding_norm": "norm",
+    "operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "self_attn.out_proj": "self_attn.o_proj", "self_attn.q_layernorm": "self_attn.q_norm",
+    "self_attn.k_layernorm": "self_attn.k_norm",
+    "feed_forward.w1": "mlp.gate_proj", "feed_forward.w3": "mlp.up_proj", "feed_forward.w2": "mlp.down_proj",
 }  # fmt: skip
 _NORMS = {(True, False): _PRE, (False, True): _POST, (True, True): _BOTH}  # by pre_norms and post_norms
 
@@ -71,8 +77,8 @@ def layer_linears(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> di
 
 
 def _common_linears(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> dict[str, StackedLinear]:
-    if layer.delta and spec.delta is not None:
-        return delta_linears(spec.delta, spec.hidden_size, names.interleaved_delta) | _feed_forward(spec, layer, names)
+    if layer.recurrent:
+        return _recurrent(spec, names) | _feed_forward(spec, layer, names)
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     hidden, order = spec.hidden_size, _row_order(spec)
     if spec.attention_gate:
@@ -85,6 +91,18 @@ def _common_linears(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> 
         qkv = StackedLinear(attention, (q, kv, kv), hidden, spec.qkv_bias, order)
     o = StackedLinear(("self_attn.o_proj",), (hidden,), q, spec.o_bias)
     return {"qkv": qkv, "o": o, **_feed_forward(spec, layer, names)}
+
+
+def _recurrent(spec: ModelSpec, names: LayerSpelling) -> dict[str, StackedLinear]:
+    shape, hidden = spec.recurrent, spec.hidden_size
+    match shape:
+        case DeltaNetShape():
+            return delta_linears(shape, hidden, interleaved=names.interleaved_delta)
+        case ShortConvShape():
+            inputs = StackedLinear(("conv.in_proj",), (3 * shape.channels,), hidden, False)
+            return {"qkv": inputs, "o": StackedLinear(("conv.out_proj",), (hidden,), shape.channels, False)}
+        case None:
+            raise AssertionError("a recurrent layer has a shape")
 
 
 def _feed_forward(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> dict[str, StackedLinear]:
@@ -146,19 +164,21 @@ def _head_order(spec: ModelSpec) -> Tensor | None:
 def layer_vectors(
     spec: ModelSpec, layer: LayerSpec, prefix: str, names: LayerSpelling
 ) -> dict[str, Sequence[PlainWeight]]:
-    """Returns what the norms, the sinks and the activation's parameters of a Layer are made of, by field name."""
+    """Returns what the norms and the other small weights of a Layer are made of, by field name."""
     found = {
         field: norm_weights(spec, prefix + names.spelled(module), spec.hidden_size)
         for field, module in names.norms.items()
         if field != "before_mlp" or not spec.parallel
     }
-    if spec.qk_norm and not layer.delta:
+    if spec.qk_norm and not layer.recurrent:
         heads = (spec.heads, spec.kv_heads) if spec.whole_qk_norm else (1, 1)
         for field, count in zip(OF_HEADS, heads, strict=True):
             module = prefix + names.spelled(f"self_attn.{field}")
             found[field] = norm_weights(spec, module, count * spec.head_dim)
-    if spec.sinks and not layer.delta:
+    if spec.sinks and not layer.recurrent:
         found[SINKS] = [PlainWeight(f"{prefix}self_attn.sinks", (spec.heads,))]
+    if layer.recurrent and isinstance(spec.recurrent, ShortConvShape):
+        found[CONV] = [PlainWeight(f"{prefix}conv.conv{WEIGHT}", (spec.recurrent.channels, 1, spec.recurrent.taps))]
     if spec.activation == "xielu":
         found[ACTIVATION] = [PlainWeight(f"{prefix}mlp.act_fn.{name}", shape) for name, shape in XIELU.items()]
     return found
@@ -175,6 +195,8 @@ def layer_vector(spec: ModelSpec, field: str, parts: Sequence[Tensor]) -> Tensor
         return parts[0]
     if field == ACTIVATION:
         return _xielu(*parts)
+    if field == CONV:
+        return parts[0][:, 0].T.contiguous()
     return norm(spec, parts) if spec.layer_norm else _in_memory_order(spec, field, parts[0])
 
 
@@ -198,6 +220,7 @@ def _in_memory_order(spec: ModelSpec, field: str, vector: Tensor) -> Tensor:
 
 
 OF_HEADS = ("q_norm", "k_norm")  # the fields of Layer whose vectors belong to the dimensions of heads
-SINKS, ACTIVATION = "sinks", "activation"  # the fields of Layer that are float32 in any case
+SINKS, ACTIVATION, CONV = "sinks", "activation", "conv"
+EXACT = (SINKS, ACTIVATION, CONV)  # the fields of Layer that are float32 in any case
 BIAS = ".bias"
 XIELU: Mapping[str, Shape] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}

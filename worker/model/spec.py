@@ -9,6 +9,7 @@ from typing import Literal
 
 from worker.kernels.activate import Activation
 from worker.kernels.delta_net import DeltaNetShape
+from worker.kernels.short_conv import ShortConvShape
 
 Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized at run time, with a scale per token
 
@@ -39,7 +40,7 @@ class LayerSpec:
     window: int  # a row attends to the last `window` positions, including its own; if 0, to all
     rope: int  # index into ModelSpec.ropes
     sparse: bool = False  # whether the feed-forward has experts (ModelSpec.experts)
-    delta: bool = False  # whether a recurrent state (ModelSpec.delta) takes the place of attention
+    recurrent: bool = False  # whether a recurrent state (ModelSpec.recurrent) takes the place of attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class ModelSpec:
     mlp_bias: bool = False
     sinks: bool = False  # attention has one more key per query head, with a learned logit and a value of zero
     attention_gate: bool = False  # attention's output is multiplied by sigmoid(a linear of the input)
-    delta: DeltaNetShape | None = None  # the sizes of all layers with a recurrent state
+    recurrent: DeltaNetShape | ShortConvShape | None = None  # the kind and sizes of all recurrent layers
     experts: ExpertsSpec | None = None
     attention_scale: float
     attention_softcap: float = 0.0  # if c is not 0, scaled scores become c * tanh(scores / c)

@@ -24,8 +24,7 @@ from worker.model.decoder import Layer, Weights
 from worker.model.delta_modules import delta_vectors, delta_weights
 from worker.model.expert_modules import ExpertLinears, spelling
 from worker.model.modules import (
-    ACTIVATION,
-    SINKS,
+    EXACT,
     LayerSpelling,
     layer_linears,
     layer_vector,
@@ -132,12 +131,15 @@ class Loader:
             name: layer_vector(self.spec, name, [part.read(self._tensor, self._dtype_of(name)) for part in parts])
             for name, parts in layer_vectors(self.spec, layer, prefix, self.names).items()
         }
-        delta = self._delta(self.spec.delta, prefix) if layer.delta and self.spec.delta is not None else None
+        delta = self._delta(shape, prefix) if (shape := self._delta_shape(layer)) else None
         experts = self._experts(prefix) if layer.sparse else None
         return Layer(**linears, **vectors, delta=delta, experts=experts)  # type: ignore[arg-type]  # keys are its fields
 
     def _dtype_of(self, field: str) -> torch.dtype:
-        return torch.float32 if field in (SINKS, ACTIVATION) else self.dtype
+        return torch.float32 if field in EXACT else self.dtype
+
+    def _delta_shape(self, layer: LayerSpec) -> DeltaNetShape | None:
+        return self.spec.recurrent if layer.recurrent and isinstance(self.spec.recurrent, DeltaNetShape) else None
 
     def _delta(self, shape: DeltaNetShape, prefix: str) -> DeltaNetWeights:
         stored = {
@@ -284,8 +286,8 @@ class Loader:
                 yield from ((bias, None) for bias in linear.biases(prefix))
             for parts in layer_vectors(self.spec, layer, prefix, self.names).values():
                 yield from ((part, None) for part in parts)
-            if layer.delta and self.spec.delta is not None:
-                yield from ((vector, None) for vector in delta_vectors(self.spec.delta, prefix).values())
+            if shape := self._delta_shape(layer):
+                yield from ((vector, None) for vector in delta_vectors(shape, prefix).values())
             if layer.sparse and self.experts is not None:
                 yield from self._expert_weights(self.experts, prefix)
         yield from ((part, None) for part in self._norm())
@@ -310,7 +312,7 @@ class Loader:
         yield from ((f"{self.prefix}layers.{i}.", layer) for i, layer in enumerate(self.spec.layers))
 
     def _norm(self) -> Sequence[PlainWeight]:
-        return norm_weights(self.spec, self.prefix + NORM, self.spec.hidden_size)
+        return norm_weights(self.spec, self.prefix + self.names.spelled(NORM), self.spec.hidden_size)
 
 
 def _rows_of(part: Tensor | QuantizedWeight, rows: slice) -> Tensor | QuantizedWeight:

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.kernels.delta_net import NO_STATE
 from worker.kernels.params import PlainParams
+from worker.kernels.recurrent_state import NO_STATE
 from worker.run.inputs import PLACEHOLDER, pending_tokens, state_slots
 from worker.run.sampler import signed_seed
 from worker.schedule.sequence import Chunk, Sequence

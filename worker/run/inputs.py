@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from shared.messages import PoolingKind, Sampling
-from worker.kernels.delta_net import NO_STATE
+from worker.kernels.recurrent_state import NO_STATE
 from worker.kv_cache.pages import SCRATCH
 from worker.model.forward_inputs import ForwardInputs
 from worker.schedule.sequence import Chunk, Sequence

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from shared.config import WorkerConfig
 from shared.messages import Sampling
-from worker.kernels.delta_net import DeltaNetState
 from worker.kernels.experts import clear_choices
 from worker.kernels.operations import TORCH, Operations
+from worker.kernels.recurrent_state import RecurrentState
 from worker.kernels.split_k import sum_split_k
 from worker.kv_cache.sizing import PoolBudget
 from worker.kv_cache.tensors import KVCache, kv_format
@@ -36,6 +36,7 @@ CHUNK_LENGTHS = (3, 1, 40, 1, 19, 130, 1, 512, 512, 1)  # of each sequence, step
 SEQUENCE_LENGTHS = (sum(CHUNK_LENGTHS), 70, 30)
 SEQUENCE_SAMPLINGS = (PLAIN, Sampling(1), Sampling(1, top_p=0.9))
 MAX_ROUNDINGS = 4  # how many rounding errors of the format may add up
+STATES = {"delta_net": 4, "short_conv": 2}  # operation with a recurrent state → which argument that is
 MIN_TOLERANCE = 1e-3  # for any format, as a share of the norm of a row
 FP8_TOLERANCE = 2**-3  # for eight-bit K/V, where a number may be rounded the other way
 
@@ -151,15 +152,15 @@ class CompareOperations:
 
 def _written(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Returns the tensors that an operation with these arguments writes to: K/V, or recurrent states."""
-    if name == "delta_net":
-        return args[4].tail, args[4].memory
+    if name in STATES:
+        return args[STATES[name]].tail, args[STATES[name]].memory
     return args[1:3] if name == "qkv_rope_write" else ()
 
 
 def _writing_to(copies: tuple[Tensor, ...], name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the arguments with copies of the tensors that the operation writes to."""
-    if name == "delta_net":
-        return *args[:4], DeltaNetState(*copies), *args[5:]
+    if name in STATES:
+        return *args[: STATES[name]], RecurrentState(*copies), *args[STATES[name] + 1 :]
     return args[0], *copies, *args[1 + len(copies) :]
 
 

@@ -9,14 +9,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_d
 
 from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier
 from worker.kernels.cpu import delta_net as in_c
-from worker.kernels.delta_net import (
-    NO_STATE,
-    DeltaNetShape,
-    DeltaNetState,
-    DeltaNetWeights,
-    delta_net,
-    delta_net_torch,
-)
+from worker.kernels.delta_net import DeltaNetShape, DeltaNetWeights, delta_net, delta_net_torch
+from worker.kernels.recurrent_state import NO_STATE, RecurrentState
 
 __all__ = ["tier"]
 
@@ -49,7 +43,7 @@ class Layer:
     def __init__(self, shape: DeltaNetShape, dtype: torch.dtype, rows: int = 37) -> None:
         torch.manual_seed(0)
         self.shape, self.weights = shape, random_weights(shape, dtype)
-        self.state = DeltaNetState.zeros(shape, 16, dtype, CPU)
+        self.state = RecurrentState.zeros(shape, 16, dtype, CPU)
         self.state.memory.fill_(torch.nan)  # what no one wrote must not be read
         self.state.tail.fill_(torch.nan)
         self.x = torch.randn(rows, sum(shape.projected) + sum(shape.gates)).to(dtype)

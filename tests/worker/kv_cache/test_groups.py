@@ -32,6 +32,6 @@ def test_model_of_one_kind_has_one_group() -> None:
 
 
 def test_layers_with_a_recurrent_state_are_in_no_group() -> None:
-    hybrid = replace(SPEC, layers=(LayerSpec(0, 0, delta=True), LayerSpec(0, 0), LayerSpec(8, 0)))
+    hybrid = replace(SPEC, layers=(LayerSpec(0, 0, recurrent=True), LayerSpec(0, 0), LayerSpec(8, 0)))
     assert one_group(hybrid) == (CacheGroup(0, (1, 2)),)
     assert cache_groups(hybrid, 64, paged=True) == (CacheGroup(0, (1,)), CacheGroup(8, (2,)))

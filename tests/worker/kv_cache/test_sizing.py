@@ -171,7 +171,7 @@ def test_configured_budget_is_the_flag() -> None:
 # Recurrent states
 
 DELTA = DeltaNetShape(key_heads=2, value_heads=2, key_dim=16, value_dim=32, taps=4)
-HYBRID = replace(SPEC, layers=(LayerSpec(0, 0, delta=True), LayerSpec(0, 0), LayerSpec(0, 0)), delta=DELTA)
+HYBRID = replace(SPEC, layers=(LayerSpec(0, 0, recurrent=True), LayerSpec(0, 0), LayerSpec(0, 0)), recurrent=DELTA)
 A_STATE = bytes_per_state(HYBRID, torch.bfloat16)
 
 

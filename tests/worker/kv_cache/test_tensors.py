@@ -65,9 +65,10 @@ def test_cache_layers_of_a_group_have_its_pages_and_tensors() -> None:
 
 def test_recurrent_layers_have_states_and_no_pages() -> None:
     shape = DeltaNetShape(key_heads=2, value_heads=4, key_dim=16, value_dim=24, taps=4)
-    layers = (LayerSpec(0, 0, delta=True), LayerSpec(0, 0), LayerSpec(0, 0, delta=True))
+    layers = (LayerSpec(0, 0, recurrent=True), LayerSpec(0, 0), LayerSpec(0, 0, recurrent=True))
+    hybrid = replace(SPEC, layers=layers, recurrent=shape)
     cache = KVCache(
-        replace(SPEC, layers=layers, delta=shape), (5,), 16, torch.int8, "cpu", state_slots=7,
+        hybrid, (5,), 16, torch.int8, "cpu", state_slots=7,
         state_dtype=torch.bfloat16,
     )  # fmt: skip
     assert cache.group_of == {1: 0} and len(cache.k[0]) == 1 and sorted(cache.states) == [0, 2]
@@ -75,5 +76,5 @@ def test_recurrent_layers_have_states_and_no_pages() -> None:
     assert first.tail.shape == (7, 3, 160) and first.tail.dtype == torch.bfloat16
     assert len(first.memory) == 7 and first.memory.dtype == torch.float32
     held = sum(part.nbytes for state in cache.states.values() for part in (state.tail, state.memory))
-    assert held == 7 * bytes_per_state(replace(SPEC, layers=layers, delta=shape), torch.bfloat16) > 7 * 2 * 4 * 16 * 24
+    assert held == 7 * bytes_per_state(hybrid, torch.bfloat16) > 7 * 2 * 4 * 16 * 24
     assert bytes_per_state(SPEC, torch.bfloat16) == 0 and not KVCache(SPEC, (5,), 16, torch.int8, "cpu").states

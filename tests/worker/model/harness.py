@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import VOCAB
-from worker.kernels.delta_net import NO_STATE
+from worker.kernels.recurrent_state import NO_STATE
 from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.checkpoint import read_config
 from worker.model.cpu_decoder import CpuDecoder

@@ -15,9 +15,9 @@ from tests.checkpoints import HYBRID, KINDS, WINDOW, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import tier  # noqa: F401
 from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for, run_greedy
 
+SWITCHED = ("cohere2", "starcoder2", "hunyuan", "apertus", "nemotron")  # layer norms, other feed-forwards
 PAGE = 16
 # one token; around a page and a window (both 16 here); around the next page; several chunks of 24
-SWITCHED = ("cohere2", "starcoder2", "hunyuan", "apertus", "nemotron")  # layer norms, other feed-forwards
 LENGTHS = [1, 2, PAGE - 1, PAGE, PAGE + 1, WINDOW + 2, 24, 25, 31, 33, 47, 48, 49, 64, 70, 100]
 
 
@@ -43,9 +43,7 @@ def test_logits_equal_transformers_alone_and_in_a_batch(checkpoints: Checkpoints
         torch.testing.assert_close(many, true, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "kind", [*HYBRID, "cohere", "cohere2", "starcoder2", "hunyuan", "apertus", "nemotron", "arcee"]
-)
+@pytest.mark.parametrize("kind", [*HYBRID, *SWITCHED])
 def test_logits_equal_transformers_around_multiples_of_64(checkpoints: Checkpoints, kind: str) -> None:
     folder = checkpoints(kind)
     decoder, oracle = decoder_of(folder), Oracle(folder)
@@ -157,9 +155,7 @@ def test_logits_are_those_of_logits_indices_in_order(checkpoints: Checkpoints) -
 
 
 @pytest.mark.usefixtures("tier")
-@pytest.mark.parametrize(
-    "kind", ["llama", "qwen3", "gemma3", "qwen3-moe", "gpt-oss", "cohere2", "starcoder2", "hunyuan", "apertus", *HYBRID]
-)
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "qwen3-moe", "gpt-oss", *SWITCHED, *HYBRID])
 def test_bfloat16_is_as_close_as_transformers(checkpoints: Checkpoints, kind: str) -> None:
     folder = checkpoints(kind, dtype=torch.bfloat16)
     decoder = decoder_of(folder, dtype=torch.bfloat16)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.checkpoints import HYBRID, Checkpoints
+from tests.checkpoints import GATED_DELTA, Checkpoints
 from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, decoder_of, prompts_of
 from tests.worker.model.quantized_checkpoints import Format, gptq, is_linear, rewrite, save
 from tests.worker.model.test_quantization_formats import FORMATS
@@ -76,7 +76,7 @@ def test_quantized_linears_are_those_of_their_numbers(copy: Callable[..., Path],
     torch.testing.assert_close(logits(folder), Oracle(full).logits(prompt), atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("kind", HYBRID)
+@pytest.mark.parametrize("kind", GATED_DELTA)
 def test_gates_of_recurrent_layers_stay_in_full_precision(checkpoints: Checkpoints, kind: str) -> None:
     folder = checkpoints(kind)
     spec, eight = spec_from_config(read_config(folder)), InMemory("int8", plain=GROUPS["int8"])
@@ -85,7 +85,7 @@ def test_gates_of_recurrent_layers_stay_in_full_precision(checkpoints: Checkpoin
     for layer, before, after in zip(spec.layers, plain, kept, strict=True):
         assert before.gates is not None and after.gates is not None
         assert after.qkv.nbytes < before.qkv.nbytes / 2 and after.o.nbytes < before.o.nbytes / 2
-        assert (after.gates.nbytes == before.gates.nbytes) == layer.delta
+        assert (after.gates.nbytes == before.gates.nbytes) == layer.recurrent
 
 
 def _around(state: State) -> State:

@@ -167,6 +167,7 @@ ROWS = (
     "apertus",
     "nemotron",
     "arcee",
+    "lfm2",
 )
 
 
@@ -248,21 +249,22 @@ def test_olmoe_and_granite() -> None:
 def test_recurrent_layers() -> None:
     spec = spec_from_config(QWEN35_27B)
     assert spec.model_type == "qwen3_5_text" and spec.experts is None and spec.eos_ids == (248044,)
-    assert spec.delta == DeltaNetShape(key_heads=16, value_heads=48, key_dim=128, value_dim=128, taps=4)
-    assert [i for i, layer in enumerate(spec.layers) if not layer.delta] == list(range(3, 64, 4))
+    assert spec.recurrent == DeltaNetShape(key_heads=16, value_heads=48, key_dim=128, value_dim=128, taps=4)
+    assert [i for i, layer in enumerate(spec.layers) if not layer.recurrent] == list(range(3, 64, 4))
     assert spec.ropes == (RopeSpec("default", 1e7, rotated=64),), "sections are equal in a text"
     assert spec.attention_gate and spec.norm_offset and spec.qk_norm and not spec.whole_qk_norm
     text = QWEN35_27B["text_config"]
     assert spec_from_config(text) == spec
     without = {name: value for name, value in text.items() if name != "layer_types"}
     assert spec_from_config(without) == spec, "every fourth layer has attention"
-    assert {layer.delta for layer in spec_from_config(LLAMA32_1B).layers} == {False}
-    assert spec_from_config(LLAMA32_1B).delta is None
+    assert {layer.recurrent for layer in spec_from_config(LLAMA32_1B).layers} == {False}
+    assert spec_from_config(LLAMA32_1B).recurrent is None
 
 
 def test_qwen3_next() -> None:
     spec = spec_from_config(QWEN3_NEXT_80B)
-    assert spec.delta is not None and spec.delta.value_heads == 32 and sum(layer.delta for layer in spec.layers) == 36
+    assert isinstance(spec.recurrent, DeltaNetShape) and spec.recurrent.value_heads == 32
+    assert sum(layer.recurrent for layer in spec.layers) == 36
     assert spec.ropes == (RopeSpec("default", 1e7, rotated=64),)
     dense = spec_from_config({**QWEN3_NEXT_80B, "mlp_only_layers": [0, 3]})
     assert [i for i, layer in enumerate(dense.layers) if not layer.sparse] == [0, 3]

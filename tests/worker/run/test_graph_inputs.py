@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import Sampling
-from worker.kernels.delta_net import NO_STATE
+from worker.kernels.recurrent_state import NO_STATE
 from worker.run.graph_inputs import ALIGN, BY_GROUP, KNOWN, GraphInputs, HostBlock, block_bytes
 from worker.run.inputs import build_inputs
 from worker.run.sampler import sampling_params

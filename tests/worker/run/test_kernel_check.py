@@ -136,11 +136,22 @@ def without_gate(checkpoints: Checkpoints) -> Decoder:
     return decoder_of(checkpoints("starcoder2"), positions=LENGTH)
 
 
+@pytest.fixture(scope="module")
+def with_convolutions(checkpoints: Checkpoints) -> Decoder:
+    return decoder_of(checkpoints("lfm2"), positions=LENGTH)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_wrong_row_is_found_and_its_operation_named(
-    decoder: Decoder, with_experts: Decoder, hybrid: Decoder, without_gate: Decoder, name: str
+    decoder: Decoder,
+    with_experts: Decoder,
+    hybrid: Decoder,
+    without_gate: Decoder,
+    with_convolutions: Decoder,
+    name: str,
 ) -> None:
     others = {"experts": with_experts, "output_gate": hybrid, "delta_net": hybrid, "activate": without_gate}
+    others["short_conv"] = with_convolutions
     decoder = others.get(name, decoder)
     found = find_wrong_operations(changed(decoder, name, one_row_off), worker(), LENGTH)
     assert found.startswith(f"{name} ") and "," not in found.replace(", where", ""), "and nothing else is blamed"

@@ -13,28 +13,32 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu import bindings
+from worker.kernels.cpu import bindings, short_conv
 from worker.kernels.cpu.delta_net import DeltaNetStruct, check_slots, layer_struct, scratch_floats
 from worker.kernels.cpu.experts_c import CExperts, ExpertsStruct, scratch_bytes
 from worker.kernels.cpu.library import kernels, library
 from worker.kernels.cpu.packed_weight import CpuWeight, huge_pages
+from worker.kernels.cpu.short_conv import ShortConvStruct
 
 if TYPE_CHECKING:
-    from worker.kernels.delta_net import DeltaNetShape, DeltaNetState, DeltaNetWeights
+    from worker.kernels.delta_net import DeltaNetShape, DeltaNetWeights
+    from worker.kernels.recurrent_state import RecurrentState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderCLayer:
     """One layer's weights and cache. Norms are [H], or [2, H] if they are layer norms; those of queries and keys [D].
 
-    Sizes: H hidden, I inner, D head_dim, Hq query heads, Hk key/value heads. A layer has either `attention` or `delta`.
+    Sizes: H hidden, I inner, D head_dim, Hq query heads, Hk key/value heads. A layer has one of `attention`,
+    `delta` and `conv`.
     """
 
     before_attention: Tensor | None
-    qkv: CpuWeight  # H → (Hq + 2 Hk) * D; delta: H → sum of DeltaNetShape.projected
+    qkv: CpuWeight  # H → (Hq + 2 Hk) * D; delta: H → sum of DeltaNetShape.projected; conv: H → 3 H
     gates: CpuWeight | None  # H → Hq * D; delta: H → sum of DeltaNetShape.gates
     attention: "AttentionC | None"
     delta: "DeltaC | None"
+    conv: "ConvC | None"
     o: CpuWeight  # Hq * D → H; delta: values → H
     after_attention: Tensor | None
     before_mlp: Tensor | None
@@ -68,13 +72,21 @@ class DeltaC:
 
     weights: "DeltaNetWeights"
     shape: "DeltaNetShape"
-    state: "DeltaNetState"
+    state: "RecurrentState"
+
+
+@dataclass(frozen=True, slots=True)
+class ConvC:
+    """What a short convolution has besides linears."""
+
+    weight: Tensor  # [taps, H] float32
+    state: "RecurrentState"
 
 
 # in the order of struct Kernels in csrc/decoder.c, which begins with two for the kind of the model's norms
 KERNELS = (
     "activate", "act_and_mul", "qkv_rope_write", "gemm", "attention", "combine", "scale_rows",
-    "output_gate", "delta_net",
+    "output_gate", "delta_net", "short_conv",
 )  # fmt: skip
 
 
@@ -84,7 +96,8 @@ LINEARS = ("gate_up", "down", "shared_gate")  # of the feed-forward
 
 class _Layer(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in (*NORMS, "qkv", "gates", "o", "delta", *LINEARS, "activation", "experts")),
+        *((name, c_void_p) for name in (*NORMS, "qkv", "gates", "o", "delta", "conv", *LINEARS)),
+        ("activation", c_void_p), ("experts", c_void_p),
         *((name, c_void_p) for name in ("q_norm", "k_norm", "cos", "sin", "sinks", "cache_k", "cache_v")),
         ("window", c_long), ("group", c_long), ("normed", c_int),
     ]  # fmt: skip
@@ -150,8 +163,12 @@ class DecoderC:
         self._experts = [None if layer.experts is None else layer.experts.struct() for layer in layers]
         deltas = [layer.delta for layer in layers]
         self._deltas = [None if d is None else layer_struct(d.weights, d.shape, d.state, eps) for d in deltas]
-        self._layers = (_Layer * len(layers))(*map(_addresses, layers, self._experts, self._deltas))
-        self._row_scratch = 4 * max(0 if delta is None else scratch_floats(delta.shape) for delta in deltas)  # bytes
+        convs = [layer.conv for layer in layers]
+        self._convs = [None if c is None else short_conv.layer_struct(c.weight, c.state) for c in convs]
+        self._layers = (_Layer * len(layers))(*map(_addresses, layers, self._experts, self._deltas, self._convs))
+        floats = [scratch_floats(delta.shape) for delta in deltas if delta is not None]
+        floats += [short_conv.scratch_floats(conv.weight.shape[1]) for conv in convs if conv is not None]
+        self._row_scratch = 4 * max(floats, default=0)  # bytes
         projected = max(self._hidden, *(max(layer.qkv.n, layer.gate_up.n if layer.gate_up else 0) for layer in layers))
         gates = max(layer.gates.n if layer.gates else 0 for layer in layers)
         inner = max(max(layer.o.k, layer.down.k if layer.down else 0) for layer in layers)
@@ -227,9 +244,11 @@ def _functions(dtype: torch.dtype, norm: str) -> "ctypes.Array[c_void_p]":
     return (c_void_p * len(names))(*(ctypes.cast(getattr(functions, name), c_void_p) for name in names))
 
 
-def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, delta: DeltaNetStruct | None) -> _Layer:
+def _addresses(
+    layer: DecoderCLayer, experts: ExpertsStruct | None, delta: DeltaNetStruct | None, conv: ShortConvStruct | None
+) -> _Layer:
     assert (layer.gate_up is None) == (layer.down is None) and (layer.experts is not None or layer.down is not None)
-    assert (layer.attention is None) != (delta is None) and (delta is None or layer.gates is not None)
+    assert [layer.attention, delta, conv].count(None) == 2 and (delta is None or layer.gates is not None)
     norms: dict[str, Tensor | None] = {name: getattr(layer, name) for name in NORMS}
     assert all(norm is None or norm.is_contiguous() for norm in norms.values())
     bindings.check_parameters(layer.activation)
@@ -238,6 +257,7 @@ def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, delta: Delta
         **{name: bindings.address(norm) for name, norm in norms.items()},
         **{name: ctypes.addressof(weight.struct) for name, weight in linears.items() if weight is not None},
         delta=None if delta is None else ctypes.addressof(delta),
+        conv=None if conv is None else ctypes.addressof(conv),
         activation=bindings.address(layer.activation),
         experts=None if experts is None else ctypes.addressof(experts),
         **({} if layer.attention is None else _attention(layer.attention, layer.o.k)),

@@ -13,7 +13,8 @@ from torch import Tensor
 from worker.kernels.cpu.library import available, kernels
 
 if TYPE_CHECKING:
-    from worker.kernels.delta_net import DeltaNetShape, DeltaNetState, DeltaNetWeights
+    from worker.kernels.delta_net import DeltaNetShape, DeltaNetWeights
+    from worker.kernels.recurrent_state import RecurrentState
 
 COLUMNS = 32
 MAX_TAPS, MAX_KEY_DIM = 8, 256
@@ -41,7 +42,7 @@ def supports(dtype: torch.dtype, shape: "DeltaNetShape") -> bool:
 
 
 def layer_struct(
-    weights: "DeltaNetWeights", shape: "DeltaNetShape", state: "DeltaNetState", eps: float
+    weights: "DeltaNetWeights", shape: "DeltaNetShape", state: "RecurrentState", eps: float
 ) -> DeltaNetStruct:
     """Returns a struct without the fields of a step. It is valid as long as the weights and the state."""
     dtype = weights.norm.dtype
@@ -73,7 +74,7 @@ def delta_net(
     gates: Tensor,
     weights: "DeltaNetWeights",
     shape: "DeltaNetShape",
-    state: "DeltaNetState",
+    state: "RecurrentState",
     read_slots: Tensor,
     write_slots: Tensor,
     query_start_loc: Tensor,

@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from worker.kernels.delta_net import DeltaNetShape, DeltaNetState, DeltaNetWeights
+    from worker.kernels.delta_net import DeltaNetShape, DeltaNetWeights
+    from worker.kernels.recurrent_state import RecurrentState
 
 COLUMNS = 32  # columns of a state that a program advances
 
@@ -126,7 +127,7 @@ def delta_net_triton(
     gates: Tensor,
     weights: "DeltaNetWeights",
     shape: "DeltaNetShape",
-    state: "DeltaNetState",
+    state: "RecurrentState",
     read_slots: Tensor,
     write_slots: Tensor,
     query_start_loc: Tensor,

@@ -17,10 +17,11 @@ from tests.worker.kernels.harness.cases import batch, poisoned, random, rope_tab
 from tests.worker.kernels.harness.gpu_experts import PLAIN, Format, experts_on_triton, layer_of
 from tests.worker.kernels.harness.quantized import quantized, with_scales
 from tests.worker.kernels.harness.sampling import Row, params_of
-from worker.kernels.delta_net import NO_STATE, DeltaNetShape, DeltaNetState, DeltaNetWeights
+from worker.kernels.delta_net import DeltaNetShape, DeltaNetWeights
 from worker.kernels.gpu.packed_codes import pack_codes
 from worker.kernels.quantize import quantize
 from worker.kernels.quantized_weight import E2M1, INT4, INT8, NF4
+from worker.kernels.recurrent_state import NO_STATE, RecurrentState
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="about what the interpreter hides"),
@@ -53,7 +54,7 @@ def states() -> Iterable[Tensor]:
     weights = DeltaNetWeights(
         random(3, shape.channels), -random(4, seed=1).abs(), random(4, seed=2), random(40, dtype=HALF, seed=3)
     )
-    state = DeltaNetState.zeros(shape, 6, HALF, torch.device("cpu"))
+    state = RecurrentState.zeros(shape, 6, HALF, torch.device("cpu"))
     state.memory.normal_(generator=torch.Generator().manual_seed(0))
     state.tail.normal_(generator=torch.Generator().manual_seed(1))
     slots, starts = ([NO_STATE, 1, 1, 2], [3, 4, 5, 0]), [0, 3, 4, 8, 8]

@@ -10,7 +10,17 @@ import torch
 import triton
 
 from tests.worker.kernels.harness.triton_offline import Variant, copies, from_zero, sums, tensor_core_steps, usage
-from worker.kernels.gpu import act_and_mul, delta_net, qkv_rope_write, quantize, rotary, store_kv, tiles
+from worker.kernels.gpu import (
+    act_and_mul,
+    activate,
+    delta_net,
+    qkv_rope_write,
+    quantize,
+    rotary,
+    short_conv,
+    store_kv,
+    tiles,
+)
 from worker.kernels.gpu import linear as linear_triton
 from worker.kernels.gpu import norm as norm_triton
 
@@ -94,29 +104,26 @@ def tokens(size: int, format: torch.dtype) -> Variant:
     )  # fmt: skip
 
 
-def norm(size: int, after: bool, terms: int) -> Variant:
+def norm(size: int, after: bool, terms: int, layer: bool = False) -> Variant:
     block = triton.next_power_of_2(size)
     return Variant(
         norm_triton._rms_norm_kernel, [F if terms > 1 else X] + [X] * 5 + ["i32"] * 3 + ["fp32"] * 2,
-        {"heads": 1, "SPLIT_K": terms, "X_NORM": after, "ADD": True, "NORM": True, "OFFSET": after, "LAYER": False,
+        {"heads": 1, "SPLIT_K": terms, "X_NORM": after, "ADD": True, "NORM": True, "OFFSET": after, "LAYER": layer,
          "BLOCK": block},
         EXACT | {"num_warps": block // 512},
     )  # fmt: skip
 
 
-def heads(q: int, kv: int, size: int, normed: bool, offset: bool, terms: int, cache: str = X) -> Variant:
-    constants: dict[str, Any] = {
-        "SPLIT_K": terms,
-        "NORM": normed,
-        "NORM_LAST": False,
-        "OFFSET": offset,
-        "CLAMP": cache == F8,
-    }
+def heads(
+    q: int, kv: int, size: int, normed: bool, offset: bool, terms: int, cache: str = X, last: bool = False
+) -> Variant:
+    constants: dict[str, Any] = {"SPLIT_K": terms, "NORM": normed, "NORM_LAST": last, "OFFSET": offset}
     block = triton.next_power_of_2(size)
     return Variant(
         qkv_rope_write._qkv_rope_write_kernel,
         [F if terms > 1 else X, X, X, F, F, L, L, X, cache, cache] + ["i32"] * 4 + ["fp32"],
-        constants | {"HEAD": size, "BLOCK_D": block, "BLOCK_H": qkv_rope_write.ELEMENTS_PER_PROGRAM // block}, EXACT,
+        constants | {"CLAMP": cache == F8, "HEAD": size, "BLOCK_D": block,
+                     "BLOCK_H": qkv_rope_write.ELEMENTS_PER_PROGRAM // block}, EXACT,
         ("q_heads", "kv_heads") if q % 16 or kv % 16 else (),
     )  # fmt: skip
 
@@ -124,6 +131,14 @@ def heads(q: int, kv: int, size: int, normed: bool, offset: bool, terms: int, ca
 SMALL = [
     heads(24, 8, 128, False, False, 2),
     heads(24, 8, 96, True, False, 1, F8),
+    heads(32, 8, 128, True, False, 2, last=True),
+    norm(4096, False, 3, layer=True),
+    Variant(activate._activate_kernel, [X, F, X, "i32"], {"ACTIVATION": "xielu", "BLOCK": 1024}, EXACT),
+    Variant(activate._activate_kernel, [X, X, X, "i32"], {"ACTIVATION": "relu2", "BLOCK": 1024}, EXACT),
+    Variant(
+        short_conv._short_conv_kernel, [X, F, X, I32, I32, I32, X, "i32"],
+        {"TAPS": 3, "ROWS": short_conv.ROWS, "CHANNELS": short_conv.CHANNELS}, EXACT, ("channels",),
+    ),
     Variant(
         rotary._rotary_kernel, [X, X, F, F, L, X, X] + ["i32"] * 4,
         {"HALF": 48, "BLOCK": 64, "Q_BLOCK": 32, "K_BLOCK": 8}, odd=("q_heads", "k_heads"),

@@ -3,9 +3,10 @@
  * It computes the same steps as the loop in worker/model/decoder.py and only calls kernels, so it gives the same bits.
  * Every kernel is passed as a function for its dtype and instruction set. All buffers are overwritten: x is the
  * residual stream, h the normed rows; `projected` holds the qkv or the gate and up projections; `q` the query heads;
- * `inner` the output of attention, of the gated delta rule, or of act_and_mul. */
+ * `inner` the output of attention, of the gated delta rule, of a short convolution, or of the activation. */
 #include "delta_net.h"
 #include "experts.h"
+#include "short_conv.h"
 #include <string.h>
 
 typedef void Norm(const char *x, const void *w, char *out, long t, long heads, long n, long stride, float eps,
@@ -19,6 +20,7 @@ typedef void QkvRopeWrite(const char *qkv, char *q, char *cache_k, char *cache_v
 typedef void Activate(const char *x, char *out, const float *parameters, long t, long n, int activation, int threads);
 typedef void OutputGate(const char *x, const char *gate, char *out, long t, long n, int threads);
 typedef void GatedDeltaRule(const DeltaNet *n);
+typedef void ConvolveShort(const ShortConv *n);
 typedef void ScaleRows(char *x, const float *scales, const int64_t *positions, long t, long n, int threads);
 typedef int Attention(const char *q, const char *cache_k, const char *cache_v, const int32_t *query_start_loc,
                       const int32_t *seq_lens, const int32_t *page_table, const float *sinks, char *out, long seqs,
@@ -37,12 +39,14 @@ typedef struct {
     ScaleRows *scale_rows;
     OutputGate *output_gate;
     GatedDeltaRule *delta_net;
+    ConvolveShort *short_conv;
 } Kernels;
 
 typedef struct {
     const void *before_attention, *after_attention, *before_mlp, *after_mlp; /* norms, which may be NULL */
     const Weight *qkv, *gates, *o; /* gates: of the output, or b and a of the gated delta rule; may be NULL */
-    const DeltaNet *delta;         /* without the fields of a step; NULL in a layer with attention */
+    const DeltaNet *delta;         /* without the fields of a step; NULL in other layers, as is conv */
+    const ShortConv *conv;
     const Weight *gate_up, *down, *shared_gate; /* of the shared expert if there are experts; may be NULL then */
     const float *activation;                    /* parameters, which may be NULL */
     const Experts *experts;                     /* may be NULL */
@@ -103,6 +107,15 @@ static int delta_block(const Model *m, const Step *s, const Layer *l) {
     n.read_slots = s->read_slots, n.write_slots = s->write_slots, n.query_start_loc = s->query_start_loc;
     n.rates = (float *)s->scratch, n.mixed = n.rates + s->t * 2 * n.value_heads;
     m->kernels.delta_net(&n);
+    return 0;
+}
+
+static int conv_block(const Model *m, const Step *s, const Layer *l) {
+    ShortConv n = *l->conv;
+    if (project(m, s, l)) return 1;
+    n.threads = s->threads, n.seqs = s->seqs, n.projected = s->projected, n.inputs = s->scratch, n.out = s->inner;
+    n.read_slots = s->read_slots, n.write_slots = s->write_slots, n.query_start_loc = s->query_start_loc;
+    m->kernels.short_conv(&n);
     return 0;
 }
 
@@ -167,7 +180,7 @@ __attribute__((visibility("default"))) int decoder_forward(const Model *m, const
     for (long i = 0; i < m->num_layers; i++) {
         const Layer *l = &m->layers[i];
         ++*m->layers_started;
-        if (l->delta ? delta_block(m, s, l) : attention_block(m, s, l)) return 1;
+        if (l->delta ? delta_block(m, s, l) : l->conv ? conv_block(m, s, l) : attention_block(m, s, l)) return 1;
         if (i + 1 == m->num_layers) { /* all K/V and states are written: only the output rows are needed from here on */
             move_rows_to_front(s->inner, s, l->o->k * m->element_size);
             move_rows_to_front(s->x, s, m->hidden_size * m->element_size);

@@ -5,15 +5,13 @@
  * independent of each other: a thread advances COLUMNS of them through all tokens of a sequence, and they stay in the
  * L1 cache meanwhile. */
 #include "delta_net.h"
-#include "simd.h"
+#include "convolution.h"
 #include <math.h>
-#include <string.h>
 
 #define COLUMNS 32 /* columns of a state that are next to each other in memory */
 #define VECTORS (COLUMNS / SIMD_WIDTH)
 #define PARTS (SIMD_WIDTH / 4) /* as many as the registers hold */
 #define UNROLLED _Pragma("GCC unroll 8")
-#define MAX_TAPS 8
 #define MAX_KEY_DIM 256
 
 INLINE long min_long(long a, long b) { return a < b ? a : b; }
@@ -27,24 +25,9 @@ INLINE float element(const char *row, long i, int is_bf16) {
     return is_bf16 ? bf16_to_float(((const bf16 *)row)[i]) : ((const float *)row)[i];
 }
 
-/* Returns the sequence of a row. */
-static long sequence_of(const DeltaNet *n, long row) {
-    long low = 0, high = n->seqs - 1;
-    while (low < high) {
-        long middle = (low + high + 1) / 2;
-        if (n->query_start_loc[middle] <= row)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    return low;
-}
-
-/* Returns the input of the convolution `back` rows before a row, or NULL if it is zero. */
-INLINE const char *input_before(const DeltaNet *n, long seq, long row, long back, long size) {
-    long at = row - n->query_start_loc[seq] - back, slot = n->read_slots[seq];
-    if (at >= 0) return n->projected + (row - back) * width_of(n) * size;
-    return slot < 0 ? NULL : n->tails + (slot * (n->taps - 1) + n->taps - 1 + at) * channels(n) * size;
+INLINE Convolution convolution_of(const DeltaNet *n, long size) {
+    return (Convolution){n->projected, width_of(n) * size, channels(n) * size, n->tails, n->conv, n->taps, channels(n),
+                         n->seqs, n->read_slots, n->write_slots, n->query_start_loc};
 }
 
 INLINE vf silu(vf x) { return x / (broadcast(1.0f) + simd_exp(-x)); }
@@ -60,18 +43,12 @@ static void scale_head(float *head, long d, float factor) {
 }
 
 /* Convolves a row, applies SiLU, and scales queries and keys to length 1, queries also by key_dim^-1/2. */
-INLINE void mix_row(const DeltaNet *n, long row, int is_bf16) {
-    long seq = sequence_of(n, row), width = channels(n);
+INLINE void mix_row(const DeltaNet *n, const Convolution *c, long row, int is_bf16) {
+    long width = channels(n);
     const char *inputs[MAX_TAPS];
     float *out = n->mixed + row * width;
-    for (long tap = 0; tap < n->taps; tap++)
-        inputs[tap] = input_before(n, seq, row, n->taps - 1 - tap, is_bf16 ? 2 : 4);
-    for (long i = 0; i < width; i += SIMD_WIDTH) {
-        vf sum = {0};
-        for (long tap = 0; tap < n->taps; tap++)
-            if (inputs[tap]) sum += load(n->conv + tap * width, i, width, 0) * load(inputs[tap], i, width, is_bf16);
-        store(out, i, width, silu(sum), 0);
-    }
+    find_inputs(c, row, inputs);
+    for (long i = 0; i < width; i += SIMD_WIDTH) store(out, i, width, silu(convolved(c, inputs, i, is_bf16)), 0);
     for (long head = 0; head < 2 * n->key_heads; head++)
         scale_head(out + head * n->key_dim, n->key_dim, head < n->key_heads ? 1.0f / sqrtf(n->key_dim) : 1.0f);
     const char *at = n->gates + row * 2 * n->value_heads * (is_bf16 ? 2 : 4);
@@ -80,20 +57,6 @@ INLINE void mix_row(const DeltaNet *n, long row, int is_bf16) {
         float a = element(at, n->value_heads + head, is_bf16) + n->dt_bias[head];
         rates[head] = expf(n->decay[head] * (a > 20.0f ? a : log1pf(expf(a))));
         rates[n->value_heads + head] = 1.0f / (1.0f + expf(-element(at, head, is_bf16)));
-    }
-}
-
-/* Keeps the last inputs of the convolution. The two slots may be the same. */
-INLINE void keep_tail(const DeltaNet *n, long seq, long size) {
-    long end = n->query_start_loc[seq + 1], bytes = channels(n) * size;
-    if (end == n->query_start_loc[seq]) return;
-    char *tail = n->tails + n->write_slots[seq] * (n->taps - 1) * bytes;
-    for (long tap = 0; tap < n->taps - 1; tap++, tail += bytes) {
-        const char *input = input_before(n, seq, end - 1, n->taps - 2 - tap, size);
-        if (input)
-            memmove(tail, input, bytes);
-        else
-            memset(tail, 0, bytes);
     }
 }
 
@@ -202,13 +165,16 @@ INLINE void norm_row(const DeltaNet *n, long row, int is_bf16) {
 }
 
 #define DELTA_NET(dtype, is_bf16)                                                                                \
-    NOINLINE void mix_row_##dtype(const DeltaNet *n, long row) { mix_row(n, row, is_bf16); }                     \
+    NOINLINE void mix_row_##dtype(const DeltaNet *n, const Convolution *c, long row) {                           \
+        mix_row(n, c, row, is_bf16);                                                                             \
+    }                                                                                                            \
     NOINLINE void norm_row_##dtype(const DeltaNet *n, long row) { norm_row(n, row, is_bf16); }                   \
     EXPORT(delta_net_##dtype)(const DeltaNet *n) {                                                               \
         long rows = rows_of(n), blocks = n->seqs * n->value_heads * blocks_of(n);                                \
+        Convolution c = convolution_of(n, is_bf16 ? 2 : 4);                                                      \
         _Pragma("omp parallel num_threads(n->threads)") {                                                        \
-            _Pragma("omp for") for (long row = 0; row < rows; row++) mix_row_##dtype(n, row);                    \
-            _Pragma("omp for nowait") for (long seq = 0; seq < n->seqs; seq++) keep_tail(n, seq, is_bf16 ? 2 : 4); \
+            _Pragma("omp for") for (long row = 0; row < rows; row++) mix_row_##dtype(n, &c, row);                \
+            _Pragma("omp for nowait") for (long seq = 0; seq < n->seqs; seq++) keep_tail(&c, seq);               \
             _Pragma("omp for schedule(dynamic)") for (long unit = 0; unit < blocks; unit++) {                    \
                 long head = unit / blocks_of(n);                                                                 \
                 advance_block(n, head / n->value_heads, head % n->value_heads, unit % blocks_of(n));             \

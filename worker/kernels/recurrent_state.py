@@ -1,0 +1,38 @@
+"""The state of fixed size that a recurrent layer keeps of a sequence in place of K/V.
+
+A step reads the state of a sequence from one slot and writes it to another one, so that a step can be repeated.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+NO_STATE = -1  # as a slot that is read: the sequence begins with this step
+
+
+class RecurrentShape(Protocol):
+    """The sizes of a kind of recurrent layer."""
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        """Returns how many of the last inputs of its convolution a layer keeps, and their width."""
+
+    @property
+    def memory(self) -> int:
+        """Returns how many float32 numbers a layer keeps besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """The states of one layer in all slots. The elements of `memory` are in an order of the implementation's own."""
+
+    tail: Tensor  # [slots, *shape.tail] in the dtype of the model
+    memory: Tensor  # [slots, shape.memory] float32
+
+    @classmethod
+    def zeros(cls, shape: RecurrentShape, slots: int, dtype: torch.dtype, device: torch.device) -> "RecurrentState":
+        return cls(
+            torch.zeros(slots, *shape.tail, dtype=dtype, device=device), torch.zeros(slots, shape.memory, device=device)
+        )
